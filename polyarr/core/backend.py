@@ -1,0 +1,102 @@
+"""What a backend is: a name, a table of kernels, and three ways to move data.
+
+The kernel contract
+-------------------
+A kernel for a primitive, or for an op that states its VJP:
+
+    kernel(out, *buffers, **params) -> buffer
+
+`out` is the result's Spec. Each array input arrives as the buffer that the backend made; a Python number
+arrives as a Python number, an absent optional input as None, a list of arrays as a tuple of buffers. `params`
+are all of the op's keyword parameters, checked and in canonical form (axes are non-negative tuples). Inputs of
+one op share one dtype wherever the op promotes. Shapes are not broadcast beforehand. A kernel never writes to
+an input, and may return a view of one.
+
+A kernel for a fused op is a Fused pair:
+
+    forward(out, *buffers, **params)             -> buffer, saved
+    backward(g, saved, *buffers, **params)       -> one buffer, or None, per input
+
+`g` is the buffer of the cotangent, with the shape of the result. A gradient has its input's shape and dtype;
+None says that an input (of integers, say) has none. `saved` is the backend's own business.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.core.spec import DTYPES
+
+
+class Fused(NamedTuple):
+    """Both halves of a fused op. There is no half a pair."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+def _nothing() -> None:
+    """For a backend whose kernels have finished when they return."""
+
+
+def _no_memory_report() -> dict[str, int]:
+    return {}
+
+
+class Backend(NamedTuple):
+    """A backend, as a value.
+
+    name         what the user writes: "numpy", "opencl:1"
+    kernels      Op -> kernel or Fused pair
+    upload       numpy.ndarray -> buffer; the buffer owns its memory
+    download     buffer -> numpy.ndarray, C-contiguous, owned by the caller; waits
+    synchronize  waits for everything that was enqueued
+    dtypes       the dtypes that the backend can hold
+    device       one line that says what the backend computes on
+    memory       bytes, by name: "in use", "held", "limit"; empty where unknown
+    """
+
+    name: str
+    kernels: dict[Any, Any]
+    upload: Callable[[np.ndarray], Any]
+    download: Callable[[Any], np.ndarray]
+    synchronize: Callable[[], None] = _nothing
+    dtypes: frozenset[np.dtype] = frozenset(DTYPES)
+    device: str = "cpu"
+    memory: Callable[[], dict[str, int]] = _no_memory_report
+
+    def without_fused(self) -> "Backend":
+        """The same backend, with every fused op left to its body."""
+        return self._replace(kernels={op: k for op, k in self.kernels.items() if not isinstance(k, Fused)})
+
+
+class Transfers(NamedTuple):
+    """How many copies between host and device there were, and their bytes."""
+
+    uploads: int = 0
+    downloads: int = 0
+    upload_bytes: int = 0
+    download_bytes: int = 0
+
+
+_transfers = Transfers()
+
+
+def transfers() -> Transfers:
+    """Every copy between host and backend since the process began; subtract two readings to count a region."""
+    return _transfers
+
+
+def count_upload(nbytes: int) -> None:
+    """Record one copy from the host."""
+    global _transfers
+    _transfers = _transfers._replace(uploads=_transfers.uploads + 1, upload_bytes=_transfers.upload_bytes + nbytes)
+
+
+def count_download(nbytes: int) -> None:
+    """Record one copy to the host."""
+    global _transfers
+    _transfers = _transfers._replace(
+        downloads=_transfers.downloads + 1, download_bytes=_transfers.download_bytes + nbytes
+    )

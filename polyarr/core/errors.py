@@ -1,0 +1,21 @@
+"""What polyarr raises. Each error derives from the built-in that users would catch."""
+
+
+class ShapeError(ValueError):
+    """Shapes that do not fit together."""
+
+
+class DtypeError(TypeError):
+    """Dtypes that do not fit together, or that an op or a device does not take."""
+
+
+class BackendError(RuntimeError):
+    """A backend that is missing, cannot start, or lacks something; or arrays of two backends in one op."""
+
+
+class DeviceMemoryError(BackendError, MemoryError):
+    """A device has no room for an array, even after its pool was trimmed."""
+
+
+class GradientError(TypeError):
+    """A gradient that does not exist or was asked for wrongly."""

@@ -1,0 +1,497 @@
+"""Array, Op and Node, and the one path every operation takes: infer, run, record."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from polyarr.core.backend import Backend, Fused, count_download, count_upload
+from polyarr.core.errors import BackendError, DtypeError
+from polyarr.core.spec import FLOATS, Spec, promote
+from polyarr.plugins import get_backend
+
+OPS: list["Op"] = []  # every Op, in order of definition
+_NUMBERS = {kind: Spec((), kind) for kind in (bool, int, float)}
+_PLANS_KEPT = 4096
+_created = itertools.count()
+_depth: ContextVar[int] = ContextVar("polyarr_recording_depth", default=0)
+
+
+class Node:
+    """One recorded operation: where its gradient goes, and how to compute it.
+
+    parents  the nodes of the tracked inputs, with their Specs in `specs`
+    pull     (node, g) -> one gradient or None per parent, not yet summed back to the parent's shape
+    """
+
+    __slots__ = ("number", "parents", "pull", "specs")
+
+    def __init__(self, parents: tuple = (), specs: tuple = (), pull: Callable[..., Any] | None = None) -> None:
+        self.number, self.parents, self.specs, self.pull = next(_created), parents, specs, pull
+
+
+class Array:
+    """An n-dimensional array on one backend: a handle on a buffer that never changes.
+
+    `x[i] = v` and `x += y` give the handle a new buffer; other handles on the old one do not see it.
+    """
+
+    __slots__ = ("__weakref__", "backend", "buf", "node", "spec")
+    __array_ufunc__ = None  # so that NumPy leaves `ndarray + Array` to us
+
+    def __init__(self, backend: Backend, buf: Any, spec: Spec, node: Node | None = None) -> None:
+        self.backend, self.buf, self.spec, self.node = backend, buf, spec, node
+
+    shape = property(lambda self: self.spec.shape, doc="The length of each axis.")
+    dtype = property(lambda self: self.spec.dtype, doc="The element type, a numpy.dtype.")
+    ndim = property(lambda self: len(self.spec.shape), doc="The number of axes.")
+    size = property(lambda self: self.spec.size, doc="The number of elements.")
+    device = property(lambda self: self.backend.name, doc="The name of the backend that holds the array.")
+
+    def numpy(self) -> np.ndarray:
+        """A copy on the host. Waits for the backend."""
+        host = self.backend.download(self.buf)
+        count_download(host.nbytes)
+        return host
+
+    def to(self, backend: str | Backend) -> "Array":
+        """The same values on another backend, through the host. Not recorded by gradients."""
+        target = get_backend(backend)
+        return self if target is self.backend else from_numpy(self.numpy(), target)
+
+    def untracked(self) -> "Array":
+        """The same values, unknown to the tape."""
+        return Array(self.backend, self.buf, self.spec)
+
+    def snapshot(self) -> "Array":
+        """A second handle, which keeps today's buffer when this one is rebound."""
+        return Array(self.backend, self.buf, self.spec, self.node)
+
+    def rebind(self, other: "Array") -> None:
+        """Let this handle stand for other's values."""
+        self.buf, self.spec, self.node = other.buf, other.spec, other.node
+
+    if TYPE_CHECKING:  # the operators and the rest come from polyarr.ops
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __reduce__(self) -> tuple:
+        return _restored, (self.numpy(), self.backend.name)
+
+
+def _restored(host: np.ndarray, backend: str) -> Array:
+    return from_numpy(host, get_backend(backend))
+
+
+def from_numpy(host: np.ndarray, backend: Backend) -> Array:
+    """An Array on backend with a copy of host's values.
+
+    Errors:  DtypeError if the backend cannot hold the dtype
+    """
+    if host.dtype not in backend.dtypes:
+        held = ", ".join(sorted(d.name for d in backend.dtypes))
+        raise DtypeError(f"asarray: {host.dtype.name} on {backend.name!r} ({backend.device}); it holds {held}")
+    count_upload(host.nbytes)
+    return Array(backend, backend.upload(host), Spec(host.shape, host.dtype))
+
+
+class Plan(NamedTuple):
+    """What inference found for one combination of Specs and parameters."""
+
+    out: Any  # a Spec, or a tuple of them
+    params: dict[str, Any] | None  # canonical parameters; None: as given
+    casts: tuple[np.dtype | None, ...] | None  # what to cast each input to; None: nothing
+
+
+class Pair:
+    """The pull of a fused op that ran its forward kernel: the backward kernel, or the body where that is recorded."""
+
+    __slots__ = ("args", "bufs", "fused", "op", "params", "positions", "saved")
+
+    def __init__(
+        self, op: "Op", fused: Fused, args: tuple, bufs: list, params: dict, saved: Any, positions: list
+    ) -> None:
+        self.op, self.fused, self.args, self.bufs = op, fused, args, bufs
+        self.params, self.saved, self.positions = params, saved, positions
+
+    def __call__(self, node: Node, g: Array) -> list[Array | None]:
+        grads = self.fused.backward(g.buf, self.saved, *self.bufs, **self.params)
+        found = [grads[i] for i in self.positions]
+        return [None if b is None else Array(g.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
+
+
+class Op:
+    """An operation as a value.
+
+    Positional inputs are arrays (or Python numbers, None, lists of arrays); keyword-only ones are parameters.
+    A primitive has a `rule` from Specs to a Spec and one VJP line. Any other op has a `body` made of ops; a backend
+    may bring a kernel for it: a Fused pair, or a forward kernel where the op states its VJP.
+    """
+
+    def __init__(
+        self,
+        face: Callable,
+        *,
+        rule: Callable | None = None,
+        body: Callable | None = None,
+        promoted: str = "",
+        canonical: Callable | None = None,
+    ) -> None:
+        self.name, self.__doc__ = face.__name__.strip("_"), face.__doc__
+        self.__name__, self.__module__, self.__wrapped__ = self.name, face.__module__, face
+        self.rule, self.body = rule or body, body
+        self.canonical = canonical
+        arguments = inspect.signature(face).parameters.values()
+        self.inputs = tuple(a.name for a in arguments if a.kind is not a.KEYWORD_ONLY)
+        self.optional = {a.name: a.default for a in arguments if a.kind is not a.KEYWORD_ONLY}
+        self.defaults = {a.name: a.default for a in arguments if a.kind is a.KEYWORD_ONLY}
+        self.promoted = tuple(self.inputs.index(name) for name in promoted.split())
+        self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
+        self._plans: dict[Any, Plan] = {}
+        OPS.append(self)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __reduce__(self) -> tuple:
+        return _op_called, (self.name,)
+
+    # ---- stating the gradient --------------------------------------------------------------------------------
+
+    def vjp(self, **rules: Callable | None) -> None:
+        """State the gradient, one rule per input. What a rule names is what the tape keeps."""
+        if set(rules) != set(self.inputs):
+            raise TypeError(f"{self.name}.vjp: one rule per input {self.inputs}, got {tuple(rules)}")
+        known = {"out", *self.inputs, *(f"{i}_spec" for i in self.inputs), *self.defaults}
+        for name, rule in rules.items():
+            needs = tuple(inspect.signature(rule).parameters)[1:] if rule else ()
+            if unknown := sorted(set(needs) - known):
+                raise TypeError(f"{self.name}.vjp({name}): unknown {unknown}; may name {sorted(known)}")
+            self.rules[name] = rule, needs
+
+    # ---- infer -----------------------------------------------------------------------------------------------
+
+    def plan(self, specs: tuple, params: dict[str, Any]) -> Plan:
+        """The result's Spec, checked; cached by Specs and parameters."""
+        try:
+            return self._plans[specs, *params.values()]
+        except KeyError:
+            key = (specs, *params.values())
+        except TypeError:  # a list among the parameters
+            params = {name: _frozen(value) for name, value in params.items()}
+            return self.plan(specs, params)._replace(params=params)
+        if len(self._plans) >= _PLANS_KEPT:
+            self._plans.clear()
+        plan = self._plans[key] = self._infer(specs, params)
+        return plan
+
+    def _infer(self, specs: tuple, params: dict[str, Any]) -> Plan:
+        missing = [name for name, value in params.items() if value is inspect.Parameter.empty]
+        if missing or len(params) > len(self.defaults):
+            raise TypeError(self._usage(missing, set(params) - set(self.defaults)))
+        casts = self._casts(specs)
+        if casts:
+            specs = tuple(_cast_spec(s, c) for s, c in zip(specs, casts, strict=True))
+        if self.canonical:
+            params = {**params, **self.canonical(*specs, **params)}
+        found = self.rule(*specs, **params)  # type: ignore[misc]
+        out, canonical = found if type(found) is tuple and type(found[-1]) is dict else (found, None)
+        if canonical is not None:
+            params = {**params, **canonical}
+        return Plan(out, params if self.canonical or canonical is not None else None, casts)
+
+    def _usage(self, missing: list[str], unknown: set[str]) -> str:
+        given = f"missing {', '.join(missing)}" if missing else f"unknown argument {', '.join(sorted(unknown))}"
+        return f"{self.name}: {given}; it takes {self.name}{inspect.signature(self.__wrapped__)}"
+
+    def _casts(self, specs: tuple) -> tuple[np.dtype | None, ...] | None:
+        flat = [s for i in self.promoted for s in (specs[i] if type(specs[i]) is tuple else (specs[i],)) if s]
+        if not flat or (all(s.dtype == flat[0].dtype for s in flat) and not flat[0].is_number):
+            return None
+        dtype = promote(self.name, flat)
+        casts = tuple(dtype if i in self.promoted else None for i in range(len(specs)))
+        return casts if any(not s.is_number and s.dtype != dtype for s in flat) else None
+
+    # ---- run and record --------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **params: Any) -> Any:
+        if len(args) != len(self.inputs):
+            args, params = self._bind(args, params)
+        elif params and not self.defaults.keys() >= params.keys():
+            args, params = self._bind_named(args, params)
+        params = {**self.defaults, **params} if params else self.defaults
+        specs, backend, tracked, symbolic = [], None, False, False
+        for a in args:
+            kind = type(a)
+            if kind is Array:
+                specs.append(a.spec)
+                if a.backend is not backend:
+                    if backend is not None:
+                        raise BackendError(self._mixed(args))
+                    backend = a.backend
+                tracked = tracked or a.node is not None
+            elif kind in _NUMBERS:
+                specs.append(_NUMBERS[kind])
+            elif kind is Spec:
+                symbolic = True
+                specs.append(a)
+            elif a is None:
+                specs.append(None)
+            else:
+                return self._call_unusual(args, params)
+        if symbolic:
+            return self.plan(tuple(specs), params).out
+        return self._run(args, tuple(specs), backend, tracked, params)
+
+    def _call_unusual(self, args: tuple, params: dict[str, Any]) -> Any:
+        """The call with a list of arrays, a NumPy scalar or something that is no input at all."""
+        args = tuple(self._accepted(name, a) for name, a in zip(self.inputs, args, strict=True))
+        flat = [a for a in _flatten(args) if a is not None]
+        specs = tuple(map(spec_of, args))
+        if any(type(a) is Spec for a in flat):
+            return self.plan(specs, params).out
+        arrays = [a for a in flat if type(a) is Array]
+        if any(a.backend is not arrays[0].backend for a in arrays):
+            raise BackendError(self._mixed(flat))
+        tracked = any(a.node is not None for a in arrays)
+        return self._run(args, specs, arrays[0].backend if arrays else None, tracked, params)
+
+    def _accepted(self, name: str, a: Any) -> Any:
+        if type(a) in (list, tuple):
+            return tuple(self._accepted(name, member) for member in a)
+        if isinstance(a, np.generic) and a.dtype.kind in "biuf":
+            return a.item()
+        if type(a) in (Array, Spec) or type(a) in _NUMBERS or a is None:
+            return a
+        if isinstance(a, (bool, int, float)):
+            return next(kind for kind in (bool, int, float) if isinstance(a, kind))(a)
+        raise TypeError(
+            f"{self.name}: {name} is a {type(a).__module__}.{type(a).__qualname__}; "
+            "it must be a polyarr array (see polyarr.asarray) or a Python number"
+        )
+
+    def _run(self, args: tuple, specs: tuple, backend: Backend | None, tracked: bool, params: dict[str, Any]) -> Any:
+        plan = self.plan(specs, params)
+        if plan.params is not None:
+            params = plan.params
+        if plan.casts:
+            args = tuple(_cast(a, c) for a, c in zip(args, plan.casts, strict=True))
+        if backend is None:
+            backend = get_backend()
+        tracked = tracked and _depth.get() > 0
+        kernel = backend.kernels.get(self)
+        if self.body is not None and self._needs_body(kernel, tracked):
+            return self.body(*args, **params)
+        if kernel is None and self.body is None:
+            raise BackendError(self._lacking(backend))
+        return self._run_kernel(kernel, backend, args, plan.out, tracked, params)
+
+    def _needs_body(self, kernel: Any, tracked: bool) -> bool:
+        """True where nothing but the body can serve: no kernel, or a forward kernel without a stated VJP."""
+        if kernel is None:
+            return not (tracked and self.rules)
+        return tracked and not self.rules and type(kernel) is not Fused
+
+    def _run_kernel(self, kernel: Any, backend: Backend, args: tuple, out: Any, tracked: bool, params: dict) -> Any:
+        if kernel is None:  # the body's value, the stated gradient
+            value = self.body(*map(_untracked, args), **params)  # type: ignore[misc]
+        elif type(kernel) is Fused:
+            bufs = [_buffer(a) for a in args]
+            buf, saved = kernel.forward(out, *bufs, **params)
+            value = _arrays(backend, buf, out)
+            if tracked:
+                self._record_pair(kernel, args, bufs, params, saved, value)
+            return value
+        else:
+            value = _arrays(backend, kernel(out, *[_buffer(a) for a in args], **params), out)
+        if tracked and type(value) is Array and value.spec.dtype in FLOATS:
+            self._record_rules(args, params, value)
+        return value
+
+    def _record_pair(self, kernel: Fused, args: tuple, bufs: list, params: dict, saved: Any, value: Array) -> None:
+        positions = [i for i, a in enumerate(args) if type(a) is Array and a.node is not None]
+        kept = tuple(a.snapshot() if type(a) is Array else a for a in args)
+        pull = Pair(self, kernel, kept, bufs, params, saved, positions)
+        value.node = Node(tuple(args[i].node for i in positions), tuple(args[i].spec for i in positions), pull)
+
+    def _record_rules(self, args: tuple, params: dict[str, Any], value: Array) -> None:
+        parents: list[Node] = []
+        specs: list[Spec] = []
+        work = []
+        for name, a in zip(self.inputs, args, strict=True):
+            rule, needs = self.rules[name]
+            members = a if type(a) is tuple else (a,)
+            positions = [i for i, m in enumerate(members) if type(m) is Array and m.node is not None]
+            if rule is None or not positions:
+                continue
+            parents += [members[i].node for i in positions]
+            specs += [members[i].spec for i in positions]
+            kept = [None if need == "out" else self._kept(need, args, params) for need in needs]
+            work.append(
+                (rule, kept, needs.index("out") if "out" in needs else None, positions if type(a) is tuple else None)
+            )
+        if not parents:
+            return
+        backend, buf, spec = value.backend, value.buf, value.spec
+
+        def pull(node: Node, g: Array) -> list[Array | None]:
+            grads: list[Array | None] = []
+            for rule, kept, out_at, positions in work:
+                if out_at is not None:  # attached here and not before: a kept result would hold its own node alive
+                    kept = [*kept[:out_at], Array(backend, buf, spec, node), *kept[out_at + 1 :]]
+                found = rule(g, *kept)
+                grads += [found] if positions is None else [found[i] for i in positions]
+            return grads
+
+        value.node = Node(tuple(parents), tuple(specs), pull)
+
+    def _kept(self, need: str, args: tuple, params: dict[str, Any]) -> Any:
+        if need in params:
+            return params[need]
+        if need in self.inputs:
+            a = args[self.inputs.index(need)]
+            return tuple(map(_snapshot, a)) if type(a) is tuple else _snapshot(a)
+        return spec_of(args[self.inputs.index(need.removesuffix("_spec"))])
+
+    # ---- arguments and messages ------------------------------------------------------------------------------
+
+    def _bind(self, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Fill absent optional inputs, and take extra positional arguments as parameters in their order."""
+        n = len(self.inputs)
+        extra = dict(zip(self.defaults, args[n:], strict=False))
+        if len(args) - n > len(self.defaults) or extra.keys() & params.keys():
+            raise TypeError(
+                f"{self.name}: too many arguments; it takes {self.name}{inspect.signature(self.__wrapped__)}"
+            )
+        return self._bind_named(args[:n], {**extra, **params})
+
+    def _bind_named(self, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        inputs = {name: params.get(name, default) for name, default in list(self.optional.items())[len(args) :]}
+        params = {name: value for name, value in params.items() if name not in inputs}
+        missing = [name for name, value in inputs.items() if value is inspect.Parameter.empty]
+        if missing or (unknown := params.keys() - self.defaults.keys()):
+            raise TypeError(self._usage(missing, set() if missing else unknown))
+        return (*args, *inputs.values()), params
+
+    def _mixed(self, args: Any) -> str:
+        backends = {id(a.backend): a.backend.name for a in _flatten(args) if type(a) is Array}
+        names = " and ".join(repr(name) for name in backends.values())
+        return f"{self.name}: inputs live on {names}; bring them to one backend with .to(name)"
+
+    def _lacking(self, backend: Backend) -> str:
+        return (
+            f'{self.name}: backend {backend.name!r} has no kernel for it; compute it on another one, with x.to("numpy")'
+        )
+
+
+def primitive(face: Callable | None = None, *, promote: str = "") -> Any:
+    """An op that every backend implements. The decorated function is its rule from Specs to a Spec."""
+    if face is None:
+        return lambda face: Op(face, rule=face, promoted=promote)
+    return Op(face, rule=face)
+
+
+def fused(
+    face: Callable | None = None, *, promote: str = "", canonical: Callable | None = None, infer: Callable | None = None
+) -> Any:
+    """An op made of other ops: the decorated function is its definition.
+
+    promote    the inputs that share one dtype
+    canonical  (*specs, **params) -> the parameters that change, in the form that kernels expect
+    infer      (*specs, **params) -> the result's Spec, where the body cannot run on Specs
+    """
+    if face is None:
+        return lambda face: Op(face, body=face, rule=infer, promoted=promote, canonical=canonical)
+    return Op(face, body=face)
+
+
+def spec_of(a: Any) -> Any:
+    """The Spec of an op's argument; None and tuples are passed through."""
+    if type(a) is Array:
+        return a.spec
+    if type(a) is Spec or a is None:
+        return a
+    return tuple(map(spec_of, a)) if type(a) is tuple else _NUMBERS[type(a)]
+
+
+def is_recording() -> bool:
+    """True inside a gradient transform."""
+    return _depth.get() > 0
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Record what is computed from arrays that have a node."""
+    token = _depth.set(_depth.get() + 1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Record nothing."""
+    token = _depth.set(0)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+
+
+def _op_called(name: str) -> Op:
+    return next(op for op in OPS if op.name == name)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _flatten(args: Any) -> Iterator[Any]:
+    for a in args:
+        if type(a) is tuple:
+            yield from _flatten(a)
+        else:
+            yield a
+
+
+def _cast_spec(spec: Any, dtype: np.dtype | None) -> Any:
+    if dtype is None or spec is None:
+        return spec
+    if type(spec) is tuple:
+        return tuple(_cast_spec(s, dtype) for s in spec)
+    return spec if spec.is_number else Spec(spec.shape, dtype)
+
+
+def _cast(a: Any, dtype: np.dtype | None) -> Any:
+    if dtype is None:
+        return a
+    if type(a) is tuple:
+        return tuple(_cast(member, dtype) for member in a)
+    return a.astype(dtype) if type(a) is Array and a.spec.dtype != dtype else a
+
+
+def _buffer(a: Any) -> Any:
+    if type(a) is Array:
+        return a.buf
+    return tuple(map(_buffer, a)) if type(a) is tuple else a
+
+
+def _arrays(backend: Backend, buf: Any, out: Any) -> Any:
+    if type(out) is Spec:
+        return Array(backend, buf, out)
+    return tuple(_arrays(backend, b, o) for b, o in zip(buf, out, strict=True))
+
+
+def _untracked(a: Any) -> Any:
+    if type(a) is Array:
+        return a.untracked() if a.node is not None else a
+    return tuple(map(_untracked, a)) if type(a) is tuple else a
+
+
+def _snapshot(a: Any) -> Any:
+    return a.snapshot() if type(a) is Array else a
