@@ -1,0 +1,274 @@
+"""Gradients as transforms: nodes in order of creation, walked backwards. No op is mentioned by its formula here."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from polyarr import ops, random, tree
+from polyarr.core.errors import GradientError, ShapeError
+from polyarr.core.op import Array, Node, Pair, is_recording, paused, recording
+from polyarr.core.spec import FLOATS, Spec
+
+
+def grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
+    """A function that gives the gradient of fn's scalar value: see value_and_grad."""
+    both = value_and_grad(fn, argnums, has_aux)
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return wrapped
+
+
+def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
+    """A function that gives fn's value and its gradient with respect to the arguments argnums.
+
+    An argument may be any tree of arrays, a Module included; its gradient is a tree of the same shape. Leaves that
+    are not floating-point arrays have the gradient None; arrays that do not matter have zeros. With has_aux, fn
+    returns (value, aux) and the result is ((value, aux), grads). Transforms nest, to any order.
+
+    Errors:  GradientError if fn's value is not a floating-point scalar, or an argument has no floating-point array
+    """
+    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    @functools.wraps(fn)
+    def wrapped(*given: Any, **kwargs: Any) -> Any:
+        args = list(given)
+        with recording():
+            tracked = [_track(args, i) for i in wanted]
+            value = fn(*args, **kwargs)
+        value, aux = value if has_aux else (value, None)
+        _check_scalar(value)
+        if not any(node for nodes in tracked for node in nodes):
+            raise GradientError(f"value_and_grad: no floating-point array among the arguments {wanted}")
+        ends = [node for nodes in tracked for node in nodes if node]
+        found = iter(_backward([(value.node, ops.ones_like(value))], ends, once=True))
+        grads = [_gradient_tree(args[i], nodes, found) for i, nodes in zip(wanted, tracked, strict=True)]
+        value = _released(value)
+        result = (value, tree.map(_released, aux)) if has_aux else value
+        return result, grads[0] if isinstance(argnums, int) else tuple(grads)
+
+    return wrapped
+
+
+def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
+    """fn's value at primals, a tree of arrays, and the function that pulls a cotangent of that shape back to them.
+
+    The pull-back may be called many times. It returns one gradient tree per argument.
+    """
+    args = list(primals)
+    with recording():
+        tracked = [_track(args, i) for i in range(len(args))]
+        value = fn(*args)
+    ends = [node for nodes in tracked for node in nodes if node]
+    roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(value)]
+
+    def pull(cotangent: Any) -> tuple:
+        seeds = zip(roots, tree.leaves(cotangent), strict=True)
+        found = iter(_backward([(root, g) for root, g in seeds], ends, once=False))
+        return tuple(_gradient_tree(a, nodes, found) for a, nodes in zip(args, tracked, strict=True))
+
+    return tree.map(_released, value), pull
+
+
+def jvp(fn: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    """fn's value at primals, and its derivative along tangents, by pulling back twice.
+
+    The pull-back is linear in the cotangent, so its own pull-back is the push-forward.
+    """
+    value, pull = vjp(fn, *primals)
+    _, push = vjp(pull, tree.map(ops.zeros_like, value))
+    kept = tree.map(lambda p, t: t if t is not None else ops.zeros_like(p), tuple(primals), tuple(tangents))
+    return value, push(kept)[0]
+
+
+def stop_gradient(x: Any) -> Any:
+    """The same values, through which no gradient flows. Takes any tree."""
+    return tree.map(lambda leaf: leaf.untracked() if type(leaf) is Array else leaf, x)
+
+
+def checkpoint(fn: Callable) -> Callable:
+    """fn, whose inner results are not kept for the gradient but computed again when it is pulled.
+
+    Random numbers drawn inside are the same both times. The arguments and the result may be trees.
+    Source:  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
+    """
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any) -> Any:
+        state = random.get_state()
+
+        def again(*args: Any) -> Any:
+            with random.restored(state):
+                return fn(*args)
+
+        def forward(*args: Any) -> tuple[Any, Any]:
+            with paused():
+                return fn(*args), args
+
+        def backward(args: Any, g: Any) -> tuple:
+            return vjp(again, *args)[1](g)
+
+        return custom_vjp(fn, forward, backward)(*args)
+
+    return wrapped
+
+
+def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:
+    """fn with a gradient of one's own.
+
+    forward(*args) -> (value, kept); backward(kept, g) -> one gradient tree, or None, per argument. Arguments, value
+    and `kept` may be any trees. Where nothing is recorded, fn itself runs. A higher derivative is that of `backward`.
+    """
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any) -> Any:
+        tracked = [type(leaf) is Array and leaf.node is not None for leaf in tree.leaves(args)]
+        if not (any(tracked) and is_recording()):
+            return fn(*args)
+        value, kept = forward(*args)
+        inputs = [leaf for leaf, is_tracked in zip(tree.leaves(args), tracked, strict=True) if is_tracked]
+        outputs = tree.leaves(value)
+
+        def pull(node: Node, g: _Cotangents) -> list:
+            full = [g[i] if i in g else ops.zeros_like(o) for i, o in enumerate(outputs)]
+            grads = backward(kept, tree.unflatten(value, full))
+            flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
+            return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
+
+        join = Node(tuple(a.node for a in inputs), tuple(a.spec for a in inputs), pull)
+        outputs = [o.untracked() if type(o) is Array else o for o in outputs]
+        return tree.unflatten(value, [_joined(join, i, o) for i, o in enumerate(outputs)])
+
+    return wrapped
+
+
+class _Cotangents(dict):
+    """The cotangents of a node with several results, by position."""
+
+    def __add__(self, other: "_Cotangents") -> "_Cotangents":
+        return _Cotangents({**self, **other})
+
+
+def _joined(join: Node, i: int, output: Any) -> Any:
+    """The i-th result of a node with several, as an Array of its own."""
+    if type(output) is not Array or output.dtype not in FLOATS:
+        return output
+    return Array(output.backend, output.buf, output.spec, Node((join,), (None,), lambda node, g: [_Cotangents({i: g})]))
+
+
+def _aligned(arg: Any, g: Any) -> list:
+    """The gradient's leaves in the argument's order; None where there is none."""
+    found = {} if g is None else dict(tree.items(g))
+    return [found.get(path) for path, _ in tree.items(arg)]
+
+
+# ---- the walk ------------------------------------------------------------------------------------------------
+
+
+def _track(args: list, i: int) -> list[Node | None]:
+    """Replace the floating-point arrays in args[i] by handles with a fresh node each; the nodes, aligned."""
+    leaves = tree.leaves(args[i])
+    tracked = [_leaf(a) if type(a) is Array and a.dtype in FLOATS else a for a in leaves]
+    args[i] = tree.unflatten(args[i], tracked)
+    return [t.node if t is not a else None for t, a in zip(tracked, leaves, strict=True)]
+
+
+def _leaf(a: Array) -> Array:
+    """A handle with a node of its own; if a is recorded already, gradients flow on through it."""
+    node = Node((a.node,), (a.spec,), lambda node, g: [g]) if a.node else Node()
+    return Array(a.backend, a.buf, a.spec, node)
+
+
+def _released(leaf: Any) -> Any:
+    """A result as the caller gets it: without a node, unless an outer transform records."""
+    return leaf.untracked() if type(leaf) is Array and not is_recording() else leaf
+
+
+def _backward(seeds: list[tuple[Node | None, Array]], ends: list[Node], once: bool) -> list[Array | None]:
+    """The gradients at the nodes `ends`, given the cotangents at some roots. None: no path leads there."""
+    grads: dict[Node, Any] = {}
+    for root, g in seeds:
+        if root is not None:
+            grads[root] = grads[root] + g if root in grads else g
+    finals = set(ends)
+    release = once and not is_recording()
+    # Creation order is a topological order, so no recursion: sort once, walk down.
+    for node in _between(list(grads), finals):
+        g = grads.pop(node, None)
+        if g is None:
+            continue
+        for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):
+            if part is not None:
+                part = part if spec is None else unbroadcast(part, spec)
+                grads[parent] = grads[parent] + part if parent in grads else part
+        if release:  # what the node kept is freed now, not when the walk is over
+            node.pull, node.parents = None, ()
+    return [grads.get(end) for end in ends]
+
+
+def _between(roots: list[Node], ends: set[Node]) -> list[Node]:
+    """The nodes on a path from a root down to an end, latest first, the ends excluded."""
+    first = min((end.number for end in ends), default=0)
+    found, todo = set(), roots
+    while todo:
+        node = todo.pop()
+        if node not in found and node not in ends and node.number > first:
+            found.add(node)
+            todo.extend(node.parents)
+    needed, path = set(ends), []
+    for node in sorted(found, key=lambda n: n.number):
+        if any(parent in needed for parent in node.parents):
+            needed.add(node)
+            path.append(node)
+    return path[::-1]
+
+
+def _pull(node: Node, g: Any) -> list[Array | None]:
+    """A node's gradients. Where the pull itself is recorded, a fused op is differentiated through its body."""
+    if node.pull is None:
+        raise GradientError("this graph was already pulled back; use vjp for a pull-back that can be called again")
+    if type(node.pull) is Pair:
+        grads = None if is_recording() else node.pull(node, g)
+        if grads is None or any(part is None for part in grads):
+            grads = _pull_body(node.pull, g)
+        return grads
+    return node.pull(node, g)
+
+
+def _pull_body(pair: Pair, g: Array) -> list[Array | None]:
+    def body(*tracked: Array) -> Array:
+        args = list(pair.args)
+        for i, a in zip(pair.positions, tracked, strict=True):
+            args[i] = a
+        return pair.op.body(*args, **pair.params)  # type: ignore[misc]
+
+    return list(vjp(body, *(pair.args[i] for i in pair.positions))[1](g))
+
+
+def unbroadcast(g: Array, spec: Spec) -> Array:
+    """Sum g back to spec's shape: the one place that undoes broadcasting."""
+    if g.shape == spec.shape:
+        return g
+    lead = g.ndim - spec.ndim
+    stretched = tuple(i for i in range(g.ndim) if i < lead or spec.shape[i - lead] == 1 != g.shape[i])
+    return ops.reshape(ops.sum(g, axis=stretched), shape=spec.shape)
+
+
+def _gradient_tree(arg: Any, nodes: list[Node | None], found: Iterator[Array | None]) -> Any:
+    """The gradients of one argument: zeros where no path led, None for what carries no gradient."""
+
+    def gradient(node: Node | None, leaf: Any) -> Array | None:
+        g = next(found) if node else None
+        return ops.zeros_like(leaf.untracked()) if node and g is None else g
+
+    return tree.unflatten(arg, [gradient(n, leaf) for n, leaf in zip(nodes, tree.leaves(arg), strict=True)])
+
+
+def _check_scalar(value: Any) -> None:
+    if type(value) is not Array:
+        raise GradientError(f"value_and_grad: fn returned {type(value).__name__}; it must return a scalar array")
+    if value.shape != () or value.dtype not in FLOATS:
+        raise ShapeError(f"value_and_grad: fn returned {value.spec}; it must return a floating-point scalar")

@@ -1,0 +1,179 @@
+"""Making arrays: from data, or full of numbers."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from polyarr import ops
+from polyarr.core.backend import Backend
+from polyarr.core.errors import DtypeError
+from polyarr.core.op import Array, from_numpy
+from polyarr.core.spec import DTYPES, as_dtype, bfloat16, float32, int64
+from polyarr.core.spec import bool as bool_
+from polyarr.ops.create import shape_of, steps_between
+from polyarr.plugins import get_backend, use_backend
+
+
+def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
+    """An array with the values of obj: numbers, nested sequences, a NumPy array, or what speaks DLPack.
+
+    Python floats become float32 and Python ints int64; NumPy arrays keep their dtype.
+
+    Errors:  DtypeError for a dtype that polyarr or the backend lacks; ValueError for ragged sequences
+    """
+    if isinstance(obj, Array):
+        x = obj if device is None else obj.to(device)
+        if dtype is not None and as_dtype(dtype) != x.dtype:
+            return x.astype(dtype)
+        return x.snapshot() if copy else x
+    if hasattr(obj, "__dlpack__") and not isinstance(obj, (np.ndarray, np.generic)):
+        obj = np.from_dlpack(obj)
+    return from_numpy(_host(obj, dtype), get_backend(device))
+
+
+def _host(obj: Any, dtype: Any) -> np.ndarray:
+    """obj as a NumPy array of a dtype that polyarr has."""
+    obj = _without_arrays(obj)
+    is_numpy = isinstance(obj, (np.ndarray, np.generic))
+    host = np.asarray(obj)
+    if dtype is not None:
+        wanted = as_dtype(dtype)
+        if host.dtype.kind in "OSU":
+            raise DtypeError(f"asarray: got {type(obj).__name__} of {host.dtype}; it must hold numbers")
+        return host if host.dtype == wanted else host.astype(wanted)
+    if not is_numpy and host.dtype == np.float64:
+        return host.astype(float32)
+    if host.dtype not in DTYPES:
+        raise DtypeError(f"asarray: got {host.dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
+    return host
+
+
+def _without_arrays(obj: Any) -> Any:
+    if isinstance(obj, Array):
+        return obj.numpy()
+    return [_without_arrays(o) for o in obj] if isinstance(obj, (list, tuple)) else obj
+
+
+def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
+    """An array with the values of x, which speaks DLPack and lies on the CPU."""
+    return asarray(np.from_dlpack(x), device=device)
+
+
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
+    """An array of the given shape that holds fill_value everywhere.
+
+    Errors:  ShapeError for a negative length
+    """
+    natural = {bool: bool_, int: int64}.get(type(fill_value), float32)
+    with use_backend(get_backend(device)):
+        return ops.full(fill_value, shape=shape_of("full", shape), dtype=natural if dtype is None else dtype)
+
+
+def zeros(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
+    """An array of zeros."""
+    return full(shape, 0, dtype=dtype or float32, device=device)
+
+
+def ones(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
+    """An array of ones."""
+    return full(shape, 1, dtype=dtype or float32, device=device)
+
+
+def empty(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
+    """An array for which no values are promised. It holds zeros."""
+    return zeros(shape, dtype=dtype, device=device)
+
+
+def arange(
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: Any = None,
+    device: str | Backend | None = None,
+) -> Array:
+    """start, start + step, ... up to but not including stop; with one argument, 0, 1, ... below it.
+
+    Errors:  ValueError for a step of 0
+    """
+    start, stop = (0, start) if stop is None else (start, stop)
+    if step == 0:
+        raise ValueError("arange: step is 0; it must not be")
+    natural = int64 if all(isinstance(v, (int, np.integer)) for v in (start, stop, step)) else float32
+    size = steps_between(start, stop, step)
+    with use_backend(get_backend(device)):
+        return ops.arange(start, step, size=size, dtype=natural if dtype is None else dtype)
+
+
+def linspace(
+    start: float,
+    stop: float,
+    /,
+    num: int,
+    *,
+    dtype: Any = None,
+    device: str | Backend | None = None,
+    endpoint: bool = True,
+) -> Array:
+    """num numbers at equal distances from start to stop, the last of which endpoint=False leaves out."""
+    return asarray(np.linspace(start, stop, num, endpoint=endpoint), dtype=dtype or float32, device=device)
+
+
+def eye(
+    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = float32, device: str | Backend | None = None
+) -> Array:
+    """A matrix with ones on the k-th diagonal and zeros elsewhere."""
+    n_cols = n_rows if n_cols is None else n_cols
+    rows = ops.reshape(arange(k, n_rows + k, device=device), shape=(n_rows, 1))
+    return ops.equal(rows, arange(n_cols, device=device)).astype(dtype or float32)
+
+
+def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
+    """One array per one-dimensional input, each spread over the grid that all of them span."""
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"meshgrid: indexing is {indexing!r}; it must be 'xy' or 'ij'")
+    n = len(arrays)
+    place = [1, 0, *range(2, n)] if indexing == "xy" and n > 1 else list(range(n))
+    shapes = [tuple(-1 if j == place[i] else 1 for j in range(n)) for i in range(n)]
+    return list(ops.broadcast_arrays(*(ops.reshape(a, shape=s) for a, s in zip(arrays, shapes, strict=True))))
+
+
+class FloatInfo:
+    """What finfo tells about a floating-point dtype."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        bits = {bfloat16: (2.0**-7, 3.3895313892515355e38, 2.0**-126)}
+        info = None if dtype in bits else np.finfo(dtype)
+        self.eps, self.max, self.smallest_normal = bits.get(dtype) or (
+            float(info.eps),
+            float(info.max),
+            float(info.smallest_normal),
+        )  # type: ignore[union-attr]
+        self.min, self.bits, self.dtype = -self.max, dtype.itemsize * 8, dtype
+
+
+def finfo(dtype: Any) -> FloatInfo:
+    """The machine limits of a floating-point dtype, or of an array's.
+
+    Errors:  DtypeError unless it is floating-point
+    """
+    found = as_dtype(getattr(dtype, "dtype", dtype))
+    if found.kind not in "fV":
+        raise DtypeError(f"finfo: {found.name} is not floating-point")
+    return FloatInfo(found)
+
+
+def iinfo(dtype: Any) -> np.iinfo:
+    """The machine limits of an integer dtype, or of an array's.
+
+    Errors:  DtypeError unless it is an integer dtype
+    """
+    found = as_dtype(getattr(dtype, "dtype", dtype))
+    if found.kind not in "iu":
+        raise DtypeError(f"iinfo: {found.name} is not an integer dtype")
+    return np.iinfo(found)
+
+
+e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None

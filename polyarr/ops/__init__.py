@@ -1,0 +1,308 @@
+"""Every op, by family; and the only place that gives Array (and Spec, for inference) its operators."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import Array
+from polyarr.core.spec import Spec
+from polyarr.ops.create import arange, full, full_like, ones_like, zeros_like
+from polyarr.ops.elementwise import (
+    abs,
+    acos,
+    acosh,
+    add,
+    asin,
+    asinh,
+    astype,
+    atan,
+    atan2,
+    atanh,
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    ceil,
+    clip,
+    copysign,
+    cos,
+    cosh,
+    divide,
+    equal,
+    erf,
+    exp,
+    expm1,
+    floor,
+    floor_divide,
+    greater,
+    greater_equal,
+    hypot,
+    isfinite,
+    isinf,
+    isnan,
+    less,
+    less_equal,
+    log,
+    log1p,
+    log2,
+    log10,
+    logaddexp,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    nextafter,
+    not_equal,
+    positive,
+    pow,
+    reciprocal,
+    relu,
+    remainder,
+    round,
+    rsqrt,
+    sigmoid,
+    sign,
+    signbit,
+    silu,
+    sin,
+    sinh,
+    sqrt,
+    square,
+    subtract,
+    tan,
+    tanh,
+    trunc,
+    where,
+)
+from polyarr.ops.getitem import get_item, nonzero, set_item
+from polyarr.ops.index import (
+    argsort,
+    scatter,
+    scatter_add,
+    scatter_add_along_axis,
+    sort,
+    take,
+    take_along_axis,
+    topk,
+)
+from polyarr.ops.linalg import einsum, matmul, matrix_product, outer, tensordot, vecdot
+from polyarr.ops.nn import (
+    adamw,
+    attention,
+    cross_entropy,
+    dropout,
+    embedding,
+    gelu,
+    layer_norm,
+    linear,
+    log_softmax,
+    mse,
+    rms_norm,
+    sgd,
+    softmax,
+)
+from polyarr.ops.random import random_bits
+from polyarr.ops.reduce import (
+    all,
+    any,
+    argmax,
+    argmin,
+    cumulative_sum,
+    global_norm,
+    logsumexp,
+    max,
+    mean,
+    min,
+    prod,
+    std,
+    sum,
+    var,
+)
+from polyarr.ops.shape import (
+    broadcast_arrays,
+    broadcast_to,
+    concat,
+    expand_dims,
+    flip,
+    matrix_transpose,
+    moveaxis,
+    pad,
+    permute_dims,
+    repeat,
+    reshape,
+    roll,
+    slice,
+    slice_update,
+    split,
+    squeeze,
+    stack,
+    tile,
+    tril,
+    triu,
+    unstack,
+)
+
+
+def _power(x: Any, y: Any) -> Any:
+    return square(x) if type(y) in (int, float) and y == 2 else pow(x, y)
+
+
+BINARY = {
+    "add": add,
+    "sub": subtract,
+    "mul": multiply,
+    "truediv": divide,
+    "floordiv": floor_divide,
+    "mod": remainder,
+    "pow": _power,
+    "matmul": matmul,
+    "and": bitwise_and,
+    "or": bitwise_or,
+    "xor": bitwise_xor,
+    "lshift": bitwise_left_shift,
+    "rshift": bitwise_right_shift,
+}
+COMPARISONS = {"eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal}
+UNARY = {"neg": negative, "pos": positive, "abs": abs, "invert": bitwise_invert}
+
+
+def _forward(op: Callable) -> Callable:
+    return lambda self, other: op(self, other)
+
+
+def _reflected(op: Callable) -> Callable:
+    return lambda self, other: op(other, self)
+
+
+def _in_place(name: str, op: Callable) -> Callable:
+    def update(self: Array, other: Any) -> Array:
+        found = op(self, other)
+        if found.spec != self.spec:
+            raise ShapeError(f"{name}: the result is {found.spec}; in place it must stay {self.spec}")
+        self.rebind(found)
+        return self
+
+    return update
+
+
+for _cls in (Array, Spec):  # an op runs on Specs too: that is inference
+    setattr(_cls, "astype", lambda self, dtype: astype(self, dtype=dtype))  # noqa: B010  mypy knows no such attribute
+    for _name, _op in BINARY.items():
+        setattr(_cls, f"__{_name}__", _forward(_op))
+        setattr(_cls, f"__r{_name}__", _reflected(_op))
+    for _name, _unary in UNARY.items():
+        setattr(_cls, f"__{_name}__", lambda self, op=_unary: op(self))
+for _name, _op in COMPARISONS.items():
+    setattr(Array, f"__{_name}__", _forward(_op))
+for _name, _op in BINARY.items():
+    setattr(Array, f"__i{_name}__", _in_place(_name, _op))
+
+
+# ---- what an Array answers to Python, NumPy and other array libraries ------------------------------------------
+
+
+def _scalar(x: Array, kind: str) -> Any:
+    if x.size != 1:
+        raise TypeError(f"{kind}: x is {x.spec}; only an array with one element converts to a Python {kind}")
+    return x.numpy().reshape(()).item()
+
+
+def _iterate(x: Array) -> Any:
+    if not x.shape:
+        raise TypeError(f"iteration: x is {x.spec}; an array without axes cannot be iterated over")
+    return iter(unstack(x))
+
+
+def _length(x: Array) -> int:
+    if not x.shape:
+        raise TypeError(f"len: x is {x.spec}; an array without axes has no length")
+    return x.shape[0]
+
+
+def _repr(x: Array) -> str:
+    text = np.array2string(x.numpy(), separator=", ", prefix="Array(", threshold=1000)
+    return f"Array({text}, {x.dtype.name}, {x.backend.name!r})"
+
+
+def _index(x: Array) -> int:
+    if x.shape or x.dtype.kind not in "iu":
+        raise TypeError(f"index: x is {x.spec}; only an integer array without axes can be an index")
+    return int(x.numpy())
+
+
+def _array(x: Array, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    if copy is False:
+        raise ValueError("numpy.asarray: a polyarr array cannot be viewed without a copy; leave copy out")
+    return x.numpy() if dtype is None else x.numpy().astype(dtype)
+
+
+def _dlpack(x: Array, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+    """A DLPack capsule of a copy on the CPU."""
+    if dl_device not in (None, (1, 0)) or copy is False:
+        raise BufferError("__dlpack__: polyarr exports a copy on the CPU, device (1, 0)")
+    if x.dtype.kind == "V":
+        raise BufferError("__dlpack__: NumPy cannot export bfloat16; use astype first")
+    return x.numpy().__dlpack__(max_version=max_version)
+
+
+def _transpose(x: Array) -> Array:
+    if x.ndim != 2:
+        raise ShapeError(f"T: x is {x.spec}; it must have two axes, use .mT or permute_dims")
+    return matrix_transpose(x)
+
+
+def _item(x: Array) -> Any:
+    """The one element as a Python number."""
+    return _scalar(x, "number")
+
+
+def _reshaped(x: Array, *shape: Any) -> Array:
+    """The same elements in another shape, as polyarr.reshape; lengths may be given one by one."""
+    return reshape(x, shape=shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+
+def _namespace(x: Array, api_version: str | None = None) -> Any:
+    import polyarr
+
+    if api_version not in (None, "2022.12", "2023.12", "2024.12"):
+        raise ValueError(f"__array_namespace__: api_version is {api_version!r}; polyarr follows 2024.12")
+    return polyarr
+
+
+def _to_device(x: Array, device: str, *, stream: Any = None) -> Array:
+    """The same values on the backend called device: the standard's name for .to."""
+    return x.to(device)
+
+
+METHODS = {
+    "__getitem__": get_item,
+    "__setitem__": lambda self, key, value: self.rebind(set_item(self, key, value)),
+    "__bool__": lambda self: bool(_scalar(self, "bool")),
+    "__int__": lambda self: int(_scalar(self, "int")),
+    "__float__": lambda self: float(_scalar(self, "float")),
+    "__index__": _index,
+    "__len__": _length,
+    "__iter__": _iterate,
+    "__repr__": _repr,
+    "__array__": _array,
+    "__dlpack__": _dlpack,
+    "__dlpack_device__": lambda self: (1, 0),
+    "__array_namespace__": _namespace,
+    "__hash__": None,  # == compares element by element
+    "to_device": _to_device,
+    "item": _item,
+    "tolist": lambda self: self.numpy().tolist(),
+    "reshape": _reshaped,
+    "T": property(_transpose, doc="The transpose of a matrix."),
+    "mT": property(matrix_transpose, doc="x with its last two axes swapped."),
+}
+for _name, _method in METHODS.items():
+    setattr(Array, _name, _method)

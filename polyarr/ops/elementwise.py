@@ -1,0 +1,657 @@
+"""Elementwise ops: arithmetic, functions of a real number, comparisons, bits and logic. VJPs stand under the ops.
+
+Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the arrays' dtype.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyarr.core.op import Op, fused, primitive
+from polyarr.core.spec import Spec, as_dtype, broadcast, check_kind
+from polyarr.core.spec import bool as bool_
+
+DOC = """
+
+    Shapes:  the inputs broadcast
+    Dtypes:  {kind} -> {result}
+    Errors:  ShapeError if the inputs do not broadcast, DtypeError for another dtype
+"""
+
+
+def elementwise(kind: str, result: np.dtype | None = None, primitive: bool = True) -> Callable[[Callable], Op]:
+    """An elementwise op on dtypes of a kind (a key of KINDS), giving the shared dtype or `result`.
+
+    A primitive's function holds only its docstring; that of any other op is its body. The labels that follow from
+    kind and result are added to the docstring here.
+    """
+
+    def decorate(face: Callable) -> Op:
+        names = tuple(inspect.signature(face).parameters)
+
+        def rule(*specs: Spec) -> Spec:
+            for name, spec in zip(names, specs, strict=True):
+                check_kind(face.__name__, name, spec, kind)
+            shared = result or next(s.dtype for s in specs if not s.is_number)
+            return Spec(broadcast(face.__name__, *specs), shared)
+
+        def body(*args: Any) -> Any:
+            for name, a in zip(names, args, strict=True):
+                if type(a) is Spec:
+                    check_kind(face.__name__, name, a, kind)
+            return face(*args)
+
+        face.__doc__ = (face.__doc__ or "").rstrip() + DOC.format(kind=kind, result=result or "the same")
+        if primitive:
+            return Op(face, rule=rule, promoted=" ".join(names))
+        body.__name__, body.__doc__, body.__module__ = face.__name__, face.__doc__, face.__module__
+        body.__signature__ = inspect.signature(face)  # type: ignore[attr-defined]
+        return Op(body, body=body, promoted=" ".join(names))
+
+    return decorate
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------------------
+
+
+@elementwise("real")
+def add(x, y):
+    """x + y."""
+
+
+@elementwise("real")
+def subtract(x, y):
+    """x - y."""
+
+
+@elementwise("real")
+def multiply(x, y):
+    """x * y."""
+
+
+@elementwise("floating")
+def divide(x, y):
+    """x / y."""
+
+
+@elementwise("real")
+def floor_divide(x, y):
+    """x / y, rounded towards minus infinity. An integer divided by zero is 0. Its gradient is zero."""
+
+
+@elementwise("real")
+def remainder(x, y):
+    """x - floor(x / y) * y: the remainder that has the sign of y. An integer modulo zero is 0."""
+
+
+@elementwise("real")
+def pow(x, y):
+    """x to the power y.
+
+    Grads:   x, y; where x is 0 or less, the one of y is 0, and where y is 0, the one of x is 0
+    """
+
+
+@elementwise("real")
+def maximum(x, y):
+    """The larger of x and y; nan if either is.
+
+    Grads:   x, y; a tie splits the gradient equally
+    """
+
+
+@elementwise("real")
+def minimum(x, y):
+    """The smaller of x and y; nan if either is.
+
+    Grads:   x, y; a tie splits the gradient equally
+    """
+
+
+@elementwise("real")
+def negative(x):
+    """-x."""
+
+
+@elementwise("real", primitive=False)
+def positive(x):
+    """+x: the same values."""
+    return multiply(x, 1)
+
+
+@elementwise("real")
+def abs(x):
+    """The absolute value.
+
+    Grads:   x; 0 at 0
+    """
+
+
+@elementwise("real")
+def sign(x):
+    """-1, 0 or 1 by the sign of x; nan stays nan. Its gradient is zero."""
+
+
+@elementwise("real", primitive=False)
+def square(x):
+    """x * x."""
+    return multiply(x, x)
+
+
+@elementwise("floating", primitive=False)
+def reciprocal(x):
+    """1 / x."""
+    return divide(1, x)
+
+
+@elementwise("real")
+def floor(x):
+    """The largest integer not above x. Its gradient is zero."""
+
+
+@elementwise("real", primitive=False)
+def ceil(x):
+    """The smallest integer not below x. Its gradient is zero."""
+    return negative(floor(negative(x)))
+
+
+@elementwise("real", primitive=False)
+def trunc(x):
+    """x without its fraction. Its gradient is zero."""
+    return where(less(x, 0), ceil(x), floor(x))
+
+
+@elementwise("real")
+def round(x):
+    """The nearest integer; halves go to the even one. Its gradient is zero."""
+
+
+# fmt: off  the table is read by its columns
+add.vjp(x=lambda g: g, y=lambda g: g)
+subtract.vjp(x=lambda g: g, y=lambda g: negative(g))
+multiply.vjp(x=lambda g, y: multiply(g, y), y=lambda g, x: multiply(g, x))
+divide.vjp(x=lambda g, y: divide(g, y), y=lambda g, y, out: divide(multiply(negative(g), out), y))
+floor_divide.vjp(x=None, y=None)
+remainder.vjp(x=lambda g: g, y=lambda g, x, y: multiply(negative(g), floor_divide(x, y)))
+pow.vjp(x=lambda g, x, y: multiply(g, _slope(x, y)), y=lambda g, x, out: multiply(g, _growth(x, out)))
+maximum.vjp(x=lambda g, x, y: _share(g, y, x), y=lambda g, x, y: _share(g, x, y))
+minimum.vjp(x=lambda g, x, y: _share(g, x, y), y=lambda g, x, y: _share(g, y, x))
+negative.vjp(x=lambda g: negative(g))
+positive.vjp(x=lambda g: g)
+abs.vjp(x=lambda g, x: multiply(g, sign(x)))
+sign.vjp(x=None)
+square.vjp(x=lambda g, x: multiply(g, multiply(x, 2)))
+reciprocal.vjp(x=lambda g, out: negative(multiply(g, square(out))))
+floor.vjp(x=None)
+ceil.vjp(x=None)
+trunc.vjp(x=None)
+round.vjp(x=None)
+# fmt: on
+
+
+def _slope(x, y):
+    """d/dx of x**y: y x**(y-1), and 0 where y is 0."""
+    if isinstance(y, (int, float)):
+        return multiply(pow(x, y - 1), y) if y else multiply(x, 0)
+    return where(equal(y, 0), 0, multiply(y, pow(x, where(equal(y, 0), 1, subtract(y, 1)))))
+
+
+def _growth(x, out):
+    """d/dy of x**y: x**y log x, and 0 where x is not positive."""
+    if isinstance(x, (int, float)):
+        return multiply(out, math.log(x) if x > 0 else 0.0)
+    return where(less(0, x), multiply(out, log(where(less(0, x), x, 1))), 0)
+
+
+def _share(g, small, large):
+    """g where small < large, half of it at a tie."""
+    return where(less(small, large), g, where(equal(small, large), multiply(g, 0.5), 0))
+
+
+# ---- functions of a real number --------------------------------------------------------------------------------
+
+
+@elementwise("floating")
+def exp(x):
+    """e to the power x."""
+
+
+@elementwise("floating")
+def expm1(x):
+    """exp(x) - 1, accurate near 0."""
+
+
+@elementwise("floating")
+def log(x):
+    """The natural logarithm."""
+
+
+@elementwise("floating")
+def log1p(x):
+    """log(1 + x), accurate near 0."""
+
+
+@elementwise("floating", primitive=False)
+def log2(x):
+    """The logarithm to base 2."""
+    return multiply(log(x), 1 / math.log(2))
+
+
+@elementwise("floating", primitive=False)
+def log10(x):
+    """The logarithm to base 10."""
+    return multiply(log(x), 1 / math.log(10))
+
+
+@elementwise("floating")
+def sqrt(x):
+    """The square root; nan below 0."""
+
+
+@elementwise("floating", primitive=False)
+def rsqrt(x):
+    """1 / sqrt(x)."""
+    return divide(1, sqrt(x))
+
+
+@elementwise("floating")
+def sin(x):
+    """The sine; x in radians."""
+
+
+@elementwise("floating")
+def cos(x):
+    """The cosine; x in radians."""
+
+
+@elementwise("floating", primitive=False)
+def tan(x):
+    """The tangent; x in radians."""
+    return divide(sin(x), cos(x))
+
+
+@elementwise("floating", primitive=False)
+def asin(x):
+    """The angle in [-pi/2, pi/2] with the sine x."""
+    return atan2(x, sqrt(multiply(subtract(1, x), add(1, x))))
+
+
+@elementwise("floating", primitive=False)
+def acos(x):
+    """The angle in [0, pi] with the cosine x."""
+    return atan2(sqrt(multiply(subtract(1, x), add(1, x))), x)
+
+
+@elementwise("floating", primitive=False)
+def atan(x):
+    """The angle in [-pi/2, pi/2] with the tangent x."""
+    return atan2(x, 1)
+
+
+@elementwise("floating")
+def atan2(x, y):
+    """The angle of the point (y, x): atan(x / y) with the quadrant of the signs.
+
+    Grads:   x, y; 0 at the origin
+    """
+
+
+@elementwise("floating", primitive=False)
+def sinh(x):
+    """The hyperbolic sine."""
+    u = expm1(abs(x))
+    # u + u/(u+1) keeps its digits near 0; where exp overflows, u/(u+1) would be inf/inf.
+    return copysign(multiply(add(u, where(isinf(u), 1, divide(u, add(u, 1)))), 0.5), x)
+
+
+@elementwise("floating", primitive=False)
+def cosh(x):
+    """The hyperbolic cosine."""
+    half = multiply(exp(multiply(abs(x), 0.5)), 0.5)
+    # exp(|x|/2) squared: exp(|x|) itself overflows before cosh does.
+    return add(multiply(multiply(half, half), 2), multiply(exp(negative(abs(x))), 0.5))
+
+
+@elementwise("floating")
+def tanh(x):
+    """The hyperbolic tangent."""
+
+
+@elementwise("floating", primitive=False)
+def asinh(x):
+    """The inverse of sinh."""
+    a = abs(x)
+    return copysign(log1p(add(a, divide(square(a), add(1, sqrt(add(square(a), 1)))))), x)
+
+
+@elementwise("floating", primitive=False)
+def acosh(x):
+    """The inverse of cosh on [1, inf); nan below 1."""
+    t = subtract(x, 1)
+    return log1p(add(t, sqrt(add(multiply(t, 2), square(t)))))
+
+
+@elementwise("floating", primitive=False)
+def atanh(x):
+    """The inverse of tanh on (-1, 1)."""
+    return multiply(subtract(log1p(x), log1p(negative(x))), 0.5)
+
+
+@elementwise("floating")
+def erf(x):
+    """The error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
+
+
+@elementwise("floating", primitive=False)
+def hypot(x, y):
+    """sqrt(x^2 + y^2), without overflow.
+
+    Grads:   x, y; 0 at the origin
+    """
+    large, small = maximum(abs(x), abs(y)), minimum(abs(x), abs(y))
+    ratio = where(isinf(large), 0, divide(small, where(equal(large, 0), 1, large)))
+    return where(isinf(large), math.inf, multiply(large, sqrt(add(1, square(ratio)))))
+
+
+@elementwise("floating", primitive=False)
+def logaddexp(x, y):
+    """log(exp(x) + exp(y)), without overflow."""
+    large, small = maximum(x, y), minimum(x, y)
+    # inf - inf is nan: where both are the same infinity, the difference counts as 0.
+    gap = where(equal(large, small), 0, subtract(small, large))
+    return add(large, log1p(exp(gap)))
+
+
+@elementwise("floating", primitive=False)
+def sigmoid(x):
+    """1 / (1 + exp(-x)), without overflow."""
+    e = exp(negative(abs(x)))
+    return divide(where(less(x, 0), e, 1), add(1, e))
+
+
+@elementwise("floating", primitive=False)
+def relu(x):
+    """max(x, 0).
+
+    Grads:   x; 0 at 0
+    """
+    return maximum(x, 0)
+
+
+@elementwise("floating", primitive=False)
+def silu(x):
+    """x * sigmoid(x).
+
+    Source:  Hendrycks, Gimpel 2016, arXiv:1606.08415
+    """
+    return multiply(x, sigmoid(x))
+
+
+exp.vjp(x=lambda g, out: multiply(g, out))
+expm1.vjp(x=lambda g, out: multiply(g, add(out, 1)))
+log.vjp(x=lambda g, x: divide(g, x))
+log1p.vjp(x=lambda g, x: divide(g, add(x, 1)))
+log2.vjp(x=lambda g, x: divide(g, multiply(x, math.log(2))))
+log10.vjp(x=lambda g, x: divide(g, multiply(x, math.log(10))))
+sqrt.vjp(x=lambda g, out: divide(multiply(g, 0.5), out))
+rsqrt.vjp(x=lambda g, out: multiply(multiply(g, -0.5), multiply(out, square(out))))
+sin.vjp(x=lambda g, x: multiply(g, cos(x)))
+cos.vjp(x=lambda g, x: negative(multiply(g, sin(x))))
+tan.vjp(x=lambda g, out: multiply(g, add(square(out), 1)))
+asin.vjp(x=lambda g, x: divide(g, sqrt(subtract(1, square(x)))))
+acos.vjp(x=lambda g, x: negative(divide(g, sqrt(subtract(1, square(x))))))
+atan.vjp(x=lambda g, x: divide(g, add(square(x), 1)))
+atan2.vjp(
+    x=lambda g, x, y: multiply(g, _over_square(y, x, y)), y=lambda g, x, y: negative(multiply(g, _over_square(x, x, y)))
+)
+sinh.vjp(x=lambda g, x: multiply(g, cosh(x)))
+cosh.vjp(x=lambda g, x: multiply(g, sinh(x)))
+tanh.vjp(x=lambda g, out: multiply(g, subtract(1, square(out))))
+asinh.vjp(x=lambda g, x: divide(g, sqrt(add(square(x), 1))))
+acosh.vjp(x=lambda g, x: divide(g, multiply(sqrt(subtract(x, 1)), sqrt(add(x, 1)))))
+atanh.vjp(x=lambda g, x: divide(g, subtract(1, square(x))))
+erf.vjp(x=lambda g, x: multiply(g, multiply(exp(negative(square(x))), 2 / math.sqrt(math.pi))))
+hypot.vjp(x=lambda g, x, out: multiply(g, _ratio(x, out)), y=lambda g, y, out: multiply(g, _ratio(y, out)))
+logaddexp.vjp(
+    x=lambda g, x, y: multiply(g, sigmoid(subtract(x, y))), y=lambda g, x, y: multiply(g, sigmoid(subtract(y, x)))
+)
+sigmoid.vjp(x=lambda g, out: multiply(g, multiply(out, subtract(1, out))))
+relu.vjp(x=lambda g, out: where(greater(out, 0), g, 0))  # type: ignore[has-type]
+silu.vjp(x=lambda g, x: multiply(g, _silu_slope(x, sigmoid(x))))
+
+
+def _over_square(numerator, x, y):
+    """numerator / (x^2 + y^2), and 0 at the origin."""
+    return _ratio(numerator, add(square(x), square(y)))
+
+
+def _ratio(x, y):
+    """x / y, and 0 where y is 0."""
+    return where(equal(y, 0), 0, divide(x, where(equal(y, 0), 1, y)))
+
+
+def _silu_slope(x, s):
+    return multiply(s, add(1, multiply(x, subtract(1, s))))
+
+
+# ---- comparisons and classes: no gradient ----------------------------------------------------------------------
+
+
+@elementwise("any", bool_)
+def equal(x, y):
+    """True where x equals y."""
+
+
+@elementwise("real", bool_)
+def less(x, y):
+    """True where x is below y."""
+
+
+@elementwise("real", bool_)
+def less_equal(x, y):
+    """True where x is not above y, and neither is nan."""
+
+
+@elementwise("any", bool_, primitive=False)
+def not_equal(x, y):
+    """True where x differs from y; nan differs from everything."""
+    return bitwise_invert(equal(x, y))
+
+
+@elementwise("real", bool_, primitive=False)
+def greater(x, y):
+    """True where x is above y."""
+    return less(y, x)
+
+
+@elementwise("real", bool_, primitive=False)
+def greater_equal(x, y):
+    """True where x is not below y, and neither is nan."""
+    return less_equal(y, x)
+
+
+@elementwise("real", bool_, primitive=False)
+def isnan(x):
+    """True where x is not a number."""
+    return not_equal(x, x)
+
+
+@elementwise("real", bool_, primitive=False)
+def isinf(x):
+    """True where x is plus or minus infinity."""
+    return equal(abs(x), math.inf) if _is_floating(x) else not_equal(x, x)
+
+
+@elementwise("real", bool_, primitive=False)
+def isfinite(x):
+    """True where x is neither infinite nor nan."""
+    return less(abs(x), math.inf) if _is_floating(x) else equal(x, x)
+
+
+@elementwise("floating", bool_, primitive=False)
+def signbit(x):
+    """True where the sign of x is minus, that of -0.0 included."""
+    return bitwise_or(less(x, 0), bitwise_and(equal(x, 0), less(divide(1, x), 0)))
+
+
+@elementwise("floating", primitive=False)
+def copysign(x, y):
+    """The magnitude of x with the sign of y.
+
+    Grads:   x
+    """
+    return where(signbit(y), negative(abs(x)), abs(x))
+
+
+@elementwise("floating")
+def nextafter(x, y):
+    """The representable number next to x in the direction of y. It has no gradient."""
+
+
+def _is_floating(x) -> bool:
+    return x.dtype.kind not in "biu"
+
+
+equal.vjp(x=None, y=None)
+less.vjp(x=None, y=None)
+less_equal.vjp(x=None, y=None)
+not_equal.vjp(x=None, y=None)
+greater.vjp(x=None, y=None)
+greater_equal.vjp(x=None, y=None)
+isnan.vjp(x=None)
+isinf.vjp(x=None)
+isfinite.vjp(x=None)
+signbit.vjp(x=None)
+copysign.vjp(x=lambda g, x, y: where(equal(signbit(x), signbit(y)), g, negative(g)), y=None)
+nextafter.vjp(x=None, y=None)
+
+
+# ---- bits and logic: no gradient -------------------------------------------------------------------------------
+
+
+@elementwise("integer or bool")
+def bitwise_and(x, y):
+    """x & y, bit by bit."""
+
+
+@elementwise("integer or bool")
+def bitwise_or(x, y):
+    """x | y, bit by bit."""
+
+
+@elementwise("integer or bool")
+def bitwise_xor(x, y):
+    """x ^ y, bit by bit."""
+
+
+@elementwise("integer or bool")
+def bitwise_invert(x):
+    """~x, bit by bit; for bool, not x."""
+
+
+@elementwise("integer")
+def bitwise_left_shift(x, y):
+    """x * 2**y, modulo the dtype's range."""
+
+
+@elementwise("integer")
+def bitwise_right_shift(x, y):
+    """floor(x / 2**y)."""
+
+
+@elementwise("bool", primitive=False)
+def logical_and(x, y):
+    """True where both are."""
+    return bitwise_and(x, y)
+
+
+@elementwise("bool", primitive=False)
+def logical_or(x, y):
+    """True where at least one is."""
+    return bitwise_or(x, y)
+
+
+@elementwise("bool", primitive=False)
+def logical_xor(x, y):
+    """True where exactly one is."""
+    return bitwise_xor(x, y)
+
+
+@elementwise("bool", primitive=False)
+def logical_not(x):
+    """True where x is not."""
+    return bitwise_invert(x)
+
+
+for _op in (
+    bitwise_and,
+    bitwise_or,
+    bitwise_xor,
+    bitwise_left_shift,
+    bitwise_right_shift,
+    logical_and,
+    logical_or,
+    logical_xor,
+):
+    _op.vjp(x=None, y=None)
+for _op in (bitwise_invert, logical_not):
+    _op.vjp(x=None)
+
+
+# ---- choosing and converting -----------------------------------------------------------------------------------
+
+
+@primitive(promote="x y")
+def where(condition, x, y):
+    """x where condition holds, y elsewhere.
+
+    Shapes:  the three inputs broadcast
+    Dtypes:  condition bool; x and y any, promoted
+    Errors:  ShapeError if they do not broadcast, DtypeError if condition is not bool
+    Grads:   x, y
+    """
+    check_kind("where", "condition", condition, "bool")
+    return Spec(broadcast("where", condition, x, y), next(s.dtype for s in (x, y) if not s.is_number))
+
+
+@fused(promote="x min max")
+def clip(x, min=None, max=None):
+    """x, raised to min and lowered to max; either may be None.
+
+    Shapes:  the inputs broadcast
+    Dtypes:  real -> the same
+    Errors:  ShapeError if they do not broadcast
+    Grads:   x (1 within the closed interval, 0 outside), min and max (where they are taken)
+    Source:  array API standard 2024.12
+    """
+    x = x if min is None else maximum(x, min)
+    return x if max is None else minimum(x, max)
+
+
+@primitive
+def astype(x, *, dtype):
+    """x converted to dtype. Floating-point to integer cuts the fraction off; to bool asks whether x is not 0.
+
+    Shapes:  any -> the same
+    Dtypes:  any -> dtype
+    Errors:  DtypeError for an unknown dtype
+    Grads:   x, if both dtypes are floating-point
+    """
+    return Spec(x.shape, as_dtype(dtype)), {"dtype": as_dtype(dtype)}
+
+
+where.vjp(condition=None, x=lambda g, condition: where(condition, g, 0), y=lambda g, condition: where(condition, 0, g))
+clip.vjp(
+    x=lambda g, x, min, max: _within(g, x, min, max),
+    min=lambda g, x, min, max: where(less(x, min), g if max is None else where(less_equal(min, max), g, 0), 0),
+    max=lambda g, x, min, max: where(less(max, x if min is None else maximum(x, min)), g, 0),
+)
+astype.vjp(x=lambda g, x_spec: astype(g, dtype=x_spec.dtype))
+
+
+def _within(g, x, min, max):
+    g = g if min is None else where(less(x, min), 0, g)
+    return g if max is None else where(less(max, x), 0, g)

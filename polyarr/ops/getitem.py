@@ -1,0 +1,217 @@
+"""What `x[key]` and `x[key] = value` mean, in terms of slice, slice_update, take and scatter."""
+
+import builtins
+import math
+import operator
+from typing import Any
+
+import numpy as np
+
+from polyarr.core.op import Array, from_numpy
+from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
+from polyarr.core.spec import bool as bool_
+from polyarr.ops.create import arange, full
+from polyarr.ops.elementwise import add, astype, floor_divide, multiply, not_equal, remainder, where
+from polyarr.ops.index import checked_positions, scatter, take
+from polyarr.ops.reduce import cumulative_sum
+from polyarr.ops.shape import broadcast_to, permute_dims, reshape, slice, slice_update
+
+
+def get_item(x: Array, key: Any) -> Any:
+    """x[key], for ints, slices, ..., None, integer arrays and one boolean mask.
+
+    Errors:  IndexError for a key that x does not have, or of a wrong type
+    """
+    if (mask := _mask(x, key)) is not None:
+        return take(reshape(x, shape=(-1, *x.shape[mask.ndim :])), _true_positions(mask), axis=0)
+    window, arrays, shape = _parse(x, key)
+    if any(n != m or step != 1 for n, m, step in zip(window["shape"], x.shape, window["steps"], strict=True)):
+        x = slice(x, **window)
+    if not arrays:
+        return x if x.shape == shape else reshape(x, shape=shape)
+    x, flat, lead = _flattened(x, arrays)
+    found = take(x, flat, axis=lead)
+    return reshape(found, shape=_gathered_shape(shape, flat.shape))
+
+
+def set_item(x: Array, key: Any, value: Any) -> Array:
+    """A copy of x with x[key] replaced by value, which broadcasts.
+
+    Errors:  as get_item; ShapeError if value does not broadcast to x[key]
+    """
+    if (mask := _mask(x, key)) is not None:
+        return _masked_update(x, mask, value)
+    window, arrays, shape = _parse(x, key)
+    if not arrays:
+        value = _value(x, value, shape)
+        return slice_update(x, reshape(value, shape=window["shape"]), starts=window["starts"], steps=window["steps"])
+    part = slice(x, **window)
+    view, flat, lead = _flattened(part, arrays)
+    window_shape = (*view.shape[:lead], *flat.shape, *view.shape[lead + 1 :])
+    value = reshape(_value(x, value, _gathered_shape(shape, flat.shape)), shape=window_shape)
+    placed = reshape(scatter(view, flat, value, axis=lead), shape=_unflattened_shape(part, arrays))
+    return slice_update(x, _restored_order(placed, arrays), starts=window["starts"], steps=window["steps"])
+
+
+def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
+    if type(value) in (Array, Spec):
+        value = value if value.dtype == x.dtype else astype(value, dtype=x.dtype)
+    else:
+        value = full(value, x, shape=(), dtype=x.dtype)
+    while len(value.shape) > len(shape) and value.shape[0] == 1:  # NumPy lets leading axes of length 1 go
+        value = reshape(value, shape=value.shape[1:])
+    return broadcast_to(value, shape=shape)
+
+
+def _mask(x: Array, key: Any) -> Array | None:
+    key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    if isinstance(key, Array) and key.dtype == bool_:
+        if key.shape != x.shape[: key.ndim]:
+            raise IndexError(f"getitem: x is {x.spec}, the mask is {key.spec}; the mask must have x's leading axes")
+        return key
+    return None
+
+
+def _true_positions(mask: Array) -> Array:
+    """The flat positions of the True elements. How many there are is read by the host: a shape depends on it."""
+    flat = reshape(mask, shape=(-1,))
+    if not flat.size:
+        return full(0, flat, shape=(0,), dtype=int64)
+    rank = cumulative_sum(astype(flat, dtype=int64), axis=0)
+    count = int(rank[-1].numpy())
+    # Each True element writes its position at its rank; the False ones write to a spare place at the end.
+    where_to = where(flat, add(rank, -1), count)
+    positions = arange(0, 1, flat, size=flat.size, dtype=int64)
+    return slice(
+        scatter(full(0, flat, shape=(count + 1,), dtype=int64), where_to, positions, axis=0),
+        starts=(0,),
+        steps=(1,),
+        shape=(count,),
+    )
+
+
+def nonzero(x: Array) -> tuple[Array, ...]:
+    """The indices of the elements that are not 0, one array per axis. Reads one number: how many there are."""
+    flat = _true_positions(not_equal(x, False if x.dtype == bool_ else 0))
+    strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
+    return tuple(remainder(floor_divide(flat, s), n) for s, n in zip(strides, x.shape, strict=True))
+
+
+def _masked_update(x: Array, mask: Array, value: Any) -> Array:
+    rest = x.shape[mask.ndim :]
+    if type(value) is Array and value.ndim > len(rest):
+        positions = _true_positions(mask)
+        flat = reshape(x, shape=(-1, *rest))
+        value = _value(x, value, (*positions.shape, *rest))
+        return reshape(scatter(flat, positions, value, axis=0), shape=x.shape)
+    spread = reshape(mask, shape=(*mask.shape, *(1,) * len(rest)))
+    return where(broadcast_to(spread, shape=x.shape), _value(x, value, x.shape), x)
+
+
+def _parse(x: Array, key: Any) -> tuple[dict, list[tuple[int, Array]], tuple]:
+    """The window that ints and slices cut, the index arrays by axis, and the result's shape, "array" for each of them."""
+    keys = _complete(x, key if isinstance(key, tuple) else (key,))
+    starts, steps, lengths, arrays, axis = [], [], [], [], 0
+    shape: list[Any] = []
+    for k in keys:
+        if k is None:
+            shape.append(1)
+            continue
+        n = x.shape[axis]
+        if isinstance(k, builtins.slice):
+            start, stop, step = k.indices(n)
+            count = len(range(start, stop, step))
+            shape.append(count)
+        elif isinstance(k, Array):
+            start, step, count = 0, 1, n
+            arrays.append((axis, k))
+            shape.append("array")
+        else:
+            start, step, count = _position(x, axis, k), 1, 1
+        starts.append(start if count else 0)
+        steps.append(step)
+        lengths.append(count)
+        axis += 1
+    return {"starts": tuple(starts), "steps": tuple(steps), "shape": tuple(lengths)}, arrays, tuple(shape)
+
+
+def _complete(x: Array, keys: tuple) -> list:
+    """keys, with the ellipsis spelt out and every axis named."""
+    found = [_as_key(x, k) for k in keys]
+    used = builtins.sum(k is not None and k is not Ellipsis for k in found)
+    if used > x.ndim or builtins.sum(k is Ellipsis for k in found) > 1:
+        raise IndexError(f"getitem: x is {x.spec}; the key names {used} axes")
+    fill = [builtins.slice(None)] * (x.ndim - used)
+    at = next((i for i, k in enumerate(found) if k is Ellipsis), None)
+    return [*found, *fill] if at is None else [*found[:at], *fill, *found[at + 1 :]]
+
+
+def _as_key(x: Array, k: Any) -> Any:
+    if k is None or k is Ellipsis or isinstance(k, builtins.slice):
+        return k
+    if isinstance(k, (list, np.ndarray)):
+        host = np.asarray(k) if np.asarray(k).size else np.zeros(np.shape(k), np.int64)
+        k = from_numpy(host, x.backend)
+    if isinstance(k, Array):
+        if k.dtype not in INTEGERS:
+            raise IndexError(f"getitem: an index is {k.spec}; it must be an integer array, or one bool mask alone")
+        return k
+    try:
+        return operator.index(k)
+    except TypeError:
+        raise IndexError(
+            f"getitem: an index is {type(k).__name__}; it must be an int, a slice, ..., None or an integer array"
+        ) from None
+
+
+def _position(x: Array, axis: int, k: int) -> int:
+    n = x.shape[axis]
+    if not -n <= k < n:
+        raise IndexError(f"getitem: x is {x.spec}; index {k} is out of range for axis {axis}")
+    return k % n
+
+
+def _flattened(x: Array, arrays: list[tuple[int, Array]]) -> tuple[Array, Array, int]:
+    """x with the indexed axes joined into one, the positions along it, and where it lies.
+
+    It lies where the first index array stood if they stand side by side, and in front otherwise, as in NumPy.
+    """
+    axes = [axis for axis, _ in arrays]
+    shape = broadcast("getitem", *(a.spec for _, a in arrays))
+    flat = None
+    for axis, a in arrays:
+        n = x.shape[axis]
+        place = checked_positions(a, n) if len(axes) > 1 else a
+        flat = place if flat is None else add(multiply(flat, n), place)
+    lead = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    x = permute_dims(x, axes=_joining_order(x.ndim, axes, lead)) if len(axes) > 1 else x
+    joined = math.prod(x.shape[lead : lead + len(axes)])
+    x = reshape(x, shape=(*x.shape[:lead], joined, *x.shape[lead + len(axes) :]))
+    return x, broadcast_to(flat, shape=shape), lead
+
+
+def _joining_order(ndim: int, axes: list[int], lead: int) -> tuple[int, ...]:
+    rest = [i for i in range(ndim) if i not in axes]
+    return (*rest[:lead], *axes, *rest[lead:])
+
+
+def _gathered_shape(shape: tuple, indices: tuple[int, ...]) -> tuple[int, ...]:
+    """The result's shape, with the index arrays' shape in its place."""
+    places = [i for i, n in enumerate(shape) if n == "array"]
+    beside = places == list(range(places[0], places[0] + len(places)))
+    at = places[0] if beside else 0
+    rest = [n for n in shape if n != "array"]
+    return (*rest[:at], *indices, *rest[at:])
+
+
+def _unflattened_shape(part: Array, arrays: list[tuple[int, Array]]) -> tuple[int, ...]:
+    axes = [axis for axis, _ in arrays]
+    lead = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    return tuple(part.shape[i] for i in _joining_order(part.ndim, axes, lead))
+
+
+def _restored_order(placed: Array, arrays: list[tuple[int, Array]]) -> Array:
+    axes = [axis for axis, _ in arrays]
+    lead = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    order = _joining_order(placed.ndim, axes, lead)
+    return permute_dims(placed, axes=tuple(order.index(i) for i in range(placed.ndim)))

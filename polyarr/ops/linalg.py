@@ -1,0 +1,214 @@
+"""Products of matrices and of tensors."""
+
+import itertools
+import math
+import string
+
+import numpy as np
+
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import fused, primitive, spec_of
+from polyarr.core.spec import Spec, broadcast, check_kind
+from polyarr.ops.elementwise import multiply
+from polyarr.ops.reduce import sum
+from polyarr.ops.shape import matrix_transpose, one_axis, permute_dims, reshape, slice
+
+
+@primitive(promote="x y")
+def matrix_product(x, y):
+    """The matrix product over the last two axes; what matmul runs.
+
+    Shapes:  x (..., m, k), y (..., k, n); the leading axes broadcast -> (..., m, n)
+    Dtypes:  real, promoted
+    Errors:  ShapeError if there are fewer than two axes or k differs
+    Grads:   x, y
+    """
+    for name, a in (("x", x), ("y", y)):
+        check_kind("matmul", name, a, "real")
+    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
+        raise ShapeError(f"matmul: x is {x}, y is {y}; x.shape[-1] must equal y.shape[-2]")
+    lead = broadcast("matmul", Spec(x.shape[:-2], x.dtype), Spec(y.shape[:-2], y.dtype))
+    return Spec((*lead, x.shape[-2], y.shape[-1]), x.dtype)
+
+
+matrix_product.vjp(
+    x=lambda g, y: matrix_product(g, matrix_transpose(y)),
+    y=lambda g, x, y_spec: _right_grad(g, x, y_spec),
+)
+
+
+def _right_grad(g, x, y_spec: Spec):
+    """x^T g. Where one y served a whole batch, the batch is part of the sum and not a stack of products."""
+    if y_spec.ndim == 2 and x.ndim > 2 and x.shape[:-2] == g.shape[:-2]:
+        x, g = (reshape(a, shape=(math.prod(a.shape[:-1]), a.shape[-1])) for a in (x, g))
+    return matrix_product(matrix_transpose(x), g)
+
+
+@fused(promote="x y")
+def matmul(x, y):
+    """The matrix product; a one-dimensional x counts as a row, a one-dimensional y as a column.
+
+    Shapes:  x (..., m, k), y (..., k, n); the leading axes broadcast -> (..., m, n); x (k,) drops m, y (k,) drops n
+    Dtypes:  real, promoted
+    Errors:  ShapeError if x or y has no axis or k differs
+    Grads:   x, y
+    Source:  array API standard 2024.12
+    """
+    if not x.shape or not y.shape or x.shape[-1] != y.shape[-2 if len(y.shape) > 1 else 0]:
+        raise ShapeError(f"matmul: x is {spec_of(x)}, y is {spec_of(y)}; x.shape[-1] must equal y.shape[-2]")
+    left = reshape(x, shape=(1, *x.shape)) if len(x.shape) == 1 else x
+    right = reshape(y, shape=(*y.shape, 1)) if len(y.shape) == 1 else y
+    out = matrix_product(left, right)
+    if left is x and right is y:
+        return out
+    shape = out.shape[:-1] if right is not y else out.shape
+    return reshape(out, shape=shape if left is x else (*shape[:-2], *shape[-1:]) if right is y else shape[:-1])
+
+
+@fused(promote="x y")
+def vecdot(x, y, *, axis=-1):
+    """The sum of products along axis.
+
+    Shapes:  x and y broadcast; axis goes
+    Dtypes:  real, promoted
+    Errors:  ShapeError if they do not broadcast or their lengths along axis differ
+    Grads:   x, y
+    """
+    if x.shape[axis] != y.shape[axis]:
+        raise ShapeError(f"vecdot: x is {spec_of(x)}, y is {spec_of(y)}; they must agree along axis {axis}")
+    return sum(multiply(x, y), axis=axis)
+
+
+@fused(promote="x y")
+def outer(x, y):
+    """Every product of an element of x with one of y.
+
+    Shapes:  (m,), (n,) -> (m, n)
+    Dtypes:  real, promoted
+    Errors:  ShapeError unless both have one axis
+    Grads:   x, y
+    """
+    if len(x.shape) != 1 or len(y.shape) != 1:
+        raise ShapeError(f"outer: x is {spec_of(x)}, y is {spec_of(y)}; both must have one axis")
+    return multiply(reshape(x, shape=(-1, 1)), reshape(y, shape=(1, -1)))
+
+
+@fused(promote="x y")
+def tensordot(x, y, *, axes=2):
+    """The sum of products over pairs of axes: the last n of x with the first n of y, or two tuples of axes.
+
+    Shapes:  the axes that are left of x, then those of y
+    Dtypes:  real, promoted
+    Errors:  ShapeError if paired axes differ in length
+    Grads:   x, y
+    """
+    if isinstance(axes, int):
+        axes = (tuple(range(len(x.shape) - axes, len(x.shape))), tuple(range(axes)))
+    left = tuple(one_axis("tensordot", x, a) for a in axes[0])
+    right = tuple(one_axis("tensordot", y, a) for a in axes[1])
+    if [x.shape[a] for a in left] != [y.shape[a] for a in right]:
+        raise ShapeError(f"tensordot: x is {spec_of(x)}, y is {spec_of(y)}; axes {axes} pair different lengths")
+    free_x = tuple(i for i in range(len(x.shape)) if i not in left)
+    free_y = tuple(i for i in range(len(y.shape)) if i not in right)
+    summed = math.prod(x.shape[a] for a in left)
+    rows, columns = (math.prod(a.shape[i] for i in free) for a, free in ((x, free_x), (y, free_y)))
+    out = matrix_product(
+        reshape(permute_dims(x, axes=(*free_x, *left)), shape=(rows, summed)),
+        reshape(permute_dims(y, axes=(*right, *free_y)), shape=(summed, columns)),
+    )
+    return reshape(out, shape=(*(x.shape[i] for i in free_x), *(y.shape[i] for i in free_y)))
+
+
+def einsum(subscripts: str, *operands):
+    """Sums of products in Einstein's notation, such as "bhtd,bhsd->bhts". NumPy's planner chooses the order of pairs.
+
+    Shapes:  as the subscripts say; "..." stands for leading axes that broadcast
+    Dtypes:  real, promoted
+    Errors:  ShapeError if the subscripts and the operands do not fit
+    Grads:   every operand
+    """
+    inputs, output = _subscripts(subscripts, operands)
+    stand_ins = [np.broadcast_to(np.float32(0), a.shape) for a in operands]
+    try:
+        path = np.einsum_path(f"{','.join(inputs)}->{output}", *stand_ins, optimize="greedy")[0][1:]
+    except ValueError as error:
+        listed = ", ".join(str(spec_of(a)) for a in operands)
+        raise ShapeError(f"einsum: {subscripts!r} with {listed}: {error}") from None
+    terms = list(zip(inputs, operands, strict=True))
+    for chosen in path:
+        pair = [terms.pop(i) for i in sorted(chosen, reverse=True)]
+        left_over = set(output).union(*(labels for labels, _ in terms))
+        while len(pair) > 1:
+            wanted = left_over.union(*(labels for labels, _ in pair[:-2]))
+            pair.append(_contract(pair.pop(), pair.pop(), wanted))
+        terms.append(pair[0])
+    labels, out = _summed(terms[0], set(output))
+    return permute_dims(out, axes=tuple(labels.index(c) for c in output))
+
+
+def _subscripts(subscripts: str, operands) -> tuple[list[str], str]:
+    """The labels of each operand and of the result, with every ellipsis spelt out."""
+    left, arrow, output = subscripts.replace(" ", "").partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(operands):
+        raise ShapeError(f"einsum: {subscripts!r} names {len(inputs)} operands, got {len(operands)}")
+    free = [c for c in string.ascii_letters if c not in subscripts]
+    named = [len(t.replace("...", "")) for t in inputs]
+    extra = max((len(a.shape) - n for t, n, a in zip(inputs, named, operands, strict=True) if "..." in t), default=0)
+    dots = "".join(free[: max(extra, 0)])
+    spelt = [
+        t.replace("...", dots[len(dots) - (len(a.shape) - n) :] if len(a.shape) > n else "")
+        for t, n, a in zip(inputs, named, operands, strict=True)
+    ]
+    if not arrow:
+        every = "".join(spelt)
+        output = dots + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in dots))
+    return spelt, output.replace("...", dots)
+
+
+def _contract(a: tuple, b: tuple, wanted: set[str]) -> tuple:
+    """One operand out of two: labels that nobody else wants are summed by a batched matrix product."""
+    (x_labels, x), (y_labels, y) = _summed(a, wanted | set(b[0])), _summed(b, wanted | set(a[0]))
+    shared = [c for c in x_labels if c in y_labels]
+    batch = [c for c in shared if c in wanted]
+    inner = [c for c in shared if c not in wanted]
+    rows = [c for c in x_labels if c not in shared]
+    columns = [c for c in y_labels if c not in shared]
+    x_sizes, y_sizes = dict(zip(x_labels, x.shape, strict=True)), dict(zip(y_labels, y.shape, strict=True))
+    lead = [max(x_sizes[c], y_sizes[c]) if 0 not in (x_sizes[c], y_sizes[c]) else 0 for c in batch]
+    left = _grouped(x, x_labels, x_sizes, batch, rows, inner)
+    right = _grouped(y, y_labels, y_sizes, batch, inner, columns)
+    out = matrix_product(left, right)
+    return [*batch, *rows, *columns], reshape(
+        out, shape=(*lead, *(x_sizes[c] for c in rows), *(y_sizes[c] for c in columns))
+    )
+
+
+def _grouped(x, labels, sizes, batch, rows, columns):
+    """x as (*batch, rows, columns), each group of axes joined into one."""
+    order = [*batch, *rows, *columns]
+    moved = permute_dims(x, axes=tuple(labels.index(c) for c in order))
+    lengths = [math.prod(sizes[c] for c in group) for group in (rows, columns)]
+    return reshape(moved, shape=(*(sizes[c] for c in batch), *lengths))
+
+
+def _summed(term: tuple, wanted: set[str]) -> tuple:
+    """A term without repeated labels (their diagonal is taken) and unwanted ones (they are summed)."""
+    labels, x = list(term[0]), term[1]
+    for c in [c for c, group in itertools.groupby(sorted(labels)) if len(list(group)) > 1]:
+        while labels.count(c) > 1:
+            labels, x = _diagonal(labels, x, c)
+    gone = tuple(i for i, c in enumerate(labels) if c not in wanted)
+    return [c for c in labels if c in wanted], sum(x, axis=gone, dtype=x.dtype) if gone else x
+
+
+def _diagonal(labels: list, x, c: str) -> tuple:
+    """x with two axes labelled c replaced by their diagonal: every (n + 1)-th element of the two joined."""
+    i = labels.index(c)
+    j = labels.index(c, i + 1)
+    n = x.shape[i]
+    rest = [a for a in range(len(x.shape)) if a not in (i, j)]
+    joined = reshape(permute_dims(x, axes=(*rest, i, j)), shape=(*(x.shape[a] for a in rest), n * n))
+    zeros, ones = (0,) * len(rest), (1,) * len(rest)
+    out = slice(joined, starts=(*zeros, 0), steps=(*ones, n + 1), shape=(*joined.shape[:-1], n))
+    return [*(labels[a] for a in rest), c], out

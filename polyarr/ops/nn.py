@@ -1,0 +1,393 @@
+"""The ops of neural networks. Each body is the definition and the gradient; a backend may bring a Fused pair."""
+
+import math
+
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import fused, spec_of
+from polyarr.core.spec import FLOATS, broadcast, check_kind
+from polyarr.core.spec import Spec as Spec_
+from polyarr.core.spec import bool as bool_
+from polyarr.ops.create import full
+from polyarr.ops.elementwise import (
+    add,
+    astype,
+    bitwise_right_shift,
+    divide,
+    equal,
+    erf,
+    exp,
+    greater_equal,
+    isfinite,
+    log,
+    multiply,
+    not_equal,
+    relu,
+    rsqrt,
+    silu,
+    sqrt,
+    square,
+    subtract,
+    tanh,
+    where,
+)
+from polyarr.ops.index import take, take_along_axis
+from polyarr.ops.linalg import matrix_product
+from polyarr.ops.random import random_bits
+from polyarr.ops.reduce import axis_of, max, mean, sum
+from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril
+
+
+def _canonical_axis(x, *, axis):
+    return {"axis": axis_of("softmax", x, axis)}
+
+
+@fused(canonical=_canonical_axis)
+def softmax(x, *, axis=-1):
+    """exp(x) divided by its sum over axis.
+
+    Shapes:  any -> the same
+    Dtypes:  floating -> the same
+    Errors:  ShapeError for an axis that x lacks
+    Grads:   x
+    """
+    check_kind("softmax", "x", spec_of(x), "floating")
+    e = exp(subtract(x, max(x, axis=axis, keepdims=True)))
+    return divide(e, sum(e, axis=axis, keepdims=True))
+
+
+@fused(canonical=_canonical_axis)
+def log_softmax(x, *, axis=-1):
+    """x minus the logarithm of the sum of exp(x) over axis.
+
+    Shapes:  any -> the same
+    Dtypes:  floating -> the same
+    Errors:  ShapeError for an axis that x lacks
+    Grads:   x
+    """
+    check_kind("log_softmax", "x", spec_of(x), "floating")
+    centred = subtract(x, max(x, axis=axis, keepdims=True))
+    return subtract(centred, log(sum(exp(centred), axis=axis, keepdims=True)))
+
+
+def _check_last(op: str, x, **named) -> None:
+    """Every named array that is there has x's last axis as its only one."""
+    check_kind(op, "x", spec_of(x), "floating")
+    if not x.shape:
+        raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least one axis")
+    for name, a in named.items():
+        if a is not None and a.shape != x.shape[-1:]:
+            raise ShapeError(f"{op}: {name} is {spec_of(a)}, x is {spec_of(x)}; {name} must be {list(x.shape[-1:])}")
+
+
+@fused(promote="x weight bias")
+def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
+    """Normalise the last axis to mean 0 and variance 1, then scale and shift.
+
+    y = (x - mean) / sqrt(var + eps) * weight + bias,  var divides by n.
+
+    Shapes:  x (..., n), weight (n,) or None, bias (n,) or None -> (..., n)
+    Dtypes:  floating, promoted
+    Errors:  ShapeError if weight or bias is not (n,)
+    Grads:   x, weight, bias
+    Source:  Ba, Kiros, Hinton 2016, arXiv:1607.06450
+    """
+    _check_last("layer_norm", x, weight=weight, bias=bias)
+    centred = subtract(x, mean(x, axis=-1, keepdims=True))
+    variance = mean(square(centred), axis=-1, keepdims=True)
+    y = multiply(centred, rsqrt(add(variance, eps)))
+    y = y if weight is None else multiply(y, weight)
+    return y if bias is None else add(y, bias)
+
+
+@fused(promote="x weight")
+def rms_norm(x, weight=None, *, eps=1e-6):
+    """Divide the last axis by its root mean square, then scale.
+
+    y = x / sqrt(mean(x^2) + eps) * weight.
+
+    Shapes:  x (..., n), weight (n,) or None -> (..., n)
+    Dtypes:  floating, promoted
+    Errors:  ShapeError if weight is not (n,)
+    Grads:   x, weight
+    Source:  Zhang, Sennrich 2019, arXiv:1910.07467
+    """
+    _check_last("rms_norm", x, weight=weight)
+    y = multiply(x, rsqrt(add(mean(square(x), axis=-1, keepdims=True), eps)))
+    return y if weight is None else multiply(y, weight)
+
+
+@fused
+def gelu(x, *, approximate="none"):
+    """x times the normal distribution function of x: by erf ("none") or by the tanh formula ("tanh").
+
+    Shapes:  any -> the same
+    Dtypes:  floating -> the same
+    Errors:  ValueError for another form
+    Grads:   x
+    Source:  Hendrycks, Gimpel 2016, arXiv:1606.08415
+    """
+    check_kind("gelu", "x", spec_of(x), "floating")
+    if approximate == "tanh":
+        inner = multiply(multiply(x, add(multiply(square(x), 0.044715), 1)), math.sqrt(2 / math.pi))
+        return multiply(multiply(x, 0.5), add(tanh(inner), 1))
+    if approximate == "none":
+        return multiply(multiply(x, 0.5), add(erf(multiply(x, math.sqrt(0.5))), 1))
+    raise ValueError(f"gelu: approximate is {approximate!r}; it must be 'none' or 'tanh'")
+
+
+ACTIVATIONS = {
+    None: lambda x: x,
+    "relu": relu,
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+}
+
+
+@fused(promote="x weight bias")
+def linear(x, weight, bias=None, *, activation=None):
+    """x times the transpose of weight, plus bias, through an activation.
+
+    Shapes:  x (..., k), weight (n, k), bias (n,) or None -> (..., n)
+    Dtypes:  floating, promoted
+    Errors:  ShapeError if the lengths do not fit, ValueError for an unknown activation
+    Grads:   x, weight, bias
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"linear: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"linear: x is {spec_of(x)}, weight is {spec_of(weight)}; x.shape[-1] must equal weight.shape[1]"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"linear: bias is {spec_of(bias)}, weight is {spec_of(weight)}; bias must be {list(weight.shape[:1])}"
+        )
+    rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
+    y = matrix_product(rows, matrix_transpose(weight))
+    y = y if bias is None else add(y, bias)
+    return reshape(ACTIVATIONS[activation](y), shape=(*x.shape[:-1], weight.shape[0]))
+
+
+@fused
+def embedding(weight, indices):
+    """The rows of weight at indices.
+
+    Shapes:  weight (v, c), indices any -> (*indices.shape, c)
+    Dtypes:  weight floating, indices integer -> weight's
+    Errors:  ShapeError unless weight has two axes; IndexError, at the next read, for an index out of range
+    Grads:   weight
+    """
+    if len(weight.shape) != 2:
+        raise ShapeError(f"embedding: weight is {spec_of(weight)}; it must have two axes")
+    return take(weight, indices, axis=0)
+
+
+@fused
+def dropout(x, key, counter, *, rate):
+    """x with each element set to 0 with probability rate, and the others divided by 1 - rate.
+
+    Element i is kept if the upper 24 of the 32 random bits i of (key, counter) are at least rate * 2^24.
+
+    Shapes:  any -> the same
+    Dtypes:  floating -> the same
+    Errors:  ValueError unless 0 <= rate <= 1
+    Grads:   x
+    Source:  Srivastava et al. 2014, JMLR 15
+    """
+    check_kind("dropout", "x", spec_of(x), "floating")
+    if not 0 <= rate <= 1:
+        raise ValueError(f"dropout: rate is {rate}; it must be from 0 to 1")
+    scale = 1 / (1 - rate) if rate < 1 else 0.0
+    return where(_kept(x, key, counter, x.shape, rate), multiply(x, scale), 0)
+
+
+def _kept(like, key, counter, shape, rate: float):
+    bits = random_bits(key, counter, like, shape=shape)
+    return greater_equal(bitwise_right_shift(bits, 8), round(rate * 2**24))
+
+
+@fused
+def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, reduction="mean"):
+    """The negative log-probability of the target class under softmax(logits).
+
+    With label smoothing s: (1 - s) times that, plus s times the mean over all classes. Targets equal to ignore_index
+    count nothing; the mean is over the others (nan if there are none).
+
+    Shapes:  logits (..., v), targets (...) -> (), or (...) with reduction "none"
+    Dtypes:  logits floating, targets integer -> logits'
+    Errors:  ShapeError if targets is not logits' leading shape; ValueError for another reduction;
+             IndexError, at the next read, for a target that is no class
+    Grads:   logits
+    """
+    check_kind("cross_entropy", "logits", spec_of(logits), "floating")
+    check_kind("cross_entropy", "targets", spec_of(targets), "integer")
+    if not logits.shape or targets.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"cross_entropy: targets is {spec_of(targets)}, logits is {spec_of(logits)}; "
+            f"targets must be {list(logits.shape[:-1])}"
+        )
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"cross_entropy: reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
+    counted = not_equal(targets, ignore_index)
+    logp = log_softmax(logits, axis=-1)
+    at = expand_dims(where(counted, targets, 0), axis=-1)
+    loss = multiply(squeeze(take_along_axis(logp, at, axis=-1), axis=-1), label_smoothing - 1)
+    if label_smoothing:
+        loss = subtract(loss, multiply(mean(logp, axis=-1), label_smoothing))
+    loss = where(counted, loss, 0)
+    if reduction == "none":
+        return loss
+    return sum(loss) if reduction == "sum" else divide(sum(loss), sum(astype(counted, dtype=logits.dtype)))
+
+
+@fused(promote="x y")
+def mse(x, y):
+    """The mean square difference.
+
+    Shapes:  x and y broadcast -> ()
+    Dtypes:  floating, promoted
+    Errors:  ShapeError if they do not broadcast
+    Grads:   x, y
+    """
+    return mean(square(subtract(x, y)))
+
+
+def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate):
+    return {"scale": 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), "causal": bool(causal)}
+
+
+def _check_attention(q, k, v, mask, causal: bool) -> None:
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        check_kind("attention", name, spec_of(a), "floating")
+        if len(a.shape) < 2:
+            raise ShapeError(f"attention: {name} is {spec_of(a)}; it must have at least two axes")
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        listed = f"q is {spec_of(q)}, k is {spec_of(k)}, v is {spec_of(v)}"
+        raise ShapeError(f"attention: {listed}; q and k must agree on the last axis, k and v on the one before")
+    if mask is not None:
+        lead = broadcast("attention", *(Spec_(a.shape[:-2], bool_) for a in (q, k, v)))
+        scores = Spec_((*lead, q.shape[-2], k.shape[-2]), bool_)
+        if broadcast("attention", scores, Spec_(mask.shape, bool_)) != scores.shape or mask.dtype not in (
+            bool_,
+            *FLOATS,
+        ):
+            raise ShapeError(
+                f"attention: mask is {spec_of(mask)}; it must be bool or floating and broadcast to {list(scores.shape)}"
+            )
+
+
+@fused(promote="q k v", canonical=_canonical_attention)
+def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None, dropout_rate=0.0):
+    """Scaled dot-product attention: softmax(q k^T * scale) v, over the positions that may be seen.
+
+    mask: True where a query may see a key, or numbers that are added to the scores. causal: query i sees keys up to
+    i + (s - t), so that the last query sees all. A query that may see nothing gives zeros. With dropout_rate, the
+    weights go through dropout with (key, counter). scale defaults to 1 / sqrt(d).
+
+    Shapes:  q (..., t, d), k (..., s, d), v (..., s, e), mask broadcastable to (..., t, s) -> (..., t, e)
+    Dtypes:  floating, promoted
+    Errors:  ShapeError if the shapes do not fit
+    Grads:   q, k, v, mask (if floating)
+    Source:  Vaswani et al. 2017, arXiv:1706.03762
+    """
+    _check_attention(q, k, v, mask, causal)
+    scores = multiply(matrix_product(q, matrix_transpose(k)), scale)
+    if mask is not None and mask.dtype != bool_:
+        scores = add(scores, astype(mask, dtype=scores.dtype))
+    if mask is not None and mask.dtype == bool_:
+        scores = where(mask, scores, -math.inf)
+    if causal:
+        t, s = scores.shape[-2:]
+        seen = tril(full(True, scores, shape=(t, s), dtype=bool_), k=s - t)
+        scores = where(seen, scores, -math.inf)
+    weights = _masked_softmax(scores)
+    if dropout_rate:
+        weights = dropout(weights, key, counter, rate=dropout_rate)
+    return matrix_product(weights, v)
+
+
+def _masked_softmax(scores):
+    """Softmax over the last axis, and zeros where every score is -inf."""
+    if scores.shape[-1] == 0:
+        return scores
+    top = max(scores, axis=-1, keepdims=True)
+    e = exp(subtract(scores, where(isfinite(top), top, 0)))
+    total = sum(e, axis=-1, keepdims=True)
+    return divide(e, where(equal(total, 0), 1, total))
+
+
+# ---- optimiser steps over many tensors -------------------------------------------------------------------------
+
+
+def _like_first(count: int):
+    """A rule for a step over lists: the results are like the lists that go in."""
+
+    def infer(params, grads, *rest, weight_decay, **_):
+        states = rest[: count - 1]
+        for name, members in (("grads", grads), *((f"state {i}", s) for i, s in enumerate(states))):
+            if len(members) != len(params) or any(a.shape != p.shape for a, p in zip(members, params, strict=True)):
+                raise ShapeError(f"optimiser step: {name} has other shapes than params; every list must match params")
+        if len(weight_decay) != len(params):
+            raise ShapeError(
+                f"optimiser step: {len(weight_decay)} weight decays for {len(params)} params; give one each"
+            )
+        return (params, *states)
+
+    return infer
+
+
+@fused(infer=_like_first(2))
+def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, nesterov):
+    """One step of stochastic gradient descent with momentum over lists of arrays.
+
+    g = scale * grad + weight_decay * p;  v = momentum * v + g;  p = p - lr * (v, or g + momentum * v with nesterov).
+
+    Shapes:  lists of arrays, alike -> (params, velocity)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if the lists differ
+    Grads:   params, grads, velocity
+    """
+    new_params, new_velocity = [], []
+    for p, g, v, decay in zip(params, grads, velocity, weight_decay, strict=True):
+        p_wide = astype(p, dtype=v.dtype)
+        g = add(_scaled(g, scale, v.dtype), multiply(p_wide, decay))
+        v = add(multiply(v, momentum), g)
+        step = add(g, multiply(v, momentum)) if nesterov else v
+        new_params.append(astype(subtract(p_wide, multiply(step, lr)), dtype=p.dtype))
+        new_velocity.append(v)
+    return tuple(new_params), tuple(new_velocity)
+
+
+@fused(infer=_like_first(3))
+def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight_decay, decoupled):
+    """One step of AdamW (decoupled) or Adam over lists of arrays.
+
+    g = scale * grad;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
+    p = p - lr * weight_decay * p - lr * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps).
+    Without decoupled, g gains weight_decay * p instead. step counts from 1; weight_decay has one entry per array.
+
+    Shapes:  lists of arrays, alike -> (params, m, v)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if the lists differ
+    Grads:   params, grads, m, v
+    Source:  Kingma, Ba 2014, arXiv:1412.6980; Loshchilov, Hutter 2017, arXiv:1711.05101
+    """
+    found = []
+    for p, g, first, second, decay in zip(params, grads, m, v, weight_decay, strict=True):
+        p_wide, g = astype(p, dtype=first.dtype), _scaled(g, scale, first.dtype)
+        if decay and decoupled:
+            shrunk = multiply(p_wide, 1 - lr * decay)
+        else:
+            shrunk, g = p_wide, add(g, multiply(p_wide, decay)) if decay else g
+        first = add(multiply(first, beta1), multiply(g, 1 - beta1))
+        second = add(multiply(second, beta2), multiply(square(g), 1 - beta2))
+        root = add(sqrt(multiply(second, 1 / (1 - beta2**step))), eps)
+        moved = subtract(shrunk, divide(multiply(first, lr / (1 - beta1**step)), root))
+        found.append((astype(moved, dtype=p.dtype), first, second))
+    return tuple(zip(*found, strict=True)) if found else ((), (), ())
+
+
+def _scaled(g, scale, dtype):
+    g = astype(g, dtype=dtype)
+    return multiply(g, scale if isinstance(scale, (int, float)) else astype(scale, dtype=dtype))

@@ -1,0 +1,410 @@
+"""Ops that move elements and do not change them: views, windows, joining and splitting, triangles."""
+
+import builtins
+import itertools
+import math
+
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import fused, primitive, spec_of
+from polyarr.core.spec import Spec, broadcast
+from polyarr.ops.create import arange, full, shape_of
+from polyarr.ops.elementwise import less_equal, where
+
+
+def one_axis(op: str, x, axis: int, extra: int = 0) -> int:
+    """axis as a number from 0 to ndim + extra - 1.
+
+    Errors:  ShapeError if x has no such axis
+    """
+    ndim = len(x.shape) + extra
+    if not -ndim <= axis < ndim:
+        raise ShapeError(f"{op}: x is {spec_of(x)}; axis {axis} must be from {-ndim} to {ndim - 1}")
+    return axis % ndim
+
+
+# ---- views -----------------------------------------------------------------------------------------------------
+
+
+@primitive
+def reshape(x, *, shape):
+    """The same elements, in row-major order, in another shape; one length may be -1.
+
+    Shapes:  any -> shape
+    Dtypes:  any -> the same
+    Errors:  ShapeError if shape holds another number of elements
+    Grads:   x
+    """
+    given = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+    rest = math.prod(n for n in given if n != -1)
+    found = tuple(x.size // rest if n == -1 and rest else builtins.max(n, 0) if n == -1 else n for n in given)
+    if given.count(-1) > 1 or any(n < -1 for n in given) or math.prod(found) != x.size:
+        raise ShapeError(f"reshape: x is {x}, {x.size} elements; {list(given)} does not hold as many")
+    return Spec(found, x.dtype), {"shape": found}
+
+
+@primitive
+def permute_dims(x, *, axes):
+    """x with its axes in another order: axis i of the result is axis axes[i] of x.
+
+    Shapes:  any -> permuted
+    Dtypes:  any -> the same
+    Errors:  ShapeError if axes does not name every axis once
+    Grads:   x
+    """
+    found = tuple(one_axis("permute_dims", x, a) for a in axes)
+    if sorted(found) != list(range(x.ndim)):
+        raise ShapeError(f"permute_dims: x is {x}; axes {list(axes)} must name each of its axes once")
+    return Spec(tuple(x.shape[a] for a in found), x.dtype), {"axes": found}
+
+
+@primitive
+def broadcast_to(x, *, shape):
+    """x stretched to shape: axes of length 1, and new ones in front, are repeated.
+
+    Shapes:  broadcastable -> shape
+    Dtypes:  any -> the same
+    Errors:  ShapeError if x does not broadcast to shape
+    Grads:   x
+    """
+    shape = shape_of("broadcast_to", shape)
+    lead = len(shape) - x.ndim
+    if lead < 0 or any(n not in (1, m) for n, m in zip(x.shape, shape[builtins.max(lead, 0) :], strict=False)):
+        raise ShapeError(f"broadcast_to: x is {x}; it does not broadcast to {list(shape)}")
+    return Spec(shape, x.dtype), {"shape": shape}
+
+
+@primitive
+def slice(x, *, starts, steps, shape):
+    """The window of x with element i * step + start along each axis; steps may be negative.
+
+    This is what `x[2:, ::-1]` runs. Parameters are per axis, and lie within x.
+
+    Shapes:  any -> shape
+    Dtypes:  any -> the same
+    Errors:  ShapeError if the window leaves x
+    Grads:   x
+    """
+    _check_window("slice", x, starts, steps, shape)
+    return Spec(shape, x.dtype)
+
+
+@primitive(promote="")
+def slice_update(x, value, *, starts, steps):
+    """x with a window replaced by value: what `x[2:, ::-1] = value` runs.
+
+    Shapes:  x any, value the window's shape -> x's
+    Dtypes:  any, one for both -> the same
+    Errors:  ShapeError if the window leaves x
+    Grads:   x, value
+    """
+    _check_window("slice_update", x, starts, steps, value.shape)
+    return Spec(x.shape, x.dtype)
+
+
+def _check_window(op: str, x: Spec, starts, steps, shape) -> None:
+    if not len(starts) == len(steps) == len(shape) == x.ndim:
+        raise ShapeError(f"{op}: x is {x}; starts, steps and the window's shape must have {x.ndim} entries")
+    for start, step, count, length in zip(starts, steps, shape, x.shape, strict=True):
+        last = start + (count - 1) * step
+        if count and not (0 <= start < length and 0 <= last < length and step):
+            raise ShapeError(f"{op}: x is {x}; the window {list(starts)} by {list(steps)}, {list(shape)} leaves it")
+
+
+@fused
+def expand_dims(x, *, axis=0):
+    """x with a new axis of length 1 at position axis.
+
+    Shapes:  any -> one axis more
+    Dtypes:  any -> the same
+    Errors:  ShapeError if there is no such position
+    Grads:   x
+    """
+    at = one_axis("expand_dims", x, axis, extra=1)
+    return reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
+
+
+@fused
+def squeeze(x, *, axis):
+    """x without the axes named, which must have length 1.
+
+    Shapes:  any -> fewer axes
+    Dtypes:  any -> the same
+    Errors:  ShapeError if an axis is longer than 1
+    Grads:   x
+    """
+    gone = {one_axis("squeeze", x, a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))}
+    if any(x.shape[a] != 1 for a in gone):
+        raise ShapeError(f"squeeze: x is {spec_of(x)}; axis {axis} must have length 1")
+    return reshape(x, shape=tuple(n for i, n in enumerate(x.shape) if i not in gone))
+
+
+@fused
+def matrix_transpose(x):
+    """x with its last two axes swapped.
+
+    Shapes:  (..., m, n) -> (..., n, m)
+    Dtypes:  any -> the same
+    Errors:  ShapeError if x has fewer than two axes
+    Grads:   x
+    """
+    if len(x.shape) < 2:
+        raise ShapeError(f"matrix_transpose: x is {spec_of(x)}; it must have at least two axes")
+    n = len(x.shape)
+    return permute_dims(x, axes=(*range(n - 2), n - 1, n - 2))
+
+
+@fused
+def moveaxis(x, *, source, destination):
+    """x with the axes source moved to the positions destination.
+
+    Shapes:  any -> permuted
+    Dtypes:  any -> the same
+    Errors:  ShapeError for an axis that x lacks
+    Grads:   x
+    """
+    pairs = [(source, destination)] if isinstance(source, int) else list(zip(source, destination, strict=True))
+    moved = {one_axis("moveaxis", x, d): one_axis("moveaxis", x, s) for s, d in pairs}
+    rest = iter(a for a in range(len(x.shape)) if a not in moved.values())
+    return permute_dims(x, axes=tuple(moved[i] if i in moved else next(rest) for i in range(len(x.shape))))
+
+
+@fused
+def flip(x, *, axis=None):
+    """x with the order of its elements along axis (None: all axes) reversed.
+
+    Shapes:  any -> the same
+    Dtypes:  any -> the same
+    Errors:  ShapeError for an axis that x lacks
+    Grads:   x
+    """
+    given = range(len(x.shape)) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    turned = {one_axis("flip", x, a) for a in given}
+    starts = tuple(builtins.max(n - 1, 0) if i in turned else 0 for i, n in enumerate(x.shape))
+    return slice(x, starts=starts, steps=tuple(-1 if i in turned else 1 for i in range(len(x.shape))), shape=x.shape)
+
+
+reshape.vjp(x=lambda g, x_spec: reshape(g, shape=x_spec.shape))
+permute_dims.vjp(x=lambda g, axes: permute_dims(g, axes=tuple(axes.index(i) for i in range(len(axes)))))
+broadcast_to.vjp(x=lambda g: g)
+slice.vjp(
+    x=lambda g, x_spec, starts, steps: slice_update(
+        full(0, g, shape=x_spec.shape, dtype=g.dtype), g, starts=starts, steps=steps
+    )
+)
+slice_update.vjp(
+    x=lambda g, value_spec, starts, steps: slice_update(
+        g, full(0, g, shape=value_spec.shape, dtype=g.dtype), starts=starts, steps=steps
+    ),
+    value=lambda g, value_spec, starts, steps: slice(g, starts=starts, steps=steps, shape=value_spec.shape),
+)
+
+
+# ---- joining and splitting ---------------------------------------------------------------------------------------
+
+
+@primitive(promote="arrays")
+def concat(arrays, *, axis=0):
+    """The arrays, one after the other along axis (None: flattened first).
+
+    Shapes:  a list of arrays that agree on every other axis -> the sum of their lengths along axis
+    Dtypes:  any, promoted
+    Errors:  ShapeError if other axes differ; TypeError for an empty list
+    Grads:   arrays
+    """
+    _check_list("concat", arrays)
+    at = one_axis("concat", arrays[0], axis)
+    for a in arrays[1:]:
+        if a.ndim != arrays[0].ndim or any(
+            n != m for i, (n, m) in enumerate(zip(a.shape, arrays[0].shape, strict=True)) if i != at
+        ):
+            listed = ", ".join(map(str, arrays))
+            raise ShapeError(f"concat: arrays are {listed}; they must agree on every axis but {at}")
+    total = builtins.sum(a.shape[at] for a in arrays)
+    return Spec((*arrays[0].shape[:at], total, *arrays[0].shape[at + 1 :]), arrays[0].dtype), {"axis": at}
+
+
+def _check_list(op: str, arrays) -> None:
+    if not isinstance(arrays, (tuple, list)) or not arrays:
+        raise TypeError(f"{op}: got {'no arrays' if arrays in ((), []) else 'one array'}; it needs a list of arrays")
+
+
+def _parts(g, lengths, axis: int):
+    """g cut along axis into windows of these lengths."""
+    found, start = [], 0
+    for length in lengths:
+        shape = (*g.shape[:axis], length, *g.shape[axis + 1 :])
+        starts = tuple(start if i == axis and length else 0 for i in range(len(g.shape)))
+        found.append(slice(g, starts=starts, steps=(1,) * len(g.shape), shape=shape))
+        start += length
+    return tuple(found)
+
+
+concat.vjp(arrays=lambda g, arrays_spec, axis: _parts(g, [s.shape[axis] for s in arrays_spec], axis))
+
+
+@fused(promote="arrays")
+def stack(arrays, *, axis=0):
+    """The arrays, side by side along a new axis.
+
+    Shapes:  a list of n arrays of one shape -> that shape with an axis of length n
+    Dtypes:  any, promoted
+    Errors:  ShapeError if the shapes differ; TypeError for an empty list
+    Grads:   arrays
+    """
+    _check_list("stack", arrays)
+    if any(a.shape != arrays[0].shape for a in arrays):
+        raise ShapeError(f"stack: arrays are {', '.join(str(spec_of(a)) for a in arrays)}; they must share one shape")
+    at = one_axis("stack", arrays[0], axis, extra=1)
+    return concat(tuple(expand_dims(a, axis=at) for a in arrays), axis=at)
+
+
+@fused
+def unstack(x, *, axis=0):
+    """The slices of x along axis, as a tuple of arrays without it.
+
+    Shapes:  n along axis -> n arrays of one axis fewer
+    Dtypes:  any -> the same
+    Errors:  ShapeError for an axis that x lacks
+    Grads:   x
+    """
+    at = one_axis("unstack", x, axis)
+    return tuple(squeeze(part, axis=at) for part in _parts(x, [1] * x.shape[at], at))
+
+
+@fused
+def split(x, *, indices_or_sections, axis=0):
+    """x cut along axis: into so many equal parts (an int), or before each of the positions (a tuple).
+
+    Shapes:  any -> a tuple of arrays
+    Dtypes:  any -> the same
+    Errors:  ShapeError if the parts would not be equal
+    Grads:   x
+    """
+    at = one_axis("split", x, axis)
+    n = x.shape[at]
+    if isinstance(indices_or_sections, int):
+        if indices_or_sections < 1 or n % indices_or_sections:
+            raise ShapeError(
+                f"split: x is {spec_of(x)}; axis {at} does not divide into {indices_or_sections} equal parts"
+            )
+        return _parts(x, [n // indices_or_sections] * indices_or_sections, at)
+    cuts = [0, *(builtins.min(c if c >= 0 else c + n, n) for c in indices_or_sections), n]
+    return _parts(x, [builtins.max(b - a, 0) for a, b in itertools.pairwise(cuts)], at)
+
+
+@fused
+def pad(x, *, pad_width, constant_values=0):
+    """x with constant_values around it: pad_width is (before, after) for all axes, or one such pair per axis.
+
+    Shapes:  n -> before + n + after, per axis
+    Dtypes:  any -> the same
+    Errors:  ShapeError for a negative width or a wrong number of pairs
+    Grads:   x
+    """
+    pairs = (pad_width,) * 2 if isinstance(pad_width, int) else tuple(pad_width)
+    pairs = tuple(tuple(p) for p in pairs) if pairs and not isinstance(pairs[0], int) else (pairs,) * len(x.shape)
+    if len(pairs) != len(x.shape) or any(len(p) != 2 or builtins.min(p) < 0 for p in pairs):
+        raise ShapeError(f"pad: x is {spec_of(x)}, pad_width is {pad_width}; it must be one (before, after) per axis")
+    shape = tuple(before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True))
+    around = full(constant_values, x, shape=shape, dtype=x.dtype)
+    starts = tuple(before if n else 0 for n, (before, _) in zip(x.shape, pairs, strict=True))
+    return slice_update(around, x, starts=starts, steps=(1,) * len(shape))
+
+
+@fused
+def roll(x, *, shift, axis=None):
+    """x with its elements moved by shift along axis (None: in the flattened x); what leaves at the end comes in front.
+
+    Shapes:  any -> the same
+    Dtypes:  any -> the same
+    Errors:  ShapeError for an axis that x lacks
+    Grads:   x
+    """
+    if axis is None:
+        return reshape(roll(reshape(x, shape=(-1,)), shift=shift, axis=0), shape=x.shape)
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+    for by, a in zip(shifts, axes, strict=True):
+        at = one_axis("roll", x, a)
+        n = x.shape[at]
+        if n and by % n:
+            before, after = _parts(x, [n - by % n, by % n], at)
+            x = concat((after, before), axis=at)
+    return x
+
+
+@fused
+def tile(x, *, repetitions):
+    """x repeated as a whole along each axis.
+
+    Shapes:  n -> n * repetitions, per axis; the shorter of the two is filled up with 1 in front
+    Dtypes:  any -> the same
+    Errors:  ShapeError for a negative number
+    Grads:   x
+    """
+    times = shape_of("tile", repetitions)
+    ndim = builtins.max(len(times), len(x.shape))
+    times = (1,) * (ndim - len(times)) + times
+    lengths = (1,) * (ndim - len(x.shape)) + tuple(x.shape)
+    between = reshape(x, shape=tuple(m for n in lengths for m in (1, n)))
+    spread = broadcast_to(between, shape=tuple(m for t, n in zip(times, lengths, strict=True) for m in (t, n)))
+    return reshape(spread, shape=tuple(t * n for t, n in zip(times, lengths, strict=True)))
+
+
+@fused
+def repeat(x, *, repeats, axis=None):
+    """x with each element repeated in place along axis (None: in the flattened x).
+
+    Shapes:  n -> n * repeats along axis
+    Dtypes:  any -> the same
+    Errors:  ShapeError for an axis that x lacks or a negative number
+    Grads:   x
+    """
+    if axis is None:
+        return repeat(reshape(x, shape=(-1,)), repeats=repeats, axis=0)
+    at, (times,) = one_axis("repeat", x, axis), shape_of("repeat", repeats)
+    spread = (*x.shape[: at + 1], times, *x.shape[at + 1 :])
+    stretched = broadcast_to(expand_dims(x, axis=at + 1), shape=spread)
+    return reshape(stretched, shape=(*x.shape[:at], x.shape[at] * times, *x.shape[at + 1 :]))
+
+
+# ---- triangles ---------------------------------------------------------------------------------------------------
+
+
+@fused
+def tril(x, *, k=0):
+    """x with zeros above the k-th diagonal.
+
+    Shapes:  (..., m, n) -> the same
+    Dtypes:  any -> the same
+    Errors:  ShapeError if x has fewer than two axes
+    Grads:   x
+    """
+    return where(_below("tril", x, k), x, False if x.dtype.kind == "b" else 0)
+
+
+@fused
+def triu(x, *, k=0):
+    """x with zeros below the k-th diagonal.
+
+    Shapes:  (..., m, n) -> the same
+    Dtypes:  any -> the same
+    Errors:  ShapeError if x has fewer than two axes
+    Grads:   x
+    """
+    return where(_below("triu", x, k - 1), False if x.dtype.kind == "b" else 0, x)
+
+
+def _below(op: str, x, k: int):
+    """A bool matrix of x's last two lengths, True on the k-th diagonal and below."""
+    if len(x.shape) < 2:
+        raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least two axes")
+    m, n = x.shape[-2:]
+    rows = reshape(arange(k, 1, x, size=m, dtype="int64"), shape=(m, 1))
+    return less_equal(arange(0, 1, x, size=n, dtype="int64"), rows)
+
+
+def broadcast_arrays(*arrays):
+    """The arrays, each stretched to the shape they share."""
+    shape = broadcast("broadcast_arrays", *map(spec_of, arrays))
+    return tuple(broadcast_to(a, shape=shape) for a in arrays)

@@ -1,0 +1,163 @@
+"""Random arrays. Every draw is a pure function of (seed, number of the draw): the same on every backend."""
+
+import math
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from polyarr import ops
+from polyarr.core.op import Array
+from polyarr.core.spec import as_dtype, float32, float64, int64
+from polyarr.ops.create import shape_of
+
+TWO_PI = 2 * math.pi
+_MASK = 2**64 - 1
+
+
+class Generator:
+    """A source of (key, counter) pairs, each of which is used for one draw."""
+
+    def __init__(self, seed: int, counter: int = 0) -> None:
+        self.seed, self.counter, self._lock = seed & _MASK, counter, threading.Lock()
+
+    def draw(self) -> tuple[int, int]:
+        """The next (key, counter)."""
+        with self._lock:
+            self.counter += 1
+            return self.seed, self.counter
+
+
+_default = Generator(secrets.randbits(64))
+_scoped: ContextVar[Generator | None] = ContextVar("polyarr_generator", default=None)
+
+
+def _generator() -> Generator:
+    return _scoped.get() or _default
+
+
+def seed(value: int) -> None:
+    """Start the sequence that belongs to value: the same draws then give the same numbers, on every backend.
+
+    Errors:  TypeError unless value is an int
+    """
+    if not isinstance(value, int):
+        raise TypeError(f"random.seed: got {type(value).__name__}; it must be an int")
+    generator = _generator()
+    generator.seed, generator.counter = value & _MASK, 0
+
+
+def get_state() -> tuple[int, int]:
+    """The seed and the number of draws so far."""
+    return _generator().seed, _generator().counter
+
+
+def set_state(state: tuple[int, int]) -> None:
+    """Go back, or ahead, to a state that get_state gave."""
+    _generator().seed, _generator().counter = state
+
+
+@contextmanager
+def restored(state: tuple[int, int]) -> Iterator[None]:
+    """Draw from a state inside the block, and go on as if nothing had happened after it."""
+    token = _scoped.set(Generator(*state))
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
+
+
+def draw() -> tuple[int, int]:
+    """A fresh (key, counter) for an op that takes them, such as dropout."""
+    return _generator().draw()
+
+
+def bits(shape: Any) -> Array:
+    """Uniform random 32-bit integers.
+
+    Shapes:  -> shape
+    Dtypes:  -> uint32
+    """
+    return ops.random_bits(*draw(), shape=shape_of("random.bits", shape))
+
+
+def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = float32) -> Array:
+    """Uniform numbers from low up to high.
+
+    Shapes:  -> shape
+    Dtypes:  -> dtype, floating; 24 random bits each, 53 in float64
+    """
+    shape, dtype = shape_of("random.uniform", shape), as_dtype(dtype)
+    if dtype == float64:
+        words = bits((2, *shape))
+        upper = (words[0] >> 5).astype(float64) * 2.0**26
+        unit = (upper + (words[1] >> 6).astype(float64)) * 2.0**-53
+    else:
+        unit = (bits(shape) >> 8).astype(float32) * 2.0**-24
+    return (unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low).astype(dtype)
+
+
+def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = float32) -> Array:
+    """Normally distributed numbers.
+
+    Shapes:  -> shape
+    Dtypes:  -> dtype, floating
+    Source:  Box, Muller 1958
+    """
+    shape, dtype = shape_of("random.normal", shape), as_dtype(dtype)
+    wide = float64 if dtype == float64 else float32
+    size = math.prod(shape)
+    words = bits((2, (size + 1) // 2)).astype(wide)
+    radius = ops.sqrt(ops.log((words[0] + 0.5) * 2.0**-32) * -2.0)
+    angle = words[1] * (TWO_PI * 2.0**-32)
+    both = ops.concat([radius * ops.cos(angle), radius * ops.sin(angle)])
+    unit = ops.reshape(both[:size], shape=shape)
+    return (unit if (mean, std) == (0.0, 1.0) else unit * std + mean).astype(dtype)
+
+
+def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Array:
+    """Uniform integers from low up to but not including high.
+
+    Shapes:  -> shape
+    Dtypes:  -> dtype, integer
+    Errors:  ValueError unless low < high <= low + 2^32
+    """
+    if not 0 < high - low <= 2**32:
+        raise ValueError(f"random.randint: low is {low}, high is {high}; need low < high <= low + 2**32")
+    scaled = bits(shape).astype("uint64") * (high - low) >> 32
+    return (scaled.astype(int64) + low).astype(dtype)
+
+
+def bernoulli(p: float, shape: Any = ()) -> Array:
+    """True with probability p, to 24 bits.
+
+    Shapes:  -> shape
+    Dtypes:  -> bool
+    Errors:  ValueError unless 0 <= p <= 1
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"random.bernoulli: p is {p}; it must be from 0 to 1")
+    return (bits(shape) >> 8) < round(p * 2**24)
+
+
+def permutation(x: int | Array, *, axis: int = 0) -> Array:
+    """The numbers below x in random order, or a copy of the array x with its slices along axis in random order.
+
+    Shapes:  n -> (n,), or x's
+    Dtypes:  -> int64, or x's
+    """
+    n = x if isinstance(x, int) else x.shape[axis]
+    order = ops.argsort(bits((n,)))
+    return order if isinstance(x, int) else ops.take(x, order, axis=axis)
+
+
+def choice_from_logits(logits: Array) -> Array:
+    """One class for each row of logits, with the probabilities softmax(logits), by the Gumbel trick.
+
+    Shapes:  (..., v) -> (...)
+    Dtypes:  floating -> int64
+    """
+    noise = -ops.log(-ops.log((bits(logits.shape).astype(float32) + 0.5) * 2.0**-32))
+    return ops.argmax(logits.astype(float32) + noise, axis=-1)

@@ -1,0 +1,85 @@
+"""Trees: nested dicts, lists, tuples and whatever registers itself; anything else is a leaf.
+
+A container takes part by three attributes of its class: `tree_children(self) -> dict[str, child]`,
+`tree_rebuild(self, children) -> a new container`, both as methods. nn.Module has them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def children(tree: Any) -> dict[Any, Any] | None:
+    """The named children of a container, or None for a leaf. None itself is a container without children."""
+    if hasattr(type(tree), "tree_children"):
+        return tree.tree_children()
+    if isinstance(tree, dict):
+        return tree
+    if isinstance(tree, (list, tuple)):
+        return dict(enumerate(tree))
+    return {} if tree is None else None
+
+
+def rebuild(tree: Any, found: dict[Any, Any]) -> Any:
+    """A container like tree with other children."""
+    if hasattr(type(tree), "tree_rebuild"):
+        return tree.tree_rebuild(found)
+    if isinstance(tree, dict):
+        return type(tree)(found) if type(tree) is not dict else dict(found)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*found.values())
+    return None if tree is None else type(tree)(found.values())
+
+
+def items(tree: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """(path, leaf) for every leaf, in order. A path is a tuple of keys, indices and attribute names."""
+    found = children(tree)
+    if found is None:
+        yield path, tree
+    else:
+        for name, child in found.items():
+            yield from items(child, (*path, name))
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Every leaf, in order."""
+    return [leaf for _, leaf in items(tree)]
+
+
+def unflatten(tree: Any, new_leaves: Any) -> Any:
+    """A tree like `tree` with these leaves, in the order of `leaves`.
+
+    Errors:  ValueError if there are too few or too many
+    """
+    rest = iter(new_leaves)
+    done = object()
+
+    def build(node: Any) -> Any:
+        found = children(node)
+        if found is not None:
+            return rebuild(node, {name: build(child) for name, child in found.items()})
+        leaf = next(rest, done)
+        if leaf is done:
+            raise ValueError("tree.unflatten: fewer leaves than the tree has")
+        return leaf
+
+    result = build(tree)
+    if next(rest, done) is not done:
+        raise ValueError("tree.unflatten: more leaves than the tree has")
+    return result
+
+
+def map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """fn applied leaf by leaf to trees of one shape; the result has the containers of the first.
+
+    A Module and the dict of its parameters count as the same shape.
+
+    Errors:  ValueError naming the first path that one tree has and another lacks
+    """
+    listed = [list(items(t)) for t in (tree, *others)]
+    paths = [path for path, _ in listed[0]]
+    for other in listed[1:]:
+        if [path for path, _ in other] != paths:
+            differing = set(paths) ^ {path for path, _ in other}
+            at = ".".join(str(key) for key in min(differing, key=str)) if differing else "the order"
+            raise ValueError(f"tree.map: the trees differ at {at}")
+    return unflatten(tree, [fn(*(leaf for _, leaf in row)) for row in zip(*listed, strict=True)])
