@@ -1,0 +1,281 @@
+"""`polyarr backends | devices | doctor | ops` and what the command line does with errors, through the real command."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from polyarr import cli
+from polyarr.core.errors import ShapeError
+
+ROOT = Path(__file__).parents[1]
+
+GOOD = """
+from polyarr.backends.numpy import start as numpy
+from polyarr.plugins import DeviceInfo, hookimpl
+
+@hookimpl
+def polyarr_backends(register):
+    register("mirror", lambda: numpy()._replace(name="mirror", device="a mirror"), summary="NumPy again")
+
+@hookimpl
+def polyarr_devices():
+    return [
+        DeviceInfo("mirror", 0, "Mirror", "Glass", features={"fp64": True, "fp16": False, "memory": 4096}, chosen=True),
+        DeviceInfo("mirror", 1, "Shards", problem="fell down"),
+    ]
+
+@hookimpl
+def polyarr_diagnose():
+    return [("ok", "the mirror hangs straight")]
+"""
+WRONG = GOOD.replace('device="a mirror"', "download=lambda buf: buf * 0 + 1")
+BROKEN = "import no_such_library_anywhere"
+
+
+def polyarr(*arguments, folder="", **environment):
+    """Run the command in a process of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
+    return subprocess.run(
+        [sys.executable, "-m", "polyarr.cli", *arguments],
+        env={**clean, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT))), **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Install a plugin called mirror with this source; the folder that holds it."""
+
+    def install(source):
+        (tmp_path / "polyarr_mirror.py").write_text(source)
+        info = tmp_path / "polyarr_mirror-0.3.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: polyarr-mirror\nVersion: 0.3\n")
+        (info / "entry_points.txt").write_text("[polyarr]\nmirror = polyarr_mirror\n")
+        return tmp_path
+
+    return install
+
+
+# ---- the commands ----------------------------------------------------------------------------------------
+
+
+def test_backends_lists_each_with_what_it_can_do(plugin):
+    """A row per backend, and the same as JSON."""
+    folder = plugin(GOOD)
+    found = polyarr("backends", folder=folder)
+    assert found.returncode == 0 and found.stderr == ""
+    row = next(line for line in found.stdout.splitlines() if line.startswith("mirror"))
+    assert re.match(r"mirror +polyarr-mirror 0.3 +running +a mirror +\d+ of \d+ ops +all", row)
+    rows = {row["name"]: row for row in json.loads(polyarr("backends", "--json", folder=folder).stdout)}
+    assert rows["numpy"]["state"] == "running" and "float64" in rows["numpy"]["backend"]["dtypes"]
+    assert rows["mirror"]["summary"] == "NumPy again" and "exp" in rows["mirror"]["backend"]["kernels"]
+
+
+def test_backends_shows_a_broken_plugin(plugin):
+    """It has a row, and its reason below the table."""
+    found = polyarr("backends", folder=plugin(BROKEN))
+    assert found.returncode == 0
+    assert re.search(r"^mirror +polyarr-mirror 0.3 +failed", found.stdout, re.MULTILINE)
+    assert "No module named 'no_such_library_anywhere'" in found.stdout
+
+
+def test_devices_lists_what_plugins_say(plugin):
+    """A star for the one chosen, the problem of a broken one, and the same as JSON."""
+    folder = plugin(GOOD)
+    out = polyarr("devices", folder=folder).stdout
+    assert re.search(r"^\* +mirror:0 +Mirror +Glass$", out, re.MULTILINE)
+    assert "mirror:0  fp64, no fp16, memory 4,096" in out and "mirror:1  broken: fell down" in out
+    rows = json.loads(polyarr("devices", "--json", folder=folder).stdout)
+    assert [row["features"] for row in rows if row["name"] == "Mirror"] == [
+        {"fp64": True, "fp16": False, "memory": 4096}
+    ]
+
+
+def test_doctor_is_content_with_what_works(plugin):
+    """Every backend computes something."""
+    found = polyarr("doctor", folder=plugin(GOOD))
+    assert re.search(r"ok +numpy .* computes on", found.stdout)
+    assert re.search(r"ok +mirror \(polyarr-mirror 0.3\) computes on a mirror", found.stdout)
+    assert "the mirror hangs straight" in found.stdout
+    assert found.returncode == (1 if re.search("^  error", found.stdout, re.MULTILINE) else 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (WRONG, "a small matrix product came out as 1.0, not 83.0"),
+        (BROKEN, "No module named 'no_such_library_anywhere'"),
+    ],
+)
+def test_doctor_finds_what_is_broken(plugin, source, complaint):
+    """Exit code 1, the reason, and nothing on stderr."""
+    found = polyarr("doctor", folder=plugin(source))
+    line = next(line for line in found.stdout.splitlines() if complaint in line)
+    assert line.startswith("  error") and "polyarr-mirror 0.3" in line
+    assert found.returncode == 1 and found.stderr == ""
+
+
+def test_doctor_takes_a_missing_optional_library_for_a_choice(tmp_path):
+    """Without PyOpenCL, all that polyarr was installed for still works."""
+    (tmp_path / "pyopencl.py").write_text("raise ModuleNotFoundError(\"No module named 'pyopencl'\", name='pyopencl')")
+    found = polyarr("doctor", folder=tmp_path, POLYARR_PLUGINS="")
+    assert found.returncode == 0, found.stdout
+    assert re.search(r"warning +opencl: not available .*pip install 'polyarr\[opencl\]'", found.stdout)
+
+
+def test_ops_says_how_each_op_runs():
+    """NumPy has a kernel for every primitive."""
+    found = polyarr("ops", "--backend", "numpy")
+    assert re.search(r"^exp +primitive +kernel$", found.stdout, re.MULTILINE)
+    assert re.search(r"^layer_norm +composed +as other ops$", found.stdout, re.MULTILINE)
+    assert "lacking" not in found.stdout
+
+
+# ---- errors ----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_backend_is_one_line():
+    """Exit code 1, no traceback; --debug shows it, before the command and after."""
+    found = polyarr("ops", "--backend", "nonsense")
+    assert found.returncode == 1 and found.stdout == ""
+    assert found.stderr.splitlines() == ["polyarr: no backend called 'nonsense'; installed: numpy, opencl"]
+    for arguments in (("--debug", "ops", "--backend", "nonsense"), ("ops", "--backend", "nonsense", "--debug")):
+        found = polyarr(*arguments)
+        assert found.returncode == 1 and found.stderr.startswith("Traceback")
+        assert found.stderr.splitlines()[-1] == "polyarr: no backend called 'nonsense'; installed: numpy, opencl"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nonsense"], "polyarr: no command called 'nonsense'; there are: train, generate, backends"),
+        (["--nonsense"], "polyarr: No such option"),
+        (["backends", "--nonsense"], "polyarr backends: No such option"),
+        (["backends", "extra"], "polyarr backends: Got unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, line):
+    """And says where to look."""
+    found = polyarr(*arguments)
+    assert found.returncode == 2 and found.stderr.startswith(line)
+    assert len(found.stderr.splitlines()) == 1 and "--help" in found.stderr
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Run a command, made of a function, within the group; (exit code, stdout, stderr)."""
+
+    def run(fn, *arguments):
+        monkeypatch.setitem(cli.COMMANDS, "test", (f"{__name__}:unused", "A test."))
+        made = click.command()(fn)
+        monkeypatch.setattr(
+            cli, "importlib", type("Loader", (), {"import_module": lambda _: type("M", (), {"unused": made})})
+        )
+        found = CliRunner().invoke(cli.main, ["test", *arguments], prog_name="polyarr")
+        return found.exit_code, found.stdout, found.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ShapeError("add: no"), 1, "polyarr: add: no"),
+        (ValueError("first\nsecond"), 1, "polyarr: first (--debug shows the rest)"),
+        (PermissionError(13, "Permission denied", "/here"), 1, "polyarr: /here: Permission denied"),
+        (KeyError("x"), 1, "polyarr: KeyError: 'x' (--debug shows where)"),
+        (ValueError(), 1, "polyarr: ValueError:  (--debug shows where)"),
+        (
+            click.BadParameter("no such preset"),
+            2,
+            "polyarr test: Invalid value: no such preset (try: polyarr test --help)",
+        ),
+        (click.ClickException("no"), 1, "polyarr: no"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_a_command_raises(command, error, code, line):
+    """One line and an exit code; the traceback only with --debug."""
+
+    def fail():
+        raise error
+
+    exit_code, _, stderr = command(fail)
+    assert (exit_code, stderr.strip()) == (code, line)
+    exit_code, _, stderr = command(fail, "--debug")
+    assert exit_code == code and stderr.strip().endswith(line)
+    assert ("Traceback" in stderr) == (code != 130)
+
+
+def test_ctrl_c_ends_with_130(plugin):
+    """The signal itself, while a backend starts."""
+    folder = plugin(
+        GOOD.replace("lambda: numpy()", "lambda: print('here', flush=True) or __import__('time').sleep(60) or numpy()")
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyarr.cli", "ops", "--backend", "mirror"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout.readline() == "here\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read().split() == ["interrupted"]
+
+
+# ---- the group -------------------------------------------------------------------------------------------
+
+
+def test_every_command_is_there_and_takes_debug():
+    """The table names real commands, and its summaries are theirs."""
+    context = click.Context(cli.main)
+    for name, (target, _) in cli.COMMANDS.items():
+        module, _, attribute = target.partition(":")
+        assert isinstance(getattr(import_module(module), attribute), click.Command)
+        found = cli.main.get_command(context, name)
+        assert [p.name for p in found.params].count("debug") == 1 and found.help
+
+
+def test_help_starts_nothing():
+    """It neither imports a command nor looks for a backend."""
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from polyarr.cli import main; sys.argv = ['polyarr', '--help']\n"
+            "try: main()\n"
+            "finally: print([n for n in sys.modules if n.startswith(('polyarr.cli.', 'polyarr.backends', 'pyop'))])",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0 and found.stdout.splitlines()[-1] == "[]", found.stderr
+    assert all(name in found.stdout for name in cli.COMMANDS)
+
+
+def test_the_script_is_this_group():
+    """What pip installs as `polyarr`."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, attribute = scripts["polyarr"].partition(":")
+    assert getattr(import_module(module), attribute) is cli.main
