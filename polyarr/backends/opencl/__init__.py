@@ -1,0 +1,65 @@
+"""The OpenCL backend. Importing this starts no driver: PyOpenCL is imported when the backend starts."""
+
+import os
+from typing import Any
+
+from polyarr.core.backend import Backend
+from polyarr.core.spec import DTYPES, float64
+from polyarr.plugins import hookimpl
+
+_backends: dict[Any, Backend] = {}  # one for the life of the process per device
+
+
+def start(device: str | None = None) -> Backend:
+    """The backend on one device: an index, or None for the one that POLYARR_DEVICE names or that is best.
+
+    Errors:  ImportError without PyOpenCL; BackendError if there is no usable device or none of that name
+    """
+    _choose_caches()
+    from polyarr.backends.opencl.copy import dense
+    from polyarr.backends.opencl.devices import select
+    from polyarr.backends.opencl.table import make_kernels
+
+    found = select(device)
+    if found not in _backends:
+        _backends[found] = Backend(
+            found.name,
+            make_kernels(found),
+            upload=found.upload,
+            download=lambda buf: found.download(dense(found, buf)),
+            synchronize=found.synchronize,
+            dtypes=frozenset(d for d in DTYPES if d != float64 or found.features.fp64),
+            device=found.cl_device.name.strip(),
+            memory=found.memory,
+        )
+    return _backends[found]
+
+
+def _choose_caches() -> None:
+    """With POLYARR_NO_CACHE=1, keep PyOpenCL and the drivers from caching. They read this when they are loaded."""
+    if os.environ.get("POLYARR_NO_CACHE") == "1":
+        os.environ.update(PYOPENCL_NO_CACHE="1", POCL_KERNEL_CACHE="0", CUDA_CACHE_DISABLE="1")
+
+
+@hookimpl
+def polyarr_backends(register: Any) -> None:
+    """Offer the backend opencl."""
+    register("opencl", start, summary="OpenCL 1.2 and later: GPUs, and CPUs through PoCL")
+
+
+@hookimpl
+def polyarr_devices() -> list:
+    """Every OpenCL device, broken ones with their problem."""
+    _choose_caches()
+    from polyarr.backends.opencl.devices import listing
+
+    return listing()
+
+
+@hookimpl
+def polyarr_diagnose() -> list[tuple[str, str]]:
+    """What is right and wrong with the OpenCL installation."""
+    _choose_caches()
+    from polyarr.backends.opencl.devices import diagnose
+
+    return diagnose()

@@ -1,0 +1,275 @@
+"""One OpenCL device: its context, queue, memory pool and features; upload, download, empty."""
+
+import gc
+import threading
+from collections import deque
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.tools
+
+from polyarr.backends.opencl.pocl import name_the_processor
+from polyarr.backends.opencl.program import Program, ProgramCache
+from polyarr.core.backend import count_download, count_upload
+from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError
+from polyarr.core.spec import Spec, float64
+
+SMALL_UPLOAD = 1 << 20  # bytes: up to here a private copy is cheaper than waiting
+FINISHED = cl.command_execution_status.COMPLETE
+FAULTS = 16  # words of the fault record: the code, then what the kernel wants to say
+
+
+class Buffer(NamedTuple):
+    """A strided window on device memory. Strides and offset count elements."""
+
+    memory: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+    @property
+    def is_dense(self) -> bool:
+        """True for a row-major buffer without gaps that begins where its memory begins."""
+        return not self.offset and _is_gapless(self.shape, self.strides)
+
+
+@lru_cache(maxsize=8192)
+def _is_gapless(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """True if the strides of the axes longer than 1 are those of a row-major array."""
+    expected = row_major(shape)
+    return 0 in shape or all(n == 1 or s == e for n, s, e in zip(shape, strides, expected, strict=True))
+
+
+@lru_cache(maxsize=8192)
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a gapless array whose last axis runs fastest."""
+    strides, step = [0] * len(shape), 1
+    for i in range(len(shape) - 1, -1, -1):
+        strides[i] = step
+        step *= shape[i]
+    return tuple(strides)
+
+
+class Features(NamedTuple):
+    """What a device can do, as it says itself."""
+
+    is_cpu: bool
+    fp64: bool
+    fp16: bool
+    subgroups: bool
+    int64_atomics: bool
+    local_memory: int
+    max_work_group: int
+    compute_units: int
+    global_memory: int
+    max_allocation: int
+    nvidia: bool
+
+
+def features_of(device: cl.Device) -> Features:
+    """Read a device's features; a driver that cannot answer an optional query lacks the feature."""
+    extensions = device.extensions.split()
+    return Features(
+        is_cpu=bool(device.type & cl.device_type.CPU),
+        fp64="cl_khr_fp64" in extensions,
+        fp16="cl_khr_fp16" in extensions,
+        subgroups="cl_khr_subgroups" in extensions,
+        int64_atomics="cl_khr_int64_base_atomics" in extensions,
+        local_memory=device.local_mem_size,
+        max_work_group=device.max_work_group_size,
+        compute_units=device.max_compute_units,
+        global_memory=device.global_mem_size,
+        max_allocation=device.max_mem_alloc_size,
+        nvidia="NVIDIA" in device.platform.name,
+    )
+
+
+class Device:
+    """A device for the life of the process.
+
+    Work is enqueued in order on one queue, so a buffer may be dropped as soon as the kernel that reads it has
+    been enqueued: whoever gets its memory next is behind it in the queue.
+    """
+
+    def __init__(self, cl_device: cl.Device, name: str) -> None:
+        self.renamed_processor = name_the_processor(cl_device)
+        self.cl_device, self.name = cl_device, name
+        self.features = features_of(cl_device)
+        self.is_cpu = self.features.is_cpu
+        self.context = cl.Context([cl_device])
+        self.queue = cl.CommandQueue(self.context, cl_device)
+        self.lock = threading.RLock()
+        self._allocator = cl.tools.ImmediateAllocator(self.queue)
+        self.pool = cl.tools.MemoryPool(self._allocator)
+        self.programs = ProgramCache(self.context, cl_device, self.queue, self.lock)
+        self.faults = self.empty_like_spec(Spec((FAULTS,), np.dtype("int32")))
+        self._may_fault = False
+        self._uploads: deque[Any] = deque()  # each event keeps its host array alive, and waits when it is dropped
+        self._clear_faults()
+
+    # ---- programs --------------------------------------------------------------------------------------------
+
+    def build(self, stem: str, **defines: Any) -> Program:
+        """The program of kernels/<stem>.cl with these macros, built once and kept."""
+        return self.programs.get(stem, defines)
+
+    # ---- memory ----------------------------------------------------------------------------------------------
+
+    def empty(self, out: Spec) -> Buffer:
+        """An uninitialised row-major buffer for a result.
+
+        Errors:  DeviceMemoryError if there is no room; DtypeError if the device lacks the dtype
+        """
+        if out.dtype == float64 and not self.features.fp64:
+            raise DtypeError(f"device {self.cl_device.name.strip()!r} has no float64; use float32")
+        return self.empty_like_spec(out)
+
+    def empty_like_spec(self, out: Spec) -> Buffer:
+        """As empty, for internal use: no dtype check."""
+        return Buffer(self._allocate(max(out.size, 1) * out.dtype.itemsize), out.shape, out.dtype, row_major(out.shape))
+
+    def _allocate(self, nbytes: int) -> Any:
+        nbytes = (nbytes + 63) & ~63  # so that a kernel may read whole vectors at the end
+        with self.lock:
+            # PoCL hands out more than the device has, until the system kills the process.
+            if self.pool.managed_bytes + nbytes <= self.features.global_memory:
+                try:
+                    return self.pool.allocate(nbytes)
+                except cl.Error:
+                    pass
+            self.trim()
+            if nbytes > self.features.max_allocation or self.pool.active_bytes + nbytes > self.features.global_memory:
+                raise DeviceMemoryError(self._out_of_memory(nbytes))
+            try:
+                return self._allocator(nbytes)  # not through the pool, which rounds up
+            except cl.Error as error:
+                raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
+
+    def trim(self) -> None:
+        """Give memory that no array uses back to the driver."""
+        gc.collect()
+        with self.lock:
+            self.queue.finish()
+            self.pool.free_held()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use by arrays, held by the pool, and on the device."""
+        return {
+            "in use": self.pool.active_bytes,
+            "held": self.pool.managed_bytes,
+            "limit": self.features.global_memory,
+            "largest allocation": self.features.max_allocation,
+        }
+
+    def _out_of_memory(self, nbytes: int) -> str:
+        unique = {id(o.memory): o for o in gc.get_objects() if type(o) is Buffer}
+        largest = sorted(unique.values(), key=lambda b: b.size * b.dtype.itemsize, reverse=True)[:3]
+        holders = ", ".join(f"{b.dtype.name}{list(b.shape)}" for b in largest) or "none"
+        device, features = self.cl_device.name.strip(), self.features
+        return (
+            f"device {device!r}: no room for {nbytes:,} bytes; {self.pool.active_bytes:,} in use of "
+            f"{features.global_memory:,}, at most {features.max_allocation:,} at once; largest holders: {holders}"
+        )
+
+    # ---- moving data -----------------------------------------------------------------------------------------
+
+    def upload(self, host: np.ndarray) -> Buffer:
+        """A copy of host on the device. A small one does not wait for the queue."""
+        host = np.array(host, order="C", copy=True if host.nbytes <= SMALL_UPLOAD else None)
+        buf = self.empty(Spec(host.shape, host.dtype))
+        if host.nbytes > SMALL_UPLOAD:
+            self._copy(buf.memory, host.view(np.uint8))
+        elif host.size:
+            with self.lock:
+                event = cl.enqueue_copy(self.queue, buf.memory, host.reshape(-1).view(np.uint8), is_blocking=False)
+                self._uploads.append(event)
+                while self._uploads and self._uploads[0].command_execution_status == FINISHED:
+                    self._uploads.popleft()
+        return buf
+
+    def download(self, buf: Buffer) -> np.ndarray:
+        """A copy of a dense buf on the host. Waits for the queue, and reports what a kernel found wrong.
+
+        Errors:  IndexError if an op before this was given an index out of range
+        """
+        host = np.empty(buf.shape, buf.dtype)
+        with self.lock:
+            if host.size:
+                self._copy(host.view(np.uint8) if host.ndim else host, buf.memory)
+            self.check_faults()
+        return host
+
+    def read(self, buf: Buffer) -> np.ndarray:
+        """As download, for a backend's own use in the middle of an op: counted as a transfer."""
+        count_download(buf.size * buf.dtype.itemsize)
+        return self.download(buf)
+
+    def write(self, host: np.ndarray) -> Buffer:
+        """As upload, for a backend's own use in the middle of an op: counted as a transfer."""
+        count_upload(host.nbytes)
+        return self.upload(host)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was enqueued has finished."""
+        with self.lock:
+            try:
+                self.queue.finish()
+            except cl.Error as error:
+                raise self._lost(error) from error
+            self.check_faults()
+
+    def _copy(self, target: Any, source: Any) -> None:
+        """Copy between host and device, and wait."""
+        with self.lock:
+            try:
+                cl.enqueue_copy(self.queue, target, source)
+            except cl.Error as error:
+                raise self._lost(error) from error
+
+    def _lost(self, error: cl.Error) -> BackendError:
+        """What to raise where waiting fails: by then a kernel has gone wrong, most likely the last ones."""
+        last = self.programs.last_kernel
+        return BackendError(
+            f"device {self.cl_device.name.strip()!r} was lost, with kernel {last} the last to be enqueued: {error}"
+        )
+
+    # ---- faults ----------------------------------------------------------------------------------------------
+
+    def fault_record(self) -> Any:
+        """The memory in which a kernel notes a bad index: fault[0] = 1, fault[1] = the index, fault[2] = the limit.
+
+        For an index beyond 32 bits, fault[3] is what is missing from fault[1], in units of 2**32.
+        """
+        self._may_fault = True
+        return self.faults.memory
+
+    def check_faults(self) -> None:
+        """Raise IndexError if a kernel noted a bad index since the last check."""
+        if not self._may_fault:
+            return
+        found = np.empty(FAULTS, np.int32)
+        self._copy(found, self.faults.memory)
+        self._may_fault = False
+        if found[0]:
+            self._clear_faults()
+            index = int(found[1]) + (int(found[3]) << 32)
+            raise IndexError(f"index {index} is out of range for an axis of length {found[2]}")
+
+    def _clear_faults(self) -> None:
+        self._copy(self.faults.memory, np.zeros(FAULTS, np.int32))

@@ -1,0 +1,220 @@
+"""Which OpenCL devices there are, which one is used, and what is wrong with the others."""
+
+import ctypes
+import os
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pyopencl as cl
+
+from polyarr.backends.opencl import random
+from polyarr.backends.opencl.caches import cache_folders, is_writable
+from polyarr.backends.opencl.device import Device, features_of
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import Spec, uint32
+from polyarr.plugins import DeviceInfo
+
+NO_PLATFORM = "no OpenCL platform found; install a driver, or PoCL with: pip install 'polyarr[opencl]'"
+POCL = "Portable Computing Language"
+NVIDIA_LIBRARY = "libnvidia-opencl.so.1"
+PROBE = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # the published first numbers of Philox4x32-10
+
+_lock = threading.RLock()
+_devices: dict[int, Device] = {}
+_problems: dict[int, str] = {}
+
+
+class Found(NamedTuple):
+    """A device that a driver lists, and its number here."""
+
+    number: int
+    cl_device: cl.Device
+    name: str
+    platform: str
+
+    def __str__(self) -> str:
+        return f"opencl:{self.number} {self.name} ({self.platform})"
+
+
+def select(wanted: str | None = None) -> Device:
+    """The device that wanted, or else POLYARR_DEVICE, names; without either the best one that works.
+
+    A name is a number as `polyarr devices` shows it, or a part of a device's or platform's name.
+
+    Errors:  BackendError if there is none, or if the one that was asked for does not work
+    """
+    wanted = wanted or os.environ.get("POLYARR_DEVICE")
+    with _lock:
+        candidates = _matching(wanted) if wanted else _found()
+        for candidate in candidates:
+            if not _problem(candidate):
+                return _devices[candidate.number]
+    if not candidates:
+        raise BackendError(_nothing_found())
+    reasons = "; ".join(f"{candidate}: {_problems[candidate.number]}" for candidate in candidates)
+    raise BackendError(f"no OpenCL device {f'called {wanted!r} ' if wanted else ''}works: {reasons}")
+
+
+def probe(device: Device) -> None:
+    """Build and run a small kernel whose result is known.
+
+    Errors:  BackendError if it does not build or run, or computes something else
+    """
+    try:
+        result = device.download(random.random_bits(device, Spec((4,), uint32), 0, 0, None, shape=(4,)))
+    except cl.Error as error:
+        raise BackendError(f"a small kernel does not run: {error}") from error
+    if tuple(result) != PROBE:
+        raise BackendError(f"a small kernel computes {result.tolist()} instead of {list(PROBE)}")
+
+
+def listing() -> list[DeviceInfo]:
+    """Every device, the best first, with what is wrong with it, for `polyarr devices`."""
+    with _lock:
+        found = _found()
+        try:
+            chosen = select() if found else None
+        except BackendError:  # POLYARR_DEVICE names none that works; the listing is what helps then
+            chosen = None
+        return [_info(candidate, chosen) for candidate in found]
+
+
+def _info(candidate: Found, chosen: Device | None) -> DeviceInfo:
+    number, device, name, platform = candidate
+    problem = _problem(candidate)
+    return DeviceInfo(
+        "opencl", number, name, platform, device.version.strip(), device.driver_version.strip(),
+        {} if problem else features_of(device)._asdict(),
+        chosen=chosen is not None and _devices.get(number) is chosen, problem=problem,
+    )  # fmt: skip
+
+
+@lru_cache
+def _found() -> tuple[Found, ...]:
+    """All devices in their lasting order: GPUs, accelerators, CPUs; then by platform, name and position."""
+    devices = [d for platform in _platforms() for d in _devices_of(platform)]
+    devices.sort(key=lambda d: (-_score(d), d.platform.name, d.name))  # the sort is stable: position decides
+    return tuple(Found(i, d, d.name.strip(), d.platform.name.strip()) for i, d in enumerate(devices))
+
+
+def _nothing_found() -> str:
+    """Why there is no device at all."""
+    names = ", ".join(p.name for p in _platforms())
+    if not names:
+        return NO_PLATFORM
+    hint = f"; PoCL has none where it cannot write to {cache_folders()['PoCL']}" if POCL in names else ""
+    return f"no OpenCL device found; there are drivers, but without a device: {names}{hint}"
+
+
+def _platforms() -> list[cl.Platform]:
+    try:
+        return cl.get_platforms()
+    except cl.Error:  # the loader's way to say that there is none
+        return []
+
+
+def _devices_of(platform: cl.Platform) -> list[cl.Device]:
+    try:
+        return platform.get_devices()
+    except cl.Error:  # a driver without hardware
+        return []
+
+
+def _score(device: cl.Device) -> int:
+    kinds = (cl.device_type.CPU, cl.device_type.ACCELERATOR, cl.device_type.GPU)
+    return max((i for i, kind in enumerate(kinds, 1) if device.type & kind), default=0)
+
+
+def _matching(wanted: str) -> list[Found]:
+    number, text = wanted.removeprefix("opencl:"), wanted.lower()
+    if number.isdecimal():
+        matching = [f for f in _found() if f.number == int(number)]
+    else:
+        matching = [f for f in _found() if text in f.name.lower() or text in f.platform.lower()]
+    if not matching:
+        there = ", ".join(map(str, _found()))
+        raise BackendError(f"no OpenCL device called {wanted!r}; there are: {there}" if there else _nothing_found())
+    return matching
+
+
+def _problem(candidate: Found) -> str:
+    """What is wrong with a device, found out once by starting it; empty if nothing is."""
+    with _lock:
+        number = candidate.number
+        if number not in _devices and number not in _problems:
+            try:
+                device = Device(candidate.cl_device, f"opencl:{number}")
+                probe(device)
+                _devices[number] = device
+            except Exception as error:  # whatever a driver does, the other devices stay usable
+                _problems[number] = str(error).strip() or type(error).__name__
+        return _problems.get(number, "")
+
+
+# ---- for polyarr doctor ----------------------------------------------------------------------------------------
+
+
+def diagnose() -> list[tuple[str, str]]:
+    """What is right and wrong with drivers, devices and caches, and how to mend it: (level, text) per line."""
+    found, platforms = _found(), ", ".join(p.name for p in _platforms())
+    lines = [("ok", f"PyOpenCL {cl.VERSION_TEXT}; OpenCL platforms: {platforms or 'none'}")]
+    if not found:
+        lines.append(("error", _nothing_found()))
+    return lines + _unregistered_nvidia() + _broken_drivers() + [line for f in found for line in _state(f)] + _caches()
+
+
+def _state(candidate: Found) -> list[tuple[str, str]]:
+    problem = _problem(candidate)
+    if problem:
+        return [("error", f"{candidate} does not work and is skipped: {problem}")]
+    lines = [("ok", f"{candidate} computes")]
+    if _devices[candidate.number].renamed_processor:
+        lines.append(("ok", f"{candidate}: PoCL does not know this processor; polyarr named it an older one to PoCL"))
+    return lines
+
+
+def _unregistered_nvidia() -> list[tuple[str, str]]:
+    if any("NVIDIA" in p.name for p in _platforms()) or _load_problem(NVIDIA_LIBRARY):
+        return []
+    folder = os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors"
+    return [(
+        "error",
+        f"NVIDIA's OpenCL driver is installed, but the OpenCL loader that comes with PyOpenCL does not see it; write a "
+        f"file {folder}/nvidia.icd that holds the line {NVIDIA_LIBRARY}, and set OCL_ICD_VENDORS={folder}",
+    )]  # fmt: skip
+
+
+def _broken_drivers() -> list[tuple[str, str]]:
+    """Registered drivers whose library does not load."""
+    vendors = Path(os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors")
+    if "OCL_ICD_VENDORS" in os.environ and not vendors.exists():
+        return [("error", f"OCL_ICD_VENDORS={vendors}: no such folder, so no driver is found; unset or mend it")]
+    lines = []
+    for file in [vendors] if vendors.is_file() else sorted(vendors.glob("*.icd")):
+        problem = _load_problem(file.read_text().strip())
+        if problem:
+            lines.append(("warning", f"{file} registers an OpenCL driver that does not load: {problem}"))
+    return lines
+
+
+def _load_problem(library: str) -> str:
+    """Why a shared library does not load; empty if it does."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _caches() -> list[tuple[str, str]]:
+    if os.environ.get("POLYARR_NO_CACHE") == "1":
+        return [("warning", "POLYARR_NO_CACHE=1: every process compiles its kernels anew")]
+    names = " ".join(p.name for p in _platforms())
+    used = {"PyOpenCL": True, "PoCL": POCL in names, "NVIDIA": "NVIDIA" in names}
+    return [
+        ("warning", f"{name} cannot write compiled kernels to {folder}; every process compiles them anew")
+        for name, folder in cache_folders().items()
+        if used[name] and not is_writable(folder)
+    ]

@@ -1,0 +1,326 @@
+// What every kernel file may use. IS_CPU and HAS_FP64 come from the device.
+#pragma OPENCL FP_CONTRACT ON
+#if HAS_FP64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+
+// PoCL calls its built-in min and max; these are inlined.
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+// A float8 that may lie anywhere: a plain dereference, because PoCL does not inline vload8 and vstore8.
+typedef float8 __attribute__((aligned(4))) float8_unaligned;
+
+// load_<dtype>(p, i) widens element i to the type that arithmetic is done in; store_<dtype>(p, i, v) rounds v.
+#define DEFINE_PLAIN(NAME, STORED, WIDE) \
+    static inline WIDE load_##NAME(__global const STORED *p, size_t i) { return (WIDE)p[i]; } \
+    static inline void store_##NAME(__global STORED *p, size_t i, WIDE v) { p[i] = (STORED)v; }
+DEFINE_PLAIN(int8, char, int)
+DEFINE_PLAIN(int16, short, int)
+DEFINE_PLAIN(int32, int, int)
+DEFINE_PLAIN(int64, long, long)
+DEFINE_PLAIN(uint8, uchar, uint)
+DEFINE_PLAIN(uint16, ushort, uint)
+DEFINE_PLAIN(uint32, uint, uint)
+DEFINE_PLAIN(uint64, ulong, ulong)
+DEFINE_PLAIN(float32, float, float)
+#if HAS_FP64
+DEFINE_PLAIN(float64, double, double)
+#endif
+
+static inline int load_bool(__global const uchar *p, size_t i) { return p[i] != 0; }
+static inline void store_bool(__global uchar *p, size_t i, int v) { p[i] = v != 0; }
+
+static inline float load_float16(__global const half *p, size_t i) { return vload_half(i, p); }
+static inline void store_float16(__global half *p, size_t i, float v) { vstore_half_rte(v, i, p); }
+
+// bfloat16 is the upper half of a float32, rounded to nearest, ties to even; a nan stays a nan.
+static inline float load_bfloat16(__global const ushort *p, size_t i) { return as_float((uint)p[i] << 16); }
+static inline void store_bfloat16(__global ushort *p, size_t i, float v) {
+    const uint bits = as_uint(v);
+    const uint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    p[i] = (ushort)(v != v ? (bits >> 16) | 0x40u : rounded);
+}
+
+// ---- elementary functions that the compiler can inline and vectorise -------------------------------------------
+//
+// PoCL calls its exp, tanh, erf and log. These are straight-line code without a call or a branch, right to about
+// 1e-7 relative, for nan, infinities, denormals and signed zeros too. The polynomials are weighted minimax fits.
+
+#define ROUND_BY_ADDING 12582912.0f  // 1.5 * 2^23: the sum's low bits are x rounded to an integer
+
+// x = n ln2 + r with |r| <= ln2 / 2. Returns n, and exp(r) - 1 in *excess.
+static inline int split_exp(float x, float *excess) {
+    const float shifted = x * 1.44269504f + ROUND_BY_ADDING;
+    const float n = shifted - ROUND_BY_ADDING;
+    const float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;  // ln2 in two parts, the first exact times n
+    const float p = (((1.394678111e-3f * r + 8.366774875e-3f) * r + 4.166627759e-2f) * r + 1.666654157e-1f) * r + 0.5f;
+    *excess = r * r * p + r;
+    return as_int(shifted) - as_int(ROUND_BY_ADDING);
+}
+
+static inline float two_to_the(int n) { return as_float((uint)(n + 127) << 23); }
+
+static inline float exp_fast(float x) {
+    const float bounded = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;  // 0 and inf lie beyond; a nan stays
+    float excess;
+    const int n = split_exp(bounded, &excess);
+    const int half_n = n >> 1;  // 2^n in two factors, because n may be 128 or less than -126
+    return (excess + 1.0f) * two_to_the(half_n) * two_to_the(n - half_n);
+}
+
+// exp(x) - 1 for x <= 0, without cancellation near 0.
+static inline float expm1_of_negative(float x) {
+    const float bounded = x < -40.0f ? -40.0f : x;
+    float excess;
+    const float scale = two_to_the(split_exp(bounded, &excess));
+    return excess * scale + (scale - 1.0f);
+}
+
+static inline float with_sign_of(float magnitude, float sign) {
+    return as_float((as_uint(magnitude) & 0x7fffffffu) | (as_uint(sign) & 0x80000000u));
+}
+
+static inline float magnitude_of(float x) { return as_float(as_uint(x) & 0x7fffffffu); }
+
+// tanh |x| = -e / (e + 2) with e = exp(-2 |x|) - 1.
+static inline float tanh_fast(float x) {
+    const float e = expm1_of_negative(-2.0f * magnitude_of(x));
+    return with_sign_of(e / (e + 2.0f), x);
+}
+
+// erf |x| = 1 - exp(-h), and h(|x|) = -log(erfc |x|) is |x| times a polynomial; from 4 on erf is 1 in a float.
+static inline float erf_fast(float x) {
+    const float magnitude = magnitude_of(x), t = magnitude > 4.0f ? 4.0f : magnitude;
+    float p = -9.258836788e-6f * t + 1.176652253e-4f;
+    p = ((p * t - 6.329263603e-4f) * t + 1.667200143e-3f) * t - 1.605804784e-4f;
+    p = (((p * t - 1.915295545e-2f) * t + 1.027777977e-1f) * t + 6.366193863e-1f) * t + 1.128379171f;
+    return with_sign_of(expm1_of_negative(-t * p), x);
+}
+
+// x = 2^n (1 + f) with 1 + f between sqrt(1/2) and sqrt(2); log(1 + f) - f is f^2 times a polynomial.
+static inline float log_fast(float x) {
+    const int tiny = x < 1.17549435e-38f;
+    const uint bits = as_uint(tiny ? x * 8388608.0f : x) - 0x3f3504f3u;  // less the bits of sqrt(1/2)
+    const float n = (float)(((int)bits >> 23) - (tiny ? 23 : 0));
+    const float f = as_float((bits & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
+    float p = (-7.824697130e-2f * f + 1.300673812e-1f) * f - 1.320918460e-1f;
+    p = ((p * f + 1.416320759e-1f) * f - 1.661107940e-1f) * f + 2.000302646e-1f;
+    p = ((p * f - 2.500152494e-1f) * f + 3.333330816e-1f) * f - 4.999998913e-1f;
+    const float y = n * 0.693145752f + (f + (f * f * p + n * 1.42860677e-6f));
+    const float special = x == 0.0f ? -INFINITY : x < 0.0f ? NAN : x;
+    return x > 0.0f && x < INFINITY ? y : special;
+}
+
+// EXP, TANH, ERF, LOG, SQRT of a float or a double: the functions above on a CPU, the device's own elsewhere.
+#if IS_CPU
+static inline float sqrt_fast(float x) { return __builtin_sqrtf(x); }
+#define CHOICE static inline __attribute__((overloadable))
+#define DEFINE_CHOICE(NAME) CHOICE float NAME##_of(float x) { return NAME##_fast(x); }
+DEFINE_CHOICE(exp)
+DEFINE_CHOICE(tanh)
+DEFINE_CHOICE(erf)
+DEFINE_CHOICE(log)
+DEFINE_CHOICE(sqrt)
+#if HAS_FP64
+#define DEFINE_DOUBLE(NAME) CHOICE double NAME##_of(double x) { return NAME(x); }
+DEFINE_DOUBLE(exp)
+DEFINE_DOUBLE(tanh)
+DEFINE_DOUBLE(erf)
+DEFINE_DOUBLE(log)
+DEFINE_DOUBLE(sqrt)
+#endif
+#define EXP(x) exp_of(x)
+#define TANH(x) tanh_of(x)
+#define ERF(x) erf_of(x)
+#define LOG(x) log_of(x)
+#define SQRT(x) sqrt_of(x)
+#else
+#define EXP(x) exp(x)
+#define TANH(x) tanh(x)
+#define ERF(x) erf(x)
+#define LOG(x) log(x)
+#define SQRT(x) sqrt(x)
+#endif
+
+// ---- random bits ----------------------------------------------------------------------------------------------
+
+// Philox4x32-10 (Salmon et al. 2011): four words for a 128-bit counter and a 64-bit key.
+#define PHILOX_STEP_0 0x9e3779b9u
+#define PHILOX_STEP_1 0xbb67ae85u
+#define PHILOX_ROUND(a, b, c, d, k0, k1) { \
+        const ulong p = (ulong)(a) * 0xd2511f53u, q = (ulong)(c) * 0xcd9e8d57u; \
+        a = (uint)(q >> 32) ^ (b) ^ (k0); \
+        c = (uint)(p >> 32) ^ (d) ^ (k1); \
+        b = (uint)q; \
+        d = (uint)p; \
+    }
+
+static inline uint4 philox(uint4 counter, uint2 key) {
+    uint a = counter.x, b = counter.y, c = counter.z, d = counter.w, k0 = key.x, k1 = key.y;
+    for (int round = 0; round < 10; round++, k0 += PHILOX_STEP_0, k1 += PHILOX_STEP_1)
+        PHILOX_ROUND(a, b, c, d, k0, k1)
+    return (uint4)(a, b, c, d);
+}
+
+// The words of elements 4 block .. 4 block + 3 of the stream (key, counter).
+static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
+    const uint4 words = (uint4)((uint)block, (uint)(block >> 32), (uint)counter, (uint)(counter >> 32));
+    return philox(words, (uint2)((uint)key, (uint)(key >> 32)));
+}
+
+// ---- joining over a work-group ----------------------------------------------------------------------------------
+
+#define ADD(a, b) ((a) + (b))
+#define MAX_OR_NAN(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
+
+// Defines A NAME(A v, int me, __local A *lane): v joined over the LANES work-items (a power of two) that share
+// lane[LANES]; me is one's place among them. All receive the result. Every work-item of the group must call it. One
+// lane needs no barrier and compiles to nothing.
+#define DEFINE_JOIN(NAME, A, LANES, JOIN) \
+    static inline A NAME(A v, int me, __local A *lane) { \
+        if (LANES > 1) { \
+            lane[me] = v; \
+            for (int step = LANES / 2; step > 0; step /= 2) { \
+                barrier(CLK_LOCAL_MEM_FENCE); \
+                if (me < step) lane[me] = JOIN(lane[me], lane[me + step]); \
+            } \
+            barrier(CLK_LOCAL_MEM_FENCE); \
+            v = lane[0]; \
+            barrier(CLK_LOCAL_MEM_FENCE); /* lane may serve the next join */ \
+        } \
+        return v; \
+    }
+
+// ---- rows -------------------------------------------------------------------------------------------------------
+//
+// For a program that defines LANES, WIDE, ROWS and the macros of a dtype: LANES work-items share a row of any length,
+// ROWS rows share a work-group, and each work-item keeps WIDE partial results, so that loads overlap and, with one
+// lane, the compiler can vectorise. A work-group takes rows_each sets of ROWS rows. See rows.py.
+#if defined(LANES) && defined(WIDE)
+#define ROW_GROUP __attribute__((reqd_work_group_size(LANES, ROWS, 1)))
+
+// Declares row and columns, and me and lane for the joins below. A row past the end has no columns.
+#define EACH_ROW(rows, cols, rows_each) \
+    __local ACC lanes[LANES * ROWS]; \
+    __local ACC *lane = lanes + get_local_id(1) * LANES; \
+    const int me = get_local_id(0); \
+    const size_t first_row = get_group_id(1) * rows_each * ROWS + get_local_id(1); \
+    size_t row = first_row, columns = row < rows ? cols : 0; \
+    for (long turn = 0; turn < rows_each; turn++, row += ROWS, columns = row < rows ? cols : 0)
+
+// Runs statements for each column c of one's share of the row; w is the partial result that it belongs to. They are
+// one macro argument, so no comma may stand outside parentheses: OpenCL C has no variadic macros. Unrolled,
+// so that the partial results live in registers.
+#define EACH_COLUMN(STATEMENTS) { \
+        size_t base = 0; \
+        for (; base + WIDE * LANES <= columns; base += WIDE * LANES) \
+            _Pragma("unroll") for (int w = 0; w < WIDE; w++) { \
+                const size_t c = base + w * LANES + me; \
+                STATEMENTS \
+            } \
+        for (int w = 0; w < WIDE; w++) { \
+            const size_t c = base + w * LANES + me; \
+            if (c < columns) { \
+                STATEMENTS \
+            } \
+        } \
+    }
+
+DEFINE_JOIN(lanes_sum, ACC, LANES, ADD)
+DEFINE_JOIN(lanes_max, ACC, LANES, MAX)
+
+// The sum, or the largest, of all partial results of a row.
+#define DEFINE_ROW_JOIN(NAME, LANES_JOIN, JOIN) \
+    static inline ACC NAME(ACC *part, int me, __local ACC *lane) { \
+        for (int step = WIDE / 2; step > 0; step /= 2) \
+            for (int w = 0; w < step; w++) part[w] = JOIN(part[w], part[w + step]); \
+        return LANES_JOIN(part[0], me, lane); \
+    }
+DEFINE_ROW_JOIN(row_sum, lanes_sum, ADD)
+DEFINE_ROW_JOIN(row_max, lanes_max, MAX)
+
+#if !defined(FLOATING) || FLOATING  // matmul_thin.cl takes integers too
+static inline ACC row_largest(__global const T *restrict x, size_t columns, int me, __local ACC *lane) {
+    ACC largest[WIDE];
+    for (int w = 0; w < WIDE; w++) largest[w] = -INFINITY;
+    EACH_COLUMN(const ACC v = LOAD(x, c); largest[w] = MAX(largest[w], v);)
+    return row_max(largest, me, lane);
+}
+
+// The largest element m of a row, and in *sum that of exp(x - m). A nan, an inf, or nothing but -inf makes *sum nan.
+static inline ACC row_exponentials(__global const T *restrict x, size_t columns, int me, __local ACC *lane, ACC *sum) {
+    ACC part[WIDE];
+    for (int w = 0; w < WIDE; w++) part[w] = 0;
+#if LANES == 1
+    const ACC m = row_largest(x, columns, me, lane);
+    EACH_COLUMN(part[w] += EXP(LOAD(x, c) - m);)
+#else  // one pass over memory; the equality keeps -inf less -inf out of the partial sums
+    ACC largest[WIDE], own[WIDE];
+    for (int w = 0; w < WIDE; w++) largest[w] = -INFINITY;
+    EACH_COLUMN(
+        const ACC v = LOAD(x, c);
+        if (v > largest[w]) {
+            part[w] = part[w] * EXP(largest[w] - v) + 1;
+            largest[w] = v;
+        } else {
+            part[w] += v == largest[w] ? 1 : EXP(v - largest[w]);
+        })
+    for (int w = 0; w < WIDE; w++) own[w] = largest[w];
+    const ACC m = row_max(largest, me, lane);
+    for (int w = 0; w < WIDE; w++) part[w] *= EXP(own[w] - m);
+#endif
+    *sum = row_sum(part, me, lane);
+    return m;
+}
+#endif
+#endif
+
+// ---- blocks -----------------------------------------------------------------------------------------------------
+//
+// For a program that defines GROUP and BLOCK: a work-group of GROUP work-items takes BLOCK consecutive elements.
+#if defined(GROUP) && defined(BLOCK)
+#define BLOCK_GROUP __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+#define BLOCKS(n) (((n) + BLOCK - 1) / BLOCK)
+#define EACH_OF_BLOCK(i, block, n) \
+    for (size_t i = (size_t)(block) * BLOCK + get_local_id(0), end = MIN(((size_t)(block) + 1) * BLOCK, (size_t)(n)); \
+         i < end; i += GROUP)
+#endif
+
+// ---- activations ------------------------------------------------------------------------------------------------
+//
+// For a program that defines ACTIVATION as none, relu, silu, gelu or gelu_tanh: ACTIVATE(x), and SLOPE(x), its derivative.
+#ifdef ACTIVATION
+#define PASTE_NOW(a, b) a##b
+#define PASTE(a, b) PASTE_NOW(a, b)
+#define ACTIVATE(x) PASTE(activate_, ACTIVATION)(x)
+#define SLOPE(x) PASTE(slope_, ACTIVATION)(x)
+#define HALF ((ACC)0.5)
+
+static inline ACC activate_none(ACC x) { return x; }
+static inline ACC slope_none(ACC x) { return 1; }
+
+static inline ACC activate_relu(ACC x) { return x < 0 ? 0 : x; }  // a nan stays
+static inline ACC slope_relu(ACC x) { return x > 0; }
+
+#if FLOATING
+static inline ACC activate_silu(ACC x) { return x / (1 + EXP(-x)); }
+static inline ACC slope_silu(ACC x) {
+    const ACC s = 1 / (1 + EXP(-x));
+    return s + x * s * (1 - s);
+}
+
+static inline ACC activate_gelu(ACC x) { return HALF * x * (1 + ERF(x * (ACC)0.7071067811865476)); }
+static inline ACC slope_gelu(ACC x) {
+    return HALF * (1 + ERF(x * (ACC)0.7071067811865476)) + x * EXP(-HALF * x * x) * (ACC)0.3989422804014327;
+}
+
+#define TANH_OF_GELU(x) TANH((ACC)0.7978845608028654 * ((x) + (ACC)0.044715 * (x) * (x) * (x)))
+static inline ACC activate_gelu_tanh(ACC x) { return HALF * x * (1 + TANH_OF_GELU(x)); }
+static inline ACC slope_gelu_tanh(ACC x) {
+    const ACC b = x < -100 ? -100 : x > 100 ? 100 : x;  // the slope is 0 or 1 long before b^2 could overflow
+    const ACC t = TANH_OF_GELU(b);
+    return HALF * (1 + t) + HALF * b * (1 - t * t) * (ACC)0.7978845608028654 * (1 + 3 * (ACC)0.044715 * b * b);
+}
+#endif
+#endif
