@@ -1,0 +1,41 @@
+"""New arrays from numbers."""
+
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.elementwise import COPY, cpu_block, launch
+from polyarr.backends.opencl.program import types
+from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
+
+GPU_GROUP = 256
+
+
+def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
+    """An array whose elements are all value."""
+    return launch(device, COPY, out, value)
+
+
+def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
+    """start, start + step ... : size of them. Floats are computed in the widest type that the device has."""
+    counter, argument = _counter(device, dtype)
+    group = 1 if device.is_cpu else GPU_GROUP
+    per_item = cpu_block(device, size) if device.is_cpu else 1
+    stored = types(dtype)
+    program = device.build("create", T=stored["T"], ACC=stored["ACC"], STORE=stored["STORE"], COUNTER=counter, WG=group)
+    result = device.empty(out)
+    work = -(-size // (per_item * group)) * group
+    program.arange(work, group, result.memory, argument(start), argument(step), size, per_item)
+    return result
+
+
+def _counter(device: Device, dtype: np.dtype) -> tuple[str, Any]:
+    if dtype in FLOATS:
+        return ("double", np.float64) if device.features.fp64 else ("float", np.float32)
+    # Two's complement: a negative step of unsigned integers wraps to what it should be.
+    return ("ulong", _wrapped) if dtype in UNSIGNED else ("long", np.int64)
+
+
+def _wrapped(number: int) -> np.uint64:
+    return np.uint64(number & 0xFFFFFFFFFFFFFFFF)

@@ -1,0 +1,249 @@
+"""Elementwise ops: one kernel file serves every expression, dtype, layout and number of axes."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import types
+from polyarr.core.spec import FLOATS, SIGNED, Number, Spec, bfloat16, float16, uint64
+from polyarr.core.spec import bool as bool_
+
+# What a kernel computes, in C: x and y are the elements in the type that arithmetic is done in. Functions in
+# capitals, and those that OpenCL lacks, are in prelude.cl and elementwise.cl.
+EXPRESSIONS = {
+    "positive": "x",
+    "negative": "-x",
+    "abs": "ABSOLUTE(x)",
+    "sign": "x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x",
+    "floor": "FLOOR(x)",
+    "ceil": "CEIL(x)",
+    "trunc": "TRUNC(x)",
+    "round": "ROUND(x)",
+    "exp": "EXP(x)",
+    "expm1": "expm1(x)",
+    "log": "LOG(x)",
+    "log1p": "log1p(x)",
+    "log2": "log2(x)",
+    "log10": "log10(x)",
+    "sqrt": "SQRT(x)",
+    "rsqrt": "1 / SQRT(x)",
+    "reciprocal": "1 / x",
+    "square": "x * x",
+    "sin": "sin(x)",
+    "cos": "cos(x)",
+    "tan": "tan(x)",
+    "sinh": "sinh(x)",
+    "cosh": "cosh(x)",
+    "tanh": "TANH(x)",
+    "asin": "asin(x)",
+    "acos": "acos(x)",
+    "atan": "atan(x)",
+    "asinh": "asinh(x)",
+    "acosh": "acosh(x)",
+    "atanh": "atanh(x)",
+    "erf": "ERF(x)",
+    "sigmoid": "1 / (1 + EXP(-x))",
+    "silu": "x / (1 + EXP(-x))",
+    "relu": "x < 0 ? 0 : x",
+    "isnan": "x != x",
+    "isfinite": "x - x == 0",
+    "isinf": "x == x && x - x != 0",
+    "signbit": "SIGNBIT(x)",
+    "logical_not": "!x",
+    "bitwise_invert": "INVERT(x)",
+    "add": "x + y",
+    "subtract": "x - y",
+    "multiply": "x * y",
+    "divide": "x / y",
+    "floor_divide": "floor_divide(x, y)",
+    "remainder": "remainder_of(x, y)",
+    "pow": "power_of(x, y)",
+    "maximum": "x >= y || x != x ? x : y",
+    "minimum": "x <= y || x != x ? x : y",
+    "atan2": "atan2(x, y)",
+    "nextafter": "NEXTAFTER(x, y)",
+    "copysign": "COPYSIGN(x, y)",
+    "hypot": "hypot(x, y)",
+    "logaddexp": "logaddexp(x, y)",
+    "bitwise_and": "x & y",
+    "bitwise_or": "x | y",
+    "bitwise_xor": "x ^ y",
+    "bitwise_left_shift": "LEFT_SHIFT(x, y)",
+    "bitwise_right_shift": "RIGHT_SHIFT(x, y)",
+    "equal": "x == y",
+    "not_equal": "x != y",
+    "less": "x < y",
+    "less_equal": "x <= y",
+    "greater": "x > y",
+    "greater_equal": "x >= y",
+    "logical_and": "x && y",
+    "logical_or": "x || y",
+    "logical_xor": "!x != !y",
+}
+COPY, WHERE = "x", "c ? x : y"
+CONVERSIONS = {bool_: "x != 0", uint64: "TO_UINT64(x)", float16: "TO_FLOAT16(x)"}
+
+ABSENT, NUMBER = "ABSENT", "NUMBER"
+STEPS = {0: "REPEATED", 1: "DENSE"}
+CPU_BLOCK = 16384  # elements: below this a second work-item costs more than it brings
+CPU_ITEMS_PER_CORE = 4  # so that a core that comes late takes fewer
+GPU_GROUP, GPU_PER_ITEM = 256, 4
+
+ARGUMENTS = {
+    "int": np.int32,
+    "uint": np.uint32,
+    "long": np.int64,
+    "ulong": np.uint64,
+    "float": np.float32,
+    "double": np.float64,
+}
+
+
+class Plan(NamedTuple):
+    """What one combination of expression, dtypes and layouts needs at every launch."""
+
+    kernel: Any
+    work: int
+    group: int
+    layout: np.void
+    argument: Callable[[Number], Any]
+
+
+# ---- launchers ---------------------------------------------------------------------------------------------------
+
+
+def launcher(name: str) -> Callable[..., Buffer]:
+    """The launcher(device, out, x) or launcher(device, out, x, y) of the op called name."""
+    return partial(_unary_or_binary, EXPRESSIONS[name])
+
+
+def _unary_or_binary(
+    expression: str, device: Device, out: Spec, x: Buffer | Number, y: Buffer | Number | None = None
+) -> Buffer:
+    return launch(device, expression, out, x, y)
+
+
+def where(device: Device, out: Spec, condition: Buffer, x: Buffer | Number, y: Buffer | Number) -> Buffer:
+    """x where the condition holds, y elsewhere."""
+    return launch(device, WHERE, out, x, y, condition)
+
+
+def astype(device: Device, out: Spec, x: Buffer, *, dtype: np.dtype) -> Buffer:
+    """x in another dtype: floats are truncated towards zero, integers wrap, bool is x != 0."""
+    if dtype == x.dtype:
+        return launch(device, COPY, out, x)
+    return launch(device, CONVERSIONS.get(dtype, COPY if dtype in FLOATS else "TO_INTEGER(x)"), out, x)
+
+
+def launch(
+    device: Device,
+    expression: str,
+    out: Spec,
+    x: Buffer | Number,
+    y: Buffer | Number | None = None,
+    condition: Buffer | None = None,
+    *,
+    target: Buffer | None = None,
+) -> Buffer:
+    """Compute the expression into a new dense buffer, or into the target, a window of out's shape and dtype."""
+    dtype = x.dtype if type(x) is Buffer else y.dtype if type(y) is Buffer else out.dtype
+    result = device.empty(out) if target is None else target
+    plan = _plan(device, expression, dtype, out, result.strides, _layout(x), _layout(y), _layout(condition))
+    arguments = []
+    for operand in (x, y, condition):
+        if type(operand) is Buffer:
+            arguments += operand.memory, operand.offset
+        elif operand is not None:
+            arguments.append(plan.argument(operand))
+    plan.kernel(plan.work, plan.group, *arguments, result.memory, result.offset, plan.layout)
+    return result
+
+
+# ---- plans -------------------------------------------------------------------------------------------------------
+
+
+def _layout(operand: Buffer | Number | None) -> Any:
+    """What a plan depends on: an array's shape and strides; whether there is a number; nothing."""
+    if type(operand) is Buffer:
+        return operand.shape, operand.strides
+    return operand if operand is None else NUMBER
+
+
+@lru_cache(maxsize=8192)
+def _plan(
+    device: Device, expression: str, dtype: np.dtype, out: Spec, strides: tuple[int, ...], *operands: Any
+) -> Plan:
+    lengths, steps = collapse(
+        out.shape,
+        [broadcast_strides(o, len(out.shape)) for o in operands] + [_no_step_for_one(out.shape, strides)],
+    )
+    group, per_item = (1, 1) if device.is_cpu else (GPU_GROUP, GPU_PER_ITEM)
+    per_group = cpu_block(device, out.size) if device.is_cpu else group * per_item
+    kinds = [o if o == NUMBER else ABSENT if o is None else _kind(s) for o, s in zip(operands, steps, strict=False)]
+    stored, result = types(dtype), types(out.dtype)
+    program = device.build(
+        "elementwise",
+        EXPRESSION=expression,
+        **dict(zip(("X_IS", "Y_IS", "C_IS"), kinds, strict=True)),
+        OUT_IS="DENSE" if steps[-1][-1] == 1 else "STRIDED",
+        NDIM=len(lengths),
+        INDEX="uint" if out.size < 1 << 31 else "ulong",
+        **{name: stored[name] for name in ("T", "ACC", "LOAD")},
+        DTYPE=dtype.name,
+        FLOATING=int(dtype in FLOATS),
+        SIGNED=int(dtype in SIGNED + FLOATS),
+        BOOLEAN=int(dtype == bool_),
+        OUT_T=result["T"],
+        OUT_STORE=result["STORE"],
+        WG=group,
+        PER_ITEM=per_item,
+    )
+    layout = np.array([*lengths, *(step for s in steps for step in s), out.size, per_group], np.int64)
+    work = -(-out.size // per_group) * group
+    return Plan(program.elementwise, work, group, layout.view(f"V{layout.nbytes}")[0], _to_argument(dtype))
+
+
+def _kind(steps: tuple[int, ...]) -> str:
+    return STEPS.get(steps[-1], "STRIDED")
+
+
+def _to_argument(dtype: np.dtype) -> Callable[[Number], Any]:
+    """What turns a Python number into a kernel argument: it is rounded to the arrays' dtype first."""
+    argument = ARGUMENTS[types(dtype)["ACC"]]
+    return (lambda number: argument(dtype.type(number))) if dtype in (float16, bfloat16) else argument
+
+
+def cpu_block(device: Device, size: int) -> int:
+    """How many consecutive elements one work-item should take: a few items per core, whole vectors each."""
+    share = -(-size // (device.features.compute_units * CPU_ITEMS_PER_CORE))
+    return max(CPU_BLOCK, (share + 63) // 64 * 64)
+
+
+def broadcast_strides(operand: Any, ndim: int) -> tuple[int, ...]:
+    """An operand's strides along the ndim axes of the result: 0 where it is broadcast, a number everywhere."""
+    if operand is None or operand == NUMBER:
+        return (0,) * ndim
+    shape, strides = operand
+    return (0,) * (ndim - len(shape)) + _no_step_for_one(shape, strides)
+
+
+def _no_step_for_one(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(0 if length == 1 else stride for length, stride in zip(shape, strides, strict=True))
+
+
+def collapse(
+    shape: tuple[int, ...], strides: list[tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The same elements in the same order with as few axes as can be, at least one: joins those that step alike."""
+    axes: list[tuple[int, tuple[int, ...]]] = []
+    for length, steps in zip(shape, zip(*strides, strict=True), strict=True):
+        if length == 1:
+            continue
+        if axes and all(outer == inner * length for outer, inner in zip(axes[-1][1], steps, strict=True)):
+            length *= axes.pop()[0]
+        axes.append((length, steps))
+    axes = axes or [(1, (1,) * len(strides))]
+    return tuple(length for length, _ in axes), tuple(zip(*(steps for _, steps in axes), strict=True))

@@ -1,0 +1,270 @@
+// Elementwise: every element of out is EXPRESSION of the elements of x, y and c that broadcast to it.
+//
+// Arrays   x, y (elements T), c (bool), out (elements OUT_T): windows with any strides, which broadcasting makes 0
+// Launch   CPU (WG 1): one group per layout.block consecutive elements of out, in row-major order
+//          GPU: groups of WG work-items, each group for WG * PER_ITEM consecutive elements of out
+// Params   EXPRESSION                 a C expression of x, y (ACC) and c (int)
+//          X_IS, Y_IS, C_IS           what an operand is: ABSENT, NUMBER (passed by value), or an array whose step
+//                                     along the last axis is 0 (REPEATED), 1 (DENSE) or any (STRIDED)
+//          OUT_IS                     DENSE or STRIDED, likewise
+//          NDIM                       number of axes, at least 1, after axes that can be one have become one
+//          INDEX                      unsigned type that counts out's elements
+//          T, ACC, LOAD, DTYPE        type of x and y: stored, computed with, how to read it, polyarr's name
+//          FLOATING, SIGNED, BOOLEAN  1 or 0: whether x and y are floats, have a sign, are bool
+//          OUT_T, OUT_STORE           type of out, and how to write it
+//          WG, PER_ITEM               work-items per group, and elements per work-item on a GPU
+#if !defined(EXPRESSION) || !defined(NDIM) || !defined(INDEX) || !defined(WG) || !defined(PER_ITEM)
+#error "elementwise.cl needs EXPRESSION, NDIM, INDEX, WG and PER_ITEM"
+#endif
+#if !defined(X_IS) || !defined(Y_IS) || !defined(C_IS) || !defined(OUT_IS)
+#error "elementwise.cl needs X_IS, Y_IS, C_IS and OUT_IS"
+#endif
+#if !defined(T) || !defined(ACC) || !defined(LOAD) || !defined(DTYPE) || !defined(OUT_T) || !defined(OUT_STORE)
+#error "elementwise.cl needs T, ACC, LOAD, DTYPE, OUT_T and OUT_STORE"
+#endif
+#if !defined(FLOATING) || !defined(SIGNED) || !defined(BOOLEAN)
+#error "elementwise.cl needs FLOATING, SIGNED and BOOLEAN"
+#endif
+
+#define ABSENT 0
+#define NUMBER 1
+#define REPEATED 2
+#define DENSE 3
+#define STRIDED 4
+
+#define JOIN_NAMES(a, b) a##b
+#define NAMED(prefix, dtype) JOIN_NAMES(prefix, dtype)
+
+// ---- functions for expressions ---------------------------------------------------------------------------------
+
+#if FLOATING
+
+// The remainder has the divisor's sign, a zero too.
+static inline ACC remainder_of(ACC x, ACC y) {
+    const ACC rest = fmod(x, y);
+    if (rest == 0) return copysign((ACC)0, y);
+    return (rest < 0) != (y < 0) && rest == rest ? rest + y : rest;
+}
+
+// The quotient is found from the remainder, because x / y may round up to the next integer.
+static inline ACC floor_divide(ACC x, ACC y) {
+    if (y == 0) return x / y;
+    const ACC rest = fmod(x, y);
+    const ACC quotient = (x - rest) / y - (rest != 0 && (rest < 0) != (y < 0) ? 1 : 0);
+    if (quotient == 0) return copysign((ACC)0, x / y);
+    const ACC whole = floor(quotient);
+    return quotient - whole > (ACC)0.5f ? whole + 1 : whole;
+}
+
+// A square is by far the most frequent power, and pow is slow.
+static inline ACC power_of(ACC x, ACC y) { return y == 2 ? x * x : pow(x, y); }
+
+static inline ACC logaddexp(ACC x, ACC y) {
+    const ACC distance = x == y ? 0 : fabs(x - y);  // equal infinities too, whose difference is nan
+    return MAX(x, y) + log1p(exp(-distance));
+}
+
+// The 16-bit floats in order are the integers in order, when the negative ones are mirrored.
+static inline int next_of_16_bits(int bits, int up) {
+    const int sign = bits & 0x8000, place = sign ? -(bits & 0x7fff) : bits;
+    const int next = place + (up ? 1 : -1);
+    return next < 0 ? 0x8000 | -next : next ? next : sign;
+}
+static inline float nextafter_float16(float x, float y) {
+    ushort bits;
+    if (x != x || y != y) return x + y;
+    if (x == y) return y;
+    vstore_half(x, 0, (half *)&bits);
+    bits = (ushort)next_of_16_bits(bits, y > x);
+    return vload_half(0, (const half *)&bits);
+}
+static inline float nextafter_bfloat16(float x, float y) {
+    if (x != x || y != y) return x + y;
+    if (x == y) return y;
+    return as_float((uint)next_of_16_bits(as_uint(x) >> 16, y > x) << 16);
+}
+#define nextafter_float32 nextafter
+#define nextafter_float64 nextafter
+#define NEXTAFTER NAMED(nextafter_, DTYPE)
+
+// A double that becomes a float16 by way of a float would be rounded twice. A float that is cut off, with its last bit
+// set if anything was lost, rounds to what the double rounds to.
+static inline float round_to_odd(ACC x) {
+    const float near = (float)x;
+    if (near == x || x != x) return near;
+    return as_float((as_uint(near) - (fabs((ACC)near) > fabs(x) ? 1 : 0)) | 1);
+}
+
+#define ABSOLUTE(x) fabs(x)
+#define TO_FLOAT16(x) round_to_odd(x)
+#define FLOOR(x) floor(x)
+#define CEIL(x) ceil(x)
+#define TRUNC(x) trunc(x)
+#define ROUND(x) rint(x)
+#define SIGNBIT(x) signbit(x)
+#define COPYSIGN(x, y) copysign(x, y)
+#define TO_INTEGER(x) (sizeof(OUT_T) < 4 ? (long)(int)(x) : (long)(x))
+#define TO_UINT64(x) ((x) < 0 ? (ulong)(long)(x) : (ulong)(x))
+
+#else
+
+// C rounds a quotient towards zero and traps on x / 0 and on the least integer / -1; here those are 0 and wrap.
+static inline ACC floor_divide(ACC x, ACC y) {
+    if (y == 0) return 0;
+#if SIGNED
+    if (y == -1) return -x;
+    return x / y - (x % y != 0 && (x < 0) != (y < 0));
+#else
+    return x / y;
+#endif
+}
+
+static inline ACC remainder_of(ACC x, ACC y) {
+    if (y == 0) return 0;
+#if SIGNED
+    if (y == -1) return 0;
+    const ACC rest = x % y;
+    return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
+#else
+    return x % y;
+#endif
+}
+
+// A negative power is 0, but for the bases 1 and -1.
+static inline ACC power_of(ACC x, ACC y) {
+#if SIGNED
+    if (y < 0 && x != 1 && x != -1) return 0;
+    if (y < 0) y = y & 1;
+#endif
+    ACC power = 1;
+    for (; y != 0; y >>= 1, x *= x)
+        if (y & 1) power *= x;
+    return power;
+}
+
+// A shift by the width or more leaves nothing but the sign; C does not say so.
+#define BITS (8 * (ulong)sizeof(T))
+#define LEFT_SHIFT(x, y) ((ulong)(y) < BITS ? (x) << (y) : 0)
+#define RIGHT_SHIFT(x, y) ((ulong)(y) < BITS ? (x) >> (y) : SIGNED && (x) < 0 ? -1 : 0)
+
+#define ABSOLUTE(x) ((x) < 0 ? -(x) : (x))
+#define FLOOR(x) (x)
+#define CEIL(x) (x)
+#define TRUNC(x) (x)
+#define ROUND(x) (x)
+#define INVERT(x) (BOOLEAN ? !(x) : ~(x))
+#define TO_FLOAT16(x) (x)
+#define TO_INTEGER(x) (x)
+#define TO_UINT64(x) (x)
+
+#endif
+
+// ---- operands --------------------------------------------------------------------------------------------------
+
+typedef struct {
+    long shape[NDIM], x[NDIM], y[NDIM], c[NDIM], out[NDIM];  // lengths, then every operand's strides
+    long size, block;
+} Layout;
+
+#define STEP(is, strides) ((is) == DENSE ? 1 : (is) == REPEATED ? 0 : (strides)[NDIM - 1])
+
+#if X_IS == NUMBER
+#define X_PARAMETER const ACC x_number,
+#define X_AT(base, j) x_number
+#elif X_IS != ABSENT
+#define X_PARAMETER __global const T *restrict x_data, const long x_offset,
+#define X_AT(base, j) LOAD(x_data, (base) + (j) * STEP(X_IS, layout.x))
+#else
+#error "elementwise.cl: x may not be ABSENT"
+#endif
+
+#if Y_IS == NUMBER
+#define Y_PARAMETER const ACC y_number,
+#define Y_AT(base, j) y_number
+#elif Y_IS != ABSENT
+#define Y_PARAMETER __global const T *restrict y_data, const long y_offset,
+#define Y_AT(base, j) LOAD(y_data, (base) + (j) * STEP(Y_IS, layout.y))
+#else
+#define Y_PARAMETER
+#define Y_AT(base, j) 0
+#endif
+
+#if C_IS == NUMBER
+#define C_PARAMETER const int c_number,
+#define C_AT(base, j) c_number
+#elif C_IS != ABSENT
+#define C_PARAMETER __global const uchar *restrict c_data, const long c_offset,
+#define C_AT(base, j) load_bool(c_data, (base) + (j) * STEP(C_IS, layout.c))
+#else
+#define C_PARAMETER
+#define C_AT(base, j) 0
+#endif
+
+#if X_IS == NUMBER
+#define x_offset 0
+#endif
+#if Y_IS == NUMBER || Y_IS == ABSENT
+#define y_offset 0
+#endif
+#if C_IS == NUMBER || C_IS == ABSENT
+#define c_offset 0
+#endif
+
+// Where element i of a row-major array of this shape is, axis by axis.
+static inline void locate(INDEX i, const long *shape, INDEX *place) {
+#pragma unroll
+    for (int axis = NDIM - 1; axis > 0; axis--) {
+        const INDEX length = (INDEX)shape[axis], quotient = i / length;
+        place[axis] = i - quotient * length;
+        i = quotient;
+    }
+    place[0] = i;
+}
+
+static inline long distance_to(const INDEX *place, const long *strides) {
+    long sum = 0;
+#pragma unroll
+    for (int axis = 0; axis < NDIM; axis++) sum += place[axis] * strides[axis];
+    return sum;
+}
+
+// ---- kernel ----------------------------------------------------------------------------------------------------
+
+// Elements j = first, first + stride ... < stop beyond a place where every operand advances by its own step.
+#define COMPUTE(j) { \
+        const ACC x = X_AT(x_base, j), y = Y_AT(y_base, j); \
+        const int c = C_AT(c_base, j); \
+        OUT_STORE(out, out_base + (j) * STEP(OUT_IS, layout.out), EXPRESSION); \
+    }
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict out, const long out_offset,
+                 const Layout layout) {
+    INDEX place[NDIM];
+#if WG == 1
+    const long start = (long)get_group_id(0) * layout.block, stop = MIN(start + layout.block, layout.size);
+    for (long i = start, run; i < stop; i += run) {
+        locate((INDEX)i, layout.shape, place);
+        run = MIN(layout.shape[NDIM - 1] - (long)place[NDIM - 1], stop - i);
+        const long x_base = x_offset + distance_to(place, layout.x);
+        const long y_base = y_offset + distance_to(place, layout.y);
+        const long c_base = c_offset + distance_to(place, layout.c);
+        const long out_base = out_offset + distance_to(place, layout.out);
+        for (long j = 0; j < run; j++) COMPUTE(j)
+    }
+#else
+    const long start = (long)get_group_id(0) * (WG * PER_ITEM) + (long)get_local_id(0);
+#pragma unroll
+    for (int k = 0; k < PER_ITEM; k++) {
+        const long i = start + k * WG;
+        if (i < layout.size) {
+            locate((INDEX)i, layout.shape, place);
+            const long x_base = x_offset + distance_to(place, layout.x);
+            const long y_base = y_offset + distance_to(place, layout.y);
+            const long c_base = c_offset + distance_to(place, layout.c);
+            const long out_base = out_offset + distance_to(place, layout.out);
+            COMPUTE(0)
+        }
+    }
+#endif
+}

@@ -1,0 +1,189 @@
+// Reductions of one axis: sum, prod, max, min, and where the first max or min is.
+//
+// x is a window of outer x length x inner elements with a stride for each; every (outer, inner) has one result, and
+// these lie row-major. With several parts each part of the length has its own result, and results lie part by part.
+//
+// Kernels  reduce_rows     the work-items of a row go along the length together; any strides
+//          reduce_columns  the work-items go along inner together, and each down its own column; inner_stride 1
+// Launch   reduce_rows     CPU (WG 1): global (blocks of rows, parts); GPU: groups of WG, WG / LANES rows each
+//          reduce_columns  CPU: global (blocks of COLUMNS columns, outer, parts)
+//                          GPU: groups of (COLUMNS, WG / COLUMNS), one per block of columns; outer and parts likewise
+// Params   T, LOAD         stored type of x, and how to read it
+//          A               type of the accumulator
+//          OUT_T, STORE    type of the results, and how to write one
+//          JOIN, START     joins two accumulators; what an empty one holds, of the first element `first`
+//          FIND            1: the results of reduce_rows are indices of the first element that equals the joined one
+//          STRIDE          1 if the rows of reduce_rows are dense, so that loads can be vectors, else: stride
+//          WG, LANES       work-items per group, and of these per row: powers of two
+//          PARTIALS        independent accumulators per work-item, a power of two
+//          COLUMNS         columns per group of reduce_columns
+#if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(JOIN)
+#error "reduce.cl needs T, LOAD, A, OUT_T, STORE and JOIN"
+#endif
+#if !defined(START) || !defined(FIND) || !defined(STRIDE)
+#error "reduce.cl needs START, FIND and STRIDE"
+#endif
+#if !defined(WG) || !defined(LANES) || !defined(PARTIALS) || !defined(COLUMNS)
+#error "reduce.cl needs WG, LANES, PARTIALS and COLUMNS"
+#endif
+
+#define MULTIPLY(a, b) ((a) * (b))
+#define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))  // | and not ||: no branch, so it becomes a vector
+#define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
+#define CHUNK (128L * PARTIALS * LANES)  // long sums of short sums lose fewer digits than one long sum
+
+DEFINE_JOIN(join_lanes, A, LANES, JOIN)
+
+// Elements begin + me, begin + me + LANES ... < end of a row, joined over the lanes.
+#define AT(i) ((A)LOAD(x, base + (i) * STRIDE))
+static inline A join_row(__global const T *restrict x, long base, long stride, long begin, long end, int me,
+                         __local A *lane) {
+    const A first = begin < end ? AT(begin) : (A)0;
+    A total = START;
+    const int is_short = end - begin < PARTIALS * LANES;
+    for (long i = begin + me; is_short && i < end; i += LANES) {
+        const A v = AT(i);
+        total = JOIN(total, v);
+    }
+    for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
+        const long stop = MIN(chunk + CHUNK, end);
+        A partial[PARTIALS];
+        for (int p = 0; p < PARTIALS; p++) partial[p] = START;
+        long i = chunk + me;
+        for (; i + (PARTIALS - 1) * LANES < stop; i += PARTIALS * LANES)
+            for (int p = 0; p < PARTIALS; p++) {
+                const A v = AT(i + p * LANES);
+                partial[p] = JOIN(partial[p], v);
+            }
+        for (; i < stop; i += LANES) {
+            const A v = AT(i);
+            partial[0] = JOIN(partial[0], v);
+        }
+        for (int step = PARTIALS / 2; step > 0; step /= 2)
+            for (int p = 0; p < step; p++) partial[p] = JOIN(partial[p], partial[p + step]);
+        total = JOIN(total, partial[0]);
+    }
+    return join_lanes(total, me, lane);
+}
+
+#if FIND
+DEFINE_JOIN(first_of_lanes, long, LANES, MIN)
+
+#define IS_WANTED(v) (((v) == wanted) | (((v) != (v)) & (wanted != wanted)))
+#define SKIP 64
+
+static inline long find_in_row(__global const T *restrict x, long base, long stride, long length, A wanted, int me,
+                               __local long *lane) {
+    long found = length, skipped = 0;
+    for (int hit = 0; LANES == 1 && skipped + SKIP <= length; skipped += SKIP) {
+        for (int j = 0; j < SKIP; j++) {
+            const A v = AT(skipped + j);
+            hit |= IS_WANTED(v);
+        }
+        if (hit) break;
+    }
+    for (long i = skipped + me; i < length; i += LANES) {
+        const A v = AT(i);
+        if (IS_WANTED(v)) {
+            found = i;
+            break;
+        }
+    }
+    return first_of_lanes(found, me, lane);
+}
+#endif
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+void reduce_rows(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long rows,
+                 const long inner, const long length, const long outer_stride, const long inner_stride,
+                 const long stride, const long part_length, const long rows_per_item) {
+    __local A lanes[WG];
+#if FIND
+    __local long places[WG];
+#endif
+    const int me = (int)get_local_id(0) % LANES, team = (int)get_local_id(0) - me;
+    const long part = get_group_id(1), begin = part * part_length, end = MIN(begin + part_length, length);
+    const long first_row = ((long)get_group_id(0) * (WG / LANES) + team / LANES) * rows_per_item;
+    for (long row = first_row; row < first_row + rows_per_item; row++) {
+        const long base = offset + row / inner * outer_stride + row % inner * inner_stride;
+        const long stop = row < rows ? end : begin;  // a team without a row still meets the others at the barriers
+        const A joined = join_row(x, base, stride, begin, stop, me, lanes + team);
+#if FIND
+        const long found = find_in_row(x, base, stride, row < rows ? length : 0, joined, me, places + team);
+        if (me == 0 && row < rows) STORE(out, row, found);
+#else
+        if (me == 0 && row < rows) STORE(out, part * rows + row, joined);
+#endif
+    }
+}
+
+#if !FIND
+#define BELOW(r) ((A)LOAD(x, base + (r) * stride))
+#if WG == 1
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long inner,
+                    const long length, const long outer_stride, const long stride, const long part_length) {
+    const long column = (long)get_group_id(0) * COLUMNS, outer = get_group_id(1), part = get_group_id(2);
+    const int columns = (int)MIN((long)COLUMNS, inner - column);
+    const long begin = part * part_length, end = MIN(begin + part_length, length);
+    const long start = offset + outer * outer_stride + column;
+    const long result = (part * (long)get_num_groups(1) + outer) * inner + column;
+    A total[COLUMNS], partial[COLUMNS];
+    for (int c = 0; c < columns; c++) {
+        const A first = begin < end ? (A)LOAD(x, start + begin * stride + c) : (A)0;
+        total[c] = partial[c] = START;
+    }
+    for (long chunk = begin; chunk < end; chunk += 128) {
+        const long stop = MIN(chunk + 128, end);
+        for (long r = chunk; r < stop; r++)
+            for (int c = 0; c < columns; c++) {
+                const A v = (A)LOAD(x, start + r * stride + c);
+                partial[c] = JOIN(partial[c], v);
+            }
+        for (int c = 0; c < columns; c++) {
+            const A first = partial[c];
+            total[c] = JOIN(total[c], first);
+            partial[c] = START;
+        }
+    }
+    for (int c = 0; c < columns; c++) STORE(out, result + c, total[c]);
+}
+#else
+#define DEPTH (WG / COLUMNS)
+__kernel __attribute__((reqd_work_group_size(COLUMNS, DEPTH, 1)))
+void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long inner,
+                    const long length, const long outer_stride, const long stride, const long part_length) {
+    __local A lane[WG];
+    const int c = get_local_id(0), depth = get_local_id(1);
+    const long column = (long)get_group_id(0) * COLUMNS + c, outer = get_group_id(1), part = get_group_id(2);
+    const long begin = part * part_length, end = column < inner ? MIN(begin + part_length, length) : begin;
+    const long base = offset + outer * outer_stride + column;
+    const A first = begin < end ? BELOW(begin) : (A)0;
+    A total = START;
+    for (long chunk = begin; chunk < end; chunk += 128 * DEPTH) {
+        const long stop = MIN(chunk + 128 * DEPTH, end);
+        A even = START, odd = START;
+        long r = chunk + depth;
+        for (; r + DEPTH < stop; r += 2 * DEPTH) {
+            const A v = BELOW(r), w = BELOW(r + DEPTH);
+            even = JOIN(even, v);
+            odd = JOIN(odd, w);
+        }
+        if (r < stop) {
+            const A v = BELOW(r);
+            even = JOIN(even, v);
+        }
+        even = JOIN(even, odd);
+        total = JOIN(total, even);
+    }
+    lane[depth * COLUMNS + c] = total;
+    for (int step = DEPTH / 2; step > 0; step /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (depth < step)
+            lane[depth * COLUMNS + c] = JOIN(lane[depth * COLUMNS + c], lane[(depth + step) * COLUMNS + c]);
+    }
+    if (depth == 0 && column < inner)
+        STORE(out, (part * (long)get_num_groups(1) + outer) * inner + column, lane[c]);
+}
+#endif
+#endif

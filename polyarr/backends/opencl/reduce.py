@@ -1,0 +1,240 @@
+"""Reductions over any axes: sum, prod, max, min, argmax, argmin."""
+
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.elementwise import collapse
+from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.shape import reshape
+from polyarr.core.spec import Spec, bfloat16, float16, float32, int64
+
+# How two accumulators are joined, and what an empty one holds; `first` is an element that it will be joined with.
+JOINS = {
+    "sum": ("ADD", "0"),
+    "prod": ("MULTIPLY", "1"),
+    "max": ("LARGEST", "first"),
+    "min": ("LEAST", "first"),
+}
+CPU_COLUMNS, GPU_COLUMNS = 128, 32
+CPU_PARTIALS, GPU_PARTIALS = 16, 4
+GPU_GROUP = 256
+CPU_PART, GPU_PART = 1 << 16, 1 << 12  # elements: what is worth a work-item or a group of its own
+GPU_GROUPS_PER_UNIT = 8
+
+
+class Window(NamedTuple):
+    """An array seen as outer x length x inner, of which the length is reduced."""
+
+    outer: int
+    length: int
+    inner: int
+    outer_stride: int
+    stride: int
+    inner_stride: int
+
+
+class Plan(NamedTuple):
+    """How one reduction is launched."""
+
+    kernel: Any
+    work: Any
+    group: Any
+    arguments: tuple[int, ...]
+    partial: Spec | None  # where the parts' results go, if there are several parts
+
+
+def launcher(name: str) -> Any:
+    """The launcher(device, out, x, *, axis, keepdims) of sum, prod, max or min."""
+    return partial(_reduce, name)
+
+
+def _reduce(
+    name: str,
+    device: Device,
+    out: Spec,
+    x: Buffer,
+    *,
+    axis: tuple[int, ...],
+    keepdims: bool = False,
+    dtype: Any = None,
+) -> Buffer:
+    window = _window(x.shape, x.strides, axis)
+    if window is None:  # too many axes that do not run together: reduce the rows of a copy
+        x, window = _in_rows(device, x, axis)
+    return _launch(device, name, out, x, window)
+
+
+def _launch(device: Device, name: str, out: Spec, x: Buffer, window: Window) -> Buffer:
+    plan = _plan(device, name, out, x.dtype, window)
+    result = device.empty(out if plan.partial is None else plan.partial)
+    plan.kernel(plan.work, plan.group, x.memory, x.offset, result.memory, *plan.arguments)
+    if plan.partial is None:
+        return result
+    parts, outputs = plan.partial.shape
+    return _launch(device, name, out, result, Window(1, parts, outputs, 0, outputs, 1))
+
+
+def argmax(device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
+    """Where the first maximum is; a nan counts as one."""
+    return _find("max", device, out, x, axis)
+
+
+def argmin(device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
+    """Where the first minimum is; a nan counts as one."""
+    return _find("min", device, out, x, axis)
+
+
+def _find(name: str, device: Device, out: Spec, x: Buffer, axis: int | None) -> Buffer:
+    if axis is None:
+        x, axis = reshape(device, Spec((x.size,), x.dtype), x, shape=(x.size,)), 0
+    window = _window(x.shape, x.strides, (axis,))
+    if window is None:
+        x, window = _in_rows(device, x, (axis,))
+    plan = _find_plan(device, name, x.dtype, window)
+    result = device.empty(out)
+    plan.kernel(plan.work, plan.group, x.memory, x.offset, result.memory, *plan.arguments)
+    return result
+
+
+# ---- windows -----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _window(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...]) -> Window | None:
+    """x as a Window; None if its axes are too many for one, even after those that run together are joined."""
+    kept = [a for a in range(len(shape)) if a not in axes]
+    (length, *more), ((stride, *_),) = _joined(shape, strides, sorted(axes))
+    lengths, (steps,) = _joined(shape, strides, kept)
+    if more or len(lengths) > 2:
+        return None
+    if len(lengths) == 1:  # one kept axis: columns if it runs along the memory, else rows
+        lengths, steps = (1, *lengths), (0, *steps)
+    return Window(lengths[0], length, lengths[1], steps[0], stride, steps[1])
+
+
+def _joined(shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int]) -> Any:
+    return collapse(tuple(shape[a] for a in axes), [tuple(strides[a] for a in axes)])
+
+
+def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, Window]:
+    """A dense copy with the reduced axes last, and its window."""
+    order = [a for a in range(x.ndim) if a not in axes] + sorted(axes)
+    view = x._replace(shape=tuple(x.shape[a] for a in order), strides=tuple(x.strides[a] for a in order))
+    rows = tuple(range(x.ndim - len(axes), x.ndim))
+    copy = dense(device, view)
+    return copy, _window(copy.shape, copy.strides, rows)  # type: ignore[return-value]
+
+
+# ---- plans -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window) -> Plan:
+    outputs = window.outer * window.inner
+    by_columns = window.inner_stride == 1 and window.inner > 1 and (window.stride != 1 or window.length == 1)
+    parts, part_length = _parts(device, window, by_columns)
+    result = out if parts == 1 else Spec((parts, outputs), _accumulator(name, dtype, out.dtype))
+    lanes = 1 if device.is_cpu else _lanes(part_length)
+    program = _build(
+        device, name, dtype, _accumulator(name, dtype, out.dtype), result.dtype, window.stride, lanes, find=0
+    )
+    if by_columns:
+        columns, depth = (CPU_COLUMNS, 1) if device.is_cpu else (GPU_COLUMNS, GPU_GROUP // GPU_COLUMNS)
+        group = (1, 1, 1) if device.is_cpu else (columns, depth, 1)
+        work = (-(-window.inner // columns) * group[0], window.outer * group[1], parts)
+        arguments = (window.inner, window.length, window.outer_stride, window.stride, part_length)
+        return Plan(program.reduce_columns, work, group, arguments, None if parts == 1 else result)
+    return _rows_plan(device, program, window, lanes, parts, part_length, None if parts == 1 else result)
+
+
+def _rows_plan(
+    device: Device,
+    program: Any,
+    window: Window,
+    lanes: int,
+    parts: int,
+    part_length: int,
+    partial: Spec | None,
+) -> Plan:
+    rows = window.outer * window.inner
+    per_item = max(1, min(-(-rows // (4 * device.features.compute_units)), CPU_PART)) if device.is_cpu else 1
+    if device.is_cpu and rows * window.length < CPU_PART:
+        per_item = max(rows, 1)
+    group = 1 if device.is_cpu else GPU_GROUP
+    work = (-(-rows // (per_item * group // lanes)) * group, parts)
+    arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, window.stride)
+    return Plan(program.reduce_rows, work, (group, 1), (*arguments, part_length, per_item), partial)
+
+
+@lru_cache(maxsize=4096)
+def _find_plan(device: Device, name: str, dtype: np.dtype, window: Window) -> Plan:
+    lanes = 1 if device.is_cpu else _lanes(window.length)
+    program = _build(device, name, dtype, _accumulator(name, dtype, dtype), int64, window.stride, lanes, find=1)
+    return _rows_plan(device, program, window, lanes, 1, window.length, None)
+
+
+def _build(
+    device: Device,
+    name: str,
+    dtype: np.dtype,
+    accumulator: np.dtype,
+    result: np.dtype,
+    stride: int,
+    lanes: int,
+    *,
+    find: int,
+) -> Any:
+    join, start = JOINS[name]
+    stored, written = types(dtype), types(result)
+    return device.build(
+        "reduce",
+        T=stored["T"],
+        LOAD=stored["LOAD"],
+        A=types(accumulator)["ACC"],
+        OUT_T=written["T"],
+        STORE=written["STORE"],
+        JOIN=join,
+        START=start,
+        FIND=find,
+        STRIDE=1 if stride == 1 else "stride",
+        WG=1 if device.is_cpu else GPU_GROUP,
+        LANES=lanes,
+        PARTIALS=CPU_PARTIALS if device.is_cpu else GPU_PARTIALS,
+        COLUMNS=CPU_COLUMNS if device.is_cpu else GPU_COLUMNS,
+    )
+
+
+def _accumulator(name: str, dtype: np.dtype, out: np.dtype) -> np.dtype:
+    """The dtype in which parts are kept: 16-bit floats are summed as float32, integers as what the op promises."""
+    wide = out if name in ("sum", "prod") else dtype
+    return float32 if wide in (float16, bfloat16) else wide
+
+
+def _parts(device: Device, window: Window, by_columns: bool) -> tuple[int, int]:
+    """Into how many parts to cut the length, and how long they are: enough work for the device, if it is worth it."""
+    outputs, units = max(window.outer * window.inner, 1), device.features.compute_units
+    if device.is_cpu:
+        columns = min(window.inner, CPU_COLUMNS) if by_columns else 1
+        items, wanted, smallest = -(-outputs // columns), 4 * units, max(1, CPU_PART // columns)
+    else:
+        columns = GPU_COLUMNS if by_columns else 1
+        items, wanted, smallest = (
+            -(-outputs // columns),
+            GPU_GROUPS_PER_UNIT * units,
+            max(1, GPU_PART // columns),
+        )
+    parts = max(1, min(-(-wanted // items), window.length // smallest))
+    part_length = max(1, -(-window.length // parts))
+    return max(1, -(-window.length // part_length)), part_length
+
+
+def _lanes(length: int) -> int:
+    """Work-items per row on a GPU: a power of two that gives each a few elements."""
+    lanes = 1
+    while lanes < GPU_GROUP and lanes * GPU_PARTIALS < length:
+        lanes *= 2
+    return lanes
