@@ -1,0 +1,22 @@
+"""embedding: rows of a table. Its backward adds each token's gradient to the token's row."""
+
+from typing import Any
+
+from polyarr.backends.opencl import index, segments
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import spec_of
+from polyarr.core.spec import Spec
+
+
+def forward(device: Device, out: Spec, weight: Buffer, indices: Buffer) -> tuple[Buffer, None]:
+    """The rows of weight that indices name."""
+    return index.take(device, out, weight, indices, axis=0), None
+
+
+def backward(device: Device, g: Buffer, saved: Any, weight: Buffer, indices: Buffer) -> tuple[Buffer, None]:
+    """dweight[v] = the sum of g over the positions whose index is v."""
+    dweight = device.empty(spec_of(weight))
+    index.fill_zero(device, dweight)
+    segments.add(device, dweight, dense(device, g), dense(device, indices), axis=0)
+    return dweight, None

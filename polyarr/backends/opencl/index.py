@@ -1,0 +1,110 @@
+"""take, take_along_axis, scatter, scatter_add: reading and writing where an array of integers points."""
+
+from math import gcd, prod
+
+import numpy as np
+import pyopencl as cl
+
+from polyarr.backends.opencl import segments
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import Program
+from polyarr.core.spec import Spec
+
+GROUP = 128  # work-items per group on a GPU
+SPAN = 1024  # a work-item on a CPU takes at least as many elements
+WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4", 32: "uint8", 64: "uint16"}
+INT32 = np.dtype("int32")
+
+
+def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) -> Buffer:
+    """Slices of x along axis, in the order of indices."""
+    x, indices, result = dense(device, x), dense(device, indices), device.empty(out)
+    row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
+    word, rows, total = _word(device, row), prod(x.shape[:axis]) * indices.size, out.size * x.dtype.itemsize
+    if total == 0:
+        return result
+    program = _build(device, word, indices, total // word)
+    args = (x.memory, indices.memory, result.memory, device.fault_record(), x.shape[axis], indices.size, row // word)
+    if device.is_cpu:
+        items, group, span = spread(device, rows, max(1, SPAN * word // row))
+        program.take_rows(items, group, *args, rows, span)
+    else:
+        items, group, _ = spread(device, total // word)
+        program.take_words(items, group, *args, total // word)
+    return result
+
+
+def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) -> Buffer:
+    """Elements of x whose coordinate on axis comes from indices."""
+    n, count = x.shape[axis], indices.shape[axis]
+    x = dense(device, _broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
+    indices, result = dense(device, _broadcast(indices, out.shape)), device.empty(out)
+    items, group, span = spread(device, out.size)
+    _build(device, x.dtype.itemsize, indices, out.size).take_along_axis(
+        items, group, x.memory, indices.memory, result.memory, device.fault_record(),
+        n, count, prod(out.shape[axis + 1 :]), out.size, span,
+    )  # fmt: skip
+    return result
+
+
+def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buffer, *, axis: int) -> Buffer:
+    """x with the slices that indices name replaced by updates; the last of several for one slice wins."""
+    x, indices, updates = dense(device, x), dense(device, indices), dense(device, updates)
+    result, winner = device.empty(out), device.empty(Spec((x.shape[axis],), INT32))
+    row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
+    word, total = _word(device, row), out.size * x.dtype.itemsize
+    if total == 0:
+        return result
+    fill_zero(device, winner)
+    program, fault = _build(device, word, indices, total // word), device.fault_record()
+    items, group, span = spread(device, indices.size)
+    program.scatter_mark(items, group, indices.memory, winner.memory, fault, x.shape[axis], indices.size, span)
+    items, group, span = spread(device, total // word)
+    program.scatter_gather(
+        items, group, x.memory, updates.memory, winner.memory, result.memory,
+        x.shape[axis], indices.size, row // word, total // word, span,
+    )  # fmt: skip
+    return result
+
+
+def scatter_add(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buffer, *, axis: int) -> Buffer:
+    """x with updates added to the slices that indices name."""
+    x, result = dense(device, x), device.empty(out)
+    if out.size:
+        with device.lock:
+            cl.enqueue_copy(device.queue, result.memory, x.memory, byte_count=out.size * out.dtype.itemsize)
+        segments.add(device, result, dense(device, updates), dense(device, indices), axis=axis)
+    return result
+
+
+def spread(device: Device, total: int, least: int = SPAN) -> tuple[int, int, int]:
+    """Global size, group size and how many neighbours each work-item takes, for a kernel over total elements."""
+    if device.is_cpu:
+        items = min(8 * device.features.compute_units, -(-total // least))
+        return items, 1, -(-total // items) if items else 1
+    return -(-total // GROUP) * GROUP, GROUP, 1
+
+
+def fill_zero(device: Device, buf: Buffer) -> None:
+    """Set a dense buffer to zero."""
+    if buf.size:
+        with device.lock:
+            cl.enqueue_fill_buffer(device.queue, buf.memory, np.int32(0), 0, -(-buf.size * buf.dtype.itemsize // 4) * 4)
+
+
+def _word(device: Device, row: int) -> int:
+    """The bytes that are moved at once, so that a row is whole words."""
+    return gcd(row, 64 if device.is_cpu else 16)
+
+
+def _build(device: Device, word: int, indices: Buffer, positions: int) -> Program:
+    index = "int" if indices.dtype == INT32 else "long"
+    return device.build("index", WORD=WORDS[word], INDEX=index, POSITION="uint" if positions < 2**31 else "ulong")
+
+
+def _broadcast(buf: Buffer, shape: tuple[int, ...]) -> Buffer:
+    if buf.shape == shape:
+        return buf
+    strides = tuple(0 if old == 1 else s for old, s in zip(buf.shape, buf.strides, strict=True))
+    return buf._replace(shape=shape, strides=strides)

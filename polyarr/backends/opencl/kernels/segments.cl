@@ -1,0 +1,137 @@
+// result[:, k, :] += the sum of updates[:, p, :] over the positions p whose index is k.
+//
+// Arrays   result (outer, n, inner); updates (outer, count, inner); indices (count);
+//          keys (count): the indices as 0 ... n-1, or n where there is no such slice;
+//          order (count): positions sorted by key, equal keys in their own order. So the positions of one slice, a
+//          segment, lie side by side, and who finds the first of a segment sums it. All row-major.
+//          fault: see Device.fault_record
+// Launch   wrap_indices: any global size. segments_serial (CPU): (spans of slots, blocks of COLUMNS columns, outer), group 1.
+//          segments_group (GPU): blocks * count * outer groups of GROUP: lanes columns by GROUP / lanes updates.
+//          add_atomically: one work-item per element of updates, rounded up to GROUP
+// Params   T, ACC, LOAD, STORE element type | INDEX int or long | GROUP, COLUMNS powers of two
+//          ATOMICS 0 none, 1 by compare-and-swap, 2 by NVIDIA's instruction; not 0 for float only
+#if !defined(T) || !defined(INDEX) || !defined(GROUP) || !defined(COLUMNS) || !defined(ATOMICS)
+#error "segments.cl needs T, ACC, LOAD, STORE, INDEX, GROUP, COLUMNS and ATOMICS"
+#endif
+
+// Long sums keep their digits: RUN updates are summed on their own, and runs are added with Kahan's compensation.
+#define RUN 64
+#define ADD_RUN(SUM, LOST, PART) \
+    { const ACC add = (PART) - (LOST), next = (SUM) + add; (LOST) = (next - (SUM)) - add; (SUM) = next; }
+
+__kernel void wrap_indices(__global const INDEX *restrict indices, __global int *restrict keys,
+                           __global volatile int *fault, const long n, const long count) {
+    for (long p = get_global_id(0); p < count; p += get_global_size(0)) {
+        const INDEX index = indices[p];
+        const long k = index < 0 ? index + n : index;
+        const bool known = k >= 0 && k < n;
+        keys[p] = known ? k : n;
+        if (!known && atomic_cmpxchg(fault, 0, 1) == 0) {
+            fault[1] = (int)index;
+            fault[2] = (int)n;
+            fault[3] = (int)(((long)index - (int)index) >> 32);
+        }
+    }
+}
+
+// The slot after the last one of the segment that begins at slot.
+static inline long segment_end(__global const int *keys, __global const int *order, long slot, long count) {
+    const int k = keys[order[slot]];
+    long step = 1;
+    while (slot + step < count && keys[order[slot + step]] == k) step *= 2;
+    long inside = slot + step / 2, outside = MIN(slot + step, count);
+    while (outside - inside > 1) {
+        const long middle = (inside + outside) / 2;
+        if (keys[order[middle]] == k) inside = middle; else outside = middle;
+    }
+    return outside;
+}
+
+static inline bool begins_segment(__global const int *keys, __global const int *order, long slot, long n) {
+    const int k = keys[order[slot]];
+    return k != n && (slot == 0 || keys[order[slot - 1]] != k);
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void segments_serial(__global T *restrict result, __global const T *restrict updates,
+                     __global const int *restrict keys, __global const int *restrict order,
+                     const long n, const long count, const long inner, const long span) {
+    const long first = get_global_id(0) * span, last = MIN(first + span, count);
+    const long column = get_global_id(1) * COLUMNS, outer = get_global_id(2);
+    const int width = MIN(COLUMNS, inner - column);
+
+    for (long slot = first; slot < last; slot++) {
+        if (!begins_segment(keys, order, slot, n)) continue;
+        const long end = segment_end(keys, order, slot, count);
+        const long target = (outer * n + keys[order[slot]]) * inner + column;
+        ACC sum[COLUMNS], lost[COLUMNS], part[COLUMNS];
+        for (int c = 0; c < width; c++) sum[c] = lost[c] = 0;
+        for (long run = slot; run < end; run += RUN) {
+            for (int c = 0; c < width; c++) part[c] = 0;
+            for (long s = run; s < MIN(run + RUN, end); s++) {
+                const long from = (outer * count + order[s]) * inner + column;
+                if (width == COLUMNS)
+                    for (int c = 0; c < COLUMNS; c++) part[c] += LOAD(updates, from + c);
+                else
+                    for (int c = 0; c < width; c++) part[c] += LOAD(updates, from + c);
+            }
+            for (int c = 0; c < width; c++) ADD_RUN(sum[c], lost[c], part[c])
+        }
+        for (int c = 0; c < width; c++) STORE(result, target + c, LOAD(result, target + c) + sum[c]);
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void segments_group(__global T *restrict result, __global const T *restrict updates,
+                    __global const int *restrict keys, __global const int *restrict order,
+                    const long n, const long count, const long inner, const long blocks, const long lanes) {
+    __local ACC lane[GROUP];
+    const long group = get_group_id(0), slot = group / blocks % count, outer = group / blocks / count;
+    if (!begins_segment(keys, order, slot, n)) return;
+    const int me = get_local_id(0), slices = GROUP / (int)lanes, slice = me / (int)lanes;
+    const long column = group % blocks * lanes + me % (int)lanes, end = segment_end(keys, order, slot, count);
+    ACC sum = 0, lost = 0;
+
+    if (column < inner)
+        for (long run = slot + slice; run < end; run += RUN * slices) {
+            const long run_end = MIN(run + RUN * slices, end);
+            ACC part = 0;
+            #pragma unroll 4
+            for (long s = run; s < run_end; s += slices)
+                part += LOAD(updates, (outer * count + order[s]) * inner + column);
+            ADD_RUN(sum, lost, part)
+        }
+    lane[me] = sum;
+    for (int half_slices = slices / 2; half_slices > 0; half_slices /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (slice < half_slices) lane[me] += lane[me + half_slices * (int)lanes];
+    }
+    if (slice == 0 && column < inner) {
+        const long target = (outer * n + keys[order[slot]]) * inner + column;
+        STORE(result, target, LOAD(result, target) + lane[me]);
+    }
+}
+
+#if ATOMICS
+static inline void add_float(__global float *p, float v) {
+#if ATOMICS == 2
+    __asm__ volatile("red.global.add.f32 [%0], %1;" : : "l"(p), "f"(v) : "memory");
+#else
+    __global volatile uint *bits = (__global volatile uint *)p;
+    uint seen = *bits, expected;
+    do {
+        expected = seen;
+        seen = atomic_cmpxchg(bits, expected, as_uint(as_float(expected) + v));
+    } while (seen != expected);
+#endif
+}
+
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void add_atomically(__global float *result, __global const float *restrict updates, __global const int *restrict keys,
+                    const long n, const long count, const long inner, const long total) {
+    const long i = get_global_id(0);
+    if (i >= total) return;
+    const long row = i / inner, outer = row / count, k = keys[row % count];
+    if (k < n) add_float(result + (outer * n + k) * inner + i % inner, updates[i]);
+}
+#endif

@@ -1,0 +1,137 @@
+// The order that sorts each row, equal elements in their own order, nan after everything else.
+//
+// Elements are read as unsigned integers of their size and mapped to keys: unsigned integers in the order of the
+// elements. A row lies in keys and index as sorted runs, whose width a merge doubles.
+//
+// Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from
+// Launch   sort_tiles_serial (CPU): one work-item per span of tiles, group 1.
+//          sort_tiles_group (GPU): ceil(n / GROUP) groups of GROUP per row; tile is a multiple of GROUP.
+//          merge_runs: one work-item per span outputs, at least rows * ceil(n / span); span divides width.
+//          widen: one work-item per element
+// Params   KEY unsigned type | BITS its bits | KIND of elements: 0 unsigned, 1 signed, 2 float | GROUP work-group size
+//          INFINITY_BITS what infinity looks like (KIND 2) | DESCENDING 1 for the largest (and nan) first
+#if !defined(KEY) || !defined(BITS) || !defined(KIND) || !defined(INFINITY_BITS) || !defined(DESCENDING) || !defined(GROUP)
+#error "sort.cl needs KEY, BITS, KIND, INFINITY_BITS, DESCENDING and GROUP"
+#endif
+
+#define SIGN ((KEY)((KEY)1 << (BITS - 1)))
+#define SHORT_RUN 16
+
+static inline KEY key_of(KEY x) {
+#if KIND == 1
+    x ^= SIGN;
+#elif KIND == 2
+    const KEY magnitude = x & (KEY)~SIGN;
+    if (magnitude > INFINITY_BITS) x = (KEY)~(KEY)0;
+    else if (magnitude == 0) x = SIGN;          // -0.0 equals 0.0
+    else x = x & SIGN ? (KEY)~x : (KEY)(x | SIGN);
+#endif
+    return DESCENDING ? (KEY)~x : x;
+}
+
+// Merge the runs [a, a_end) and [b, b_end), the first one first where keys are equal; stop after count elements.
+static inline void merge(__global const KEY *restrict keys, __global const int *restrict index,
+                         long a, long a_end, long b, long b_end,
+                         __global KEY *restrict to_keys, __global int *restrict to_index, long count) {
+    long i = 0;
+    for (; i < count && a < a_end && b < b_end; i++) {
+        const KEY key_a = keys[a], key_b = keys[b];
+        const int index_a = index[a], index_b = index[b];
+        const bool second = key_b < key_a;
+        to_keys[i] = second ? key_b : key_a;
+        to_index[i] = second ? index_b : index_a;
+        b += second;
+        a += !second;
+    }
+    for (; i < count && a < a_end; i++, a++) { to_keys[i] = keys[a]; to_index[i] = index[a]; }
+    for (; i < count; i++, b++) { to_keys[i] = keys[b]; to_index[i] = index[b]; }
+}
+
+// Sort runs of SHORT_RUN elements of x[first, last) by insertion; start is where the row begins.
+static inline void sort_short_runs(__global const KEY *restrict x, __global KEY *restrict keys,
+                                   __global int *restrict index, long start, long first, long last) {
+    for (long i = first; i < last; i++) {
+        const KEY key = key_of(x[i]);
+        const long run = first + (i - first) / SHORT_RUN * SHORT_RUN;
+        long to = i;
+        for (; to > run && keys[to - 1] > key; to--) { keys[to] = keys[to - 1]; index[to] = index[to - 1]; }
+        keys[to] = key;
+        index[to] = (int)(i - start);
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void sort_tiles_serial(__global const KEY *restrict x, __global KEY *keys, __global int *index,
+                       __global KEY *spare_keys, __global int *spare_index,
+                       const long n, const long tile, const long tiles, const long span) {
+    const long per_row = (n + tile - 1) / tile, begin = get_global_id(0) * span;
+
+    for (long t = begin; t < MIN(begin + span, tiles); t++) {
+        const long start = t / per_row * n, first = start + t % per_row * tile, last = MIN(first + tile, start + n);
+        __global KEY *from_keys = keys, *to_keys = spare_keys;
+        __global int *from_index = index, *to_index = spare_index;
+        long passes = 0;
+        for (long width = SHORT_RUN; width < last - first; width *= 2) passes++;
+        if (passes % 2) {                      // so that the last pass writes into keys
+            from_keys = spare_keys; to_keys = keys;
+            from_index = spare_index; to_index = index;
+        }
+        sort_short_runs(x, from_keys, from_index, start, first, last);
+        for (long width = SHORT_RUN; width < last - first; width *= 2) {
+            for (long a = first; a < last; a += 2 * width) {
+                const long b = MIN(a + width, last), end = MIN(b + width, last);
+                merge(from_keys, from_index, a, b, b, end, to_keys + a, to_index + a, end - a);
+            }
+            __global KEY *swap_keys = from_keys; from_keys = to_keys; to_keys = swap_keys;
+            __global int *swap_index = from_index; from_index = to_index; to_index = swap_index;
+        }
+    }
+}
+
+// Each work-item counts how many elements of its tile come before its own one.
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void sort_tiles_group(__global const KEY *restrict x, __global KEY *restrict keys, __global int *restrict index,
+                      const long n, const long tile) {
+    __local KEY lane[GROUP];
+    const long per_row = (n + GROUP - 1) / GROUP, start = get_group_id(0) / per_row * n;
+    const int me = get_local_id(0), block = get_group_id(0) % per_row * GROUP, i = block + me;
+    const int first = block / (int)tile * (int)tile, last = MIN(first + tile, n);
+    const KEY mine = i < n ? key_of(x[start + i]) : 0;
+    int rank = 0;
+
+    for (int base = first; base < last; base += GROUP) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (base + me < last) lane[me] = key_of(x[start + base + me]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        const int filled = MIN(GROUP, last - base), before = i - base;
+        for (int j = 0; j < filled; j++) rank += lane[j] < mine || (lane[j] == mine && j < before);
+    }
+    if (i < n) {
+        keys[start + first + rank] = mine;
+        index[start + first + rank] = i;
+    }
+}
+
+__kernel void merge_runs(__global const KEY *restrict keys, __global const int *restrict index,
+                         __global KEY *restrict to_keys, __global int *restrict to_index,
+                         const long n, const long width, const long pieces, const long span) {
+    const long piece = get_global_id(0), per_row = (n + span - 1) / span;
+    if (piece >= pieces) return;
+    const long start = piece / per_row * n, at = piece % per_row * span;
+    const long a = at / (2 * width) * (2 * width), b = MIN(a + width, n), end = MIN(b + width, n);
+    __global const KEY *row = keys + start;
+
+    // Of the first (at - a) elements of the merged run, low come from the first run.
+    const long skipped = at - a;
+    long low = MAX(0L, skipped - (end - b)), high = MIN(skipped, b - a);
+    while (low < high) {
+        const long middle = (low + high) / 2;
+        if (row[a + middle] <= row[b + skipped - 1 - middle]) low = middle + 1; else high = middle;
+    }
+    merge(row, index + start, a + low, b, b + skipped - low, end,
+          to_keys + start + at, to_index + start + at, MIN(span, end - at));
+}
+
+__kernel void widen(__global const int *restrict index, __global long *restrict out) {
+    out[get_global_id(0)] = index[get_global_id(0)];
+}

@@ -1,0 +1,79 @@
+"""argsort: short tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import Program
+from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
+
+GROUP = 256  # work-items per group on a GPU
+UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
+INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
+INT32 = np.dtype("int32")
+
+
+def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
+    """The order that sorts x along axis, with nan as the largest value."""
+    last = x.ndim - 1
+    x = dense(device, _swap(x, axis, last))
+    result = device.empty(Spec(x.shape, out.dtype))
+    if result.size:
+        program = _build(device, x.dtype, descending)
+        index = _sorted(device, program, x)
+        program.widen(result.size, None, index.memory, result.memory)
+    return _swap(result, axis, last)
+
+
+def order(device: Device, x: Buffer) -> Buffer:
+    """The order that sorts a dense 1-d x, as int32."""
+    return _sorted(device, _build(device, x.dtype, descending=False), x)
+
+
+def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
+    n = x.shape[-1]
+    rows = x.size // n
+    tile, span = (4096, 4096) if device.is_cpu else (2048, 8)
+    keys, index, other_keys, other_index = (
+        device.empty(Spec(x.shape, dtype)) for dtype in (_key_dtype(x.dtype), INT32, _key_dtype(x.dtype), INT32)
+    )
+    memories = (keys.memory, index.memory, other_keys.memory, other_index.memory)
+    if device.is_cpu:
+        tiles = rows * -(-n // tile)
+        items = min(tiles, 8 * device.features.compute_units)
+        program.sort_tiles_serial(items, 1, x.memory, *memories, n, tile, tiles, -(-tiles // items))
+    else:
+        program.sort_tiles_group(rows * -(-n // GROUP) * GROUP, GROUP, x.memory, *memories[:2], n, tile)
+    width = tile
+    while width < n:
+        pieces = rows * -(-n // span)
+        work, group = (pieces, 1) if device.is_cpu else (-(-pieces // GROUP) * GROUP, GROUP)
+        program.merge_runs(work, group, *memories, n, width, pieces, span)
+        memories, index, other_index = (*memories[2:], *memories[:2]), other_index, index
+        width *= 2
+    return index
+
+
+def _swap(buf: Buffer, a: int, b: int) -> Buffer:
+    """A view with two axes exchanged."""
+    if a == b:
+        return buf
+    axes = list(range(buf.ndim))
+    axes[a], axes[b] = b, a
+    return buf._replace(shape=tuple(buf.shape[i] for i in axes), strides=tuple(buf.strides[i] for i in axes))
+
+
+@lru_cache
+def _key_dtype(dtype: np.dtype) -> np.dtype:
+    return np.dtype(f"uint{8 * dtype.itemsize}")
+
+
+def _build(device: Device, dtype: np.dtype, descending: bool) -> Program:
+    kind = 2 if dtype in FLOATS else 1 if dtype in SIGNED else 0
+    infinity = INFINITIES.get(dtype, "0x7ff0000000000000UL")
+    return device.build(
+        "sort", KEY=UNSIGNED[dtype.itemsize], KIND=kind, BITS=8 * dtype.itemsize, INFINITY_BITS=infinity,
+        DESCENDING=int(descending), GROUP=GROUP,
+    )  # fmt: skip
