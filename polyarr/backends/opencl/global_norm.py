@@ -1,0 +1,48 @@
+"""global_norm: the root of the sum of squares of many arrays, in few launches."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import Program, types
+from polyarr.core.spec import Spec, float32
+
+PLACES = 16  # arrays per launch; global_norm.cl repeats its arguments as often
+BLOCK = 8192  # elements per partial sum
+
+
+def global_norm(device: Device, out: Spec, arrays: tuple[Buffer, ...]) -> Buffer:
+    """The square root of the sum of the squares of all elements, 0-d."""
+    by_dtype: dict[np.dtype, list[Buffer]] = {}
+    for array in arrays:
+        if array.size:
+            by_dtype.setdefault(array.dtype, []).append(dense(device, array))
+    count = sum(_blocks(a) for same in by_dtype.values() for a in same)
+    partials, result, first = device.empty(Spec((count,), float32)), device.empty(out), 0
+    for same in by_dtype.values():
+        for i in range(0, len(same), PLACES):
+            first += _launch(device, partials, first, same[i : i + PLACES])
+    program, lanes = _program(device, float32)
+    program.global_norm_root((lanes, 1), (lanes, 1), partials.memory, result.memory, count)
+    return result
+
+
+def _launch(device: Device, partials: Buffer, first: int, arrays: Sequence[Buffer]) -> int:
+    """Enqueue the sums of these arrays' blocks. How many there are."""
+    program, lanes = _program(device, arrays[0].dtype)
+    args = [arg for a in arrays for arg in (a.memory, a.size)]
+    args += [arrays[0].memory, 0] * (PLACES - len(arrays))  # a place without elements
+    count = sum(map(_blocks, arrays))
+    program.global_norm_partials((lanes * count, 1), (lanes, 1), partials.memory, first, *args)
+    return count
+
+
+def _blocks(array: Buffer) -> int:
+    return -(-array.size // BLOCK)
+
+
+def _program(device: Device, dtype: np.dtype) -> tuple[Program, int]:
+    lanes, wide = (1, 16) if device.is_cpu else (256, 4)
+    return device.build("global_norm", **types(dtype), LANES=lanes, WIDE=wide, ROWS=1, BLOCK=BLOCK), lanes

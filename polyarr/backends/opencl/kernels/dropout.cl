@@ -1,0 +1,46 @@
+// Dropout: y[i] = x[i] * scale where the upper 24 of element i's random bits reach threshold, else 0.
+// Element i's bits are word i % 4 of Philox block i / 4 under (key, counter). The gradient is dropout of g.
+//
+// Arrays   x, y (n), contiguous
+// Launch   local GROUP, global GROUP * ceil(n / BLOCK): a work-item takes BATCH Philox blocks at a time
+// Params   T, ACC, LOAD, STORE of the dtype | GROUP work-items per group, BLOCK elements per group, a multiple of
+//          4 * BATCH | BATCH Philox blocks that the compiler may compute side by side
+#if !defined(T) || !defined(GROUP) || !defined(BLOCK) || !defined(BATCH)
+#error "dropout.cl needs a dtype's macros, GROUP, BLOCK and BATCH"
+#endif
+
+#define SPAN (4 * BATCH)
+#define DROP(j) STORE(y, i + j, (bits[j] >> 8) >= threshold ? LOAD(x, i + j) * scale : 0)
+
+// The bits of BATCH blocks. Round by round over the whole batch, which compilers vectorise.
+static inline void philox_batch(ulong block, ulong counter, ulong key, uint *bits) {
+    uint a[BATCH], b[BATCH], c[BATCH], d[BATCH];
+    for (int k = 0; k < BATCH; k++) {
+        a[k] = (uint)(block + k), b[k] = (uint)((block + k) >> 32);
+        c[k] = (uint)counter, d[k] = (uint)(counter >> 32);
+    }
+    uint k0 = (uint)key, k1 = (uint)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        for (int k = 0; k < BATCH; k++) PHILOX_ROUND(a[k], b[k], c[k], d[k], k0, k1);
+        k0 += PHILOX_STEP_0, k1 += PHILOX_STEP_1;
+    }
+    for (int k = 0; k < BATCH; k++) {
+        bits[4 * k] = a[k], bits[4 * k + 1] = b[k];
+        bits[4 * k + 2] = c[k], bits[4 * k + 3] = d[k];
+    }
+}
+
+__kernel BLOCK_GROUP void dropout(__global const T *restrict x, __global T *restrict y, const long n,
+                                  const uint threshold, const ACC scale, const ulong counter, const ulong key) {
+    const size_t first = get_group_id(0) * BLOCK, end = MIN(first + BLOCK, (size_t)n);
+    for (size_t i = first + get_local_id(0) * SPAN; i < end; i += GROUP * SPAN) {
+        uint bits[SPAN];
+        philox_batch(i / 4, counter, key, bits);
+        if (i + SPAN <= end) {
+            for (int j = 0; j < SPAN; j++) DROP(j);
+        } else {
+            for (int j = 0; j < SPAN; j++)
+                if (i + j < end) DROP(j);
+        }
+    }
+}

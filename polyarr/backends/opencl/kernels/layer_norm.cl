@@ -1,0 +1,88 @@
+// Layer norm over the last axis: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps).
+// Backward, with n = (x - mean) * rstd and h = g * weight: dx = rstd * (h - mean(h) - n * mean(h * n)),
+// dweight = sum over rows of g * n, dbias = sum over rows of g.
+//
+// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 2) of ACC = mean, rstd;
+//          dweight, dbias (global size 1, cols) of ACC: each set of LANES work-items sums the rows that it took
+// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
+// Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
+//          WIDE partial results per work-item | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read
+#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS)
+#error "layer_norm.cl needs a dtype's macros, LANES, WIDE, ROWS, HAS_WEIGHT and HAS_BIAS"
+#endif
+
+#if HAS_WEIGHT
+#define WEIGHT(c) LOAD(weight, c)
+#define SET_DWEIGHT(c, OPERATION) dweight_part[c] OPERATION
+#else
+#define WEIGHT(c) 1
+#define SET_DWEIGHT(c, OPERATION)
+#endif
+#if HAS_BIAS
+#define BIAS(c) LOAD(bias, c)
+#define SET_DBIAS(c, OPERATION) dbias_part[c] OPERATION
+#else
+#define BIAS(c) 0
+#define SET_DBIAS(c, OPERATION)
+#endif
+
+__kernel ROW_GROUP void layer_norm_forward(__global const T *restrict x, __global const T *restrict weight,
+                                           __global const T *restrict bias, __global T *restrict y,
+                                           __global ACC *restrict saved, const ACC eps,
+                                           const long rows, const long cols, const long rows_each) {
+    EACH_ROW(rows, cols, rows_each) {
+        __global const T *restrict x_row = x + row * cols;
+        __global T *restrict y_row = y + row * cols;
+        ACC sum[WIDE], squares[WIDE];
+        for (int w = 0; w < WIDE; w++) sum[w] = 0;
+        EACH_COLUMN(sum[w] += LOAD(x_row, c);)
+        const ACC rough_mean = row_sum(sum, me, lane) / cols;
+
+        // Centred before squaring. What the rough mean lost to rounding over a long row shows in the second sum.
+        for (int w = 0; w < WIDE; w++) sum[w] = squares[w] = 0;
+        EACH_COLUMN(const ACC d = LOAD(x_row, c) - rough_mean; sum[w] += d; squares[w] += d * d;)
+        const ACC lost = row_sum(sum, me, lane) / cols;
+        const ACC mean = rough_mean + lost;
+        const ACC variance = row_sum(squares, me, lane) / cols - lost * lost;
+        const ACC rstd = 1 / sqrt(variance + eps);
+
+        EACH_COLUMN(STORE(y_row, c, (LOAD(x_row, c) - mean) * rstd * WEIGHT(c) + BIAS(c));)
+        if (me == 0 && row < rows) {
+            saved[2 * row] = mean;
+            saved[2 * row + 1] = rstd;
+        }
+    }
+}
+
+__kernel ROW_GROUP void layer_norm_backward(__global const T *restrict g, __global const T *restrict x,
+                                            __global const T *restrict weight, __global const ACC *restrict saved,
+                                            __global T *restrict dx, __global ACC *restrict dweight,
+                                            __global ACC *restrict dbias,
+                                            const long rows, const long cols, const long rows_each) {
+    __global ACC *restrict dweight_part = dweight + get_global_id(1) * cols;
+    __global ACC *restrict dbias_part = dbias + get_global_id(1) * cols;
+    for (size_t c = get_local_id(0); c < cols; c += LANES) {
+        SET_DWEIGHT(c, = 0);
+        SET_DBIAS(c, = 0);
+    }
+    EACH_ROW(rows, cols, rows_each) {
+        __global const T *restrict g_row = g + row * cols;
+        __global const T *restrict x_row = x + row * cols;
+        __global T *restrict dx_row = dx + row * cols;
+        const ACC mean = columns ? saved[2 * row] : 0, rstd = columns ? saved[2 * row + 1] : 0;
+        ACC sum[WIDE], dot[WIDE];
+        for (int w = 0; w < WIDE; w++) sum[w] = dot[w] = 0;
+        EACH_COLUMN(
+            const ACC h = LOAD(g_row, c) * WEIGHT(c);
+            sum[w] += h;
+            dot[w] += h * (LOAD(x_row, c) - mean);)
+        const ACC mean_h = row_sum(sum, me, lane) / cols;
+        const ACC mean_hn = row_sum(dot, me, lane) * rstd / cols;
+        EACH_COLUMN(
+            const ACC v = LOAD(g_row, c);
+            const ACC n = (LOAD(x_row, c) - mean) * rstd;
+            STORE(dx_row, c, rstd * (v * WEIGHT(c) - mean_h - n * mean_hn));
+            SET_DWEIGHT(c, += v * n);
+            SET_DBIAS(c, += v);)
+    }
+}

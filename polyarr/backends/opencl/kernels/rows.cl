@@ -1,0 +1,30 @@
+// Sums over axis 0, for partial results that a row kernel left behind: out[c] = sum over p of partials[p, c].
+//
+// Arrays   partials (parts, cols) of ACC, row-major; out (cols)
+// Launch   local (COLUMNS, SPLIT), global (COLUMNS * ceil(cols / (COLUMNS * WIDE)), SPLIT)
+// Params   T, ACC, STORE of the result's dtype | COLUMNS columns side by side | SPLIT work-items per column, a power
+//          of two | TILE columns per work-item
+#if !defined(T) || !defined(COLUMNS) || !defined(SPLIT) || !defined(TILE)
+#error "rows.cl needs a dtype's macros, COLUMNS, SPLIT and TILE"
+#endif
+
+DEFINE_JOIN(split_sum, ACC, SPLIT, ADD)
+
+__kernel __attribute__((reqd_work_group_size(COLUMNS, SPLIT, 1)))
+void column_sums(__global const ACC *restrict partials, __global T *restrict out, const long parts, const long cols) {
+    __local ACC lanes[COLUMNS * SPLIT];
+    const int me = get_local_id(1);
+    const size_t first = get_group_id(0) * COLUMNS * TILE + get_local_id(0);
+    ACC sum[TILE];
+    for (int k = 0; k < TILE; k++) sum[k] = 0;
+    for (long p = me; p < parts; p += SPLIT)
+        for (int k = 0; k < TILE; k++) {
+            const size_t c = first + k * COLUMNS;
+            if (c < cols) sum[k] += partials[p * cols + c];
+        }
+    for (int k = 0; k < TILE; k++) {
+        const size_t c = first + k * COLUMNS;
+        const ACC total = split_sum(sum[k], me, lanes + get_local_id(0) * SPLIT);
+        if (me == 0 && c < cols) STORE(out, c, total);
+    }
+}

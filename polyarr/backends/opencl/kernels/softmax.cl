@@ -1,0 +1,63 @@
+// Softmax and log-softmax over the last axis: y = exp(x - m) / s and y = x - m - log(s), with m the largest element
+// of the row and s the sum of exp(x - m). Backward, from the result: dx = y (g - sum(g y)) and dx = g - exp(y) sum(g).
+//
+// Arrays   x, y, g, dx (rows, cols) row-major
+// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
+// Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
+//          WIDE partial results per work-item | IN_LOGS 1 for log-softmax, else 0
+#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(IN_LOGS)
+#error "softmax.cl needs a dtype's macros, LANES, WIDE, ROWS and IN_LOGS"
+#endif
+
+__kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T *restrict y,
+                                        const long rows, const long cols, const long rows_each) {
+    EACH_ROW(rows, cols, rows_each) {
+        __global const T *restrict x_row = x + row * cols;
+        __global T *restrict y_row = y + row * cols;
+#if IN_LOGS
+        ACC sum;
+        const ACC m = row_exponentials(x_row, columns, me, lane, &sum);
+        const ACC log_sum = log(sum);
+        EACH_COLUMN(STORE(y_row, c, LOAD(x_row, c) - m - log_sum);)
+#elif LANES == 1
+        const ACC m = row_largest(x_row, columns, me, lane);
+        ACC part[WIDE];
+        for (int w = 0; w < WIDE; w++) part[w] = 0;
+        if (sizeof(T) == sizeof(ACC)) {  // y can hold the exponentials until their sum is known
+            EACH_COLUMN(const ACC e = EXP(LOAD(x_row, c) - m); part[w] += e; STORE(y_row, c, e);)
+            const ACC factor = 1 / row_sum(part, me, lane);
+            EACH_COLUMN(STORE(y_row, c, LOAD(y_row, c) * factor);)
+        } else {
+            EACH_COLUMN(part[w] += EXP(LOAD(x_row, c) - m);)
+            const ACC factor = 1 / row_sum(part, me, lane);
+            EACH_COLUMN(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
+        }
+#else
+        ACC sum;
+        const ACC m = row_exponentials(x_row, columns, me, lane, &sum);
+        const ACC factor = 1 / sum;
+        EACH_COLUMN(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
+#endif
+    }
+}
+
+__kernel ROW_GROUP void softmax_backward(__global const T *restrict g, __global const T *restrict y,
+                                         __global T *restrict dx, const long rows, const long cols,
+                                         const long rows_each) {
+    EACH_ROW(rows, cols, rows_each) {
+        __global const T *restrict g_row = g + row * cols;
+        __global const T *restrict y_row = y + row * cols;
+        __global T *restrict dx_row = dx + row * cols;
+        ACC part[WIDE];
+        for (int w = 0; w < WIDE; w++) part[w] = 0;
+#if IN_LOGS
+        EACH_COLUMN(part[w] += LOAD(g_row, c);)
+        const ACC sum = row_sum(part, me, lane);
+        EACH_COLUMN(STORE(dx_row, c, LOAD(g_row, c) - EXP(LOAD(y_row, c)) * sum);)
+#else
+        EACH_COLUMN(part[w] += LOAD(g_row, c) * LOAD(y_row, c);)
+        const ACC sum = row_sum(part, me, lane);
+        EACH_COLUMN(STORE(dx_row, c, LOAD(y_row, c) * (LOAD(g_row, c) - sum));)
+#endif
+    }
+}

@@ -1,0 +1,44 @@
+"""Layer norm, forward and backward. What is saved is each row's mean and reciprocal deviation."""
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import Program, spec_of
+from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_launch, row_program, rows_of, scalar, wide
+from polyarr.core.spec import Spec
+
+
+def layer_norm(
+    device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
+) -> tuple[Buffer, Buffer]:
+    """Normalise the last axis, then scale and shift; weight and bias may be None."""
+    x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
+    rows, cols = rows_of(x.shape)
+    y, saved = device.empty(out), device.empty(Spec((rows, 2), wide(x.dtype)))
+    work, group, each = row_launch(device, rows, cols)
+    _program(device, x, weight, bias).layer_norm_forward(
+        work, group, x.memory, (weight or x).memory, (bias or x).memory, y.memory, saved.memory,
+        scalar(x.dtype, eps), rows, cols, each,
+    )  # fmt: skip
+    return y, saved
+
+
+def layer_norm_backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
+) -> tuple[Buffer, Buffer | None, Buffer | None]:
+    """The gradients of x, weight and bias."""
+    g, x, w = dense(device, g), dense(device, x), dense_or_none(device, weight)
+    rows, cols = rows_of(x.shape)
+    dx = device.empty(spec_of(x))
+    work, group, each = row_launch(device, rows, cols, persistent=True)
+    partials = Spec((work[1], cols), saved.dtype)
+    dweight, dbias = (b and device.empty(partials) for b in (weight, bias))
+    _program(device, x, weight, bias).layer_norm_backward(
+        work, group, g.memory, x.memory, (w or x).memory, saved.memory, dx.memory,
+        (dweight or saved).memory, (dbias or saved).memory, rows, cols, each,
+    )  # fmt: skip
+    return dx, column_sums(device, weight, dweight), column_sums(device, bias, dbias)
+
+
+def _program(device: Device, x: Buffer, weight: Buffer | None, bias: Buffer | None) -> Program:
+    present = {"HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None)}
+    return row_program(device, "layer_norm", x.dtype, x.shape[-1], **present)

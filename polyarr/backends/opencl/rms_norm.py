@@ -1,0 +1,39 @@
+"""Root-mean-square norm, forward and backward. What is saved is each row's reciprocal root mean square."""
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import Program, spec_of
+from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_launch, row_program, rows_of, scalar, wide
+from polyarr.core.spec import Spec
+
+
+def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps: float) -> tuple[Buffer, Buffer]:
+    """Divide by the root of the mean square of the last axis, then scale; weight may be None."""
+    x, weight = dense(device, x), dense_or_none(device, weight)
+    rows, cols = rows_of(x.shape)
+    y, saved = device.empty(out), device.empty(Spec((rows,), wide(x.dtype)))
+    work, group, each = row_launch(device, rows, cols)
+    _program(device, x, weight).rms_norm_forward(
+        work, group, x.memory, (weight or x).memory, y.memory, saved.memory, scalar(x.dtype, eps), rows, cols, each
+    )
+    return y, saved
+
+
+def rms_norm_backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, *, eps: float
+) -> tuple[Buffer, Buffer | None]:
+    """The gradients of x and weight."""
+    g, x, w = dense(device, g), dense(device, x), dense_or_none(device, weight)
+    rows, cols = rows_of(x.shape)
+    dx = device.empty(spec_of(x))
+    work, group, each = row_launch(device, rows, cols, persistent=True)
+    dweight = weight and device.empty(Spec((work[1], cols), saved.dtype))
+    _program(device, x, weight).rms_norm_backward(
+        work, group, g.memory, x.memory, (w or x).memory, saved.memory, dx.memory, (dweight or saved).memory,
+        rows, cols, each,
+    )  # fmt: skip
+    return dx, column_sums(device, weight, dweight)
+
+
+def _program(device: Device, x: Buffer, weight: Buffer | None) -> Program:
+    return row_program(device, "rms_norm", x.dtype, x.shape[-1], HAS_WEIGHT=int(weight is not None))
