@@ -1,0 +1,264 @@
+"""Attention without the matrix of scores: tiles, online softmax, and a backward pass that makes the weights again."""
+
+import struct
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device, row_major
+from polyarr.backends.opencl.elementwise import broadcast_strides, collapse
+from polyarr.backends.opencl.program import Program, types
+from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.core.spec import Spec, float32, float64
+from polyarr.core.spec import bool as bool_
+
+ITEMS_PER_CORE = 4  # work-items that each core of a CPU should get, so that they finish together
+LOCAL_MEMORY = 48 * 1024  # bytes that a GPU's work-group may take, if the device has them
+SUM = reduction("sum")
+WORD = (1 << 64) - 1
+
+
+class Saved(NamedTuple):
+    """What forward keeps: the result, and the logarithm of the sum of the exponentials of each row of scores."""
+
+    out: Buffer
+    lse: Buffer
+
+
+class CpuTile(NamedTuple):
+    """The macros of attention_cpu.cl that say how it cuts the scores."""
+
+    BQ: int
+    BK: int
+    ROWS: int
+    LANES: int
+    VECTORS: int
+
+
+class GpuTile(NamedTuple):
+    """The macros of attention_gpu.cl that say how it cuts the scores."""
+
+    OWN: int
+    STREAM: int
+    TX: int
+    TY: int
+
+
+# From the largest on.
+GPU_TILES = tuple(GpuTile(*tile) for tile in ((64, 32, 8, 16), (32, 32, 8, 8), (16, 16, 8, 8), (8, 8, 8, 8)))
+
+
+def forward(
+    device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, key: int, counter: int, *,
+    causal: bool, scale: float, dropout_rate: float,
+) -> tuple[Buffer, Saved]:  # fmt: skip
+    """The result, whose memory is laid out (..., t, heads, e) so that joining the heads costs nothing."""
+    lead, (t, s) = out.shape[:-2], (q.shape[-2], k.shape[-2])
+    result = _by_rows(device, out.shape, out.dtype)
+    saved = Saved(result, device.empty(Spec(out.shape[:-1], _accumulated(out.dtype))))
+    inputs, at, inner = _laid_out(device, lead, (q, k, v, mask), (result,))
+    numbers = _numbers(out.dtype, inner, t, s, causal, scale, key, counter, dropout_rate)
+    program, tile = _program(
+        device, q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=False
+    )
+    work, group = _launch(tile, t, prod(lead))
+    program.attention_forward(
+        work, group, *_arguments(inputs, at), result.memory, at[4], saved.lse.memory, *numbers
+    )
+    return result, saved
+
+
+def backward(
+    device: Device, g: Buffer, saved: Saved, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, key: int,
+    counter: int, *, causal: bool, scale: float, dropout_rate: float,
+) -> tuple[Buffer | None, ...]:  # fmt: skip
+    """The gradients of q, k and v. There is none for a mask."""
+    lead, (t, s) = g.shape[:-2], (q.shape[-2], k.shape[-2])
+    gradients = tuple(_by_rows(device, (*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v))
+    inputs, at, inner = _laid_out(device, lead, (q, k, v, mask, g), (saved.out, *gradients))
+    numbers = _numbers(q.dtype, inner, t, s, causal, scale, key, counter, dropout_rate)
+    program, tile = _program(
+        device, q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=True
+    )
+    launch = _backward_on_cpu if device.is_cpu else _backward_on_gpu
+    launch(device, program, tile, prod(lead), inputs, at, saved, gradients, numbers)
+    summed = [_unbroadcast(device, dx, x.shape) for dx, x in zip(gradients, (q, k, v), strict=True)]
+    return (*summed, None, None, None)
+
+
+def _backward_on_cpu(
+    device: Device, program: Program, tile: CpuTile, batch: int, inputs: tuple[Buffer, ...], at: tuple[bytes, ...],
+    saved: Saved, gradients: tuple[Buffer, ...], numbers: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """One launch where there are enough (batch, head) pairs; else keys are divided too, and a second adds up dq."""
+    (dq, dk, dv), (inner, t, s) = gradients, numbers[:3]
+    wanted = device.features.compute_units * ITEMS_PER_CORE
+    parts = max(1, min(-(-s // tile.BK), -(-wanted // max(batch, 1))))
+    partial, partial_at = dq, at[6]
+    direct = parts == 1 and dq.dtype == _accumulated(dq.dtype)
+    if not direct:
+        partial = device.empty(Spec((parts, batch, t, dq.shape[-1]), _accumulated(dq.dtype)))
+        partial_at = _layout(0, inner * partial.strides[1], *partial.strides[1:3])
+    program.attention_backward(
+        (batch, parts), (1, 1), *_arguments(inputs, at), saved.out.memory, at[5], inputs[4].memory, at[4],
+        saved.lse.memory, partial.memory, partial_at, partial.size // parts, dk.memory, at[7], dv.memory, at[8],
+        *numbers,
+    )  # fmt: skip
+    if not direct:
+        program.attention_join((t, batch), (1, 1), partial.memory, parts, dq.memory, at[6], inner, t)
+
+
+def _backward_on_gpu(
+    device: Device, program: Program, tile: GpuTile, batch: int, inputs: tuple[Buffer, ...], at: tuple[bytes, ...],
+    saved: Saved, gradients: tuple[Buffer, ...], numbers: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Three launches: sum(dout out) of each row, dq by blocks of queries, dk and dv by blocks of keys."""
+    (dq, dk, dv), (inner, t, s) = gradients, numbers[:3]
+    dout, delta = (inputs[4].memory, at[4]), device.empty(Spec(saved.lse.shape, saved.lse.dtype))
+    items = tile.TX * tile.TY
+    program.attention_delta(
+        (-(-t // items) * items, batch), (items, 1), saved.out.memory, at[5], *dout, delta.memory, inner, t
+    )
+    shared = (*_arguments(inputs, at), *dout, saved.lse.memory, delta.memory)
+    program.attention_backward_q(*_launch(tile, t, batch), *shared, dq.memory, at[6], *numbers)
+    program.attention_backward_kv(*_launch(tile, s, batch), *shared, dk.memory, at[7], dv.memory, at[8], *numbers)
+
+
+def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Global and local size for one work-group per block of rows."""
+    if type(tile) is CpuTile:
+        return (-(-rows // tile.BQ), batch), (1, 1)
+    items = tile.TX * tile.TY
+    return (-(-rows // tile.OWN) * items, batch), (items, 1)
+
+
+# ---- programs ----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=512)
+def _program(
+    device: Device, dtype: np.dtype, mask: np.dtype | None, t: int, lengths: tuple[int, int], *, dropout: bool,
+    backward: bool,
+) -> tuple[Program, CpuTile | GpuTile]:  # fmt: skip
+    """The kernels for q and v with rows of these lengths, and their tile."""
+    choose, stem = (_cpu_tile, "attention_cpu") if device.is_cpu else (_gpu_tile, "attention_gpu")
+    tile = choose(device, dtype.itemsize, t, lengths, backward)
+    names = types(bool_ if mask is None else mask)
+    program = device.build(
+        stem, **types(dtype), MASK=0 if mask is None else 1 if mask == bool_ else 2, MASK_T=names["T"],
+        MASK_LOAD=names["LOAD"], D=lengths[0], DV=lengths[1], DROPOUT=int(dropout), BACKWARD=int(backward),
+        **tile._asdict(),
+    )  # fmt: skip
+    return program, tile
+
+
+def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile:
+    """Vectors as wide as the processor's, unless short rows, or few queries, would leave them empty."""
+    lanes = min(16, max(4, device.cl_device.native_vector_width_float * 4 // max(4, itemsize)))
+    while lanes > 4 and (lanes >= max(lengths) or (not backward and lanes >= t)):
+        lanes //= 2
+    side = 64 if t > 128 else 32
+    queries = 2 * lanes if t <= 2 * lanes else side
+    return CpuTile(BQ=queries, BK=side, ROWS=4, LANES=lanes, VECTORS=2)
+
+
+def _gpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> GpuTile:
+    """The largest tile whose local memory is there, and of which a single query wastes not too much."""
+    room = min(device.features.local_memory, LOCAL_MEMORY)
+    fitting = [tile for tile in GPU_TILES if _local_bytes(tile, max(4, itemsize), lengths, backward) <= room]
+    return next((tile for tile in fitting if backward or tile.OWN <= max(16, t)), GPU_TILES[-1])
+
+
+def _local_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
+    """What the kernels of attention_gpu.cl declare, or a little more."""
+    q_width, v_width = (-(-n // (4 * tile.TX)) * 4 * tile.TX + 4 for n in lengths)
+    scores = tile.OWN * (tile.STREAM + 4)
+    if backward:
+        return itemsize * ((tile.OWN + tile.STREAM) * (q_width + v_width) + scores + 2 * tile.STREAM)
+    shared = max(scores, tile.STREAM * q_width)
+    return itemsize * (tile.OWN * q_width + shared + tile.STREAM * v_width + tile.OWN * tile.TX)
+
+
+# ---- layouts -----------------------------------------------------------------------------------------------------
+
+
+def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
+    """An uninitialised (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
+    buf = device.empty(Spec(shape, dtype))
+    if len(shape) < 3:
+        return buf
+    *outer, heads, rows, length = shape
+    *leading, by_row, by_head, step = row_major((*outer, rows, heads, length))
+    return buf._replace(strides=(*leading, by_head, by_row, step))
+
+
+def _laid_out(
+    device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...]
+) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int]:
+    """The inputs, broadcast to lead, the layouts of all arrays, and the length of the inner of two leading axes."""
+    q, k, v, mask, *rest = inputs
+    last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
+    found = [_broadcast(x, lead) for x in (*last[:3], last[0] if mask is None else mask, *last[3:])]
+    layouts = _layouts(lead, tuple((x.strides, x.offset) for x in (*found, *results)))
+    if layouts is None:
+        found = [dense(device, x) for x in found]
+        layouts = _layouts(lead, tuple((x.strides, x.offset) for x in (*found, *results)))
+    return tuple(found), *layouts
+
+
+def _with_unit_step(device: Device, x: Buffer) -> Buffer:
+    return x if x.strides[-1] == 1 or x.shape[-1] == 1 else dense(device, x)
+
+
+def _broadcast(x: Buffer, lead: tuple[int, ...]) -> Buffer:
+    shape = (*lead, *x.shape[-2:])
+    return x._replace(shape=shape, strides=broadcast_strides((x.shape, x.strides), len(shape)))
+
+
+@lru_cache(maxsize=1024)
+def _layouts(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[tuple[bytes, ...], int] | None:
+    """The layouts if the leading axes of all arrays join into two, else None."""
+    lengths, steps = collapse(lead, [strides[:-2] for strides, _ in arrays])
+    if len(lengths) > 2:
+        return None
+    pairs = [(0, *step) if len(lengths) == 1 else step for step in steps]
+    found = [_layout(at, *pair, strides[-2]) for (strides, at), pair in zip(arrays, pairs, strict=True)]
+    return tuple(found), lengths[-1]
+
+
+def _layout(offset: int, outer: int, inner: int, row: int) -> bytes:
+    """A long4 for the kernels."""
+    return struct.pack("4q", offset, outer, inner, row)
+
+
+def _arguments(inputs: tuple[Buffer, ...], at: tuple[bytes, ...]) -> tuple[Any, ...]:
+    """q, k, v and mask as kernels take them."""
+    q, k, v, mask = inputs[:4]
+    return q.memory, at[0], k.memory, at[1], v.memory, at[2], mask.memory, at[3], mask.strides[-1]
+
+
+def _numbers(
+    dtype: np.dtype, inner: int, t: int, s: int, causal: bool, scale: float, key: int, counter: int, rate: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The numbers that every kernel takes last."""
+    number = np.float64 if dtype == float64 else float
+    dropout = struct.pack("4Q", (key or 0) & WORD, (counter or 0) & WORD, round(rate * 2**24), 0)
+    return inner, t, s, int(causal), number(scale), dropout, number(1 / (1 - rate) if rate < 1 else 0.0)
+
+
+def _accumulated(dtype: np.dtype) -> np.dtype:
+    return float64 if dtype == float64 else float32
+
+
+def _unbroadcast(device: Device, dx: Buffer, shape: tuple[int, ...]) -> Buffer:
+    """The sum over the axes along which an input of this shape was broadcast."""
+    missing = len(dx.shape) - len(shape)
+    axes = (*range(missing), *(missing + i for i, n in enumerate(shape) if n == 1 != dx.shape[missing + i]))
+    if not axes:
+        return dx
+    kept = (*(1 for _ in range(missing)), *shape)
+    total = SUM(device, Spec(kept, dx.dtype), dx, axis=axes, keepdims=True)
+    return total._replace(shape=shape, strides=total.strides[missing:])

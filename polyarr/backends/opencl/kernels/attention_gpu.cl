@@ -1,0 +1,371 @@
+// Attention for GPUs: out = dropout(softmax(scale q k^T + mask)) v, and its gradients, a tile of scores at a time.
+// The T x S scores exist in registers and local memory only; backward makes the weights again from
+// lse = log(sum(exp(scores))) of each row.
+//
+// Arrays   q, dq (.., t, D), k, dk (.., s, D), v, dv (.., s, DV), out, dout (.., t, DV), mask (.., t, s),
+//          lse, delta (batch, t)
+//          A long4 <name>_at is an array's layout: offset, strides of the two leading axes, stride of a row. The last
+//          axis has stride 1, that of mask has mask_step. batch = outer axis * inner + inner axis.
+//          A row that may attend to nothing has lse = inf, so that its weights come out as 0.
+// Launch   local (TX * TY, 1); forward and backward_q: one work-group per (OWN queries, batch), which passes over the
+//          keys STREAM at a time; backward_kv: one per (OWN keys, batch), which passes over the queries;
+//          delta: one work-item per (query, batch)
+// Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | OWN x STREAM tile of scores |
+//          TX x TY work-items: a work-item has OWN / TY rows and STREAM / TX columns of the tile |
+//          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 |
+//          BACKWARD 0 or 1: which kernels
+#if !defined(T) || !defined(D) || !defined(DV) || !defined(OWN) || !defined(STREAM) || !defined(TX) || \
+    !defined(TY) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD)
+#error "attention_gpu.cl needs a dtype's and a mask's macros, D, DV, OWN, STREAM, TX, TY, DROPOUT, BACKWARD"
+#endif
+
+#define JOINED(a, b) a##b
+#define VECTOR_OF(type, lanes) JOINED(type, lanes)
+typedef VECTOR_OF(ACC, 4) vector;
+#define TILE(name, rows, width) __local ACC name[(rows) * (width)] __attribute__((aligned(4 * sizeof(ACC))))
+
+#define CEIL(n, m) (((n) + (m) - 1) / (m) * (m))
+#define WG (TX * TY)
+#define ROWS (OWN / TY)             // of the tile of scores, per work-item: ty, ty + TY ..
+#define COLUMNS (STREAM / TX)       // likewise: tx, tx + TX ..
+#define FOURS(n) (CEIL(n, 4 * TX) / (4 * TX))  // vectors of a row of n elements, per work-item: tx, tx + TX ..
+#define WIDTH(n) (CEIL(n, 4 * TX) + 4)         // of a tile with rows of n: the odd vector spreads rows over the banks
+#define SCORE_WIDTH (STREAM + 4)
+#define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
+#define SYNC barrier(CLK_LOCAL_MEM_FENCE)
+
+// ---- tiles ------------------------------------------------------------------------------------------------------
+
+// tile[r][c] = x[r * row + c] where that exists, else 0, by the whole work-group.
+static inline void load_tile(__local ACC *tile, const int width, __global const T *x, const long row, const int rows,
+                             const int tile_rows, const int columns, const int me) {
+    const int padded = width - 4;
+    for (int n = me; n < tile_rows * padded; n += WG) {
+        const int r = n / padded, c = n % padded;
+        tile[r * width + c] = r < rows && c < columns ? LOAD(x + r * row, c) : 0;
+    }
+}
+
+// sum[r][c] = the product of own row ty + r * TY with streamed row tx + c * TX.
+static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __local const ACC *streamed,
+                          const int width, const int length, const int tx, const int ty) {
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COLUMNS; c++) sum[r][c] = 0;
+    for (int d = 0; d < length; d += 4) {
+        vector x[ROWS], y[COLUMNS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) x[r] = *(__local const vector *)(own + (ty + r * TY) * width + d);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) y[c] = *(__local const vector *)(streamed + (tx + c * TX) * width + d);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                sum[r][c] += x[r].x * y[c].x;
+                sum[r][c] += x[r].y * y[c].y;
+                sum[r][c] += x[r].z * y[c].z;
+                sum[r][c] += x[r].w * y[c].w;
+            }
+    }
+}
+
+// Adds weights (OWN, STREAM) times a streamed tile; sum holds rows ty + r * TY and vectors tx + c * TX. A macro,
+// because the number of vectors per row differs from call to call.
+#define ADD_WEIGHTED(sum, weights, streamed, width, fours) \
+    for (int j = 0; j < STREAM; j += 4) { \
+        vector weight[ROWS]; \
+        _Pragma("unroll") for (int r = 0; r < ROWS; r++) \
+            weight[r] = *(__local const vector *)(weights + (ty + r * TY) * SCORE_WIDTH + j); \
+        _Pragma("unroll") for (int c = 0; c < fours; c++) { \
+            __local const ACC *right = streamed + j * width + 4 * (tx + c * TX); \
+            const vector y0 = *(__local const vector *)right, y1 = *(__local const vector *)(right + width), \
+                         y2 = *(__local const vector *)(right + 2 * width), \
+                         y3 = *(__local const vector *)(right + 3 * width); \
+            _Pragma("unroll") for (int r = 0; r < ROWS; r++) { \
+                sum[r][c] += weight[r].x * y0; \
+                sum[r][c] += weight[r].y * y1; \
+                sum[r][c] += weight[r].z * y2; \
+                sum[r][c] += weight[r].w * y3; \
+            } \
+        } \
+    }
+
+// Stores rows ty + r * TY < rows of sum times factor[r].
+#define STORE_ROWS(to, row, rows, length, sum, fours, factor) \
+    for (int r = 0; r < ROWS; r++) \
+        for (int c = 0; c < fours; c++) { \
+            const int at = ty + r * TY, d = 4 * (tx + c * TX); \
+            const vector y = sum[r][c] * factor[r]; \
+            if (at < rows && d < length) STORE(to + at * row, d, y.x); \
+            if (at < rows && d + 1 < length) STORE(to + at * row, d + 1, y.y); \
+            if (at < rows && d + 2 < length) STORE(to + at * row, d + 2, y.z); \
+            if (at < rows && d + 3 < length) STORE(to + at * row, d + 3, y.w); \
+        }
+
+static inline size_t start_of(const long4 at, const long batch, const long inner) {
+    return at.x + batch / inner * at.y + batch % inner * at.z;
+}
+
+// ---- what changes scores and weights -----------------------------------------------------------------------------
+
+// The score of query i and key j, which lie in the arrays, after mask and causality.
+static inline ACC seen(const ACC score, __global const MASK_T *mask, const long mask_row, const long mask_step,
+                       const long i, const long j, const long causal, const long ahead) {
+    if (causal && j > i + ahead) return -INFINITY;
+#if MASK == 1
+    return MASK_LOAD(mask, i * mask_row + j * mask_step) ? score : -INFINITY;
+#elif MASK == 2
+    return score + MASK_LOAD(mask, i * mask_row + j * mask_step);
+#else
+    return score;
+#endif
+}
+
+// 1 if weight number index stays. dropout holds key, counter, and the threshold for the upper 24 bits of its word.
+static inline int stays(const ulong index, const ulong4 dropout) {
+    const uint4 four = philox4x32(index / 4, dropout.y, dropout.x);
+    const uint word = index & 2 ? (index & 1 ? four.w : four.z) : (index & 1 ? four.y : four.x);
+    return (word >> 8) >= (uint)dropout.z;
+}
+
+#if !BACKWARD
+// ---- forward ------------------------------------------------------------------------------------------------------
+
+__kernel GROUP void attention_forward(
+    __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
+    __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
+    const long mask_step, __global T *restrict out, const long4 out_at, __global ACC *restrict lse, const long inner,
+    const long t, const long s, const long causal, const ACC scale, const ulong4 dropout, const ACC kept) {
+    TILE(qs, OWN, WIDTH(D));
+    TILE(shared, 1, MAX(STREAM * WIDTH(D), OWN * SCORE_WIDTH));  // the keys, then the weights
+    TILE(vs, STREAM, WIDTH(DV));
+    TILE(across, OWN, TX);
+    const int me = get_local_id(0), tx = me % TX, ty = me / TX;
+    const long batch = get_group_id(1), ahead = s - t;
+    const long q0 = (get_num_groups(0) - 1 - get_group_id(0)) * OWN;  // the longest causal rows first
+    const int queries = MIN(OWN, t - q0);
+    const long end = causal ? MIN(s, q0 + queries + ahead) : s;
+    q += start_of(q_at, batch, inner) + q0 * q_at.w;
+    k += start_of(k_at, batch, inner);
+    v += start_of(v_at, batch, inner);
+    out += start_of(out_at, batch, inner) + q0 * out_at.w;
+    mask += start_of(mask_at, batch, inner);
+    vector os[ROWS][FOURS(DV)];
+    ACC top[ROWS], sum[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        top[r] = -INFINITY;
+        sum[r] = 0;
+        for (int c = 0; c < FOURS(DV); c++) os[r][c] = 0;
+    }
+    load_tile(qs, WIDTH(D), q, q_at.w, queries, OWN, D, me);
+
+    for (long k0 = 0; k0 < end; k0 += STREAM) {
+        const int keys = MIN(STREAM, end - k0);
+        load_tile(shared, WIDTH(D), k + k0 * k_at.w, k_at.w, keys, STREAM, D, me);
+        load_tile(vs, WIDTH(DV), v + k0 * v_at.w, v_at.w, keys, STREAM, DV, me);
+        SYNC;
+        ACC p[ROWS][COLUMNS];
+        scores(p, qs, shared, WIDTH(D), D, tx, ty);
+        for (int r = 0; r < ROWS; r++) {
+            ACC largest = -INFINITY;
+            for (int c = 0; c < COLUMNS; c++) {
+                const int i = ty + r * TY, j = tx + c * TX;
+                p[r][c] = i < queries && j < keys
+                              ? seen(p[r][c] * scale, mask, mask_at.w, mask_step, q0 + i, k0 + j, causal, ahead)
+                              : -INFINITY;
+                largest = MAX(p[r][c], largest);
+            }
+            across[(ty + r * TY) * TX + tx] = largest;
+        }
+        SYNC;
+        for (int r = 0; r < ROWS; r++) {
+            const ACC before = top[r];
+            for (int c = 0; c < TX; c++) top[r] = MAX(across[(ty + r * TY) * TX + c], top[r]);
+            const ACC base = top[r] == -INFINITY ? 0 : top[r];  // no key so far: not inf - inf
+            const ACC shrink = EXP(before - base);
+            sum[r] *= shrink;
+            for (int c = 0; c < FOURS(DV); c++) os[r][c] *= shrink;
+            for (int c = 0; c < COLUMNS; c++) {
+                ACC weight = EXP(p[r][c] - base);
+                sum[r] += weight;
+#if DROPOUT
+                const long i = q0 + ty + r * TY, j = k0 + tx + c * TX;
+                weight = stays((ulong)(batch * t + i) * s + j, dropout) ? weight : 0;
+#endif
+                shared[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = weight;
+            }
+        }
+        SYNC;
+        ADD_WEIGHTED(os, shared, vs, WIDTH(DV), FOURS(DV))
+        SYNC;
+    }
+    for (int r = 0; r < ROWS; r++) across[(ty + r * TY) * TX + tx] = sum[r];
+    SYNC;
+    ACC factor[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        const int i = ty + r * TY;
+        ACC total = 0;
+        for (int c = 0; c < TX; c++) total += across[i * TX + c];
+        factor[r] = total == 0 ? 0 : kept / total;
+        if (tx == 0 && i < queries) lse[batch * t + q0 + i] = total == 0 ? INFINITY : top[r] + log(total);
+    }
+    STORE_ROWS(out, out_at.w, queries, DV, os, FOURS(DV), factor)
+}
+
+#else
+// ---- backward -----------------------------------------------------------------------------------------------------
+
+// With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - delta),
+// dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
+
+// One sum in the order of scores(), so that a row with all its weight on one key gets gradients of exactly 0.
+__kernel GROUP void attention_delta(__global const T *restrict out, const long4 out_at, __global const T *restrict dout,
+                                    const long4 dout_at, __global ACC *restrict delta, const long inner,
+                                    const long t) {
+    const long i = get_global_id(0), batch = get_global_id(1);
+    if (i >= t) return;
+    out += start_of(out_at, batch, inner) + i * out_at.w;
+    dout += start_of(dout_at, batch, inner) + i * dout_at.w;
+    ACC sum = 0;
+    for (int d = 0; d < DV; d++) sum += LOAD(out, d) * LOAD(dout, d);
+    delta[batch * t + i] = sum;
+}
+
+__kernel GROUP void attention_backward_q(
+    __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
+    __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
+    const long mask_step, __global const T *restrict dout, const long4 dout_at, __global const ACC *restrict lse,
+    __global const ACC *restrict delta, __global T *restrict dq, const long4 dq_at, const long inner, const long t,
+    const long s, const long causal, const ACC scale, const ulong4 dropout, const ACC kept) {
+    TILE(qs, OWN, WIDTH(D));
+    TILE(gs, OWN, WIDTH(DV));
+    TILE(ks, STREAM, WIDTH(D));
+    TILE(vs, STREAM, WIDTH(DV));
+    TILE(ds, OWN, SCORE_WIDTH);
+    const int me = get_local_id(0), tx = me % TX, ty = me / TX;
+    const long batch = get_group_id(1), ahead = s - t;
+    const long q0 = (get_num_groups(0) - 1 - get_group_id(0)) * OWN;  // the longest causal rows first
+    const int queries = MIN(OWN, t - q0);
+    const long end = causal ? MIN(s, q0 + queries + ahead) : s;
+    q += start_of(q_at, batch, inner) + q0 * q_at.w;
+    k += start_of(k_at, batch, inner);
+    v += start_of(v_at, batch, inner);
+    dout += start_of(dout_at, batch, inner) + q0 * dout_at.w;
+    dq += start_of(dq_at, batch, inner) + q0 * dq_at.w;
+    mask += start_of(mask_at, batch, inner);
+    vector dqs[ROWS][FOURS(D)];
+    ACC row_lse[ROWS], row_delta[ROWS], factor[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        const int i = ty + r * TY;
+        row_lse[r] = i < queries ? lse[batch * t + q0 + i] : INFINITY;
+        row_delta[r] = i < queries ? delta[batch * t + q0 + i] : 0;
+        factor[r] = scale;
+        for (int c = 0; c < FOURS(D); c++) dqs[r][c] = 0;
+    }
+    load_tile(qs, WIDTH(D), q, q_at.w, queries, OWN, D, me);
+    load_tile(gs, WIDTH(DV), dout, dout_at.w, queries, OWN, DV, me);
+
+    for (long k0 = 0; k0 < end; k0 += STREAM) {
+        const int keys = MIN(STREAM, end - k0);
+        load_tile(ks, WIDTH(D), k + k0 * k_at.w, k_at.w, keys, STREAM, D, me);
+        load_tile(vs, WIDTH(DV), v + k0 * v_at.w, v_at.w, keys, STREAM, DV, me);
+        SYNC;
+        ACC p[ROWS][COLUMNS], dp[ROWS][COLUMNS];
+        scores(p, qs, ks, WIDTH(D), D, tx, ty);
+        scores(dp, gs, vs, WIDTH(DV), DV, tx, ty);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < COLUMNS; c++) {
+                const long i = q0 + ty + r * TY, j = k0 + tx + c * TX;
+                ACC weight = 0;
+                if (i < t && j < s)
+                    weight = EXP(seen(p[r][c] * scale, mask, mask_at.w, mask_step, i, j, causal, ahead) - row_lse[r]);
+                ACC dz = dp[r][c] * kept;
+#if DROPOUT
+                dz = stays((ulong)(batch * t + i) * s + j, dropout) ? dz : 0;
+#endif
+                ds[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = weight * (dz - row_delta[r]);
+            }
+        SYNC;
+        ADD_WEIGHTED(dqs, ds, ks, WIDTH(D), FOURS(D))
+        SYNC;
+    }
+    STORE_ROWS(dq, dq_at.w, queries, D, dqs, FOURS(D), factor)
+}
+
+// The tiles of scores are transposed here: a row is a key, which the work-group owns, a column a query.
+__kernel GROUP void attention_backward_kv(
+    __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
+    __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
+    const long mask_step, __global const T *restrict dout, const long4 dout_at, __global const ACC *restrict lse,
+    __global const ACC *restrict delta, __global T *restrict dk, const long4 dk_at, __global T *restrict dv,
+    const long4 dv_at, const long inner, const long t, const long s, const long causal, const ACC scale,
+    const ulong4 dropout, const ACC kept) {
+    TILE(ks, OWN, WIDTH(D));
+    TILE(vs, OWN, WIDTH(DV));
+    TILE(qs, STREAM, WIDTH(D));
+    TILE(gs, STREAM, WIDTH(DV));
+    TILE(weights, OWN, SCORE_WIDTH);
+    __local ACC column_lse[STREAM], column_delta[STREAM];
+    const int me = get_local_id(0), tx = me % TX, ty = me / TX;
+    const long batch = get_group_id(1), ahead = s - t, k0 = get_group_id(0) * OWN;
+    const int keys = MIN(OWN, s - k0);
+    q += start_of(q_at, batch, inner);
+    k += start_of(k_at, batch, inner) + k0 * k_at.w;
+    v += start_of(v_at, batch, inner) + k0 * v_at.w;
+    dout += start_of(dout_at, batch, inner);
+    dk += start_of(dk_at, batch, inner) + k0 * dk_at.w;
+    dv += start_of(dv_at, batch, inner) + k0 * dv_at.w;
+    mask += start_of(mask_at, batch, inner);
+    vector dks[ROWS][FOURS(D)], dvs[ROWS][FOURS(DV)];
+    ACC dk_factor[ROWS], dv_factor[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+        dk_factor[r] = scale;
+        dv_factor[r] = kept;
+        for (int c = 0; c < FOURS(D); c++) dks[r][c] = 0;
+        for (int c = 0; c < FOURS(DV); c++) dvs[r][c] = 0;
+    }
+    load_tile(ks, WIDTH(D), k, k_at.w, keys, OWN, D, me);
+    load_tile(vs, WIDTH(DV), v, v_at.w, keys, OWN, DV, me);
+
+    for (long q0 = causal ? MAX(0, k0 - ahead) : 0; q0 < t; q0 += STREAM) {
+        const int queries = MIN(STREAM, t - q0);
+        load_tile(qs, WIDTH(D), q + q0 * q_at.w, q_at.w, queries, STREAM, D, me);
+        load_tile(gs, WIDTH(DV), dout + q0 * dout_at.w, dout_at.w, queries, STREAM, DV, me);
+        for (int n = me; n < STREAM; n += WG) {
+            column_lse[n] = n < queries ? lse[batch * t + q0 + n] : INFINITY;
+            column_delta[n] = n < queries ? delta[batch * t + q0 + n] : 0;
+        }
+        SYNC;
+        ACC p[ROWS][COLUMNS], dp[ROWS][COLUMNS];
+        scores(p, ks, qs, WIDTH(D), D, tx, ty);
+        scores(dp, vs, gs, WIDTH(DV), DV, tx, ty);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < COLUMNS; c++) {
+                const int column = tx + c * TX;
+                const long j = k0 + ty + r * TY, i = q0 + column;
+                ACC weight = 0;
+                if (i < t && j < s)
+                    weight = EXP(seen(p[r][c] * scale, mask, mask_at.w, mask_step, i, j, causal, ahead) -
+                                 column_lse[column]);
+                ACC dz = dp[r][c] * kept, z = weight;
+#if DROPOUT
+                const int stay = stays((ulong)(batch * t + i) * s + j, dropout);
+                dz = stay ? dz : 0;
+                z = stay ? z : 0;
+#endif
+                p[r][c] = weight * (dz - column_delta[column]);
+                weights[(ty + r * TY) * SCORE_WIDTH + column] = z;
+            }
+        SYNC;
+        ADD_WEIGHTED(dvs, weights, gs, WIDTH(DV), FOURS(DV))
+        SYNC;
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < COLUMNS; c++) weights[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = p[r][c];
+        SYNC;
+        ADD_WEIGHTED(dks, weights, qs, WIDTH(D), FOURS(D))
+        SYNC;
+    }
+    STORE_ROWS(dk, dk_at.w, keys, D, dks, FOURS(D), dk_factor)
+    STORE_ROWS(dv, dv_at.w, keys, DV, dvs, FOURS(DV), dv_factor)
+}
+#endif
