@@ -1,0 +1,69 @@
+// The gradient of a linear layer's bias and activation: gz = g * slope(z), dbias = the sums of gz's columns.
+//
+// Arrays   g, z, gz (rows, n) row-major, dbias (n); z is what activation was applied to, or relu's
+//          result
+// Launch   global (groups * LANES, SLICES), local (LANES, SLICES): a group takes LANES * WIDE whole columns
+// Params   T, ACC, LOAD, STORE of a float dtype | FLOATING 1 | ACTIVATION none, relu, silu, gelu or gelu_tanh
+//          ACTIVATES 1 to read z and write gz | BIAS 1 to write dbias
+//          LANES work-items side by side, WIDE columns of each, SLICES work-items that share a column's rows
+#if !defined(T) || !defined(FLOATING) || !defined(ACTIVATION) || !defined(ACTIVATES) || !defined(BIAS)
+#error "linear.cl needs a dtype's macros, FLOATING, ACTIVATION, ACTIVATES and BIAS"
+#endif
+#if !defined(LANES) || !defined(WIDE) || !defined(SLICES)
+#error "linear.cl needs LANES, WIDE and SLICES"
+#endif
+
+#define CHUNK 64  // rows that are summed plainly before they join the total
+#define EACH_COLUMN_OF_MINE for (int w = 0; w < WIDE; w++)
+
+// Take one row: a work-item's columns begin at i and lie LANES apart, `columns` of them exist.
+static inline __attribute__((always_inline))
+void take(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz, ACC *part,
+          size_t i, int columns) {
+    ACC v[WIDE], before[WIDE];  // private, so that the compiler vectorises each loop
+    for (int w = 0; w < columns; w++) v[w] = LOAD(g, i + w * LANES);
+    if (ACTIVATES) {
+        for (int w = 0; w < columns; w++) before[w] = LOAD(z, i + w * LANES);
+        for (int w = 0; w < columns; w++) v[w] *= SLOPE(before[w]);
+        for (int w = 0; w < columns; w++) STORE(gz, i + w * LANES, v[w]);
+    }
+    for (int w = 0; w < columns; w++) part[w] += v[w];
+}
+
+__kernel __attribute__((reqd_work_group_size(LANES, SLICES, 1)))
+void linear_gradient(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz,
+                     __global T *restrict dbias, const long rows, const long n) {
+    __local ACC lanes[SLICES * LANES];
+    const int me = get_local_id(0), slice = get_local_id(1);
+    const long first = get_group_id(0) * (LANES * WIDE) + me;
+    const int columns = first < n ? MIN(WIDE, (n - first + LANES - 1) / LANES) : 0;
+    ACC total[WIDE], lost[WIDE];
+    EACH_COLUMN_OF_MINE total[w] = lost[w] = 0;
+
+    for (long start = slice; start < rows; start += CHUNK * SLICES) {
+        const long end = MIN(rows, start + CHUNK * SLICES);
+        ACC part[WIDE];
+        EACH_COLUMN_OF_MINE part[w] = 0;
+        for (long r = start; r < end; r += SLICES) {
+            if (columns == WIDE) take(g, z, gz, part, r * n + first, WIDE);
+            else take(g, z, gz, part, r * n + first, columns);
+        }
+        EACH_COLUMN_OF_MINE {  // Kahan: what the last addition lost joins this one
+            const ACC added = part[w] - lost[w], sum = total[w] + added;
+            lost[w] = (sum - total[w]) - added;
+            total[w] = sum;
+        }
+    }
+
+    if (BIAS) EACH_COLUMN_OF_MINE {
+        ACC sum = total[w];
+        if (SLICES > 1) {
+            lanes[slice * LANES + me] = sum;
+            barrier(CLK_LOCAL_MEM_FENCE);
+            sum = 0;
+            for (int s = 0; s < SLICES; s++) sum += lanes[s * LANES + me];
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+        if (slice == 0 && w < columns) STORE(dbias, first + w * LANES, sum);
+    }
+}

@@ -1,0 +1,85 @@
+// Matrix product with few rows, such as one vector: out = activation(x @ y + bias), for a batch. It is bound
+// by reading y, which is read once. A tall matrix times one with few columns is the same, transposed.
+//
+// Arrays   x (batch, m, k), y (batch, k, n), out, saved (batch, m, n), each with any strides, saved what
+//          activation is applied to; bias with a stride for the rows and one for the columns of out
+// Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
+// Launch   local (LANES, ROWS, 1), global that times (groups of columns, 1, batch). A group has
+//          columns_each * ROWS columns if Y_ALONG_K, else LANES * WIDE
+// Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes
+//          X_ALONG_K, Y_ALONG_K 1 if the stride along k is 1; if not Y_ALONG_K the stride along n should be
+//          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
+//          LANES work-items side by side along the contiguous axis of y, ROWS along the other (powers of two)
+//          WIDE sums that a work-item keeps
+#if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
+#error "matmul_thin.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
+#endif
+#if !defined(BIAS) || !defined(SAVE)
+#error "matmul_thin.cl needs BIAS and SAVE"
+#endif
+#if !defined(ACTIVATION) || !defined(LANES) || !defined(ROWS) || !defined(WIDE)
+#error "matmul_thin.cl needs ACTIVATION, LANES, ROWS and WIDE"
+#endif
+
+#define X(r, d) LOAD(x, (r) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
+#define WRITE(r, c, sum) { \
+        const ACC v = (sum) + (BIAS ? LOAD(bias, (r) * bias_row + (c) * bias_column) : 0); \
+        const size_t at = b * m * n + (r) * out_row + (c) * out_column; \
+        if (SAVE) STORE(saved, at, v); \
+        STORE(out, at, ACTIVATE(v)); \
+    }
+
+__kernel ROW_GROUP void matmul(
+        __global const T *restrict x, __global const T *restrict y, __global const T *restrict bias,
+        __global T *restrict out, __global T *restrict saved, const long m, const long n, const long k,
+        const long columns_each, const long out_row, const long out_column, const long bias_row,
+        const long bias_column, const long x_start, const long x_row, const long x_deep, const long y_start,
+        const long y_column, const long y_deep, const long inner, const long x_outer, const long x_inner,
+        const long y_outer, const long y_inner) {
+    __local ACC lanes[LANES * ROWS];
+    const int me = get_local_id(0), turn = get_local_id(1);
+    const long b = get_group_id(2);
+    x += x_start + (b / inner) * x_outer + (b % inner) * x_inner;
+    y += y_start + (b / inner) * y_outer + (b % inner) * y_inner;
+#if Y_ALONG_K
+    const long first = get_group_id(0) * columns_each * ROWS + turn;
+    for (long i = 0, column = first; i < columns_each; i++, column += ROWS) {
+        const size_t columns = column < n ? k : 0;  // the ones that EACH_COLUMN visits: of y transposed
+        __global const T *row = y + (column < n ? column * y_column : 0);
+        for (long r = 0; r < m; r++) {
+            ACC part[WIDE];
+            for (int w = 0; w < WIDE; w++) part[w] = 0;
+            EACH_COLUMN(part[w] += X(r, c) * LOAD(row, c);)
+            const ACC sum = row_sum(part, me, lanes + turn * LANES);
+            if (me == 0 && column < n) WRITE(r, column, sum)
+        }
+    }
+#else
+    const long first = get_group_id(0) * (LANES * WIDE) + me;
+    const int whole = first - me + LANES * WIDE <= n;
+    for (long r = 0; r < m; r++) {
+        ACC part[WIDE];
+        for (int w = 0; w < WIDE; w++) part[w] = 0;
+        for (long d = turn; d < k; d += ROWS) {
+            const ACC left = X(r, d);
+            __global const T *row = y + d * y_deep + first * y_column;
+            if (whole) for (int w = 0; w < WIDE; w++) part[w] += left * LOAD(row, w * LANES * y_column);
+            else
+                for (int w = 0; w < WIDE; w++)
+                    if (first + w * LANES < n) part[w] += left * LOAD(row, w * LANES * y_column);
+        }
+        for (int w = 0; w < WIDE; w++) {
+            ACC sum = part[w];
+            if (ROWS > 1) {
+                lanes[turn * LANES + me] = sum;
+                barrier(CLK_LOCAL_MEM_FENCE);
+                sum = 0;
+                for (int t = 0; t < ROWS; t++) sum += lanes[t * LANES + me];
+                barrier(CLK_LOCAL_MEM_FENCE);
+            }
+            const long column = first + w * LANES;
+            if (turn == 0 && column < n) WRITE(r, column, sum)
+        }
+    }
+#endif
+}

@@ -1,0 +1,339 @@
+"""Matrix products: which kernel, which tiles, how many work-groups. Transposed operands are read in place."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import STORED, types
+from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, lookup, vector_width
+from polyarr.core.spec import FLOATS, Spec, float32, float64, int32, int64, uint32, uint64
+
+JOIN_ITEMS = 128  # the work-group of the kernel that adds the slices of k
+THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
+GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
+LARGEST_STEP = 2**22  # so that offsets inside a tile fit an int
+LEAST_SLICE = 256  # a slice of k that is worth its own work-group
+ACCUMULATORS = {STORED[dtype][0]: dtype for dtype in (int32, int64, uint32, uint64, float32, float64)}
+
+Shape = tuple[int, ...]
+Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
+
+
+class Operand(NamedTuple):
+    """How a kernel walks a batch of matrices: strides along the kept axis, k, and two batch axes."""
+
+    kept: int
+    deep: int
+    outer: int
+    inner: int
+
+    @property
+    def along_k(self) -> bool:
+        """True to read it as contiguous along k."""
+        return self.deep == 1
+
+    @property
+    def step(self) -> int:
+        """The stride that need not be 1."""
+        return self.kept if self.along_k else self.deep
+
+
+class Problem(NamedTuple):
+    """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n)."""
+
+    batch: int
+    inner: int
+    m: int
+    n: int
+    k: int
+    x: Operand
+    y: Operand
+
+
+class Epilogue(NamedTuple):
+    """What happens to a sum before it is written."""
+
+    bias: bool = False
+    activation: str = "none"
+    save: bool = False
+
+    def macros(self, dtype: np.dtype) -> dict[str, Any]:
+        """The macros that the kernels share."""
+        flags = {"BIAS": int(self.bias), "SAVE": int(self.save), "ACTIVATION": self.activation}
+        return {**types(dtype), "FLOATING": int(dtype in FLOATS), **flags}
+
+
+PLAIN = Epilogue()
+
+
+class Plan(NamedTuple):
+    """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves."""
+
+    launch: Callable[[Arrays, int, int], None]
+    sums: Spec | None
+
+
+def matmul(device: Device, out: Spec, x: Buffer, y: Buffer) -> Buffer:
+    """The product of the two last axes; the others broadcast."""
+    return multiply(device, out, x, y)[0]
+
+
+def multiply(
+    device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
+) -> tuple[Buffer, Buffer | None]:
+    """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense."""
+    plan = _find_plan(device, out, x, y, epilogue)
+    if plan is None:
+        return multiply(device, out, *_repaired(device, out, x, y), bias, epilogue)
+    result = device.empty(out)
+    saved = device.empty(out) if epilogue.save else None
+    if out.size:
+        sums = device.empty_like_spec(plan.sums) if plan.sums else result
+        arrays = tuple(buf and buf.memory for buf in (x, y, bias, sums, result, saved))
+        plan.launch(arrays, x.offset, y.offset)
+    return result, saved
+
+
+def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | None:
+    aligned = x.offset % 4 == 0, y.offset % 4 == 0
+    return _plan(device, out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
+
+
+def _repaired(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, Buffer]:
+    """The operands as a kernel reads them: contiguous along an axis or, if both were, without repeats."""
+    if 1 in x.strides[-2:] and 1 in y.strides[-2:]:
+        return _repeated(device, out, x), _repeated(device, out, y)
+    return tuple(buf if 1 in buf.strides[-2:] else dense(device, buf) for buf in (x, y))
+
+
+def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
+    """A dense copy that repeats what broadcasting would repeat."""
+    lead = len(out.shape) - len(buf.shape)
+    shape, strides = (1,) * lead + buf.shape, (0,) * lead + buf.strides
+    batch = tuple(0 if length == 1 else stride for length, stride in zip(shape[:-2], strides, strict=False))
+    spread = buf._replace(shape=out.shape[:-2] + buf.shape[-2:], strides=batch + buf.strides[-2:])
+    return dense(device, spread)
+
+
+# ---- the problem -------------------------------------------------------------------------------------------
+
+
+def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shape) -> Problem | None:
+    """The product with as few batch axes as possible. None if more than two are left."""
+    m, n, k = out[-2], out[-1], x[-1]
+    if k == 0:  # nothing is read, whatever the strides
+        x_strides, y_strides = (0,) * len(x_strides), (0,) * len(y_strides)
+    batch = out[:-2]
+    walks = zip(batch, _spread(batch, x, x_strides), _spread(batch, y, y_strides), strict=True)
+    axes = [axis for axis in walks if axis[0] != 1]
+    row = x_strides[-2]
+    # Rows of a batch that meet the same y are rows of one taller matrix.
+    while axes and axes[-1][2] == 0 and (m == 1 or axes[-1][1] == row * m):
+        length, stride, _ = axes.pop()
+        row = stride if m == 1 else row
+        m *= length
+    axes = _merged(axes)
+    if len(axes) > 2:
+        return None
+    (outer, x_outer, y_outer), (inner, x_inner, y_inner) = [(1, 0, 0)] * (2 - len(axes)) + axes
+    left = _operand(row, x_strides[-1], m, k)
+    right = _operand(y_strides[-1], y_strides[-2], n, k)
+    return Problem(
+        outer * inner, inner, m, n, k, Operand(*left, x_outer, x_inner), Operand(*right, y_outer, y_inner)
+    )  # fmt: skip
+
+
+def _spread(batch: Shape, shape: Shape, strides: Shape) -> list[int]:
+    """An operand's strides along the batch axes, 0 where it is repeated."""
+    own = [0 if length == 1 else stride for length, stride in zip(shape[:-2], strides, strict=False)]
+    return [0] * (len(batch) - len(own)) + own
+
+
+def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Join neighbouring axes that one stride per operand can walk."""
+    merged: list[tuple[int, int, int]] = []
+    for length, x, y in axes:
+        if merged and merged[-1][1] == length * x and merged[-1][2] == length * y:
+            length *= merged.pop()[0]
+        merged.append((length, x, y))
+    return merged
+
+
+def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
+    """The strides along the kept axis and along k. The stride of an axis of length 1 is free: let it help."""
+    if k <= 1 and kept != 1:
+        return kept, 1
+    if length == 1 and deep != 1:
+        return 1, deep
+    return kept, deep
+
+
+# ---- the plan ----------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    device: Device,
+    out: Spec,
+    x_shape: Shape,
+    x_strides: Shape,
+    y_shape: Shape,
+    y_strides: Shape,
+    aligned: tuple[bool, bool],
+    epilogue: Epilogue,
+) -> Plan | None:
+    """How to run a product, or None if an operand must be copied first."""
+    problem = problem_of(out.shape, x_shape, x_strides, y_shape, y_strides)
+    if problem is None:
+        return None
+    too_far = not device.is_cpu and max(problem.x.step, problem.y.step) > LARGEST_STEP
+    if min(problem.m, problem.n) <= THIN_ROWS or too_far:
+        return _thin_plan(device, out.dtype, problem, epilogue)
+    if 1 not in (problem.x.kept, problem.x.deep) or 1 not in (problem.y.kept, problem.y.deep):
+        return None
+    if device.is_cpu:
+        return _cpu_plan(device, out.dtype, problem, epilogue)
+    return _gpu_plan(device, out.dtype, problem, aligned, epilogue)
+
+
+def _batch_strides(p: Problem) -> tuple[int, ...]:
+    return p.inner, p.x.outer, p.x.inner, p.y.outer, p.y.inner
+
+
+def _along(p: Problem) -> dict[str, int]:
+    return {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
+
+
+def _cpu_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -> Plan:
+    """One work-item per block of rows and columns."""
+    params = lookup(device, dtype)[0]
+    stored, accumulator = STORED[dtype]
+    same = stored == accumulator
+    finish, direct = not same or epilogue != PLAIN, same and p.x.along_k
+    flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), **_along(p)}
+    kernel = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **asdict(params)).matmul
+    rows, columns = cpu_blocks(params, p, device.features.compute_units)
+    work, group = (_blocks(p.m, rows), _blocks(p.n, columns), p.batch), (1, 1, 1)
+    scalars, batch = (p.m, p.n, p.k, rows, columns), _batch_strides(p)
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch)
+
+    return Plan(launch, None if same else Spec((p.batch, p.m, p.n), ACCUMULATORS[accumulator]))
+
+
+def cpu_blocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:
+    """Rows and columns of a work-group's block: equal work for every core, and little packing done twice."""
+    tile_m, tile_n = params.ROWS, params.WIDE
+    if p.batch >= 4 * units:
+        return p.m, p.n
+    best = min(
+        ((i, j) for i in range(1, 2 * units + 1) for j in range(1, 2 * units + 1) if i * j <= 2 * units),
+        key=lambda split: _cpu_time(p, split, tile_m, tile_n, units),
+    )
+    return _share(p.m, best[0], tile_m), _share(p.n, best[1], tile_n)
+
+
+def _cpu_time(p: Problem, split: tuple[int, int], tile_m: int, tile_n: int, units: int) -> float:
+    """The work of the busiest core: a packed element costs as much as a few products."""
+    rows, columns = _share(p.m, split[0], tile_m), _share(p.n, split[1], tile_n)
+    turns = _blocks(_blocks(p.m, rows) * _blocks(p.n, columns) * p.batch, units)
+    return turns * (min(rows, p.m) * min(columns, p.n) + 24 * (min(rows, p.m) + min(columns, p.n)))
+
+
+def _share(length: int, parts: int, multiple: int) -> int:
+    """A part of length, rounded up to a multiple."""
+    return _blocks(_blocks(length, parts), multiple) * multiple
+
+
+def _blocks(length: int, size: int) -> int:
+    return -(-length // size)
+
+
+def _gpu_plan(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan:
+    """One work-group per tile; a long k with few tiles is cut into slices, which a second kernel adds."""
+    params, slices = gpu_tiles(lookup(device, dtype), p, device.features.compute_units)
+    slice_length = _share(p.k, slices, params.TILE_K) if p.k else 1
+    slices = max(_blocks(p.k, slice_length), 1)
+    widths = {
+        "X_VECTOR": _vector(dtype, p.x, p.m, p.k, aligned[0]),
+        "Y_VECTOR": _vector(dtype, p.y, p.n, p.k, aligned[1]),
+        "OUT_VECTOR": 4 if dtype == float32 and p.n % 4 == 0 else 1,
+    }
+    flags = {"FLOAT32": int(dtype == float32), "SPLIT": int(slices > 1), **_along(p), **widths}
+    macros = {**epilogue.macros(dtype), **flags, **asdict(params), "JOIN_ITEMS": JOIN_ITEMS}
+    program = device.build("matmul_gpu", **macros)
+    tiles = _blocks(p.m, params.TILE_M) * _blocks(p.n, params.TILE_N)
+    work, group = (tiles * params.items, slices, p.batch), (params.items, 1, 1)
+    scalars, batch, count = (p.m, p.n, p.k, slice_length), _batch_strides(p), p.batch * p.m * p.n
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        program.matmul(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch)
+        if slices > 1:
+            joined = _blocks(count, JOIN_ITEMS) * JOIN_ITEMS
+            program.matmul_join(joined, JOIN_ITEMS, *arrays[2:], count, p.n, slices)
+
+    sums = Spec((slices, p.batch, p.m, p.n), ACCUMULATORS[STORED[dtype][1]]) if slices > 1 else None
+    return Plan(launch, sums)
+
+
+def gpu_tiles(candidates: tuple[GpuMatmul, ...], p: Problem, units: int) -> tuple[GpuMatmul, int]:
+    """The largest tiles that make enough work-groups, and how many slices of k they need for it."""
+    enough = GROUPS_PER_UNIT * units
+    for params in candidates:
+        tiles = _blocks(p.m, params.TILE_M) * _blocks(p.n, params.TILE_N) * p.batch
+        slices = min(_blocks(enough, tiles), p.k // LEAST_SLICE or 1)
+        if tiles * slices * 2 > enough:
+            break
+    return params, slices
+
+
+def _vector(dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool) -> int:
+    """4 if the operand's contiguous rows can be read as vectors of 4."""
+    contiguous = k if operand.along_k else length
+    steps = (contiguous, operand.step, operand.outer, operand.inner)
+    return 4 if dtype == float32 and aligned and not any(step % 4 for step in steps) else 1
+
+
+def _thin_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -> Plan:
+    """Few rows, or few columns: then the product of the transposes."""
+    tall = p.n < p.m
+    out_strides, bias_strides = (p.n, 1), (0, 1)
+    if tall:
+        p = transposed(p)
+        out_strides, bias_strides = (1, p.m), (1, 0)
+    lanes = _thin_lanes(device, p)
+    program = device.build("matmul_thin", **epilogue.macros(dtype), **_along(p), **lanes)
+    span = lanes["ROWS"] if p.y.along_k else lanes["LANES"] * lanes["WIDE"]
+    each = _blocks(p.n, 8 * device.features.compute_units) if device.is_cpu and p.y.along_k else 1
+    work = _blocks(p.n, span * each) * lanes["LANES"], lanes["ROWS"], p.batch
+    scalars, batch = (p.m, p.n, p.k, each, *out_strides, *bias_strides), _batch_strides(p)
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        x, y, bias, _, out, saved = arrays
+        if tall:
+            x, y, x_start, y_start = y, x, y_start, x_start
+        program.matmul(
+            work, (lanes["LANES"], lanes["ROWS"], 1), x, y, bias, out, saved, *scalars,
+            x_start, p.x.kept, p.x.deep, y_start, p.y.kept, p.y.deep, *batch,
+        )  # fmt: skip
+
+    return Plan(launch, None)
+
+
+def transposed(p: Problem) -> Problem:
+    """The transposed product."""
+    return p._replace(m=p.n, n=p.m, x=p.y, y=p.x)
+
+
+def _thin_lanes(device: Device, p: Problem) -> dict[str, int]:
+    if device.is_cpu:
+        return {"LANES": 1, "ROWS": 1, "WIDE": (1 if p.y.along_k else 4) * vector_width(device)}
+    return {"LANES": 32, "ROWS": 4 if p.y.along_k else 8, "WIDE": 4 if p.y.along_k else 1}

@@ -1,0 +1,79 @@
+"""The table of kernels: Op -> launcher, or a Fused pair of launchers."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from polyarr import ops
+from polyarr.backends.opencl import (
+    adamw,
+    attention,
+    create,
+    cross_entropy,
+    dropout,
+    elementwise,
+    embedding,
+    gelu,
+    global_norm,
+    index,
+    layer_norm,
+    linear,
+    matmul,
+    random,
+    reduce,
+    rms_norm,
+    scan,
+    shape,
+    softmax,
+    sort,
+)
+from polyarr.backends.opencl.device import Device
+from polyarr.core.backend import Fused
+
+KERNELS = {
+    **{getattr(ops, name): elementwise.launcher(name) for name in elementwise.EXPRESSIONS},
+    ops.where: elementwise.where,
+    ops.astype: elementwise.astype,
+    ops.full: create.full,
+    ops.arange: create.arange,
+    **{getattr(ops, name): reduce.launcher(name) for name in reduce.JOINS},
+    ops.argmax: reduce.argmax,
+    ops.argmin: reduce.argmin,
+    ops.cumulative_sum: scan.cumulative_sum,
+    ops.reshape: shape.reshape,
+    ops.permute_dims: shape.permute_dims,
+    ops.broadcast_to: shape.broadcast_to,
+    ops.slice: shape.slice,
+    ops.slice_update: shape.slice_update,
+    ops.concat: shape.concat,
+    ops.take: index.take,
+    ops.take_along_axis: index.take_along_axis,
+    ops.scatter: index.scatter,
+    ops.scatter_add: index.scatter_add,
+    ops.argsort: sort.argsort,
+    ops.matrix_product: matmul.matmul,
+    ops.random_bits: random.random_bits,
+    ops.global_norm: global_norm.global_norm,
+    ops.adamw: adamw.adamw,
+}
+
+PAIRS = {
+    ops.softmax: (softmax.softmax, softmax.softmax_backward),
+    ops.log_softmax: (softmax.log_softmax, softmax.log_softmax_backward),
+    ops.layer_norm: (layer_norm.layer_norm, layer_norm.layer_norm_backward),
+    ops.rms_norm: (rms_norm.rms_norm, rms_norm.rms_norm_backward),
+    ops.gelu: (gelu.gelu, gelu.gelu_backward),
+    ops.linear: (linear.forward, linear.backward),
+    ops.embedding: (embedding.forward, embedding.backward),
+    ops.dropout: (dropout.dropout, dropout.dropout_backward),
+    ops.cross_entropy: (cross_entropy.cross_entropy, cross_entropy.cross_entropy_backward),
+    ops.attention: (attention.forward, attention.backward),
+}
+
+
+def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
+    """The whole table for one device."""
+    plain = {op: partial(launcher, device) for op, launcher in KERNELS.items()}
+    return plain | {
+        op: Fused(partial(forward, device), partial(backward, device)) for op, (forward, backward) in PAIRS.items()
+    }
