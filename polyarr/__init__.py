@@ -1,6 +1,6 @@
 """polyarr: arrays, gradients and language models on whatever hardware is there. Here are the public names only."""
 
-from polyarr import ops, plugins, random, tree
+from polyarr import nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 from polyarr.core.backend import Backend, Fused, Transfers, transfers
 from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError, GradientError, ShapeError

@@ -1,0 +1,183 @@
+"""Module: a tree of arrays with a call, as a plain Python object."""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any, Self
+
+from polyarr import creation, tree
+from polyarr.core.backend import Backend
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import Array
+from polyarr.core.spec import Spec
+
+_SHOWN = 3  # names listed in an error
+
+
+class Module:
+    """A layer or model. Attributes that are arrays, Modules, or lists, tuples and dicts with one of those in them,
+    are its children in the order of assignment; every other attribute is configuration.
+
+    A Module is a tree: gradients with respect to it, and tree.map over it, give Modules of the same form. Only
+    arrays stay children, so to map parameters to something else, map over parameters().
+    """
+
+    training = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the layer computes; every Module defines its own."""
+        raise TypeError(f"{type(self).__name__}: it defines no __call__, so it cannot be called")
+
+    # ---- the tree --------------------------------------------------------------------------------------------
+
+    def tree_children(self) -> dict[str, Any]:
+        """The attributes that take part in trees, by name."""
+        return {name: value for name, value in vars(self).items() if _is_child(value)}
+
+    def tree_rebuild(self, children: dict[str, Any]) -> Self:
+        """A shallow copy with other children."""
+        new = object.__new__(type(self))
+        vars(new).update(vars(self) | children)
+        return new
+
+    def parameters(self) -> dict[str, Any]:
+        """The arrays, as nested dicts and lists; tree.map takes it for the Module itself."""
+        return {name: _plain(child) for name, child in self.tree_children().items()}
+
+    def named_parameters(self) -> dict[str, Array]:
+        """The arrays by dotted name, such as "blocks.0.att.qkv.weight"."""
+        return {_dotted(path): leaf for path, leaf in tree.items(self)}
+
+    def num_parameters(self) -> int:
+        """How many numbers the arrays hold."""
+        return sum(leaf.size for leaf in tree.leaves(self))
+
+    # ---- saving and loading ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Array]:
+        """The same as named_parameters: what load_parameters takes."""
+        return self.named_parameters()
+
+    def load_parameters(self, named: Mapping[str, Any]) -> Self:
+        """Replace every array, in place, by the array (polyarr's, or NumPy's) of its dotted name; returns the Module.
+
+        Dtype and backend stay as they are; nothing is replaced unless everything fits.
+
+        Errors:  ValueError for names that are missing or unknown; ShapeError for another shape
+        """
+        own = self.named_parameters()
+        if own.keys() != named.keys():
+            missing, unknown = [n for n in own if n not in named], [n for n in named if n not in own]
+            wrong = "; ".join(_listed("missing", missing) + _listed("unknown", unknown))
+            raise ValueError(f"load_parameters: {wrong}; the names must be those of named_parameters()")
+        for name, leaf in own.items():
+            if tuple(named[name].shape) != leaf.shape:
+                raise ShapeError(
+                    f"load_parameters: {name} is {list(named[name].shape)}; it must be {list(leaf.shape)}"
+                )
+        found = {name: _like(leaf, named[name]) for name, leaf in own.items()}
+        _assign(self, (), found)
+        return self
+
+    def to(self, backend: str | Backend) -> Self:
+        """The same Module on another backend."""
+        return tree.map(lambda leaf: leaf.to(backend) if type(leaf) is Array else leaf, self)
+
+    def copy(self) -> Self:
+        """Another Module with the same arrays: switching or changing one leaves the other as it is."""
+        return tree.map(lambda leaf: leaf, self)
+
+    # ---- training or not -------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch this Module and all inside it to training (dropout works) or, with False, to evaluation."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Switch to evaluation: dropout does nothing."""
+        return self.train(False)
+
+    def modules(self) -> Iterator["Module"]:
+        """This Module and every one inside it."""
+        return _modules(self)
+
+    def __repr__(self) -> str:
+        return "\n".join(_described("", self))
+
+
+def _is_child(value: Any) -> bool:
+    if isinstance(value, (Array, Module, Spec)):
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_child, value))
+    return isinstance(value, dict) and any(map(_is_child, value.values()))
+
+
+def _plain(child: Any) -> Any:
+    if isinstance(child, Module):
+        return child.parameters()
+    found = tree.children(child)
+    return child if found is None else tree.rebuild(child, {name: _plain(c) for name, c in found.items()})
+
+
+def _dotted(path: tuple) -> str:
+    return ".".join(map(str, path))
+
+
+def _listed(what: str, names: list[str]) -> list[str]:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"{what} {', '.join(names[:_SHOWN])}{more}"] if names else []
+
+
+def _like(leaf: Any, value: Any) -> Array:
+    backend = leaf.backend if type(leaf) is Array else None
+    return creation.asarray(value, dtype=leaf.dtype, device=backend)
+
+
+def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:
+    """The node with the arrays of `found`; Modules keep their identity."""
+    children = tree.children(node)
+    if children is None:
+        return found[_dotted(path)]
+    new = {name: _assign(child, (*path, name), found) for name, child in children.items()}
+    if not isinstance(node, Module):
+        return tree.rebuild(node, new)
+    vars(node).update(new)
+    return node
+
+
+def _modules(node: Any) -> Iterator[Module]:
+    if isinstance(node, Module):
+        yield node
+    for child in (tree.children(node) or {}).values():
+        yield from _modules(child)
+
+
+# ---- repr ----------------------------------------------------------------------------------------------------
+
+
+def _described(name: str, value: Any) -> list[str]:
+    """Lines for a child: an array by its Spec, a Module with its configuration, equal neighbours once."""
+    label = f"{name}: " if name else ""
+    if isinstance(value, (Array, Spec)):
+        return [f"{label}{value.spec if type(value) is Array else value}"]
+    children = tree.children(value) or {}
+    lines = [line for child, count in _distinct(children) for line in _counted(child, count)]
+    if not isinstance(value, Module):
+        return [f"{label}[", *(f"  {line}" for line in lines), "]"]
+    settings = [f"{k}={v!r}" for k, v in vars(value).items() if k not in children and k != "training"]
+    head = f"{label}{type(value).__name__}({', '.join(settings)}"
+    if all(isinstance(child, (Array, Spec)) for child in children.values()):
+        return [head + ", " * bool(settings and lines) + ", ".join(lines) + ")"]
+    return [head, *(f"  {line}" for line in lines), ")"]
+
+
+def _distinct(children: dict[Any, Any]) -> Iterator[tuple[list[str], int]]:
+    """The descriptions of children, with the number of equal neighbours; only list members can be equal."""
+    described = (_described(name if isinstance(name, str) else "", child) for name, child in children.items())
+    return ((lines, len(list(same))) for lines, same in groupby(described))
+
+
+def _counted(lines: list[str], count: int) -> list[str]:
+    return lines if count == 1 else [f"{count} x {lines[0]}", *lines[1:]]

@@ -1,0 +1,206 @@
+"""Optimisers as values: init makes a state, update makes a new model and state. Schedules, clipping, accumulation."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from polyarr import ops, tree
+from polyarr.autograd import value_and_grad
+from polyarr.core.op import Array
+from polyarr.core.spec import FLOATS, float32, float64
+
+Schedule = Callable[[int], float]
+State = dict[str, Any]
+
+
+def at_least_two_axes(name: str, p: Array) -> bool:
+    """True for the arrays that weight decay shrinks unless told otherwise: matrices, not biases and norms."""
+    return p.ndim >= 2
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What all optimisers share.
+
+    lr            a number, or a schedule: the number of steps done so far -> a number
+    weight_decay  how much arrays shrink, for those that `decays` chooses by dotted name and array
+    clip          the largest global norm of the gradients; larger ones are scaled down to it
+    """
+
+    lr: float | Schedule = 1e-3
+    weight_decay: float = 0.0
+    clip: float | None = None
+    decays: Callable[[str, Array], bool] = at_least_two_axes
+
+    moments = ()  # the names of what is kept per parameter
+
+    def init(self, model: Any) -> State:
+        """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
+        params = {name: p for name, p in _by_name(model).items() if _is_trainable(p)}
+        zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
+        return {"step": 0, **zeros}
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate after so many steps."""
+        return self.lr(step) if callable(self.lr) else self.lr
+
+    def update(self, grads: Any, state: State, model: Any) -> tuple[Any, State]:
+        """One step: a new model and a new state. The old ones stay as they are.
+
+        Parameters whose gradient is None are left alone. Nothing is read from the device.
+
+        Errors:  ValueError if the state belongs to another model
+        """
+        given, leaves = _by_name(grads), _by_name(model)
+        params = {name: p for name, p in leaves.items() if name in given and _is_trainable(p)}
+        if not params:
+            return model, {**state, "step": state["step"] + 1}
+        gradients = [given[name] for name in params]
+        kept = {moment: self._moment(state, moment, params) for moment in self.moments}
+        decay = tuple(self.weight_decay if self.decays(name, p) else 0.0 for name, p in params.items())
+        scale = 1.0 if self.clip is None else _clip_scale(gradients, self.clip)
+        found = self._step([*params.values()], gradients, [*kept.values()], state["step"], scale, decay)
+        named = [dict(zip(params, arrays, strict=True)) for arrays in found]
+        moments = {m: {**state[m], **new} for m, new in zip(self.moments, named[1:], strict=True)}
+        new_model = tree.unflatten(model, {**leaves, **named[0]}.values())
+        return new_model, {"step": state["step"] + 1, **moments}
+
+    def _moment(self, state: State, moment: str, params: dict[str, Array]) -> list[Array]:
+        held = state.get(moment, {})
+        lacking = [name for name, p in params.items() if name not in held or held[name].shape != p.shape]
+        if lacking:
+            name = type(self).__name__
+            raise ValueError(f"{name}.update: the state has no {moment} for {lacking[0]}; call init(model)")
+        return [held[name] for name in params]
+
+    def _step(self, params: list, grads: list, moments: list, done: int, scale: Any, decay: tuple) -> tuple:
+        """New parameters, then new moments, as lists in the order of params."""
+        raise TypeError(f"{type(self).__name__} is no optimiser; take SGD, Adam or AdamW")
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum if it is above 0."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    moments = ("velocity",)
+
+    def _step(self, params: list, grads: list, moments: list, done: int, scale: Any, decay: tuple) -> tuple:
+        settings = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": decay}
+        return ops.sgd(params, grads, *moments, self.learning_rate(done), scale, **settings)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam; weight decay is added to the gradient.
+
+    Source:  Kingma, Ba 2014, arXiv:1412.6980
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    moments = ("m", "v")
+    decoupled = False
+
+    def _step(self, params: list, grads: list, moments: list, done: int, scale: Any, decay: tuple) -> tuple:
+        settings = {
+            "beta1": self.betas[0],
+            "beta2": self.betas[1],
+            "eps": self.eps,
+            "decoupled": self.decoupled,
+        }
+        lr = self.learning_rate(done)
+        return ops.adamw(params, grads, *moments, lr, done + 1, scale, weight_decay=decay, **settings)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: parameters shrink by lr * weight_decay, whatever the gradient.
+
+    Source:  Loshchilov, Hutter 2017, arXiv:1711.05101
+    """
+
+    weight_decay: float = 0.01
+
+    decoupled = True
+
+
+def _by_name(values: Any) -> dict[str, Array]:
+    return {".".join(map(str, path)): leaf for path, leaf in tree.items(values)}
+
+
+def _zeros(p: Array) -> Array:
+    """In float32 at least: squares of small gradients vanish in float16."""
+    return ops.zeros_like(p, dtype=float64 if p.dtype == float64 else float32)
+
+
+def _is_trainable(leaf: Any) -> bool:
+    return type(leaf) is Array and leaf.dtype in FLOATS
+
+
+# ---- schedules -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class constant:  # noqa: N801  reads as a function, compares and prints as a value
+    """The same learning rate at every step."""
+
+    lr: float
+
+    def __call__(self, step: int) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class warmup_cosine:  # noqa: N801
+    """From 0 up to lr in a line of `warmup` steps, then down to min_lr in half a cosine, which ends at `steps`."""
+
+    lr: float
+    warmup: int
+    steps: int
+    min_lr: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        return self.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (self.lr - self.min_lr)
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------
+
+
+def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
+    """The gradients, scaled down if their global norm is above max_norm, and that norm, unread."""
+    norm = ops.global_norm(tree.leaves(grads))
+    scale = _scale_for(norm, max_norm)
+    return tree.map(lambda g: g * scale.astype(g.dtype), grads), norm
+
+
+def _clip_scale(grads: list[Array], max_norm: float) -> Array:
+    return _scale_for(ops.global_norm(grads), max_norm)
+
+
+def _scale_for(norm: Array, max_norm: float) -> Array:
+    return ops.minimum(max_norm / (norm + 1e-6), 1.0)  # 0-d, on the device
+
+
+def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple]) -> tuple[Array, Any]:
+    """The mean over batches of loss_fn(model, *batch) and of its gradients, with one batch's memory.
+
+    Errors:  ValueError if there is no batch
+    """
+    step = value_and_grad(loss_fn)
+    loss, grads, count = None, None, 0
+    for batch in batches:
+        part, part_grads = step(model, *batch)
+        loss = part if loss is None else loss + part
+        grads = part_grads if grads is None else tree.map(lambda a, b: a + b, grads, part_grads)
+        count += 1
+    if loss is None:
+        raise ValueError("accumulate: got no batches; it needs at least one")
+    return (loss, grads) if count == 1 else (loss / count, tree.map(lambda g: g / count, grads))

@@ -1,0 +1,261 @@
+"""Modules as trees, and the layers against NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import nn
+from polyarr.core.errors import BackendError, ShapeError
+
+
+class Tiny(nn.Module):
+    """Every kind of attribute."""
+
+    def __init__(self):
+        self.first = nn.Linear(3, 4)
+        self.width = 4
+        self.many = [nn.Linear(4, 4, bias=False), nn.ReLU(), {"scale": pa.ones((4,))}]
+        self.pair = (pa.zeros((2,)), nn.Dropout(0.5))
+        self.names = ["a", "b"]
+        self.nothing = None
+
+    def __call__(self, x):
+        return self.many[1](self.many[0](self.first(x))) * self.many[2]["scale"]
+
+
+NAMES = ["first.weight", "first.bias", "many.0.weight", "many.2.scale", "pair.0"]
+
+
+@pytest.fixture(autouse=True)
+def _numpy_and_seed():
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        yield
+
+
+def same(tree, other):
+    left, right = pa.tree.leaves(tree), pa.tree.leaves(other)
+    return [a.shape for a in left] == [b.shape for b in right] and all(
+        np.array_equal(a.numpy(), b.numpy()) for a, b in zip(left, right, strict=True)
+    )
+
+
+# ---- the tree ------------------------------------------------------------------------------------------------
+
+
+def test_children_are_arrays_in_order_of_assignment():
+    model = Tiny()
+    assert list(model.named_parameters()) == NAMES
+    assert model.num_parameters() == 12 + 4 + 16 + 4 + 2
+    assert model.parameters()["many"][2]["scale"].shape == (4,)
+    assert set(model.parameters()["first"]) == {"weight", "bias"}
+
+
+def test_gradient_is_a_module_of_the_same_form_and_maps_with_it():
+    model, x = Tiny(), pa.ones((2, 3))
+    _, grads = pa.value_and_grad(lambda m: pa.mean(m(x) ** 2))(model)
+    assert type(grads) is Tiny and list(grads.named_parameters()) == NAMES and grads.width == 4
+    by_module = pa.tree.map(lambda p, g: p - g, model, grads)
+    by_dict = pa.tree.map(lambda p, g: p - g, model.parameters(), grads.parameters())
+    mixed = pa.tree.map(lambda p, g: p - g, model, grads.parameters())
+    assert type(by_module) is Tiny and type(by_dict) is dict
+    assert same(by_module, by_dict) and same(by_module, mixed) and not same(by_module, model)
+
+
+def test_map_leaves_the_old_module_alone():
+    model = Tiny()
+    before = model.first.weight.numpy()
+    doubled = pa.tree.map(lambda p: p * 2, model)
+    assert np.array_equal(model.first.weight.numpy(), before)
+    assert np.array_equal(doubled.first.weight.numpy(), 2 * before)
+    assert doubled.first is not model.first and doubled.many is not model.many
+
+
+def test_train_and_eval_reach_every_module_and_copies_are_apart():
+    model = Tiny()
+    other = model.copy().eval()
+    assert not any(m.training for m in other.modules()) and all(m.training for m in model.modules())
+    assert other.train() is other and other.pair[1].training
+    assert len(list(model.modules())) == 5
+
+
+def test_repr_shows_shapes_and_joins_equal_members():
+    text = repr(nn.Sequential(nn.Linear(2, 3), nn.Linear(2, 3), nn.GELU()))
+    assert "2 x Linear(activation=None, weight: float32[3, 2], bias: float32[3])" in text
+    assert "GELU(approximate='none')" in text
+
+
+def test_shapes_only_makes_a_model_without_memory():
+    with nn.shapes_only():
+        model = nn.Linear(10**6, 10**6)
+    assert model.num_parameters() == 10**12 + 10**6
+    with nn.shapes_only():
+        small = nn.Linear(2, 3)
+    full = nn.Linear(2, 3)
+    assert same(small.load_parameters(full.state_dict()), full)
+
+
+# ---- loading -------------------------------------------------------------------------------------------------
+
+
+def test_load_parameters_takes_numpy_and_keeps_identity():
+    model, first = Tiny(), None
+    first = model.first
+    named = {name: np.full(p.shape, i, np.float64) for i, (name, p) in enumerate(model.state_dict().items())}
+    assert model.load_parameters(named) is model and model.first is first
+    for i, p in enumerate(model.named_parameters().values()):
+        assert p.dtype == pa.float32 and np.all(p.numpy() == i)
+
+
+def test_load_parameters_names_what_does_not_fit_and_changes_nothing():
+    model = Tiny()
+    before = model.copy()
+    wrong = {**model.state_dict(), "many.0.weight": np.zeros((4, 5))}
+    with pytest.raises(
+        ShapeError, match=r"^load_parameters: many\.0\.weight is \[4, 5\]; it must be \[4, 4\]$"
+    ):
+        model.load_parameters(wrong)
+    some = {name: p for name, p in model.state_dict().items() if name != "first.bias"}
+    with pytest.raises(ValueError, match=r"missing first\.bias; unknown extra"):
+        model.load_parameters({**some, "extra": np.zeros(1)})
+    assert same(model, before)
+
+
+# ---- layers --------------------------------------------------------------------------------------------------
+
+
+def test_default_initialisation_is_bounded_and_seeded():
+    pa.random.seed(5)
+    layer = nn.Linear(100, 50)
+    pa.random.seed(5)
+    assert same(layer, nn.Linear(100, 50))
+    weight = layer.weight.numpy()
+    assert np.abs(weight).max() <= 0.1 and 0.09 < np.abs(weight).max() and abs(weight.mean()) < 0.005
+    embedding = nn.Embedding(200, 50).weight.numpy()
+    assert abs(embedding.std() - 1) < 0.03
+
+
+def test_linear_with_activation_matches_numpy():
+    layer, x = nn.Linear(3, 4, activation="relu"), pa.random.normal((2, 5, 3))
+    expected = np.maximum(x.numpy() @ layer.weight.numpy().T + layer.bias.numpy(), 0)
+    np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert nn.Linear(3, 4, bias=False).bias is None
+
+
+def test_norms_match_numpy():
+    x = pa.random.normal((4, 6)) * 3 + 5
+    host = x.numpy().astype(np.float64)
+    centred = host - host.mean(-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(nn.LayerNorm(6)(x).numpy(), expected, rtol=1e-4, atol=1e-5)
+    rms = host / np.sqrt((host**2).mean(-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(nn.RMSNorm(6)(x).numpy(), rms, rtol=1e-5)
+
+
+def test_dropout_works_in_training_only():
+    layer, x = nn.Dropout(0.25), pa.ones((100, 100))
+    y = layer(x).numpy()
+    assert set(np.unique(y)) == {0, np.float32(1 / 0.75)} and abs((y == 0).mean() - 0.25) < 0.02
+    assert not np.array_equal(y, layer(x).numpy())
+    assert np.array_equal(layer.eval()(x).numpy(), x.numpy())
+    assert np.array_equal(nn.Dropout(0.0)(x).numpy(), x.numpy())
+    with pytest.raises(ValueError, match=r"the dropout rate is 1\.5"):
+        nn.Dropout(1.5)
+
+
+def test_activations_are_their_ops():
+    x = pa.linspace(-3, 3, 13)
+    assert np.array_equal(nn.GELU("tanh")(x).numpy(), pa.gelu(x, approximate="tanh").numpy())
+    assert np.array_equal(nn.Sequential(nn.ReLU(), nn.SiLU())(x).numpy(), pa.silu(pa.relu(x)).numpy())
+
+
+@pytest.mark.parametrize("width", [6, 7])
+def test_positional_encoding_is_the_papers(width):
+    length = 9
+    table = np.zeros((length, width))
+    for position in range(length):
+        for i in range(0, width, 2):
+            table[position, i] = math.sin(position / 10000 ** (i / width))
+            if i + 1 < width:
+                table[position, i + 1] = math.cos(position / 10000 ** (i / width))
+    found = nn.PositionalEncoding(width)(pa.zeros((2, length, width)))
+    np.testing.assert_allclose(found.numpy(), np.stack([table, table]), atol=1e-5)
+    with pytest.raises(ShapeError, match="PositionalEncoding: x is float32"):
+        nn.PositionalEncoding(width)(pa.zeros((length, width + 1)))
+
+
+def reference_attention(layer, x):
+    b, t, c = x.shape
+    qkv = x @ layer.qkv.weight.numpy().T + layer.qkv.bias.numpy()
+    q, k, v = (a.reshape(b, t, layer.n_heads, -1).transpose(0, 2, 1, 3) for a in np.split(qkv, 3, axis=-1))
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(c // layer.n_heads)
+    scores = np.where(np.tril(np.ones((t, t), bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    y = (weights @ v).transpose(0, 2, 1, 3).reshape(b, t, c)
+    return y @ layer.out.weight.numpy().T + layer.out.bias.numpy()
+
+
+def test_causal_attention_matches_numpy_and_a_cache_changes_nothing():
+    layer, x = nn.MultiHeadAttention(8, 2, causal=True), pa.random.normal((2, 5, 8))
+    y = layer(x).numpy()
+    np.testing.assert_allclose(y, reference_attention(layer, x.numpy()), rtol=1e-4, atol=1e-5)
+    cache = nn.KeyValueCache()
+    parts = [layer(x[:, :3], cache=cache), layer(x[:, 3:4], cache=cache), layer(x[:, 4:], cache=cache)]
+    assert cache.length == 5
+    np.testing.assert_allclose(np.concatenate([p.numpy() for p in parts], axis=1), y, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_gradients_match_plain_unstacking(monkeypatch):
+    layer, x = nn.MultiHeadAttention(8, 2), pa.random.normal((2, 5, 8))
+    step = pa.value_and_grad(lambda m, x: pa.sum(m(x) ** 2), argnums=(0, 1))
+    _, fast = step(layer, x)
+    monkeypatch.setattr("polyarr.nn.attention._unstack_heads", lambda a: pa.unstack(a, axis=2))
+    _, plain = step(layer, x)
+    for a, b in zip(pa.tree.leaves(fast), pa.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="emb_dim is 10, n_heads is 4; it must divide emb_dim"):
+        nn.MultiHeadAttention(10, 4)
+    with pytest.raises(ShapeError, match="it must be \\[batch, time, channels\\]"):
+        nn.MultiHeadAttention(8, 2)(pa.zeros((3, 8)))
+
+
+def test_transformer_block_without_branches_is_the_identity():
+    block = nn.TransformerBlock(8, 2, init=nn.normal(0.02), out_init=nn.constant(0))
+    x = pa.random.normal((2, 3, 8))
+    assert np.array_equal(block(x).numpy(), x.numpy())
+
+
+def test_second_order_through_a_layer():
+    layer, x = nn.MultiHeadAttention(4, 2, causal=True), pa.random.normal((1, 3, 4))
+
+    def slope(x):
+        return pa.sum(pa.grad(lambda x: pa.sum(layer(x) ** 2))(x) ** 2)
+
+    found = pa.grad(slope)(x).numpy()
+    step = np.zeros(x.shape, np.float32)
+    step[0, 1, 2] = 1e-2
+    numeric = (float(slope(x + pa.asarray(step))) - float(slope(x - pa.asarray(step)))) / 2e-2
+    assert found[0, 1, 2] == pytest.approx(numeric, rel=2e-2)
+
+
+def test_same_seed_same_weights_on_every_backend():
+    try:
+        opencl = pa.get_backend("opencl")
+    except BackendError as error:
+        pytest.skip(str(error))
+    found = []
+    for backend in ("numpy", opencl):
+        with pa.use_backend(backend):
+            pa.random.seed(11)
+            found.append(
+                nn.Sequential(nn.Linear(7, 5), nn.Embedding(9, 4), nn.Linear(3, 3, init=nn.normal(0.02)))
+            )
+    for a, b in zip(*map(pa.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+    assert all(leaf.backend.name == "numpy" for leaf in pa.tree.leaves(found[1].to("numpy")))

@@ -1,0 +1,184 @@
+"""Optimisers against their formulas in NumPy, and what surrounds them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import nn, optim
+
+
+@pytest.fixture(autouse=True)
+def _numpy_and_seed():
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        yield
+
+
+def tree_of(*shapes):
+    return {f"p{i}": pa.random.normal(shape) for i, shape in enumerate(shapes)}
+
+
+def host(tree):
+    return {name: leaf.numpy().astype(np.float64) for name, leaf in tree.items()}
+
+
+def run(optimizer, steps=4):
+    """What the optimiser makes of a tree, and the gradients that it was given."""
+    params = tree_of((3, 4), (5,))
+    start, state, given = host(params), optimizer.init(params), []
+    for _ in range(steps):
+        grads = tree_of((3, 4), (5,))
+        given.append(host(grads))
+        params, state = optimizer.update(grads, state, params)
+    return start, given, host(params), state
+
+
+def adam_reference(start, given, lr, betas, eps, decay, decoupled):
+    p, m, v = dict(start), {n: 0.0 for n in start}, {n: 0.0 for n in start}
+    for t, grads in enumerate(given, 1):
+        for n, g in grads.items():
+            wd = decay if p[n].ndim >= 2 else 0.0
+            g = g if decoupled else g + wd * p[n]
+            p[n] = p[n] * (1 - lr * wd) if decoupled else p[n]
+            m[n] = betas[0] * m[n] + (1 - betas[0]) * g
+            v[n] = betas[1] * v[n] + (1 - betas[1]) * g * g
+            p[n] = p[n] - lr * (m[n] / (1 - betas[0] ** t)) / (np.sqrt(v[n] / (1 - betas[1] ** t)) + eps)
+    return p
+
+
+@pytest.mark.parametrize(("kind", "decoupled"), [(optim.Adam, False), (optim.AdamW, True)])
+def test_adam_matches_its_formula(kind, decoupled):
+    start, given, found, state = run(kind(lr=0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.3))
+    expected = adam_reference(start, given, 0.05, (0.8, 0.95), 1e-3, 0.3, decoupled)
+    assert state["step"] == 4
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_sgd_matches_its_formula(momentum, nesterov):
+    start, given, found, _ = run(optim.SGD(lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=0.2))
+    p, velocity = dict(start), {n: 0.0 for n in start}
+    for grads in given:
+        for n, g in grads.items():
+            g = g + (0.2 if p[n].ndim >= 2 else 0.0) * p[n]
+            velocity[n] = momentum * velocity[n] + g
+            p[n] = p[n] - 0.1 * (g + momentum * velocity[n] if nesterov else velocity[n])
+    for name in p:
+        np.testing.assert_allclose(found[name], p[name], rtol=1e-4, atol=1e-6)
+
+
+def test_decay_is_for_matrices_unless_the_predicate_says_otherwise():
+    params, zeros = tree_of((2, 2), (2,)), {"p0": pa.zeros((2, 2)), "p1": pa.zeros((2,))}
+    for decays, shrunk in ((optim.at_least_two_axes, {"p0"}), (lambda name, p: name == "p1", {"p1"})):
+        optimizer = optim.AdamW(lr=0.5, weight_decay=0.5, decays=decays)
+        new, _ = optimizer.update(zeros, optimizer.init(params), params)
+        for name, p in params.items():
+            factor = 0.75 if name in shrunk else 1.0
+            np.testing.assert_allclose(new[name].numpy(), factor * p.numpy(), rtol=1e-6)
+
+
+def test_clipping_scales_to_the_norm_and_leaves_small_gradients():
+    grads = {"a": pa.asarray([3.0, 0.0]), "b": pa.asarray([[4.0]])}
+    clipped, norm = optim.clip_by_global_norm(grads, 1.0)
+    assert float(norm) == pytest.approx(5.0)
+    np.testing.assert_allclose(clipped["a"].numpy(), [0.6, 0], rtol=1e-5)
+    same, _ = optim.clip_by_global_norm(grads, 6.0)
+    np.testing.assert_array_equal(same["b"].numpy(), [[4.0]])
+    start = {"a": pa.zeros((2,)), "b": pa.zeros((1, 1))}
+    optimizer = optim.SGD(lr=1.0, clip=1.0)
+    new, _ = optimizer.update(grads, optimizer.init(start), start)
+    np.testing.assert_allclose(new["b"].numpy(), [[-0.8]], rtol=1e-5)
+
+
+def test_an_update_reads_nothing_from_the_device():
+    params = tree_of((3, 4), (5,))
+    optimizer = optim.AdamW(clip=0.1, lr=optim.warmup_cosine(1e-2, 2, 10))
+    state, before = optimizer.init(params), pa.transfers()
+    optimizer.update(params, state, params)
+    assert pa.transfers() == before
+
+
+def test_update_leaves_the_old_model_and_state_alone():
+    model, x = nn.Linear(3, 2), pa.ones((4, 3))
+    optimizer = optim.AdamW(lr=0.1)
+    state, before = optimizer.init(model), model.weight.numpy()
+    _, grads = pa.value_and_grad(lambda m: pa.sum(m(x)))(model)
+    new, new_state = optimizer.update(grads, state, model)
+    assert type(new) is nn.Linear and not np.array_equal(new.weight.numpy(), before)
+    assert np.array_equal(model.weight.numpy(), before) and state["step"] == 0 and new_state["step"] == 1
+    assert not state["m"]["weight"].numpy().any() and new_state["m"]["weight"].numpy().any()
+
+
+def test_missing_gradients_leave_parameters_as_they_are():
+    params = {"a": pa.ones((2, 2)), "b": pa.ones((2, 2)), "count": pa.asarray([3])}
+    optimizer = optim.AdamW(lr=0.1, weight_decay=0.5)
+    state = optimizer.init(params)
+    assert set(state["m"]) == {"a", "b"}
+    new, state = optimizer.update({"a": pa.ones((2, 2)), "b": None, "count": None}, state, params)
+    assert np.array_equal(new["b"].numpy(), np.ones((2, 2))) and new["a"].numpy()[0, 0] < 1
+    assert not state["m"]["b"].numpy().any() and int(new["count"][0]) == 3
+    same, state = optimizer.update({"a": None, "b": None, "count": None}, state, new)
+    assert state["step"] == 2 and same is new
+
+
+def test_a_state_of_another_model_is_refused():
+    optimizer = optim.Adam()
+    with pytest.raises(ValueError, match=r"^Adam\.update: the state has no m for a; call init\(model\)$"):
+        optimizer.update({"a": pa.ones((2,))}, optimizer.init({"b": pa.ones((2,))}), {"a": pa.ones((2,))})
+
+
+def test_warmup_cosine_goes_up_then_down_to_the_floor():
+    lr = optim.warmup_cosine(1.0, 10, 110, min_lr=0.1)
+    values = [lr(i) for i in range(130)]
+    assert values[0] == pytest.approx(1 / 11) and values[10] == 1.0 and max(values) == 1.0
+    assert all(a < b for a, b in itertools.pairwise(values[:11]))
+    assert all(a > b for a, b in itertools.pairwise(values[10:111]))
+    assert lr(60) == pytest.approx(0.55) and values[110:] == pytest.approx([0.1] * 20)
+    assert optim.warmup_cosine(1.0, 0, 0)(0) == 1.0 and optim.constant(0.3)(7) == 0.3
+
+
+def test_the_schedule_decides_the_step():
+    params, grads = {"a": pa.zeros((1,))}, {"a": pa.ones((1,))}
+    optimizer = optim.SGD(lr=lambda step: 10.0**step)
+    state = optimizer.init(params)
+    for expected in (-1, -11, -111):
+        params, state = optimizer.update(grads, state, params)
+        assert float(params["a"]) == pytest.approx(expected)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    model, x = nn.Linear(3, 2), pa.random.normal((6, 3))
+
+    def loss_fn(m, x):
+        return pa.mean(m(x) ** 2)
+
+    loss, grads = pa.value_and_grad(loss_fn)(model, x)
+    total, mean = optim.accumulate(loss_fn, model, [(x[:2],), (x[2:4],), (x[4:],)])
+    assert float(total) == pytest.approx(float(loss), rel=1e-5)
+    for a, b in zip(pa.tree.leaves(grads), pa.tree.leaves(mean), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="got no batches"):
+        optim.accumulate(loss_fn, model, [])
+
+
+def test_optimisers_are_values():
+    assert optim.AdamW(lr=1e-3) == optim.AdamW(lr=1e-3) != optim.AdamW(lr=1e-4)
+    assert "weight_decay=0.01" in repr(optim.AdamW()) and optim.Adam().weight_decay == 0
+    assert math.isclose(optim.AdamW(lr=optim.constant(0.5)).learning_rate(3), 0.5)
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+@pytest.mark.parametrize("dtype", [pa.float16, pa.bfloat16, pa.float64])
+def test_moments_are_wide_and_parameters_keep_their_dtype(kind, dtype):
+    params = {"a": pa.ones((2, 3), dtype=dtype)}
+    grads = {"a": pa.full((2, 3), 1e-4, dtype=dtype)}
+    optimizer = kind(lr=0.25)
+    new, state = optimizer.update(grads, optimizer.init(params), params)
+    wide = pa.float64 if dtype == pa.float64 else pa.float32
+    assert new["a"].dtype == dtype and {state[m]["a"].dtype for m in optimizer.moments} == {wide}
+    expected = 1 - 0.25 * (1e-4 if kind is optim.SGD else 1.01)
+    np.testing.assert_allclose(new["a"].numpy().astype(np.float64), expected, rtol=1e-2)
