@@ -159,5 +159,7 @@ def choice_from_logits(logits: Array) -> Array:
     Shapes:  (..., v) -> (...)
     Dtypes:  floating -> int64
     """
-    noise = -ops.log(-ops.log((bits(logits.shape).astype(float32) + 0.5) * 2.0**-32))
+    # 23 bits: with more, the half is rounded away, the unit can be 1, and the noise infinite.
+    unit = ((bits(logits.shape) >> 9).astype(float32) + 0.5) * 2.0**-23
+    noise = -ops.log(-ops.log(unit))
     return ops.argmax(logits.astype(float32) + noise, axis=-1)

@@ -1,0 +1,151 @@
+"""`polyarr train`: a small GPT on a text, from the first batch to a saved model and a picture of its loss."""
+
+import math
+import os
+import tempfile
+from pathlib import Path
+
+import click
+
+from polyarr.core.errors import BackendError
+from polyarr.plugins import get_backend, set_backend
+from polyarr.text import read_text, standard_library_text
+from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
+from polyarr.training.extras import extra
+from polyarr.training.loop import speed
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+LIBRARY = "Python's standard library"
+_FILES = ("best.json", "best.safetensors", "last.json", "last.safetensors", "loss.png")
+_positive = click.IntRange(min=1)
+
+
+@click.command()
+@click.option(
+    "--data", type=click.Path(path_type=Path), help=f"A UTF-8 text; without it, the source of {LIBRARY}."
+)
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="What to train, and how.  [default: demo]")
+@click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
+@click.option("--steps", type=_positive, help="How many steps, if not as many as the preset has.")
+@click.option("--lr", type=float, help="The largest learning rate, if not the preset's.")
+@click.option(
+    "--accumulate", type=_positive, help="How many batches make one step, if not as the preset has it."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Decides weights, batches and dropout.  [default: 1337]"
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Where to save.  [default: runs/PRESET]")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
+def command(
+    data: Path | None,
+    preset: str | None,
+    backend: str | None,
+    steps: int | None,
+    lr: float | None,
+    accumulate: int | None,
+    seed: int | None,
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    """Train a small GPT on text, and save the best and the last state of it."""
+    _check_options(preset, seed, out, lr, resume, overwrite)
+    for module in ("safetensors.numpy", "tqdm", "matplotlib.figure"):
+        extra(module)
+    changes = {"steps": steps, "lr": lr, "accumulation": accumulate}
+    if resume:
+        run = _resumed(data, backend, out, changes)
+    else:
+        preset = preset or "demo"
+        out = out or Path("runs") / preset
+        run = _new(data, backend, preset, 1337 if seed is None else seed, out, overwrite, changes)
+    _check_writable(out)
+    _introduce(run)
+    _conclude(train(run, out), out)
+
+
+def _check_options(
+    preset: str | None, seed: int | None, out: Path | None, lr: float | None, resume: bool, overwrite: bool
+) -> None:
+    if resume and (overwrite or preset or seed is not None):
+        raise click.UsageError(
+            "--resume goes on as the run began; leave out --overwrite, --preset and --seed"
+        )
+    if resume and out is None:
+        raise click.UsageError("--resume needs --out, the folder of the run")
+    if lr is not None and not 0 < lr < math.inf:
+        raise click.BadParameter(f"{lr} is not a positive number.", param_hint="'--lr'")
+
+
+def _new(
+    data: Path | None, backend: str | None, preset: str, seed: int, out: Path, overwrite: bool, changes: dict
+) -> Run:
+    recipe = PRESETS[preset].changed(**changes)
+    text = _text(data, recipe)
+    if not overwrite and any((out / name).exists() for name in _FILES):
+        raise click.UsageError(f"{out} holds a run already; give another --out, or --resume or --overwrite")
+    choose_backend(backend)
+    return new_run(text, recipe, seed, preset=preset, data=None if data is None else str(data.resolve()))
+
+
+def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -> Run:
+    choose_backend(backend)
+    saved = load_checkpoint(out, "last")
+    recipe = Recipe.from_dict(saved.info["recipe"]).changed(**changes)
+    if recipe.steps <= saved.info["step"]:
+        raise click.UsageError(f"{out} has done its {saved.info['step']} steps; give more with --steps")
+    found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
+    text = _text(found, recipe)
+    facts = {"preset": saved.info["preset"], "data": None if found is None else str(found)}
+    return resumed_run(text, saved, recipe, **facts)
+
+
+def _text(data: Path | None, recipe: Recipe) -> str:
+    text = standard_library_text() if data is None else read_text(data)
+    check_length(LIBRARY if data is None else str(data), text, recipe.model["context_length"])
+    return text
+
+
+def choose_backend(name: str | None) -> None:
+    """Start the backend that an option, or else POLYARR_BACKEND, names; without either, opencl.
+
+    Errors:  BackendError, which names the way out; another backend is never taken instead
+    """
+    chosen = name or os.environ.get("POLYARR_BACKEND") or "opencl"
+    try:
+        set_backend(chosen)
+    except BackendError as error:
+        raise BackendError(f"{error} (NumPy is always there: --backend numpy)") from error
+
+
+def _check_writable(out: Path) -> None:
+    """Raise OSError unless files can be made in out, which is created."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out):
+        pass
+
+
+def _introduce(run: Run) -> None:
+    backend, recipe = get_backend(), run.recipe
+    source = run.facts["data"] or LIBRARY
+    click.echo(
+        f"{run.facts['preset']}: {run.model.num_parameters():,} parameters on {backend.name} ({backend.device})\n"
+        f"text: {len(run.tokens) + len(run.validation):,} characters of {source}, "
+        f"{run.tokenizer.vocab_size} different ones\n"
+        f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
+        f"{run.model.config.context_length} characters; Ctrl-C stops and saves"
+    )
+
+
+def _conclude(run: Run, out: Path) -> None:
+    if run.was_interrupted:
+        click.echo(
+            f"stopped after {run.step} steps; saved in {out}; go on with: polyarr train --resume --out {out}"
+        )
+        raise click.exceptions.Exit(INTERRUPTED)
+    click.echo(
+        f"{run.step:,} steps in {run.seconds:.1f} s, {speed(run):,.0f} tokens/s; best val loss {run.best:.4f}, "
+        f"perplexity {math.exp(run.best):.2f}\n"
+        f"saved in {out}: best and last checkpoint, loss.png; now try: polyarr generate {out}"
+    )

@@ -1,0 +1,228 @@
+"""GPT: a decoder of pre-norm transformer blocks, and how text is drawn from it."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Self
+
+from polyarr import ops, random
+from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.op import Array, spec_of
+from polyarr.core.spec import INTEGERS
+from polyarr.nn import Dropout, Embedding, KeyValueCache, LayerNorm, Linear, Module, TransformerBlock, normal
+
+GPT_CONFIG_124M = {
+    "vocab_size": 50257,
+    "context_length": 1024,
+    "emb_dim": 768,
+    "n_heads": 12,
+    "n_layers": 12,
+    "drop_rate": 0.1,
+    "qkv_bias": False,
+}
+PRESETS = {"gpt2-124m": GPT_CONFIG_124M}
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The size and form of a GPT.
+
+    Errors:  ValueError for a size that is not a positive int, a rate outside 0 to 1, or if emb_dim does not divide by
+             n_heads
+    """
+
+    vocab_size: int
+    context_length: int
+    emb_dim: int
+    n_heads: int
+    n_layers: int
+    drop_rate: float
+    qkv_bias: bool
+    tie_embeddings: bool = False  # the head shares the token embedding's weight
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"GPTConfig: {name} is {value!r}; it must be a positive int")
+        if type(self.drop_rate) not in (int, float) or not 0 <= self.drop_rate <= 1:
+            raise ValueError(f"GPTConfig: drop_rate is {self.drop_rate!r}; it must be from 0 to 1")
+        for name in ("qkv_bias", "tie_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"GPTConfig: {name} is {getattr(self, name)!r}; it must be True or False")
+        if self.emb_dim % self.n_heads:
+            raise ValueError(
+                f"GPTConfig: emb_dim is {self.emb_dim}, n_heads is {self.n_heads}; it must divide emb_dim"
+            )
+
+    @classmethod
+    def of(cls, config: "GPTConfig | Mapping[str, Any]") -> Self:
+        """The configuration that a mapping with these keys describes.
+
+        Errors:  ValueError for keys that are missing or unknown, and as GPTConfig
+        """
+        if isinstance(config, cls):
+            return config
+        known = {f.name: f.default for f in fields(cls)}
+        missing = [name for name, default in known.items() if default is MISSING and name not in config]
+        unknown = [str(name) for name in config if name not in known]
+        if missing or unknown:
+            wrong = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)}"
+            raise ValueError(f"GPTConfig: {wrong}; the keys are {', '.join(known)}")
+        return cls(**config)
+
+
+class GPTModel(Module):
+    """Token and position embeddings, blocks of masked attention and feed-forward, a norm and a head without bias.
+
+    Weights begin as GPT-2's: normal with standard deviation 0.02, those that end a shortcut's branch divided by
+    sqrt(2 * n_layers).
+
+    Errors:  ValueError as GPTConfig.of
+    Source:  Radford et al. 2019, "Language models are unsupervised multitask learners"
+    """
+
+    def __init__(self, config: GPTConfig | Mapping[str, Any]) -> None:
+        self.config = config = GPTConfig.of(config)
+        init, out_init = normal(0.02), normal(0.02 / math.sqrt(2 * config.n_layers))
+        self.tok_emb = Embedding(config.vocab_size, config.emb_dim, init=init)
+        self.pos_emb = Embedding(config.context_length, config.emb_dim, init=init)
+        self.drop_emb = Dropout(config.drop_rate)
+        self.blocks = [
+            TransformerBlock(
+                config.emb_dim,
+                config.n_heads,
+                causal=True,
+                drop_rate=config.drop_rate,
+                qkv_bias=config.qkv_bias,
+                init=init,
+                out_init=out_init,
+            )
+            for _ in range(config.n_layers)
+        ]
+        self.final_norm = LayerNorm(config.emb_dim)
+        tied, sizes = config.tie_embeddings, (config.emb_dim, config.vocab_size)
+        self.out_head = None if tied else Linear(*sizes, bias=False, init=init)
+
+    def __call__(self, tokens: Array, caches: list[KeyValueCache] | None = None) -> Array:
+        """(B, T) integers -> logits (B, T, V). With caches, one per block, tokens follow the positions in them.
+
+        Errors:  DtypeError unless tokens are integers; ShapeError if they are not [B, T] or do not fit the context
+        """
+        start = caches[0].length if caches else 0
+        self._check(tokens, start)
+        positions = self.pos_emb.weight[start : start + tokens.shape[1]]  # (T, C)
+        x = self.drop_emb(self.tok_emb(tokens) + positions)  # (B, T, C)
+        for i, block in enumerate(self.blocks):
+            x = block(x, cache=caches[i] if caches else None)  # (B, T, C)
+        x = self.final_norm(x)  # (B, T, C)
+        return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
+
+    def _check(self, tokens: Array, start: int) -> None:
+        if tokens.dtype not in INTEGERS:
+            raise DtypeError(f"GPTModel: tokens is {spec_of(tokens)}; its dtype must be integer")
+        length = self.config.context_length
+        if len(tokens.shape) != 2 or start + tokens.shape[1] > length:
+            given = f"{spec_of(tokens)}{f' after {start} cached ones' if start else ''}"
+            raise ShapeError(f"GPTModel: tokens is {given}; it must be [batch, at most {length - start}]")
+
+
+def generate(
+    model: GPTModel,
+    tokens: Array,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+) -> Array:
+    """tokens (B, T) followed by max_new_tokens more, each drawn from the model: (B, T + max_new_tokens).
+
+    The model sees at most its context's last tokens. Temperature 0 takes the likeliest token. top_k keeps the k
+    likeliest; top_p the fewest that together have at least this probability. The same seed draws the same tokens.
+
+    Errors:  ValueError for a parameter out of range; ShapeError unless tokens is [B, at least 1]
+    """
+    drawn = stream(model, tokens, max_new_tokens, temperature, top_k, top_p, seed)
+    return ops.concat([tokens, *drawn], axis=1)
+
+
+def stream(
+    model: GPTModel,
+    tokens: Array,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+) -> Iterator[Array]:
+    """The new tokens of `generate` one by one, each (B, 1). Nothing is read from the device."""
+    _check_sampling(tokens, max_new_tokens, temperature, top_k, top_p)
+    return _drawn(model, tokens, max_new_tokens, temperature, top_k, top_p, seed)
+
+
+def _drawn(
+    model: GPTModel,
+    tokens: Array,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: Any,
+) -> Iterator[Array]:
+    model = model.copy().eval()  # the caller's model stays in its mode
+    length = model.config.context_length
+    state = None if seed is None else (seed, 0)
+    seen = new = tokens[:, -length:]  # (B, T)
+    caches = [KeyValueCache() for _ in model.blocks]
+    for _ in range(count):
+        logits = model(new, caches)[:, -1]  # (B, V)
+        # Between two tokens the caller may draw: its random numbers are set aside for one draw only.
+        with random.restored(state) if state else nullcontext():
+            new = ops.astype(choose(logits, temperature, top_k, top_p)[:, None], dtype=tokens.dtype)  # (B, 1)
+            state = random.get_state() if state else None
+        yield new
+        seen = ops.concat([seen, new], axis=1)
+        if seen.shape[1] > length:  # every position moves, so what was cached is of no use
+            seen = new = seen[:, -length:]
+            caches = [KeyValueCache() for _ in model.blocks]
+
+
+def choose(
+    logits: Array, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Array:
+    """One token for each row of logits (..., V) -> (...)."""
+    if temperature == 0:
+        return ops.argmax(logits, axis=-1)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        kth = ops.topk(logits, k=top_k)[0][..., -1:]  # (..., 1)
+        logits = ops.where(logits < kth, -math.inf, logits)
+    return random.choice_from_logits(logits if top_p is None else _nucleus(logits, top_p))
+
+
+def _nucleus(logits: Array, top_p: float) -> Array:
+    """The logits, -inf outside the fewest tokens that together have probability top_p."""
+    ranked = ops.sort(logits, axis=-1, descending=True)  # (..., V) the likeliest first
+    probabilities = ops.softmax(ranked, axis=-1)
+    before = (
+        ops.cumulative_sum(probabilities, axis=-1) - probabilities
+    )  # what the likelier ones have together
+    kept = ops.where(before < top_p, ranked, math.inf)
+    return ops.where(logits < ops.min(kept, axis=-1, keepdims=True), -math.inf, logits)
+
+
+def _check_sampling(
+    tokens: Array, count: int, temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    if len(tokens.shape) != 2 or tokens.shape[1] < 1:
+        raise ShapeError(f"generate: tokens is {spec_of(tokens)}; it must be [batch, at least 1]")
+    for wrong, text in (
+        (count < 0, f"max_new_tokens is {count}; it must not be negative"),
+        (not 0 <= temperature < math.inf, f"temperature is {temperature}; it must be 0 or more"),
+        (top_k is not None and top_k < 1, f"top_k is {top_k}; it must be at least 1"),
+        (top_p is not None and not 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1"),
+    ):
+        if wrong:
+            raise ValueError(f"generate: {text}")

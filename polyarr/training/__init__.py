@@ -1,0 +1,24 @@
+"""Training a language model: recipes, batches, the loop, checkpoints."""
+
+from polyarr.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
+from polyarr.training.data import check_length, evaluation_windows, random_windows
+from polyarr.training.loop import DivergenceError, Run, evaluate, new_run, resumed_run, train
+from polyarr.training.recipes import PRESETS, Recipe
+
+__all__ = [
+    "PRESETS",
+    "Checkpoint",
+    "CheckpointError",
+    "DivergenceError",
+    "Recipe",
+    "Run",
+    "check_length",
+    "evaluate",
+    "evaluation_windows",
+    "load_checkpoint",
+    "new_run",
+    "random_windows",
+    "resumed_run",
+    "save_checkpoint",
+    "train",
+]

@@ -1,0 +1,230 @@
+"""The training loop. It reads the loss now and then, and nothing else, so that the device is never kept waiting."""
+
+import contextlib
+import math
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyarr import __version__, creation, ops, random
+from polyarr.core.op import Array
+from polyarr.models.gpt import GPTModel
+from polyarr.optim import AdamW, accumulate
+from polyarr.text import CharTokenizer, split_text
+from polyarr.training.checkpoint import Checkpoint, save_checkpoint
+from polyarr.training.data import evaluation_windows, random_windows
+from polyarr.training.extras import extra
+from polyarr.training.plot import save_curve
+from polyarr.training.recipes import Recipe
+
+READ_EVERY = 10  # steps between two reads of the loss
+
+
+class DivergenceError(RuntimeError):
+    """The loss is no longer a number."""
+
+
+@dataclass
+class Run:
+    """A training run: what it is made of, and how far it has come."""
+
+    recipe: Recipe
+    tokenizer: CharTokenizer
+    tokens: np.ndarray
+    validation: np.ndarray
+    seed: int
+    model: GPTModel
+    state: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)  # for the checkpoint's JSON: preset, data
+    history: list[dict] = field(default_factory=list)  # one row per evaluation
+    curve: list = field(
+        default_factory=list
+    )  # (step, mean training loss since the row before) as it was read
+    best: float = math.inf
+    seconds: float = 0.0  # spent on steps, without evaluations
+    was_interrupted: bool = False
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return self.state["step"]
+
+
+def new_run(text: str, recipe: Recipe, seed: int, **facts: Any) -> Run:
+    """A run at its beginning, on the current backend. Seeds polyarr.random."""
+    tokenizer = CharTokenizer.from_text(text)
+    random.seed(seed)
+    model = GPTModel(recipe.config(tokenizer.vocab_size))
+    train, validation = map(tokenizer.encode, split_text(text))
+    return Run(recipe, tokenizer, train, validation, seed, model, recipe.optimizer().init(model), facts)
+
+
+def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, **facts: Any) -> Run:
+    """A run that goes on from a checkpoint.
+
+    Errors:  ValueError if the text has characters that the checkpoint does not know
+    """
+    train, validation = map(saved.tokenizer.encode, split_text(text))
+    info = saved.info
+    random.set_state(tuple(info["random_state"]))
+    run = Run(recipe, saved.tokenizer, train, validation, info["seed"], saved.model, saved.state, facts)
+    run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
+    run.best = min((row["val"] for row in run.history), default=math.inf)
+    return run
+
+
+def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> Run:
+    """Train to the recipe's last step, or to Ctrl-C. Saves "best" and "last" checkpoints and loss.png in folder.
+
+    Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to
+    """
+    echo = echo or extra("tqdm").tqdm.write
+    recipe, optimizer = run.recipe, run.recipe.optimizer()
+    with _interrupt() as is_interrupted, _progress(run) as bar:
+        unread: list[Array] = []
+        started = time.perf_counter()
+        while run.step < recipe.steps and not is_interrupted():
+            unread.append(_one_step(run, optimizer))
+            is_due = run.step % recipe.eval_every == 0 or run.step == recipe.steps
+            if is_due or run.step % READ_EVERY == 0:
+                loss, unread = _read(unread, run), []
+                run.seconds, started = run.seconds + time.perf_counter() - started, time.perf_counter()
+                run.curve.append((run.step, loss))
+                _advance(bar, run, loss)
+            if is_due:
+                _evaluate_and_save(run, loss, folder, echo)
+                started = time.perf_counter()
+        if is_interrupted():
+            _read(unread, run)
+            run.seconds += time.perf_counter() - started
+            _save_interrupted(run, folder)
+    validation = [(row["step"], row["val"]) for row in run.history]
+    save_curve(
+        folder / "loss.png", run.curve, validation, f"{run.facts.get('preset', 'GPT')}: {run.step:,} steps"
+    )
+    return run
+
+
+def _one_step(run: Run, optimizer: AdamW) -> Array:
+    """One step of the optimiser; its loss, unread."""
+    recipe, length = run.recipe, run.model.config.context_length
+    draws = range(run.step * recipe.accumulation, (run.step + 1) * recipe.accumulation)
+    windows = (random_windows(run.tokens, length, recipe.batch_size, run.seed, draw) for draw in draws)
+    loss, grads = accumulate(loss_of, run.model, ((creation.asarray(w),) for w in windows))
+    run.model, run.state = optimizer.update(grads, run.state, run.model)
+    return loss
+
+
+def loss_of(model: GPTModel, windows: Array, reduction: str = "mean") -> Array:
+    """The cross-entropy of predicting each token of (B, T + 1) windows from those before it."""
+    logits = model(windows[:, :-1])  # (B, T, V)
+    return ops.cross_entropy(logits, windows[:, 1:], reduction=reduction)
+
+
+def _read(losses: list[Array], run: Run) -> float:
+    """The mean of the losses; waits for the device."""
+    if not losses:
+        return math.nan
+    loss = float(ops.mean(ops.stack(losses)))
+    if not math.isfinite(loss):
+        raise DivergenceError(
+            f"training diverged: the loss is {loss} by step {run.step}; try a lower learning rate (--lr)"
+        )
+    return loss
+
+
+def evaluate(model: GPTModel, tokens: np.ndarray, batch_size: int, limit: int | None = None) -> float:
+    """The mean loss over windows of a text: all of it, or `limit` windows. Without dropout."""
+    model, total, count = model.copy().eval(), None, 0
+    for windows in evaluation_windows(tokens, model.config.context_length, batch_size, limit):
+        part = loss_of(model, creation.asarray(windows), reduction="sum")
+        total = part if total is None else total + part
+        count += windows[:, 1:].size
+    return float(total) / count
+
+
+def _evaluate_and_save(run: Run, loss: float, folder: Path, echo: Callable[[str], None]) -> None:
+    value = evaluate(run.model, run.validation, 4 * run.recipe.batch_size, run.recipe.eval_windows)
+    if not math.isfinite(value):
+        raise DivergenceError(
+            f"training diverged: the validation loss is {value} at step {run.step}; try a lower --lr"
+        )
+    run.history.append({"step": run.step, "train": loss, "val": value, "seconds": run.seconds})
+    is_best = value < run.best
+    run.best = min(run.best, value)
+    for name in ("best", "last") if is_best else ("last",):
+        save_checkpoint(folder, name, _checkpoint(run, value))
+    echo(
+        f"step {run.step:>5}/{run.recipe.steps}  train loss {loss:.4f}  val loss {value:.4f}  "
+        f"perplexity {math.exp(value):.2f}  {speed(run):,.0f} tokens/s"
+    )
+
+
+def _save_interrupted(run: Run, folder: Path) -> None:
+    run.was_interrupted = True
+    value = run.history[-1]["val"] if run.history else None
+    for name in ("last",) if run.history else ("best", "last"):
+        save_checkpoint(folder, name, _checkpoint(run, value))
+
+
+def _checkpoint(run: Run, val_loss: float | None) -> Checkpoint:
+    info = {
+        **run.facts,
+        "recipe": run.recipe.to_dict(),
+        "seed": run.seed,
+        "step": run.step,
+        "val_loss": val_loss,
+        "seconds": run.seconds,
+        "random_state": random.get_state(),
+        "history": run.history,
+        "curve": run.curve,
+        "versions": {"polyarr": __version__, "python": platform.python_version(), "numpy": np.__version__},
+    }
+    return Checkpoint(run.model, run.tokenizer, run.state, info)
+
+
+def speed(run: Run) -> float:
+    """Tokens per second, without the time for evaluations."""
+    per_step = run.recipe.batch_size * run.recipe.accumulation * run.model.config.context_length
+    return run.step * per_step / max(run.seconds, 1e-9)
+
+
+# ---- progress and interruption -------------------------------------------------------------------------------
+
+
+def _progress(run: Run) -> Any:
+    """A bar on a terminal; elsewhere a line now and then."""
+    interval = 0.2 if sys.stderr.isatty() else 10
+    return extra("tqdm").tqdm(total=run.recipe.steps, initial=run.step, unit="step", mininterval=interval)
+
+
+def _advance(bar: Any, run: Run, loss: float) -> None:
+    bar.set_postfix_str(f"loss {loss:.3f}, {speed(run):,.0f} tokens/s", refresh=False)
+    bar.update(run.step - bar.n)
+
+
+@contextlib.contextmanager
+def _interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks the loop to stop after the step that it is in; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+        yield asked.is_set
+        return
+
+    def note(*_: Any) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,105 @@
+"""Recipes: everything that decides a training run but its text, seed and backend."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig
+from polyarr.optim import AdamW, warmup_cosine
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model's size and how it is trained.
+
+    model         the keys of GPTConfig but vocab_size, which the text decides
+    accumulation  how many batches make one step
+    eval_every    steps between two evaluations, each of which saves a checkpoint
+    eval_windows  how many windows of validation text an evaluation takes; None: all of it
+
+    Errors:  ValueError for a number that is not positive
+    """
+
+    model: Mapping[str, Any]
+    batch_size: int
+    steps: int
+    lr: float
+    min_lr: float
+    warmup: int
+    eval_every: int
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    accumulation: int = 1
+    eval_windows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "steps", "lr", "eval_every", "accumulation", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Recipe: {name} is {getattr(self, name)}; it must be positive")
+
+    def changed(self, **values: Any) -> Self:
+        """The recipe with other values for those that are not None. Warming up takes a tenth of it at most."""
+        new = replace(self, **{name: value for name, value in values.items() if value is not None})
+        if "lr" in values and values["lr"] is not None:
+            new = replace(new, min_lr=self.min_lr * new.lr / self.lr)
+        return replace(
+            new, warmup=min(new.warmup, new.steps // 10), eval_every=min(new.eval_every, new.steps)
+        )
+
+    def config(self, vocab_size: int) -> GPTConfig:
+        """The model's configuration for a vocabulary."""
+        return GPTConfig.of({**self.model, "vocab_size": vocab_size})
+
+    def optimizer(self) -> AdamW:
+        """AdamW with warm-up, cosine decay and clipping."""
+        schedule = warmup_cosine(self.lr, self.warmup, self.steps, self.min_lr)
+        return AdamW(lr=schedule, betas=self.betas, weight_decay=self.weight_decay, clip=self.clip)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What from_dict takes, and JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Self:
+        """The recipe that to_dict described.
+
+        Errors:  TypeError for other keys
+        """
+        return cls(**{**saved, "betas": tuple(saved["betas"])})
+
+
+_SMALL = {
+    "context_length": 64,
+    "emb_dim": 128,
+    "n_heads": 4,
+    "n_layers": 4,
+    "drop_rate": 0.0,
+    "qkv_bias": True,
+    "tie_embeddings": False,
+}
+_LARGE = {name: value for name, value in GPT_CONFIG_124M.items() if name != "vocab_size"}
+
+PRESETS = {
+    # About two minutes on two CPU cores.
+    "demo": Recipe(
+        _SMALL, batch_size=12, steps=1800, lr=2e-3, min_lr=2e-4, warmup=100, eval_every=300, eval_windows=256
+    ),
+    # The recipe that nanoGPT publishes for a CPU, and its validation loss of 1.88.
+    "shakespeare-char": Recipe(
+        _SMALL, batch_size=12, steps=2000, lr=1e-3, min_lr=1e-4, warmup=100, eval_every=250
+    ),
+    # For a GPU: the size of GPT-2 small, with a vocabulary of characters.
+    "gpt2-124m": Recipe(
+        _LARGE,
+        batch_size=4,
+        accumulation=8,
+        steps=5000,
+        lr=6e-4,
+        min_lr=6e-5,
+        warmup=200,
+        betas=(0.9, 0.95),
+        eval_every=250,
+        eval_windows=64,
+    ),
+}

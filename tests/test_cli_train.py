@@ -1,0 +1,215 @@
+"""`polyarr train` and `polyarr generate`, as processes: what they write, and one clear line for all that is wrong."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = "the quick brown fox jumps over the lazy dog;\n" * 60
+SHORT = ("--backend", "numpy", "--steps", "2", "--seed", "1")
+
+
+def start(*args, cwd, **environment):
+    """The command, running."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "polyarr.cli", *map(str, args)],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*args, cwd, **environment):
+    """The command's exit code, output and errors."""
+    process = start(*args, cwd=cwd, **environment)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def files(folder):
+    """Everything in a folder, with its contents."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a text and a run of two steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "a.txt").write_text(TEXT)
+    (folder / "empty.txt").write_text("")
+    (folder / "short.txt").write_text(TEXT[:50])
+    (folder / "latin.txt").write_bytes("naïve\n".encode("latin-1") * 100)
+    code, out, err = run("train", *SHORT, "--data", "a.txt", "--out", "run", cwd=folder)
+    assert code == 0, err
+    return folder, out
+
+
+def test_training_reports_and_saves(trained):
+    folder, out = trained
+    numbers = r"train loss \d\.\d{4}  val loss \d\.\d{4}  perplexity \d+\.\d\d  [\d,]+ tokens/s"
+    assert re.search(rf"^step +2/2  {numbers}$", out, re.M)
+    assert "on numpy" in out and "2,700 characters" in out
+    names = {"best.json", "best.safetensors", "last.json", "last.safetensors", "loss.png"}
+    assert {path.name for path in (folder / "run").iterdir()} == names
+    info = json.loads((folder / "run" / "best.json").read_text())
+    assert info["preset"] == "demo" and info["step"] == 2 and info["seed"] == 1
+
+
+def test_generating_is_seeded_and_begins_with_the_prompt(trained):
+    folder, _ = trained
+    command = ("generate", "run", "--backend", "numpy", "--prompt", "the q", "--tokens", 12, "--top-k", 5)
+    code, out, err = run(*command, "--seed", 3, cwd=folder)
+    assert code == 0, err
+    assert out.startswith("the q") and len(out) == 5 + 12 + 1
+    assert run(*command, "--seed", 3, cwd=folder)[1] == out
+    assert run(*command, "--seed", 4, "--top-p", 0.9, cwd=folder)[1] != out
+    code, out, _ = run("generate", "run", "--tokens", 3, cwd=folder, POLYARR_BACKEND="numpy")
+    assert code == 0 and len(out) == 5
+
+
+def test_resuming_goes_on(trained, tmp_path):
+    folder, _ = trained
+    (tmp_path / "run").mkdir()
+    for name, data in files(folder / "run").items():
+        (tmp_path / "run" / name).write_bytes(data)
+    code, out, err = run(
+        "train", "--backend", "numpy", "--resume", "--out", "run", "--steps", 3, cwd=tmp_path
+    )
+    assert code == 0, err
+    assert "step     3/3" in out
+    assert [row["step"] for row in json.loads((tmp_path / "run" / "last.json").read_text())["history"]] == [
+        2,
+        3,
+    ]
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(trained, tmp_path):
+    folder, _ = trained
+    process = start("train", "--backend", "numpy", "--data", folder / "a.txt", "--out", "run", cwd=tmp_path)
+    assert "parameters on numpy" in process.stdout.readline()
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    step = re.search(
+        r"stopped after (\d+) steps; saved in run; go on with: polyarr train --resume --out run", out
+    )
+    assert json.loads((tmp_path / "run" / "last.json").read_text())["step"] == int(step[1])
+    assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+WRONG = {
+    "missing file": (
+        ("train", *SHORT, "--data", "none.txt"),
+        1,
+        "polyarr: none.txt: No such file or directory",
+    ),
+    "empty file": (("train", *SHORT, "--data", "empty.txt"), 1, "polyarr: empty.txt: the file is empty"),
+    "folder": (("train", *SHORT, "--data", "."), 1, "polyarr: .: Is a directory"),
+    "short file": (
+        ("train", *SHORT, "--data", "short.txt"),
+        1,
+        "polyarr: short.txt: 50 characters; with a context of",
+    ),
+    "not UTF-8": (
+        ("train", *SHORT, "--data", "latin.txt"),
+        1,
+        "latin.txt: not UTF-8, byte 0xef at position 2",
+    ),
+    "preset": (
+        ("train", "--preset", "huge"),
+        2,
+        "'huge' is not one of 'demo', 'shakespeare-char', 'gpt2-124m'",
+    ),
+    "backend": (
+        ("train", "--data", "a.txt", "--backend", "cuda"),
+        1,
+        "polyarr: no backend called 'cuda'; installed:",
+    ),
+    "device": (("train", "--data", "a.txt", "--backend", "opencl:99", "--out", "new"), 1, "opencl:99"),
+    "steps": (("train", "--steps", "0"), 2, "'--steps'"),
+    "learning rate": (("train", *SHORT, "--lr", "-1"), 2, "'--lr'"),
+    "out is a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt"), 1, "polyarr: a.txt: "),
+    "out below a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt/run"), 1, "polyarr: a.txt"),
+    "out holds a run": (("train", *SHORT, "--data", "a.txt", "--out", "run"), 2, "run holds a run already"),
+    "resume nothing": (
+        ("train", "--resume", "--out", "new", "--backend", "numpy"),
+        1,
+        "polyarr: new: no such folder",
+    ),
+    "resume nowhere": (("train", "--resume"), 2, "--resume needs --out"),
+    "resume with a seed": (
+        ("train", *SHORT, "--resume", "--out", "run"),
+        2,
+        "leave out --overwrite, --preset",
+    ),
+    "resume what is done": (
+        ("train", "--resume", "--out", "run", "--backend", "numpy"),
+        2,
+        "run has done its 2 steps",
+    ),
+    "prompt": (("generate", "run", "--backend", "numpy", "--prompt", "fox Ä"), 2, "'Ä' (U+00C4)"),
+    "empty prompt": (("generate", "run", "--backend", "numpy", "--prompt", ""), 2, "'--prompt'"),
+    "no such run": (("generate", "none", "--backend", "numpy"), 1, "polyarr: none: no such folder"),
+    "no run": (("generate", ".", "--backend", "numpy"), 1, "polyarr: .: no checkpoint 'best' here"),
+    "temperature": (("generate", "run", "--temperature", "-1"), 2, "'--temperature'"),
+    "top-p": (("generate", "run", "--top-p", "0"), 2, "'--top-p'"),
+}
+
+
+@pytest.mark.parametrize(("command", "code", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_input_is_one_line_and_changes_nothing(trained, command, code, message):
+    folder, _ = trained
+    before = files(folder)
+    found, out, err = run(*command, cwd=folder)
+    assert (found, out) == (code, ""), err
+    assert message in err and err.count("\n") == 1 and "Traceback" not in err
+    assert files(folder) == before and not (folder / "new").exists()
+
+
+def test_a_damaged_checkpoint_is_one_line(trained, tmp_path):
+    folder, _ = trained
+    for name, data in files(folder / "run").items():
+        (tmp_path / name).write_bytes(data[:200] if name == "best.safetensors" else data)
+    code, out, err = run("generate", tmp_path, "--backend", "numpy", cwd=tmp_path)
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert err.startswith(f"polyarr: {tmp_path}/best.safetensors: damaged checkpoint:")
+    code, _, err = run("generate", tmp_path, "--backend", "numpy", "--debug", cwd=tmp_path)
+    assert code == 1 and "Traceback" in err
+    assert (
+        run("generate", tmp_path, "--backend", "numpy", "--checkpoint", "last", "--tokens", 1, cwd=tmp_path)[
+            0
+        ]
+        == 0
+    )
+
+
+def test_a_backend_that_cannot_start_names_the_way_out(trained):
+    folder, _ = trained
+    code, _, err = run(
+        "train", "--data", "a.txt", "--out", "new", cwd=folder, POLYARR_DEVICE="no such device"
+    )
+    assert (
+        code == 1 and "backend 'opencl' could not start" in err and err.rstrip().endswith("--backend numpy)")
+    )
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize("module", ["safetensors", "tqdm", "matplotlib"])
+def test_a_missing_library_says_what_to_install(trained, tmp_path, module):
+    folder, _ = trained
+    (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")
+    command = ("train", *SHORT, "--data", "a.txt", "--out", "new")
+    code, _, err = run(*command, cwd=folder, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert code == 1 and f"{module} cannot be imported" in err and "pip install 'polyarr[train]'" in err
+    assert err.count("\n") == 1 and not (folder / "new").exists()

@@ -1,0 +1,279 @@
+"""Recipes, batches, the loop and checkpoints."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import training
+from polyarr.training import (
+    CheckpointError,
+    DivergenceError,
+    Recipe,
+    load_checkpoint,
+    loop,
+    new_run,
+    resumed_run,
+    train,
+)
+from polyarr.training.data import check_length, evaluation_windows, random_windows
+
+TEXT = "the quick brown fox jumps over the lazy dog; " * 30
+RECIPE = Recipe(
+    {
+        "context_length": 8,
+        "emb_dim": 16,
+        "n_heads": 2,
+        "n_layers": 1,
+        "drop_rate": 0.1,
+        "qkv_bias": False,
+        "tie_embeddings": True,
+    },
+    batch_size=4,
+    steps=20,
+    lr=1e-2,
+    min_lr=1e-3,
+    warmup=2,
+    eval_every=10,
+    eval_windows=8,
+)
+
+
+@pytest.fixture(autouse=True)
+def _numpy():
+    with pa.use_backend("numpy"):
+        yield
+
+
+def quiet(line):
+    """An echo that shows nothing."""
+
+
+def same(model, other):
+    pairs = zip(pa.tree.leaves(model), pa.tree.leaves(other), strict=True)
+    return all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs)
+
+
+# ---- recipes and data ----------------------------------------------------------------------------------------
+
+
+def test_the_published_recipe_is_the_preset():
+    recipe = training.PRESETS["shakespeare-char"]
+    model = recipe.config(65)
+    assert (model.n_layers, model.n_heads, model.emb_dim, model.context_length) == (4, 4, 128, 64)
+    assert (model.drop_rate, recipe.batch_size, recipe.steps, recipe.clip) == (0.0, 12, 2000, 1.0)
+    assert (recipe.lr, recipe.min_lr, recipe.warmup, recipe.weight_decay) == (1e-3, 1e-4, 100, 0.1)
+    assert recipe.betas == (0.9, 0.99)
+    assert set(training.PRESETS) == {"demo", "shakespeare-char", "gpt2-124m"}
+
+
+def test_a_changed_recipe_stays_in_proportion():
+    recipe = training.PRESETS["shakespeare-char"].changed(steps=50, lr=2e-3, accumulation=None)
+    assert (recipe.steps, recipe.warmup, recipe.eval_every, recipe.accumulation) == (50, 5, 50, 1)
+    assert recipe.min_lr == pytest.approx(2e-4)
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    with pytest.raises(ValueError, match="Recipe: steps is 0; it must be positive"):
+        recipe.changed(steps=0)
+
+
+def test_windows_are_pieces_of_the_text_and_depend_on_seed_and_draw():
+    tokens = np.arange(50, dtype=np.int32)
+    windows = random_windows(tokens, 6, 100, seed=1, draw=2)
+    assert windows.shape == (100, 7) and windows.dtype == np.int32
+    assert (np.diff(windows, axis=1) == 1).all() and windows.min() == 0 and windows.max() == 49
+    assert np.array_equal(windows, random_windows(tokens, 6, 100, seed=1, draw=2))
+    assert not np.array_equal(windows, random_windows(tokens, 6, 100, seed=1, draw=3))
+    assert not np.array_equal(windows, random_windows(tokens, 6, 100, seed=2, draw=2))
+
+
+def test_evaluation_predicts_each_token_once():
+    tokens = np.arange(50, dtype=np.int32)
+    batches = list(evaluation_windows(tokens, 7, 3))
+    assert [len(b) for b in batches] == [3, 3, 1]
+    assert np.concatenate(batches)[:, 1:].ravel().tolist() == list(range(1, 50))
+    some = np.concatenate(list(evaluation_windows(tokens, 7, 3, limit=4)))
+    assert len(some) == 4 and some[0, 0] == 0 and some[-1, -1] == 49
+    assert [b.shape for b in evaluation_windows(tokens[:5], 7, 3)] == [(1, 5)]
+
+
+def test_a_text_that_is_too_short_says_how_long_it_must_be():
+    with pytest.raises(
+        ValueError, match=r"^a.txt: 40 characters; with a context of 64 it must have at least 73$"
+    ):
+        check_length("a.txt", "x" * 40, 64)
+    with pytest.raises(ValueError, match="72 characters"):
+        check_length("a.txt", "x" * 72, 64)
+    check_length("a.txt", "x" * 73, 64)
+
+
+def test_evaluation_is_the_mean_over_all_tokens():
+    run = new_run(TEXT, RECIPE, seed=1)
+    whole = loop.evaluate(run.model, run.validation, 100)
+    assert whole == pytest.approx(math.log(run.tokenizer.vocab_size), rel=0.05)
+    assert loop.evaluate(run.model, run.validation, 3) == pytest.approx(whole, rel=1e-5)
+    assert run.model.training
+
+
+# ---- the loop ------------------------------------------------------------------------------------------------
+
+
+def test_training_learns_and_is_repeatable(tmp_path):
+    lines = []
+    run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, lines.append)
+    assert [row["step"] for row in run.history] == [10, 20] and run.step == 20
+    assert run.history[-1]["val"] < run.history[0]["val"] < math.log(28)
+    assert "val loss " + f"{run.history[-1]['val']:.4f}" in lines[-1] and "perplexity" in lines[-1]
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    again = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    assert same(run.model, again.model) and not same(run.model, new_run(TEXT, RECIPE, seed=2).model)
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path):
+    whole = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    broken = new_run(TEXT, RECIPE, seed=1)
+    for _ in range(10):
+        loop._one_step(broken, RECIPE.optimizer())
+    loop._evaluate_and_save(broken, 1.0, tmp_path, quiet)
+    pa.random.seed(99)
+    resumed = resumed_run(TEXT, load_checkpoint(tmp_path, "last"), RECIPE)
+    assert resumed.step == 10 and resumed.best == broken.best
+    train(resumed, tmp_path, quiet)
+    assert same(resumed.model, whole.model)
+    assert [row["step"] for row in resumed.history] == [10, 20] and resumed.curve[-1] == whole.curve[-1]
+
+
+def test_accumulation_equals_a_larger_batch():
+    plain = dataclasses.replace(RECIPE, model={**RECIPE.model, "drop_rate": 0.0})
+    runs = [new_run(TEXT, plain.changed(accumulation=n), 1) for n in (1, 2)]
+    losses = [float(loop._one_step(run, run.recipe.optimizer())) for run in runs]
+    first, second = (random_windows(runs[1].tokens, 8, 4, 1, draw) for draw in (0, 1))
+    model = new_run(TEXT, runs[0].recipe, 1).model
+    expected = float(loop.loss_of(model, pa.asarray(np.concatenate([first, second]))))
+    assert losses[1] == pytest.approx(expected, rel=1e-5) and losses[0] != losses[1]
+
+
+def test_interruption_saves_what_was_learned(tmp_path, monkeypatch):
+    step, calls = loop._one_step, []
+
+    def interrupted(run, optimizer):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(run, optimizer)
+
+    monkeypatch.setattr(loop, "_one_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    assert run.was_interrupted and run.step == 5 and signal.getsignal(signal.SIGINT) is before
+    for name in ("best", "last"):
+        assert same(load_checkpoint(tmp_path, name).model, run.model)
+
+
+def test_divergence_stops_with_a_message_and_keeps_the_last_good_state(tmp_path, monkeypatch):
+    step = loop._one_step
+
+    def spoilt(run, optimizer):
+        loss = step(run, optimizer)
+        return loss * math.nan if run.step > 12 else loss
+
+    monkeypatch.setattr(loop, "_one_step", spoilt)
+    with pytest.raises(
+        DivergenceError, match="training diverged: the loss is nan by step 20; try a lower learning rate"
+    ):
+        train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    assert load_checkpoint(tmp_path, "last").info["step"] == 10
+
+
+def test_a_step_reads_nothing():
+    run = new_run(TEXT, RECIPE, seed=1)
+    before = pa.transfers()
+    loop._one_step(run, RECIPE.optimizer())
+    after = pa.transfers()
+    assert after.downloads == before.downloads and after.uploads == before.uploads + 1
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return train(new_run(TEXT, RECIPE, seed=1, preset="p"), tmp_path, quiet), tmp_path
+
+
+def test_a_checkpoint_comes_back_bit_by_bit(saved):
+    run, folder = saved
+    found = load_checkpoint(folder, "last")
+    assert same(found.model, run.model) and found.model.config == run.model.config
+    assert found.state["step"] == 20 and found.state.keys() == run.state.keys()
+    for moment in ("m", "v"):
+        assert found.state[moment].keys() == run.state[moment].keys()
+        assert all(
+            np.array_equal(found.state[moment][n].numpy(), a.numpy()) for n, a in run.state[moment].items()
+        )
+    assert found.tokenizer.characters == run.tokenizer.characters
+    assert found.info["step"] == 20 and found.info["seed"] == 1 and found.info["preset"] == "p"
+    assert found.info["val_loss"] == run.history[-1]["val"] and "polyarr" in found.info["versions"]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(saved, monkeypatch):
+    run, folder = saved
+    before = (folder / "last.safetensors").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        loop._evaluate_and_save(run, 1.0, folder, quiet)
+    assert (folder / "last.safetensors").read_bytes() == before
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def edited(path, change):
+    info = json.loads(path.read_text())
+    change(info)
+    path.write_text(json.dumps(info))
+
+
+DAMAGES = {
+    "cut tensors": lambda f: (f / "last.safetensors").write_bytes(
+        (f / "last.safetensors").read_bytes()[:-100]
+    ),
+    "no tensors": lambda f: (f / "last.safetensors").write_bytes(b""),
+    "nonsense": lambda f: (f / "last.safetensors").write_bytes(b"\xff" * 1000),
+    "cut JSON": lambda f: (f / "last.json").write_text((f / "last.json").read_text()[:50]),
+    "binary JSON": lambda f: (f / "last.json").write_bytes(b"\xff\xfe\x00"),
+    "JSON list": lambda f: (f / "last.json").write_text("[]"),
+    "no config": lambda f: edited(f / "last.json", lambda info: info.pop("config")),
+    "other config": lambda f: edited(f / "last.json", lambda info: info["config"].update(emb_dim=32)),
+    "bad tokenizer": lambda f: edited(f / "last.json", lambda info: info.update(tokenizer=None)),
+    "other step": lambda f: edited(f / "last.json", lambda info: info.update(optimizer_step=3)),
+    "other format": lambda f: edited(f / "last.json", lambda info: info.update(format=99)),
+    "smaller vocabulary": lambda f: edited(
+        f / "last.json", lambda info: info["tokenizer"].update(characters="ab")
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_checkpoint_is_one_line(saved, damage):
+    _, folder = saved
+    damage(folder)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder, "last")
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_checkpoint_names_the_file(saved):
+    _, folder = saved
+    (folder / "last.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' here \(last.json is missing\)"):
+        load_checkpoint(folder, "last")
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load_checkpoint(folder / "none")
