@@ -53,7 +53,6 @@ from polyarr.ops import (
     argsort,
     asin,
     asinh,
-    astype,
     atan,
     atan2,
     atanh,
@@ -68,16 +67,15 @@ from polyarr.ops import (
     broadcast_to,
     ceil,
     clip,
-    concat,
     copysign,
     cos,
     cosh,
     cross_entropy,
-    cumulative_sum,
     divide,
     dropout,
     einsum,
     embedding,
+    empty_like,
     equal,
     erf,
     exp,
@@ -134,8 +132,6 @@ from polyarr.ops import (
     reciprocal,
     relu,
     remainder,
-    repeat,
-    reshape,
     rms_norm,
     roll,
     round,
@@ -175,7 +171,8 @@ from polyarr.ops import (
     where,
     zeros_like,
 )
+from polyarr.ops.standard import astype, concat, count_nonzero, cumulative_prod, cumulative_sum, diff, repeat, reshape
 from polyarr.plugins import get_backend, set_backend, use_backend
+from polyarr.version import __version__
 
-__version__ = "0.1.0"
 __array_api_version__ = "2024.12"

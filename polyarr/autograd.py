@@ -38,11 +38,11 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
         args = list(given)
         with recording():
             tracked = [_track(args, i) for i in wanted]
+            if not any(node for nodes in tracked for node in nodes):
+                raise GradientError(f"value_and_grad: no floating-point array among the arguments {wanted}")
             value = fn(*args, **kwargs)
         value, aux = value if has_aux else (value, None)
         _check_scalar(value)
-        if not any(node for nodes in tracked for node in nodes):
-            raise GradientError(f"value_and_grad: no floating-point array among the arguments {wanted}")
         ends = [node for nodes in tracked for node in nodes if node]
         found = iter(_backward([(value.node, ops.ones_like(value))], ends, once=True))
         grads = [_gradient_tree(args[i], nodes, found) for i, nodes in zip(wanted, tracked, strict=True)]
@@ -76,12 +76,17 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
 def jvp(fn: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
     """fn's value at primals, and its derivative along tangents, by pulling back twice.
 
-    The pull-back is linear in the cotangent, so its own pull-back is the push-forward.
+    A tangent may be None: nothing moves along it. Integers have none.
+    Errors:  GradientError if a tangent belongs to no argument
     """
+    # The pull-back is linear in the cotangent, so its own pull-back is the push-forward.
     value, pull = vjp(fn, *primals)
-    _, push = vjp(pull, tree.map(ops.zeros_like, value))
-    kept = tree.map(lambda p, t: t if t is not None else ops.zeros_like(p), tuple(primals), tuple(tangents))
-    return value, push(kept)[0]
+    _, push = vjp(pull, tree.map(lambda leaf: ops.zeros_like(leaf) if type(leaf) is Array else leaf, value))
+    given, arrays = dict(tree.items(tuple(tangents))), dict(tree.items(tuple(primals)))
+    if unknown := given.keys() - arrays.keys():
+        raise GradientError(f"jvp: there are tangents at {sorted(unknown, key=str)}, where there is no argument")
+    along = [given.get(p, _zeros(a)) for p, a in arrays.items() if type(a) is Array and a.dtype in FLOATS]
+    return value, push(along)[0]
 
 
 def stop_gradient(x: Any) -> Any:
@@ -128,17 +133,21 @@ def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:
         tracked = [type(leaf) is Array and leaf.node is not None for leaf in tree.leaves(args)]
         if not (any(tracked) and is_recording()):
             return fn(*args)
-        value, kept = forward(*args)
+        # Handles of their own, here and in what is kept: others may be rebound before the gradient is pulled.
+        args = tree.map(_snapshot, args)
         inputs = [leaf for leaf, is_tracked in zip(tree.leaves(args), tracked, strict=True) if is_tracked]
+        parents, specs = tuple(a.node for a in inputs), tuple(a.spec for a in inputs)
+        value, kept = forward(*args)
+        kept = tree.map(_snapshot, kept)
         outputs = tree.leaves(value)
 
         def pull(node: Node, g: _Cotangents) -> list:
-            full = [g[i] if i in g else ops.zeros_like(o) for i, o in enumerate(outputs)]
+            full = [g[i] if i in g else _zeros(o) for i, o in enumerate(outputs)]
             grads = backward(kept, tree.unflatten(value, full))
             flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
             return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
 
-        join = Node(tuple(a.node for a in inputs), tuple(a.spec for a in inputs), pull)
+        join = Node(parents, specs, pull)
         outputs = [o.untracked() if type(o) is Array else o for o in outputs]
         return tree.unflatten(value, [_joined(join, i, o) for i, o in enumerate(outputs)])
 
@@ -150,6 +159,14 @@ class _Cotangents(dict):
 
     def __add__(self, other: "_Cotangents") -> "_Cotangents":
         return _Cotangents({**self, **other})
+
+
+def _snapshot(leaf: Any) -> Any:
+    return leaf.snapshot() if type(leaf) is Array else leaf
+
+
+def _zeros(leaf: Any) -> Array | None:
+    return ops.zeros_like(leaf) if type(leaf) is Array else None
 
 
 def _joined(join: Node, i: int, output: Any) -> Any:

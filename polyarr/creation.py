@@ -20,13 +20,17 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
 
     Python floats become float32 and Python ints int64; NumPy arrays keep their dtype.
 
-    Errors:  DtypeError for a dtype that polyarr or the backend lacks; ValueError for ragged sequences
+    Errors:  DtypeError for a dtype that polyarr or the backend lacks; OverflowError for a Python int beyond dtype;
+             ValueError for ragged sequences, and where copy is False and a copy is needed
     """
     if isinstance(obj, Array):
         x = obj if device is None else obj.to(device)
-        if dtype is not None and as_dtype(dtype) != x.dtype:
-            return x.astype(dtype)
-        return x.snapshot() if copy else x
+        x = x if dtype is None or as_dtype(dtype) == x.dtype else x.astype(dtype)
+        if copy is False and x is not obj:
+            raise ValueError(f"asarray: got {obj.spec} on {obj.device!r}; with copy=False neither may change")
+        return x.snapshot() if copy and x is obj else x
+    if copy is False:
+        raise ValueError(f"asarray: got {type(obj).__name__}; a polyarr array owns its memory, so leave copy=False out")
     if hasattr(obj, "__dlpack__") and not isinstance(obj, (np.ndarray, np.generic)):
         obj = np.from_dlpack(obj)
     return from_numpy(_host(obj, dtype), get_backend(device))
@@ -38,10 +42,9 @@ def _host(obj: Any, dtype: Any) -> np.ndarray:
     is_numpy = isinstance(obj, (np.ndarray, np.generic))
     host = np.asarray(obj)
     if dtype is not None:
-        wanted = as_dtype(dtype)
         if host.dtype.kind in "OSU":
             raise DtypeError(f"asarray: got {type(obj).__name__} of {host.dtype}; it must hold numbers")
-        return host if host.dtype == wanted else host.astype(wanted)
+        return np.asarray(host if is_numpy else obj, as_dtype(dtype))
     if not is_numpy and host.dtype == np.float64:
         return host.astype(float32)
     if host.dtype not in DTYPES:
@@ -56,8 +59,14 @@ def _without_arrays(obj: Any) -> Any:
 
 
 def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
-    """An array with the values of x, which speaks DLPack and lies on the CPU."""
-    return asarray(np.from_dlpack(x), device=device)
+    """An array with the values of x, which speaks DLPack and lies on the CPU.
+
+    Errors:  BufferError where copy is False, unless x is a polyarr array that stays where it is
+    """
+    try:
+        return asarray(x if isinstance(x, Array) else np.from_dlpack(x), device=device, copy=copy)
+    except ValueError as error:
+        raise BufferError(f"from_dlpack: {error}") from None
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
@@ -126,6 +135,7 @@ def eye(
 ) -> Array:
     """A matrix with ones on the k-th diagonal and zeros elsewhere."""
     n_cols = n_rows if n_cols is None else n_cols
+    k = max(-n_rows, min(k, n_cols))  # beyond these the matrix is all zeros, and k may be too large for int64
     rows = ops.reshape(arange(k, n_rows + k, device=device), shape=(n_rows, 1))
     return ops.equal(rows, arange(n_cols, device=device)).astype(dtype or float32)
 
@@ -137,7 +147,7 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
     n = len(arrays)
     place = [1, 0, *range(2, n)] if indexing == "xy" and n > 1 else list(range(n))
     shapes = [tuple(-1 if j == place[i] else 1 for j in range(n)) for i in range(n)]
-    return list(ops.broadcast_arrays(*(ops.reshape(a, shape=s) for a, s in zip(arrays, shapes, strict=True))))
+    return ops.broadcast_arrays(*(ops.reshape(a, shape=s) for a, s in zip(arrays, shapes, strict=True)))
 
 
 class FloatInfo:

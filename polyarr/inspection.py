@@ -12,6 +12,8 @@ from polyarr.core.spec import (
     UNSIGNED,
     Spec,
     as_dtype,
+    bfloat16,
+    float16,
     float32,
     int64,
     promote,
@@ -86,8 +88,8 @@ class NamespaceInfo:
         return [get_backend().name]
 
     def dtypes(self, *, device: str | None = None, kind: Any = None) -> dict[str, Any]:
-        """The dtypes that a backend holds, by name, of a kind if one is given."""
-        held = get_backend(device).dtypes
+        """The standard's dtypes that a backend holds, by name, of a kind if one is given."""
+        held = get_backend(device).dtypes - {float16, bfloat16}  # which the standard does not know
         return {d.name: d for d in DTYPES if d in held and (kind is None or isdtype(d, kind))}
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.core.op import Array
-from polyarr.core.spec import as_dtype, float32, float64, int64
+from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64
 from polyarr.ops.create import shape_of
 
 TWO_PI = 2 * math.pi
 _MASK = 2**64 - 1
+_BITS = {float16: 11, bfloat16: 8}  # as many as the dtype tells apart below 1; more would round up to 1
 
 
 class Generator:
@@ -87,7 +88,7 @@ def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any 
     """Uniform numbers from low up to high.
 
     Shapes:  -> shape
-    Dtypes:  -> dtype, floating; 24 random bits each, 53 in float64
+    Dtypes:  -> dtype, floating; 24 random bits each, 53 in float64, 11 in float16, 8 in bfloat16
     """
     shape, dtype = shape_of("random.uniform", shape), as_dtype(dtype)
     if dtype == float64:
@@ -95,7 +96,8 @@ def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any 
         upper = (words[0] >> 5).astype(float64) * 2.0**26
         unit = (upper + (words[1] >> 6).astype(float64)) * 2.0**-53
     else:
-        unit = (bits(shape) >> 8).astype(float32) * 2.0**-24
+        kept = _BITS.get(dtype, 24)
+        unit = (bits(shape) >> (32 - kept)).astype(float32) * 2.0**-kept
     return (unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low).astype(dtype)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from polyarr.core.backend import Backend, Fused, count_download, count_upload
 from polyarr.core.errors import BackendError, DtypeError
-from polyarr.core.spec import FLOATS, Spec, promote
+from polyarr.core.spec import FLOATS, INTEGERS, Spec, int32, int64, promote
 from polyarr.plugins import get_backend
 
 OPS: list["Op"] = []  # every Op, in order of definition
@@ -139,6 +139,7 @@ class Op:
         rule: Callable | None = None,
         body: Callable | None = None,
         promoted: str = "",
+        indices: str = "",
         canonical: Callable | None = None,
     ) -> None:
         self.name, self.__doc__ = face.__name__.strip("_"), face.__doc__
@@ -149,7 +150,9 @@ class Op:
         self.inputs = tuple(a.name for a in arguments if a.kind is not a.KEYWORD_ONLY)
         self.optional = {a.name: a.default for a in arguments if a.kind is not a.KEYWORD_ONLY}
         self.defaults = {a.name: a.default for a in arguments if a.kind is a.KEYWORD_ONLY}
+        self.__signature__ = _signature(list(arguments))
         self.promoted = tuple(self.inputs.index(name) for name in promoted.split())
+        self.indices = tuple(self.inputs.index(name) for name in indices.split())
         self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
         self._plans: dict[Any, Plan] = {}
         OPS.append(self)
@@ -182,8 +185,9 @@ class Op:
         except KeyError:
             key = (specs, *params.values())
         except TypeError:  # a list among the parameters
-            params = {name: _frozen(value) for name, value in params.items()}
-            return self.plan(specs, params)._replace(params=params)
+            params = {name: self._frozen(name, value) for name, value in params.items()}
+            plan = self.plan(specs, params)
+            return plan._replace(params=params) if plan.params is None else plan
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         plan = self._plans[key] = self._infer(specs, params)
@@ -196,10 +200,14 @@ class Op:
         casts = self._casts(specs)
         if casts:
             specs = tuple(_cast_spec(s, c) for s, c in zip(specs, casts, strict=True))
-        if self.canonical:
-            params = {**params, **self.canonical(*specs, **params)}
-        found = self.rule(*specs, **params)  # type: ignore[misc]
-        out, canonical = found if type(found) is tuple and type(found[-1]) is dict else (found, None)
+        try:
+            if self.canonical:
+                params = {**params, **self.canonical(*specs, **params)}
+            found = self.rule(*specs, **params)  # type: ignore[misc]
+        except AttributeError as error:  # the rule met None or a list where it takes an array
+            odd = [name for name, s in zip(self.inputs, specs, strict=True) if type(s) is not Spec]
+            raise TypeError(f"{self.name}: {' and '.join(odd)} must be one array") if odd else error from error
+        out, canonical = found if type(found) is tuple and found and type(found[-1]) is dict else (found, None)
         if canonical is not None:
             params = {**params, **canonical}
         return Plan(out, params if self.canonical or canonical is not None else None, casts)
@@ -209,12 +217,20 @@ class Op:
         return f"{self.name}: {given}; it takes {self.name}{inspect.signature(self.__wrapped__)}"
 
     def _casts(self, specs: tuple) -> tuple[np.dtype | None, ...] | None:
+        """What to cast each input to: what is promoted to one dtype, indices to one of the two that kernels know."""
+        shared = self._shared_dtype(specs)
+        casts = [shared if i in self.promoted else None for i in range(len(specs))]
+        for i in self.indices:
+            if type(specs[i]) is Spec and specs[i].dtype in INTEGERS and specs[i].dtype not in (int32, int64):
+                casts[i] = int64
+        return None if all(c is None for c in casts) else tuple(casts)
+
+    def _shared_dtype(self, specs: tuple) -> np.dtype | None:
         flat = [s for i in self.promoted for s in (specs[i] if type(specs[i]) is tuple else (specs[i],)) if s]
         if not flat or (all(s.dtype == flat[0].dtype for s in flat) and not flat[0].is_number):
             return None
         dtype = promote(self.name, flat)
-        casts = tuple(dtype if i in self.promoted else None for i in range(len(specs)))
-        return casts if any(not s.is_number and s.dtype != dtype for s in flat) else None
+        return dtype if any(not s.is_number and s.dtype != dtype for s in flat) else None
 
     # ---- run and record --------------------------------------------------------------------------------------
 
@@ -285,7 +301,9 @@ class Op:
         tracked = tracked and _depth.get() > 0
         kernel = backend.kernels.get(self)
         if self.body is not None and self._needs_body(kernel, tracked):
-            return self.body(*args, **params)
+            value = self.body(*args, **params)
+            # A body may have nothing to do; the result is a handle of its own all the same.
+            return value.snapshot() if type(value) is Array and any(value is a for a in args) else value
         if kernel is None and self.body is None:
             raise BackendError(self._lacking(backend))
         return self._run_kernel(kernel, backend, args, plan.out, tracked, params)
@@ -377,6 +395,15 @@ class Op:
             raise TypeError(self._usage(missing, set() if missing else unknown))
         return (*args, *inputs.values()), params
 
+    def _frozen(self, name: str, value: Any) -> Any:
+        """A parameter that can be hashed: lists become tuples."""
+        if isinstance(value, (list, tuple)):
+            return tuple(self._frozen(name, member) for member in value)
+        if type(value).__hash__ is None:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise TypeError(f"{self.name}: {name} is a {kind}; it must be made of Python numbers, tuples or names")
+        return value
+
     def _mixed(self, args: Any) -> str:
         backends = {id(a.backend): a.backend.name for a in _flatten(args) if type(a) is Array}
         names = " and ".join(repr(name) for name in backends.values())
@@ -388,24 +415,34 @@ class Op:
         )
 
 
-def primitive(face: Callable | None = None, *, promote: str = "") -> Any:
-    """An op that every backend implements. The decorated function is its rule from Specs to a Spec."""
+def primitive(face: Callable | None = None, *, promote: str = "", indices: str = "") -> Any:
+    """An op that every backend implements. The decorated function is its rule from Specs to a Spec.
+
+    promote    the inputs that share one dtype
+    indices    the inputs that kernels get as int32 or int64, whatever integers they are
+    """
     if face is None:
-        return lambda face: Op(face, rule=face, promoted=promote)
+        return lambda face: Op(face, rule=face, promoted=promote, indices=indices)
     return Op(face, rule=face)
 
 
 def fused(
-    face: Callable | None = None, *, promote: str = "", canonical: Callable | None = None, infer: Callable | None = None
+    face: Callable | None = None,
+    *,
+    promote: str = "",
+    indices: str = "",
+    canonical: Callable | None = None,
+    infer: Callable | None = None,
 ) -> Any:
     """An op made of other ops: the decorated function is its definition.
 
     promote    the inputs that share one dtype
+    indices    the inputs that kernels get as int32 or int64, whatever integers they are
     canonical  (*specs, **params) -> the parameters that change, in the form that kernels expect
     infer      (*specs, **params) -> the result's Spec, where the body cannot run on Specs
     """
     if face is None:
-        return lambda face: Op(face, body=face, rule=infer, promoted=promote, canonical=canonical)
+        return lambda face: Op(face, body=face, rule=infer, promoted=promote, indices=indices, canonical=canonical)
     return Op(face, body=face)
 
 
@@ -447,8 +484,12 @@ def _op_called(name: str) -> Op:
     return next(op for op in OPS if op.name == name)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _signature(arguments: list[inspect.Parameter]) -> inspect.Signature:
+    """What a call accepts: `squeeze(x, 0)` as well as `squeeze(x, axis=0)`."""
+    has_default = [a.default is not a.empty for a in arguments]
+    if has_default != sorted(has_default):
+        return inspect.Signature(arguments)
+    return inspect.Signature([a.replace(kind=a.POSITIONAL_OR_KEYWORD) for a in arguments])
 
 
 def _flatten(args: Any) -> Iterator[Any]:

@@ -146,7 +146,10 @@ def _listed(specs: Sequence[Spec]) -> str:
 
 
 def check_kind(op: str, name: str, spec: Spec, kind: str) -> None:
-    """Raise DtypeError unless spec's dtype is of the kind (a key of KINDS)."""
+    """Raise DtypeError unless spec's dtype is of the kind (a key of KINDS), TypeError for None or a list."""
+    if type(spec) is not Spec:
+        given = "None" if spec is None else "a list"
+        raise TypeError(f"{op}: {name} is {given}; it must be an array or a Python number")
     if not spec.is_number and spec.dtype not in KINDS[kind]:
         required = {"real": "real-valued", "any": "an array", "floating": "floating-point"}.get(kind, kind)
         raise DtypeError(f"{op}: {name} is {spec}; its dtype must be {required}")

@@ -1,14 +1,15 @@
 """Every op, by family; and the only place that gives Array (and Spec, for inference) its operators."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from polyarr.core.errors import ShapeError
+from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import Array
 from polyarr.core.spec import Spec
-from polyarr.ops.create import arange, full, full_like, ones_like, zeros_like
+from polyarr.ops.create import arange, empty_like, full, full_like, ones_like, zeros_like
 from polyarr.ops.elementwise import (
     abs,
     acos,
@@ -16,51 +17,33 @@ from polyarr.ops.elementwise import (
     add,
     asin,
     asinh,
-    astype,
     atan,
     atan2,
     atanh,
-    bitwise_and,
-    bitwise_invert,
-    bitwise_left_shift,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
     ceil,
     clip,
     copysign,
     cos,
     cosh,
     divide,
-    equal,
     erf,
     exp,
     expm1,
     floor,
     floor_divide,
-    greater,
-    greater_equal,
     hypot,
     isfinite,
     isinf,
-    isnan,
-    less,
-    less_equal,
     log,
     log1p,
     log2,
     log10,
     logaddexp,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
     maximum,
     minimum,
     multiply,
     negative,
     nextafter,
-    not_equal,
     positive,
     pow,
     reciprocal,
@@ -80,7 +63,6 @@ from polyarr.ops.elementwise import (
     tan,
     tanh,
     trunc,
-    where,
 )
 from polyarr.ops.getitem import get_item, nonzero, set_item
 from polyarr.ops.index import (
@@ -94,6 +76,27 @@ from polyarr.ops.index import (
     topk,
 )
 from polyarr.ops.linalg import einsum, matmul, matrix_product, outer, tensordot, vecdot
+from polyarr.ops.logic import (
+    astype,
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    equal,
+    greater,
+    greater_equal,
+    isnan,
+    less,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    not_equal,
+    where,
+)
 from polyarr.ops.nn import (
     adamw,
     attention,
@@ -186,7 +189,8 @@ def _in_place(name: str, op: Callable) -> Callable:
     def update(self: Array, other: Any) -> Array:
         found = op(self, other)
         if found.spec != self.spec:
-            raise ShapeError(f"{name}: the result is {found.spec}; in place it must stay {self.spec}")
+            error = ShapeError if found.shape != self.shape else DtypeError
+            raise error(f"{name}: the result is {found.spec}; in place it must stay {self.spec}")
         self.rebind(found)
         return self
 
@@ -270,11 +274,9 @@ def _reshaped(x: Array, *shape: Any) -> Array:
 
 
 def _namespace(x: Array, api_version: str | None = None) -> Any:
-    import polyarr
-
     if api_version not in (None, "2022.12", "2023.12", "2024.12"):
         raise ValueError(f"__array_namespace__: api_version is {api_version!r}; polyarr follows 2024.12")
-    return polyarr
+    return sys.modules["polyarr"]
 
 
 def _to_device(x: Array, device: str, *, stream: Any = None) -> Array:
@@ -288,6 +290,7 @@ METHODS = {
     "__bool__": lambda self: bool(_scalar(self, "bool")),
     "__int__": lambda self: int(_scalar(self, "int")),
     "__float__": lambda self: float(_scalar(self, "float")),
+    "__complex__": lambda self: complex(_scalar(self, "complex")),
     "__index__": _index,
     "__len__": _length,
     "__iter__": _iterate,

@@ -1,18 +1,19 @@
 """Ops that make arrays out of parameters, on the backend of `like` or the current one."""
 
 import math
+import operator
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import primitive
-from polyarr.core.spec import Spec, as_dtype
+from polyarr.core.spec import Spec, as_dtype, check_kind
 
 
 def shape_of(op: str, shape) -> tuple[int, ...]:
     """shape as a tuple of lengths; an int stands for one axis.
 
-    Errors:  ShapeError for a negative length
+    Errors:  ShapeError for a negative length, TypeError for one that is no integer
     """
-    found = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+    found = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
     if any(n < 0 for n in found):
         raise ShapeError(f"{op}: shape is {list(found)}; lengths must not be negative")
     return found
@@ -27,6 +28,7 @@ def full(value, like=None, *, shape, dtype):
     Errors:  ShapeError for a negative length
     Grads:   none
     """
+    check_kind("full", "value", value, "any")
     shape, dtype = shape_of("full", shape), as_dtype(dtype)
     return Spec(shape, dtype), {"shape": shape, "dtype": dtype}
 
@@ -47,19 +49,25 @@ full.vjp(value=None, like=None)
 arange.vjp(start=None, step=None, like=None)
 
 
-def ones_like(x, *, dtype=None):
-    """An array of ones with x's shape, and its dtype unless one is given."""
-    return full(1, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
+def full_like(x, fill_value, *, dtype=None, device=None):
+    """An array of fill_value with x's shape, and its dtype and device unless others are given."""
+    made = full(fill_value, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
+    return made if device is None else made.to(device)
 
 
-def zeros_like(x, *, dtype=None):
-    """An array of zeros with x's shape, and its dtype unless one is given."""
-    return full(0, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
+def ones_like(x, *, dtype=None, device=None):
+    """An array of ones with x's shape, and its dtype and device unless others are given."""
+    return full_like(x, 1, dtype=dtype, device=device)
 
 
-def full_like(x, fill_value, *, dtype=None):
-    """An array of fill_value with x's shape, and its dtype unless one is given."""
-    return full(fill_value, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
+def zeros_like(x, *, dtype=None, device=None):
+    """An array of zeros with x's shape, and its dtype and device unless others are given."""
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def empty_like(x, *, dtype=None, device=None):
+    """An array like x for which no values are promised. It holds zeros."""
+    return zeros_like(x, dtype=dtype, device=device)
 
 
 def steps_between(start: float, stop: float, step: float) -> int:

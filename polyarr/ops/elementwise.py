@@ -1,58 +1,16 @@
-"""Elementwise ops: arithmetic, functions of a real number, comparisons, bits and logic. VJPs stand under the ops.
+"""Elementwise ops that compute: arithmetic, functions of a real number, classes and signs. VJPs stand under the ops.
 
 Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the arrays' dtype.
 """
 
-import inspect
 import math
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from polyarr.core.op import Op, fused, primitive
-from polyarr.core.spec import Spec, as_dtype, broadcast, check_kind
+from polyarr.core.op import fused
+from polyarr.core.spec import Spec
 from polyarr.core.spec import bool as bool_
-
-DOC = """
-
-    Shapes:  the inputs broadcast
-    Dtypes:  {kind} -> {result}
-    Errors:  ShapeError if the inputs do not broadcast, DtypeError for another dtype
-"""
-
-
-def elementwise(kind: str, result: np.dtype | None = None, primitive: bool = True) -> Callable[[Callable], Op]:
-    """An elementwise op on dtypes of a kind (a key of KINDS), giving the shared dtype or `result`.
-
-    A primitive's function holds only its docstring; that of any other op is its body. The labels that follow from
-    kind and result are added to the docstring here.
-    """
-
-    def decorate(face: Callable) -> Op:
-        names = tuple(inspect.signature(face).parameters)
-
-        def rule(*specs: Spec) -> Spec:
-            for name, spec in zip(names, specs, strict=True):
-                check_kind(face.__name__, name, spec, kind)
-            shared = result or next(s.dtype for s in specs if not s.is_number)
-            return Spec(broadcast(face.__name__, *specs), shared)
-
-        def body(*args: Any) -> Any:
-            for name, a in zip(names, args, strict=True):
-                if type(a) is Spec:
-                    check_kind(face.__name__, name, a, kind)
-            return face(*args)
-
-        face.__doc__ = (face.__doc__ or "").rstrip() + DOC.format(kind=kind, result=result or "the same")
-        if primitive:
-            return Op(face, rule=rule, promoted=" ".join(names))
-        body.__name__, body.__doc__, body.__module__ = face.__name__, face.__doc__, face.__module__
-        body.__signature__ = inspect.signature(face)  # type: ignore[attr-defined]
-        return Op(body, body=body, promoted=" ".join(names))
-
-    return decorate
-
+from polyarr.ops.create import full
+from polyarr.ops.declare import elementwise
+from polyarr.ops.logic import bitwise_and, bitwise_or, equal, greater, less, less_equal, not_equal, where
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------
 
@@ -351,7 +309,8 @@ def hypot(x, y):
 
     Grads:   x, y; 0 at the origin
     """
-    large, small = maximum(abs(x), abs(y)), minimum(abs(x), abs(y))
+    x, y = abs(_array(x, y)), abs(_array(y, x))
+    large, small = maximum(x, y), minimum(x, y)
     ratio = where(isinf(large), 0, divide(small, where(equal(large, 0), 1, large)))
     return where(isinf(large), math.inf, multiply(large, sqrt(add(1, square(ratio)))))
 
@@ -360,9 +319,7 @@ def hypot(x, y):
 def logaddexp(x, y):
     """log(exp(x) + exp(y)), without overflow."""
     large, small = maximum(x, y), minimum(x, y)
-    # inf - inf is nan: where both are the same infinity, the difference counts as 0.
-    gap = where(equal(large, small), 0, subtract(small, large))
-    return add(large, log1p(exp(gap)))
+    return add(large, log1p(exp(_gap(small, large))))
 
 
 @elementwise("floating", primitive=False)
@@ -415,17 +372,20 @@ acosh.vjp(x=lambda g, x: divide(g, multiply(sqrt(subtract(x, 1)), sqrt(add(x, 1)
 atanh.vjp(x=lambda g, x: divide(g, subtract(1, square(x))))
 erf.vjp(x=lambda g, x: multiply(g, multiply(exp(negative(square(x))), 2 / math.sqrt(math.pi))))
 hypot.vjp(x=lambda g, x, out: multiply(g, _ratio(x, out)), y=lambda g, y, out: multiply(g, _ratio(y, out)))
-logaddexp.vjp(
-    x=lambda g, x, y: multiply(g, sigmoid(subtract(x, y))), y=lambda g, x, y: multiply(g, sigmoid(subtract(y, x)))
-)
+logaddexp.vjp(x=lambda g, x, y: multiply(g, sigmoid(_gap(x, y))), y=lambda g, x, y: multiply(g, sigmoid(_gap(y, x))))
 sigmoid.vjp(x=lambda g, out: multiply(g, multiply(out, subtract(1, out))))
-relu.vjp(x=lambda g, out: where(greater(out, 0), g, 0))  # type: ignore[has-type]
+relu.vjp(x=lambda g, out: where(greater(out, 0), g, 0))
 silu.vjp(x=lambda g, x: multiply(g, _silu_slope(x, sigmoid(x))))
+
+
+def _gap(x, y):
+    """x - y, and 0 where they are equal: inf - inf would be nan."""
+    return where(equal(x, y), 0, subtract(x, y))
 
 
 def _over_square(numerator, x, y):
     """numerator / (x^2 + y^2), and 0 at the origin."""
-    return _ratio(numerator, add(square(x), square(y)))
+    return _ratio(numerator, add(square(_array(x, y)), square(_array(y, x))))
 
 
 def _ratio(x, y):
@@ -437,46 +397,7 @@ def _silu_slope(x, s):
     return multiply(s, add(1, multiply(x, subtract(1, s))))
 
 
-# ---- comparisons and classes: no gradient ----------------------------------------------------------------------
-
-
-@elementwise("any", bool_)
-def equal(x, y):
-    """True where x equals y."""
-
-
-@elementwise("real", bool_)
-def less(x, y):
-    """True where x is below y."""
-
-
-@elementwise("real", bool_)
-def less_equal(x, y):
-    """True where x is not above y, and neither is nan."""
-
-
-@elementwise("any", bool_, primitive=False)
-def not_equal(x, y):
-    """True where x differs from y; nan differs from everything."""
-    return bitwise_invert(equal(x, y))
-
-
-@elementwise("real", bool_, primitive=False)
-def greater(x, y):
-    """True where x is above y."""
-    return less(y, x)
-
-
-@elementwise("real", bool_, primitive=False)
-def greater_equal(x, y):
-    """True where x is not below y, and neither is nan."""
-    return less_equal(y, x)
-
-
-@elementwise("real", bool_, primitive=False)
-def isnan(x):
-    """True where x is not a number."""
-    return not_equal(x, x)
+# ---- classes and signs -----------------------------------------------------------------------------------------
 
 
 @elementwise("real", bool_, primitive=False)
@@ -503,118 +424,36 @@ def copysign(x, y):
 
     Grads:   x
     """
+    x, y = _array(x, y), _array(y, x)
     return where(signbit(y), negative(abs(x)), abs(x))
 
 
 @elementwise("floating")
 def nextafter(x, y):
-    """The representable number next to x in the direction of y. It has no gradient."""
+    """The representable number next to x in the direction of y.
+
+    Grads:   none
+    """
+
+
+def _array(x, other):
+    """A Python number as an array like `other`, for ops of one input; anything else as it is."""
+    is_number = x.is_number if type(x) is Spec else isinstance(x, (int, float))
+    return full(x, other, shape=(), dtype=other.dtype) if is_number else x
 
 
 def _is_floating(x) -> bool:
     return x.dtype.kind not in "biu"
 
 
-equal.vjp(x=None, y=None)
-less.vjp(x=None, y=None)
-less_equal.vjp(x=None, y=None)
-not_equal.vjp(x=None, y=None)
-greater.vjp(x=None, y=None)
-greater_equal.vjp(x=None, y=None)
-isnan.vjp(x=None)
 isinf.vjp(x=None)
 isfinite.vjp(x=None)
 signbit.vjp(x=None)
-copysign.vjp(x=lambda g, x, y: where(equal(signbit(x), signbit(y)), g, negative(g)), y=None)
+copysign.vjp(x=lambda g, x, y: where(equal(signbit(x), signbit(_array(y, x))), g, negative(g)), y=None)
 nextafter.vjp(x=None, y=None)
 
 
-# ---- bits and logic: no gradient -------------------------------------------------------------------------------
-
-
-@elementwise("integer or bool")
-def bitwise_and(x, y):
-    """x & y, bit by bit."""
-
-
-@elementwise("integer or bool")
-def bitwise_or(x, y):
-    """x | y, bit by bit."""
-
-
-@elementwise("integer or bool")
-def bitwise_xor(x, y):
-    """x ^ y, bit by bit."""
-
-
-@elementwise("integer or bool")
-def bitwise_invert(x):
-    """~x, bit by bit; for bool, not x."""
-
-
-@elementwise("integer")
-def bitwise_left_shift(x, y):
-    """x * 2**y, modulo the dtype's range."""
-
-
-@elementwise("integer")
-def bitwise_right_shift(x, y):
-    """floor(x / 2**y)."""
-
-
-@elementwise("bool", primitive=False)
-def logical_and(x, y):
-    """True where both are."""
-    return bitwise_and(x, y)
-
-
-@elementwise("bool", primitive=False)
-def logical_or(x, y):
-    """True where at least one is."""
-    return bitwise_or(x, y)
-
-
-@elementwise("bool", primitive=False)
-def logical_xor(x, y):
-    """True where exactly one is."""
-    return bitwise_xor(x, y)
-
-
-@elementwise("bool", primitive=False)
-def logical_not(x):
-    """True where x is not."""
-    return bitwise_invert(x)
-
-
-for _op in (
-    bitwise_and,
-    bitwise_or,
-    bitwise_xor,
-    bitwise_left_shift,
-    bitwise_right_shift,
-    logical_and,
-    logical_or,
-    logical_xor,
-):
-    _op.vjp(x=None, y=None)
-for _op in (bitwise_invert, logical_not):
-    _op.vjp(x=None)
-
-
-# ---- choosing and converting -----------------------------------------------------------------------------------
-
-
-@primitive(promote="x y")
-def where(condition, x, y):
-    """x where condition holds, y elsewhere.
-
-    Shapes:  the three inputs broadcast
-    Dtypes:  condition bool; x and y any, promoted
-    Errors:  ShapeError if they do not broadcast, DtypeError if condition is not bool
-    Grads:   x, y
-    """
-    check_kind("where", "condition", condition, "bool")
-    return Spec(broadcast("where", condition, x, y), next(s.dtype for s in (x, y) if not s.is_number))
+# ---- bounds ----------------------------------------------------------------------------------------------------
 
 
 @fused(promote="x min max")
@@ -631,25 +470,11 @@ def clip(x, min=None, max=None):
     return x if max is None else minimum(x, max)
 
 
-@primitive
-def astype(x, *, dtype):
-    """x converted to dtype. Floating-point to integer cuts the fraction off; to bool asks whether x is not 0.
-
-    Shapes:  any -> the same
-    Dtypes:  any -> dtype
-    Errors:  DtypeError for an unknown dtype
-    Grads:   x, if both dtypes are floating-point
-    """
-    return Spec(x.shape, as_dtype(dtype)), {"dtype": as_dtype(dtype)}
-
-
-where.vjp(condition=None, x=lambda g, condition: where(condition, g, 0), y=lambda g, condition: where(condition, 0, g))
 clip.vjp(
     x=lambda g, x, min, max: _within(g, x, min, max),
     min=lambda g, x, min, max: where(less(x, min), g if max is None else where(less_equal(min, max), g, 0), 0),
     max=lambda g, x, min, max: where(less(max, x if min is None else maximum(x, min)), g, 0),
 )
-astype.vjp(x=lambda g, x_spec: astype(g, dtype=x_spec.dtype))
 
 
 def _within(g, x, min, max):

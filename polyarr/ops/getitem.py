@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.core.errors import ShapeError
 from polyarr.core.op import Array, from_numpy
 from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
-from polyarr.ops.elementwise import add, astype, floor_divide, multiply, not_equal, remainder, where
+from polyarr.ops.elementwise import add, floor_divide, multiply, remainder
 from polyarr.ops.index import checked_positions, scatter, take
+from polyarr.ops.logic import astype, not_equal, where
 from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import broadcast_to, permute_dims, reshape, slice, slice_update
 
@@ -23,12 +25,12 @@ def get_item(x: Array, key: Any) -> Any:
     Errors:  IndexError for a key that x does not have, or of a wrong type
     """
     if (mask := _mask(x, key)) is not None:
-        return take(reshape(x, shape=(-1, *x.shape[mask.ndim :])), _true_positions(mask), axis=0)
+        return take(_masked_rows(x, mask), _true_positions(mask), axis=0)
     window, arrays, shape = _parse(x, key)
     if any(n != m or step != 1 for n, m, step in zip(window["shape"], x.shape, window["steps"], strict=True)):
         x = slice(x, **window)
     if not arrays:
-        return x if x.shape == shape else reshape(x, shape=shape)
+        return x.snapshot() if x.shape == shape else reshape(x, shape=shape)
     x, flat, lead = _flattened(x, arrays)
     found = take(x, flat, axis=lead)
     return reshape(found, shape=_gathered_shape(shape, flat.shape))
@@ -65,11 +67,18 @@ def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
 
 def _mask(x: Array, key: Any) -> Array | None:
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    if isinstance(key, (list, np.ndarray)) and np.asarray(key).dtype == bool_:
+        key = from_numpy(np.asarray(key), x.backend)
     if isinstance(key, Array) and key.dtype == bool_:
         if key.shape != x.shape[: key.ndim]:
             raise IndexError(f"getitem: x is {x.spec}, the mask is {key.spec}; the mask must have x's leading axes")
         return key
     return None
+
+
+def _masked_rows(x: Array, mask: Array) -> Any:
+    """x with the axes that the mask covers joined into one."""
+    return reshape(x, shape=(mask.size, *x.shape[mask.ndim :]))
 
 
 def _true_positions(mask: Array) -> Array:
@@ -91,7 +100,12 @@ def _true_positions(mask: Array) -> Array:
 
 
 def nonzero(x: Array) -> tuple[Array, ...]:
-    """The indices of the elements that are not 0, one array per axis. Reads one number: how many there are."""
+    """The indices of the elements that are not 0, one array per axis. Reads one number: how many there are.
+
+    Errors:  ShapeError if x has no axis
+    """
+    if not x.shape:
+        raise ShapeError(f"nonzero: x is {x.spec}; it must have at least one axis")
     flat = _true_positions(not_equal(x, False if x.dtype == bool_ else 0))
     strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
     return tuple(remainder(floor_divide(flat, s), n) for s, n in zip(strides, x.shape, strict=True))
@@ -101,15 +115,14 @@ def _masked_update(x: Array, mask: Array, value: Any) -> Array:
     rest = x.shape[mask.ndim :]
     if type(value) is Array and value.ndim > len(rest):
         positions = _true_positions(mask)
-        flat = reshape(x, shape=(-1, *rest))
         value = _value(x, value, (*positions.shape, *rest))
-        return reshape(scatter(flat, positions, value, axis=0), shape=x.shape)
+        return reshape(scatter(_masked_rows(x, mask), positions, value, axis=0), shape=x.shape)
     spread = reshape(mask, shape=(*mask.shape, *(1,) * len(rest)))
     return where(broadcast_to(spread, shape=x.shape), _value(x, value, x.shape), x)
 
 
 def _parse(x: Array, key: Any) -> tuple[dict, list[tuple[int, Array]], tuple]:
-    """The window that ints and slices cut, the index arrays by axis, and the result's shape, "array" for each of them."""
+    """The window that ints and slices cut, the index arrays by axis, and the result's shape, "array" for each."""
     keys = _complete(x, key if isinstance(key, tuple) else (key,))
     starts, steps, lengths, arrays, axis = [], [], [], [], 0
     shape: list[Any] = []
@@ -157,6 +170,8 @@ def _as_key(x: Array, k: Any) -> Any:
             raise IndexError(f"getitem: an index is {k.spec}; it must be an integer array, or one bool mask alone")
         return k
     try:
+        if isinstance(k, bool):  # to Python an int, to a reader a mask
+            raise TypeError
         return operator.index(k)
     except TypeError:
         raise IndexError(

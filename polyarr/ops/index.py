@@ -9,7 +9,7 @@ from polyarr.ops.elementwise import add, multiply
 from polyarr.ops.shape import broadcast_to, one_axis, reshape, slice
 
 
-@primitive
+@primitive(indices="indices")
 def take(x, indices, *, axis=0):
     """The elements of x at indices along axis. A negative index counts from the end.
 
@@ -23,7 +23,7 @@ def take(x, indices, *, axis=0):
     return Spec((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]), x.dtype), {"axis": at}
 
 
-@primitive
+@primitive(indices="indices")
 def scatter(x, indices, updates, *, axis=0):
     """x with the elements at indices along axis replaced by updates; of several for one place the last one counts.
 
@@ -35,7 +35,7 @@ def scatter(x, indices, updates, *, axis=0):
     return _scattered("scatter", x, indices, updates, axis)
 
 
-@primitive
+@primitive(indices="indices")
 def scatter_add(x, indices, updates, *, axis=0):
     """x with updates added to the elements at indices along axis.
 
@@ -72,7 +72,11 @@ scatter.vjp(
 scatter_add.vjp(x=lambda g: g, indices=None, updates=lambda g, indices, axis: take(g, indices, axis=axis))
 
 
-@fused
+def _canonical_axis(x, indices, *, axis):
+    return {"axis": one_axis("take_along_axis", x, axis)}
+
+
+@fused(indices="indices", canonical=_canonical_axis)
 def take_along_axis(x, indices, *, axis=-1):
     """For each place, the element of x at indices along axis: what argsort and argmax point to.
 
@@ -85,7 +89,7 @@ def take_along_axis(x, indices, *, axis=-1):
     return take(reshape(x, shape=(-1,)), flat, axis=0)
 
 
-@fused
+@fused(indices="indices")
 def scatter_add_along_axis(x, indices, updates, *, axis=-1):
     """x with updates added at indices along axis: the transpose of take_along_axis.
 

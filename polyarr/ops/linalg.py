@@ -71,12 +71,14 @@ def vecdot(x, y, *, axis=-1):
 
     Shapes:  x and y broadcast; axis goes
     Dtypes:  real, promoted
-    Errors:  ShapeError if they do not broadcast or their lengths along axis differ
+    Errors:  ShapeError if they do not broadcast, lack the axis, or their lengths along it differ
     Grads:   x, y
     """
-    if x.shape[axis] != y.shape[axis]:
+    shorter = x if len(x.shape) < len(y.shape) else y
+    at = one_axis("vecdot", shorter, axis) - len(shorter.shape)  # broadcasting lines axes up at their end
+    if x.shape[at] != y.shape[at]:
         raise ShapeError(f"vecdot: x is {spec_of(x)}, y is {spec_of(y)}; they must agree along axis {axis}")
-    return sum(multiply(x, y), axis=axis)
+    return sum(multiply(x, y), axis=at, dtype=x.dtype)
 
 
 @fused(promote="x y")
@@ -103,6 +105,8 @@ def tensordot(x, y, *, axes=2):
     Grads:   x, y
     """
     if isinstance(axes, int):
+        if not 0 <= axes <= min(len(x.shape), len(y.shape)):
+            raise ShapeError(f"tensordot: x is {spec_of(x)}, y is {spec_of(y)}; axes is {axes}, more than they have")
         axes = (tuple(range(len(x.shape) - axes, len(x.shape))), tuple(range(axes)))
     left = tuple(one_axis("tensordot", x, a) for a in axes[0])
     right = tuple(one_axis("tensordot", y, a) for a in axes[1])

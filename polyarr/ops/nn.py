@@ -10,17 +10,12 @@ from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import (
     add,
-    astype,
-    bitwise_right_shift,
     divide,
-    equal,
     erf,
     exp,
-    greater_equal,
     isfinite,
     log,
     multiply,
-    not_equal,
     relu,
     rsqrt,
     silu,
@@ -28,10 +23,17 @@ from polyarr.ops.elementwise import (
     square,
     subtract,
     tanh,
-    where,
 )
 from polyarr.ops.index import take, take_along_axis
 from polyarr.ops.linalg import matrix_product
+from polyarr.ops.logic import (
+    astype,
+    bitwise_right_shift,
+    equal,
+    greater_equal,
+    not_equal,
+    where,
+)
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import axis_of, max, mean, sum
 from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril
@@ -51,6 +53,8 @@ def softmax(x, *, axis=-1):
     Grads:   x
     """
     check_kind("softmax", "x", spec_of(x), "floating")
+    if 0 in x.shape:
+        return x
     e = exp(subtract(x, max(x, axis=axis, keepdims=True)))
     return divide(e, sum(e, axis=axis, keepdims=True))
 
@@ -65,6 +69,8 @@ def log_softmax(x, *, axis=-1):
     Grads:   x
     """
     check_kind("log_softmax", "x", spec_of(x), "floating")
+    if 0 in x.shape:
+        return x
     centred = subtract(x, max(x, axis=axis, keepdims=True))
     return subtract(centred, log(sum(exp(centred), axis=axis, keepdims=True)))
 
@@ -169,7 +175,7 @@ def linear(x, weight, bias=None, *, activation=None):
     return reshape(ACTIVATIONS[activation](y), shape=(*x.shape[:-1], weight.shape[0]))
 
 
-@fused
+@fused(indices="indices")
 def embedding(weight, indices):
     """The rows of weight at indices.
 
@@ -207,7 +213,7 @@ def _kept(like, key, counter, shape, rate: float):
     return greater_equal(bitwise_right_shift(bits, 8), round(rate * 2**24))
 
 
-@fused
+@fused(indices="targets")
 def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, reduction="mean"):
     """The negative log-probability of the target class under softmax(logits).
 

@@ -2,6 +2,7 @@
 
 import builtins
 import math
+import operator
 
 import numpy as np
 
@@ -12,19 +13,16 @@ from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import (
     add,
-    astype,
     divide,
-    equal,
     exp,
     isfinite,
     log,
     multiply,
-    not_equal,
     sqrt,
     square,
     subtract,
-    where,
 )
+from polyarr.ops.logic import astype, equal, not_equal, where
 from polyarr.ops.shape import broadcast_to, concat, flip, permute_dims, reshape, slice, squeeze
 
 
@@ -35,9 +33,9 @@ def axes_of(op: str, x, axis) -> tuple[int, ...]:
     """
     if axis is None:
         return tuple(range(len(x.shape)))
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    given = map(operator.index, axis if isinstance(axis, (tuple, list)) else (axis,))
     ndim = len(x.shape)
-    found = tuple(sorted(a + ndim if a < 0 else a for a in given))
+    found = tuple(sorted(a + ndim if a < 0 else +a for a in given))  # + makes an int of a bool
     if builtins.any(not 0 <= a < ndim for a in found) or len(set(found)) < len(found):
         raise ShapeError(
             f"{op}: x is {x if type(x) is Spec else x.spec}; axis {axis} does not name distinct axes of it"
@@ -47,7 +45,7 @@ def axes_of(op: str, x, axis) -> tuple[int, ...]:
 
 def axis_of(op: str, x, axis: int) -> int:
     """The one axis that `axis` names, non-negative."""
-    return axes_of(op, x, axis)[0]
+    return axes_of(op, x, operator.index(axis))[0]
 
 
 def kept_shape(x, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -158,11 +156,11 @@ def argmin(x, *, axis=None, keepdims=False):
 
 def _arg_extreme(op: str, x: Spec, axis, keepdims: bool) -> tuple[Spec, dict]:
     check_kind(op, "x", x, "real")
-    axes = axes_of(op, x, axis)
-    for a in axes:
+    at = None if axis is None else axis_of(op, x, axis)
+    for a in axes_of(op, x, at):
         _check_not_empty(op, x, a)
-    out, params = _reduced(op, x, axis, keepdims, int64)
-    return out, {**params, "axis": None if axis is None else axes[0]}
+    out, params = _reduced(op, x, at, keepdims, int64)
+    return out, {**params, "axis": at}
 
 
 @primitive
@@ -178,6 +176,11 @@ def cumulative_sum(x, *, axis=None, dtype=None):
         raise ShapeError(f"cumulative_sum: x is {x}; axis must be given unless x has one axis")
     dtype = _accumulated("cumulative_sum", x, dtype)
     return Spec(x.shape, dtype), {"axis": axis_of("cumulative_sum", x, 0 if axis is None else axis), "dtype": dtype}
+
+
+def _as(g, x):
+    """g in x's dtype, which the result may not have had."""
+    return g if g.dtype == x.dtype else astype(g, dtype=x.dtype)
 
 
 def _spread(g, x_spec: Spec, axis: tuple[int, ...]):
@@ -225,13 +228,18 @@ def _one_like(x):
     return full(1, x, shape=(1,), dtype=x.dtype)
 
 
-sum.vjp(x=lambda g, x_spec, axis: _spread(g, x_spec, axis))
-prod.vjp(x=lambda g, x, axis: _prod_grad(g, x, axis))
+def _reversed_sum(g, axis: int):
+    """The running sum from the end."""
+    return flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis)
+
+
+sum.vjp(x=lambda g, x_spec, axis: _spread(_as(g, x_spec), x_spec, axis))
+prod.vjp(x=lambda g, x, axis: _prod_grad(_as(g, x), x, axis))
 max.vjp(x=lambda g, x, out, axis: _extreme_grad(g, x, out, axis))
 min.vjp(x=lambda g, x, out, axis: _extreme_grad(g, x, out, axis))
 argmax.vjp(x=None)
 argmin.vjp(x=None)
-cumulative_sum.vjp(x=lambda g, axis: flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis))
+cumulative_sum.vjp(x=lambda g, x_spec, axis: _as(_reversed_sum(g, axis), x_spec))
 
 
 # ---- made of the above -----------------------------------------------------------------------------------------

@@ -3,20 +3,21 @@
 import builtins
 import itertools
 import math
+import operator
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive, spec_of
 from polyarr.core.spec import Spec, broadcast
 from polyarr.ops.create import arange, full, shape_of
-from polyarr.ops.elementwise import less_equal, where
+from polyarr.ops.logic import less_equal, where
 
 
 def one_axis(op: str, x, axis: int, extra: int = 0) -> int:
     """axis as a number from 0 to ndim + extra - 1.
 
-    Errors:  ShapeError if x has no such axis
+    Errors:  ShapeError if x has no such axis, TypeError unless axis is an int
     """
-    ndim = len(x.shape) + extra
+    axis, ndim = operator.index(axis), len(x.shape) + extra
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{op}: x is {spec_of(x)}; axis {axis} must be from {-ndim} to {ndim - 1}")
     return axis % ndim
@@ -34,10 +35,10 @@ def reshape(x, *, shape):
     Errors:  ShapeError if shape holds another number of elements
     Grads:   x
     """
-    given = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+    given = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
     rest = math.prod(n for n in given if n != -1)
-    found = tuple(x.size // rest if n == -1 and rest else builtins.max(n, 0) if n == -1 else n for n in given)
-    if given.count(-1) > 1 or any(n < -1 for n in given) or math.prod(found) != x.size:
+    found = tuple(x.size // rest if n == -1 and rest else n for n in given)
+    if given.count(-1) > 1 or any(n < 0 for n in found) or math.prod(found) != x.size:
         raise ShapeError(f"reshape: x is {x}, {x.size} elements; {list(given)} does not hold as many")
     return Spec(found, x.dtype), {"shape": found}
 
@@ -204,7 +205,7 @@ slice_update.vjp(
 
 @primitive(promote="arrays")
 def concat(arrays, *, axis=0):
-    """The arrays, one after the other along axis (None: flattened first).
+    """The arrays, one after the other along axis.
 
     Shapes:  a list of arrays that agree on every other axis -> the sum of their lengths along axis
     Dtypes:  any, promoted
@@ -405,6 +406,6 @@ def _below(op: str, x, k: int):
 
 
 def broadcast_arrays(*arrays):
-    """The arrays, each stretched to the shape they share."""
-    shape = broadcast("broadcast_arrays", *map(spec_of, arrays))
-    return tuple(broadcast_to(a, shape=shape) for a in arrays)
+    """The arrays, each stretched to the shape they share, as a list."""
+    shape = broadcast("broadcast_arrays", *map(spec_of, arrays)) if arrays else ()
+    return [broadcast_to(a, shape=shape) for a in arrays]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarr import __version__, creation, ops, random
+from polyarr import creation, ops, random
 from polyarr.core.op import Array
 from polyarr.models.gpt import GPTModel
 from polyarr.optim import AdamW, accumulate
@@ -24,6 +24,7 @@ from polyarr.training.data import evaluation_windows, random_windows
 from polyarr.training.extras import extra
 from polyarr.training.plot import save_curve
 from polyarr.training.recipes import Recipe
+from polyarr.version import __version__
 
 READ_EVERY = 10  # steps between two reads of the loss
 

@@ -28,10 +28,10 @@ def philox(counter: list[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
     return [a, b, c, d]
 
 
-def random_bits(out: Spec, key: int, counter: int, like: Any, *, shape: tuple[int, ...]) -> np.ndarray:
+def random_bits(out: Spec, key: int, counter: int, like: Any, *, shape: tuple[int, ...], xp: Any) -> np.ndarray:
     """The bits that ops.random_bits defines."""
-    block = np.arange((out.size + 3) // 4, dtype=np.uint64)
+    block = xp.arange((out.size + 3) // 4, dtype=np.uint64)
     words = [block & LOW, block >> np.uint64(32)]
-    words += [np.full_like(block, counter & 0xFFFFFFFF), np.full_like(block, counter >> 32 & 0xFFFFFFFF)]
+    words += [xp.full_like(block, counter & 0xFFFFFFFF), xp.full_like(block, counter >> 32 & 0xFFFFFFFF)]
     found = philox(words, (key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF))
-    return np.stack(found, axis=-1).reshape(-1)[: out.size].astype(np.uint32).reshape(shape)
+    return xp.stack(found, axis=-1).reshape(-1)[: out.size].astype(np.uint32).reshape(shape)

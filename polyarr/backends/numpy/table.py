@@ -19,99 +19,111 @@ def wide(dtype: np.dtype) -> np.dtype:
     return float32 if dtype in NARROW else dtype
 
 
-def elementwise(fn: Callable) -> Callable:
+def elementwise(xp: Any, fn: Callable) -> Callable:
     """A kernel out of a function of arrays: numbers take the arrays' dtype, narrow floats are widened and rounded."""
 
     def kernel(out: Spec, *bufs: Any) -> np.ndarray:
-        dtype = wide(next(b.dtype for b in reversed(bufs) if isinstance(b, np.ndarray)))
+        dtype = wide(next(b.dtype for b in reversed(bufs) if hasattr(b, "dtype")))
         with np.errstate(all="ignore"):
-            found = fn(*(b if isinstance(b, np.ndarray) and b.dtype == dtype else _as(b, dtype) for b in bufs))
-            return np.asarray(found).astype(out.dtype, copy=False)
+            found = fn(*(b if hasattr(b, "dtype") and b.dtype == dtype else _as(xp, b, dtype) for b in bufs))
+            return xp.asarray(found).astype(out.dtype, copy=False)
 
     return kernel
 
 
-def _as(b: Any, dtype: np.dtype) -> np.ndarray:
-    return b.astype(dtype) if isinstance(b, np.ndarray) else np.asarray(b, dtype)
+def _as(xp: Any, b: Any, dtype: np.dtype) -> np.ndarray:
+    return b.astype(dtype) if hasattr(b, "dtype") else xp.asarray(b, dtype)
 
 
-def reduction(fn: Callable) -> Callable:
+def reduction(xp: Any, fn: Callable) -> Callable:
     """A kernel out of a reduction that takes axis, keepdims and dtype; narrow floats accumulate in float32."""
 
     def kernel(out: Spec, x: np.ndarray, *, axis: Any, keepdims: bool, dtype: Any = None) -> np.ndarray:
         with np.errstate(all="ignore"):
             more = {} if dtype is None else {"dtype": wide(out.dtype)}
             found = fn(x.astype(wide(x.dtype), copy=False), axis=axis, keepdims=keepdims, **more)
-            return np.asarray(found).astype(out.dtype, copy=False)
+            return xp.asarray(found).astype(out.dtype, copy=False)
 
     return kernel
 
 
-def make_kernels(xp: Any) -> dict:
-    """Op -> kernel, from the functions of xp."""
+def _reductions(xp: Any) -> dict:
+    return {
+        ops.sum: xp.sum, ops.prod: xp.prod, ops.max: xp.max, ops.min: xp.min,
+        ops.argmax: xp.argmax, ops.argmin: xp.argmin,
+    }  # fmt: skip
+
+
+def make_kernels(xp: Any, erf: Callable | None = None) -> dict:
+    """Op -> kernel, from the functions of xp, a library with NumPy's names; erf is its own, for NumPy has none."""
+    bound = functools.partial(functools.partial, xp=xp)  # a function of this module, with xp
     unary = {
         ops.negative: xp.negative, ops.abs: xp.abs, ops.sign: xp.sign, ops.floor: xp.floor, ops.ceil: xp.ceil,
-        ops.trunc: xp.trunc, ops.round: xp.rint, ops.exp: xp.exp, ops.expm1: xp.expm1, ops.log: xp.log,
+        ops.trunc: xp.trunc, ops.round: xp.round, ops.exp: xp.exp, ops.expm1: xp.expm1, ops.log: xp.log,
         ops.log1p: xp.log1p, ops.log2: xp.log2, ops.log10: xp.log10, ops.sqrt: xp.sqrt, ops.square: xp.square,
         ops.sin: xp.sin, ops.cos: xp.cos, ops.tan: xp.tan, ops.asin: xp.arcsin, ops.acos: xp.arccos,
         ops.atan: xp.arctan, ops.sinh: xp.sinh, ops.cosh: xp.cosh, ops.tanh: xp.tanh, ops.asinh: xp.arcsinh,
-        ops.acosh: xp.arccosh, ops.atanh: xp.arctanh, ops.erf: erf, ops.isnan: xp.isnan, ops.isinf: xp.isinf,
+        ops.acosh: xp.arccosh, ops.atanh: xp.arctanh, ops.erf: erf or ERF, ops.isnan: xp.isnan, ops.isinf: xp.isinf,
         ops.isfinite: xp.isfinite, ops.signbit: xp.signbit, ops.bitwise_invert: xp.invert,
     }  # fmt: skip
     binary = {
         ops.add: xp.add, ops.subtract: xp.subtract, ops.multiply: xp.multiply, ops.divide: xp.divide,
-        ops.floor_divide: xp.floor_divide, ops.remainder: xp.remainder, ops.pow: power, ops.maximum: xp.maximum,
-        ops.minimum: xp.minimum, ops.atan2: xp.arctan2, ops.hypot: xp.hypot, ops.copysign: xp.copysign,
-        ops.logaddexp: xp.logaddexp, ops.equal: xp.equal, ops.not_equal: xp.not_equal, ops.less: xp.less,
-        ops.less_equal: xp.less_equal, ops.greater: xp.greater, ops.greater_equal: xp.greater_equal,
+        ops.floor_divide: bound(floor_divide), ops.remainder: xp.remainder, ops.pow: bound(power),
+        ops.maximum: xp.maximum, ops.minimum: xp.minimum, ops.atan2: xp.arctan2, ops.hypot: xp.hypot,
+        ops.copysign: xp.copysign, ops.logaddexp: xp.logaddexp, ops.equal: xp.equal, ops.not_equal: xp.not_equal,
+        ops.less: xp.less, ops.less_equal: xp.less_equal, ops.greater: xp.greater, ops.greater_equal: xp.greater_equal,
         ops.bitwise_and: xp.bitwise_and, ops.bitwise_or: xp.bitwise_or, ops.bitwise_xor: xp.bitwise_xor,
         ops.bitwise_left_shift: xp.left_shift, ops.bitwise_right_shift: xp.right_shift,
     }  # fmt: skip
-    reductions = {ops.sum: xp.sum, ops.prod: xp.prod, ops.max: xp.max, ops.min: xp.min,
-                  ops.argmax: xp.argmax, ops.argmin: xp.argmin}  # fmt: skip
     return {
-        **{op: elementwise(fn) for op, fn in (unary | binary).items()},
-        **{op: reduction(fn) for op, fn in reductions.items()},
-        ops.nextafter: nextafter,
-        ops.where: where,
+        **{op: elementwise(xp, fn) for op, fn in (unary | binary).items()},
+        **{op: reduction(xp, fn) for op, fn in _reductions(xp).items()},
+        ops.nextafter: bound(nextafter),
+        ops.where: bound(where),
         ops.astype: astype,
-        ops.cumulative_sum: cumulative_sum,
-        ops.full: lambda out, value, like, *, shape, dtype: np.full(shape, value, dtype),
-        ops.arange: arange,
+        ops.cumulative_sum: bound(cumulative_sum),
+        ops.full: lambda out, value, like, *, shape, dtype: xp.full(shape, value, dtype),
+        ops.arange: bound(arange),
         ops.reshape: lambda out, x, *, shape: x.reshape(shape),
         ops.permute_dims: lambda out, x, *, axes: x.transpose(axes),
-        ops.broadcast_to: lambda out, x, *, shape: np.broadcast_to(x, shape),
+        ops.broadcast_to: lambda out, x, *, shape: xp.broadcast_to(x, shape),
         ops.slice: lambda out, x, *, starts, steps, shape: x[window(starts, steps, shape)],
-        ops.slice_update: slice_update,
-        ops.concat: lambda out, arrays, *, axis: np.concatenate(arrays, axis=axis),
-        ops.take: lambda out, x, indices, *, axis: np.asarray(np.take(x, indices, axis=axis)),
-        ops.scatter: scatter,
-        ops.scatter_add: scatter_add,
-        ops.argsort: argsort,
-        ops.matrix_product: elementwise(xp.matmul),
-        ops.random_bits: random_bits,
+        ops.slice_update: bound(slice_update),
+        ops.concat: lambda out, arrays, *, axis: xp.concatenate(arrays, axis=axis),
+        ops.take: lambda out, x, indices, *, axis: xp.asarray(xp.take(x, indices, axis=axis)),
+        ops.scatter: bound(scatter),
+        ops.scatter_add: bound(scatter_add),
+        ops.argsort: bound(argsort),
+        ops.matrix_product: elementwise(xp, xp.matmul),
+        ops.random_bits: bound(random_bits),
     }
 
 
-erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has none; the elementwise kernel restores the dtype
+ERF = np.frompyfunc(math.erf, 1, 1)  # for NumPy's arrays; the elementwise kernel restores the dtype
 
 
-def power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def floor_divide(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
+    """x // y; with an infinity it is the floor of the quotient, as the standard asks, where NumPy takes a remainder."""
+    found = xp.floor_divide(x, y)
+    return found if x.dtype.kind in "iu" else xp.where(xp.isinf(x) | xp.isinf(y), xp.floor(x / y), found)
+
+
+def power(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
     """x**y; for integers a negative exponent gives 0 unless the base is 1 or -1, where NumPy would raise."""
     if x.dtype.kind not in "iu":
-        return np.power(x, y)
-    reciprocal = np.where(x == 1, 1, np.where((x == -1) if x.dtype.kind == "i" else False, 1 - 2 * (y & 1), 0))
-    return np.where(y < 0, reciprocal, np.power(x, np.maximum(y, 0))).astype(x.dtype)
+        return xp.power(x, y)
+    reciprocal = xp.where(x == 1, 1, xp.where((x == -1) if x.dtype.kind == "i" else False, 1 - 2 * (y & 1), 0))
+    return xp.where(y < 0, reciprocal, xp.power(x, xp.maximum(y, 0))).astype(x.dtype)
 
 
-def nextafter(out: Spec, x: Any, y: Any) -> np.ndarray:
+def nextafter(out: Spec, x: Any, y: Any, *, xp: Any) -> np.ndarray:
     """The neighbour in the dtype itself: nothing is widened."""
-    return np.asarray(np.nextafter(np.asarray(x, out.dtype), np.asarray(y, out.dtype)), out.dtype)
+    return xp.asarray(xp.nextafter(xp.asarray(x, out.dtype), xp.asarray(y, out.dtype)), out.dtype)
 
 
-def where(out: Spec, condition: Any, x: Any, y: Any) -> np.ndarray:
+def where(out: Spec, condition: Any, x: Any, y: Any, *, xp: Any) -> np.ndarray:
     """A choice moves values and computes nothing, so the dtype stays."""
-    return np.where(condition, np.asarray(x, out.dtype), np.asarray(y, out.dtype))
+    return xp.where(condition, xp.asarray(x, out.dtype), xp.asarray(y, out.dtype))
 
 
 def astype(out: Spec, x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
@@ -120,17 +132,17 @@ def astype(out: Spec, x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
         return x.astype(dtype)
 
 
-def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype) -> np.ndarray:
+def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype, xp: Any) -> np.ndarray:
     """Accumulated in float32 for narrow floats."""
-    return np.cumsum(x, axis=axis, dtype=wide(dtype)).astype(dtype, copy=False)
+    return xp.cumsum(x, axis=axis, dtype=wide(dtype)).astype(dtype, copy=False)
 
 
-def arange(out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype) -> np.ndarray:
+def arange(out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype, xp: Any) -> np.ndarray:
     """Computed in the widest dtype of the kind."""
     exact = np.int64 if dtype.kind in "iub" else np.float64
     if dtype == np.uint64:
         exact = np.uint64
-    return (exact(start) + exact(step) * np.arange(size, dtype=exact)).astype(dtype)
+    return (exact(start) + exact(step) * xp.arange(size, dtype=exact)).astype(dtype)
 
 
 def window(starts: tuple, steps: tuple, shape: tuple) -> tuple[slice, ...]:
@@ -142,9 +154,9 @@ def window(starts: tuple, steps: tuple, shape: tuple) -> tuple[slice, ...]:
     )
 
 
-def slice_update(out: Spec, x: np.ndarray, value: np.ndarray, *, starts: tuple, steps: tuple) -> np.ndarray:
+def slice_update(out: Spec, x: np.ndarray, value: np.ndarray, *, starts: tuple, steps: tuple, xp: Any) -> np.ndarray:
     """A copy of x with the window filled."""
-    new = np.array(x)
+    new = xp.array(x)
     new[window(starts, steps, value.shape)] = value
     return new
 
@@ -153,24 +165,26 @@ def _along(axis: int, indices: np.ndarray) -> tuple:
     return (*(slice(None),) * axis, indices)
 
 
-def scatter(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
-    """A copy of x with the places filled; NumPy assigns in order, so the last one counts."""
-    new = np.array(x)
-    new[_along(axis, indices)] = updates
+def scatter(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, xp: Any) -> np.ndarray:
+    """A copy of x with the places filled; NumPy assigns in memory order, so the last one counts in row-major copies."""
+    new = xp.array(x)
+    new[_along(axis, xp.array(indices, order="C"))] = xp.array(updates, order="C")
     return new
 
 
-def scatter_add(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
+def scatter_add(
+    out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, xp: Any
+) -> np.ndarray:
     """A copy of x with the updates added, one after the other."""
     new = x.astype(wide(x.dtype))
-    np.add.at(new, _along(axis, indices), updates.astype(new.dtype, copy=False))
+    xp.add.at(new, _along(axis, indices), updates.astype(new.dtype, copy=False))
     return new.astype(out.dtype, copy=False)
 
 
-def argsort(out: Spec, x: np.ndarray, *, axis: int, descending: bool, stable: bool) -> np.ndarray:
+def argsort(out: Spec, x: np.ndarray, *, axis: int, descending: bool, stable: bool, xp: Any) -> np.ndarray:
     """Stable both ways: descending is the ascending order of the reversed array, read backwards."""
     x = x.astype(wide(x.dtype), copy=False)
-    ascending = functools.partial(np.argsort, axis=axis, kind="stable")
+    ascending = functools.partial(xp.argsort, axis=axis, kind="stable")
     if not descending:
         return ascending(x)
-    return x.shape[axis] - 1 - np.flip(ascending(np.flip(x, axis)), axis)
+    return x.shape[axis] - 1 - xp.flip(ascending(xp.flip(x, axis)), axis)
