@@ -11,8 +11,11 @@ A backend plugin is a module with one hook, named by an entry point of the group
     def start():                # or start(device="0"), which also serves "mirror:1"
         return Backend("mirror", kernels, upload=..., download=...)
 
-Hooks run at discovery only, on the first use of any backend, and never per operation. What fails is recorded
-with its distribution, entry point and exception (`failures()`), warned of once, and breaks nothing else.
+A plugin may also replace kernels of any backend, by a second hook, `polyarr_kernels(backend) -> {op: kernel}`.
+
+Hooks run when plugins are looked for, on the first use of any backend, and when a backend starts; never per
+operation. What fails is recorded with its distribution, entry point and exception (`failures()`), warned of once,
+and breaks nothing else.
 
 POLYARR_BACKEND         the backend to begin with, instead of numpy
 POLYARR_PLUGINS         load only these entry points, separated by commas; empty for none
@@ -29,90 +32,35 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import pluggy
 
-from polyarr.core.backend import Backend
+from polyarr.core.backend import Backend, Fused
 from polyarr.core.errors import BackendError
+from polyarr.hooks import (
+    API,
+    GROUP,
+    LEVELS,
+    BackendSpec,
+    DeviceInfo,
+    Diagnosis,
+    Hooks,
+    Override,
+)
+from polyarr.hooks import hookimpl as hookimpl  # plugins import it from here
 
-GROUP = "polyarr"
-API = 1  # grows when a plugin written for the old contract would no longer work
 BUILT_IN = {"numpy": "polyarr.backends.numpy", "opencl": "polyarr.backends.opencl"}
 KNOWN = {"opencl": "pip install 'polyarr[opencl]'"}  # backend -> the command that brings what it needs
-LEVELS = ("ok", "warning", "error")
 
-hookspec, hookimpl = pluggy.HookspecMarker(GROUP), pluggy.HookimplMarker(GROUP)
 F = TypeVar("F", bound=Callable[..., Any])
 Row = TypeVar("Row")
-# register(name, start, *, api=1, summary="", install_hint="") or register(BackendSpec(...))
-Register = Callable[..., None]
 
 
 class PluginWarning(RuntimeWarning):
     """A plugin that failed; everything else works."""
-
-
-# ---- what plugins give -----------------------------------------------------------------------------------
-
-
-class BackendSpec(NamedTuple):
-    """A backend that can be started.
-
-    name          what the user writes: "opencl"; a device follows a colon, "opencl:1"
-    start         () -> Backend, or (device=...) where "name:device" has a meaning; imports heavy libraries
-    api           the version of this contract that the plugin was written for
-    summary       one line for `polyarr backends`
-    install_hint  the command that brings what start() imports
-    """
-
-    name: str
-    start: Callable[..., Backend]
-    api: int = 1
-    summary: str = ""
-    install_hint: str = ""
-
-
-class DeviceInfo(NamedTuple):
-    """A device that a backend can compute on, for `polyarr devices`."""
-
-    backend: str
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    name: str
-    platform: str = ""
-    version: str = ""
-    driver: str = ""
-    features: Mapping[str, Any] = MappingProxyType({})
-    chosen: bool = False
-    problem: str = ""
-
-
-class Diagnosis(NamedTuple):
-    """One line for `polyarr doctor`; the level is "ok", "warning" or "error"."""
-
-    level: str
-    text: str
-
-
-class Hooks:
-    """Everything that a plugin may implement. Only the first is needed."""
-
-    @hookspec
-    def polyarr_backends(self, register: Register) -> None:
-        """Call register(name, start) once per backend. Must not import a driver: start() does."""
-
-    @hookspec
-    def polyarr_devices(self) -> list[DeviceInfo]:
-        """List the devices that the plugin's backends can use, broken ones with their problem."""
-        return []
-
-    @hookspec
-    def polyarr_diagnose(self) -> list[tuple[str, str]]:
-        """Say what is right and wrong, and how to mend it: (level, text) per line. See LEVELS."""
-        return []
 
 
 # ---- what became of them ---------------------------------------------------------------------------------
@@ -190,6 +138,7 @@ class _State:
         self.not_answered: dict[tuple[str, str], PluginFailure] = {}
         self.warned: set[str] = set()
         self.running: dict[str, Backend] = {}
+        self.overrides: dict[str, list[Override]] = {}  # by the name of the running backend
         self.default: Backend | None = None
 
 
@@ -291,9 +240,36 @@ def _start(name: str) -> Backend:
         except BaseException as error:
             failure = PluginFailure(plugin.distribution, plugin.entry_point, "start", error, name)
             raise _not_started(failure, spec) from error
-        _state.running[name] = backend
+        _state.running[name] = backend = _overridden(name, backend)
         _state.not_started.pop(base, None)
         return backend
+
+
+def _overridden(name: str, backend: Backend) -> Backend:
+    """The backend with the kernels that plugins replace: found here, once, so that no call looks for them."""
+    replaced: dict[Any, Any] = {}
+    rows: list[Override] = []
+    for plugin in _plugins():
+        ask = functools.partial(_kernels_of, plugin, backend, rows)
+        found: dict[Any, Any] = _answer(plugin, f"replace kernels of {name!r}", ask, {})
+        replaced |= found
+        rows += [Override(name, op.name, plugin.distribution, plugin.entry_point) for op in found]
+    _state.overrides[name] = rows
+    return backend._replace(kernels={**backend.kernels, **replaced}) if replaced else backend
+
+
+def _kernels_of(plugin: _Plugin, backend: Backend, taken: list[Override]) -> dict[Any, Any]:
+    """What a plugin's polyarr_kernels gives, checked."""
+    found: dict[Any, Any] = {}
+    for answer in plugin.manager.hook.polyarr_kernels(backend=backend):
+        found.update(answer)
+    for op, kernel in found.items():
+        if not hasattr(op, "inputs") or not (callable(kernel) or isinstance(kernel, Fused)):
+            raise BackendError(f"polyarr_kernels gave {op!r}: {kernel!r}; it must give op -> kernel or Fused pair")
+        for row in taken:
+            if row.op == op.name:
+                raise BackendError(f"{op.name} is already replaced by {row.distribution}; uninstall one of the two")
+    return found
 
 
 def _device_argument(name: str, spec: BackendSpec) -> dict[str, str]:
@@ -490,7 +466,7 @@ def register_plugin(plugin: Any, name: str | None = None) -> None:
 
 
 def unregister_plugin(plugin: Any) -> None:
-    """Take back register_plugin, and forget the plugin's backends.
+    """Take back register_plugin, and forget the plugin's backends and those whose kernels it replaced.
 
     Errors:  ValueError if the plugin was not added by register_plugin
     """
@@ -499,8 +475,10 @@ def unregister_plugin(plugin: Any) -> None:
         if not found:
             raise ValueError(f"{plugin!r} is not a plugin that register_plugin added")
         names = {spec.name for p in found for spec in p.backends}
+        gone = {p.entry_point for p in found}
+        names |= {r.backend for rows in _state.overrides.values() for r in rows if r.entry_point in gone}
         _state.added = [p for p in _state.added if p not in found]
-        for name in [n for n in _state.running if n.partition(":")[0] in names]:
+        for name in [n for n in _state.running if n in names or n.partition(":")[0] in names]:
             if _state.running.pop(name) is _state.default:
                 _state.default = None
         for name in names:
@@ -554,6 +532,11 @@ def _status_of(name: str, offers: list[tuple[_Plugin, BackendSpec]], start: bool
     return row._replace(state="failed", reason=str(failure), failure=failure) if failure else row
 
 
+def overrides() -> list[Override]:
+    """Every kernel that plugins replaced in the backends that run."""
+    return [row for name in _state.running for row in _state.overrides.get(name, ())]
+
+
 def devices() -> list[DeviceInfo]:
     """The devices of every plugin that lists them. Asks the drivers, but starts no backend."""
     return _gather("polyarr_devices", "list devices", _device)
@@ -579,21 +562,29 @@ def _diagnosis(row: tuple[str, str]) -> Diagnosis:
 
 def _gather(hook: str, stage: str, row_type: Callable[[Any], Row]) -> list[Row]:
     """What every plugin answers to a hook. One that fails is recorded and left out."""
-    rows: list[Row] = []
-    for plugin in _plugins():
-        key = (plugin.entry_point, stage)
-        try:
-            answers = getattr(plugin.manager.hook, hook)()
-            rows += [row_type(row) for answer in answers for row in answer]
-            _state.not_answered.pop(key, None)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            failure = PluginFailure(plugin.distribution, plugin.entry_point, stage, error)
-            _raise_if_strict(failure)
-            _state.not_answered[key] = failure
-            _warn_once(failure)
-    return rows
+
+    def rows_of(plugin: _Plugin) -> list[Row]:
+        return [row_type(row) for answer in getattr(plugin.manager.hook, hook)() for row in answer]
+
+    nothing: list[Row] = []
+    return [row for p in _plugins() for row in _answer(p, stage, functools.partial(rows_of, p), nothing)]
+
+
+def _answer(plugin: _Plugin, stage: str, ask: Callable[[], Row], otherwise: Row) -> Row:
+    """ask(), or `otherwise` if it fails, with the failure on record."""
+    key = (plugin.entry_point, stage)
+    try:
+        answer = ask()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        failure = PluginFailure(plugin.distribution, plugin.entry_point, stage, error)
+        _raise_if_strict(failure)
+        _state.not_answered[key] = failure
+        _warn_once(failure)
+        return otherwise
+    _state.not_answered.pop(key, None)
+    return answer
 
 
 def _raise_if_strict(failure: PluginFailure) -> None:

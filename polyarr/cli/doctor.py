@@ -19,6 +19,7 @@ from polyarr.plugins import (
     failures,
     get_backend,
     lacks_library,
+    overrides,
     reason_of,
     status,
     use_backend,
@@ -36,6 +37,7 @@ def command() -> None:
     with no_plugin_warnings():
         broken = _show("Environment", _environment())
         broken += _show("Backends", [_try(row) for row in status(start=True)])
+        broken += _show("Kernels that plugins replace", _replaced())
         broken += _show("What the backends say", diagnose())
         broken += _show("Hooks that failed", [_of_hook(f) for f in failures() if not _is_shown(f)])
     click.echo(f"\n{broken} problem{'s' * (broken != 1)} found" if broken else "\nno problem found")
@@ -49,6 +51,11 @@ def _show(title: str, lines: list[Diagnosis]) -> int:
     for line in lines:
         click.echo(f"  {click.style(f'{line.level:8}', fg=COLOURS[line.level])} {line.text}")
     return sum(line.level == "error" for line in lines)
+
+
+def _replaced() -> list[Diagnosis]:
+    rows = [f"{row.backend}: {row.op} is that of {row.entry_point} ({row.distribution})" for row in overrides()]
+    return [Diagnosis("ok", row) for row in rows]
 
 
 def _is_shown(failure: PluginFailure) -> bool:
