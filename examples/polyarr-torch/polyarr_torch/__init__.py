@@ -1,0 +1,30 @@
+"""PyTorch's CPU tensors as a polyarr backend. PyTorch is imported when the backend starts, not before."""
+
+import importlib.util
+
+from polyarr.core.backend import Backend
+from polyarr.plugins import hookimpl
+
+HINT = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
+
+def start():
+    from polyarr_torch import kernels
+
+    return Backend(
+        "torch", kernels.KERNELS, kernels.upload, kernels.download, device=f"the host's CPU, {kernels.describe()}"
+    )
+
+
+@hookimpl
+def polyarr_backends(register):
+    register("torch", start, summary="PyTorch's CPU tensors", install_hint=HINT)
+
+
+@hookimpl
+def polyarr_diagnose():
+    if importlib.util.find_spec("torch") is None:
+        return [("warning", f"polyarr-torch: PyTorch is not installed; to have it: {HINT}")]
+    from polyarr_torch import kernels
+
+    return [("ok", f"polyarr-torch: {kernels.describe()}")]

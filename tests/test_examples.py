@@ -1,0 +1,405 @@
+"""The examples and docs/write-a-backend.md, as a stranger meets them: installed, found, compared, trained, replaced."""
+
+import contextlib
+import importlib
+import inspect
+import math
+import re
+import shutil
+import sys
+import tomllib
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import polyarr as pa
+from polyarr import ops, optim, plugins
+from polyarr.backends.numpy.table import make_kernels
+from polyarr.cli import main
+from polyarr.core.backend import Backend, Fused
+from polyarr.core.errors import BackendError
+from polyarr.core.op import OPS
+from polyarr.core.spec import as_dtype
+from polyarr.models.gpt import GPTModel
+from polyarr.plugins import PluginWarning, get_backend, hookimpl
+from polyarr.testing import SAMPLES, Data, Sample, checks
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "write-a-backend.md"
+PRIMITIVES = [op for op in OPS if op.body is None and op.__module__.startswith("polyarr.")]
+BACKENDS = {"tiny": "polyarr-tiny", "template": "polyarr-template", "torch": "polyarr-torch"}
+GPT = {
+    "vocab_size": 17, "context_length": 8, "emb_dim": 16, "n_heads": 2, "n_layers": 2, "drop_rate": 0.1,
+    "qkv_bias": True, "tie_embeddings": True,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def installed(*folders, into):
+    """The packages in these folders, as `pip install` would make them known, for the length of the block."""
+    before = set(sys.modules)
+    for folder in folders:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        info = into / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
+        lines = [f"{name} = {module}\n" for name, module in project["entry-points"]["polyarr"].items()]
+        (info / "entry_points.txt").write_text("[polyarr]\n" + "".join(lines))
+    paths = [str(into), *map(str, folders)]
+    sys.path[:0] = paths
+    importlib.invalidate_caches()
+    try:
+        with plugins.fresh(), pa.use_backend("numpy"):
+            yield
+    finally:
+        for path in paths:
+            sys.path.remove(path)
+        for name in set(sys.modules) - before:
+            if name.startswith("polyarr_"):
+                del sys.modules[name]
+
+
+@pytest.fixture(params=BACKENDS)
+def name(request, tmp_path):
+    """Each example that is a backend, installed."""
+    if request.param == "torch":
+        pytest.importorskip("torch")
+    with installed(EXAMPLES / BACKENDS[request.param], into=tmp_path):
+        yield request.param
+
+
+# ---- backends ------------------------------------------------------------------------------------------------
+
+
+def test_an_example_is_found_and_complete(name):
+    backend = get_backend(name)
+    row = next(row for row in plugins.status() if row.name == name)
+    assert (row.state, row.distribution) == ("running", f"polyarr-{name} 0.1.0") and row.summary
+    assert not plugins.failures()
+    assert set(PRIMITIVES) <= set(backend.kernels)
+
+
+def held(backend, sample):
+    """True where the backend holds the dtype that a parameter asks for."""
+    return as_dtype(sample.params.get("dtype") or "float32") in backend.dtypes
+
+
+def compare(backend, dtype_count):
+    """Every primitive and every fused pair against the reference, on inputs that hypothesis chooses."""
+
+    @given(data=st.data())
+    @settings(max_examples=2, phases=[Phase.generate])  # it is long: to make a failing one smaller would take minutes
+    def run(data):
+        for op, entry in SAMPLES.items():
+            kernel = backend.kernels.get(op)
+            if op in PRIMITIVES or isinstance(kernel, Fused):
+                known = [d for d in entry.dtypes if as_dtype(d) in backend.dtypes]
+                usual = ["float32"] if "float32" in known else known[-1:]
+                for dtype in usual + data.draw(st.permutations(known))[: dtype_count - 1]:
+                    checks.check_forward(op, backend, data.draw(entry.cases(dtype).filter(lambda s: held(backend, s))))
+                if entry.smooth:
+                    sample = data.draw(entry.smooth("float32").filter(lambda s: held(backend, s)))
+                    checks.check_backward(op, backend, sample)
+                    checks.check_purity(op, backend, sample)
+                    checks.check_layout(op, backend, sample)
+                    if isinstance(kernel, Fused):
+                        checks.check_fused_pair(op, backend, sample)
+
+    run()
+
+
+def test_an_example_computes_like_the_reference(name):
+    compare(get_backend(name), dtype_count=3)
+
+
+def losses(name, steps=8):
+    """What a small GPT loses at each step, dropout, clipping and AdamW included."""
+    with pa.use_backend(name):
+        pa.random.seed(3)
+        model, optimizer = GPTModel(GPT), optim.AdamW(lr=1e-2, clip=1.0)
+        state = optimizer.init(model)
+        step = pa.value_and_grad(lambda m, w: pa.cross_entropy(m(w[:, :-1]), w[:, 1:]))
+        windows = pa.asarray(np.random.default_rng(0).integers(0, 17, (steps, 4, 9), dtype=np.int32))
+        found = []
+        for i in range(steps):
+            loss, grads = step(model, windows[i])
+            model, state = optimizer.update(grads, state, model)
+            found.append(float(loss))
+        return np.array(found)
+
+
+def test_an_example_trains_a_gpt_to_the_losses_of_the_reference(name):
+    np.testing.assert_allclose(losses(name), losses("numpy"), rtol=2e-5)
+
+
+def test_the_smallest_one_is_small_and_stands_alone():
+    source = (EXAMPLES / "polyarr-tiny" / "polyarr_tiny.py").read_text()
+    assert len(source.splitlines()) < 100
+    assert "polyarr.backends" not in source
+
+
+def test_the_one_on_pytorch_says_what_is_missing(tmp_path, monkeypatch):
+    """Without PyTorch the plugin is found, and the error and the health check name the cure."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with installed(EXAMPLES / "polyarr-torch", into=tmp_path):
+        with pytest.raises(BackendError, match="install what it needs with: pip install torch"):
+            get_backend("torch")
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert any("pip install torch" in row.text for row in plugins.diagnose() if row.level == "warning")
+
+
+def test_the_template_works_after_renaming(tmp_path, monkeypatch):
+    """What its README says, with the name `mine`."""
+    folder = tmp_path / "polyarr-mine"
+    shutil.copytree(EXAMPLES / "polyarr-template", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.write_text(file.read_text().replace("template", "mine"))
+    (folder / "polyarr_template.py").rename(folder / "polyarr_mine.py")
+    with installed(folder, into=tmp_path):
+        assert get_backend("mine").name == "mine"
+        tests = run_source((folder / "tests" / "test_backend.py").read_text())
+        for test in ("test_forward", "test_backward", "test_habits"):
+            tests[test](op=ops.square)
+
+
+def run_source(source):
+    """The names that a module with this source defines."""
+    module = types.ModuleType("typed_in")
+    exec(compile(source, "typed_in.py", "exec"), module.__dict__)  # our own files
+    return module.__dict__
+
+
+# ---- make_kernels for another library ------------------------------------------------------------------------
+
+
+class Foreign:
+    """An array of a library that has NumPy's names and is not NumPy: the two cannot be mixed by accident."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, host):
+        self.host = np.asarray(host)
+
+    def __array__(self, *_, **__):
+        raise TypeError("an implicit copy to NumPy")
+
+    def __getattr__(self, name):
+        found = getattr(self.host, name)
+        return Function(found) if callable(found) else found
+
+    def __getitem__(self, key):
+        return Foreign(self.host[ours(key)])
+
+    def __setitem__(self, key, value):
+        self.host[ours(key)] = ours(value)
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "and", "or", "xor", "rshift", "eq", "lt"):
+    setattr(Foreign, f"__{_name}__", lambda a, b, n=f"__{_name}__": Foreign(getattr(a.host, n)(ours(b))))
+
+
+def ours(value):
+    """What NumPy computes on, out of what the library's user gives; an array of NumPy's own is refused."""
+    if isinstance(value, Foreign):
+        return value.host
+    if isinstance(value, np.ndarray):
+        raise TypeError("NumPy's array in a call of another library")
+    return type(value)(map(ours, value)) if type(value) in (tuple, list) else value
+
+
+class Function:
+    """A NumPy function as the library has it."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def __call__(self, *args, **kwargs):
+        return Foreign(self.fn(*ours(args), **kwargs))
+
+    def at(self, *args):
+        self.fn.at(*ours(args))
+
+
+class Library:
+    def __getattr__(self, name):
+        return Function(getattr(np, name))
+
+
+def test_make_kernels_mixes_no_libraries():
+    kernels = make_kernels(Library(), erf=Function(np.vectorize(math.erf, "d")))
+    backend = Backend("foreign", kernels, Foreign, lambda buf: np.array(buf.host, order="C"))
+    compare(backend, dtype_count=2)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with pa.use_backend(backend):
+        np.testing.assert_array_equal(pa.random.bits((5,)).shape, (5,))
+        assert float(pa.sum(pa.asarray(x) @ pa.asarray(x.T))) == 83
+
+
+# ---- replacing kernels ---------------------------------------------------------------------------------------
+
+
+def toy(name="toy"):
+    return Backend(name, make_kernels(np), np.array, lambda buf: np.array(buf, order="C"))
+
+
+def plugin(title, **hooks):
+    """A plugin of this process with these hooks."""
+    return types.SimpleNamespace(__name__=title, **{hook: hookimpl(fn) for hook, fn in hooks.items()})
+
+
+def offering(backend):
+    def polyarr_backends(register):
+        register(backend.name, lambda: backend)
+
+    return plugin("offering", polyarr_backends=polyarr_backends)
+
+
+def replacing(title, kernels, asked=None):
+    def polyarr_kernels(backend):
+        if asked is not None:
+            asked.append(backend.name)
+        return kernels if backend.name == "toy" else {}
+
+    return plugin(title, polyarr_kernels=polyarr_kernels)
+
+
+@pytest.fixture
+def fresh():
+    with plugins.fresh():
+        plugins.register_plugin(offering(toy()))
+        yield
+
+
+def doubled(out, x):
+    return np.asarray(2 * x, out.dtype)
+
+
+def test_a_kernel_is_replaced_once_when_the_backend_starts(fresh):
+    asked = []
+    plugins.register_plugin(replacing("mine", {ops.exp: doubled}, asked))
+    x = pa.asarray([1.0, 2.0], device="toy")
+    for _ in range(3):
+        assert pa.exp(x).tolist() == [2.0, 4.0]
+    assert asked.count("toy") == 1
+    assert [(r.backend, r.op, r.entry_point) for r in plugins.overrides()] == [("toy", "exp", "mine")]
+    assert get_backend("numpy").kernels[ops.exp] is not doubled
+
+
+def test_a_replacement_goes_with_its_plugin(fresh):
+    mine = replacing("mine", {ops.exp: doubled})
+    plugins.register_plugin(mine)
+    assert get_backend("toy").kernels[ops.exp] is doubled
+    plugins.unregister_plugin(mine)
+    assert get_backend("toy").kernels[ops.exp] is not doubled and not plugins.overrides()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "reason"),
+    [
+        ({"exp": doubled}, "polyarr_kernels gave 'exp'"),
+        ({ops.exp: 3}, "polyarr_kernels gave <op exp>: 3"),
+        (7, "'int' object is not iterable"),
+    ],
+)
+def test_a_replacement_that_cannot_work_leaves_the_backend_as_it_was(fresh, kernels, reason):
+    plugins.register_plugin(replacing("wrong", kernels))
+    with pytest.warns(PluginWarning, match="could not replace kernels of 'toy'"):
+        backend = get_backend("toy")
+    assert backend.kernels.keys() == toy().kernels.keys() and not plugins.overrides()
+    assert reason in str(plugins.failures()[-1])
+
+
+def test_a_hook_that_fails_leaves_the_backend_as_it_was(fresh):
+    plugins.register_plugin(plugin("broken", polyarr_kernels=lambda backend: sys.exit(3)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        assert get_backend("toy").kernels.keys() == toy().kernels.keys()
+    assert plugins.failures()[-1].stage == "replace kernels of 'toy'"
+
+
+def test_of_two_plugins_for_one_op_the_first_counts(fresh):
+    plugins.register_plugin(replacing("first", {ops.exp: doubled}))
+    plugins.register_plugin(replacing("second", {ops.exp: lambda out, x: x, ops.log: doubled}))
+    with pytest.warns(PluginWarning, match="exp is already replaced by this process"):
+        backend = get_backend("toy")
+    assert backend.kernels[ops.exp] is doubled and backend.kernels[ops.log] is not doubled
+
+
+def test_the_example_that_replaces_gelu(tmp_path):
+    with installed(EXAMPLES / "polyarr-faster-gelu", into=tmp_path):
+        assert [(r.backend, r.op) for r in plugins.overrides()] == [("numpy", "gelu")]
+        for approximate in ("tanh", "none"):
+            params = {"approximate": approximate}
+            for dtype in ("float16", "bfloat16", "float32", "float64"):
+                for shape in ((), (0,), (5, 33)):
+                    checks.check_fused_pair(ops.gelu, "numpy", Sample((Data(shape, dtype),), params))
+            checks.check_gradient(ops.gelu, "numpy", Sample((Data((5, 33)),), params))
+            checks.check_purity(ops.gelu, "numpy", Sample((Data((5, 33)),), params))
+        shown = CliRunner().invoke(main, ["doctor"]).output
+    assert "numpy: gelu is that of faster-gelu (polyarr-faster-gelu 0.1.0)" in shown
+    assert "polyarr-faster-gelu: 100,000 elements in" in shown
+
+
+# ---- the page ------------------------------------------------------------------------------------------------
+
+
+def page_files():
+    """What the page tells its reader to type, by file; several blocks for one file follow each other."""
+    files = {}
+    for file, block in re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        files[file] = files.get(file, "") + block
+    return files
+
+
+def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path):
+    files = page_files()
+    folder = tmp_path / "polyarr-mine"
+    folder.mkdir()
+    for file, text in files.items():
+        (folder / file).write_text(text)
+    with installed(folder, into=tmp_path):
+        import polyarr_other
+
+        plugins.register_plugin(polyarr_other)
+        run_source(files["check.py"])
+        test_op = run_source(files["test_mine.py"])["test_op"]
+        for op in (ops.tanh, ops.exp, ops.sum, ops.scatter, ops.softmax):
+            test_op(op=op)
+        np.testing.assert_allclose(losses("mine", 3), losses("numpy", 3), rtol=2e-5)
+        assert [(r.backend, r.op) for r in plugins.overrides()] == [("mine", "exp")]
+        shown = CliRunner().invoke(main, ["doctor"]).output
+    assert "ok       mine (polyarr-mine 0.1.0) computes on cpu" in shown
+    assert f"polyarr-mine: NumPy {np.__version__}" in shown
+
+
+def row_of(op):
+    meaning = (inspect.getdoc(op) or "").splitlines()[0].replace("|", "\\|")
+    inputs, params = (", ".join(f"`{name}`" for name in names) for names in (op.inputs, op.defaults))
+    return f"| `{op.name}` | {inputs} | {params} | {meaning} |"
+
+
+def test_the_pages_list_of_primitives_is_that_of_the_ops():
+    section = PAGE.read_text().partition("<!-- primitives")[2].partition("<!-- end")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(rows) == sorted(map(row_of, PRIMITIVES))
+
+
+def test_the_pages_list_of_checks_is_that_of_the_kit():
+    found = [(name, fn.__doc__.splitlines()[0]) for name, fn in vars(checks).items() if name.startswith("check_")]
+    listed = re.findall(r"^\| `(check_\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert listed == found
+
+
+def test_the_pages_links_lead_somewhere():
+    for link in re.findall(r"\]\((\.\./[^)]+)\)", PAGE.read_text()):
+        assert (PAGE.parent / link).exists(), link
