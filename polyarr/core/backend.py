@@ -9,8 +9,8 @@ A kernel for a primitive, or for an op that states its VJP:
 `out` is the result's Spec. Each array input arrives as the buffer that the backend made; a Python number
 arrives as a Python number, an absent optional input as None, a list of arrays as a tuple of buffers. `params`
 are all of the op's keyword parameters, checked and in canonical form (axes are non-negative tuples). Inputs of
-one op share one dtype wherever the op promotes; indices are int32 or int64. Shapes are not broadcast beforehand. A kernel never writes to
-an input, and may return a view of one.
+one op share one dtype wherever the op promotes; indices are int32 or int64. Shapes are not broadcast beforehand. A
+kernel never writes to an input, and may return a view of one.
 
 A kernel for a fused op is a Fused pair:
 
