@@ -54,6 +54,18 @@ def _reductions(xp: Any) -> dict:
     }  # fmt: skip
 
 
+def _binary(xp: Any, bound: Callable) -> dict:
+    return {
+        ops.add: xp.add, ops.subtract: xp.subtract, ops.multiply: xp.multiply, ops.divide: xp.divide,
+        ops.floor_divide: bound(floor_divide), ops.remainder: xp.remainder, ops.pow: bound(power),
+        ops.maximum: xp.maximum, ops.minimum: xp.minimum, ops.atan2: xp.arctan2, ops.hypot: xp.hypot,
+        ops.copysign: xp.copysign, ops.logaddexp: xp.logaddexp, ops.equal: xp.equal, ops.not_equal: xp.not_equal,
+        ops.less: xp.less, ops.less_equal: xp.less_equal, ops.greater: xp.greater, ops.greater_equal: xp.greater_equal,
+        ops.bitwise_and: xp.bitwise_and, ops.bitwise_or: xp.bitwise_or, ops.bitwise_xor: xp.bitwise_xor,
+        ops.bitwise_left_shift: xp.left_shift, ops.bitwise_right_shift: xp.right_shift,
+    }  # fmt: skip
+
+
 def make_kernels(xp: Any, erf: Callable | None = None) -> dict:
     """Op -> kernel, from the functions of xp, a library with NumPy's names; erf is its own, for NumPy has none."""
     bound = functools.partial(functools.partial, xp=xp)  # a function of this module, with xp
@@ -66,17 +78,8 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict:
         ops.acosh: xp.arccosh, ops.atanh: xp.arctanh, ops.erf: erf or ERF, ops.isnan: xp.isnan, ops.isinf: xp.isinf,
         ops.isfinite: xp.isfinite, ops.signbit: xp.signbit, ops.bitwise_invert: xp.invert,
     }  # fmt: skip
-    binary = {
-        ops.add: xp.add, ops.subtract: xp.subtract, ops.multiply: xp.multiply, ops.divide: xp.divide,
-        ops.floor_divide: bound(floor_divide), ops.remainder: xp.remainder, ops.pow: bound(power),
-        ops.maximum: xp.maximum, ops.minimum: xp.minimum, ops.atan2: xp.arctan2, ops.hypot: xp.hypot,
-        ops.copysign: xp.copysign, ops.logaddexp: xp.logaddexp, ops.equal: xp.equal, ops.not_equal: xp.not_equal,
-        ops.less: xp.less, ops.less_equal: xp.less_equal, ops.greater: xp.greater, ops.greater_equal: xp.greater_equal,
-        ops.bitwise_and: xp.bitwise_and, ops.bitwise_or: xp.bitwise_or, ops.bitwise_xor: xp.bitwise_xor,
-        ops.bitwise_left_shift: xp.left_shift, ops.bitwise_right_shift: xp.right_shift,
-    }  # fmt: skip
     return {
-        **{op: elementwise(xp, fn) for op, fn in (unary | binary).items()},
+        **{op: elementwise(xp, fn) for op, fn in (unary | _binary(xp, bound)).items()},
         **{op: reduction(xp, fn) for op, fn in _reductions(xp).items()},
         ops.nextafter: bound(nextafter),
         ops.where: bound(where),

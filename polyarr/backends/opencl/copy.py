@@ -1,12 +1,27 @@
 """Copies between layouts. They move bits, so that every dtype works on every device and no nan changes."""
 
+from functools import lru_cache
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.elementwise import COPY, launch
+from polyarr.backends.opencl.elementwise import COPY, collapse, launch
 from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}
+WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
+CPU_TILE, GPU_TILE, GPU_GROUP_ROWS = 16, 32, 8
+MAX_BATCH = 65535  # groups along the third axis of a GPU
+
+
+class Transposed(NamedTuple):
+    """How a copy of transposed matrices is launched."""
+
+    kernel: Any
+    work: tuple[int, ...]
+    group: tuple[int, ...]
+    arguments: tuple[int, ...]
 
 
 def dense(device: Device, buf: Buffer) -> Buffer:
@@ -16,6 +31,11 @@ def dense(device: Device, buf: Buffer) -> Buffer:
 
 def duplicate(device: Device, buf: Buffer) -> Buffer:
     """A dense copy of buf."""
+    plan = _transposed(device, buf.shape, buf.strides, buf.dtype.itemsize)
+    if plan is not None:
+        result = device.empty(Spec(buf.shape, buf.dtype))
+        plan.kernel(plan.work, plan.group, buf.memory, buf.offset, result.memory, *plan.arguments)
+        return result
     bits = _as_bits(buf)
     return launch(device, COPY, Spec(bits.shape, bits.dtype), bits)._replace(dtype=buf.dtype)
 
@@ -28,3 +48,25 @@ def write(device: Device, target: Buffer, source: Buffer) -> None:
 
 def _as_bits(buf: Buffer) -> Buffer:
     return buf._replace(dtype=BITS[buf.dtype.itemsize])
+
+
+@lru_cache(maxsize=4096)
+def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Transposed | None:
+    """The plan for matrices whose columns are dense, in at most two axes of batches; None for anything else."""
+    if 0 in shape:
+        return None
+    lengths, (steps,) = collapse(shape, [strides])
+    if not 2 <= len(lengths) <= 4 or steps[-2] != 1 or min(lengths[-2:]) < CPU_TILE // 2:
+        return None
+    outer, inner, rows, columns = (1,) * (4 - len(lengths)) + lengths
+    outer_step, inner_step, _, step = (0,) * (4 - len(lengths)) + steps
+    tile, group_rows = (CPU_TILE, 1) if device.is_cpu else (GPU_TILE, GPU_GROUP_ROWS)
+    high, wide = -(-rows // tile), -(-columns // tile)
+    if not device.is_cpu and max(high, outer * inner) > MAX_BATCH:
+        return None
+    kernel = device.build("copy", WORD=WORDS[itemsize], TILE=tile, GROUP_ROWS=group_rows).copy_transposed
+    arguments = (inner, rows, columns, outer_step, inner_step, step)
+    if device.is_cpu:
+        return Transposed(kernel, (high, outer * inner), (1, 1), arguments)
+    work = (wide * tile, high * group_rows, outer * inner)
+    return Transposed(kernel, work, (tile, group_rows, 1), arguments)

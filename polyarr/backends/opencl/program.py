@@ -14,6 +14,7 @@ from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
 from polyarr.core.spec import bool as bool_
 
 KERNELS = files(__package__) / "kernels"
+SHARED = ("prelude", "functions")  # kernel files that come before every other
 
 # The C types of a dtype: T is how an element is stored, ACC what arithmetic on it is done in.
 STORED = {
@@ -106,7 +107,7 @@ class ProgramCache:
 
     def _build(self, stem: str, defines: dict[str, Any]) -> cl.Program:
         macros = self._macros(defines)
-        source = f'{macros}#line 1 "prelude.cl"\n{_read("prelude")}\n#line 1 "{stem}.cl"\n{_read(stem)}'
+        source = macros + "\n".join(f'#line 1 "{name}.cl"\n{_read(name)}' for name in (*SHARED, stem))
         debug = os.environ.get("POLYARR_DEBUG")
         # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
         options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]

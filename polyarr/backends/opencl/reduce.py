@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Buffer, Device, row_major
 from polyarr.backends.opencl.elementwise import collapse
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.shape import reshape
@@ -20,7 +20,7 @@ JOINS = {
     "min": ("LEAST", "first"),
 }
 CPU_COLUMNS, GPU_COLUMNS = 128, 32
-CPU_PARTIALS, GPU_PARTIALS = 16, 4
+CPU_PARTIALS, GPU_PARTIALS = 32, 4
 GPU_GROUP = 256
 CPU_PART, GPU_PART = 1 << 16, 1 << 12  # elements: what is worth a work-item or a group of its own
 GPU_GROUPS_PER_UNIT = 8
@@ -72,10 +72,12 @@ def _launch(device: Device, name: str, out: Spec, x: Buffer, window: Window) -> 
     plan = _plan(device, name, out, x.dtype, window)
     result = device.empty(out if plan.partial is None else plan.partial)
     plan.kernel(plan.work, plan.group, x.memory, x.offset, result.memory, *plan.arguments)
-    if plan.partial is None:
-        return result
-    parts, outputs = plan.partial.shape
-    return _launch(device, name, out, result, Window(1, parts, outputs, 0, outputs, 1))
+    return result if plan.partial is None else _join_parts(device, name, out, result)
+
+
+def _join_parts(device: Device, name: str, out: Spec, partial: Buffer) -> Buffer:
+    parts, outputs = partial.shape
+    return _launch(device, name, out, partial, Window(1, parts, outputs, 0, outputs, 1))
 
 
 def argmax(device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
@@ -94,10 +96,11 @@ def _find(name: str, device: Device, out: Spec, x: Buffer, axis: int | None) -> 
     window = _window(x.shape, x.strides, (axis,))
     if window is None:
         x, window = _in_rows(device, x, (axis,))
-    plan = _find_plan(device, name, x.dtype, window)
-    result = device.empty(out)
-    plan.kernel(plan.work, plan.group, x.memory, x.offset, result.memory, *plan.arguments)
-    return result
+    wanted = _launch(device, name, Spec((window.outer * window.inner,), x.dtype), x, window)
+    plan = _plan(device, name, out, x.dtype, window, find=True)
+    result = device.empty(out if plan.partial is None else plan.partial)
+    plan.kernel(plan.work, plan.group, x.memory, x.offset, wanted.memory, result.memory, *plan.arguments)
+    return result if plan.partial is None else _join_parts(device, "min", out, result)
 
 
 # ---- windows -----------------------------------------------------------------------------------------------------
@@ -126,34 +129,36 @@ def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, 
     view = x._replace(shape=tuple(x.shape[a] for a in order), strides=tuple(x.strides[a] for a in order))
     rows = tuple(range(x.ndim - len(axes), x.ndim))
     copy = dense(device, view)
-    return copy, _window(copy.shape, copy.strides, rows)  # type: ignore[return-value]
+    strides = row_major(copy.shape)  # one without elements keeps any strides
+    return copy, _window(copy.shape, strides, rows)  # type: ignore[return-value]
 
 
 # ---- plans -------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
-def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window) -> Plan:
+def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, *, find: bool = False) -> Plan:
     outputs = window.outer * window.inner
     by_columns = window.inner_stride == 1 and window.inner > 1 and (window.stride != 1 or window.length == 1)
     parts, part_length = _parts(device, window, by_columns)
-    result = out if parts == 1 else Spec((parts, outputs), _accumulator(name, dtype, out.dtype))
+    accumulator = _accumulator(name, dtype, dtype if find else out.dtype)
+    result = out if parts == 1 else Spec((parts, outputs), int64 if find else accumulator)
     lanes = 1 if device.is_cpu else _lanes(part_length)
-    program = _build(
-        device, name, dtype, _accumulator(name, dtype, out.dtype), result.dtype, window.stride, lanes, find=0
-    )
+    program = _build(device, name, dtype, accumulator, result.dtype, window.stride, lanes, find=find)
+    partial = None if parts == 1 else result
     if by_columns:
         columns, depth = (CPU_COLUMNS, 1) if device.is_cpu else (GPU_COLUMNS, GPU_GROUP // GPU_COLUMNS)
         group = (1, 1, 1) if device.is_cpu else (columns, depth, 1)
         work = (-(-window.inner // columns) * group[0], window.outer * group[1], parts)
         arguments = (window.inner, window.length, window.outer_stride, window.stride, part_length)
-        return Plan(program.reduce_columns, work, group, arguments, None if parts == 1 else result)
-    return _rows_plan(device, program, window, lanes, parts, part_length, None if parts == 1 else result)
+        return Plan(program.find_columns if find else program.reduce_columns, work, group, arguments, partial)
+    kernel = program.find_rows if find else program.reduce_rows
+    return _rows_plan(device, kernel, window, lanes, parts, part_length, partial)
 
 
 def _rows_plan(
     device: Device,
-    program: Any,
+    kernel: Any,
     window: Window,
     lanes: int,
     parts: int,
@@ -167,14 +172,7 @@ def _rows_plan(
     group = 1 if device.is_cpu else GPU_GROUP
     work = (-(-rows // (per_item * group // lanes)) * group, parts)
     arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, window.stride)
-    return Plan(program.reduce_rows, work, (group, 1), (*arguments, part_length, per_item), partial)
-
-
-@lru_cache(maxsize=4096)
-def _find_plan(device: Device, name: str, dtype: np.dtype, window: Window) -> Plan:
-    lanes = 1 if device.is_cpu else _lanes(window.length)
-    program = _build(device, name, dtype, _accumulator(name, dtype, dtype), int64, window.stride, lanes, find=1)
-    return _rows_plan(device, program, window, lanes, 1, window.length, None)
+    return Plan(kernel, work, (group, 1), (*arguments, part_length, per_item), partial)
 
 
 def _build(
@@ -186,7 +184,7 @@ def _build(
     stride: int,
     lanes: int,
     *,
-    find: int,
+    find: bool,
 ) -> Any:
     join, start = JOINS[name]
     stored, written = types(dtype), types(result)
@@ -199,7 +197,8 @@ def _build(
         STORE=written["STORE"],
         JOIN=join,
         START=start,
-        FIND=find,
+        FIND=int(find),
+        VECTORS=int(device.is_cpu and stride == 1 and stored["T"] == types(accumulator)["ACC"]),
         STRIDE=1 if stride == 1 else "stride",
         WG=1 if device.is_cpu else GPU_GROUP,
         LANES=lanes,

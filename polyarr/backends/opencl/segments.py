@@ -1,4 +1,7 @@
-"""Adding many updates to few slices, the same way every time: updates are grouped by a sort, then summed."""
+"""Adding many updates to few slices, the same way every time: updates are grouped by a sort, then summed.
+
+Where the slices are few and short, a CPU needs no sort.
+"""
 
 import os
 from math import prod
@@ -8,11 +11,13 @@ import numpy as np
 from polyarr.backends.opencl import sort
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import Program, types
-from polyarr.core.spec import Spec, float32
+from polyarr.core.spec import Spec, float32, float64
 
 GROUP = 128  # work-items per group on a GPU, a power of two
 COLUMNS = 64  # columns that a CPU's work-item sums at once
+FEW, LEAST_PART = 4096, 4096  # numbers in all slices; updates that are worth a work-item
 INT32 = np.dtype("int32")
+WIDE = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "double": "float64"}
 
 
 def add(device: Device, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
@@ -31,6 +36,9 @@ def add(device: Device, result: Buffer, updates: Buffer, indices: Buffer, *, axi
         items, pointers = -(-updates.size // GROUP) * GROUP, (result.memory, updates.memory, keys.memory)
         program.add_atomically(items, GROUP, *pointers, n, keys.size, inner, updates.size)
         return
+    if device.is_cpu and n * inner <= FEW and keys.size > n and _wide(device, result.dtype) != float32:
+        _add_serially(device, program, result, updates, keys, (outer, n, inner))
+        return
     order = sort.order(device, keys)
     args = (result.memory, updates.memory, keys.memory, order.memory, n, keys.size, inner)
     if device.is_cpu:
@@ -43,6 +51,26 @@ def add(device: Device, result: Buffer, updates: Buffer, indices: Buffer, *, axi
         program.segments_group(GROUP * blocks * keys.size * outer, GROUP, *args, blocks, lanes)
 
 
+def _add_serially(
+    device: Device, program: Program, result: Buffer, updates: Buffer, keys: Buffer, shape: tuple[int, int, int]
+) -> None:
+    outer, n, inner = shape
+    parts = min(4 * device.features.compute_units, -(-keys.size // LEAST_PART))
+    partial = device.empty(Spec((parts, *shape), _wide(device, result.dtype)))
+    args = (n, keys.size, inner, -(-keys.size // parts))
+    program.slots_serial((parts, outer), (1, 1), partial.memory, updates.memory, keys.memory, *args)
+    items = min(-(-result.size // COLUMNS), 8 * device.features.compute_units)
+    program.slots_join(items, None, result.memory, partial.memory, parts, result.size)
+
+
+def _wide(device: Device, dtype: np.dtype) -> np.dtype:
+    """The dtype that keeps the digits of a long sum, which of floats is float64 if the device has it."""
+    acc = types(dtype)["ACC"]
+    if acc == "float":
+        return float64 if device.features.fp64 else float32
+    return np.dtype(WIDE[acc])
+
+
 def _lanes(n: int, count: int, inner: int) -> int:
     """How many columns a group takes side by side; the rest of its work-items share out the updates of a slice."""
     per_slice = count // min(n, count)
@@ -53,4 +81,7 @@ def _lanes(n: int, count: int, inner: int) -> int:
 def _build(device: Device, dtype: np.dtype, index: np.dtype) -> Program:
     atomics = 0 if dtype != float32 else 2 if device.features.nvidia else 1
     index_type = "int" if index == INT32 else "long"
-    return device.build("segments", INDEX=index_type, GROUP=GROUP, COLUMNS=COLUMNS, ATOMICS=atomics, **types(dtype))
+    wide = types(_wide(device, dtype))["ACC"]
+    return device.build(
+        "segments", INDEX=index_type, GROUP=GROUP, COLUMNS=COLUMNS, ATOMICS=atomics, WIDE=wide, **types(dtype)
+    )

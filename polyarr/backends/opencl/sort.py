@@ -10,6 +10,8 @@ from polyarr.backends.opencl.program import Program
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
 GROUP = 256  # work-items per group on a GPU
+CPU_TILE, CPU_SPAN = 4096, 4096  # elements that are sorted at once, elements that a work-item merges
+GPU_TILE, GPU_SPAN = 2048, 8
 UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
 INT32 = np.dtype("int32")
@@ -35,7 +37,7 @@ def order(device: Device, x: Buffer) -> Buffer:
 def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
     n = x.shape[-1]
     rows = x.size // n
-    tile, span = (4096, 4096) if device.is_cpu else (2048, 8)
+    tile, span = (CPU_TILE, CPU_SPAN) if device.is_cpu else (GPU_TILE, GPU_SPAN)
     keys, index, other_keys, other_index = (
         device.empty(Spec(x.shape, dtype)) for dtype in (_key_dtype(x.dtype), INT32, _key_dtype(x.dtype), INT32)
     )

@@ -55,22 +55,27 @@ static inline void multiply(__local ACC *restrict c, const int rows, const int c
         }
 }
 
-// tile[r][c] = x[r * row + c] for r < rows, c < columns; tile has rows of width elements.
+static inline void clear(__local ACC *restrict tile, const int length) {
+    for (int i = 0; i < length; i++) tile[i] = 0;
+}
+
+// tile[r][c] = x[r * row + c] for r < rows, c < columns; tile has rows of width elements. What multiply reads beyond
+// them is 0: never used, but what lay there before could be slow denormals.
 static inline void pack(__local ACC *restrict tile, const int width, __global const T *restrict x, const long row,
                         const int rows, const int columns) {
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows; r++) {
         for (int c = 0; c < columns; c++) tile[r * width + c] = LOAD(x + r * row, c);
+        for (int c = columns; c < width; c++) tile[r * width + c] = 0;
+    }
+    clear(tile + rows * width, (CEIL(rows, ROWS) - rows) * width);
 }
 
 // tile[c][r] = x[r * row + c], the same transposed.
 static inline void pack_transposed(__local ACC *restrict tile, const int width, __global const T *restrict x,
                                    const long row, const int rows, const int columns) {
+    if (rows < width) clear(tile, columns * width);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) tile[c * width + r] = LOAD(x + r * row, c);
-}
-
-static inline void clear(__local ACC *restrict tile, const int length) {
-    for (int i = 0; i < length; i++) tile[i] = 0;
 }
 
 static inline size_t start_of(const long4 at, const long batch, const long inner) {
@@ -142,7 +147,6 @@ __kernel ONE_ITEM void attention_forward(
     out += start_of(out_at, batch, inner) + q0 * out_at.w;
     mask += start_of(mask_at, batch, inner) + q0 * mask_at.w;
 
-    if (queries < BQ) clear(qs, D * BQ);
     pack_transposed(qs, BQ, q, q_at.w, queries, D);
     for (int n = 0; n < D * BQ; n++) qs[n] *= scale;
     clear(os, BQ * DVP);

@@ -46,9 +46,10 @@ static inline ACC remainder_of(ACC x, ACC y) {
     return (rest < 0) != (y < 0) && rest == rest ? rest + y : rest;
 }
 
-// The quotient is found from the remainder, because x / y may round up to the next integer.
+// The quotient is found from the remainder, because x / y may round up to the next integer. Where x or y is infinite
+// there is no remainder to speak of, and the standard asks for the floor of x / y.
 static inline ACC floor_divide(ACC x, ACC y) {
-    if (y == 0) return x / y;
+    if (y == 0 || x - x != 0 || y - y != 0) return floor(x / y);
     const ACC rest = fmod(x, y);
     const ACC quotient = (x - rest) / y - (rest != 0 && (rest < 0) != (y < 0) ? 1 : 0);
     if (quotient == 0) return copysign((ACC)0, x / y);
@@ -56,12 +57,12 @@ static inline ACC floor_divide(ACC x, ACC y) {
     return quotient - whole > (ACC)0.5f ? whole + 1 : whole;
 }
 
-// A square is by far the most frequent power, and pow is slow.
-static inline ACC power_of(ACC x, ACC y) { return y == 2 ? x * x : pow(x, y); }
+// A square is by far the most frequent power.
+static inline ACC power_of(ACC x, ACC y) { return y == 2 ? x * x : POW(x, y); }
 
 static inline ACC logaddexp(ACC x, ACC y) {
     const ACC distance = x == y ? 0 : fabs(x - y);  // equal infinities too, whose difference is nan
-    return MAX(x, y) + log1p(exp(-distance));
+    return MAX(x, y) + LOG1P(EXP(-distance));
 }
 
 // The 16-bit floats in order are the integers in order, when the negative ones are mirrored.

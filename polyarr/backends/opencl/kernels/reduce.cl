@@ -5,14 +5,18 @@
 //
 // Kernels  reduce_rows     the work-items of a row go along the length together; any strides
 //          reduce_columns  the work-items go along inner together, and each down its own column; inner_stride 1
-// Launch   reduce_rows     CPU (WG 1): global (blocks of rows, parts); GPU: groups of WG, WG / LANES rows each
+//          find_rows, find_columns: where the first element is that equals `wanted` (one per result, of type T) or is
+//                          a nan as that is; the length, if there is none in the part
+// Launch   the find_ ones are launched as the reduce_ ones are
+//          reduce_rows     CPU (WG 1): global (blocks of rows, parts); GPU: groups of WG, WG / LANES rows each
 //          reduce_columns  CPU: global (blocks of COLUMNS columns, outer, parts)
 //                          GPU: groups of (COLUMNS, WG / COLUMNS), one per block of columns; outer and parts likewise
 // Params   T, LOAD         stored type of x, and how to read it
 //          A               type of the accumulator
 //          OUT_T, STORE    type of the results, and how to write one
 //          JOIN, START     joins two accumulators; what an empty one holds, of the first element `first`
-//          FIND            1: the results of reduce_rows are indices of the first element that equals the joined one
+//          FIND            1: the program has the find_ kernels, else the reduce_ ones
+//          VECTORS         1: dense rows are read eight elements at once, T and A being the same; for CPUs
 //          STRIDE          1 if the rows of reduce_rows are dense, so that loads can be vectors, else: stride
 //          WG, LANES       work-items per group, and of these per row: powers of two
 //          PARTIALS        independent accumulators per work-item, a power of two
@@ -20,8 +24,8 @@
 #if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(JOIN)
 #error "reduce.cl needs T, LOAD, A, OUT_T, STORE and JOIN"
 #endif
-#if !defined(START) || !defined(FIND) || !defined(STRIDE)
-#error "reduce.cl needs START, FIND and STRIDE"
+#if !defined(START) || !defined(FIND) || !defined(VECTORS) || !defined(STRIDE)
+#error "reduce.cl needs START, FIND, VECTORS and STRIDE"
 #endif
 #if !defined(WG) || !defined(LANES) || !defined(PARTIALS) || !defined(COLUMNS)
 #error "reduce.cl needs WG, LANES, PARTIALS and COLUMNS"
@@ -32,10 +36,44 @@
 #define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
 #define CHUNK (128L * PARTIALS * LANES)  // long sums of short sums lose fewer digits than one long sum
 
+#define AT(i) ((A)LOAD(x, base + (i) * STRIDE))
+
+#if FIND
+DEFINE_JOIN(first_of_lanes, long, LANES, MIN)
+
+#define IS_WANTED(v) (((v) == wanted) | (((v) != (v)) & (wanted != wanted)))
+#define SKIP 64
+
+static inline long find_in_row(__global const T *restrict x, long base, long stride, long begin, long end, long none,
+                               A wanted, int me, __local long *lane) {
+    long found = none, skipped = begin;
+    for (int hit = 0; LANES == 1 && skipped + SKIP <= end; skipped += SKIP) {
+        for (int j = 0; j < SKIP; j++) {
+            const A v = AT(skipped + j);
+            hit |= IS_WANTED(v);
+        }
+        if (hit) break;
+    }
+    for (long i = skipped + me; i < end; i += LANES) {
+        const A v = AT(i);
+        if (IS_WANTED(v)) {
+            found = i;
+            break;
+        }
+    }
+    return first_of_lanes(found, me, lane);
+}
+#else
 DEFINE_JOIN(join_lanes, A, LANES, JOIN)
 
+#if VECTORS
+#define EIGHT_NOW(type) type##8
+#define EIGHT(type) EIGHT_NOW(type)
+typedef EIGHT(T) Vector;
+typedef Vector __attribute__((aligned(sizeof(T)))) VectorAnywhere;
+#endif
+
 // Elements begin + me, begin + me + LANES ... < end of a row, joined over the lanes.
-#define AT(i) ((A)LOAD(x, base + (i) * STRIDE))
 static inline A join_row(__global const T *restrict x, long base, long stride, long begin, long end, int me,
                          __local A *lane) {
     const A first = begin < end ? AT(begin) : (A)0;
@@ -47,14 +85,25 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
     }
     for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
         const long stop = MIN(chunk + CHUNK, end);
-        A partial[PARTIALS];
-        for (int p = 0; p < PARTIALS; p++) partial[p] = START;
         long i = chunk + me;
+        A partial[PARTIALS];
+#if VECTORS
+        Vector vectors[PARTIALS / 8];
+        for (int p = 0; p < PARTIALS / 8; p++) vectors[p] = (Vector)(START);
+        for (; i + PARTIALS <= stop; i += PARTIALS)
+            for (int p = 0; p < PARTIALS / 8; p++) {
+                const Vector v = *(__global const VectorAnywhere *)(x + base + i + 8 * p);
+                vectors[p] = JOIN(vectors[p], v);
+            }
+        for (int p = 0; p < PARTIALS; p++) partial[p] = vectors[p / 8][p % 8];
+#else
+        for (int p = 0; p < PARTIALS; p++) partial[p] = START;
         for (; i + (PARTIALS - 1) * LANES < stop; i += PARTIALS * LANES)
             for (int p = 0; p < PARTIALS; p++) {
                 const A v = AT(i + p * LANES);
                 partial[p] = JOIN(partial[p], v);
             }
+#endif
         for (; i < stop; i += LANES) {
             const A v = AT(i);
             partial[0] = JOIN(partial[0], v);
@@ -65,57 +114,101 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
     }
     return join_lanes(total, me, lane);
 }
-
-#if FIND
-DEFINE_JOIN(first_of_lanes, long, LANES, MIN)
-
-#define IS_WANTED(v) (((v) == wanted) | (((v) != (v)) & (wanted != wanted)))
-#define SKIP 64
-
-static inline long find_in_row(__global const T *restrict x, long base, long stride, long length, A wanted, int me,
-                               __local long *lane) {
-    long found = length, skipped = 0;
-    for (int hit = 0; LANES == 1 && skipped + SKIP <= length; skipped += SKIP) {
-        for (int j = 0; j < SKIP; j++) {
-            const A v = AT(skipped + j);
-            hit |= IS_WANTED(v);
-        }
-        if (hit) break;
-    }
-    for (long i = skipped + me; i < length; i += LANES) {
-        const A v = AT(i);
-        if (IS_WANTED(v)) {
-            found = i;
-            break;
-        }
-    }
-    return first_of_lanes(found, me, lane);
-}
 #endif
 
+// The rows of a work-item's team one after the other, each with STATEMENTS: its elements are base + i * STRIDE for i
+// from begin to stop. A team without a row still meets the others at the barriers.
+#define EACH_ROW(STATEMENTS) \
+    const int me = (int)get_local_id(0) % LANES, team = (int)get_local_id(0) - me; \
+    const long part = get_group_id(1), begin = part * part_length, end = MIN(begin + part_length, length); \
+    const long first_row = ((long)get_group_id(0) * (WG / LANES) + team / LANES) * rows_per_item; \
+    for (long row = first_row; row < first_row + rows_per_item; row++) { \
+        const long base = offset + row / inner * outer_stride + row % inner * inner_stride; \
+        const long stop = row < rows ? end : begin; \
+        STATEMENTS \
+    }
+
+#if FIND
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+void find_rows(__global const T *restrict x, const long offset, __global const T *restrict wanted,
+               __global OUT_T *restrict out, const long rows, const long inner, const long length,
+               const long outer_stride, const long inner_stride, const long stride, const long part_length,
+               const long rows_per_item) {
+    __local long places[WG];
+    EACH_ROW(
+        const A value = row < rows ? (A)LOAD(wanted, row) : (A)0;
+        const long found = find_in_row(x, base, stride, begin, stop, length, value, me, places + team);
+        if (me == 0 && row < rows) STORE(out, part * rows + row, found);)
+}
+#else
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void reduce_rows(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long rows,
                  const long inner, const long length, const long outer_stride, const long inner_stride,
                  const long stride, const long part_length, const long rows_per_item) {
     __local A lanes[WG];
-#if FIND
-    __local long places[WG];
-#endif
-    const int me = (int)get_local_id(0) % LANES, team = (int)get_local_id(0) - me;
-    const long part = get_group_id(1), begin = part * part_length, end = MIN(begin + part_length, length);
-    const long first_row = ((long)get_group_id(0) * (WG / LANES) + team / LANES) * rows_per_item;
-    for (long row = first_row; row < first_row + rows_per_item; row++) {
-        const long base = offset + row / inner * outer_stride + row % inner * inner_stride;
-        const long stop = row < rows ? end : begin;  // a team without a row still meets the others at the barriers
+    EACH_ROW(
         const A joined = join_row(x, base, stride, begin, stop, me, lanes + team);
-#if FIND
-        const long found = find_in_row(x, base, stride, row < rows ? length : 0, joined, me, places + team);
-        if (me == 0 && row < rows) STORE(out, row, found);
-#else
-        if (me == 0 && row < rows) STORE(out, part * rows + row, joined);
-#endif
-    }
+        if (me == 0 && row < rows) STORE(out, part * rows + row, joined);)
 }
+#endif
+
+#if FIND
+#if WG == 1
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void find_columns(__global const T *restrict x, const long offset, __global const T *restrict wanted,
+                  __global OUT_T *restrict out, const long inner, const long length, const long outer_stride,
+                  const long stride, const long part_length) {
+    const long column = (long)get_group_id(0) * COLUMNS, outer = get_group_id(1), part = get_group_id(2);
+    const int columns = (int)MIN((long)COLUMNS, inner - column);
+    const long begin = part * part_length, end = MIN(begin + part_length, length);
+    const long start = offset + outer * outer_stride + column;
+    const long result = (part * (long)get_num_groups(1) + outer) * inner + column;
+    A values[COLUMNS];
+    uint found[COLUMNS];  // how far below the end; 0 if nowhere
+    for (int c = 0; c < columns; c++) {
+        values[c] = (A)LOAD(wanted, outer * inner + column + c);
+        found[c] = 0;
+    }
+    for (long r = end - 1; r >= begin; r--)
+        for (int c = 0; c < columns; c++) {
+            const A v = (A)LOAD(x, start + r * stride + c), wanted = values[c];
+            found[c] = IS_WANTED(v) ? (uint)(end - r) : found[c];
+        }
+    for (int c = 0; c < columns; c++) STORE(out, result + c, found[c] ? end - found[c] : length);
+}
+#else
+#define DEPTH (WG / COLUMNS)
+
+static inline long find_column(__global const T *restrict x, long base, long stride, long begin, long end, long none,
+                               A wanted) {
+    for (long r = begin; r < end; r += DEPTH) {
+        const A v = (A)LOAD(x, base + r * stride);
+        if (IS_WANTED(v)) return r;
+    }
+    return none;
+}
+
+__kernel __attribute__((reqd_work_group_size(COLUMNS, DEPTH, 1)))
+void find_columns(__global const T *restrict x, const long offset, __global const T *restrict wanted,
+                  __global OUT_T *restrict out, const long inner, const long length, const long outer_stride,
+                  const long stride, const long part_length) {
+    __local long lane[WG];
+    const int c = get_local_id(0), depth = get_local_id(1);
+    const long column = (long)get_group_id(0) * COLUMNS + c, outer = get_group_id(1), part = get_group_id(2);
+    const long begin = part * part_length, end = column < inner ? MIN(begin + part_length, length) : begin;
+    const A value = column < inner ? (A)LOAD(wanted, outer * inner + column) : (A)0;
+    lane[depth * COLUMNS + c] = find_column(x, offset + outer * outer_stride + column, stride, begin + depth, end,
+                                            length, value);
+    for (int step = DEPTH / 2; step > 0; step /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (depth < step)
+            lane[depth * COLUMNS + c] = MIN(lane[depth * COLUMNS + c], lane[(depth + step) * COLUMNS + c]);
+    }
+    if (depth == 0 && column < inner)
+        STORE(out, (part * (long)get_num_groups(1) + outer) * inner + column, lane[c]);
+}
+#endif
+#endif
 
 #if !FIND
 #define BELOW(r) ((A)LOAD(x, base + (r) * stride))

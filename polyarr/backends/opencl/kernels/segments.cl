@@ -7,11 +7,13 @@
 //          fault: see Device.fault_record
 // Launch   wrap_indices: any global size. segments_serial (CPU): (spans of slots, blocks of COLUMNS columns, outer), group 1.
 //          segments_group (GPU): blocks * count * outer groups of GROUP: lanes columns by GROUP / lanes updates.
+//          slots_serial (CPU, few slices): global (parts of the updates, outer), group 1; then slots_join, any size.
+//          partial (parts, outer, n, inner) are their sums, of type WIDE
 //          add_atomically: one work-item per element of updates, rounded up to GROUP
-// Params   T, ACC, LOAD, STORE element type | INDEX int or long | GROUP, COLUMNS powers of two
+// Params   T, ACC, LOAD, STORE element type | WIDE what long sums are kept in | INDEX int or long | GROUP, COLUMNS powers of two
 //          ATOMICS 0 none, 1 by compare-and-swap, 2 by NVIDIA's instruction; not 0 for float only
-#if !defined(T) || !defined(INDEX) || !defined(GROUP) || !defined(COLUMNS) || !defined(ATOMICS)
-#error "segments.cl needs T, ACC, LOAD, STORE, INDEX, GROUP, COLUMNS and ATOMICS"
+#if !defined(T) || !defined(WIDE) || !defined(INDEX) || !defined(GROUP) || !defined(COLUMNS) || !defined(ATOMICS)
+#error "segments.cl needs T, ACC, LOAD, STORE, WIDE, INDEX, GROUP, COLUMNS and ATOMICS"
 #endif
 
 // Long sums keep their digits: RUN updates are summed on their own, and runs are added with Kahan's compensation.
@@ -112,17 +114,36 @@ void segments_group(__global T *restrict result, __global const T *restrict upda
     }
 }
 
+// Where slices are few, their sums stay in the cache, and updates can be added in their own order.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void slots_serial(__global WIDE *restrict partial, __global const T *restrict updates, __global const int *restrict keys,
+                  const long n, const long count, const long inner, const long per_part) {
+    const long part = get_group_id(0), outer = get_group_id(1), stop = MIN((part + 1) * per_part, count);
+    __global WIDE *sums = partial + (part * (long)get_num_groups(1) + outer) * n * inner;
+    for (long i = 0; i < n * inner; i++) sums[i] = 0;
+    for (long p = part * per_part; p < stop; p++) {
+        const long k = keys[p], from = (outer * count + p) * inner;
+        for (long c = 0; k < n && c < inner; c++) sums[k * inner + c] += (WIDE)LOAD(updates, from + c);
+    }
+}
+
+__kernel void slots_join(__global T *restrict result, __global const WIDE *restrict partial, const long parts,
+                         const long total) {
+    for (long i = get_global_id(0); i < total; i += get_global_size(0)) {
+        WIDE sum = LOAD(result, i);
+        for (long part = 0; part < parts; part++) sum += partial[part * total + i];
+        STORE(result, i, (ACC)sum);
+    }
+}
+
 #if ATOMICS
 static inline void add_float(__global float *p, float v) {
 #if ATOMICS == 2
     __asm__ volatile("red.global.add.f32 [%0], %1;" : : "l"(p), "f"(v) : "memory");
 #else
     __global volatile uint *bits = (__global volatile uint *)p;
-    uint seen = *bits, expected;
-    do {
-        expected = seen;
-        seen = atomic_cmpxchg(bits, expected, as_uint(as_float(expected) + v));
-    } while (seen != expected);
+    uint expected = 0, seen;  // the first try is a guess, because a plain read would race
+    while ((seen = atomic_cmpxchg(bits, expected, as_uint(as_float(expected) + v))) != expected) expected = seen;
 #endif
 }
 
