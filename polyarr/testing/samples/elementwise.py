@@ -1,0 +1,257 @@
+"""Elementwise ops: all of float32, most of the other dtypes, and the values that break them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from polyarr import ops
+from polyarr.core.op import Op
+from polyarr.core.spec import DTYPES
+from polyarr.testing import references as ref
+from polyarr.testing.samples.entry import (
+    EVERYTHING,
+    Cases,
+    Entry,
+    dtypes,
+    numbers,
+    of_shape,
+)
+from polyarr.testing.strategies import PAIRS, SHAPES, Data, Sample, datas, remembered, samples
+
+SAMPLES: dict[Op, Entry] = {}
+
+
+# ---- elementwise -----------------------------------------------------------------------------------------------
+
+
+def _unary(*domain: str) -> Cases:
+    return of_shape(lambda dtype: (*EVERYTHING, *domain))
+
+
+def _smooth(values: str) -> Cases:
+    return of_shape(lambda dtype: (values,), [s for s in SHAPES if np.prod(s) < 500])
+
+
+def _pairs(dtype: str, x: Sequence[str], y: Sequence[str], number: Any = None) -> SearchStrategy[Sample]:
+    """Two arrays that broadcast, or an array and a Python number on either side."""
+
+    def drawn(shapes: tuple) -> SearchStrategy:
+        left, right = (datas(s, dtype, v) for s, v in zip(shapes, (x, y), strict=True))
+        both = samples(left, right)
+        if number is None:
+            return both
+        with_number = st.sampled_from(number(dtype))
+        return st.one_of(both, samples(left, with_number), samples(with_number, right))
+
+    return st.sampled_from(PAIRS).flatmap(remembered(drawn))
+
+
+def _positive_numbers(dtype: str) -> tuple:
+    return (2, 1, 3) if "int" in dtype else (2, 0.5, 1.5)
+
+
+def _elementwise(
+    op: Op, kind: str, tolerance: str, smooth: str | None, reference: Any = None, zeros: bool = True
+) -> None:
+    SAMPLES[op] = Entry(
+        _unary(smooth or "normal"),
+        smooth and _smooth(smooth),
+        reference or getattr(np, op.name),
+        tolerance,
+        dtypes(kind),
+        zeros,
+    )
+
+
+for _op, _values in {
+    ops.negative: "normal", ops.positive: "normal", ops.abs: "away", ops.sign: "away", ops.square: "normal",
+    ops.floor: "away", ops.ceil: "away", ops.trunc: "away", ops.round: "away",
+}.items():  # fmt: skip
+    _elementwise(_op, "real", "exact" if _op is not ops.square else "arithmetic", _values, zeros=_op is not ops.sign)
+
+for _op, _values, _reference in (
+    (ops.reciprocal, "positive", None), (ops.exp, "normal", None), (ops.expm1, "normal", None),
+    (ops.log, "positive", None), (ops.log1p, "positive", None), (ops.log2, "positive", None),
+    (ops.log10, "positive", None), (ops.sqrt, "positive", None), (ops.rsqrt, "positive", lambda x: 1 / np.sqrt(x)),
+    (ops.sin, "normal", None), (ops.cos, "normal", None), (ops.tan, "unit", None), (ops.asin, "unit", None),
+    (ops.acos, "unit", None), (ops.atan, "normal", None), (ops.sinh, "normal", None), (ops.cosh, "normal", None),
+    (ops.tanh, "normal", None), (ops.asinh, "normal", None), (ops.acosh, "above one", None),
+    (ops.atanh, "unit", None), (ops.erf, "normal", ref.erf), (ops.sigmoid, "normal", ref.sigmoid),
+    (ops.relu, "away", lambda x: np.maximum(x, 0)), (ops.silu, "normal", ref.silu),
+):  # fmt: skip
+    _kind = "arithmetic" if _op in (ops.reciprocal, ops.sqrt) else "exact" if _op is ops.relu else "function"
+    _elementwise(_op, "floating", _kind, _values, _reference, zeros=_op not in (ops.relu, ops.cos, ops.log, ops.silu))
+
+for _op in (ops.isnan, ops.isinf, ops.isfinite):
+    _elementwise(_op, "real", "exact", None)
+_elementwise(ops.signbit, "floating", "exact", None)
+_elementwise(ops.bitwise_invert, "integer or bool", "exact", None)
+_elementwise(ops.logical_not, "bool", "exact", None)
+
+
+def _binary(
+    op: Op,
+    kind: str,
+    tolerance: str,
+    smooth: tuple[str, str] | None,
+    reference: Any = None,
+    values: tuple = EVERYTHING,
+    zeros: bool = False,
+) -> None:
+    SAMPLES[op] = Entry(
+        lambda dtype: _pairs(dtype, values, values, numbers),
+        smooth and (lambda dtype: _pairs(dtype, smooth[:1], smooth[1:], _positive_numbers)),
+        reference or getattr(np, op.name),
+        tolerance,
+        dtypes(kind),
+        zeros,
+    )
+
+
+_binary(ops.add, "real", "arithmetic", ("normal", "normal"))
+_binary(ops.subtract, "real", "arithmetic", ("normal", "normal"))
+_binary(ops.multiply, "real", "arithmetic", ("normal", "normal"), zeros=True)
+_binary(ops.divide, "floating", "arithmetic", ("normal", "positive"), zeros=True)
+_binary(ops.maximum, "real", "exact", ("normal", "positive"))
+_binary(ops.minimum, "real", "exact", ("normal", "positive"))
+_binary(ops.atan2, "floating", "function", ("normal", "positive"), zeros=True)
+_binary(ops.hypot, "floating", "function", ("normal", "positive"))
+_binary(ops.logaddexp, "floating", "cancelling", ("normal", "positive"))
+_binary(ops.copysign, "floating", "exact", ("away", "away"), zeros=True)
+for _op in (ops.equal, ops.not_equal):
+    _binary(_op, "any", "exact", None)
+for _op in (ops.less, ops.less_equal, ops.greater, ops.greater_equal):
+    _binary(_op, "real", "exact", None)
+for _op in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor):
+    _binary(_op, "integer or bool", "exact", None)
+for _op in (ops.logical_and, ops.logical_or, ops.logical_xor):
+    _binary(_op, "bool", "exact", None)
+
+
+def _divisions(dtype: str) -> SearchStrategy[Sample]:
+    # A quotient near a whole number rounds either way, so floats are drawn where it is exact: small whole numbers.
+    values = ("normal", "special", "ties") if "int" in dtype else ("ties",)
+    return _pairs(dtype, values, values, numbers)
+
+
+for _op in (ops.floor_divide, ops.remainder):
+    _binary(_op, "real", "cancelling", ("normal", "positive"))
+    SAMPLES[_op] = SAMPLES[_op]._replace(cases=_divisions)
+
+
+def _powers(dtype: str) -> SearchStrategy[Sample]:
+    if "int" in dtype:  # the standard leaves negative whole exponents undefined
+        return _pairs(dtype, ("normal", "special", "ties"), ("below",), _positive_numbers).map(_with_small_exponent)
+    bases, exponents = ("positive", "special", "ties", "normal"), ("normal", "special", "ties")
+    return _pairs(dtype, bases, exponents, numbers).filter(_not_the_root_of_minus_infinity)
+
+
+def _not_the_root_of_minus_infinity(sample: Sample) -> bool:
+    # inf by the C standard, nan where NumPy takes a square root because all exponents are 0.5.
+    x, y = sample.hosts()
+    return not (np.any(np.isneginf(x)) and np.any(np.asarray(y) == 0.5))
+
+
+def _with_small_exponent(sample: Sample) -> Sample:
+    x, y = sample.inputs
+    return Sample((x, Data(y.shape, y.dtype, "below", y.layout, y.seed, limit=7) if isinstance(y, Data) else y))
+
+
+_binary(ops.pow, "real", "function", ("positive", "normal"), ref.power)
+SAMPLES[ops.pow] = SAMPLES[ops.pow]._replace(cases=_powers)
+
+
+def _neighbours(x: Any, y: Any) -> np.ndarray:
+    dtype = next(a.dtype for a in (x, y) if isinstance(a, np.ndarray))
+    return np.nextafter(np.asarray(x, dtype), np.asarray(y, dtype))
+
+
+SAMPLES[ops.nextafter] = Entry(
+    lambda dtype: _pairs(dtype, EVERYTHING, EVERYTHING, numbers),
+    None,
+    _neighbours,
+    "exact",
+    dtypes("floating"),
+    wide=False,
+)
+
+
+def _shifts(dtype: str) -> SearchStrategy[Sample]:
+    bits = np.iinfo(dtype).bits - (dtype[0] == "i")
+    return st.sampled_from(PAIRS).flatmap(
+        remembered(
+            lambda shapes: samples(
+                datas(shapes[0], dtype, ("normal", "special")),
+                st.one_of(datas(shapes[1], dtype, ("below",), limit=bits), st.sampled_from((0, 1, 3))),
+            )
+        )
+    )
+
+
+for _op in (ops.bitwise_left_shift, ops.bitwise_right_shift):
+    SAMPLES[_op] = Entry(_shifts, None, getattr(np, _op.name), dtypes=dtypes("integer"))
+
+
+def _choices(values: Sequence[str]) -> Cases:
+    return lambda dtype: st.sampled_from(PAIRS).flatmap(
+        remembered(
+            lambda shapes: samples(
+                datas(shapes[0], "bool", ("mask",)),
+                datas(shapes[1], dtype, values),
+                st.one_of(datas(shapes[0], dtype, values), st.sampled_from(numbers(dtype))),
+            )
+        )
+    )
+
+
+def _limits(values: Sequence[str]) -> Cases:
+    def cases(dtype: str) -> SearchStrategy[Sample]:
+        number = st.sampled_from((None, *numbers(dtype)))
+        return st.sampled_from(PAIRS).flatmap(
+            remembered(
+                lambda shapes: samples(
+                    datas(shapes[0], dtype, values),
+                    st.one_of(number, datas(shapes[1], dtype, values[:1])),
+                    st.one_of(number, datas(shapes[1], dtype, values[:1])),
+                )
+            )
+        )
+
+    return cases
+
+
+def _conversions(values: Callable[[str, str], Sequence[str]]) -> Cases:
+    def cases(dtype: str) -> SearchStrategy[Sample]:
+        return st.tuples(st.sampled_from(SHAPES), st.sampled_from([d.name for d in DTYPES])).flatmap(
+            remembered(
+                lambda pair: samples(datas(pair[0], dtype, values(dtype, pair[1])), params=st.just({"dtype": pair[1]}))
+            )
+        )
+
+    return cases
+
+
+def _convertible(source: str, target: str) -> Sequence[str]:
+    # What a float outside an integer's range becomes is undefined.
+    floating = "float" in source and "int" in target
+    return (
+        ("positive", "away")
+        if floating and target[0] == "i"
+        else ("positive",)
+        if floating
+        else ("normal", "special", "ties")
+    )
+
+
+def _converted(x: np.ndarray, *, dtype: str) -> np.ndarray:
+    return x if "float" in dtype and x.dtype.kind == "f" else x.astype(np.float64 if "float" in dtype else dtype)
+
+
+SAMPLES[ops.where] = Entry(_choices(EVERYTHING), _choices(("normal",)), np.where, "exact", dtypes("any"), True)
+SAMPLES[ops.clip] = Entry(_limits(("normal", "ties", "wide")), _limits(("away",)), ref.clip, "exact", dtypes("real"))
+SAMPLES[ops.astype] = Entry(
+    _conversions(_convertible), _conversions(lambda source, target: ("away",)), _converted, "arithmetic", dtypes("any")
+)

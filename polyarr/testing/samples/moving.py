@@ -1,0 +1,201 @@
+"""Ops that make arrays or move their elements: nothing is rounded."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from polyarr import ops
+from polyarr.core.op import Op
+from polyarr.core.spec import DTYPES
+from polyarr.testing import references as ref
+from polyarr.testing.samples.entry import (
+    ANY,
+    LONG,
+    MATRICES,
+    SMALL,
+    Cases,
+    Entry,
+    axis_params,
+    dtypes,
+    fixed,
+    lists,
+    numbers,
+    with_params,
+)
+from polyarr.testing.strategies import SHAPES, Sample, axes, datas, remembered, samples
+
+SAMPLES: dict[Op, Entry] = {}
+
+
+# ---- making and moving -------------------------------------------------------------------------------------------
+
+
+def _moving(op: Op, shapes: Sequence[tuple], params: Callable[[tuple], SearchStrategy], reference: Callable) -> None:
+    """An op that moves elements about: any dtype, nothing rounded, and a derivative everywhere."""
+    cases = with_params(shapes, params)
+    smooth = with_params([s for s in shapes if np.prod(s) < 500], params, ("normal",))
+    SAMPLES[op] = Entry(cases, smooth, reference, "exact", dtypes("any"), True)
+
+
+def _reshapes(shape: tuple) -> SearchStrategy:
+    size = int(np.prod(shape))
+    found = [(size,), (1, size), (size, 1), shape, tuple(reversed(shape))]
+    found += [(-1,), (*shape[:-1], -1)] if size else []
+    found += [(2, size // 2), (size // 2, 2, 1)] if size % 2 == 0 else []
+    return st.fixed_dictionaries({"shape": st.sampled_from(found)})
+
+
+def _stretches(shape: tuple) -> SearchStrategy:
+    grown = tuple(4 if n == 1 else n for n in shape)
+    return st.fixed_dictionaries({"shape": st.sampled_from((shape, grown, (2, *grown), (3, 1, *shape), (0, *shape)))})
+
+
+@st.composite
+def _windows(draw: Callable, shape: tuple) -> dict:
+    """A window within shape, its steps of both signs; axes may come out empty."""
+    starts, steps, counts = [], [], []
+    for n in shape:
+        step = draw(st.sampled_from((1, 1, 2, 3, -1, -2)))
+        start = draw(st.integers(0, n - 1)) if n else 0
+        most = len(range(start, n if step > 0 else -1, step)) if n else 0
+        count = draw(st.integers(0, most)) if draw(st.booleans()) else most
+        starts, steps, counts = [*starts, start], [*steps, step], [*counts, count]
+    return {"starts": tuple(starts), "steps": tuple(steps), "shape": tuple(counts)}
+
+
+def _updates(values: Sequence[str]) -> Cases:
+    def drawn(dtype: str, shape: tuple, window: dict) -> SearchStrategy:
+        params = {"starts": window["starts"], "steps": window["steps"]}
+        return samples(datas(shape, dtype, values), datas(window["shape"], dtype, values), params=st.just(params))
+
+    return lambda dtype: st.sampled_from(SHAPES[:-3]).flatmap(
+        remembered(lambda s: _windows(s).flatmap(lambda w: drawn(dtype, s, w)))
+    )
+
+
+def _axis_moves(shape: tuple) -> SearchStrategy:
+    order = st.permutations(range(len(shape))).map(tuple)
+    moves = st.tuples(order, order, st.integers(0, len(shape)))
+    return moves.map(lambda m: {"source": m[0][: m[2]], "destination": m[1][: m[2]]})
+
+
+_made = st.sampled_from((*SHAPES, 4)), st.sampled_from([d.name for d in DTYPES])
+SAMPLES[ops.full] = Entry(
+    lambda dtype: st.tuples(*_made).flatmap(
+        remembered(
+            lambda made: samples(
+                st.sampled_from(numbers(made[1])), params=st.just({"shape": made[0], "dtype": made[1]})
+            )
+        )
+    ),
+    None,
+    lambda value, like=None, *, shape, dtype: np.full(shape, value, "float64" if "float" in dtype else dtype),
+)
+SAMPLES[ops.arange] = Entry(
+    lambda dtype: st.tuples(
+        st.sampled_from((0, 1, 31, 33, 1000)), st.sampled_from(("int64", "int32", "float32"))
+    ).flatmap(
+        remembered(
+            lambda made: samples(
+                st.sampled_from((0, -3) if "int" in made[1] else (0.0, 2.5)),
+                st.sampled_from((1, 2, -1)),
+                params=st.just({"size": made[0], "dtype": made[1]}),
+            )
+        )
+    ),
+    None,
+    lambda start, step, like=None, *, size, dtype: start + step * np.arange(size),
+    "arithmetic",
+)
+SAMPLES[ops.random_bits] = Entry(
+    lambda dtype: st.builds(
+        Sample,
+        st.tuples(st.sampled_from((0, 1, 2**32, 2**64 - 1, 12345678901234567890)), st.sampled_from((0, 1, 2**40 + 3))),
+        st.fixed_dictionaries({"shape": st.sampled_from((*SHAPES[:12], 5))}),
+    ),
+    None,
+    ref.random_bits,
+)
+
+_moving(ops.reshape, SHAPES, _reshapes, lambda x, *, shape: x.reshape(shape))
+_moving(
+    ops.permute_dims,
+    SHAPES,
+    lambda s: st.permutations(range(len(s))).map(lambda p: {"axes": tuple(p)}),
+    lambda x, *, axes: x.transpose(axes),
+)
+_moving(ops.broadcast_to, SHAPES[:-2], _stretches, lambda x, *, shape: np.broadcast_to(x, shape))
+_moving(ops.slice, SHAPES, _windows, ref.window)
+_moving(
+    ops.expand_dims,
+    SHAPES,
+    lambda s: st.fixed_dictionaries({"axis": st.integers(-len(s) - 1, len(s))}),
+    lambda x, *, axis: np.expand_dims(x, axis),
+)
+_moving(
+    ops.squeeze,
+    ((1,), (1, 33), (2, 1, 33), (1, 0)),
+    lambda s: st.sampled_from(({"axis": s.index(1)}, {"axis": (s.index(1),)})),
+    lambda x, *, axis: np.squeeze(x, axis),
+)
+_moving(ops.matrix_transpose, MATRICES, fixed(), lambda x: x.swapaxes(-1, -2))
+_moving(ops.moveaxis, SHAPES, _axis_moves, lambda x, *, source, destination: np.moveaxis(x, source, destination))
+_moving(ops.flip, SHAPES, lambda s: axes(len(s)).map(lambda a: {"axis": a}), lambda x, *, axis: np.flip(x, axis))
+_moving(ops.unstack, SMALL, axis_params(), lambda x, *, axis: tuple(np.moveaxis(x, axis, 0)))
+_moving(
+    ops.split,
+    ((6,), (12, 2), (6, 33), (2, 3, 4)),
+    fixed(axis=st.just(0), indices_or_sections=st.sampled_from((1, 2, (1,), (1, 1), (0, 5)))),
+    lambda x, *, indices_or_sections, axis: np.split(x, indices_or_sections, axis),
+)
+_moving(
+    ops.pad,
+    SHAPES,
+    fixed(pad_width=st.sampled_from(((0, 0), (1, 2), (3, 0))), constant_values=st.sampled_from((0, 1))),
+    lambda x, *, pad_width, constant_values: (
+        np.pad(x, [pad_width] * x.ndim, constant_values=constant_values) if x.ndim else x
+    ),
+)
+_moving(
+    ops.roll,
+    LONG,
+    axis_params(none=True, shift=st.sampled_from((0, 1, -1, 5, -40))),
+    lambda x, *, shift, axis: np.roll(x, shift, axis),
+)
+_moving(
+    ops.tile,
+    SHAPES[:-6],
+    fixed(repetitions=st.sampled_from(((2,), (1,), (2, 3), (0, 2), (1, 2, 2)))),
+    lambda x, *, repetitions: np.tile(x, repetitions),
+)
+_moving(
+    ops.repeat,
+    LONG,
+    axis_params(none=True, repeats=st.sampled_from((1, 2, 3, 0))),
+    lambda x, *, repeats, axis: np.repeat(x, repeats, axis),
+)
+for _op, _fn in ((ops.tril, np.tril), (ops.triu, np.triu)):
+    _moving(_op, MATRICES, fixed(k=st.sampled_from((0, 1, -1, 3, -40))), lambda x, *, k, fn=_fn: fn(x, k))
+
+SAMPLES[ops.slice_update] = Entry(_updates(ANY), _updates(("normal",)), ref.window_update, "exact", dtypes("any"), True)
+_joined = [((2, 3), (1, 3), (4, 3)), ((31,), (33,), (1,)), ((0, 2), (3, 2)), ((5, 32),), ((1, 2, 3), (2, 2, 3))]
+SAMPLES[ops.concat] = Entry(
+    lists(_joined, st.just({"axis": 0})),
+    lists(_joined, st.just({"axis": 0}), ("normal",)),
+    lambda arrays, *, axis: np.concatenate(arrays, axis),
+    "exact",
+    dtypes("any"),
+    True,
+)
+_stacked = [(s,) * n for s in ((), (3,), (2, 33), (0, 2)) for n in (1, 3)]
+_places = st.sampled_from((0, -1)).map(lambda a: {"axis": a})
+SAMPLES[ops.stack] = Entry(
+    lists(_stacked, _places),
+    lists(_stacked, _places, ("normal",)),
+    lambda arrays, *, axis: np.stack(arrays, axis),
+    "exact",
+    dtypes("any"),
+    True,
+)

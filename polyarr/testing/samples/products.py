@@ -1,0 +1,268 @@
+"""Products of matrices, and the ops of neural networks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from polyarr import ops
+from polyarr.core.op import Op
+from polyarr.testing import references as ref
+from polyarr.testing.samples.entry import (
+    SMALL,
+    Cases,
+    Entry,
+    axis_params,
+    dtypes,
+    fixed,
+    ordinary,
+    with_params,
+)
+from polyarr.testing.strategies import Sample, datas, remembered, samples
+
+SAMPLES: dict[Op, Entry] = {}
+
+# ---- products --------------------------------------------------------------------------------------------------
+
+# Around the tiles of 8, 16, 32 and 64 that kernels use; one row or column; nothing to sum; broadcast batches.
+PRODUCTS = (
+    ((2, 3), (3, 4)), ((1, 1), (1, 1)), ((1, 33), (33, 1)), ((31, 32), (32, 33)), ((33, 1), (1, 31)),
+    ((65, 17), (17, 70)), ((3, 0), (0, 2)),
+    ((0, 3), (3, 2)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (3, 4, 2)),
+    ((4, 5), (3, 5, 2)), ((1, 130), (130, 9)), ((130, 5), (5, 1)),
+)  # fmt: skip
+VECTORS = ((((3,), (3,))), ((33,), (33, 2)), ((2, 31), (31,)), ((2, 3, 4), (4,)), ((4,), (2, 4, 3)), ((1,), (1,)))
+
+
+def _products(shapes: Sequence[tuple], params: SearchStrategy | None = None, smooth: bool = False) -> Cases:
+    values = (lambda dtype: ("normal",)) if smooth else ordinary
+    return lambda dtype: st.sampled_from(shapes).flatmap(
+        remembered(lambda pair: samples(*(datas(s, dtype, values(dtype)) for s in pair), params=params))
+    )
+
+
+def _product(op: Op, shapes: Sequence[tuple], reference: Callable, params: SearchStrategy | None = None) -> None:
+    small = [pair for pair in shapes if all(np.prod(s) < 1200 for s in pair)]
+    SAMPLES[op] = Entry(
+        _products(shapes, params), _products(small, params, smooth=True), reference, "reduction", dtypes("real")
+    )
+
+
+_product(ops.matrix_product, PRODUCTS, np.matmul)
+_product(ops.matmul, (*PRODUCTS, *VECTORS), np.matmul)
+_product(
+    ops.vecdot,
+    (((3,), (3,)), ((2, 33), (33,)), ((5, 1, 4), (3, 4)), ((2, 0), (2, 0))),
+    lambda x, y, *, axis: np.sum(x * y, axis=axis, dtype=x.dtype if x.dtype.kind == "f" else None),
+)
+_product(ops.outer, (((3,), (4,)), ((1,), (33,)), ((0,), (2,))), np.outer)
+_product(
+    ops.tensordot,
+    (((2, 3, 4), (3, 4, 5)), ((1, 5, 3), (5, 3, 33))),
+    lambda x, y, *, axes: np.tensordot(x, y, axes),
+    st.sampled_from((2, ((1, 2), (0, 1)), ((-1, 1), (1, 0)))).map(lambda a: {"axes": a}),
+)
+
+
+# ---- neural networks -------------------------------------------------------------------------------------------
+
+ROWS = ((3,), (2, 5), (1, 1), (5, 1), (4, 31), (3, 32), (2, 33), (0, 3), (2, 3, 7), (7, 130), (1, 1000))
+SMALL_ROWS = tuple(s for s in ROWS if np.prod(s) < 200)
+FLOATING = dtypes("floating")
+
+
+def _rows(shapes: Sequence[tuple], params: Callable, values: Callable = ordinary, weights: int = 0) -> Cases:
+    """x and so many weights for its last axis, each of which may be left out."""
+
+    def drawn(dtype: str, shape: tuple) -> SearchStrategy:
+        weight = st.one_of(st.none(), datas(shape[-1:], dtype), datas(shape[-1:], dtype))
+        return samples(datas(shape, dtype, values(dtype)), *(weight,) * weights, params=params(shape))
+
+    return lambda dtype: st.sampled_from(shapes).flatmap(remembered(lambda s: drawn(dtype, s)))
+
+
+def _normal(dtype: str) -> tuple[str, ...]:
+    return ("normal",)
+
+
+_softmax_axis = axis_params()
+for _op, _reference in ((ops.softmax, ref.softmax), (ops.log_softmax, ref.log_softmax)):
+    SAMPLES[_op] = Entry(
+        _rows(ROWS, _softmax_axis), _rows(SMALL_ROWS, _softmax_axis, _normal), _reference, "fused", FLOATING
+    )
+
+
+# eps 0.1 shows a kernel that leaves it out, length 1 one that divides by a variance of 0, offset 100 one that
+# subtracts squares.
+# A row of length 1 with a tiny eps is left out: its gradient is rounding times 1 / sqrt(eps).
+def _eps(shape: tuple) -> SearchStrategy:
+    return st.sampled_from((0.1, 1e-2) if shape[-1] == 1 else (0.1, 1e-5, 1e-2)).map(lambda eps: {"eps": eps})
+
+
+for _op, _reference, _weights in ((ops.layer_norm, ref.layer_norm, 2), (ops.rms_norm, ref.rms_norm, 1)):
+    SAMPLES[_op] = Entry(
+        _rows(ROWS, _eps, weights=_weights),
+        _rows(SMALL_ROWS, _eps, weights=_weights),
+        _reference,
+        "fused",
+        FLOATING,
+    )
+
+_forms = fixed(approximate=st.sampled_from(("none", "tanh")))
+SAMPLES[ops.gelu] = Entry(
+    with_params(SMALL, _forms, ("normal", "ties", "wide", "offset")),
+    with_params(SMALL, _forms, ("normal",)),
+    ref.gelu,
+    "fused",
+    FLOATING,
+)
+
+
+def _linear(activations: Sequence[str | None]) -> Cases:
+    sizes = st.sampled_from(
+        (
+            ((2,), 3, 4),
+            ((), 5, 1),
+            ((1,), 1, 33),
+            ((31,), 33, 32),
+            ((2, 3), 4, 5),
+            ((0,), 3, 2),
+            ((65,), 17, 70),
+            ((4,), 130, 9),
+        )
+    )
+
+    def drawn(dtype: str, lead: tuple, k: int, n: int) -> SearchStrategy:
+        bias = st.one_of(st.none(), datas((n,), dtype))
+        params = st.sampled_from([{"activation": a} for a in activations])
+        return samples(datas((*lead, k), dtype), datas((n, k), dtype), bias, params=params)
+
+    return lambda dtype: sizes.flatmap(remembered(lambda size: drawn(dtype, *size)))
+
+
+# At 0, relu has no derivative: random products do not meet it.
+SAMPLES[ops.linear] = Entry(_linear((*ref.ACTIVATIONS,)), _linear((*ref.ACTIVATIONS,)), ref.linear, "fused", FLOATING)
+
+
+def _embedding(dtype: str) -> SearchStrategy[Sample]:
+    def drawn(v: int, c: int, shape: tuple, index: str) -> SearchStrategy:
+        return samples(datas((v, c), dtype), datas(shape, index, ("below",), limit=v))
+
+    sizes = st.sampled_from(((5, 3), (1, 1), (33, 31), (100, 8)))
+    return st.tuples(
+        sizes, st.sampled_from(((3,), (), (2, 7), (0,), (130,))), st.sampled_from(("int64", "int32"))
+    ).flatmap(remembered(lambda t: drawn(*t[0], t[1], t[2])))
+
+
+SAMPLES[ops.embedding] = Entry(_embedding, _embedding, lambda weight, indices: weight[indices], "exact", FLOATING)
+
+
+def _dropout(dtype: str) -> SearchStrategy[Sample]:
+    rate = st.sampled_from((0.1, 0.0, 0.5, 1.0)).map(lambda r: {"rate": r})
+    key, counter = st.sampled_from((0, 7, 2**64 - 3)), st.sampled_from((1, 2**33 + 1))
+    return st.sampled_from((*SMALL, (), (0,), (1000,))).flatmap(
+        remembered(lambda s: samples(datas(s, dtype), key, counter, params=rate))
+    )
+
+
+SAMPLES[ops.dropout] = Entry(_dropout, _dropout, ref.dropout, "arithmetic", FLOATING)
+
+
+def _losses(dtype: str) -> SearchStrategy[Sample]:
+    params = st.fixed_dictionaries(
+        {
+            "ignore_index": st.sampled_from((-100, 1)),
+            "label_smoothing": st.sampled_from((0.0, 0.2)),
+            "reduction": st.sampled_from(("mean", "sum", "none")),
+        }
+    )
+    sizes = st.sampled_from((((4,), 5), ((1,), 1), ((2, 3), 33), ((31,), 2), ((7,), 130), ((), 6)))
+    return sizes.flatmap(
+        remembered(
+            lambda size: samples(
+                datas((*size[0], size[1]), dtype, ordinary(dtype)),
+                datas(size[0], "int64", ("targets", "below"), ("plain", "stepped"), limit=size[1]),
+                params=params,
+            )
+        )
+    ).filter(_some_target_counts)
+
+
+def _some_target_counts(sample: Sample) -> bool:
+    # The mean of no losses is nan, whose gradient is anybody's guess.
+    return bool((sample.inputs[1].numpy() != sample.params["ignore_index"]).any()) and bool(
+        (sample.inputs[1].numpy() != -100).all() or sample.params["ignore_index"] == -100
+    )
+
+
+SAMPLES[ops.cross_entropy] = Entry(_losses, _losses, ref.cross_entropy, "fused", FLOATING)
+SAMPLES[ops.mse] = Entry(
+    _products((((3,), (3,)), ((2, 33), (33,)), ((5, 1), (1, 4)), ((), (31,)))),
+    _products((((3,), (3,)), ((2, 33), (33,)), ((5, 1), (1, 4)), ((), (31,))), smooth=True),
+    lambda x, y: np.mean((x - y) ** 2),
+    "fused",
+    FLOATING,
+)
+
+# leading axes, queries, keys, head size, value size
+ATTENTIONS = (
+    ((2,), 3, 3, 4, 4), ((), 1, 1, 1, 1), ((1, 2), 5, 5, 8, 8), ((2, 3), 33, 33, 16, 16), ((1,), 1, 31, 8, 8),
+    ((2,), 7, 3, 4, 5), ((1,), 65, 70, 32, 32), ((2,), 3, 7, 33, 33), ((), 4, 130, 8, 8),
+)  # fmt: skip
+
+
+def _attention(sizes: Sequence[tuple]) -> Cases:
+    def drawn(dtype: str, lead: tuple, t: int, s: int, d: int, e: int) -> SearchStrategy:
+        shape = st.sampled_from(((t, s), (*lead, t, s), (1, s)))
+        mask = shape.flatmap(remembered(lambda m: st.one_of(datas(m, "bool", ("mask",)), datas(m, dtype))))
+        params = st.fixed_dictionaries(
+            {
+                "causal": st.booleans(),
+                "scale": st.sampled_from((None, 0.3)),
+                "dropout_rate": st.sampled_from((0.0, 0.0, 0.25)),
+            }
+        )
+        arrays = (datas((*lead, t, d), dtype), datas((*lead, s, d), dtype), datas((*lead, s, e), dtype))
+        return samples(*arrays, st.one_of(st.none(), mask), st.sampled_from((0, 2**40 + 1)), st.just(3), params=params)
+
+    return lambda dtype: st.sampled_from(sizes).flatmap(remembered(lambda size: drawn(dtype, *size)))
+
+
+SAMPLES[ops.attention] = Entry(_attention(ATTENTIONS), _attention(ATTENTIONS[:6]), ref.attention, "fused", FLOATING)
+
+
+# ---- optimiser steps -------------------------------------------------------------------------------------------
+
+MEMBERS = (((3,),), ((2, 33), (), (5,)), ((1,), (0,), (31, 2)))
+
+
+def _steps(states: Sequence[Sequence[str]], numbers: Sequence, params: dict[str, Any]) -> Cases:
+    """Lists of parameters and gradients, then one list per state with these values."""
+
+    def drawn(dtype: str, shapes: tuple) -> SearchStrategy:
+        lists = [
+            st.tuples(*(datas(s, dtype, values) for s in shapes)) for values in (("normal",), ("normal",), *states)
+        ]
+        scale = st.one_of(st.sampled_from((1.0, 0.5)), datas((), "float32", ("positive",), ("plain", "offset")))
+        decay = st.sampled_from((0.0, 0.1)).map(lambda d: tuple(d for _ in shapes))
+        chosen = st.fixed_dictionaries({**params, "weight_decay": decay})
+        return samples(*lists, st.just(0.1), *numbers, scale, params=chosen)
+
+    return lambda dtype: st.sampled_from(MEMBERS).flatmap(remembered(lambda shapes: drawn(dtype, shapes)))
+
+
+_sgd = _steps((("normal",),), (), {"momentum": st.sampled_from((0.0, 0.9)), "nesterov": st.booleans()})
+_adamw = _steps(
+    (("normal",), ("positive",)),
+    (st.sampled_from((1, 2, 100)),),
+    {
+        "beta1": st.just(0.9),
+        "beta2": st.sampled_from((0.99, 0.95)),
+        "eps": st.sampled_from((1e-8, 0.1)),
+        "decoupled": st.booleans(),
+    },
+)
+SAMPLES[ops.sgd] = Entry(_sgd, _sgd, ref.sgd, "step", FLOATING)
+SAMPLES[ops.adamw] = Entry(_adamw, _adamw, ref.adamw, "step", FLOATING)

@@ -1,0 +1,110 @@
+"""Reductions and running sums."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from polyarr import ops
+from polyarr.core.op import Op
+from polyarr.testing import references as ref
+from polyarr.testing.samples.entry import (
+    EVERYTHING,
+    LONG,
+    SMALL,
+    Entry,
+    dtypes,
+    lists,
+    ordinary,
+    with_params,
+)
+from polyarr.testing.strategies import SHAPES, axes
+
+SAMPLES: dict[Op, Entry] = {}
+
+
+# ---- reductions ----------------------------------------------------------------------------------------------------
+
+
+def _reduction(
+    op: Op,
+    kind: str,
+    tolerance: str,
+    reference: Callable,
+    values: Callable,
+    smooth: str | None = "normal",
+    params: Callable | None = None,
+    shapes: Sequence[tuple] = SHAPES,
+) -> None:
+    def drawn(shape: tuple) -> SearchStrategy:
+        return st.fixed_dictionaries({"axis": axes(len(shape)), "keepdims": st.booleans()})
+
+    chosen = params or drawn
+    SAMPLES[op] = Entry(
+        lambda dtype: with_params(shapes, chosen, values(dtype))(dtype),
+        smooth and with_params([s for s in shapes if np.prod(s) < 200], chosen, (smooth,)),
+        reference,
+        tolerance,
+        dtypes(kind),
+    )
+
+
+def _and_nonfinite(dtype: str) -> tuple[str, ...]:
+    return (*ordinary(dtype), "nonfinite")
+
+
+def _one_axis(shape: tuple) -> SearchStrategy:
+    axis = st.one_of(st.none(), st.integers(-len(shape), len(shape) - 1)) if shape else st.none()
+    return st.fixed_dictionaries({"axis": axis, "keepdims": st.booleans()})
+
+
+_solid = tuple(s for s in SHAPES if 0 not in s)
+_reduction(ops.sum, "any", "reduction", ref.reduced(np.sum), _and_nonfinite)
+_reduction(
+    ops.prod,
+    "real",
+    "fused",
+    ref.reduced(np.prod),
+    lambda dtype: ("near one", "ties"),
+    "positive",
+    shapes=SHAPES[:-6],
+)
+for _op, _fn in ((ops.max, np.max), (ops.min, np.min)):
+    _reduction(_op, "real", "exact", ref.reduced(_fn), lambda dtype: EVERYTHING, "distinct", shapes=_solid)
+for _op, _fn in ((ops.argmax, np.argmax), (ops.argmin, np.argmin)):
+    _reduction(_op, "real", "exact", ref.reduced(_fn), lambda dtype: EVERYTHING, None, _one_axis, _solid)
+for _op, _fn in ((ops.any, np.any), (ops.all, np.all)):
+    _reduction(_op, "any", "exact", ref.reduced(_fn), lambda dtype: ("ties", "positive", "nonfinite"), None)
+_reduction(ops.logsumexp, "floating", "cancelling", ref.logsumexp, _and_nonfinite, shapes=_solid)
+_reduction(ops.mean, "floating", "reduction", ref.reduced(np.mean), _and_nonfinite)
+SAMPLES[ops.mean] = SAMPLES[ops.mean]._replace(smooth=SAMPLES[ops.logsumexp].smooth)  # of nothing, it is nan
+
+
+def _deviations(shape: tuple) -> SearchStrategy:
+    axis = axes(len(shape)).filter(lambda a: a != ())
+    return st.fixed_dictionaries({"axis": axis, "keepdims": st.booleans(), "correction": st.sampled_from((0, 0.5))})
+
+
+for _op, _fn in ((ops.var, np.asarray), (ops.std, np.sqrt)):
+    _reduction(_op, "floating", "fused", ref.deviation(_fn), ordinary, None, _deviations, [s for s in _solid if s])
+    # Where all elements are alike, std has no derivative.
+    _smooth = with_params([s for s in SMALL if 1 not in s], _deviations, ("distinct",))
+    SAMPLES[_op] = SAMPLES[_op]._replace(smooth=_smooth)
+_reduction(
+    ops.cumulative_sum,
+    "any",
+    "reduction",
+    lambda x, *, axis, dtype=None: np.cumulative_sum(x, axis=axis),
+    _and_nonfinite,
+    params=lambda s: st.fixed_dictionaries({"axis": st.integers(-len(s), len(s) - 1)}),
+    shapes=LONG,
+)
+_norms = [((3,), (), (2, 33)), ((1,),), ((0,), (5, 31)), ((1000,), (3, 3))]
+SAMPLES[ops.global_norm] = Entry(
+    lists(_norms, st.just({}), ("normal", "wide")),
+    lists(_norms, st.just({}), ("normal",)),
+    lambda arrays: np.sqrt(sum(np.sum(a * a) for a in arrays)).astype(np.float32),
+    "fused",
+    dtypes("floating"),
+)

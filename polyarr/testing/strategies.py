@@ -1,0 +1,309 @@
+"""Inputs for checks: arrays as short recipes, in every layout and with the values that have caught real faults.
+
+A `Data` is one array input and a `Sample` all inputs of one call. Both are values whose repr is the Python that makes
+them again, and they mean the same numbers on every machine, so that a failure can be typed in at a prompt.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from polyarr import ops, tree
+from polyarr.core.backend import Backend
+from polyarr.core.op import Array, from_numpy
+from polyarr.core.spec import FLOATS, as_dtype
+from polyarr.creation import finfo
+
+# Lengths around 32 catch kernels that forget the last partial tile; 1 and 0 those that divide by n - 1 or by n.
+SHAPES = (
+    (33,), (3,), (), (1,), (31,), (32,), (0,), (1000,), (2, 3), (1, 33), (33, 1), (5, 31), (0, 3), (3, 0), (130, 7),
+    (1, 1), (2, 3, 4), (2, 1, 33), (3, 32, 2), (2, 0, 3), (2, 3, 1, 5),
+)  # fmt: skip
+PAIRS = (
+    ((33,), (33,)), ((3,), (3,)), ((), ()), ((33,), ()), ((), (31,)), ((2, 3), (3,)), ((3,), (2, 3)),
+    ((3, 1), (1, 4)), ((0, 3), (1, 3)),
+    ((5, 33), (5, 33)), ((5, 1), (5, 33)), ((2, 3, 4), (3, 1)), ((1, 32), (31, 1)), ((2, 1, 5), (3, 1)), ((1,), (0,)),
+)  # fmt: skip
+
+# ---- values --------------------------------------------------------------------------------------------------
+
+
+def _away(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Never within 0.1 of a whole number or a half: floor, round, abs and sign are smooth there."""
+    return rng.integers(-3, 3, size) + rng.choice([0.0, 0.5], size) + rng.uniform(0.1, 0.4, size)
+
+
+def _distinct(rng: np.random.Generator, size: int) -> np.ndarray:
+    """No two alike, so that an order or a maximum does not change under a small step."""
+    return (rng.permutation(size) - size / 2 + 0.25) * (6 / max(size, 3))
+
+
+def _nonfinite(rng: np.random.Generator, size: int) -> np.ndarray:
+    values = rng.standard_normal(size)
+    where = rng.random(size) < 0.1
+    values[where] = rng.choice([np.nan, np.inf, -np.inf, -0.0], where.sum())
+    return values
+
+
+# How float values are drawn, by name. Integer arrays hold the same numbers, tripled and rounded.
+VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "normal": lambda rng, size: rng.standard_normal(size),
+    "offset": lambda rng, size: rng.standard_normal(size) + 100,
+    "wide": lambda rng, size: rng.standard_normal(size) * 10.0 ** rng.integers(-3, 4, size),
+    "ties": lambda rng, size: rng.integers(-2, 3, size).astype(np.float64),
+    "positive": lambda rng, size: rng.uniform(0.2, 3.0, size),
+    "unit": lambda rng, size: rng.uniform(-0.9, 0.9, size),
+    "above one": lambda rng, size: rng.uniform(1.2, 4.0, size),
+    "eighths": lambda rng, size: np.rint(np.clip(rng.standard_normal(size), -3, 3) * 8) / 8,  # exact in every dtype
+    "near one": lambda rng, size: rng.choice([-1, 1], size) * rng.uniform(0.95, 1.05, size),
+    "away": _away,
+    "distinct": _distinct,
+    "nonfinite": _nonfinite,
+}
+MIXED = ("special", "normal", "special", "ties", "wide")  # what "mixed" arrays hold, side by side
+
+
+def _special(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    """nan, infinities, both zeros, denormals and the limits of dtype; the extremes of an integer dtype."""
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        chosen = [info.min, info.max, 0, 1, info.max - 1, info.min + 1, 2, *([-1, -2] if info.min else [])]
+        return np.array(chosen, dtype)[rng.permutation(size) % len(chosen)]
+    info = finfo(dtype)
+    tiny = info.smallest_normal
+    chosen = [np.nan, np.inf, 0.0, tiny, tiny * info.eps, tiny / 2, info.max, info.eps, 1.0, 0.5, 2.5, 1e-4, 20.0, 88.0]
+    return np.array(chosen)[rng.permutation(size) % len(chosen)] * rng.choice([-1.0, 1.0], size)
+
+
+def _integers(data: "Data", rng: np.random.Generator, size: int) -> np.ndarray | None:
+    """Values that only make sense below a limit, or as bits; None if data asks for none of these."""
+    limit = data.limit
+    if data.values == "index":  # both signs
+        return rng.integers(-limit, limit, size) if limit else np.zeros(size, np.int64)
+    if data.values == "unique":  # no index twice
+        return rng.permutation(max(limit, size))[:size]
+    if data.values == "below":
+        return rng.integers(0, max(limit, 1), size)
+    if data.values == "targets":  # classes, some of them the default ignore_index
+        return np.where(rng.random(size) < 0.2, -100, rng.integers(0, limit, size))
+    if data.values == "mask":
+        return rng.random(size) < 0.6
+    return None
+
+
+# ---- layouts -------------------------------------------------------------------------------------------------
+
+
+def _filler(dtype: np.dtype) -> Any:
+    """What lies between and around the elements of a view: a kernel that reads it shows."""
+    return np.nan if dtype in FLOATS else True if dtype.kind == "b" else np.iinfo(dtype).max
+
+
+def _plain(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    return upload(host)
+
+
+def _transposed(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    return ops.permute_dims(upload(host.transpose()), axes=tuple(reversed(range(host.ndim))))
+
+
+def _stepped(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    window = (slice(1, None, 2),) * host.ndim
+    wide = np.full([2 * n + 1 for n in host.shape], _filler(host.dtype), host.dtype)
+    wide[window] = host
+    return upload(wide)[window]
+
+
+def _reversed(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    backwards = (slice(None, None, -1),) * host.ndim
+    return upload(host[backwards])[backwards]
+
+
+def _offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    longer = np.full((host.shape[0] + 3, *host.shape[1:]) if host.ndim else (3,), _filler(host.dtype), host.dtype)
+    window = slice(2, 2 + host.shape[0]) if host.ndim else 1
+    longer[window] = host
+    return upload(longer)[window]
+
+
+def _broadcast(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    return ops.broadcast_to(upload(_first(host, axis)), shape=host.shape)
+
+
+def _first(host: np.ndarray, axis: int) -> np.ndarray:
+    return host.take(range(min(1, host.shape[axis])), axis=axis) if host.ndim and host.size else host
+
+
+# How an array lies in memory: made with polyarr's own views, so that kernels meet strides and offsets.
+LAYOUTS: dict[str, Callable[[np.ndarray, int, Callable], Array]] = {
+    "plain": _plain,
+    "transposed": _transposed,
+    "stepped": _stepped,
+    "reversed": _reversed,
+    "offset": _offset,
+    "broadcast": _broadcast,
+}
+
+
+# ---- inputs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Data:
+    """One array input.
+
+    values  a key of VALUES, or "mixed", "special", "index", "unique", "below", "targets", "mask"
+    layout  a key of LAYOUTS; "broadcast" repeats the first slice along the axis that the seed picks
+    limit   for values that are indices: how many elements there are to index
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    values: str = "normal"
+    layout: str = "plain"
+    seed: int = 0
+    limit: int = 0
+
+    def __repr__(self) -> str:
+        named = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)[1:] if getattr(self, f.name) != f.default)
+        return f"Data({', '.join([repr(self.shape), *named])})"
+
+    @property
+    def is_floating(self) -> bool:
+        """True where a gradient may flow."""
+        return as_dtype(self.dtype) in FLOATS
+
+    def numpy(self) -> np.ndarray:
+        """The values, in the dtype."""
+        dtype, rng = as_dtype(self.dtype), np.random.default_rng(self.seed)
+        host = self._drawn(rng, int(np.prod(self.shape, dtype=np.int64)), dtype).reshape(self.shape)
+        return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout == "broadcast" else host
+
+    @property
+    def _axis(self) -> int:
+        return self.seed % max(len(self.shape), 1)
+
+    def _drawn(self, rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+        if self.values == "special" and dtype.kind != "b":
+            with np.errstate(all="ignore"):
+                return _special(rng, size, dtype).astype(dtype)
+        if self.values == "mixed":
+            each = [replace(self, values=v, seed=self.seed + i)._drawn(rng, size, dtype) for i, v in enumerate(MIXED)]
+            return np.choose(rng.integers(0, len(MIXED), size), each) if size else each[0]
+        if (found := _integers(self, rng, size)) is not None:
+            return found.astype(dtype)
+        if dtype.kind == "b":
+            return rng.random(size) < 0.5
+        found = VALUES.get(self.values, VALUES["normal"])(rng, size)
+        if dtype in FLOATS:
+            return found.astype(dtype)
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        whole = np.rint(found if self.values in ("offset", "ties") else found * 3)
+        return np.clip(np.nan_to_num(whole, posinf=100, neginf=-100), low, min(high, 2**52)).astype(dtype)
+
+    def wide(self) -> np.ndarray:
+        """The values, floats widened to float64."""
+        host = self.numpy()
+        return host.astype(np.float64) if self.is_floating else host
+
+    def array(self, backend: Backend, wide: bool = False) -> Array:
+        """The values on a backend, in the layout."""
+        host = self.wide() if wide else self.numpy()
+        return LAYOUTS[self.layout](
+            host, self._axis, lambda a: from_numpy(np.ascontiguousarray(a).reshape(a.shape), backend)
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Sample:
+    """One call: inputs (Data, Python numbers, None, or tuples of Data), parameters, and the cotangent's layout."""
+
+    inputs: tuple
+    params: dict[str, Any] = field(default_factory=dict)
+    g: str = "plain"
+
+    def __repr__(self) -> str:
+        return f"Sample({self.inputs!r}, {self.params!r}" + (f", g={self.g!r})" if self.g != "plain" else ")")
+
+    def _mapped(self, fn: Callable[[Data], Any]) -> tuple:
+        return tree.map(lambda leaf: fn(leaf) if isinstance(leaf, Data) else leaf, self.inputs)
+
+    def arrays(self, backend: Backend, wide: bool = False) -> tuple:
+        """The inputs on a backend; wide: floats as float64."""
+        return self._mapped(lambda d: d.array(backend, wide))
+
+    def hosts(self, wide: bool = True) -> tuple:
+        """The inputs as NumPy arrays; wide: floats as float64."""
+        return self._mapped(Data.wide if wide else Data.numpy)
+
+    def with_layout(self, layout: str) -> "Sample":
+        """The same values (as long as layout is not "broadcast") in another layout."""
+        return replace(self, inputs=self._mapped(lambda d: replace(d, layout=layout)))
+
+    def wide_params(self) -> dict[str, Any]:
+        """The parameters for a calculation in float64."""
+        return {
+            name: "float64" if name == "dtype" and value and as_dtype(value) in FLOATS else value
+            for name, value in self.params.items()
+        }
+
+
+# ---- strategies ----------------------------------------------------------------------------------------------
+
+VIEWS = tuple(LAYOUTS)
+
+
+@functools.cache
+def datas(
+    shape: tuple[int, ...],
+    dtype: str,
+    values: Sequence[str] = ("normal",),
+    layouts: Sequence[str] = VIEWS,
+    limit: int = 0,
+) -> SearchStrategy[Data]:
+    """One array input. Distinct values are not broadcast: that would repeat them."""
+    if "distinct" in values:
+        layouts = tuple(layout for layout in layouts if layout != "broadcast")
+    return st.builds(
+        Data,
+        st.just(shape),
+        st.just(dtype),
+        st.sampled_from(values),
+        st.sampled_from(layouts),
+        st.integers(0, 30),
+        st.just(limit),
+    )
+
+
+def remembered(fn: Callable) -> Callable:
+    """fn, which builds a strategy, called once per argument: building strategies is most of drawing from them."""
+    found: dict[Any, SearchStrategy] = {}
+
+    def build(argument: Any) -> SearchStrategy:
+        if argument not in found:
+            found[argument] = fn(argument)
+        return found[argument]
+
+    return build
+
+
+_NONE: SearchStrategy[dict] = st.just({})
+
+
+def samples(*inputs: SearchStrategy, params: SearchStrategy | None = None) -> SearchStrategy[Sample]:
+    """A call with these inputs."""
+    layouts = st.sampled_from(("plain", "plain", "transposed", "broadcast", "stepped"))
+    return st.builds(Sample, st.tuples(*inputs), _NONE if params is None else params, layouts)
+
+
+def axes(ndim: int) -> SearchStrategy:
+    """None, one axis (counted from either end) or several."""
+    if not ndim:
+        return st.sampled_from((None, ()))
+    some = st.lists(st.integers(0, ndim - 1), unique=True, max_size=ndim).map(tuple)
+    return st.one_of(st.integers(-ndim, ndim - 1), st.none(), some)

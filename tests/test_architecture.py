@@ -1,0 +1,269 @@
+"""The rules of the house, read off the syntax trees: imports go down, nothing knows a backend's name, nothing grows."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import polyarr
+from polyarr.core.op import OPS
+from polyarr.testing import SAMPLES
+
+PACKAGE = Path(polyarr.__file__).parent
+
+# Each module's layer: it may import its own layer and those below. The longest prefix counts.
+LAYERS = {
+    "polyarr.core.errors": 0,
+    "polyarr.core.spec": 0,
+    "polyarr.tree": 0,
+    "polyarr.version": 0,
+    "polyarr.core.backend": 1,
+    "polyarr.core.op": 2,
+    "polyarr.hooks": 2,
+    "polyarr.plugins": 2,
+    "polyarr.ops": 3,
+    "polyarr.autograd": 4,
+    "polyarr.creation": 4,
+    "polyarr.random": 4,
+    "polyarr.inspection": 4,
+    "polyarr.backends": 4,
+    "polyarr.nn": 5,
+    "polyarr.optim": 5,
+    "polyarr.text": 5,
+    "polyarr.models": 6,
+    "polyarr.training": 6,
+    "polyarr.cli": 7,
+    "polyarr.testing": 7,
+}
+# Importing the package itself loads all of it: only the top layer may, and __init__ is no layer.
+TOP = 7
+# plugins is below Op because the tables of kernels and the hot path need get_backend; it sees backends as values only.
+# Heavy third-party libraries, which only a command or a backend's start may load.
+HEAVY = {"pyopencl", "matplotlib", "safetensors", "tqdm", "hypothesis", "torch"}
+BACKEND_NAMES = {"numpy", "opencl"}
+MAX_FILE, MAX_FUNCTION = 600, 40
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = sorted(p for p in PACKAGE.rglob("*.py"))
+SOURCES = {module_name(p): p.read_text() for p in FILES}
+TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
+
+
+def layer(module: str) -> int | None:
+    found = [prefix for prefix in LAYERS if f"{module}.".startswith(f"{prefix}.")]
+    return LAYERS[max(found, key=len)] if found else None
+
+
+def imports(node: ast.AST, package: str = "") -> list[str]:
+    """The modules (and names) that an import statement names."""
+    if isinstance(node, ast.Import):
+        return [a.name for a in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert not node.level, "imports are absolute"
+        return [f"{node.module}.{a.name}" for a in node.names]
+    return []
+
+
+def upward(trees: dict[str, ast.AST]) -> list[str]:
+    """Every import of a layer above the importer's, of another backend, or of autograd by a backend."""
+    found = []
+    for name, tree in trees.items():
+        here = layer(name)
+        for node in ast.walk(tree):
+            for target in imports(node):
+                if here is None or not target.startswith("polyarr"):
+                    continue
+                there = layer(target)
+                if (TOP if there is None else there) > here or _strays(name, target):
+                    found.append(f"{name} imports {target}")
+    return found
+
+
+def _strays(name: str, target: str) -> bool:
+    if not name.startswith("polyarr.backends."):
+        return False
+    own = ".".join(name.split(".")[:3])
+    other_backend = target.startswith("polyarr.backends.") and not f"{target}.".startswith(f"{own}.")
+    return other_backend or target.startswith("polyarr.autograd")
+
+
+def in_functions(trees: dict[str, ast.AST]) -> list[str]:
+    """Imports inside functions, except of heavy third-party libraries in commands and backends' own start."""
+    found = []
+    for name, tree in trees.items():
+        for function in (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            for target in (t for node in ast.walk(function) for t in imports(node)):
+                if not _may_import(name, function.name, target):
+                    found.append(f"{name}.{function.name} imports {target}")
+    return found
+
+
+def _may_import(module: str, function: str, target: str) -> bool:
+    if target.split(".")[0] in HEAVY:
+        return module.startswith(("polyarr.cli", "polyarr.backends", "polyarr.training"))
+    # A backend's plugin module is read at discovery; what it starts is loaded when it starts.
+    own = ".".join(module.split(".")[:3])
+    return module == own and module.startswith("polyarr.backends.") and target.startswith(own)
+
+
+def compared(trees: dict[str, ast.AST]) -> list[str]:
+    """Comparisons with a backend's name outside its folder: a value says what it can do, not its name."""
+    found = []
+    for name, tree in trees.items():
+        for node in (n for n in ast.walk(tree) if isinstance(n, (ast.Compare, ast.Match))):
+            names = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)}
+            names = {n.split(":")[0] for n in names} & BACKEND_NAMES
+            found += [f"{name}:{node.lineno} compares with {n!r}" for n in names if f".backends.{n}" not in name]
+    return found
+
+
+def third_party(trees: dict[str, ast.AST], library: str) -> set[str]:
+    return {
+        name
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        for t in imports(node)
+        if t.split(".")[0] == library
+    }
+
+
+def test_every_module_has_a_layer() -> None:
+    without = [n for n in SOURCES if layer(n) is None]
+    assert without in (["polyarr"], ["polyarr", "polyarr.core"])
+
+
+def test_imports_only_go_down() -> None:
+    assert upward(TREES) == []
+
+
+def test_no_imports_inside_functions() -> None:
+    assert in_functions(TREES) == []
+
+
+def test_no_code_asks_for_a_backends_name() -> None:
+    assert compared(TREES) == []
+
+
+def test_pyopencl_stays_in_its_backend() -> None:
+    strangers = {n for n in third_party(TREES, "pyopencl") if not n.startswith("polyarr.backends.opencl")}
+    assert strangers == set()
+
+
+def test_hypothesis_stays_in_testing() -> None:
+    assert {n for n in third_party(TREES, "hypothesis") if not n.startswith("polyarr.testing")} == set()
+
+
+def test_the_top_imports_nobody_who_imports_it() -> None:
+    """Nothing outside cli and testing imports them."""
+    for top in ("polyarr.cli", "polyarr.testing"):
+        users = {
+            name for name, tree in TREES.items() for node in ast.walk(tree) for t in imports(node)
+            if f"{t}.".startswith(f"{top}.") and not f"{name}.".startswith(f"{top}.")
+        }  # fmt: skip
+        assert users == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_size_of_files_and_functions(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_FILE
+    long = {
+        n.name: size
+        for n in ast.walk(ast.parse(text))
+        if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and (size := code_lines(n, text)) > MAX_FUNCTION
+    }
+    assert not long
+
+
+def code_lines(function: ast.AST, text: str) -> int:
+    """The lines of a function without its docstring, comments and empty lines."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    if not body:
+        return 0
+    lines = text.splitlines()[body[0].lineno - 1 : body[-1].end_lineno]
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text))
+    assert not re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", text)
+
+
+KERNELS = sorted(PACKAGE.rglob("*.cl"))
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda p: p.name)
+def test_kernel_files_have_their_launcher_and_header(path: Path) -> None:
+    text = path.read_text()
+    assert text.lstrip().startswith(("//", "/*"))
+    if path.stem not in ("prelude", "functions"):
+        stem = path.parents[1] / f"{path.stem}.py"
+        family = path.parents[1] / f"{path.stem.split('_')[0]}.py"
+        named = any(path.name in launcher.read_text() for launcher in path.parents[1].glob("*.py"))
+        assert stem.exists() or family.exists() or named
+        assert "#error" in text or "#define" not in text
+    assert len(text.splitlines()) <= MAX_FILE
+
+
+# ---- ops ---------------------------------------------------------------------------------------------------------
+
+LABELS = ("Shapes:", "Dtypes:", "Errors:", "Grads:")
+OURS = [op for op in OPS if op.__module__.startswith("polyarr.")]
+
+
+@pytest.mark.parametrize("op", OURS, ids=lambda op: op.name)
+def test_every_op_is_documented(op: polyarr.core.op.Op) -> None:
+    lines = (op.__doc__ or "").splitlines()
+    assert lines and lines[0].rstrip().endswith((".", ":")), "the first line is a sentence"
+    missing = [label for label in LABELS if not any(line.strip().startswith(label) for line in lines)]
+    assert not missing
+
+
+@pytest.mark.parametrize("op", OURS, ids=lambda op: op.name)
+def test_every_op_has_a_sample_and_a_gradient(op: polyarr.core.op.Op) -> None:
+    assert op in SAMPLES
+    assert op.body is not None or op.rules, "a primitive states its gradient"
+
+
+def test_op_names_are_unique() -> None:
+    assert len({op.name for op in OURS}) == len(OURS)
+
+
+def test_a_backend_must_supply_at_most_sixty_primitives() -> None:
+    assert len([op for op in OURS if op.body is None]) <= 60
+
+
+# ---- the checks themselves can fail ------------------------------------------------------------------------------
+
+
+def planted(module: str, source: str) -> dict[str, ast.AST]:
+    return {module: ast.parse(source)}
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "source"),
+    [
+        (upward, "polyarr.ops.nn", "from polyarr.autograd import grad"),
+        (upward, "polyarr.core.spec", "from polyarr.core.op import Array"),
+        (upward, "polyarr.ops.nn", "import polyarr"),
+        (upward, "polyarr.backends.opencl.table", "from polyarr.backends.numpy import start"),
+        (upward, "polyarr.backends.opencl.table", "from polyarr import autograd"),
+        (upward, "polyarr.nn.linear", "def f():\n    from polyarr.training import loop"),
+        (in_functions, "polyarr.nn.linear", "def f():\n    import json"),
+        (in_functions, "polyarr.nn.linear", "def f():\n    import pyopencl"),
+        (compared, "polyarr.nn.linear", "if x.device == 'opencl': pass"),
+        (compared, "polyarr.nn.linear", "ok = name in ('numpy', 'cpu')"),
+        (compared, "polyarr.cli.main", "match name:\n    case 'opencl:0': pass"),
+    ],
+)
+def test_planted_violations_are_found(check, module: str, source: str) -> None:
+    assert check(planted(module, source))

@@ -1,0 +1,570 @@
+"""The transforms: what they return, how they nest, what they keep alive, and what they say when asked wrongly."""
+
+import asyncio
+import gc
+import math
+import threading
+import weakref
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.backend import Backend
+from polyarr.core.errors import BackendError, GradientError, ShapeError
+from polyarr.core.op import Array
+from polyarr.plugins import get_backend, use_backend
+
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
+
+def close(got, expected, rtol: float = 1e-6) -> None:
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=rtol, atol=1e-6)
+
+
+def scalar(value: float) -> Array:
+    return pa.asarray(value, dtype="float64")
+
+
+# ---- what comes back -------------------------------------------------------------------------------------------
+
+
+def test_value_and_gradient() -> None:
+    value, g = pa.value_and_grad(lambda x: ops.sum(x * x))(pa.asarray([1.0, 2.0, 3.0]))
+    assert value.item() == 14
+    close(g, [2, 4, 6])
+    assert value.node is None and g.node is None
+
+
+def test_argnums() -> None:
+    fn = lambda x, y, z: ops.sum(x * y + z)
+    args = pa.asarray([1.0, 2.0]), pa.asarray([3.0, 4.0]), pa.asarray([5.0, 6.0])
+    close(pa.grad(fn, argnums=1)(*args), [1, 2])
+    assert isinstance(pa.grad(fn, argnums=(0,))(*args), tuple)
+    third, first = pa.grad(fn, argnums=(2, 0))(*args)
+    close(third, [1, 1])
+    close(first, [3, 4])
+
+
+def test_one_array_for_two_arguments() -> None:
+    x = pa.asarray([1.0, 2.0])
+    both = pa.grad(lambda a, b: ops.sum(a * a * b), argnums=(0, 1))(x, x)
+    close(both[0], [2, 8])
+    close(both[1], [1, 4])
+
+
+def test_keyword_arguments_pass_through() -> None:
+    close(pa.grad(lambda x, *, power: ops.sum(x**power))(pa.asarray([2.0]), power=3), [12])
+
+
+def test_aux() -> None:
+    fn = lambda x: (ops.sum(x * x), {"double": x * 2, "name": "aux", "nothing": None})
+    (value, aux), g = pa.value_and_grad(fn, has_aux=True)(pa.asarray([3.0]))
+    assert value.item() == 9
+    close(g, [6])
+    close(aux["double"], [6])
+    assert aux["name"] == "aux" and aux["nothing"] is None and aux["double"].node is None
+    g, aux = pa.grad(fn, has_aux=True)(pa.asarray([3.0]))
+    close(g, [6])
+    assert aux["name"] == "aux"
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_trees() -> None:
+    params = {
+        "w": pa.asarray([1.0, 2.0]),
+        "deep": [Pair(pa.asarray(3.0), pa.asarray([4])), (pa.asarray(5.0),)],
+        "none": None,
+    }
+    fn = lambda p: ops.sum(p["w"]) * p["deep"][0].left * p["deep"][1][0]
+    g = pa.grad(fn)(params)
+    close(g["w"], [15, 15])
+    assert isinstance(g["deep"][0], Pair)
+    close(g["deep"][0].left, 15)
+    assert g["deep"][0].right is None and g["none"] is None
+    close(g["deep"][1][0], 9)
+
+
+def test_an_array_that_does_not_matter_has_zeros() -> None:
+    x, y = pa.asarray([1.0, 2.0]), pa.asarray([[3.0]])
+    g = pa.grad(lambda a, b: ops.sum(a), argnums=(0, 1))(x, y)
+    assert g[1].tolist() == [[0]]
+    assert pa.grad(lambda a: ops.sum(y))(x).tolist() == [0, 0]
+
+
+def test_module_gradients() -> None:
+    layer = pa.nn.Linear(3, 2)
+    g = pa.grad(lambda m, x: ops.sum(m(x)))(layer, pa.ones((4, 3)))
+    assert [a.shape for a in pa.tree.leaves(g)] == [a.shape for a in pa.tree.leaves(layer.parameters())]
+    close(g.bias, [4, 4])
+
+
+# ---- repeated use, broadcasting, views, updates ----------------------------------------------------------------
+
+
+def test_repeated_use(backend: Backend) -> None:
+    x = pa.asarray([1.0, 2.0])
+    close(pa.grad(lambda a: ops.sum(a * a + a * 3 + a / a))(x), [5, 7])
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3,), (2, 3)), ((2, 1), (1, 3)), ((), (2, 3)), ((1, 1), (4, 2, 3)), ((0, 3), (1, 3))]
+)
+def test_broadcasting(backend: Backend, shapes: tuple) -> None:
+    x, y = (pa.ones(s) * 2 for s in shapes)
+    g = pa.grad(lambda a, b: ops.sum(a * b), argnums=(0, 1))(x, y)
+    size = np.broadcast(np.zeros(shapes[0]), np.zeros(shapes[1])).size
+    for a, da in zip((x, y), g, strict=True):
+        assert da.shape == a.shape
+        close(da, np.full(a.shape, 2 * size / a.size if a.size else 0))
+
+
+def test_views(backend: Backend) -> None:
+    x = pa.reshape(pa.arange(12.0, dtype="float32"), shape=(3, 4))
+    fn = lambda a: ops.sum(a.T[1:, ::-1] * a.T[1:, ::-1]) + ops.sum(ops.flip(a)[0])
+    expected = 2 * x.numpy()
+    expected[:, 0] = 0
+    expected[-1] += 1
+    close(pa.grad(fn)(x), expected)
+
+
+def test_indexing(backend: Backend) -> None:
+    x = pa.asarray([1.0, 2.0, 3.0, 4.0])
+    at = pa.asarray([0, 0, 3])
+    close(pa.grad(lambda a: ops.sum(a[at] * a[at]))(x), [4, 0, 0, 8])
+    close(pa.grad(lambda a: ops.sum(a[a > 2]))(x), [0, 0, 1, 1])
+    close(pa.grad(lambda a: a[-1] * a[0])(x), [4, 0, 0, 1])
+
+
+def test_assignment_is_recorded_and_leaves_the_caller_alone(backend: Backend) -> None:
+    def fn(a: Array, v: Array) -> Array:
+        before = a
+        a = a * 1
+        a[1:3] = v * 2
+        a[0] = 7.0
+        return ops.sum(a * a) + ops.sum(before)
+
+    x, v = pa.asarray([1.0, 2.0, 3.0, 4.0]), pa.asarray([5.0, 6.0])
+    gx, gv = pa.grad(fn, argnums=(0, 1))(x, v)
+    close(gx, [1, 1, 1, 9])
+    close(gv, [40, 48])
+    assert x.tolist() == [1, 2, 3, 4]
+
+
+def test_assignment_to_an_argument(backend: Backend) -> None:
+    def fn(a: Array) -> Array:
+        a[0] = a[1] * 3
+        return ops.sum(a)
+
+    x = pa.asarray([1.0, 2.0])
+    close(pa.grad(fn)(x), [0, 4])
+    assert x.tolist() == [1, 2]
+
+
+def test_what_a_rule_kept_is_not_changed_by_a_later_update() -> None:
+    def fn(a: Array) -> Array:
+        b = a * 1
+        y = ops.sum(b * b)
+        b += 100
+        b[0] = 0.0
+        return y
+
+    close(pa.grad(fn)(pa.asarray([1.0, 2.0])), [2, 4])
+
+
+def test_in_place_operators() -> None:
+    def fn(a: Array) -> Array:
+        total = a * 0
+        for k in range(3):
+            total += a * k
+        total *= a
+        total -= 1
+        total /= 2
+        total **= 2
+        return ops.sum(total)
+
+    x = scalar(2.0)
+    exact = pa.grad(lambda a: ops.sum(((3 * a * a - 1) / 2) ** 2))(x)
+    close(pa.grad(fn)(x), exact.item())
+
+
+# ---- nesting ---------------------------------------------------------------------------------------------------
+
+
+def test_third_order() -> None:
+    d3 = pa.grad(pa.grad(pa.grad(lambda x: x**4 + ops.sin(x))))
+    close(d3(scalar(0.7)), 24 * 0.7 - math.cos(0.7))
+
+
+def test_third_order_of_a_fused_op(backend: Backend) -> None:
+    def third(x: Array) -> Array:
+        f = lambda a: ops.sum(ops.softmax(a) ** 2)
+        g = lambda a: ops.sum(pa.grad(f)(a) ** 2)
+        return pa.grad(lambda a: ops.sum(pa.grad(g)(a) ** 2))(x)
+
+    x = pa.asarray([0.1, -0.4, 1.0])
+    with use_backend("numpy"):
+        expected = third(pa.asarray(x.numpy().astype("float64")))
+    close(third(x), expected.numpy(), rtol=1e-3)
+
+
+def test_perturbation_confusion() -> None:
+    x = scalar(3.0)
+    close(pa.grad(lambda a: a * pa.grad(lambda b: a + b)(scalar(1.0)))(x), 1)
+    close(pa.grad(lambda a: a * pa.grad(lambda b: a * b)(scalar(1.0)))(x), 6)
+    close(pa.grad(lambda a: pa.grad(lambda b: a * a * b * b)(a))(x), 6 * 9)
+    close(pa.grad(lambda a: pa.grad(lambda b: pa.stop_gradient(a) * b * b)(a))(x), 2 * 3)
+
+
+def test_gradient_of_a_gradient_norm() -> None:
+    x = pa.asarray([1.0, 2.0])
+    penalty = lambda a: ops.global_norm([pa.grad(lambda b: ops.sum(b * b * b))(a)])
+    norm = 3 * math.sqrt(17)
+    close(pa.grad(penalty)(x), [18 * 1 / norm, 18 * 8 / norm])
+
+
+def test_the_outer_transform_sees_values_of_the_inner_one() -> None:
+    def fn(a: Array) -> Array:
+        value, g = pa.value_and_grad(lambda b: b * b * a)(a)
+        return value + g
+
+    close(pa.grad(fn)(scalar(2.0)), 3 * 4 + 4 * 2)  # value a^3, gradient 2 a^2
+
+
+# ---- vjp, jvp --------------------------------------------------------------------------------------------------
+
+
+def test_vjp_of_a_tree_and_twice() -> None:
+    x = pa.asarray([1.0, 2.0])
+    value, pull = pa.vjp(lambda a: {"square": a * a, "sum": ops.sum(a), "index": ops.argmax(a)}, x)
+    assert value["square"].tolist() == [1, 4] and value["square"].node is None
+    for _ in range(2):
+        (g,) = pull({"square": pa.asarray([1.0, 0.0]), "sum": pa.asarray(10.0), "index": value["index"]})
+        close(g, [12, 10])
+
+
+def test_vjp_of_one_result_used_twice() -> None:
+    def fn(a: Array) -> tuple:
+        y = a * 3
+        return y, y
+
+    one = scalar(1.0)
+    close(pa.vjp(fn, one)[1]((one, one))[0], 6)
+
+
+def test_jvp() -> None:
+    x, t = pa.asarray([1.0, 2.0]), pa.asarray([0.5, -1.0])
+    value, slope = pa.jvp(lambda a: ops.exp(a) * a[0], (x,), (t,))
+    e = np.exp([1.0, 2.0])
+    close(value, e)
+    close(slope, e * [0.5, -1.0] + e * 0.5)
+
+
+def test_jvp_with_integers_and_without_a_tangent() -> None:
+    x, y, at = pa.asarray([1.0, 2.0]), pa.asarray([3.0, 4.0]), pa.asarray([1, 0])
+    fn = lambda a, b, i: ops.sum(a * b[i])
+    _, slope = pa.jvp(fn, (x, y, at), (pa.ones(2), None, None))
+    close(slope, 7)
+
+
+def test_jvp_equals_vjp(backend: Backend) -> None:
+    x, t, g = (pa.random.normal((4, 5)) for _ in range(3))
+    fn = lambda a: ops.layer_norm(ops.gelu(a), eps=0.1)
+    _, push = pa.jvp(fn, (x,), (t,))
+    _, pull = pa.vjp(fn, x)
+    close(ops.sum(push * g), ops.sum(pull(g)[0] * t).item(), rtol=1e-3)
+
+
+# ---- stop_gradient, checkpoint, custom_vjp ---------------------------------------------------------------------
+
+
+def test_stop_gradient() -> None:
+    close(pa.grad(lambda x: ops.sum(x * pa.stop_gradient(x)))(pa.asarray([3.0])), [3])
+    assert pa.stop_gradient({"a": [1, "b", None]}) == {"a": [1, "b", None]}
+
+
+def test_checkpoint_gives_the_same_gradient_with_dropout(backend: Backend) -> None:
+    def block(params: dict, x: Array) -> Array:
+        return ops.dropout(ops.tanh(x @ params["w"]), *pa.random.draw(), rate=0.5)
+
+    params, x = {"w": pa.random.normal((8, 8))}, pa.random.normal((4, 8))
+    found = []
+    for wrap in (lambda f: f, pa.checkpoint):
+        pa.random.seed(5)
+        f = wrap(block)
+        loss = lambda p, a, f=f: ops.sum(f(p, f(p, a)) ** 2)
+        value, grads = pa.value_and_grad(loss, argnums=(0, 1))(params, x)
+        found.append((value.item(), grads[0]["w"].numpy(), grads[1].numpy(), pa.random.get_state()))
+    close(found[0][0], found[1][0])
+    close(found[0][1], found[1][1], rtol=1e-4)
+    close(found[0][2], found[1][2], rtol=1e-4)
+    assert found[0][3] == found[1][3]
+
+
+def test_checkpoint_computes_again_and_keeps_nothing() -> None:
+    calls = []
+
+    def fn(a: Array) -> Array:
+        calls.append(1)
+        hidden = ops.exp(a)
+        inner.append(weakref.ref(hidden))
+        return ops.sum(hidden * hidden)
+
+    inner: list = []
+    _, pull = pa.vjp(pa.checkpoint(fn), pa.asarray([1.0]))
+    assert len(calls) == 1 and inner[0]() is None
+    close(pull(pa.asarray(1.0))[0], [2 * math.exp(2)])
+    assert len(calls) == 2
+
+
+def test_checkpoint_sees_its_arguments_as_they_were() -> None:
+    def fn(a: Array) -> Array:
+        b = a * 1
+        y = pa.checkpoint(lambda c: ops.sum(c * c))(b)
+        b += 100
+        return y
+
+    close(pa.grad(fn)(pa.asarray([1.0, 2.0])), [2, 4])
+
+
+def test_second_order_through_checkpoint() -> None:
+    cube = pa.checkpoint(lambda a: a * a * a)
+    close(pa.grad(pa.grad(cube))(scalar(2.0)), 12)
+    close(pa.grad(pa.grad(pa.grad(cube)))(scalar(2.0)), 6)
+
+
+def test_custom_vjp() -> None:
+    clipped = pa.custom_vjp(
+        lambda x, limit: x, lambda x, limit: (x, limit), lambda limit, g: (ops.clip(g, -limit, limit), None)
+    )
+    x = pa.asarray([1.0, -2.0])
+    close(clipped(x, 0.5), [1, -2])
+    close(pa.grad(lambda a: ops.sum(clipped(a, 0.5) * pa.asarray([3.0, -0.1])))(x), [0.5, -0.1])
+
+
+def test_custom_vjp_of_trees_and_its_second_order() -> None:
+    def forward(p: dict) -> tuple:
+        return {"product": p["a"] * p["b"], "count": 2}, p
+
+    def backward(p: dict, g: dict) -> tuple:
+        return ({"a": g["product"] * p["b"], "b": g["product"] * p["a"]},)
+
+    fn = pa.custom_vjp(lambda p: forward(p)[0], forward, backward)
+    p = {"a": scalar(3.0), "b": scalar(5.0)}
+    g = pa.grad(lambda q: fn(q)["product"])(p)
+    close(g["a"], 5)
+    close(g["b"], 3)
+    gg = pa.grad(lambda q: pa.grad(lambda r: fn(r)["product"] ** 2)(q)["a"])(p)  # 2 a b^2
+    close(gg["a"], 50)
+    close(gg["b"], 60)
+
+
+# ---- depth and memory ------------------------------------------------------------------------------------------
+
+
+def test_twenty_thousand_ops_deep() -> None:
+    def fn(x: Array) -> Array:
+        for _ in range(20_000):
+            x = x + 1.0
+        return x
+
+    close(pa.grad(fn)(scalar(1.0)), 1)
+    _, pull = pa.vjp(fn, scalar(1.0))
+    close(pull(scalar(2.0))[0], 2)
+    del pull  # freeing a chain of nodes must not recurse either
+
+
+class Buffers:
+    """Weak references to the memory of every array made while it watches."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.references: list[weakref.ref] = []
+        self.backend = backend._replace(
+            kernels={op: self._watched(k) for op, k in backend.without_fused().kernels.items()}, upload=self._uploaded
+        )
+        self._upload = backend.upload
+
+    def _note(self, buf: np.ndarray) -> np.ndarray:
+        base = buf if buf.base is None else buf.base
+        self.references.append(weakref.ref(base))
+        return buf
+
+    def _uploaded(self, host: np.ndarray) -> np.ndarray:
+        return self._note(self._upload(host))
+
+    def _watched(self, kernel):
+        return lambda *args, **params: self._note(kernel(*args, **params))
+
+    def alive(self) -> int:
+        return len({id(buf) for r in self.references if (buf := r()) is not None})  # a view counts as what it views
+
+
+def test_buffers_are_freed_without_the_collector() -> None:
+    watch = Buffers(get_backend("numpy"))
+
+    def loss(p: dict, x: Array) -> Array:
+        h = ops.gelu(ops.layer_norm(x @ p["w"], p["g"]))
+        h[0] = 0.0
+        h = pa.checkpoint(lambda a: ops.exp(a) + ops.softmax(a))(h)
+        return ops.mean(ops.sqrt(h * h + 1))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with use_backend(watch.backend):
+            params = {"w": pa.ones((4, 4)) * 0.1, "g": pa.ones(4)}
+            x = pa.ones((2, 4))
+            before = watch.alive()
+            value, grads = pa.value_and_grad(loss)(params, x)
+            assert len(watch.references) > 50
+            kept = before + 1 + len(grads)
+            assert watch.alive() <= kept
+            second = pa.grad(lambda p, x: ops.sum(pa.grad(loss)(p, x)["w"] ** 2))(params, x)
+            _, pull = pa.vjp(loss, params, x)
+            pull(value)
+            del pull, second, _
+            assert watch.alive() <= kept
+            del value, grads, params, x
+            assert watch.alive() == 0
+    finally:
+        gc.enable()
+
+
+def test_arrays_are_freed_during_the_walk() -> None:
+    """What a node kept goes when it is pulled, so the peak is the forward pass and not twice that."""
+    watch, alive = Buffers(get_backend("numpy")), []
+
+    def fn(x: Array) -> Array:
+        x = pa.custom_vjp(lambda a: a, lambda a: (a, None), lambda _, g: (alive.append(watch.alive()), (g,))[1])(x)
+        for _ in range(50):
+            x = ops.exp(x * 0.01)
+        alive.append(watch.alive())
+        return x
+
+    with use_backend(watch.backend):
+        pa.grad(fn)(scalar(0.0))
+    at_the_top, at_the_bottom = alive
+    assert at_the_bottom < at_the_top / 4
+
+
+# ---- threads and scopes ----------------------------------------------------------------------------------------
+
+
+def test_threads_compute_gradients_at_once(backend: Backend) -> None:
+    x = pa.reshape(pa.arange(64.0, dtype="float32"), shape=(8, 8)) / 64
+    expected = pa.grad(lambda a: ops.sum(ops.softmax(a @ a) * a))(x).numpy()
+    found, errors = [], []
+
+    def work() -> None:
+        try:
+            with use_backend(backend):
+                found.extend(pa.grad(lambda a: ops.sum(ops.softmax(a @ a) * a))(x).numpy() for _ in range(10))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+    assert len(found) == 80
+    for g in found:
+        np.testing.assert_allclose(g, expected, rtol=1e-6)
+
+
+def test_another_thread_does_not_record() -> None:
+    recorded = []
+
+    def fn(a: Array) -> Array:
+        thread = threading.Thread(target=lambda: recorded.append((a * 2).node))
+        thread.start()
+        thread.join()
+        return ops.sum(a)
+
+    pa.grad(fn)(pa.asarray([1.0]))
+    assert recorded == [None]
+
+
+def test_use_backend_is_scoped_in_tasks() -> None:
+    mirror = get_backend("numpy")._replace(name="mirror")
+
+    async def names(backend: Backend) -> list[str]:
+        found = []
+        with use_backend(backend):
+            for _ in range(5):
+                found.append(pa.ones(1).device)
+                await asyncio.sleep(0)
+        return found
+
+    async def both() -> list:
+        return await asyncio.gather(names(mirror), names(get_backend("numpy")))
+
+    assert asyncio.run(both()) == [["mirror"] * 5, ["numpy"] * 5]
+
+
+def test_use_backend_is_scoped_in_threads() -> None:
+    seen = []
+    with use_backend(get_backend("numpy")._replace(name="mirror")):
+        thread = threading.Thread(target=lambda: seen.append(get_backend().name))
+        thread.start()
+        thread.join()
+        assert pa.zeros(2).device == "mirror"
+    assert seen != ["mirror"]
+
+
+# ---- asked wrongly ---------------------------------------------------------------------------------------------
+
+
+def test_mixing_backends_names_both() -> None:
+    mirror = get_backend("numpy")._replace(name="mirror")
+    with pytest.raises(BackendError, match=r"add: inputs live on 'numpy' and 'mirror'.*\.to\("):
+        pa.ones(2) + pa.ones(2, device=mirror)
+    with pytest.raises(BackendError, match="concat: inputs live on 'numpy' and 'mirror'"):
+        ops.concat([pa.ones(2), pa.ones(2, device=mirror)])
+
+
+@pytest.mark.parametrize(
+    ("fn", "arg", "error", "message"),
+    [
+        (
+            lambda x: x,
+            pa.asarray([1.0, 2.0], device="numpy"),
+            ShapeError,
+            r"value_and_grad: fn returned float32\[2\]; it must",
+        ),
+        (lambda x: ops.argmax(x), pa.asarray([1.0], device="numpy"), ShapeError, r"returned int64\[\]"),
+        (
+            lambda x: 3.0,
+            pa.asarray([1.0], device="numpy"),
+            GradientError,
+            "fn returned float; it must return a scalar array",
+        ),
+        (lambda x: None, pa.asarray([1.0], device="numpy"), GradientError, "fn returned NoneType"),
+        (
+            lambda x: ops.sum(x),
+            pa.asarray([1], device="numpy"),
+            GradientError,
+            "no floating-point array among the arguments",
+        ),
+        (lambda x: pa.asarray(1.0), 2.0, GradientError, "no floating-point array among the arguments"),
+    ],
+)
+def test_messages(fn, arg, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        pa.grad(fn)(arg)
+
+
+def test_an_error_inside_leaves_nothing_recording() -> None:
+    def fail(x: Array) -> Array:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pa.grad(fail)(pa.asarray([1.0]))
+    leaked = []
+    pa.grad(lambda x: (leaked.append(x), ops.sum(x))[1])(pa.asarray([1.0]))
+    assert (leaked[0] * 2).node is None

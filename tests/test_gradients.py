@@ -1,0 +1,148 @@
+"""Every op's gradient and second derivative: central differences in float64, and the points without a derivative."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import polyarr as pa
+from polyarr import ops, tree
+from polyarr.core.backend import Backend, Fused
+from polyarr.core.op import OPS, Op
+from polyarr.core.spec import FLOATS
+from polyarr.plugins import get_backend
+from polyarr.testing import SAMPLES, Data, Sample, checks
+
+SMOOTH = [op for op in OPS if op in SAMPLES and SAMPLES[op].smooth]
+each = pytest.mark.parametrize("op", SMOOTH, ids=[op.name for op in SMOOTH])
+
+
+def carries_gradient(op: Op, sample: Sample) -> bool:
+    """True where a floating-point input meets a floating-point result."""
+    numpy = get_backend("numpy")
+    result = op(*sample.arrays(numpy, wide=True), **sample.wide_params())
+    inputs = [d for d in tree.leaves(sample.inputs) if isinstance(d, Data) and d.is_floating]
+    return bool(inputs) and any(a.dtype in FLOATS for a in tree.leaves(result))
+
+
+@each
+@given(data=st.data())
+def test_gradient(op: Op, data: st.DataObject) -> None:
+    sample = data.draw(SAMPLES[op].smooth("float64"))
+    if carries_gradient(op, sample):
+        checks.check_gradient(op, "numpy", sample)
+
+
+@each
+@given(data=st.data())
+@settings(max_examples=6)
+def test_second_order(op: Op, data: st.DataObject) -> None:
+    sample = data.draw(SAMPLES[op].smooth("float64"))
+    if carries_gradient(op, sample):
+        checks.check_second_order(op, "numpy", sample)
+
+
+@pytest.mark.parametrize("op", [op for op in SMOOTH if op.body], ids=lambda op: op.name)
+@given(data=st.data())
+@settings(max_examples=4)
+def test_second_order_of_a_pair(op: Op, backend: Backend, data: st.DataObject) -> None:
+    """Where a backend has a pair, a nested gradient goes through the body."""
+    if type(backend.kernels.get(op)) is Fused:
+        checks.check_second_order_agrees(op, backend, data.draw(SAMPLES[op].smooth("float32")))
+
+
+# ---- points without a derivative: what the docstrings promise ---------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+
+
+def slopes(fn, *values: float) -> list[float]:
+    """The gradients of fn's sum at float64 arrays with one element."""
+    arrays = [pa.asarray([v], dtype="float64") for v in values]
+    found = pa.grad(lambda *a: ops.sum(fn(*a)), argnums=tuple(range(len(values))))(*arrays)
+    return [g.item() for g in found]
+
+
+@pytest.mark.parametrize(
+    ("fn", "at", "expected"),
+    [
+        (ops.abs, (0.0,), [0]),
+        (ops.relu, (0.0,), [0]),
+        (ops.sign, (0.0,), [0]),
+        (ops.floor, (1.0,), [0]),
+        (ops.maximum, (2.0, 2.0), [0.5, 0.5]),
+        (ops.minimum, (2.0, 2.0), [0.5, 0.5]),
+        (ops.maximum, (1.0, 2.0), [0, 1]),
+        (ops.minimum, (1.0, 2.0), [1, 0]),
+        (ops.hypot, (0.0, 0.0), [0, 0]),
+        (ops.atan2, (0.0, 0.0), [0, 0]),
+        (ops.pow, (0.0, 2.0), [0, 0]),
+        (ops.pow, (0.0, 0.0), [0, 0]),
+        (ops.pow, (-2.0, 3.0), [12, 0]),
+        (ops.pow, (0.0, 1.0), [1, 0]),
+        (lambda x: x**0, (0.0,), [0]),
+        (lambda x: x**2, (-3.0,), [-6]),
+        (lambda x: 2.0**x, (0.0,), [np.log(2.0)]),
+        (lambda x: 0.0**x, (2.0,), [0]),
+        (lambda x: ops.clip(x, 0.0, 1.0), (0.0,), [1]),
+        (lambda x: ops.clip(x, 0.0, 1.0), (1.0,), [1]),
+        (lambda x: ops.clip(x, 0.0, 1.0), (1.5,), [0]),
+        (lambda x: ops.where(x > 0, ops.sqrt(ops.where(x > 0, x, 1.0)), 0.0), (-1.0,), [0]),
+        (ops.copysign, (2.0, -3.0), [-1, 0]),
+        (ops.logaddexp, (INF, INF), [0.5, 0.5]),
+        (ops.logaddexp, (-INF, 0.0), [0, 1]),
+        (ops.sigmoid, (1000.0,), [0]),
+        (ops.silu, (-1000.0,), [0]),
+        (ops.tanh, (1000.0,), [0]),
+    ],
+)
+def test_slope_at(on_numpy: Backend, fn, at: tuple, expected: list) -> None:
+    np.testing.assert_allclose(slopes(fn, *at), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("fn", [ops.max, ops.min])
+def test_ties_of_a_reduction_share_equally(on_numpy: Backend, fn: Op) -> None:
+    x = pa.asarray([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 5.0, -5.0]])
+    g = pa.grad(lambda a: ops.sum(fn(a, axis=1)))(x).numpy()
+    np.testing.assert_array_equal(g[0], [0.25] * 4)
+    assert g[1].sum() == 1
+
+
+def test_prod_with_zeros(on_numpy: Backend) -> None:
+    for values, expected in (
+        ([2.0, 0.0, 3.0], [0, 6, 0]), ([0.0, 0.0, 3.0], [0, 0, 0]), ([2.0], [1]), ([2.0, 3.0, 4.0], [12, 8, 6])
+    ):  # fmt: skip
+        np.testing.assert_array_equal(pa.grad(lambda a: ops.prod(a))(pa.asarray(values)).numpy(), expected)
+
+
+def test_norm_of_zeros_has_the_gradient_zero(on_numpy: Backend) -> None:
+    assert pa.grad(lambda a: ops.global_norm([a]))(pa.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_scatter_drops_the_gradient_of_what_it_overwrites(on_numpy: Backend) -> None:
+    x, updates, at = pa.ones(4), pa.ones(2), pa.asarray([1, 3])
+    weights = pa.asarray([1.0, 2.0, 3.0, 4.0])
+    gx, gu = pa.grad(lambda a, u: ops.sum(ops.scatter(a, at, u) * weights), argnums=(0, 1))(x, updates)
+    assert gx.tolist() == [1, 0, 3, 0]
+    assert gu.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_gradient_has_its_inputs_dtype(on_numpy: Backend, dtype: str) -> None:
+    x = pa.asarray([1.0, 2.0, 3.0], dtype=dtype)
+    wide = pa.asarray([1.0, 2.0, 3.0], dtype="float64")
+    for fn in (
+        lambda a: ops.sum(a * a),
+        lambda a: ops.sum(a * wide),
+        lambda a: ops.sum(a, dtype="float64"),
+        lambda a: ops.prod(a, dtype="float64"),
+        lambda a: ops.sum(ops.cumulative_sum(a, dtype="float64")),
+        lambda a: ops.sum(a.astype("float32")),
+        lambda a: ops.global_norm([a]),
+        lambda a: ops.sum(ops.layer_norm(a, wide)),
+        lambda a: ops.sum(ops.concat([a, wide])),
+    ):
+        g = pa.grad(fn)(x)
+        assert g.dtype == x.dtype
+        assert g.shape == x.shape
+        assert ops.add(g, x).dtype == x.dtype
