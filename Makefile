@@ -3,7 +3,7 @@ PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: venv demo test bench clean
+.PHONY: venv demo test sanitize bench clean
 
 venv: .venv/ready
 
@@ -21,6 +21,11 @@ test: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n $(JOBS)
+	$(BIN)/python tests/sanitize/run.py --if-installed
+
+# Every OpenCL kernel under Oclgrind, which must be installed.
+sanitize: venv
+	$(BIN)/python tests/sanitize/run.py
 
 bench: venv
 	$(BIN)/python benchmarks/train_step.py

@@ -1,0 +1,321 @@
+"""What is run under the sanitiser: every op with a kernel, on shapes too small and too odd to fill a tile."""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import polyarr
+from polyarr import ops
+from polyarr.backends.opencl.elementwise import EXPRESSIONS
+
+WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
+BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.replace("copysign", "")}
+
+
+class Case(NamedTuple):
+    """A call: fn of arrays, and whether its gradient is taken too."""
+
+    name: str
+    fn: Callable[..., Any]
+    arrays: tuple[Any, ...]
+    backward: bool = False
+
+
+def array(*shape: int, dtype: str = "float32", low: float = 0.5, high: float = 3.0) -> polyarr.Array:
+    """Numbers between low and high, always the same."""
+    host = np.random.default_rng(sum(shape)).uniform(low, high, shape)
+    return polyarr.asarray(host > (low + high) / 2 if dtype == "bool" else host, dtype=getattr(polyarr, dtype))
+
+
+def whole(*shape: int, below: int = 4, dtype: str = "int32") -> polyarr.Array:
+    """Integers from 0 to below, always the same."""
+    return polyarr.asarray(np.random.default_rng(sum(shape)).integers(0, below, shape), dtype=getattr(polyarr, dtype))
+
+
+def cases() -> Iterator[Case]:
+    """Everything."""
+    for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts):
+        yield from family()
+    yield from products()
+    for dtype in NARROW:
+        yield from rows(dtype)
+        yield from losses(dtype)
+        yield from attentions(dtype)
+        yield from optimisers(dtype)
+
+
+# ---- elementwise -----------------------------------------------------------------------------------------------
+
+
+def elementwise() -> Iterator[Case]:
+    for name in EXPRESSIONS:
+        dtypes = ("int32",) if name.startswith("bitwise") else ("bool",) if name.startswith("logical") else WIDE
+        if name in ("add", "exp", "maximum", "pow", "remainder", "sign", "tanh"):
+            dtypes = (*NARROW, "float64")
+        for dtype in dtypes:
+            x, y = array(3, 5, dtype=dtype, high=0.9), array(5, dtype=dtype, low=1.0)
+            yield Case(f"{name} {dtype}", getattr(ops, name), (x, y) if name in BINARY else (x,))
+    for name in ("add", "floor_divide", "remainder", "pow", "abs", "sign"):
+        for dtype in ("int8", "uint16", "int64"):
+            x, y = whole(3, 5, dtype=dtype), whole(5, below=3, dtype=dtype)
+            yield Case(f"{name} {dtype}", getattr(ops, name), (x, y) if name in BINARY else (x,))
+    for source, target in (("float32", "int8"), ("int32", "float16"), ("float16", "bool"), ("int64", "bfloat16"),
+                           ("float32", "uint64")):  # fmt: skip
+        yield Case(
+            f"astype {source} {target}", lambda x, t=target: ops.astype(x, dtype=t), (array(3, 7, dtype=source),)
+        )
+
+
+def layouts() -> Iterator[Case]:
+    """Numbers instead of arrays, broadcasting, and views of every sort."""
+    x, y = array(4, 5, 3), array(3, 5, 4)
+    turned = ops.permute_dims(y, axes=(2, 1, 0))
+    strided = x[::2, 1:, ::-1]
+    yield Case("where", ops.where, (array(4, 1, 3, dtype="bool"), x, turned))
+    yield Case("where number", lambda c, x: ops.where(c, x, 0.0), (array(5, 1, dtype="bool"), x))
+    yield Case("add turned", ops.add, (x, turned))
+    yield Case("add number", lambda x: 2.0 - x, (strided,))
+    yield Case("add broadcast", ops.add, (array(4, 1, 3), array(5, 1)))
+    yield Case("add 0-d", ops.add, (array(), array()))
+    yield Case("add nothing", ops.add, (array(0, 3), array(3)))
+    yield Case("add long", ops.add, (array(1031), array(1031)))
+    yield Case("exp five axes", ops.exp, (ops.permute_dims(array(2, 3, 1, 2, 3), axes=(4, 1, 2, 0, 3))[1:, ::-1],))
+    for dtype in NARROW:  # transposed in tiles
+        for shape in ((35, 19), (2, 33, 70)):
+            view = ops.matrix_transpose(array(*shape, dtype=dtype))
+            yield Case(f"reshape {dtype} {shape}", lambda x: ops.reshape(x, shape=(x.size,)), (view,))
+    for dtype in ("float64", "float16", "int8"):
+        view = ops.permute_dims(array(5, 3, dtype=dtype), axes=(1, 0))
+        yield Case(f"reshape {dtype}", lambda x: ops.reshape(x, shape=(15,)), (view,))
+
+
+def creation() -> Iterator[Case]:
+    for dtype in (*NARROW, "int8", "int64"):
+        yield Case(f"full {dtype}", lambda d=dtype: polyarr.full((3, 5), 2, dtype=getattr(polyarr, d)), ())
+        yield Case(f"arange {dtype}", lambda d=dtype: polyarr.arange(0, 77, 7, dtype=getattr(polyarr, d)), ())
+    for size in (1, 6, 1100, 1029):
+        yield Case(f"random_bits {size}", lambda n=size: ops.random_bits(5, 7, shape=(n,)), ())
+
+
+# ---- reductions and scans --------------------------------------------------------------------------------------
+
+
+def reductions() -> Iterator[Case]:
+    for op in (ops.sum, ops.prod, ops.max, ops.min):
+        for dtype in (*NARROW, "int8"):
+            yield Case(f"{op.name} {dtype}", partial(op, axis=1), (array(3, 37, dtype=dtype),))
+    for op in (ops.argmax, ops.argmin):
+        for dtype in ("float32", "float16", "int32"):
+            yield Case(f"{op.name} {dtype}", partial(op, axis=1), (array(3, 71, dtype=dtype),))
+        yield Case(f"{op.name} all", op, (array(3, 5),))
+        yield Case(f"{op.name} columns", partial(op, axis=0), (array(7, 5),))
+    for shape in ((1,), (5,), (64,), (1100,), (3, 130), (0, 3)):
+        yield Case(f"sum all {shape}", ops.sum, (array(*shape),))
+    for axis in (0, 1, 2, (0, 2), (1, 2)):
+        yield Case(f"sum axis {axis}", lambda x, a=axis: ops.sum(x, axis=a), (array(5, 7, 33),))
+        yield Case(f"max axis {axis}", lambda x, a=axis: ops.max(x, axis=a), (array(3, 4, 5)[::-1, :, 1::2],))
+    yield Case("sum columns", lambda x: ops.sum(x, axis=0), (array(150, 35),))
+    yield Case("sum float16 parts", ops.sum, (array(300, dtype="float16"),))
+
+
+def scans() -> Iterator[Case]:
+    for dtype in (*NARROW, "int32"):
+        yield Case(
+            f"cumulative_sum rows {dtype}", lambda x: ops.cumulative_sum(x, axis=1), (array(3, 21, dtype=dtype),)
+        )
+    yield Case("cumulative_sum long", lambda x: ops.cumulative_sum(x, axis=0), (array(300),))
+    yield Case("cumulative_sum columns", lambda x: ops.cumulative_sum(x, axis=1), (array(2, 5, 67),))
+
+
+# ---- moving elements -------------------------------------------------------------------------------------------
+
+
+def moves() -> Iterator[Case]:
+    x, y = array(3, 5), array(2, 5)
+    yield Case("permute_dims", lambda x: ops.permute_dims(x, axes=(1, 0)) + 1, (x,), backward=True)
+    yield Case("reshape", lambda x: ops.reshape(x, shape=(5, 3)) + 1, (x,), backward=True)
+    yield Case("broadcast_to", lambda x: ops.broadcast_to(x, shape=(4, 3, 5)) + 1, (x,), backward=True)
+    yield Case("slice", lambda x: x[::-2, 1:4] + 1, (x,), backward=True)
+    yield Case("concat", lambda x, y: ops.concat((x, y), axis=0), (x, y), backward=True)
+    for dtype in ("float32", "float16", "int8"):
+        value = array(2, 2, dtype=dtype)
+        yield Case(
+            f"slice_update {dtype}", lambda x, v: ops.slice_update(x, v, starts=(2, 1), steps=(-2, 3)),
+            (array(3, 5, dtype=dtype), value),
+        )  # fmt: skip
+
+
+def indices() -> Iterator[Case]:
+    for dtype in (*NARROW, "int8", "int64"):
+        for axis, index in ((0, "int32"), (1, "int64")):
+            x, at = array(5, 7, 3, dtype=dtype), whole(9, below=5, dtype=index)
+            updates = array(*(9 if a == axis else n for a, n in enumerate(x.shape)), dtype=dtype)
+            label = f"{dtype} axis {axis}"
+            yield Case(f"take {label}", lambda x, i, a=axis: ops.take(x, i, axis=a), (x, at - 5))
+            yield Case(f"scatter {label}", lambda x, i, u, a=axis: ops.scatter(x, i, u, axis=a), (x, at, updates))
+            yield Case(
+                f"scatter_add {label}", lambda x, i, u, a=axis: ops.scatter_add(x, i, u, axis=a), (x, at, updates)
+            )
+    yield Case("take_along_axis", lambda x, i: ops.take_along_axis(x, i, axis=1), (array(3, 5, 2), whole(3, 4, 1)))
+    yield Case("take rows of 8", lambda x, i: ops.take(x, i, axis=0), (array(5, 16), whole(40)))
+    yield Case("take nothing", lambda x, i: ops.take(x, i, axis=0), (array(5, 3), whole(0)))
+    yield Case(
+        "scatter_add many",
+        lambda x, i, u: ops.scatter_add(x, i, u, axis=0),
+        (array(3, 20), whole(100, below=3), array(100, 20)),
+    )
+    yield Case("scatter_add few", partial(ops.scatter_add, axis=0), (array(9, 70), whole(7), array(7, 70)))
+    yield Case("take out of range", lambda x, i: refused(ops.take, x, i), (array(5, 3), whole(9, below=99)))
+    yield Case(
+        "scatter_add in any order",
+        lambda x, i, u: in_any_order(ops.scatter_add, x, i, u),
+        (array(5, 3), whole(40), array(40, 3)),
+    )
+    for dtype in NARROW:
+        yield Case(
+            f"embedding {dtype}", lambda w, i: ops.embedding(w, i), (array(7, 5, dtype=dtype), whole(2, 9)), True
+        )
+
+
+def refused(op: Callable, *arrays: Any) -> None:
+    """Call an op whose kernel must note a bad index."""
+    result = op(*arrays)
+    try:
+        result.numpy()
+    except IndexError:
+        return
+    raise AssertionError("an index out of range was not reported")
+
+
+def in_any_order(op: Callable, *arrays: Any) -> Any:
+    """Call an op that may add atomically."""
+    os.environ["POLYARR_DETERMINISTIC"] = "0"
+    try:
+        return op(*arrays)
+    finally:
+        del os.environ["POLYARR_DETERMINISTIC"]
+
+
+def sorts() -> Iterator[Case]:
+    for dtype in (*NARROW, "float64", "int8", "uint16"):
+        for descending in (False, True):
+            label = f"argsort {dtype} {'descending' if descending else 'ascending'}"
+            yield Case(
+                label, lambda x, d=descending: ops.argsort(x, axis=0, descending=d), (array(37, 3, dtype=dtype),)
+            )
+    yield Case("argsort merges", lambda x: ops.argsort(x), (whole(2, 300, below=9),))
+
+
+# ---- products --------------------------------------------------------------------------------------------------
+
+
+def products() -> Iterator[Case]:
+    for m, k, n in ((5, 7, 9), (33, 17, 35), (8, 16, 12), (1, 37, 5), (6, 37, 1), (3, 5, 40), (5, 0, 6), (7, 70, 5)):
+        for form in ("NN", "NT", "TN", "TT"):
+            if form != "NN" and (k in (0, 70) or (m == 33 and form != "TT")):
+                continue
+            x, y = array(*((m, k) if form[0] == "N" else (k, m))), array(*((k, n) if form[1] == "N" else (n, k)))
+            x, y = (a if f == "N" else ops.matrix_transpose(a) for a, f in zip((x, y), form, strict=True))
+            yield Case(f"matrix_product {form} {m}x{k}x{n}", ops.matrix_product, (x, y))
+    for dtype in ("float16", "bfloat16", "float64", "int32", "int8"):
+        yield Case(f"matrix_product {dtype}", ops.matrix_product, (array(6, 7, dtype=dtype), array(7, 9, dtype=dtype)))
+        yield Case(
+            f"matrix_product thin {dtype}", ops.matrix_product, (array(2, 7, dtype=dtype), array(7, 9, dtype=dtype))
+        )
+    for dtype in ("float32", "float64"):  # enough matrices for larger tiles
+        yield Case(
+            f"matrix_product batch {dtype}",
+            ops.matrix_product,
+            (array(2, 5, 7, dtype=dtype), array(2, 7, 6, dtype=dtype)),
+        )
+    yield Case("matrix_product offset", ops.matrix_product, (array(9, 9)[1:7, 2:], array(9, 9)[2:, 1:7]))
+    yield Case("matrix_product copied", ops.matrix_product, (array(9, 9)[:, ::2], array(9, 9)[4:, ::2]))
+    for dtype in NARROW:
+        for activation in (None, "relu", "silu", "gelu", "gelu_tanh") if dtype == "float32" else ("gelu",):
+            for shape in ((2, 3, 7), (2, 7)) if activation == "gelu" else ((2, 3, 7),):
+                yield Case(
+                    f"linear {dtype} {activation} {shape}",
+                    lambda x, w, b, a=activation: ops.linear(x, w, b, activation=a),
+                    (array(*shape, dtype=dtype), array(9, 7, dtype=dtype), array(9, dtype=dtype)),
+                    backward=True,
+                )
+    yield Case("linear without bias", ops.linear, (array(5, 7), array(33, 7)), backward=True)
+
+
+# ---- rows, losses, attention, optimisers -----------------------------------------------------------------------
+
+
+def rows(dtype: str) -> Iterator[Case]:
+    for shape in ((5, 1), (3, 7), (3, 37), (9, 70), (1, 1100)) if dtype == "float32" else ((3, 7), (9, 70)):
+        x = array(*shape, dtype=dtype)
+        weight, bias = array(shape[-1], dtype=dtype), array(shape[-1], dtype=dtype)
+        label = f"{dtype} {shape}"
+        yield Case(f"softmax {label}", ops.softmax, (x,), backward=True)
+        yield Case(f"log_softmax {label}", ops.log_softmax, (x,), backward=True)
+        yield Case(f"layer_norm {label}", ops.layer_norm, (x, weight, bias), backward=True)
+        yield Case(f"rms_norm {label}", ops.rms_norm, (x, weight), backward=True)
+    x = array(3, 4, 5, dtype=dtype)
+    yield Case(f"softmax axis 1 {dtype}", lambda x: ops.softmax(x, axis=1), (x,), backward=True)
+    yield Case(f"layer_norm plain {dtype}", ops.layer_norm, (x,), backward=True)
+    yield Case(f"rms_norm plain {dtype}", ops.rms_norm, (x,), backward=True)
+    for approximate in ("none", "tanh"):
+        yield Case(
+            f"gelu {approximate} {dtype}", lambda x, a=approximate: ops.gelu(x, approximate=a), (x,), backward=True
+        )
+    for shape in ((3, 7), (1, 4100)) if dtype == "float32" else ((3, 7),):
+        yield Case(
+            f"dropout {dtype} {shape}",
+            lambda x: ops.dropout(x, 3, 4, rate=0.3),
+            (array(*shape, dtype=dtype),),
+            backward=True,
+        )
+
+
+def losses(dtype: str) -> Iterator[Case]:
+    for reduction in ("mean", "sum", "none"):
+        for smoothing in (0.0, 0.1):
+            yield Case(
+                f"cross_entropy {reduction} {smoothing} {dtype}",
+                lambda x, t, r=reduction, s=smoothing: ops.cross_entropy(
+                    x, t, ignore_index=2, reduction=r, label_smoothing=s
+                ),
+                (array(3, 2, 11, dtype=dtype), whole(3, 2)),
+                backward=True,
+            )
+    yield Case(
+        f"cross_entropy long {dtype}", ops.cross_entropy, (array(3, 600, dtype=dtype), whole(3, dtype="int64")), True
+    )
+
+
+def attentions(dtype: str) -> Iterator[Case]:
+    lengths = ((1, 1, 3, 3, 4, 4), (2, 1, 5, 7, 3, 6), (1, 1, 35, 39, 9, 17))
+    for turn, (b, h, t, s, d, e) in enumerate(lengths if dtype == "float32" else lengths[:1]):
+        q, k, v = array(b, h, t, d, dtype=dtype), array(b, h, s, d, dtype=dtype), array(b, h, s, e, dtype=dtype)
+        masks = (None, array(t, s, dtype="bool"), array(b, 1, t, s, dtype=dtype))
+        for i, mask in enumerate(masks if dtype == "float32" and t < 35 else masks[1:2]):
+            causal = dtype != "float32" or (turn + i) % 2 == 1
+            kind = "no mask" if mask is None else f"{mask.dtype.name} mask"
+            label = f"attention {dtype} {t}x{s} {kind}{', causal, dropout' if causal else ''}"
+            yield Case(label, partial(attend, mask=mask, causal=causal), (q, k, v), backward=True)
+
+
+def attend(q: Any, k: Any, v: Any, *, mask: Any, causal: bool) -> Any:
+    return ops.attention(q, k, v, mask, 1, 2, causal=causal, dropout_rate=0.3 * causal)
+
+
+def optimisers(dtype: str) -> Iterator[Case]:
+    shapes = [(3, 5), (7,), (0,), (1, 4100)] + [(2,)] * 14  # more than one launch takes
+    params, grads = ([array(*s, dtype=d) for s in shapes] for d in ("float32", dtype))
+    yield Case(f"global_norm {dtype}", lambda *arrays: ops.global_norm(list(arrays)), tuple(grads))
+    for decoupled, scale in ((True, 0.5), (False, array())):
+        yield Case(
+            f"adamw {dtype} {'decoupled' if decoupled else 'L2'}",
+            lambda p, g, m, v, scale=scale, decoupled=decoupled: ops.adamw(
+                p, g, m, v, 0.1, 3, scale, beta1=0.9, beta2=0.99, eps=1e-8,
+                weight_decay=(0.1,) * len(p), decoupled=decoupled,
+            ),
+            (params, grads, [array(*s) for s in shapes], [array(*s) for s in shapes]),
+        )  # fmt: skip

@@ -1,0 +1,81 @@
+"""A device whose allocations are exact, which runs the kernels for CPUs or those for GPUs."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from polyarr.backends.opencl import elementwise, global_norm, index, matmul, reduce, segments, sort
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.table import make_kernels
+from polyarr.core.backend import Backend, Fused
+
+# Oclgrind lacks the instructions that these become.
+KNOWN_AS = {"__builtin_sqrtf": "sqrt", "__builtin_sqrt": "sqrt", "restrict": ""}
+
+
+class SanitizedDevice(Device):
+    """The interpreter as a CPU or as a GPU. No room after an array, and no memory used twice."""
+
+    def __init__(self, *, is_cpu: bool) -> None:
+        self._kept: list[cl.Buffer] = []
+        super().__init__(cl.get_platforms()[0].get_devices()[0], "oclgrind")
+        self.is_cpu = is_cpu
+        self.features = self.features._replace(is_cpu=is_cpu)
+
+    def build(self, stem: str, **defines: Any) -> Program:
+        return super().build(stem, IS_CPU=int(self.is_cpu), **KNOWN_AS, **defines)
+
+    def _allocate(self, nbytes: int) -> Any:
+        self._kept.append(cl.Buffer(self.context, cl.mem_flags.READ_WRITE, (nbytes + 3) & ~3))
+        return self._kept[-1]
+
+
+def shrink() -> None:
+    """Cut small arrays among several work-items, so that races between these show."""
+    elementwise.CPU_BLOCK = 64
+    reduce.CPU_PART, reduce.GPU_PART = 512, 256
+    index.SPAN = 8
+    segments.LEAST_PART = 16
+    index.fill_zero = fill_zero
+    sort.CPU_TILE = sort.CPU_SPAN = 64
+    sort.GPU_TILE = sort.GROUP
+    global_norm.BLOCK = 1000
+    matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE = 1, 32
+
+
+def fill_zero(device: Device, buf: Buffer) -> None:
+    """As index.fill_zero: Oclgrind takes memory that clEnqueueFillBuffer wrote for uninitialised."""
+    if buf.size:
+        cl.enqueue_copy(device.queue, buf.memory, np.zeros(buf.shape, buf.dtype))
+
+
+def backend_of(device: Device, called: Counter) -> Backend:
+    """The backend, which counts what is called."""
+    kernels = {op: counted(kernel, op.name, called) for op, kernel in make_kernels(device).items()}
+    return Backend(
+        "sanitized", kernels, upload=device.upload, download=lambda buf: device.download(dense(device, buf)),
+        synchronize=device.synchronize,
+    )  # fmt: skip
+
+
+def counted(kernel: Callable | Fused, name: str, called: Counter) -> Any:
+    if isinstance(kernel, Fused):
+        halves = zip(kernel, Fused._fields, strict=True)
+        return Fused(*(counted(half, f"{name} {which}", called) for half, which in halves))
+
+    def call(*args: Any, **params: Any) -> Any:
+        called[name] += 1
+        return kernel(*args, **params)
+
+    return call
+
+
+def launched(device: Device) -> set[str]:
+    """The kernels that ran, as stem.name."""
+    programs = device.programs._programs.items()
+    return {f"{key[0]}.{name}" for key, p in programs for name, kernel in p._kernels.items() if kernel._typed}

@@ -1,0 +1,197 @@
+"""Run every OpenCL kernel under Oclgrind, which checks bounds, uninitialised values, data races and barriers.
+
+    python tests/sanitize/run.py [--if-installed] [--only TEXT] [--variant cpu|gpu] [--times]
+
+Oclgrind interprets, so shapes are tiny. Allocations are exact, work is cut into small pieces, and the kernels for GPUs
+run too. A planted race and a planted overrun must be reported; any other finding is an error, and so is a kernel or
+an op of the table that no case reaches. See docs/sanitized-kernels.md.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+OCLGRIND = (
+    "oclgrind",
+    "--data-races",
+    "--uninitialized",
+    "--build-options",
+    "-cl-opt-disable",
+    "--compute-units",
+    "2",
+    "--local-mem-size",
+    str(1 << 20),
+    "--max-errors",
+    "1000000",
+)
+MISSING = "oclgrind is not installed; get it with: apt-get install oclgrind (or from github.com/jrprice/Oclgrind)"
+
+PLANTED = """
+#line 1 "planted.cl"
+__kernel __attribute__((reqd_work_group_size(8, 1, 1))) void planted_race(__global int *out) {
+    __local int lane[8];
+    const int me = get_local_id(0);
+    lane[me] = me;
+    out[me] = lane[7 - me];
+}
+__kernel void planted_overrun(__global int *out) {
+    out[get_global_id(0)] = out[get_global_id(0) + 1];
+}
+"""
+EXPECTED = {("planted_race", "planted.cl:5", "race"), ("planted_overrun", "planted.cl:8", "Invalid read")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--if-installed", action="store_true", help="succeed where oclgrind is not installed")
+    parser.add_argument("--only", default="", help="only the cases whose name contains this")
+    parser.add_argument("--variant", choices=("cpu", "gpu"), help="only the kernels for these devices")
+    parser.add_argument("--times", action="store_true", help="print how long each case takes")
+    options = parser.parse_args()
+    if "OCLGRIND_LOG" in os.environ:
+        return drive(options)
+    if shutil.which(OCLGRIND[0]) is None:
+        print(f"sanitize: {'skipped' if options.if_installed else 'cannot run'}: {MISSING}")
+        return 0 if options.if_installed else 1
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        done = subprocess.run(
+            [*OCLGRIND, "--log", log.name, sys.executable, *sys.argv], stderr=subprocess.PIPE, text=True, check=False
+        )
+    noise = re.compile(r"\d+ warnings? generated\.\n")  # of each program, even with -w
+    sys.stderr.write(noise.sub("", done.stderr))
+    if done.returncode not in (0, 1):
+        print("sanitize: oclgrind gave up; --times shows after which case")
+    return done.returncode
+
+
+# ---- under Oclgrind --------------------------------------------------------------------------------------------
+
+
+def drive(options: argparse.Namespace) -> int:
+    """Run the cases, and print what Oclgrind found."""
+    os.environ["POLYARR_NO_CACHE"] = os.environ["PYOPENCL_NO_CACHE"] = "1"  # a cache would serve another driver
+    from device import SanitizedDevice, backend_of, launched, shrink  # they load the driver
+
+    log, began, failures = Log(os.environ["OCLGRIND_LOG"]), time.monotonic(), 0
+    failures += plant(log)
+    shrink()
+    ran: set[str] = set()
+    for variant in (options.variant,) if options.variant else ("cpu", "gpu"):
+        device = SanitizedDevice(is_cpu=variant == "cpu")
+        called: Counter = Counter()
+        failures += run_cases(device, backend_of(device, called), variant, log, options)
+        ran |= launched(device)
+        if not options.only:
+            failures += report_unreached(variant, called)
+    if not options.only and not options.variant:
+        failures += report_kernels(ran)
+    print(f"sanitize: {failures or 'no'} findings in {time.monotonic() - began:.0f} s, {len(ran)} kernels")
+    return int(failures > 0)
+
+
+class Log:
+    """What Oclgrind writes, read as it grows."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.at = Path(path), 0
+
+    def findings(self) -> Counter:
+        """(kernel, place, what) -> how often, of what is new."""
+        with self.path.open() as file:
+            file.seek(self.at)
+            text, self.at = file.read(), file.seek(0, os.SEEK_END)
+        return Counter(filter(None, map(finding, re.split(r"\n(?=\S)", text))))
+
+
+def finding(text: str) -> tuple[str, str, str] | None:
+    """The kernel, the place and the kind of one of Oclgrind's messages."""
+    if not text.strip():
+        return None
+    what = text.strip().splitlines()[0].split(" at ")[0].split(" memory address")[0]
+    kernel = re.search(r"Kernel:\s+(\w+)", text)
+    places = [f"{file}:{line}" for line, file in re.findall(r"At line (\d+) .*?of (\S+?):\n", text)]
+    return kernel[1] if kernel else "?", places[-1] if places else "?", what
+
+
+def plant(log: Log) -> int:
+    """Run two faulty kernels. How many of their faults went unreported."""
+    import pyopencl as cl
+
+    context = cl.create_some_context(interactive=False)
+    queue, out = cl.CommandQueue(context), cl.Buffer(context, cl.mem_flags.READ_WRITE, 32)
+    program = cl.Program(context, PLANTED).build(["-cl-std=CL1.2", "-w"])
+    for kernel in (program.planted_race, program.planted_overrun):
+        kernel(queue, (8,), (8,), out)
+    queue.finish()
+    found, missed = log.findings(), 0
+    for kernel, place, what in EXPECTED:
+        if not any(f[:2] == (kernel, place) and what in f[2] for f in found):
+            print(f"sanitize: the planted fault of {kernel} ({what}, {place}) was not reported")
+            missed += 1
+    return missed
+
+
+def run_cases(device: Any, backend: Any, variant: str, log: Log, options: argparse.Namespace) -> int:
+    """Run the cases on one device. How many findings there were."""
+    from cases import cases
+
+    import polyarr
+    from polyarr.plugins import use_backend
+
+    failures = 0
+    with use_backend(backend):
+        for case in cases():
+            if options.only not in case.name:
+                continue
+            began = time.monotonic()
+            try:
+                if case.backward:
+                    value, pull = polyarr.vjp(case.fn, *case.arrays)
+                    pull(polyarr.ones_like(value))
+                else:
+                    case.fn(*case.arrays)
+                device.synchronize()
+            except Exception as error:
+                print(f"{variant}: {case.name}: {type(error).__name__}: {error}")
+                failures += 1
+            if options.times:
+                print(f"{variant}: {case.name}: {time.monotonic() - began:.1f} s", flush=True)
+            found = log.findings()
+            failures += len(found)
+            for (kernel, place, what), count in found.items():
+                print(f"{variant}: {case.name}: {what} in {kernel} at {place} ({count} times)", flush=True)
+    return failures
+
+
+def report_unreached(variant: str, called: Counter) -> int:
+    from polyarr.backends.opencl.table import KERNELS, PAIRS
+
+    wanted = {op.name for op in KERNELS} | {f"{op.name} {half}" for op in PAIRS for half in ("forward", "backward")}
+    for name in sorted(wanted - set(called)):
+        print(f"{variant}: no case calls {name}")
+    return len(wanted - set(called))
+
+
+def report_kernels(ran: set[str]) -> int:
+    from polyarr.backends.opencl.program import KERNELS
+
+    stated = {
+        f"{path.name.removesuffix('.cl')}.{name}"
+        for path in KERNELS.iterdir()
+        for name in re.findall(r"__kernel[^;{]*?void (\w+)\(", path.read_text())
+    }
+    for name in sorted(stated - ran):
+        print(f"no case runs the kernel {name}")
+    return len(stated - ran)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
