@@ -568,3 +568,10 @@ def test_an_error_inside_leaves_nothing_recording() -> None:
     leaked = []
     pa.grad(lambda x: (leaked.append(x), ops.sum(x))[1])(pa.asarray([1.0]))
     assert (leaked[0] * 2).node is None
+
+
+def test_gradient_comes_back_through_a_transfer(backend: Backend) -> None:
+    x = pa.asarray([1.0, 2.0, 3.0], device="numpy")
+    g = pa.grad(lambda x: pa.sum(((x * 3).to(backend) * 2).to("numpy") ** 2))(x)
+    assert g.device == "numpy"
+    assert g.tolist() == [72.0, 144.0, 216.0]

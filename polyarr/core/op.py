@@ -59,9 +59,14 @@ class Array:
         return host
 
     def to(self, backend: str | Backend) -> "Array":
-        """The same values on another backend, through the host. Not recorded by gradients."""
+        """The same values on another backend, through the host. A gradient comes back the same way."""
         target = get_backend(backend)
-        return self if target is self.backend else from_numpy(self.numpy(), target)
+        if target is self.backend:
+            return self
+        moved, source = from_numpy(self.numpy(), target), self.backend
+        if self.node is not None and _depth.get() > 0:
+            moved.node = Node((self.node,), (self.spec,), lambda node, g: [g.to(source)])
+        return moved
 
     def untracked(self) -> "Array":
         """The same values, unknown to the tape."""
