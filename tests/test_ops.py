@@ -1,9 +1,12 @@
 """Every op on every backend against NumPy in float64: values, gradients, layouts, dtypes, and what must not happen."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polyarr as pa
+from polyarr import ops
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.op import OPS, Op
 from polyarr.testing import SAMPLES, checks
@@ -84,3 +87,27 @@ def test_habits(op: Op, backend: Backend, data: st.DataObject) -> None:
 @settings(max_examples=2)
 def test_layouts(op: Op, backend: Backend, data: st.DataObject) -> None:
     checks.check_layout(op, backend, data.draw(SAMPLES[op].cases(usual(op))))
+
+
+EPS = float(np.finfo("float32").eps)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.64])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((1_000_000,), None), ((100_000, 7), 0), ((3, 300_000), 1), ((5, 20_000, 2), 1)]
+)
+def test_long_sums_lose_no_digits(backend: Backend, shape: tuple, axis: int | None, value: float) -> None:
+    """Equal numbers are the worst case: every addition rounds the same way."""
+    x = pa.full(shape, value)
+    exact = x.numpy().astype("float64").sum(axis)
+    # NumPy itself adds row by row along all axes but the last.
+    rtol = 1e-3 if backend.name == "numpy" and axis not in (None, len(shape) - 1) else 128 * EPS
+    np.testing.assert_allclose(ops.sum(x, axis=axis).numpy(), exact, rtol=rtol)
+    np.testing.assert_allclose(ops.mean(x, axis=axis).numpy(), np.float32(value), rtol=rtol)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (4, 5), (1, 64), (64, 1)])
+def test_long_products_lose_no_digits(backend: Backend, rows: int, columns: int) -> None:
+    x, y = pa.full((rows, 10_000), 0.64), pa.full((10_000, columns), 0.3)
+    exact = float(np.float32(0.64)) * float(np.float32(0.3)) * 10_000
+    np.testing.assert_allclose((x @ y).numpy(), exact, rtol=128 * EPS)

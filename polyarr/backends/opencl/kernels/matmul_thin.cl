@@ -21,6 +21,7 @@
 #error "matmul_thin.cl needs ACTIVATION, LANES, ROWS and WIDE"
 #endif
 
+#define CHUNK 128L
 #define X(r, d) LOAD(x, (r) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
 #define WRITE(r, c, sum) { \
         const ACC v = (sum) + (BIAS ? LOAD(bias, (r) * bias_row + (c) * bias_column) : 0); \
@@ -58,18 +59,25 @@ __kernel ROW_GROUP void matmul(
     const long first = get_group_id(0) * (LANES * WIDE) + me;
     const int whole = first - me + LANES * WIDE <= n;
     for (long r = 0; r < m; r++) {
-        ACC part[WIDE];
-        for (int w = 0; w < WIDE; w++) part[w] = 0;
-        for (long d = turn; d < k; d += ROWS) {
-            const ACC left = X(r, d);
-            __global const T *row = y + d * y_deep + first * y_column;
-            if (whole) for (int w = 0; w < WIDE; w++) part[w] += left * LOAD(row, w * LANES * y_column);
-            else
-                for (int w = 0; w < WIDE; w++)
-                    if (first + w * LANES < n) part[w] += left * LOAD(row, w * LANES * y_column);
+        ACC total[WIDE];
+        for (int w = 0; w < WIDE; w++) total[w] = 0;
+        // In chunks: one running sum over all of k would lose a digit for every few thousand terms.
+        for (long begin = 0; begin < k; begin += CHUNK * ROWS) {
+            const long end = MIN(begin + CHUNK * ROWS, k);
+            ACC part[WIDE];
+            for (int w = 0; w < WIDE; w++) part[w] = 0;
+            for (long d = begin + turn; d < end; d += ROWS) {
+                const ACC left = X(r, d);
+                __global const T *row = y + d * y_deep + first * y_column;
+                if (whole) for (int w = 0; w < WIDE; w++) part[w] += left * LOAD(row, w * LANES * y_column);
+                else
+                    for (int w = 0; w < WIDE; w++)
+                        if (first + w * LANES < n) part[w] += left * LOAD(row, w * LANES * y_column);
+            }
+            for (int w = 0; w < WIDE; w++) total[w] += part[w];
         }
         for (int w = 0; w < WIDE; w++) {
-            ACC sum = part[w];
+            ACC sum = total[w];
             if (ROWS > 1) {
                 lanes[turn * LANES + me] = sum;
                 barrier(CLK_LOCAL_MEM_FENCE);
