@@ -137,7 +137,7 @@ def _positions(like, axis: int):
 
 @primitive
 def argsort(x, *, axis=-1, descending=False, stable=True):
-    """The indices that put x in order along axis; equal elements keep their order, and nan comes after all numbers.
+    """The indices that put x in order along axis; equal ones keep their order, nan counts as larger than all numbers.
 
     Shapes:  any -> the same
     Dtypes:  real -> int64

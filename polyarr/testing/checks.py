@@ -23,7 +23,7 @@ from polyarr.core.spec import FLOATS
 from polyarr.plugins import get_backend, use_backend
 from polyarr.testing.samples import SAMPLES, Entry
 from polyarr.testing.strategies import LAYOUTS, Data, Sample
-from polyarr.testing.tolerance import FLOOR, allowed, largest
+from polyarr.testing.tolerance import FLOOR, GRADIENT_FLOOR, allowed, largest
 
 STEP = 1e-5  # of central differences in float64: truncation and rounding are both about 1e-10
 NUMERIC = 2e-6  # what they may differ by, relative to the sum of what was added up
@@ -87,7 +87,7 @@ def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
     with use_backend(plain):
         expected = _values(op(*sample.arrays(plain), **sample.params))
     for g, e in zip(got, expected, strict=True):
-        _close(op, backend, "the pair's result", g, e, "fused", largest(e))
+        _close(op, backend, "the pair's result", g, e, "fused", max(FLOOR, largest(e)))
     _compare_gradients(op, backend, _gradients(op, backend, sample), _gradients(op, plain, sample), "the pair's ")
 
 
@@ -198,7 +198,7 @@ def _magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]
         hosts = [np.where(np.isfinite(a), np.abs(a), 0.0) for a in _flat_hosts(sample)]
         joint = functools.reduce(np.maximum, hosts)
         return [joint if joint.shape == expected[0].shape else largest(joint)]
-    return [largest(e) for e in expected]
+    return [max(FLOOR, largest(e)) for e in expected]
 
 
 def _flat_hosts(sample: Sample) -> list[np.ndarray]:
@@ -303,7 +303,7 @@ def _compare_gradients(op: Op, backend: Backend, got: dict, expected: dict, whos
     if got.keys() != expected.keys():
         raise CheckFailure(f"{op.name} on {backend.name}: {whose}gradients for {[*got]}, expected for {[*expected]}")
     for name, e in expected.items():
-        _close(op, backend, f"{whose}d/d{name}", got[name], e, "gradient", max(FLOOR, largest(e)))
+        _close(op, backend, f"{whose}d/d{name}", got[name], e, "gradient", max(GRADIENT_FLOOR, largest(e)))
 
 
 def _same_count(op: Op, backend: Backend, got: list, expected: list) -> None:

@@ -185,6 +185,11 @@ class Data:
         return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout == "broadcast" else host
 
     @property
+    def repeats_along_rows(self) -> bool:
+        """True where all elements of a row (the last axis) are alike."""
+        return self.layout == "broadcast" and self._axis == max(len(self.shape) - 1, 0)
+
+    @property
     def _axis(self) -> int:
         return self.seed % max(len(self.shape), 1)
 

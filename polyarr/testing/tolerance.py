@@ -22,12 +22,13 @@ TABLE: dict[str, dict[np.dtype, float]] = {
     "arithmetic": {float16: 1, bfloat16: 1, float32: 3, float64: 3},
     "function": {float16: 4, bfloat16: 4, float32: 16, float64: 16},
     "cancelling": {float16: 4, bfloat16: 4, float32: 8, float64: 8},
-    "reduction": {float16: 2, bfloat16: 2, float32: 8, float64: 8},
+    "reduction": {float16: 2, bfloat16: 2, float32: 32, float64: 32},
     "step": {float16: 8, bfloat16: 8, float32: 16, float64: 16},
     "fused": {float16: 16, bfloat16: 16, float32: 800, float64: 1e6},
     "gradient": {float16: 32, bfloat16: 32, float32: 800, float64: 1e6},
 }
-FLOOR = 0.1  # the least "largest value" of a gradient: below it, differences count as absolute
+# The least "largest value" of a result and of a gradient: below it, differences count as absolute.
+FLOOR, GRADIENT_FLOOR = 0.01, 0.1
 
 
 def allowed(kind: str, dtype: np.dtype, expected: np.ndarray, magnitude: np.ndarray | float = 0.0) -> np.ndarray:
