@@ -234,6 +234,8 @@ def test_ctrl_c_ends_with_130(plugin):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A runner in the background of a shell ignores the signal, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with process:
         assert process.stdout.readline() == "here\n"

@@ -43,7 +43,7 @@ def shrink() -> None:
     segments.LEAST_PART = 16
     index.fill_zero = fill_zero
     sort.CPU_TILE = sort.CPU_SPAN = 64
-    sort.GPU_TILE = sort.GROUP
+    sort.GPU_TILE = 2 * sort.GROUP
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE = 1, 32
 

@@ -80,14 +80,15 @@ def drive(options: argparse.Namespace) -> int:
     os.environ["POLYARR_NO_CACHE"] = os.environ["PYOPENCL_NO_CACHE"] = "1"  # a cache would serve another driver
     from device import SanitizedDevice, backend_of, launched, shrink  # they load the driver
 
-    log, began, failures = Log(os.environ["OCLGRIND_LOG"]), time.monotonic(), 0
-    failures += plant(log)
+    began, failures = time.monotonic(), 0
     shrink()
     ran: set[str] = set()
     for variant in (options.variant,) if options.variant else ("cpu", "gpu"):
-        device = SanitizedDevice(is_cpu=variant == "cpu")
-        called: Counter = Counter()
+        device, called = SanitizedDevice(is_cpu=variant == "cpu"), Counter()
+        log = Log()
+        failures += plant(device, log)
         failures += run_cases(device, backend_of(device, called), variant, log, options)
+        failures += plant(device, log)  # still heard after everything else
         ran |= launched(device)
         if not options.only:
             failures += report_unreached(variant, called)
@@ -98,10 +99,10 @@ def drive(options: argparse.Namespace) -> int:
 
 
 class Log:
-    """What Oclgrind writes, read as it grows."""
+    """What Oclgrind writes, read as it grows. Each context begins the file anew."""
 
-    def __init__(self, path: str) -> None:
-        self.path, self.at = Path(path), 0
+    def __init__(self) -> None:
+        self.path, self.at = Path(os.environ["OCLGRIND_LOG"]), 0
 
     def findings(self) -> Counter:
         """(kernel, place, what) -> how often, of what is new."""
@@ -121,16 +122,15 @@ def finding(text: str) -> tuple[str, str, str] | None:
     return kernel[1] if kernel else "?", places[-1] if places else "?", what
 
 
-def plant(log: Log) -> int:
+def plant(device: Any, log: Log) -> int:
     """Run two faulty kernels. How many of their faults went unreported."""
     import pyopencl as cl
 
-    context = cl.create_some_context(interactive=False)
-    queue, out = cl.CommandQueue(context), cl.Buffer(context, cl.mem_flags.READ_WRITE, 32)
-    program = cl.Program(context, PLANTED).build(["-cl-std=CL1.2", "-w"])
+    out = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 32)
+    program = cl.Program(device.context, PLANTED).build(["-cl-std=CL1.2", "-w"])
     for kernel in (program.planted_race, program.planted_overrun):
-        kernel(queue, (8,), (8,), out)
-    queue.finish()
+        kernel(device.queue, (8,), (8,), out)
+    device.queue.finish()
     found, missed = log.findings(), 0
     for kernel, place, what in EXPECTED:
         if not any(f[:2] == (kernel, place) and what in f[2] for f in found):
