@@ -5,7 +5,7 @@ import importlib.util
 from polyarr.core.backend import Backend
 from polyarr.plugins import hookimpl
 
-HINT = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+HINT = "pip install torch"
 
 
 def start():
