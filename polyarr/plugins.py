@@ -53,6 +53,7 @@ from polyarr.hooks import (
 from polyarr.hooks import hookimpl as hookimpl  # plugins import it from here
 
 BUILT_IN = {"numpy": "polyarr.backends.numpy", "opencl": "polyarr.backends.opencl"}
+THIS_PROCESS = "this process"  # stands for the distribution of a plugin that was registered by hand
 KNOWN = {"opencl": "pip install 'polyarr[opencl]'"}  # backend -> the command that brings what it needs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -462,7 +463,7 @@ def register_plugin(plugin: Any, name: str | None = None) -> None:
     """
     entry_point = name or getattr(plugin, "__name__", None) or type(plugin).__name__
     with _lock:
-        _state.added.append(_registered("this process", entry_point, plugin))
+        _state.added.append(_registered(THIS_PROCESS, entry_point, plugin))
 
 
 def unregister_plugin(plugin: Any) -> None:

@@ -1,6 +1,7 @@
 """Promotion by the standard's table, conversions, and which dtypes an op takes."""
 
 import itertools
+import re
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, SIGNED, UNSIGNED
+from polyarr.plugins import get_backend
 from polyarr.testing.strategies import Data
 
 NAMES = [d.name for d in DTYPES]
@@ -221,3 +223,32 @@ def test_default_dtypes(on_numpy: Backend) -> None:
         (pa.asarray(np.zeros(2)), "float64"),
     ):  # fmt: skip
         assert made.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pa.ones((2, 3), dtype="float64"),
+        lambda: pa.arange(3, dtype="float64"),
+        lambda: pa.asarray([1.0]).astype("float64"),
+        lambda: pa.sum(pa.asarray([1.0]), dtype="float64"),
+        lambda: pa.asarray(np.ones(3)),
+    ],
+)
+def test_a_dtype_that_the_backend_does_not_hold_is_refused(call) -> None:
+    single = get_backend("numpy")._replace(name="single", dtypes=frozenset({pa.float32, pa.int64}))
+    held = re.escape("float64 on 'single' (the host's CPU, NumPy); it holds int64, float32")
+    with pa.use_backend(single), pytest.raises(DtypeError, match=held):
+        call()
+
+
+def test_the_root_of_minus_infinity_as_a_power(backend: Backend) -> None:
+    """By the standard; NumPy takes a square root where all exponents are 0.5."""
+    assert pa.pow(pa.asarray([-np.inf, 4.0]), 0.5).tolist() == [np.inf, 2.0]
+
+
+def test_overflow_is_not_worth_a_warning(on_numpy: Backend) -> None:
+    big = pa.asarray([np.finfo("float32").max] * 2, dtype="float32")
+    assert np.isinf(pa.cumulative_sum(big).numpy()[1])
+    assert np.isinf(ops.scatter_add(big, pa.asarray([0]), big[:1]).numpy()[0])
+    assert np.isinf(ops.nextafter(big, pa.full_like(big, np.inf)).numpy()).all()

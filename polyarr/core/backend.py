@@ -22,6 +22,7 @@ None says that an input (of integers, say) has none. `saved` is the backend's ow
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,9 @@ class Backend(NamedTuple):
     dtypes       the dtypes that the backend can hold
     device       one line that says what the backend computes on
     memory       bytes, by name: "in use", "held", "limit"; empty where unknown
+    unordered    the ops whose last bits may differ from call to call, as sums in no fixed order do
+    guarded      () -> a context: what is allocated within it starts out as 0xff bytes between canaries; at its end it
+                 raises BackendError if something outside was written to. None: the backend cannot tell
     """
 
     name: str
@@ -65,6 +69,8 @@ class Backend(NamedTuple):
     dtypes: frozenset[np.dtype] = frozenset(DTYPES)
     device: str = "cpu"
     memory: Callable[[], dict[str, int]] = _no_memory_report
+    unordered: frozenset[Any] = frozenset()
+    guarded: Callable[[], AbstractContextManager] | None = None
 
     def __repr__(self) -> str:
         return f"<backend {self.name} on {self.device}>"

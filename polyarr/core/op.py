@@ -11,7 +11,7 @@ import numpy as np
 
 from polyarr.core.backend import Backend, Fused, count_download, count_upload
 from polyarr.core.errors import BackendError, DtypeError
-from polyarr.core.spec import FLOATS, INTEGERS, Spec, int32, int64, promote
+from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, int32, int64, promote
 from polyarr.plugins import get_backend
 
 OPS: list["Op"] = []  # every Op, in order of definition
@@ -98,10 +98,15 @@ def from_numpy(host: np.ndarray, backend: Backend) -> Array:
     Errors:  DtypeError if the backend cannot hold the dtype
     """
     if host.dtype not in backend.dtypes:
-        held = ", ".join(sorted(d.name for d in backend.dtypes))
-        raise DtypeError(f"asarray: {host.dtype.name} on {backend.name!r} ({backend.device}); it holds {held}")
+        raise DtypeError(unheld("asarray", host.dtype, backend))
     count_upload(host.nbytes)
     return Array(backend, backend.upload(host), Spec(host.shape, host.dtype))
+
+
+def unheld(op: str, dtype: np.dtype, backend: Backend) -> str:
+    """What to say where a backend cannot hold a dtype."""
+    held = ", ".join(d.name for d in DTYPES if d in backend.dtypes)
+    return f"{op}: {dtype.name} on {backend.name!r} ({backend.device}); it holds {held}"
 
 
 class Plan(NamedTuple):
@@ -309,8 +314,11 @@ class Op:
             value = self.body(*args, **params)
             # A body may have nothing to do; the result is a handle of its own all the same.
             return value.snapshot() if type(value) is Array and any(value is a for a in args) else value
-        if kernel is None and self.body is None:
-            raise BackendError(self._lacking(backend))
+        if self.body is None:
+            if kernel is None:
+                raise BackendError(self._lacking(backend))
+            if plan.out.dtype not in backend.dtypes:
+                raise DtypeError(unheld(self.name, plan.out.dtype, backend))
         return self._run_kernel(kernel, backend, args, plan.out, tracked, params)
 
     def _needs_body(self, kernel: Any, tracked: bool) -> bool:

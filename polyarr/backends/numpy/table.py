@@ -113,15 +113,16 @@ def floor_divide(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
 
 def power(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
     """x**y; for integers a negative exponent gives 0 unless the base is 1 or -1, where NumPy would raise."""
-    if x.dtype.kind not in "iu":
-        return xp.power(x, y)
+    if x.dtype.kind not in "iu":  # where all exponents are 0.5, NumPy takes a square root, which is nan
+        return xp.where((x == -math.inf) & (y == 0.5), math.inf, xp.power(x, y))
     reciprocal = xp.where(x == 1, 1, xp.where((x == -1) if x.dtype.kind == "i" else False, 1 - 2 * (y & 1), 0))
     return xp.where(y < 0, reciprocal, xp.power(x, xp.maximum(y, 0))).astype(x.dtype)
 
 
 def nextafter(out: Spec, x: Any, y: Any, *, xp: Any) -> np.ndarray:
     """The neighbour in the dtype itself: nothing is widened."""
-    return xp.asarray(xp.nextafter(xp.asarray(x, out.dtype), xp.asarray(y, out.dtype)), out.dtype)
+    with np.errstate(all="ignore"):
+        return xp.asarray(xp.nextafter(xp.asarray(x, out.dtype), xp.asarray(y, out.dtype)), out.dtype)
 
 
 def where(out: Spec, condition: Any, x: Any, y: Any, *, xp: Any) -> np.ndarray:
@@ -137,7 +138,8 @@ def astype(out: Spec, x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
 
 def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype, xp: Any) -> np.ndarray:
     """Accumulated in float32 for narrow floats."""
-    return xp.cumsum(x, axis=axis, dtype=wide(dtype)).astype(dtype, copy=False)
+    with np.errstate(all="ignore"):
+        return xp.cumsum(x, axis=axis, dtype=wide(dtype)).astype(dtype, copy=False)
 
 
 def arange(out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype, xp: Any) -> np.ndarray:
@@ -180,8 +182,9 @@ def scatter_add(
 ) -> np.ndarray:
     """A copy of x with the updates added, one after the other."""
     new = x.astype(wide(x.dtype))
-    xp.add.at(new, _along(axis, indices), updates.astype(new.dtype, copy=False))
-    return new.astype(out.dtype, copy=False)
+    with np.errstate(all="ignore"):
+        xp.add.at(new, _along(axis, indices), updates.astype(new.dtype, copy=False))
+        return new.astype(out.dtype, copy=False)
 
 
 def argsort(out: Spec, x: np.ndarray, *, axis: int, descending: bool, stable: bool, xp: Any) -> np.ndarray:
