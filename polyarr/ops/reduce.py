@@ -296,6 +296,8 @@ def var(x, *, axis=None, correction=0.0, keepdims=False):
     Grads:   x
     """
     centred = subtract(x, mean(x, axis=axis, keepdims=True))
+    # The mean of equal numbers is off by a rounding; that of what is left of them is not.
+    centred = subtract(centred, mean(centred, axis=axis, keepdims=True))
     # A divisor below 1 gives nan or inf, as in NumPy, and not an error.
     return divide(
         sum(square(centred), axis=axis, keepdims=keepdims), float(builtins.max(_count(x, axis) - correction, 0))
