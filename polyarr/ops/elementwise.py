@@ -282,14 +282,18 @@ def tanh(x):
 def asinh(x):
     """The inverse of sinh."""
     a = abs(x)
-    return copysign(log1p(add(a, divide(square(a), add(1, sqrt(add(square(a), 1)))))), x)
+    small = log1p(add(a, divide(square(a), add(1, sqrt(add(square(a), 1))))))
+    large = add(log(a), log1p(sqrt(add(square(reciprocal(a)), 1))))  # a * a may be infinite
+    return copysign(where(greater(a, 1), large, small), x)
 
 
 @elementwise("floating", primitive=False)
 def acosh(x):
     """The inverse of cosh on [1, inf); nan below 1."""
-    t = subtract(x, 1)
-    return log1p(add(t, sqrt(add(multiply(t, 2), square(t)))))
+    t, r = subtract(x, 1), reciprocal(x)
+    small = log1p(add(t, sqrt(add(multiply(t, 2), square(t)))))
+    large = add(log(x), log1p(sqrt(multiply(subtract(1, r), add(1, r)))))  # t * t may be infinite
+    return where(greater(x, 2), large, small)
 
 
 @elementwise("floating", primitive=False)
