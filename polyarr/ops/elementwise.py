@@ -291,8 +291,8 @@ def asinh(x):
 def acosh(x):
     """The inverse of cosh on [1, inf); nan below 1."""
     t, r = subtract(x, 1), reciprocal(x)
-    small = log1p(add(t, sqrt(add(multiply(t, 2), square(t)))))
-    large = add(log(x), log1p(sqrt(multiply(subtract(1, r), add(1, r)))))  # t * t may be infinite
+    small = log1p(add(t, multiply(sqrt(t), sqrt(add(t, 2)))))
+    large = add(log(x), log1p(sqrt(multiply(subtract(1, r), add(1, r)))))  # 2 * t may be infinite
     return where(greater(x, 2), large, small)
 
 
