@@ -12,11 +12,13 @@ from polyarr.backends.opencl.device import Buffer, Device, row_major
 from polyarr.backends.opencl.elementwise import broadcast_strides, collapse
 from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float32, float64
 from polyarr.core.spec import bool as bool_
 
 ITEMS_PER_CORE = 4  # work-items that each core of a CPU should get, so that they finish together
 LOCAL_MEMORY = 48 * 1024  # bytes that a GPU's work-group may take, if the device has them
+ALIGNMENT = 1024  # bytes that a CPU's driver may leave free between arrays
 SUM = reduction("sum")
 WORD = (1 << 64) - 1
 
@@ -48,6 +50,7 @@ class GpuTile(NamedTuple):
 
 
 # From the largest on.
+CPU_SIDES = (64, 32, 16, 8)
 GPU_TILES = tuple(GpuTile(*tile) for tile in ((64, 32, 8, 16), (32, 32, 8, 8), (16, 16, 8, 8), (8, 8, 8, 8)))
 
 
@@ -156,23 +159,42 @@ def _program(
 
 
 def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile:
-    """Vectors as wide as the processor's, unless short rows, or few queries, would leave them empty."""
-    lanes = min(16, max(4, device.cl_device.native_vector_width_float * 4 // max(4, itemsize)))
+    """The largest tile that fits, with the processor's vectors, unless short rows or few queries leave them empty.
+
+    Errors:  BackendError if none fits: some drivers would launch the kernel, and crash
+    """
+    itemsize, room = max(4, itemsize), device.features.local_memory
+    lanes = min(16, max(4, device.cl_device.native_vector_width_float * 4 // itemsize))
     while lanes > 4 and (lanes >= max(lengths) or (not backward and lanes >= t)):
         lanes //= 2
-    side = 64 if t > 128 else 32
-    queries = 2 * lanes if t <= 2 * lanes else side
-    return CpuTile(BQ=queries, BK=side, ROWS=4, LANES=lanes, VECTORS=2)
+    for side in CPU_SIDES if t > 128 else CPU_SIDES[1:]:
+        wide = min(lanes, side // 2)
+        tile = CpuTile(BQ=2 * wide if t <= 2 * wide else side, BK=side, ROWS=4, LANES=wide, VECTORS=2)
+        need = _cpu_bytes(tile, itemsize, lengths, backward)
+        if need <= room:
+            return tile
+    name, longest = device.cl_device.name.strip(), max(lengths)
+    raise BackendError(f"attention: rows of {longest} need {need:,} bytes of local memory; {name!r} has {room:,}")
 
 
 def _gpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> GpuTile:
     """The largest tile whose local memory is there, and of which a single query wastes not too much."""
     room = min(device.features.local_memory, LOCAL_MEMORY)
-    fitting = [tile for tile in GPU_TILES if _local_bytes(tile, max(4, itemsize), lengths, backward) <= room]
+    fitting = [tile for tile in GPU_TILES if _gpu_bytes(tile, max(4, itemsize), lengths, backward) <= room]
     return next((tile for tile in fitting if backward or tile.OWN <= max(16, t)), GPU_TILES[-1])
 
 
-def _local_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
+def _cpu_bytes(tile: CpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
+    """What the kernels of attention_cpu.cl declare, or a little more."""
+    panel, queries, keys = tile.LANES * tile.VECTORS, tile.BQ, tile.BK
+    q_width, v_width = (-(-n // panel) * panel for n in lengths)
+    if backward:
+        rows_of_q, rows_of_v = 2 * queries + 3 * keys, queries + 2 * keys
+        return itemsize * (rows_of_q * q_width + rows_of_v * v_width + 2 * queries * keys) + ALIGNMENT
+    return itemsize * ((queries + keys) * (q_width + v_width) + queries * keys) + ALIGNMENT
+
+
+def _gpu_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
     """What the kernels of attention_gpu.cl declare, or a little more."""
     q_width, v_width = (-(-n // (4 * tile.TX)) * 4 * tile.TX + 4 for n in lengths)
     scores = tile.OWN * (tile.STREAM + 4)
