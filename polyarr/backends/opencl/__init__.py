@@ -18,7 +18,7 @@ def start(device: str | None = None) -> Backend:
     _choose_caches()
     from polyarr.backends.opencl.copy import dense
     from polyarr.backends.opencl.devices import select
-    from polyarr.backends.opencl.table import make_kernels
+    from polyarr.backends.opencl.table import make_kernels, unordered
 
     found = select(device)
     if found not in _backends:
@@ -31,6 +31,8 @@ def start(device: str | None = None) -> Backend:
             dtypes=frozenset(d for d in DTYPES if d != float64 or found.features.fp64),
             device=found.cl_device.name.strip(),
             memory=found.memory,
+            unordered=unordered(found),
+            guarded=found.guarded,
         )
     return _backends[found]
 

@@ -3,6 +3,8 @@
 import gc
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,12 +14,14 @@ import pyopencl.tools
 
 from polyarr.backends.opencl.pocl import name_the_processor
 from polyarr.backends.opencl.program import Program, ProgramCache
+from polyarr.backends.opencl.quirks import NVIDIA
 from polyarr.core.backend import count_download, count_upload
 from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError
 from polyarr.core.spec import Spec, float64
 
 SMALL_UPLOAD = 1 << 20  # bytes: up to here a private copy is cheaper than waiting
 FINISHED = cl.command_execution_status.COMPLETE
+CANARY = 0xFF  # nan in every floating-point dtype
 FAULTS = 16  # words of the fault record: the code, then what the kernel wants to say
 
 
@@ -96,8 +100,16 @@ def features_of(device: cl.Device) -> Features:
         compute_units=device.max_compute_units,
         global_memory=device.global_mem_size,
         max_allocation=device.max_mem_alloc_size,
-        nvidia="NVIDIA" in device.platform.name,
+        nvidia=NVIDIA in device.platform.name,
     )
+
+
+class _Guarded(NamedTuple):
+    """An allocation of `own` bytes from byte `start` of a larger memory; all others are canaries."""
+
+    memory: cl.Buffer
+    start: int
+    own: int
 
 
 class Device:
@@ -108,7 +120,7 @@ class Device:
     """
 
     def __init__(self, cl_device: cl.Device, name: str) -> None:
-        self.renamed_processor = name_the_processor(cl_device)
+        name_the_processor(cl_device)
         self.cl_device, self.name = cl_device, name
         self.features = features_of(cl_device)
         self.is_cpu = self.features.is_cpu
@@ -117,6 +129,7 @@ class Device:
         self.lock = threading.RLock()
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
         self.pool = cl.tools.MemoryPool(self._allocator)
+        self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         self.programs = ProgramCache(self.context, cl_device, self.queue, self.lock)
         self.faults = self.empty_like_spec(Spec((FAULTS,), np.dtype("int32")))
         self._may_fault = False
@@ -145,8 +158,10 @@ class Device:
         return Buffer(self._allocate(max(out.size, 1) * out.dtype.itemsize), out.shape, out.dtype, row_major(out.shape))
 
     def _allocate(self, nbytes: int) -> Any:
-        nbytes = (nbytes + 63) & ~63  # so that a kernel may read whole vectors at the end
+        own, nbytes = nbytes, (nbytes + 63) & ~63  # so that a kernel may read whole vectors at the end
         with self.lock:
+            if self._guards is not None:
+                return self._between_canaries(own, nbytes)
             # PoCL hands out more than the device has, until the system kills the process.
             if self.pool.managed_bytes + nbytes <= self.features.global_memory:
                 try:
@@ -186,6 +201,39 @@ class Device:
             f"device {device!r}: no room for {nbytes:,} bytes; {self.pool.active_bytes:,} in use of "
             f"{features.global_memory:,}, at most {features.max_allocation:,} at once; largest holders: {holders}"
         )
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """What is allocated in this block lies between canaries, full of 0xff bytes; for tests of kernels.
+
+        Errors:  BackendError at the end, if a kernel wrote outside the memory that it was given
+        """
+        with self.lock:
+            self._guards = []
+            try:
+                yield
+                for guarded in self._guards:
+                    self._check_canaries(guarded)
+            finally:
+                self._guards = None
+
+    def _between_canaries(self, own: int, nbytes: int) -> Any:
+        margin = max(256, self.cl_device.mem_base_addr_align // 8)  # where a part of a memory may begin
+        whole = self._allocator(margin + nbytes + margin)
+        self._copy(whole, np.full(margin + nbytes + margin, CANARY, np.uint8))
+        self._guards.append(_Guarded(whole, margin, own))
+        return whole.get_sub_region(margin, nbytes)
+
+    def _check_canaries(self, guarded: _Guarded) -> None:
+        host = np.empty(guarded.memory.size, np.uint8)
+        self._copy(host, guarded.memory)
+        host[guarded.start : guarded.start + guarded.own] = CANARY
+        broken = np.flatnonzero(host != CANARY) - guarded.start
+        if broken.size:
+            raise BackendError(
+                f"device {self.cl_device.name.strip()!r}: a kernel wrote to byte {broken[0]} of {guarded.own} bytes "
+                f"of memory ({broken.size} bytes in all), with {self.programs.last_kernel} the last to be enqueued"
+            )
 
     # ---- moving data -----------------------------------------------------------------------------------------
 

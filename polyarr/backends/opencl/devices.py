@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -12,13 +13,13 @@ import pyopencl as cl
 from polyarr.backends.opencl import random
 from polyarr.backends.opencl.caches import cache_folders, is_writable
 from polyarr.backends.opencl.device import Device, features_of
+from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, quirks_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, uint32
 from polyarr.plugins import DeviceInfo
 
 NO_PLATFORM = "no OpenCL platform found; install a driver, or PoCL with: pip install 'polyarr[opencl]'"
-POCL = "Portable Computing Language"
-NVIDIA_LIBRARY = "libnvidia-opencl.so.1"
+LIBRARIES = {NVIDIA: "libnvidia-opencl.so.1", INTEL: f"{sys.prefix}/lib/libintelocl.so"}  # the latter from pip
 PROBE = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # the published first numbers of Philox4x32-10
 
 _lock = threading.RLock()
@@ -162,28 +163,32 @@ def diagnose() -> list[tuple[str, str]]:
     lines = [("ok", f"PyOpenCL {cl.VERSION_TEXT}; OpenCL platforms: {platforms or 'none'}")]
     if not found:
         lines.append(("error", _nothing_found()))
-    return lines + _unregistered_nvidia() + _broken_drivers() + [line for f in found for line in _state(f)] + _caches()
+    return lines + _unregistered() + _broken_drivers() + [line for f in found for line in _state(f)] + _caches()
 
 
 def _state(candidate: Found) -> list[tuple[str, str]]:
+    """Whether a device works, and what its driver is known for."""
+    number, device, _, platform = candidate
     problem = _problem(candidate)
-    if problem:
-        return [("error", f"{candidate} does not work and is skipped: {problem}")]
-    lines = [("ok", f"{candidate} computes")]
-    if _devices[candidate.number].renamed_processor:
-        lines.append(("ok", f"{candidate}: PoCL does not know this processor; polyarr named it an older one to PoCL"))
-    return lines
+    works = f"does not work and is skipped: {problem}" if problem else "computes"
+    known = quirks_of(platform, f"{device.driver_version.strip()} {device.version.strip()}")
+    lines = [(q.level, f"opencl:{number}: the driver {q.flaw}; polyarr {q.answer}") for q in known]
+    return [("error" if problem else "ok", f"{candidate} {works}"), *lines]
 
 
-def _unregistered_nvidia() -> list[tuple[str, str]]:
-    if any("NVIDIA" in p.name for p in _platforms()) or _load_problem(NVIDIA_LIBRARY):
-        return []
+def _unregistered() -> list[tuple[str, str]]:
+    """Drivers that are installed, and that the loader does not find."""
     folder = os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors"
-    return [(
-        "error",
-        f"NVIDIA's OpenCL driver is installed, but the OpenCL loader that comes with PyOpenCL does not see it; write a "
-        f"file {folder}/nvidia.icd that holds the line {NVIDIA_LIBRARY}, and set OCL_ICD_VENDORS={folder}",
-    )]  # fmt: skip
+    registered = {p.name for p in _platforms()}
+    return [
+        (
+            "error",
+            f"{name}: the driver is installed, but the OpenCL loader that comes with PyOpenCL does not see it; write "
+            f"the line {library} to a file in {folder} whose name ends in .icd, and set OCL_ICD_VENDORS={folder}",
+        )
+        for name, library in LIBRARIES.items()
+        if name not in registered and not _load_problem(library)
+    ]
 
 
 def _broken_drivers() -> list[tuple[str, str]]:
@@ -212,7 +217,7 @@ def _caches() -> list[tuple[str, str]]:
     if os.environ.get("POLYARR_NO_CACHE") == "1":
         return [("warning", "POLYARR_NO_CACHE=1: every process compiles its kernels anew")]
     names = " ".join(p.name for p in _platforms())
-    used = {"PyOpenCL": True, "PoCL": POCL in names, "NVIDIA": "NVIDIA" in names}
+    used = {"PyOpenCL": True, "PoCL": POCL in names, "NVIDIA": NVIDIA in names}
     return [
         ("warning", f"{name} cannot write compiled kernels to {folder}; every process compiles them anew")
         for name, folder in cache_folders().items()

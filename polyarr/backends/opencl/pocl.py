@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pyopencl as cl
 
+from polyarr.backends.opencl.quirks import POCL
+
 RECORD_BYTES = 1024  # the names lie in the first part of PoCL's device record
 # Features -> an LLVM processor that has them, the most capable first; mirrors PoCL's choice of built-in library.
 PROCESSORS = (
@@ -26,16 +28,14 @@ PROCESSORS = (
 _names = {name: ctypes.create_string_buffer(name) for _, name in PROCESSORS}  # PoCL keeps the pointer
 
 
-def name_the_processor(device: cl.Device) -> bool:
-    """Give a PoCL device with the processor "generic" a name that LLVM knows. True if something was changed."""
-    if "Portable Computing Language" not in device.platform.name or sys.platform != "linux":
-        return False
+def name_the_processor(device: cl.Device) -> None:
+    """Give a PoCL device with the processor "generic" a name that LLVM knows. Nothing changes on any other device."""
+    if POCL not in device.platform.name or sys.platform != "linux":
+        return
     slot = _generic_slot(device.int_ptr)
-    if slot is None:
-        return False
-    name = next(name for needed, name in PROCESSORS if needed <= _cpu_features())
-    ctypes.c_void_p.from_address(slot).value = ctypes.addressof(_names[name])
-    return True
+    if slot is not None:
+        name = next(name for needed, name in PROCESSORS if needed <= _cpu_features())
+        ctypes.c_void_p.from_address(slot).value = ctypes.addressof(_names[name])
 
 
 def _generic_slot(record: int) -> int | None:

@@ -20,11 +20,13 @@ INT32 = np.dtype("int32")
 WIDE = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "double": "float64"}
 
 
-def add(device: Device, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
-    """Add updates to the slices of result that indices name; all dense, result made by the caller just now.
+def adds_atomically(device: Device) -> bool:
+    """True on a GPU with POLYARR_DETERMINISTIC=0: it adds float32 in any order, so the last bits vary."""
+    return not device.is_cpu and os.environ.get("POLYARR_DETERMINISTIC") == "0"
 
-    With POLYARR_DETERMINISTIC=0 a GPU adds float32 atomically: in any order, so the last bits vary.
-    """
+
+def add(device: Device, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
+    """Add updates to the slices of result that indices name; all dense, result made by the caller just now."""
     outer, n, inner = prod(result.shape[:axis]), result.shape[axis], prod(result.shape[axis + 1 :])
     if updates.size == 0 or result.size == 0:
         return
@@ -32,7 +34,7 @@ def add(device: Device, result: Buffer, updates: Buffer, indices: Buffer, *, axi
     keys = device.empty(Spec((indices.size,), INT32))
     items = min(indices.size, 64) if device.is_cpu else -(-indices.size // GROUP) * GROUP
     program.wrap_indices(items, None, indices.memory, keys.memory, device.fault_record(), n, indices.size)
-    if not device.is_cpu and result.dtype == float32 and os.environ.get("POLYARR_DETERMINISTIC") == "0":
+    if result.dtype == float32 and adds_atomically(device):
         items, pointers = -(-updates.size // GROUP) * GROUP, (result.memory, updates.memory, keys.memory)
         program.add_atomically(items, GROUP, *pointers, n, keys.size, inner, updates.size)
         return

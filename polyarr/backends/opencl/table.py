@@ -23,6 +23,7 @@ from polyarr.backends.opencl import (
     reduce,
     rms_norm,
     scan,
+    segments,
     shape,
     softmax,
     sort,
@@ -77,3 +78,8 @@ def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
     return plain | {
         op: Fused(partial(forward, device), partial(backward, device)) for op, (forward, backward) in PAIRS.items()
     }
+
+
+def unordered(device: Device) -> frozenset[Any]:
+    """The ops that add in no fixed order on this device."""
+    return frozenset({ops.scatter_add, ops.embedding}) if segments.adds_atomically(device) else frozenset()

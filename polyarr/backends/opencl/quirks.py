@@ -1,0 +1,61 @@
+"""What OpenCL drivers are known to get wrong or to lack, and what polyarr does about it: data for `polyarr doctor`.
+
+Every row was measured, or is documented where it says so. docs/opencl-drivers.md shows the same table.
+"""
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+# The names of platforms.
+INTEL, NVIDIA, POCL = "Intel(R) OpenCL", "NVIDIA CUDA", "Portable Computing Language"
+
+
+class Quirk(NamedTuple):
+    """One flaw of a driver. platform and versions are patterns as of file names."""
+
+    platform: str
+    versions: str  # of the driver's version, a space, and the device's version; empty for all
+    flaw: str  # what the driver does
+    answer: str  # what polyarr does
+    level: str = "ok"  # for doctor: warning where polyarr does not make up for the flaw
+
+
+QUIRKS = (
+    Quirk(POCL, "*-generic", "calls this processor 'generic', and may build nothing for it",
+          "gives it the name of an older processor (docs/decisions/0002)"),
+    Quirk(POCL, "[35].0*", "allocates more memory than there is, until the system ends the process",
+          "counts what it holds, and raises DeviceMemoryError at the limit"),
+    Quirk(POCL, "[35].0*", "ends the process in a kernel that has more local memory than the device",
+          "chooses tiles that fit"),
+    Quirk(POCL, "3.0*", "calls exp, sin, vload8 and other built-in functions rather than inline them",
+          "brings functions that become vector instructions"),
+    Quirk(POCL, "3.0*", "prints how many warnings a build gave",
+          "builds with -w unless POLYARR_DEBUG is set"),
+    Quirk(POCL, "3.0*", "has no device where it cannot write to its cache",
+          "says so, and names the folder"),
+    Quirk(POCL, "7.*", "is reported to compile some kernels wrongly and to hang in others",
+          "was not tried with it; 3.0 comes with polyarr[opencl]", "warning"),
+    Quirk(NVIDIA, "", "may be installed without the file by which PyOpenCL's loader finds it",
+          "says in `polyarr doctor` which file to write"),
+    Quirk(NVIDIA, "580*", "has no variadic macros in OpenCL C",
+          "uses none"),
+    Quirk(NVIDIA, "580*", "has no cl_khr_fp16",
+          "computes with float16 as float32, and stores it by vstore_half"),
+    Quirk(NVIDIA, "580*", "has no cl_khr_subgroups",
+          "joins partial results through local memory"),
+    Quirk(NVIDIA, "580*", "fails at everything once a kernel has faulted",
+          "names the last kernel in the error; a new process is needed"),
+    Quirk(NVIDIA, "580*", "writes a log for each build without a fault, of which PyOpenCL warns",
+          "ignores it unless POLYARR_DEBUG is set"),
+    Quirk(INTEL, "2026*", "is registered by its own package under a folder that does not exist",
+          "says in `polyarr doctor` which file to write"),
+    Quirk(INTEL, "2026*", "allocates more memory than there is",
+          "counts what it holds, and raises DeviceMemoryError at the limit"),
+    Quirk(INTEL, "2026*", "writes a log for each build without a fault, of which PyOpenCL warns",
+          "ignores it unless POLYARR_DEBUG is set"),
+)  # fmt: skip
+
+
+def quirks_of(platform: str, version: str) -> list[Quirk]:
+    """The rows for a device: its platform's name, and its driver's version, a space, and its own version."""
+    return [q for q in QUIRKS if fnmatchcase(platform, q.platform) and fnmatchcase(version, q.versions or "*")]

@@ -1,0 +1,146 @@
+"""What OpenCL drivers get wrong: the table, the page that shows it, doctor's lines; and small local memories."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.backends.opencl import quirks
+from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, QUIRKS, Quirk, quirks_of
+from polyarr.cli.doctor import COLOURS
+from polyarr.core.backend import Backend
+from polyarr.core.errors import BackendError
+
+PAGE = Path(__file__).parents[1] / "docs" / "opencl-drivers.md"
+LITTLE = 32 * 1024  # bytes of local memory that OpenCL asks for at least
+DEVICE = "OpenCL 3.0 PoCL HSTR: pthread-x86_64-unknown-linux-gnu-"
+on_opencl = pytest.mark.polyarr_backend("opencl")
+
+# ---- the table ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "word", "is_known"),
+    [
+        (POCL, f"3.0-rc2 {DEVICE}generic", "'generic'", True),
+        (POCL, f"3.0-rc2 {DEVICE}haswell", "'generic'", False),
+        (POCL, f"5.0 {DEVICE}generic", "'generic'", True),
+        (POCL, f"3.0-rc2 {DEVICE}haswell", "allocates", True),
+        (POCL, f"5.0 {DEVICE}haswell", "allocates", True),
+        (POCL, f"5.0 {DEVICE}haswell", "vload8", False),  # whose device is OpenCL 3.0 all the same
+        (POCL, f"7.1 {DEVICE}haswell", "wrongly", True),
+        (NVIDIA, "580.95.05 OpenCL 3.0 CUDA", "cl_khr_fp16", True),
+        (NVIDIA, "999.1 OpenCL 3.0 CUDA", "cl_khr_fp16", False),
+        (NVIDIA, "999.1 OpenCL 3.0 CUDA", "installed", True),  # all versions
+        (INTEL, "2026.22.10.0.01_160000 OpenCL 3.1 (Build 0)", "log", True),
+        (f"{INTEL} Graphics", "2026.22.10.0.01_160000 OpenCL 3.0", "log", False),  # another driver of the maker
+    ],
+)
+def test_a_row_applies_to_its_platform_and_versions(platform, version, word, is_known):
+    assert any(word in quirk.flaw for quirk in quirks_of(platform, version)) == is_known
+
+
+def test_an_unknown_driver_has_no_quirks():
+    assert quirks_of("Some Other Platform", "1.0 OpenCL 1.2") == []
+
+
+@pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: quirk.flaw)
+def test_a_row_reads_well(quirk):
+    """Both texts continue a sentence, and doctor knows the level."""
+    assert quirk.level in COLOURS
+    for text in (quirk.flaw, quirk.answer):
+        assert text == text.strip() and text[0].islower() and text[-1] not in ".;|" and "\n" not in text
+
+
+def test_the_page_shows_the_table():
+    """Row by row, in the same order."""
+    rows = [line for line in PAGE.read_text().partition("\n| platform |")[2].splitlines() if line.startswith("| ")]
+    versions = [f"`{quirk.versions}`" if quirk.versions else "all" for quirk in QUIRKS]
+    assert rows == [f"| {q.platform} | {v} | {q.flaw} | {q.answer} |" for q, v in zip(QUIRKS, versions, strict=True)]
+
+
+@on_opencl
+def test_doctor_prints_the_rows_that_apply(backend, monkeypatch):
+    """One line per device and row, with the row's level."""
+    rows = (Quirk("*", "*OpenCL*", "hums", "listens", "warning"), Quirk("No Such Platform", "", "barks", "runs"))
+    monkeypatch.setattr(quirks, "QUIRKS", rows)
+    devices = import_module("polyarr.backends.opencl.devices")
+    lines = devices.diagnose()
+    for found in devices.listing():
+        assert ("warning", f"opencl:{found.index}: the driver hums; polyarr listens") in lines
+    assert not any("barks" in text for _, text in lines)
+
+
+@on_opencl
+def test_doctor_finds_a_driver_that_is_not_registered(backend, monkeypatch, tmp_path):
+    """A library that loads, of a platform that is not listed; one that is missing is no news."""
+    devices = import_module("polyarr.backends.opencl.devices")
+    loads = import_module("_ctypes").__file__
+    monkeypatch.setattr(devices, "LIBRARIES", {"Unseen": loads, "Missing": str(tmp_path / "libmissing.so")})
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path))
+    errors = [text for level, text in devices.diagnose() if level == "error"]
+    assert any(t.startswith("Unseen: ") and loads in t and f"OCL_ICD_VENDORS={tmp_path}" in t for t in errors)
+    assert not any(text.startswith("Missing: ") for text in errors)
+
+
+# ---- little local memory -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shrunk(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """The backend, as if its device had little local memory; afterwards no kernel may have asked for more."""
+    attention, matmul, tuning = (
+        import_module(f"polyarr.backends.opencl.{name}") for name in ("attention", "matmul", "tuning")
+    )
+    device, programs = import_module("polyarr.backends.opencl.devices").select(), {}
+    monkeypatch.setattr(device, "features", device.features._replace(local_memory=LITTLE))
+    monkeypatch.setattr(device.programs, "_programs", programs)
+    caches = (attention._program, matmul._plan, tuning.lookup)
+    for cached in caches:
+        cached.cache_clear()
+    yield backend
+    for cached in caches:
+        cached.cache_clear()
+    asked = import_module("pyopencl").kernel_work_group_info.LOCAL_MEM_SIZE
+    kernels = [kernel for program in programs.values() for kernel in program._kernels.values()]
+    assert {k.name for k in kernels if k._kernel.get_work_group_info(asked, device.cl_device) > LITTLE} == set()
+
+
+@on_opencl
+@pytest.mark.parametrize("length", [1, 40, 150])
+@pytest.mark.parametrize("width", [24, 64])
+def test_attention_fits_in_little_local_memory(shrunk, length, width):
+    """With smaller tiles: PoCL would crash with those it has room for elsewhere."""
+    arrays = list(np.random.default_rng(length).standard_normal((3, 2, length, width), np.float32))
+    found, expected = (gradients(arrays, name) for name in (shrunk, "numpy"))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def gradients(arrays, backend):
+    """Attention's result and its gradients."""
+    with pa.use_backend(backend):
+        q, k, v = (pa.asarray(x) for x in arrays)
+        out, pull = pa.vjp(lambda *inputs: ops.attention(*inputs, causal=True), q, k, v)
+        return [out.numpy(), *(g.numpy() for g in pull(v))]
+
+
+@on_opencl
+def test_attention_says_when_rows_are_too_long(shrunk):
+    device = import_module("polyarr.backends.opencl.devices").select()
+    if not device.is_cpu:
+        pytest.skip("a GPU's driver says so itself")
+    x = pa.zeros((1, 4, 1024))
+    with pytest.raises(BackendError, match=r"attention: rows of 1024 need [\d,]+ bytes of local memory; .* has 32,768"):
+        ops.attention(x, x, x)
+
+
+@on_opencl
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_matmul_fits_in_little_local_memory(shrunk, dtype):
+    x, y = (np.arange(70 * 300).reshape(shape).astype(dtype) % 7 for shape in ((70, 300), (300, 70)))
+    np.testing.assert_array_equal((pa.asarray(x) @ pa.asarray(y)).numpy(), x @ y)
