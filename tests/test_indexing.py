@@ -187,3 +187,25 @@ def test_a_value_must_fit(on_numpy: Backend) -> None:
     with pytest.raises(ShapeError):
         x[x > 0] = pa.ones(5)
     assert x.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        (0, slice(None), np.array([0, 3])),
+        (slice(None), 0, np.array([0, 3])),
+        (slice(None), 0, None, np.array([0, 3])),
+        (slice(None), np.array([0, 2]), None, np.array([0, 3])),
+        (np.array([1, 0]), slice(None), 2),
+        (-1, np.array([[2], [0]])),
+    ],
+)
+def test_an_int_beside_an_index_array_is_one_too(backend: Backend, key: tuple) -> None:
+    """Its place decides, as NumPy has it, where the axes of the index arrays go."""
+    x = np.arange(24, dtype="float32").reshape(2, 3, 4)
+    got = pa.asarray(x)
+    np.testing.assert_array_equal(got[ours(key)].numpy(), x[key])
+    value = -1 - np.arange(x[key].size, dtype="float32").reshape(x[key].shape)
+    got[ours(key)] = pa.asarray(value)
+    x[key] = value
+    np.testing.assert_array_equal(got.numpy(), x)

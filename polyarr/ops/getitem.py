@@ -31,7 +31,8 @@ def get_item(x: Array, key: Any) -> Any:
         x = slice(x, **window)
     if not arrays:
         return x.snapshot() if x.shape == shape else reshape(x, shape=shape)
-    x, flat, lead = _flattened(x, arrays)
+    lead = _lead(shape, arrays)
+    x, flat = _flattened(x, arrays, lead)
     found = take(x, flat, axis=lead)
     return reshape(found, shape=_gathered_shape(shape, flat.shape))
 
@@ -47,12 +48,14 @@ def set_item(x: Array, key: Any, value: Any) -> Array:
     if not arrays:
         value = _value(x, value, shape)
         return slice_update(x, reshape(value, shape=window["shape"]), starts=window["starts"], steps=window["steps"])
-    part = slice(x, **window)
-    view, flat, lead = _flattened(part, arrays)
+    part, lead = slice(x, **window), _lead(shape, arrays)
+    view, flat = _flattened(part, arrays, lead)
     window_shape = (*view.shape[:lead], *flat.shape, *view.shape[lead + 1 :])
     value = reshape(_value(x, value, _gathered_shape(shape, flat.shape)), shape=window_shape)
-    placed = reshape(scatter(view, flat, value, axis=lead), shape=_unflattened_shape(part, arrays))
-    return slice_update(x, _restored_order(placed, arrays), starts=window["starts"], steps=window["steps"])
+    order = _joining_order(part.ndim, arrays, lead)
+    placed = reshape(scatter(view, flat, value, axis=lead), shape=tuple(part.shape[i] for i in order))
+    placed = permute_dims(placed, axes=tuple(order.index(i) for i in range(part.ndim)))
+    return slice_update(x, placed, starts=window["starts"], steps=window["steps"])
 
 
 def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
@@ -121,10 +124,16 @@ def _masked_update(x: Array, mask: Array, value: Any) -> Array:
     return where(broadcast_to(spread, shape=x.shape), _value(x, value, x.shape), x)
 
 
-def _parse(x: Array, key: Any) -> tuple[dict, list[tuple[int, Array]], tuple]:
-    """The window that ints and slices cut, the index arrays by axis, and the result's shape, "array" for each."""
+# The index arrays by axis. An int beside an array is one, too, as in NumPy: None, for the window has cut the axis to it.
+Indices = list[tuple[int, Array | None]]
+
+
+def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
+    """The window that ints and slices cut, the index arrays, and the result's shape, "array" for each of them."""
     keys = _complete(x, key if isinstance(key, tuple) else (key,))
-    starts, steps, lengths, arrays, axis = [], [], [], [], 0
+    has_arrays = builtins.any(isinstance(k, Array) for k in keys)
+    starts, steps, lengths, axis = [], [], [], 0
+    arrays: Indices = []
     shape: list[Any] = []
     for k in keys:
         if k is None:
@@ -141,6 +150,9 @@ def _parse(x: Array, key: Any) -> tuple[dict, list[tuple[int, Array]], tuple]:
             shape.append("array")
         else:
             start, step, count = _position(x, axis, k), 1, 1
+            if has_arrays:
+                arrays.append((axis, None))
+                shape.append("array")
         starts.append(start if count else 0)
         steps.append(step)
         lengths.append(count)
@@ -186,26 +198,28 @@ def _position(x: Array, axis: int, k: int) -> int:
     return k % n
 
 
-def _flattened(x: Array, arrays: list[tuple[int, Array]]) -> tuple[Array, Array, int]:
-    """x with the indexed axes joined into one, the positions along it, and where it lies.
+def _lead(shape: tuple, arrays: Indices) -> int:
+    """The axis that the index arrays' shape takes: the first one's if they stand side by side, 0 if not, as in NumPy."""
+    places = [i for i, n in enumerate(shape) if n == "array"]
+    return arrays[0][0] if places == list(range(places[0], places[0] + len(places))) else 0
 
-    It lies where the first index array stood if they stand side by side, and in front otherwise, as in NumPy.
-    """
-    axes = [axis for axis, _ in arrays]
-    shape = broadcast("getitem", *(a.spec for _, a in arrays))
+
+def _flattened(x: Array, arrays: Indices, lead: int) -> tuple[Array, Array]:
+    """x with the indexed axes joined into one at lead, and the positions along it."""
+    given = [(x.shape[axis], a) for axis, a in arrays if a is not None]
+    shape = broadcast("getitem", *(a.spec for _, a in given))
     flat = None
-    for axis, a in arrays:
-        n = x.shape[axis]
-        place = checked_positions(a, n) if len(axes) > 1 else a
+    for n, a in given:
+        place = checked_positions(a, n) if len(given) > 1 else a
         flat = place if flat is None else add(multiply(flat, n), place)
-    lead = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
-    x = permute_dims(x, axes=_joining_order(x.ndim, axes, lead)) if len(axes) > 1 else x
-    joined = math.prod(x.shape[lead : lead + len(axes)])
-    x = reshape(x, shape=(*x.shape[:lead], joined, *x.shape[lead + len(axes) :]))
-    return x, broadcast_to(flat, shape=shape), lead
+    x = permute_dims(x, axes=_joining_order(x.ndim, arrays, lead)) if len(arrays) > 1 else x
+    joined = math.prod(x.shape[lead : lead + len(arrays)])
+    x = reshape(x, shape=(*x.shape[:lead], joined, *x.shape[lead + len(arrays) :]))
+    return x, broadcast_to(flat, shape=shape)
 
 
-def _joining_order(ndim: int, axes: list[int], lead: int) -> tuple[int, ...]:
+def _joining_order(ndim: int, arrays: Indices, lead: int) -> tuple[int, ...]:
+    axes = [axis for axis, _ in arrays]
     rest = [i for i in range(ndim) if i not in axes]
     return (*rest[:lead], *axes, *rest[lead:])
 
@@ -217,16 +231,3 @@ def _gathered_shape(shape: tuple, indices: tuple[int, ...]) -> tuple[int, ...]:
     at = places[0] if beside else 0
     rest = [n for n in shape if n != "array"]
     return (*rest[:at], *indices, *rest[at:])
-
-
-def _unflattened_shape(part: Array, arrays: list[tuple[int, Array]]) -> tuple[int, ...]:
-    axes = [axis for axis, _ in arrays]
-    lead = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
-    return tuple(part.shape[i] for i in _joining_order(part.ndim, axes, lead))
-
-
-def _restored_order(placed: Array, arrays: list[tuple[int, Array]]) -> Array:
-    axes = [axis for axis, _ in arrays]
-    lead = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
-    order = _joining_order(placed.ndim, axes, lead)
-    return permute_dims(placed, axes=tuple(order.index(i) for i in range(placed.ndim)))
