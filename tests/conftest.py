@@ -1,20 +1,16 @@
 """Backends for tests, and how thorough hypothesis is.
 
-A test without a device is unmarked; a test with the `backend` fixture runs once on every backend that starts here.
-POLYARR_HYPOTHESIS (or --hypothesis-profile) picks the profile: dev, ci or thorough.
+A test without a device is unmarked; a test with the `backend` fixture runs once on every backend that
+--polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough makes hypothesis thorough.
 """
 
-import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from polyarr.core.backend import Backend
-from polyarr.core.errors import BackendError
-from polyarr.plugins import get_backend, use_backend
-
-BACKENDS = ("numpy", "opencl")
+from polyarr.plugins import use_backend
 
 # Function-scoped fixtures are meant, so no health checks; compiling takes its time, so no deadline. A failure names its
 # sample, so hypothesis need not explain it.
@@ -25,27 +21,19 @@ _common = {
     "database": None,
     "phases": (Phase.explicit, Phase.generate, Phase.shrink),
 }
-settings.register_profile("dev", max_examples=12, derandomize=True, **_common)
-settings.register_profile("ci", max_examples=12, derandomize=True, **_common)
+settings.register_profile("fast", max_examples=12, derandomize=True, **_common)
 settings.register_profile("thorough", max_examples=200, **_common)
-settings.load_profile(os.environ.get("POLYARR_HYPOTHESIS", "dev"))
 
 
-def started(name: str) -> Backend:
-    """The backend, or a skip with the reason; on CI every backend must start."""
-    try:
-        return get_backend(name)
-    except BackendError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the profile."""
+    settings.load_profile("thorough" if config.getoption("polyarr_thorough") else "fast")
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+@pytest.fixture
+def backend(polyarr_backend: Backend) -> Backend:
     """Each backend in turn, as the current one."""
-    with use_backend(started(request.param)) as found:
-        yield found
+    return polyarr_backend
 
 
 @pytest.fixture
@@ -56,8 +44,8 @@ def on_numpy() -> Iterator[Backend]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why tests were skipped: a backend that did not start must not go unseen."""
-    skipped = terminalreporter.stats.get("skipped", [])
+    """Say why tests were skipped; of its own cases, the conformance kit says so itself."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "conformance.py" not in r.nodeid]
     reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
     for reason in sorted(set(reasons)):
         terminalreporter.write_line(f"{reasons.count(reason)} tests: {reason}", yellow=True)

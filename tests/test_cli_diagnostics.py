@@ -1,4 +1,4 @@
-"""`polyarr backends | devices | doctor | ops` and what the command line does with errors, through the real command."""
+"""`polyarr backends | devices | doctor | ops`, and what the command line does with errors, through the real command."""
 
 import json
 import os
@@ -40,6 +40,9 @@ def polyarr_diagnose():
     return [("ok", "the mirror hangs straight")]
 """
 WRONG = GOOD.replace('device="a mirror"', "download=lambda buf: buf * 0 + 1")
+PAIR = "from polyarr import ops\nfrom polyarr.core.backend import Fused\n" + GOOD.replace(
+    'device="a mirror"', "kernels={**numpy().kernels, ops.logsumexp: Fused(print, print)}"
+)
 BROKEN = "import no_such_library_anywhere"
 
 
@@ -138,12 +141,32 @@ def test_doctor_takes_a_missing_optional_library_for_a_choice(tmp_path):
     assert re.search(r"warning +opencl: not available .*pip install 'polyarr\[opencl\]'", found.stdout)
 
 
-def test_ops_says_how_each_op_runs():
-    """NumPy has a kernel for every primitive."""
-    found = polyarr("ops", "--backend", "numpy")
-    assert re.search(r"^exp +primitive +kernel$", found.stdout, re.MULTILINE)
-    assert re.search(r"^layer_norm +composed +as other ops$", found.stdout, re.MULTILINE)
+def test_ops_says_how_each_op_runs(plugin):
+    """On one backend; an op is fused if any backend brings a pair for it."""
+    folder = plugin(PAIR)
+    found = polyarr("ops", "--backend", "numpy", folder=folder)
+    assert found.returncode == 0 and found.stderr == ""
+    assert re.search(r"^exp +primitive +kernel +floating +function +16$", found.stdout, re.MULTILINE)
+    assert re.search(r"^full +primitive +kernel +float32 +exact +0$", found.stdout, re.MULTILINE)
+    assert re.search(r"^logsumexp +fused +as other ops ", found.stdout, re.MULTILINE)
     assert "lacking" not in found.stdout
+    found = json.loads(polyarr("ops", "--backend", "mirror", "--json", folder=folder).stdout)
+    rows = {row.pop("op"): row for row in found["ops"]}
+    assert found["backend"] == "mirror" and (rows["logsumexp"]["kind"], rows["logsumexp"]["runs as"]) == (
+        "fused",
+        "pair",
+    )
+    assert rows["exp"] == {
+        "kind": "primitive", "runs as": "kernel", "dtypes": "floating", "class": "function", "float32": 16,
+    }  # fmt: skip
+
+
+def test_ops_needs_no_hypothesis(tmp_path):
+    """Without it, what the testing kit knows is left out."""
+    (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError(\"No module named 'hypothesis'\")")
+    found = polyarr("ops", "--backend", "numpy", folder=tmp_path)
+    assert found.returncode == 0 and re.search(r"^exp +primitive +kernel$", found.stdout, re.MULTILINE)
+    assert found.stderr.splitlines() == ["dtypes and tolerances need: pip install 'polyarr[testing]'"]
 
 
 # ---- errors ----------------------------------------------------------------------------------------------

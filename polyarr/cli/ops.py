@@ -1,24 +1,73 @@
-"""`polyarr ops`: every op, and how a backend runs it."""
+"""`polyarr ops`: every op, how a backend runs it, and how closely it is checked."""
+
+import importlib
+from typing import Any
 
 import click
 
-from polyarr.cli.output import print_table
+from polyarr.cli.output import no_plugin_warnings, print_json, print_table
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.op import OPS, Op
-from polyarr.plugins import get_backend
+from polyarr.core.spec import KINDS, float32
+from polyarr.plugins import get_backend, status
+from polyarr.testing.tolerance import TABLE
 
 
 @click.command()
 @click.option("--backend", "name", help="The backend to look at; by default the current one.")
-def command(name: str | None) -> None:
-    """List the ops, and how a backend runs each: by a kernel, by a fused pair, or as other ops."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the ops: how a backend runs each, what dtypes it takes, and how far off a result may be.
+
+    An op is primitive, composed of others, or fused: composed, and some backend here brings a pair of kernels for it.
+    Results of a class may differ by so many times float32's eps from the exact ones (polyarr/testing/tolerance.py).
+    """
     backend = get_backend(name)
-    rows = [(op.name, "primitive" if op.body is None else "composed", _how(op, backend)) for op in OPS]
-    print_table(("op", "kind", f"on {backend.name}"), sorted(rows))
+    with no_plugin_warnings():
+        running = [backend, *(row.backend for row in status(start=True) if row.backend)]
+    paired = {op for one in running for op, kernel in one.kernels.items() if isinstance(kernel, Fused)}
+    checked = _checked()
+    rows = [
+        {"op": op.name, "kind": _kind(op, paired), "runs as": _how(op, backend), **checked.get(op, {})}
+        for op in sorted(OPS, key=lambda op: op.name)
+    ]
+    if not checked:
+        click.echo("dtypes and tolerances need: pip install 'polyarr[testing]'", err=True)
+    if as_json:
+        print_json({"backend": backend.name, "ops": rows})
+        return
+    headers = {"op": "op", "kind": "kind", "runs as": f"on {backend.name}"}
+    if checked:
+        headers |= {"dtypes": "dtypes", "class": "tolerance", "float32": "times eps"}
+    print_table(tuple(headers.values()), [tuple(row.get(key, "-") for key in headers) for row in rows])
+
+
+def _kind(op: Op, paired: set[Op]) -> str:
+    if op.body is None:
+        return "primitive"
+    return "fused" if op in paired else "composed"
 
 
 def _how(op: Op, backend: Backend) -> str:
     kernel = backend.kernels.get(op)
     if kernel is None:
         return "lacking" if op.body is None else "as other ops"
-    return "forward and backward kernels" if isinstance(kernel, Fused) else "kernel"
+    return "pair" if isinstance(kernel, Fused) else "kernel"
+
+
+def _checked() -> dict[Op, dict[str, Any]]:
+    """How the conformance kit calls and holds each op; nothing where what the kit needs is not installed."""
+    try:
+        samples: Any = importlib.import_module("polyarr.testing.samples").SAMPLES
+    except ImportError:
+        return {}
+    return {
+        op: {"dtypes": _compactly(e.dtypes), "class": e.kind, "float32": TABLE[e.kind][float32]}
+        for op, e in samples.items()
+    }
+
+
+def _compactly(dtypes: tuple[str, ...]) -> str:
+    """The kind that has just these dtypes, or their names."""
+    kinds = {frozenset(d.name for d in members): kind for kind, members in KINDS.items()}
+    return kinds.get(frozenset(dtypes)) or ", ".join(dtypes)

@@ -124,7 +124,7 @@ def _masked_update(x: Array, mask: Array, value: Any) -> Array:
     return where(broadcast_to(spread, shape=x.shape), _value(x, value, x.shape), x)
 
 
-# The index arrays by axis. An int beside an array is one, too, as in NumPy: None, for the window has cut the axis to it.
+# The index arrays by axis. An int beside an array is one, too, as in NumPy: None, for the window has cut its axis.
 Indices = list[tuple[int, Array | None]]
 
 
@@ -199,7 +199,7 @@ def _position(x: Array, axis: int, k: int) -> int:
 
 
 def _lead(shape: tuple, arrays: Indices) -> int:
-    """The axis that the index arrays' shape takes: the first one's if they stand side by side, 0 if not, as in NumPy."""
+    """The axis that the index arrays' shape takes, as in NumPy: the first one's if they stand side by side, else 0."""
     places = [i for i, n in enumerate(shape) if n == "array"]
     return arrays[0][0] if places == list(range(places[0], places[0] + len(places))) else 0
 

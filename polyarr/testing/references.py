@@ -22,7 +22,10 @@ def silu(x: np.ndarray) -> np.ndarray:
 def power(x: Any, y: Any) -> np.ndarray:
     """x**y; whole numbers in the array's own dtype."""
     dtype = next(a.dtype for a in (x, y) if isinstance(a, np.ndarray))
-    return np.power(np.asarray(x, dtype), np.asarray(y, dtype))
+    x, y = np.asarray(x, dtype), np.asarray(y, dtype)
+    found = np.power(x, y)
+    # Where all exponents are 0.5, NumPy takes a square root, which is nan.
+    return found if dtype.kind in "iu" else np.where((y == 0.5) & (x == -np.inf), np.inf, found)
 
 
 def clip(x: np.ndarray, low: Any, high: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ them again, and they mean the same numbers on every machine, so that a failure c
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -16,18 +17,19 @@ from hypothesis.strategies import SearchStrategy
 from polyarr import ops, tree
 from polyarr.core.backend import Backend
 from polyarr.core.op import Array, from_numpy
-from polyarr.core.spec import FLOATS, as_dtype
+from polyarr.core.spec import FLOATS, Spec, as_dtype
 from polyarr.creation import finfo
 
-# Lengths around 32 catch kernels that forget the last partial tile; 1 and 0 those that divide by n - 1 or by n.
+# Lengths around 32 catch kernels that forget the last partial tile; 1 and 0 those that divide by n - 1 or by n. The
+# first shape, the first values and so on are those that every check tries, however few examples it draws.
 SHAPES = (
-    (33,), (3,), (), (1,), (31,), (32,), (0,), (1000,), (2, 3), (1, 33), (33, 1), (5, 31), (0, 3), (3, 0), (130, 7),
-    (1, 1), (2, 3, 4), (2, 1, 33), (3, 32, 2), (2, 0, 3), (2, 3, 1, 5),
+    (2, 33), (33,), (3,), (), (1,), (31,), (32,), (0,), (1000,), (2, 3), (1, 33), (33, 1), (5, 31), (0, 3), (3, 0),
+    (130, 7), (1, 1), (2, 3, 4), (2, 1, 33), (3, 32, 2), (2, 0, 3), (2, 3, 1, 5),
 )  # fmt: skip
 PAIRS = (
-    ((33,), (33,)), ((3,), (3,)), ((), ()), ((33,), ()), ((), (31,)), ((2, 3), (3,)), ((3,), (2, 3)),
-    ((3, 1), (1, 4)), ((0, 3), (1, 3)),
-    ((5, 33), (5, 33)), ((5, 1), (5, 33)), ((2, 3, 4), (3, 1)), ((1, 32), (31, 1)), ((2, 1, 5), (3, 1)), ((1,), (0,)),
+    ((5, 33), (5, 33)), ((33,), (33,)), ((3,), (3,)), ((), ()), ((33,), ()), ((), (31,)), ((2, 3), (3,)),
+    ((3,), (2, 3)), ((3, 1), (1, 4)), ((0, 3), (1, 3)), ((5, 1), (5, 33)), ((2, 3, 4), (3, 1)), ((1, 32), (31, 1)),
+    ((2, 1, 5), (3, 1)), ((1,), (0,)),
 )  # fmt: skip
 
 # ---- values --------------------------------------------------------------------------------------------------
@@ -43,11 +45,26 @@ def _distinct(rng: np.random.Generator, size: int) -> np.ndarray:
     return (rng.permutation(size) - size / 2 + 0.25) * (6 / max(size, 3))
 
 
-def _nonfinite(rng: np.random.Generator, size: int) -> np.ndarray:
-    values = rng.standard_normal(size)
-    where = rng.random(size) < 0.1
-    values[where] = rng.choice([np.nan, np.inf, -np.inf, -0.0], where.sum())
+def _lopsided(rng: np.random.Generator, size: int) -> np.ndarray:
+    """One number, and many that a narrow float loses when they are added to it one by one."""
+    return np.where(np.arange(size) == 0, 128.0, 0.03)
+
+
+def _with_some(*odd: float) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """A tenth of the elements are odd ones."""
+
+    def values(rng: np.random.Generator, size: int) -> np.ndarray:
+        found, where = rng.standard_normal(size), rng.random(size) < 0.1
+        found[where] = rng.choice(odd, where.sum())
+        return found
+
     return values
+
+
+def _masked(rng: np.random.Generator, size: int) -> np.ndarray:
+    """-inf here and there, and all over the first row of a square."""
+    found = _with_some(np.nan, -np.inf, -np.inf)(rng, size)
+    return np.where(np.arange(size) < size**0.5, -np.inf, found)
 
 
 # How float values are drawn, by name. Integer arrays hold the same numbers, tripled and rounded.
@@ -59,12 +76,17 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "positive": lambda rng, size: rng.uniform(0.2, 3.0, size),
     "unit": lambda rng, size: rng.uniform(-0.9, 0.9, size),
     "above one": lambda rng, size: rng.uniform(1.2, 4.0, size),
-    "eighths": lambda rng, size: np.rint(np.clip(rng.standard_normal(size), -3, 3) * 8) / 8,  # exact in every dtype
+    # Exact in every dtype, and never 0: a cotangent of 0 hides every fault.
+    "eighths": lambda rng, size: (np.floor(np.clip(rng.standard_normal(size), -3, 3) * 4) * 2 + 1) / 8,
     "near one": lambda rng, size: rng.choice([-1, 1], size) * rng.uniform(0.95, 1.05, size),
     "away": _away,
     "distinct": _distinct,
-    "nonfinite": _nonfinite,
+    "lopsided": _lopsided,
+    "nonfinite": _with_some(np.nan, np.inf, -np.inf, -0.0),
+    "masked": _masked,
+    "nan": _with_some(np.nan),
 }
+ORDINARY = {*VALUES, "mixed", "special"} - {"distinct"}  # what may be anything: not indices, masks or targets
 MIXED = ("special", "normal", "special", "ties", "wide")  # what "mixed" arrays hold, side by side
 
 
@@ -75,24 +97,40 @@ def _special(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray
         chosen = [info.min, info.max, 0, 1, info.max - 1, info.min + 1, 2, *([-1, -2] if info.min else [])]
         return np.array(chosen, dtype)[rng.permutation(size) % len(chosen)]
     info = finfo(dtype)
-    tiny = info.smallest_normal
-    chosen = [np.nan, np.inf, 0.0, tiny, tiny * info.eps, tiny / 2, info.max, info.eps, 1.0, 0.5, 2.5, 1e-4, 20.0, 88.0]
-    return np.array(chosen)[rng.permutation(size) % len(chosen)] * rng.choice([-1.0, 1.0], size)
+    tiny, large = info.smallest_normal, 4 * float(info.max) ** 0.5  # whose square overflows
+    chosen = [
+        np.nan,
+        np.inf,
+        0.0,
+        tiny,
+        tiny * info.eps,
+        tiny / 2,
+        info.max,
+        large,
+        info.eps,
+        1.0,
+        0.5,
+        2.5,
+        1e-4,
+        20.0,
+    ]
+    return np.array([*chosen, 88.0])[rng.permutation(size) % len(chosen)] * rng.choice([-1.0, 1.0], size)
 
 
 def _integers(data: "Data", rng: np.random.Generator, size: int) -> np.ndarray | None:
     """Values that only make sense below a limit, or as bits; None if data asks for none of these."""
     limit = data.limit
     if data.values == "index":  # both signs
-        return rng.integers(-limit, limit, size) if limit else np.zeros(size, np.int64)
+        found = rng.integers(-limit, limit, size) if limit else np.zeros(size, np.int64)
+        return np.where((np.arange(size) == 1) & (found > 0), -found, found)
     if data.values == "unique":  # no index twice
         return rng.permutation(max(limit, size))[:size]
     if data.values == "below":
         return rng.integers(0, max(limit, 1), size)
     if data.values == "targets":  # classes, some of them the default ignore_index
         return np.where(rng.random(size) < 0.2, -100, rng.integers(0, limit, size))
-    if data.values == "mask":
-        return rng.random(size) < 0.6
+    if data.values == "mask":  # whose first rows are False altogether
+        return (rng.random(size) < 0.6) & (np.arange(size) >= size // 3)
     return None
 
 
@@ -250,6 +288,23 @@ class Sample:
         """The same values (as long as layout is not "broadcast") in another layout."""
         return replace(self, inputs=self._mapped(lambda d: replace(d, layout=layout)))
 
+    def with_values(self, values: str) -> "Sample":
+        """The same call with other values, except for indices, masks and targets."""
+        return replace(self, inputs=self._mapped(lambda d: replace(d, values=values) if d.values in ORDINARY else d))
+
+    def with_other_numbers(self) -> "Sample":
+        """A call of the same shapes, indices, masks and targets."""
+        return replace(self, inputs=self._mapped(lambda d: replace(d, seed=d.seed + 50) if d.values in ORDINARY else d))
+
+    def dtypes(self) -> frozenset[np.dtype]:
+        """The dtypes of the inputs, and the one that a parameter asks for."""
+        named = [d.dtype for d in tree.leaves(self.inputs) if isinstance(d, Data)]
+        return frozenset(map(as_dtype, filter(None, (*named, self.params.get("dtype")))))
+
+    def specs(self) -> tuple:
+        """The inputs without their values."""
+        return self._mapped(lambda d: Spec(d.shape, as_dtype(d.dtype)))
+
     def wide_params(self) -> dict[str, Any]:
         """The parameters for a calculation in float64."""
         return {
@@ -303,7 +358,18 @@ _NONE: SearchStrategy[dict] = st.just({})
 def samples(*inputs: SearchStrategy, params: SearchStrategy | None = None) -> SearchStrategy[Sample]:
     """A call with these inputs."""
     layouts = st.sampled_from(("plain", "plain", "transposed", "broadcast", "stepped"))
-    return st.builds(Sample, st.tuples(*inputs), _NONE if params is None else params, layouts)
+    return st.builds(Sample, st.tuples(*inputs).map(_apart), _NONE if params is None else params, layouts)
+
+
+def _apart(inputs: tuple) -> tuple:
+    """The inputs, each with a seed of its own: what mixes two up does not show if they are alike."""
+    more = itertools.count()
+    return tree.map(lambda a: replace(a, seed=a.seed + next(more)) if isinstance(a, Data) else a, inputs)
+
+
+def one_axis(ndim: int) -> SearchStrategy[int]:
+    """An axis, counted from either end; the last one first, which is the longest of the first shapes."""
+    return st.sampled_from((*range(-1, -ndim - 1, -1), *range(ndim)))
 
 
 def axes(ndim: int) -> SearchStrategy:
@@ -311,4 +377,4 @@ def axes(ndim: int) -> SearchStrategy:
     if not ndim:
         return st.sampled_from((None, ()))
     some = st.lists(st.integers(0, ndim - 1), unique=True, max_size=ndim).map(tuple)
-    return st.one_of(st.integers(-ndim, ndim - 1), st.none(), some)
+    return st.one_of(st.none(), one_axis(ndim), some)

@@ -10,7 +10,7 @@ from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import references as ref
 from polyarr.testing.samples.entry import ANY, FILLED, LONG, SMALL, Cases, Entry, axis_params, dtypes, with_params
-from polyarr.testing.strategies import Sample, datas, remembered, samples
+from polyarr.testing.strategies import Sample, datas, one_axis, remembered, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
@@ -27,7 +27,7 @@ def _indexed(values: Sequence[str], indices: Sequence[str], updates: bool) -> Ca
         at = datas(
             where,
             index,
-            indices if index == "int64" else ("below",),
+            indices,
             ("plain", "transposed", "stepped"),
             limit=shape[axis],
         )
@@ -79,6 +79,7 @@ SAMPLES[ops.scatter_add] = Entry(
     ref.scatter_add,
     "fused",
     dtypes("real"),
+    special="nonfinite",
 )
 SAMPLES[ops.take_along_axis] = Entry(
     _along(ANY, False),
@@ -89,8 +90,9 @@ SAMPLES[ops.take_along_axis] = Entry(
     True,
 )
 SAMPLES[ops.scatter_add_along_axis] = Entry(
-    _along(("normal", "ties"), True), _along(("normal",), True), ref.scatter_add_along_axis, "fused", dtypes("real")
-)
+    _along(("normal", "ties"), True), _along(("normal",), True), ref.scatter_add_along_axis, "fused", dtypes("real"),
+    special="nonfinite",
+)  # fmt: skip
 
 _orders = axis_params(descending=st.booleans())
 for _op, _reference in ((ops.argsort, ref.argsort), (ops.sort, ref.sort)):
@@ -103,8 +105,7 @@ for _op, _reference in ((ops.argsort, ref.argsort), (ops.sort, ref.sort)):
 
 
 def _tops(shape: tuple) -> SearchStrategy:
-    axis = st.integers(-len(shape), len(shape) - 1)
-    return axis.flatmap(
+    return one_axis(len(shape)).flatmap(
         remembered(lambda a: st.fixed_dictionaries({"axis": st.just(a), "k": st.integers(0, shape[a])}))
     )
 

@@ -92,6 +92,7 @@ SAMPLES[ops.full] = Entry(
     ),
     None,
     lambda value, like=None, *, shape, dtype: np.full(shape, value, "float64" if "float" in dtype else dtype),
+    special="",
 )
 SAMPLES[ops.arange] = Entry(
     lambda dtype: st.tuples(
@@ -108,6 +109,7 @@ SAMPLES[ops.arange] = Entry(
     None,
     lambda start, step, like=None, *, size, dtype: start + step * np.arange(size),
     "arithmetic",
+    special="",
 )
 SAMPLES[ops.random_bits] = Entry(
     lambda dtype: st.builds(
@@ -117,6 +119,7 @@ SAMPLES[ops.random_bits] = Entry(
     ),
     None,
     ref.random_bits,
+    special="",
 )
 
 _moving(ops.reshape, SHAPES, _reshapes, lambda x, *, shape: x.reshape(shape))

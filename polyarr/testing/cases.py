@@ -1,0 +1,230 @@
+"""Every case of the conformance kit: one check of one op, or of the backend as a whole, derived from the list of ops.
+
+A case belongs to a level, and each level contains those before it:
+
+    core      the primitives: values, dtypes, layouts, habits; copies, random bits, threads, the cache of programs
+    autograd  the gradients of the primitives, to the second order
+    nn        every other op, its gradients and its fused pair; layers
+    gpt       a small GPT trains to NumPy's losses, and draws NumPy's tokens
+
+What a backend says that it lacks raises Lacking: a dtype, a pair, a report of its memory.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import seed as seeded
+from hypothesis.errors import Flaky, Unsatisfiable
+from hypothesis.strategies import SearchStrategy
+
+from polyarr.core.backend import Backend, Fused
+from polyarr.core.op import Op
+from polyarr.core.spec import FLOATS, as_dtype
+from polyarr.testing import checks, whole
+from polyarr.testing.compare import CheckFailure
+from polyarr.testing.report import LEVELS
+from polyarr.testing.samples import SAMPLES, Entry
+from polyarr.testing.strategies import Data, Sample
+from polyarr.testing.whole import Lacking
+
+FAST, THOROUGH = 12, 200  # examples of the cases that try most
+
+
+class Effort(NamedTuple):
+    """How much to try: the most examples that a case draws, and what the drawing begins with."""
+
+    examples: int = FAST
+    seed: int = 0
+
+
+class Case(NamedTuple):
+    """One thing that a backend must do.
+
+    level    the first level that it belongs to
+    check    what is checked: a column of the report's matrix
+    subject  of what: an op's name, or what a check of the whole backend is about
+    run      raises CheckFailure if it does not hold, Lacking if the backend says that it cannot
+    """
+
+    level: str
+    check: str
+    subject: str
+    run: Callable[[Backend, Effort], None]
+
+    @property
+    def name(self) -> str:
+        """What a test of it, a known failure and the report call it."""
+        return f"{self.check}-{self.subject}"
+
+
+class Kind(NamedTuple):
+    """A sort of case that there is one of for every op.
+
+    check      a function of polyarr.testing.checks
+    draws      how to call the op, in one dtype; None: not for this op
+    share      of the examples, how many
+    gradients  whether the level is that of gradients
+    """
+
+    check: Callable
+    draws: Callable[[Op, Entry, str], SearchStrategy[Sample] | None]
+    share: float = 1.0
+    gradients: bool = False
+
+
+def _any(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
+    return entry.cases(dtype)
+
+
+def _smooth(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return entry.smooth(dtype) if entry.smooth and as_dtype(dtype) in FLOATS else None
+
+
+def _either(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
+    smooth = _smooth(op, entry, dtype)
+    return _any(op, entry, dtype) if smooth is None else smooth
+
+
+def _special(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return entry.cases(dtype).map(lambda s: s.with_values(entry.special)) if entry.special else None
+
+
+def _composed(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return _smooth(op, entry, dtype) if op.body else None
+
+
+KINDS = {
+    "forward": Kind(checks.check_forward, _any),
+    "special": Kind(checks.check_forward, _special, 1 / 2),
+    "layout": Kind(checks.check_layout, _any, 1 / 6),
+    "bounds": Kind(checks.check_bounds, _either, 1 / 6),
+    "purity": Kind(checks.check_purity, _either, 1 / 3),
+    "determinism": Kind(checks.check_determinism, _either, 1 / 3),
+    "transfers": Kind(checks.check_no_transfers, _either, 1 / 3),
+    "memory": Kind(checks.check_memory, _either, 1 / 6),
+    "backward": Kind(checks.check_backward, _smooth, gradients=True),
+    "second-order": Kind(checks.check_second_order_agrees, _smooth, 1 / 3, gradients=True),
+    "pair": Kind(checks.check_fused_pair, _composed, gradients=True),
+}
+WHOLE = {
+    "complete": ("core", whole.check_complete),
+    "copies": ("core", whole.check_copies),
+    "random-bits": ("core", whole.check_random_bits),
+    "bad-indices": ("core", whole.check_bad_indices),
+    "threads": ("core", whole.check_threads),
+    "program-cache": ("core", whole.check_program_cache),
+    "transforms": ("autograd", whole.check_transforms),
+    "training": ("gpt", whole.check_training),
+    "generation": ("gpt", whole.check_generation),
+}
+OTHER_DTYPES = 1 / 6  # of the examples, how many for each dtype that is not the usual one
+
+
+def cases() -> list[Case]:
+    """Every case, in the order of the levels."""
+    found = [*_of_ops(), *_of_dtypes(), *_of_the_whole()]
+    return sorted(found, key=lambda case: LEVELS.index(case.level))
+
+
+def columns() -> list[str]:
+    """The checks that ops are put to: the columns of a matrix."""
+    dtypes = [d for entry in SAMPLES.values() for d in entry.dtypes]
+    return [*KINDS, *dict.fromkeys(dtypes)]
+
+
+def usual(entry: Entry) -> str:
+    """The dtype that most checks of an op use."""
+    return "float32" if "float32" in entry.dtypes else entry.dtypes[-1]
+
+
+def _of_ops() -> Iterator[Case]:
+    for name, kind in KINDS.items():
+        for op, entry in SAMPLES.items():
+            strategy = kind.draws(op, entry, usual(entry))
+            if strategy is not None:
+                level = "nn" if op.body else "autograd" if kind.gradients else "core"
+                yield Case(level, name, op.name, partial(_run_kind, kind, op, strategy, name))
+
+
+def _run_kind(
+    kind: Kind, op: Op, strategy: SearchStrategy[Sample], name: str, backend: Backend, effort: Effort
+) -> None:
+    if kind.check is checks.check_fused_pair and not isinstance(backend.kernels.get(op), Fused):
+        raise Lacking(f"{backend.name} brings no pair for {op.name}: its body runs")
+    if kind.check is checks.check_memory and not (backend.memory() or _is_watchable(backend)):
+        raise Lacking(f"{backend.name} does not report its memory, and no weak reference to a buffer can be made")
+    if kind.check is checks.check_determinism and op in backend.unordered:
+        raise Lacking(f"{backend.name} says that {op.name} adds in no fixed order")
+    _examine(kind.check, op, strategy, backend, effort, kind.share, f"{name}-{op.name}")
+
+
+def _is_watchable(backend: Backend) -> bool:
+    return checks.is_watchable(Data((1,)).array(backend).buf)
+
+
+def _of_dtypes() -> Iterator[Case]:
+    for op, entry in SAMPLES.items():
+        for dtype in entry.dtypes:
+            if dtype != usual(entry):
+                yield Case("nn" if op.body else "core", dtype, op.name, partial(_run_dtype, op, entry, dtype))
+
+
+def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effort) -> None:
+    """The value and, of floats, the gradients."""
+    if as_dtype(dtype) not in backend.dtypes:
+        raise Lacking(f"{backend.name} holds no {dtype}")
+    name = f"{dtype}-{op.name}"
+    _examine(checks.check_forward, op, entry.cases(dtype), backend, effort, OTHER_DTYPES, name)
+    smooth = _smooth(op, entry, dtype)
+    if smooth is not None:
+        _examine(checks.check_backward, op, smooth, backend, effort, OTHER_DTYPES, name)
+
+
+def _of_the_whole() -> Iterator[Case]:
+    for subject, (level, check) in WHOLE.items():
+        yield Case(level, "whole", subject, partial(_run_whole, check))
+    for layer in whole.LAYERS:
+        yield Case("nn", "layer", layer, partial(_run_layer, layer))
+
+
+def _run_whole(check: Callable[[Backend, int], None], backend: Backend, effort: Effort) -> None:
+    check(backend, effort.examples)
+
+
+def _run_layer(layer: str, backend: Backend, effort: Effort) -> None:
+    whole.check_layer(layer, backend)
+
+
+def _examine(
+    check: Callable, op: Op, strategy: SearchStrategy[Sample], backend: Backend, effort: Effort, share: float, name: str
+) -> None:
+    """Put a check to the examples that hypothesis finds; the smallest one that fails is what the error tells of."""
+
+    @seeded(zlib.crc32(name.encode()) + effort.seed)
+    @settings(
+        max_examples=max(1, round(effort.examples * share)),
+        deadline=None,  # compiling takes its time
+        database=None,
+        verbosity=Verbosity.quiet,  # the error's note says what to type
+        print_blob=False,
+        report_multiple_bugs=False,  # one failure, with its note
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+    )
+    @given(strategy.filter(lambda s: s.dtypes() <= backend.dtypes))
+    def run(sample: Sample) -> None:
+        check(op, backend, sample)
+
+    try:
+        run()
+    except Unsatisfiable:
+        raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs") from None
+    except Flaky as error:
+        first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        what = str(first) if isinstance(first, CheckFailure) else f"{type(first).__name__}: {first}"
+        failure = CheckFailure(f"{op.name} on {backend.name}: not the same every time; once: {what}")
+        failure.__notes__ = [*getattr(first, "__notes__", ())]
+        raise failure from error

@@ -1,0 +1,84 @@
+"""The conformance kit as tests, one per case and backend:
+
+    pytest --pyargs polyarr.testing.conformance --polyarr-backend=NAME [--polyarr-level core|autograd|nn|gpt] [-n auto]
+
+`polyarr conformance NAME` is the same without pytest's other options. A backend's own tests have all of it by the line
+`from polyarr.testing.conformance import *` in a file. See polyarr/testing/cases.py for what is tried.
+"""
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polyarr.core.backend import Backend
+from polyarr.testing.cases import FAST, THOROUGH, Case, Effort, Lacking, cases
+from polyarr.testing.checks import TO_SEE_IT_AGAIN
+from polyarr.testing.compare import CheckFailure
+
+__all__ = ["effort", "test_autograd", "test_core", "test_gpt", "test_nn"]
+
+CASES = cases()
+FRAMES = 4  # of the traceback of an error that is no verdict
+
+
+@pytest.fixture(scope="session")
+def effort(pytestconfig: pytest.Config) -> Effort:
+    """How much to try, as the options say."""
+    thorough = pytestconfig.getoption("polyarr_thorough")
+    return Effort(THOROUGH if thorough else FAST, pytestconfig.getoption("polyarr_seed"))
+
+
+def _each(level: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if c.level == level])
+
+
+@_each("core")
+def test_core(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+    """The primitives, and what the backend promises as a whole."""
+    _hold(case, polyarr_backend, effort, record_property)
+
+
+@_each("autograd")
+def test_autograd(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+    """The gradients of the primitives."""
+    _hold(case, polyarr_backend, effort, record_property)
+
+
+@_each("nn")
+def test_nn(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+    """Composed and fused ops, and layers."""
+    _hold(case, polyarr_backend, effort, record_property)
+
+
+@_each("gpt")
+def test_gpt(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+    """The training of a small GPT."""
+    _hold(case, polyarr_backend, effort, record_property)
+
+
+def _hold(case: Case, backend: Backend, effort: Effort, record_property: Callable[[str, Any], None]) -> None:
+    """Run a case; its verdict is what the test says, without the frames of the kit."""
+    found: Exception | None = None
+    try:
+        case.run(backend, effort)
+    except Exception as error:
+        found = error
+    if isinstance(found, Lacking):
+        pytest.skip(str(found))
+    if found:
+        reason, where, snippet = _told(case, backend, found)
+        record_property("polyarr_reason", reason)
+        record_property("polyarr_snippet", snippet)
+        pytest.fail("\n".join(filter(None, (reason, where, snippet))), pytrace=False)
+
+
+def _told(case: Case, backend: Backend, error: Exception) -> tuple[str, str, str]:
+    """What failed; where, if a kernel raised something of its own; and what to type to see it again."""
+    reason, where = str(error), ""
+    if not isinstance(error, CheckFailure):
+        reason = f"{case.subject} on {backend.name}: {type(error).__name__}: {error}"
+        where = "".join(traceback.format_tb(error.__traceback__)[-FRAMES:]).rstrip()
+    notes = getattr(error, "__notes__", [])
+    return reason, where, next((note for note in notes if note.startswith(TO_SEE_IT_AGAIN)), "")

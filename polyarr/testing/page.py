@@ -1,0 +1,46 @@
+"""The report of the conformance kit as one page, which needs nothing besides itself."""
+
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from polyarr.testing.cases import columns
+from polyarr.testing.report import BAD, LEVELS, grouped
+
+SYMBOLS = {"passed": "✓", "failed": "✗", "skipped": "–", "known failure": "k", "stale": "!"}
+
+
+def render(report: dict[str, Any]) -> str:
+    """The page of a report that has the form of report.schema.json."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(files("polyarr.testing").joinpath("report.html.jinja").read_text("utf-8"))
+    sections = [_section(backend) for backend in report["backends"]]
+    return template.render(report=report, sections=sections, columns=columns(), symbols=SYMBOLS)
+
+
+def _section(backend: dict[str, Any]) -> dict[str, Any]:
+    """What the template shows of a backend besides its own facts."""
+    results, known = backend["results"], set(columns())
+    return {
+        "backend": backend,
+        "matrix": _matrix([r for r in results if r["check"] in known]),
+        "others": [r for r in results if r["check"] not in known],
+        "failures": [r for r in results if r["outcome"] in BAD],
+        "skips": grouped(results, "skipped"),
+        "known": [r for r in results if r["outcome"] == "known failure"],
+    }
+
+
+def _matrix(results: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    """Level -> op -> check -> result. An op stands at the first level that has a case of it."""
+    home: dict[str, str] = {}
+    for r in results:
+        level = home.get(r["subject"], r["level"])
+        home[r["subject"]] = min(level, r["level"], key=LEVELS.index)
+    found: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
+    for r in sorted(results, key=lambda r: (LEVELS.index(home[r["subject"]]), r["subject"])):
+        found.setdefault(home[r["subject"]], {}).setdefault(r["subject"], {})[r["check"]] = r
+    return found

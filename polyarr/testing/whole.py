@@ -1,0 +1,316 @@
+"""What must hold for a backend as a whole: promises that no single op makes, layers, and the training of a GPT.
+
+Each function takes a backend and how many examples to try, and raises CheckFailure, or Lacking where the backend says
+that it cannot do what is asked.
+"""
+
+import json
+import os
+import site
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+import polyarr
+from polyarr import nn, ops, optim, tree
+from polyarr.core.backend import Backend
+from polyarr.core.op import OPS, Array, Op
+from polyarr.core.spec import DTYPES, FLOATS, float32, float64, int32, int64, uint32
+from polyarr.core.spec import bool as bool_
+from polyarr.models.gpt import GPTModel, generate
+from polyarr.plugins import THIS_PROCESS, status, use_backend
+from polyarr.testing import references
+from polyarr.testing.checks import reference
+from polyarr.testing.compare import CheckFailure, bits, close, gradients_agree, values
+from polyarr.testing.strategies import Data
+from polyarr.testing.tolerance import FLOOR, largest
+
+NEEDED = (bool_, int32, int64, uint32, float32)  # conditions, indices, counts, random bits, and numbers
+THREADS, ROUNDS = 8, 4
+STEPS = 20
+LOSSES = 1e-5  # by how much losses may differ, relative to NumPy's in float64
+GPT = {
+    "vocab_size": 29, "context_length": 17, "emb_dim": 24, "n_heads": 3, "n_layers": 2, "drop_rate": 0.1,
+    "qkv_bias": True, "tie_embeddings": True,
+}  # fmt: skip
+
+
+class Lacking(Exception):  # noqa: N818  no error: a skip
+    """The backend says that it lacks what a case needs."""
+
+
+# ---- core ----------------------------------------------------------------------------------------------------
+
+
+def check_complete(backend: Backend, examples: int) -> None:
+    """There is a kernel for every primitive, and the dtypes that every program needs are held."""
+    lacking = [d.name for d in NEEDED if d not in backend.dtypes]
+    if lacking:
+        raise CheckFailure(f"{backend.name}: holds no {', '.join(lacking)}; every backend must")
+    missing = [op.name for op in primitives() if op not in backend.kernels]
+    if missing:
+        raise CheckFailure(f"{backend.name}: no kernel for {', '.join(missing)}; every primitive needs one")
+
+
+def primitives() -> list[Op]:
+    """polyarr's own ops that every backend must supply."""
+    return [op for op in OPS if op.body is None and op.__module__.startswith("polyarr.ops.")]
+
+
+def check_copies(backend: Backend, examples: int) -> None:
+    """What is uploaded comes back bit for bit, and neither copy shares memory with the caller's array."""
+    for dtype in (d for d in DTYPES if d in backend.dtypes):
+        for shape in ((), (0,), (1,), (33,), (2, 3, 5)):
+            host = Data(shape, dtype.name, "special").numpy()
+            given = host.copy()
+            x = polyarr.asarray(given, device=backend)
+            given[...] = np.zeros((), dtype)
+            first = x.numpy()
+            if first.tobytes() != host.tobytes():
+                raise CheckFailure(f"{backend.name}: {x.spec} comes back from an upload as other bytes")
+            first[...] = np.ones((), dtype)
+            if x.numpy().tobytes() != host.tobytes():
+                raise CheckFailure(f"{backend.name}: a download of {x.spec} shares the array's memory")
+
+
+def check_random_bits(backend: Backend, examples: int) -> None:
+    """random_bits is Philox4x32-10, bit for bit: long arrays, and all 64 bits of key and counter."""
+    like = polyarr.asarray(0, device=backend)
+    for key, counter, size in ((0, 0, 4), (1, 2**63 + 5, 1031), (2**64 - 1, 2**32, 33), (0x299F31D0A4093822, 7, 4096)):
+        got = ops.random_bits(key, counter, like, shape=(size,)).numpy()
+        expected = references.random_bits(key, counter, shape=(size,))
+        close(f"random_bits on {backend.name}", f"key {key}, counter {counter}", got, expected, "exact", 0)
+
+
+def check_bad_indices(backend: Backend, examples: int) -> None:
+    """An index that is out of range is an IndexError, at once or at the next download; work goes on afterwards."""
+    x, at = polyarr.asarray([1.0, 2.0, 3.0], device=backend), polyarr.asarray([0, 3], device=backend)
+    calls: dict[str, Callable[[], Array]] = {
+        "take": lambda: ops.take(x, at),
+        "scatter": lambda: ops.scatter(x, at, x[:2]),
+        "scatter_add": lambda: ops.scatter_add(x, at, x[:2]),
+    }
+    for name, call in calls.items():
+        try:
+            found = call().tolist()
+        except IndexError:
+            continue
+        raise CheckFailure(f"{name} on {backend.name}: index 3 of 3 elements gave {found}; expected an IndexError")
+    if ops.sum(x).item() != 6.0:
+        raise CheckFailure(f"sum on {backend.name}: wrong after an index was out of range")
+
+
+def check_threads(backend: Backend, examples: int) -> None:
+    """Many threads at once compute what one computes, bit for bit."""
+    if backend.unordered:
+        raise Lacking(
+            f"{backend.name} adds in no fixed order in {', '.join(sorted(op.name for op in backend.unordered))}"
+        )
+    x, w = (Data(shape, "float32", seed=i).array(backend) for i, shape in enumerate(((33, 31), (17, 31))))
+
+    def work(i: int) -> dict[tuple, bytes]:
+        with use_backend(backend):
+            own = Data((33, 31), "float32", seed=100 + i).array(backend)
+            loss = lambda w: ops.sum(ops.softmax(ops.gelu(ops.linear(x + own, w)), axis=-1) ** 2)
+            value, grad = polyarr.value_and_grad(loss)(w)
+            order = ops.argsort(own, axis=0)
+            at, total = ops.take(own[:, 0], order[:, 1]), ops.cumulative_sum(own, axis=1)
+            seen = ops.layer_norm(ops.attention(own, x, x, causal=True))
+            lost = ops.cross_entropy(own, ops.argmax(x, axis=1))
+            return bits([value, grad, order, at, total, seen, lost, ops.random_bits(i, 1, shape=(99,))])
+
+    for _ in range(ROUNDS):
+        with ThreadPoolExecutor(THREADS) as pool:
+            together = list(pool.map(work, range(2 * THREADS)))
+        for i, found in enumerate(together):
+            if found != work(i):
+                raise CheckFailure(
+                    f"{backend.name}: thread {i} of {len(together)} computed other bits than it does alone"
+                )
+
+
+COLD = """
+import json, sys, numpy as np, polyarr as pa
+from polyarr import nn
+pa.set_backend(sys.argv[1])
+pa.random.seed(5)
+x = pa.random.normal((9, 16))
+model = nn.TransformerBlock(16, 2, causal=True)
+loss, grads = pa.value_and_grad(lambda m: pa.mean(m(x[None]) ** 2))(model)
+print(json.dumps([a.numpy().tobytes().hex() for a in [loss, *pa.tree.leaves(grads)]]))
+"""
+
+
+def check_program_cache(backend: Backend, examples: int) -> None:
+    """A new process computes the same bits with an empty cache of programs, with a full one, and with none."""
+    name = backend.name
+    if not any(row.name == name.partition(":")[0] and row.distribution != THIS_PROCESS for row in status()):
+        raise Lacking(f"{name} is known to this process only: another one cannot start it")
+    with tempfile.TemporaryDirectory() as folder:
+        user = {"HOME": folder, "XDG_CACHE_HOME": folder, "PYTHONUSERBASE": site.getuserbase()}
+        runs = {
+            "with an empty cache": _bits_of_a_process(name, user),
+            "with a full cache": _bits_of_a_process(name, user),
+            "without a cache": _bits_of_a_process(name, {**user, "POLYARR_NO_CACHE": "1"}),
+        }
+    first, *others = runs
+    for other in others:
+        if runs[other] != runs[first]:
+            raise CheckFailure(f"{name}: a process {other} computes other bits than one {first}")
+
+
+def _bits_of_a_process(name: str, environment: dict[str, str]) -> list[str]:
+    ran = subprocess.run(
+        [sys.executable, "-c", COLD, name],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CheckFailure(f"{name}: a new process fails with exit code {ran.returncode}: {last}")
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+# ---- autograd ------------------------------------------------------------------------------------------------
+
+
+def check_transforms(backend: Backend, examples: int) -> None:
+    """vjp, jvp, checkpoint and nested gradients of one function agree with NumPy in float64."""
+
+    def f(x: Array, w: Array) -> Array:
+        return ops.sum(ops.tanh(x @ w) * ops.exp(-(x[:, :3] ** 2)))
+
+    def found(place: Backend, wide: bool) -> dict[str, np.ndarray]:
+        x, w, v = (Data(s, "float32", seed=i).array(place, wide) for i, s in enumerate(((7, 5), (5, 3), (7, 5))))
+        slope = polyarr.grad(lambda x: ops.sum(polyarr.grad(f)(x, w) * v))
+        every = {
+            "vjp": polyarr.vjp(f, x, w)[1](ops.sum(w * w)),
+            "jvp": polyarr.jvp(lambda x: f(x, w), (x,), (v,))[1],
+            "checkpoint": polyarr.grad(polyarr.checkpoint(f), argnums=(0, 1))(x, w),
+            "nested": slope(x),
+        }
+        return {f"{name}{list(path)}": a.numpy() for name, t in every.items() for path, a in tree.items(t)}
+
+    with use_backend(reference()):
+        expected = found(reference(), True)
+    gradients_agree(f"transforms on {backend.name}", found(backend, False), expected)
+
+
+# ---- nn ------------------------------------------------------------------------------------------------------
+
+LAYERS: dict[str, tuple[Callable[[], Any], Data]] = {
+    "Linear": (lambda: nn.Linear(9, 33, activation="gelu"), Data((5, 9))),
+    "Embedding": (lambda: nn.Embedding(31, 8), Data((3, 7), "int64", "below", limit=31)),
+    "LayerNorm": (lambda: nn.LayerNorm(33, eps=0.1), Data((4, 33), values="offset")),
+    "RMSNorm": (lambda: nn.RMSNorm(33, eps=0.1), Data((4, 33))),
+    "Dropout": (lambda: nn.Dropout(0.3), Data((31, 5))),
+    "FeedForward": (lambda: nn.FeedForward(12), Data((2, 5, 12))),
+    "MultiHeadAttention": (lambda: nn.MultiHeadAttention(24, 3, causal=True, drop_rate=0.2), Data((2, 33, 24))),
+    "TransformerBlock": (lambda: nn.TransformerBlock(24, 3, causal=True, drop_rate=0.2), Data((2, 9, 24))),
+}
+
+
+def check_layer(layer: str, backend: Backend) -> None:
+    """A layer's value and gradients agree with NumPy in float64."""
+    make, data = LAYERS[layer]
+    with use_backend(reference()):
+        polyarr.random.seed(11)
+        model = make()
+
+    def found(place: Backend, wide: bool) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        with use_backend(place):
+            polyarr.random.seed(12)  # of dropout
+            here, x = tree.map(lambda a: _moved(a, place, wide), model), data.array(place, wide)
+            inputs = (here, x) if data.is_floating else (here,)
+            value, pull = polyarr.vjp(lambda m, *a: m(*a) if a else m(x), *inputs)
+            grads = pull(Data(value.shape, value.dtype.name, "eighths", seed=7).array(place))
+            named = {".".join(map(str, path)): a for path, a in tree.items(grads) if type(a) is Array}
+            return value.numpy(), {
+                path: values(f"{layer} on {place.name}", a, f"d/d{path}")[0] for path, a in named.items()
+            }
+
+    (value, grads), (expected, slopes) = found(backend, False), found(reference(), True)
+    close(f"{layer} on {backend.name}", "the result", value, expected, "fused", max(FLOOR, largest(expected)))
+    gradients_agree(f"{layer} on {backend.name}", grads, slopes)
+
+
+def _moved(leaf: Any, place: Backend, wide: bool) -> Any:
+    if type(leaf) is not Array:
+        return leaf
+    return polyarr.asarray(leaf.numpy(), device=place, dtype=float64 if wide and leaf.dtype in FLOATS else leaf.dtype)
+
+
+# ---- gpt -----------------------------------------------------------------------------------------------------
+
+
+def check_training(backend: Backend, examples: int) -> None:
+    """A small GPT, with dropout, clipping and AdamW, trains 20 steps to the losses of NumPy in float64."""
+    for seed in range(max(1, examples // 50)):
+        got, expected = _losses(backend, seed, False), _losses(reference(), seed, True)
+        for i, (g, e) in enumerate(zip(got, expected, strict=True)):
+            if not abs(g - e) <= LOSSES * e:
+                raise CheckFailure(
+                    f"GPT on {backend.name}: with seed {seed}, the loss at step {i} is {g:.7g}, expected {e:.7g} "
+                    f"(off by {abs(g - e):.3g}, allowed {LOSSES * e:.3g})"
+                )
+        if not got[-1] < 0.5 * got[0]:
+            raise CheckFailure(f"GPT on {backend.name}: the loss fell from {got[0]:.4g} to {got[-1]:.4g} only")
+
+
+def _losses(place: Backend, seed: int, wide: bool) -> list[float]:
+    """The loss of each step. Every other seed has no tied embeddings and no bias."""
+    tied = seed % 2 == 0
+    with use_backend(reference()):
+        polyarr.random.seed(seed)
+        model = GPTModel({**GPT, "tie_embeddings": tied, "qkv_bias": tied})
+    with use_backend(place):
+        polyarr.random.seed(seed)  # of dropout
+        here = tree.map(lambda a: _moved(a, place, wide), model)
+        optimizer = optim.AdamW(lr=1e-2, clip=1.0, weight_decay=0.1)
+        state = optimizer.init(here)
+        step = polyarr.value_and_grad(lambda m, t: ops.cross_entropy(m(t[:, :-1]), t[:, 1:]))
+        tokens = polyarr.asarray(_text(seed), device=place)
+        losses = []
+        for _ in range(STEPS):
+            loss, grads = step(here, tokens)
+            here, state = optimizer.update(grads, state, here)
+            losses.append(loss.item())
+    return losses
+
+
+def _text(seed: int) -> np.ndarray:
+    """Four lines that can be learnt: each counts upwards in a step of its own."""
+    start, step = np.random.default_rng(seed).integers(0, GPT["vocab_size"], (2, 4, 1))
+    return ((start + (step % 5 + 1) * np.arange(GPT["context_length"] + 1)) % GPT["vocab_size"]).astype(np.int32)
+
+
+def check_generation(backend: Backend, examples: int) -> None:
+    """A GPT draws the tokens that it draws on NumPy; by its cache of keys and values, those that it draws without."""
+    drawn = [_tokens(place) for place in (backend, reference())]
+    for name, got, expected in zip(("with top_k", "greedily", "without the cache"), *drawn, strict=True):
+        if got != expected:
+            raise CheckFailure(f"GPT on {backend.name}: drew {got} {name}, expected {expected}")
+    if drawn[0][1] != drawn[0][2]:
+        raise CheckFailure(f"GPT on {backend.name}: drew {drawn[0][1]} with the cache, {drawn[0][2]} without")
+
+
+def _tokens(place: Backend) -> list[list[int]]:
+    with use_backend(reference()):
+        polyarr.random.seed(2)
+        model = tree.map(lambda a: 4 * a if type(a) is Array and a.ndim > 1 else a, GPTModel(GPT)).eval()
+    with use_backend(place):
+        here = tree.map(lambda a: _moved(a, place, False), model)
+        prompt = polyarr.asarray([[1, 2, 3]])
+        plain = prompt
+        for _ in range(12):
+            plain = ops.concat([plain, ops.argmax(here(plain)[:, -1], axis=-1, keepdims=True)], axis=1)
+        sampled = generate(here, prompt, 12, temperature=0.8, top_k=9, seed=8)
+        greedy = generate(here, prompt, 12, temperature=0)
+        return [a[0].tolist() for a in (sampled, greedy, plain)]

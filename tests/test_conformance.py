@@ -1,0 +1,456 @@
+"""The conformance kit as a stranger runs it: sessions of pytest, on backends that are right, wrong and absent."""
+
+import html.parser
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+import polyarr
+from polyarr import plugins
+from polyarr.cli import main
+from polyarr.testing import CheckFailure
+from polyarr.testing.cases import KINDS, WHOLE, cases, columns
+from polyarr.testing.page import SYMBOLS, render
+from polyarr.testing.report import OUTCOMES, grouped
+
+ROOT = Path(__file__).parents[1]
+SCHEMA = json.loads((ROOT / "polyarr" / "testing" / "report.schema.json").read_text())
+EXP = "forward-exp and not expm1 and core"  # one case
+KIT = "polyarr.testing.conformance"
+ALONE = ("-c", os.devnull, "-p", "no:cacheprovider", "-q", "-rN")
+TOYS = """
+import os
+from polyarr import ops
+from polyarr.backends.numpy import start as numpy
+from polyarr.core.errors import BackendError
+from polyarr.plugins import hookimpl
+
+def like(name, **fields):
+    return lambda: numpy()._replace(name=name, **fields)
+
+def with_exp(name, make):
+    exp = numpy().kernels[ops.exp]
+    return like(name, kernels={**numpy().kernels, ops.exp: make(exp)})
+
+def stop():
+    raise KeyboardInterrupt
+
+def broken():
+    raise BackendError("the <toy> is in pieces")
+
+@hookimpl
+def polyarr_backends(register):
+    register("good", like("good", device="a <toy>"))
+    register("wrong", with_exp("wrong", lambda exp: lambda out, x: exp(out, x) * out.dtype.type(1.5)))
+    register("crash-y", with_exp("crash-y", lambda exp: lambda out, x: os._exit(3)))
+    register("stopped", with_exp("stopped", lambda exp: lambda out, x: stop()))
+    register("empty", like("empty", kernels={}))
+    register("bare", like("bare", dtypes=frozenset()))
+    register("broken", broken)
+"""
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    """A folder where the distribution polyarr-toys is installed."""
+    folder = tmp_path_factory.mktemp("toys")
+    (folder / "polyarr_toys.py").write_text(TOYS)
+    info = folder / "polyarr_toys-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: polyarr-toys\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text("[polyarr]\ntoys = polyarr_toys\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(toys):
+    """Run a module in a process of its own, in a folder; what it made."""
+
+    def run(folder, *arguments):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("POLYARR_", "PYTEST_"))}
+        path = os.pathsep.join(map(str, (folder, toys, ROOT)))
+        stored = {"HYPOTHESIS_STORAGE_DIRECTORY": str(toys / "hypothesis")}
+        return subprocess.run(
+            [sys.executable, "-m", *map(str, arguments)],
+            env={**clean, **stored, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def kit(run, tmp_path):
+    """Run cases of the kit on backends; the process and, if there is one, the report."""
+
+    def run_kit(names, selected, *arguments):
+        report = tmp_path / "report.json"
+        found = run(
+            tmp_path, "pytest", *ALONE, f"--rootdir={tmp_path}", "--pyargs", KIT, f"--polyarr-backend={names}",
+            "-k", selected, f"--polyarr-report={report}", *arguments,
+        )  # fmt: skip
+        return found, json.loads(report.read_text()) if report.exists() else None
+
+    return run_kit
+
+
+def outcomes(report, name):
+    """Case -> outcome, of one backend."""
+    backend = next(b for b in report["backends"] if b["name"] == name)
+    return {f"{r['check']}-{r['subject']}": r["outcome"] for r in backend["results"]}
+
+
+class Page(html.parser.HTMLParser):
+    """The tables of a page, row by row, its tags, and where it points to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.tags, self.titles, self.addresses, self.is_cell = [], set(), [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.addresses += [value for name, value in attrs if name in ("href", "src")]
+        self.titles += [value for name, value in attrs if name == "title"]
+        if tag == "tr":
+            self.rows.append([])
+        self.is_cell = tag in ("td", "th")
+        if self.is_cell:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self.is_cell = False
+
+    def handle_data(self, data):
+        if self.is_cell:
+            self.rows[-1][-1] += data.strip()
+
+    def cells(self, op):
+        """Check -> symbol, of an op's row of the matrix."""
+        heads = next(row for row in self.rows if row[0] == "op")
+        return dict(zip(heads[1:], next(row for row in self.rows if row[0] == op)[1:], strict=True))
+
+
+# ---- what a run finds and writes -------------------------------------------------------------------------------
+
+
+def test_a_backend_that_is_right_passes(kit, tmp_path):
+    """The report says so, and the page shows it; both are complete and hold nothing that could be executed."""
+    page = tmp_path / "report.html"
+    found, report = kit("good", "exp or complete", f"--polyarr-html={page}")
+    assert found.returncode == 0, found.stdout
+    assert re.search(r"^polyarr conformance: good on a <toy>: level gpt passed \(\d+ of", found.stdout, re.MULTILINE)
+    assert re.search(r"^ +skipped +\d: good brings no pair for \.\.\.: its body runs$", found.stdout, re.MULTILINE)
+    jsonschema.validate(report, SCHEMA)
+    backend = report["backends"][0]
+    assert (backend["distribution"], backend["verdict"], report["verdict"]) == ("polyarr-toys 0.3", "passed", "passed")
+    selected = {c.name for c in cases() if "exp" in c.name or "complete" in c.name}
+    assert outcomes(report, "good").keys() == selected and len(cases()) == report["cases"]
+    assert not backend["complete"] and set(outcomes(report, "good").values()) == {"passed", "skipped"}
+    assert {p.name for p in tmp_path.iterdir()} == {"report.json", "report.html"}
+    read = Page(page.read_text())
+    assert read.addresses == [] and not read.tags & {"script", "link", "img", "toy"}
+    assert "url(" not in page.read_text() and "@import" not in page.read_text() and "http" not in page.read_text()
+    assert list(read.cells("exp")) == columns()
+    assert {k: v for k, v in read.cells("exp").items() if v} == {
+        c.check: SYMBOLS["passed"] for c in cases() if c.subject == "exp"
+    }
+    assert read.cells("logsumexp")["pair"] == SYMBOLS["skipped"]
+    assert "good brings no pair for logsumexp: its body runs" in read.titles
+
+
+def test_a_wrong_kernel_fails(kit, toys, monkeypatch):
+    """With a reason in one line and a snippet that shows it again; what does not depend on it passes."""
+    found, report = kit("wrong", "core and -exp")
+    assert found.returncode == 1 and report["verdict"] == "failed"
+    assert "polyarr conformance: wrong on the host's CPU, NumPy: level gpt failed" in found.stdout
+    jsonschema.validate(report, SCHEMA)
+    assert outcomes(report, "wrong")["forward-exp"] == "failed"
+    assert outcomes(report, "wrong")["forward-expm1"] == outcomes(report, "wrong")["purity-exp"] == "passed"
+    failure = next(r for r in report["backends"][0]["results"] if r["check"] == "forward" and r["subject"] == "exp")
+    assert re.fullmatch(r"exp on wrong: the result \(float32\) differs at .*", failure["reason"])
+    monkeypatch.syspath_prepend(toys)
+    with plugins.fresh(), polyarr.use_backend("numpy"), pytest.raises(CheckFailure) as raised:
+        exec(failure["snippet"], {})
+    monkeypatch.delitem(sys.modules, "polyarr_toys")
+    assert str(raised.value) == failure["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "selected", "told"),
+    [
+        ("empty", "forward-exp", "empty on the host's CPU, NumPy: level core failed"),
+        ("broken", EXP, "broken: did not start: backend 'broken' could not start: the <toy> is in pieces"),
+        ("good", "there-is-no-such-case", "good on a <toy>: no case passed: nothing was checked"),
+    ],
+)
+def test_a_backend_without_a_passing_case_fails(kit, name, selected, told):
+    """Whatever the reason."""
+    found, report = kit(name, selected, "--polyarr-level=core")
+    assert found.returncode != 0 and f"polyarr conformance: {told}" in found.stdout
+    jsonschema.validate(report, SCHEMA)
+    assert report["verdict"] != "passed" and "passed" not in outcomes(report, name).values()
+
+
+def test_several_processes_find_the_same(kit, tmp_path):
+    """The report of two is that of one, but for the time; where all was skipped, both fail: nothing was checked."""
+    reports, known, selected = [], tmp_path / "known.toml", "forward-exp and core and not (bare and expm1)"
+    known.write_text('[failures]\n"forward-exp" = "half as much again"\n')
+    for jobs in ((), ("-n", "2")):
+        found, report = kit("wrong,bare", selected, f"--polyarr-known-failures={known}", *jobs)
+        assert found.returncode == 1, found.stdout
+        assert "wrong on the host's CPU, NumPy: level gpt passed" in found.stdout
+        assert "bare on the host's CPU, NumPy: no case passed: nothing was checked" in found.stdout
+        assert outcomes(report, "wrong") == {"forward-exp": "known failure", "forward-expm1": "passed"}
+        assert set(outcomes(report, "bare").values()) == {"skipped"}
+        del report["when"]
+        for backend in report["backends"]:
+            for result in backend["results"]:
+                del result["seconds"]
+        reports.append(report)
+    assert reports[0] == reports[1]
+    assert reports[0]["backends"][0]["results"][0]["snippet"]
+
+
+def test_a_kernel_that_ends_its_process_fails(kit):
+    """The other cases go on in another process."""
+    found, report = kit("crash-y", "forward-exp and core", "-n", "1")
+    assert found.returncode == 1
+    assert outcomes(report, "crash-y") == {"forward-exp": "failed", "forward-expm1": "passed"}
+    assert re.search("crashed while running", report["backends"][0]["results"][0]["reason"])
+
+
+def test_an_interrupted_session_reports_what_there_is(kit):
+    """And has not passed."""
+    found, report = kit("stopped", "core and (forward-negative or forward-exp)")
+    assert found.returncode == pytest.ExitCode.INTERRUPTED
+    assert "level gpt interrupted (1 of" in found.stdout
+    assert report["verdict"] == "interrupted" and outcomes(report, "stopped") == {"forward-negative": "passed"}
+
+
+def test_backends_that_nobody_named_need_not_start(kit):
+    """Those that start are judged."""
+    found, report = kit("", "test_core and complete and (good or broken)")
+    assert found.returncode == 0, found.stdout
+    assert {b["name"]: b["verdict"] for b in report["backends"]} == {"good": "passed", "broken": "not started"}
+
+
+def test_a_level_contains_those_before_it(kit):
+    """And leaves out those after it."""
+    _, report = kit("good", "forward-exp or backward-exp or copies", "--polyarr-level=autograd")
+    assert report["level"] == "autograd"
+    assert outcomes(report, "good").keys() == {
+        "forward-exp", "forward-expm1", "backward-exp", "backward-expm1", "whole-copies",
+    }  # fmt: skip
+
+
+# ---- known failures --------------------------------------------------------------------------------------------
+
+
+def test_known_failures_do_not_count_until_they_are_mended(kit, tmp_path):
+    """One that is listed and passes is stale, and fails."""
+    known = tmp_path / "known.toml"
+    known.write_text('[failures]\n"forward-exp" = "half as much again"\n"forward-expm1" = "it was wrong once"\n')
+    found, report = kit("wrong", "forward-exp and core", f"--polyarr-known-failures={known}")
+    assert found.returncode == 1 and report["verdict"] == "failed"
+    assert outcomes(report, "wrong") == {"forward-exp": "known failure", "forward-expm1": "stale"}
+    reasons = [r["reason"] for r in report["backends"][0]["results"]]
+    assert reasons == ["half as much again", "it was wrong once"]
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "complaint"),
+    [
+        ("known-failures", '[failures]\n"forward-nonsense" = "why"', "known failures: there is no case 'forward-nonse"),
+        ("known-failures", "[failures", "known failures: .*Expected ']'"),
+        ("known-failures", '[failures]\n"forward-exp" = 3', r"known failures: .*\[failures\] must hold lines like"),
+        ("known-failures", None, "known failures: .*No such file"),
+        ("report", "", "--polyarr-report: there is no folder .*nowhere"),
+        ("html", "", "--polyarr-html: there is no folder .*nowhere"),
+    ],
+)
+def test_wrong_files_are_one_line_before_any_test(run, tmp_path, option, content, complaint):
+    """In the first process, so that it is the same with several."""
+    path = tmp_path / ("given.toml" if option == "known-failures" else "nowhere/report")
+    if content:
+        path.write_text(content)
+    found = run(tmp_path, "pytest", *ALONE, "--pyargs", KIT, "-n", "2", f"--polyarr-{option}={path}")
+    assert found.returncode == pytest.ExitCode.USAGE_ERROR and found.stdout.strip() == ""
+    assert re.fullmatch(f"ERROR: {complaint}.*", found.stderr.strip())
+
+
+def test_a_page_needs_jinja(run, tmp_path):
+    """Which is said before any test."""
+    (tmp_path / "jinja2.py").write_text("raise ModuleNotFoundError(\"No module named 'jinja2'\", name='jinja2')")
+    found = run(tmp_path, "pytest", *ALONE, "--pyargs", KIT, "--polyarr-html=page.html")
+    assert found.returncode == pytest.ExitCode.USAGE_ERROR
+    assert re.fullmatch(
+        r"ERROR: --polyarr-html: No module named 'jinja2'; .*'polyarr\[testing\]'", found.stderr.strip()
+    )
+
+
+# ---- the command -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_does_the_same(run, tmp_path):
+    """Whatever project it stands in, and it leaves nothing there but what was asked for."""
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('of another project')")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense")
+    options = ("-k", "forward-exp and core", "--level", "core", "--report", "r.json", "--html", "r.html")
+    found = run(tmp_path, "polyarr.cli", "conformance", "good", *options, "--jobs", "2", "--seed", "3")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "polyarr conformance: good on a <toy>: level core passed (2 of" in found.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    jsonschema.validate(report, SCHEMA)
+    assert report["effort"]["seed"] == 3 and outcomes(report, "good").keys() == {"forward-exp", "forward-expm1"}
+    assert {p.name for p in tmp_path.iterdir()} == {"conftest.py", "pytest.ini", "r.json", "r.html"}
+    found = run(tmp_path, "polyarr.cli", "conformance", "wrong", "-k", EXP)
+    assert found.returncode == 1 and "exp on wrong: the result (float32) differs at" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["nonsense"], 1, "polyarr: no backend called 'nonsense'; installed: .*"),
+        (["broken"], 1, "polyarr: backend 'broken' could not start: the <toy> is in pieces; .*"),
+        (["good:1"], 1, "polyarr: backend 'good' takes no device, got 'good:1'; .*"),
+        (["good", "--level", "all"], 2, "polyarr conformance: Invalid value for '--level': .*"),
+        (["good", "--html", "no/page.html"], 2, "ERROR: --polyarr-html: there is no folder .*no"),
+    ],
+)
+def test_the_command_refuses_in_one_line(toys, monkeypatch, arguments, code, complaint):
+    """Before any test."""
+    monkeypatch.syspath_prepend(toys)
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    with plugins.fresh(), polyarr.use_backend("numpy"), warnings.catch_warnings():
+        found = CliRunner().invoke(main, ["conformance", *arguments], prog_name="polyarr")
+    assert found.exit_code == code
+    assert re.fullmatch(complaint, found.output.strip())
+
+
+def test_the_command_says_what_is_not_installed(run, tmp_path):
+    """pytest-xdist only where several processes are asked for."""
+    for library, arguments in (("pytest", ()), ("hypothesis", ()), ("xdist", ("--jobs", "2"))):
+        (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError('No module named {library}')")
+        found = run(tmp_path, "polyarr.cli", "conformance", "good", *arguments)
+        assert found.returncode in (1, 2) and found.stdout == ""
+        assert re.fullmatch(rf"polyarr.*{library}.*pip install .*", found.stderr.strip())
+        (tmp_path / f"{library}.py").unlink()
+
+
+# ---- the fixture and the marker --------------------------------------------------------------------------------
+
+TESTS = """
+import polyarr, pytest
+
+def test_fixture(polyarr_backend):
+    assert polyarr.get_backend() is polyarr_backend and polyarr.asarray([1.0]).backend is polyarr_backend
+
+@pytest.mark.polyarr_backend("good", "wrong")
+def test_marker():
+    assert polyarr.asarray([1.0]).backend.name in ("good", "wrong")
+
+@pytest.mark.polyarr_backend("good", "broken")
+def test_both(polyarr_backend):
+    assert polyarr_backend.name == "good"
+"""
+
+
+def test_a_users_test_runs_once_per_backend(run, tmp_path):
+    """On those that start, or on those that are named, which must; the marker decides for itself."""
+    (tmp_path / "test_users.py").write_text(TESTS)
+    found = run(tmp_path, "pytest", *ALONE, "-vv", "test_users.py", "--polyarr-backend=good,broken")
+    verdicts = dict(re.findall(r"::(\S+) (PASSED|SKIPPED|ERROR|FAILED)", found.stdout))
+    assert found.returncode == 1 and "polyarr conformance" not in found.stdout
+    assert verdicts == {
+        "test_fixture[good]": "PASSED", "test_fixture[broken]": "ERROR", "test_marker[good]": "PASSED",
+        "test_marker[wrong]": "PASSED", "test_both[good]": "PASSED", "test_both[broken]": "ERROR",
+    }  # fmt: skip
+    found = run(tmp_path, "pytest", *ALONE, "-vv", "test_users.py", "-k", "good or wrong or broken")
+    verdicts = dict(re.findall(r"::(\S+) (PASSED|SKIPPED|ERROR|FAILED)", found.stdout))
+    assert found.returncode == 0 and len(verdicts) == 7
+    assert {name for name, verdict in verdicts.items() if verdict == "SKIPPED"} == {
+        "test_fixture[broken]", "test_both[broken]",
+    }  # fmt: skip
+
+
+def test_other_projects_do_not_pay(run, tmp_path):
+    """Where polyarr is installed and not used, pytest loads neither the kit's libraries nor plugins."""
+    (tmp_path / "test_others.py").write_text(
+        "import sys\nfrom polyarr import plugins\n"
+        "def test_first(): assert not {'hypothesis', 'jinja2', 'polyarr.testing.cases'} & set(sys.modules)\n"
+        "def test_second(): assert plugins._state.discovered is None"
+    )
+    found = run(tmp_path, "pytest", *ALONE, "-p", "no:hypothesispytest", "test_others.py")
+    assert found.returncode == 0, found.stdout
+
+
+# ---- the page and the document ---------------------------------------------------------------------------------
+
+
+def test_the_page_shows_every_outcome_and_escapes_what_it_shows():
+    """From a report made up here, with text that would be markup."""
+    results = [
+        {"level": "core", "check": "forward", "subject": op, "outcome": outcome, "reason": f"<i>{outcome}</i>",
+         "snippet": "a < b", "seconds": 0.5}
+        for op, outcome in zip(("exp", "log", "sin", "cos", "tanh"), OUTCOMES, strict=True)
+    ]  # fmt: skip
+    counts = {level: dict.fromkeys(OUTCOMES, 0) for level in ("core", "autograd", "nn", "gpt")}
+    counts["core"] = dict.fromkeys(OUTCOMES, 1)
+    capabilities = {"tells of writes out of bounds": True, "reports its memory": False, "ops that add in no fixed "
+                    "order": ["sum"]}  # fmt: skip
+    backend = {
+        "name": "<b>", "verdict": "failed", "problem": "", "distribution": "x 1", "device": "<d>", "dtypes": ["bool"],
+        "kernels": 1, "pairs": 0, "replaced": {"exp": "other 2"}, "capabilities": capabilities, "complete": False,
+        "counts": counts, "results": results,
+    }  # fmt: skip
+    report = {
+        "schema": 1, "when": "2026-01-01T00:00:00+00:00", "polyarr": "1", "verdict": "failed", "level": "core",
+        "cases": 9, "effort": {"examples": 1, "seed": 0, "thorough": False}, "backends": [backend],
+        "versions": dict.fromkeys(("python", "platform", "numpy", "ml_dtypes", "hypothesis", "pytest"), "1"),
+    }  # fmt: skip
+    jsonschema.validate(report, SCHEMA)
+    text = render(report)
+    page = Page(text)
+    assert not page.tags & {"i", "b", "d"} and "&lt;i&gt;failed&lt;/i&gt;" in text and "a &lt; b" in text
+    for r in results:
+        assert page.cells(r["subject"])["forward"] == SYMBOLS[r["outcome"]]
+        assert r["reason"] in page.titles
+    assert ["exp replaced by", "other 2"] in page.rows and ["ops that add in no fixed order", "sum"] in page.rows
+
+
+def test_reasons_are_grouped_but_for_the_name_of_the_op():
+    """The most frequent first."""
+    reasons = {"exp": "no pair for exp: its body runs", "expm1": "no pair for expm1: its body runs", "add": "no float"}
+    results = [
+        {"check": "pair", "subject": op, "outcome": "skipped", "reason": reason}
+        for op, reason in {"sum": "no float64", **reasons}.items()
+    ]
+    assert grouped(results, "skipped") == {
+        "no pair for ...: its body runs": ["pair-exp", "pair-expm1"],
+        "no float64": ["pair-sum"],
+        "no float": ["pair-add"],
+    }
+    assert grouped(results, "failed") == {}
+
+
+def test_the_document_has_every_check_and_outcome():
+    """docs/conformance.md lists the checks of ops, those of the whole backend, and what a report may hold."""
+    text = (ROOT / "docs" / "conformance.md").read_text()
+    table = text.partition("## Checks")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)
+    assert listed == [*KINDS, "DTYPE", *(f"whole-{subject}" for subject in WHOLE), "layer"]
+    assert all(f"`{outcome}`" in text for outcome in OUTCOMES)
+    assert SCHEMA["$defs"]["result"]["properties"]["outcome"]["enum"] == list(OUTCOMES)
+    assert set(SCHEMA["$defs"]["backend"]["required"]) == SCHEMA["$defs"]["backend"]["properties"].keys()
