@@ -1,0 +1,451 @@
+"""Checks of the gradients of a function of one's own, a model's loss among them:
+
+    from polyarr.testing import assert_gradients_agree, check_grads
+    check_grads(loss, (model, x))               # are the gradients right?
+    assert_gradients_agree(loss, (model, x))    # do all backends compute the same?
+
+Both raise CheckFailure: where, by which argument, what was found and what was expected. What to type to see it again
+is attached as a note.
+
+Neither can tell what is right where a function has no derivative: where several elements are the largest of a max, at
+relu(0) and abs(0), where rounding or a comparison goes the other way. Stay away from such points, by more than a few
+eps: random arguments nearly always do.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr import random, tree
+from polyarr.autograd import jvp, vjp
+from polyarr.core.backend import Backend
+from polyarr.core.errors import DtypeError, GradientError
+from polyarr.core.op import Array, from_numpy
+from polyarr.core.spec import DTYPES, FLOATS, Spec, float64
+from polyarr.creation import finfo
+from polyarr.plugins import get_backend, overrides, use_backend
+from polyarr.testing.checks import reference
+from polyarr.testing.compare import CheckFailure, close, gradients_agree, values
+from polyarr.testing.strategies import Data
+from polyarr.testing.tolerance import FLOOR, largest
+
+STEP = 1e-5  # of central differences in float64: truncation and rounding are both about 1e-10
+RELATIVE, ABSOLUTE = 1e-7, 1e-9  # what a slope may be off: of its own size, and of that of the values it came from
+FINER = 10  # the second step, which is tried where the first one does not agree, is as many times smaller
+MODES = ("rev", "fwd")
+_SHOWN = 6  # arguments listed in a note
+
+
+def check_grads(
+    fn: Callable,
+    args: Sequence[Any],
+    order: int = 2,
+    modes: str | Sequence[str] = ("rev",),
+    *,
+    backend: str | Backend | None = None,
+    seed: int = 0,
+    atol: float | None = None,
+    rtol: float | None = None,
+    eps: float = STEP,
+) -> None:
+    """The derivatives of fn(*args) agree with central differences, in float64, to this order.
+
+    For each floating-point array among args in turn, <w, J u> is compared with the slope of <w, fn> over 2 eps u, where
+    u and w are random directions; order k + 1 checks the gradient function of order k in the same way. Mode "rev" finds
+    <w, J u> by vjp, "fwd" by jvp; with both, every mixture of the two is checked, too.
+
+    args      trees of polyarr and NumPy arrays, Modules and other leaves. Floating-point arrays are widened to float64;
+              integers, bools, Python numbers and what else is no array are held fixed
+    backend   where to compute; by default the backend of the first polyarr array in args, or else the current one
+    seed      of the directions, and of what fn draws with polyarr.random: every call of fn draws the same
+    atol      by default 1e-9 times the length of the vector w * (1 + |value|)
+    rtol      by default 1e-7, of the slope's size
+    eps       the step; a tenth of it is tried as well where it does not agree
+
+    fn must be smooth within a few eps of args: no ties of a max, no relu at 0, no rounding (see the module's
+    docstring). Where the numerical slope depends on the step or on the side, the message says that fn seems to have a
+    kink.
+
+    Errors:  CheckFailure if they do not agree; ValueError for an order, mode or eps out of range, or if fn is nan or
+             infinite; GradientError if args hold no floating-point array, or fn returns none; TypeError unless args is
+             a tuple; DtypeError if the backend cannot hold float64, or if fn returns another float dtype
+    """
+    modes = (modes,) if isinstance(modes, str) else tuple(modes)
+    _check_settings(order, modes, eps)
+    leaves = _Leaves.of("check_grads", fn, args)
+    home = _home(args) if backend is None else get_backend(backend)
+    if float64 not in home.dtypes:
+        place = f"{home.name!r} ({home.device})"
+        raise DtypeError(f'check_grads: {place} holds no float64, which is required; backend="numpy" does')
+    case = _Case(leaves, home, modes, order, seed, atol, RELATIVE if rtol is None else rtol, eps)
+    given = {"order": order, "modes": modes, "backend": home.name, "seed": seed}
+    given |= {name: v for name, v in (("atol", atol), ("rtol", rtol)) if v is not None}
+    given |= {"eps": eps} if eps != STEP else {}
+    with _noted(leaves, given), use_backend(home):
+        run = leaves.on(home, seed)
+        _check_order(case, lambda *found: _unrounded(leaves, _floating(run(*found))), ())
+
+
+def assert_gradients_agree(
+    fn: Callable, args: Sequence[Any], backends: Sequence[str | Backend] = ("numpy", "opencl"), *, seed: int = 0
+) -> None:
+    """fn(*args) and its gradients are on each backend what NumPy computes in float64.
+
+    Each backend computes in the dtypes that args have, with args moved there, one random cotangent for all. What a
+    result may be off is in polyarr.testing.tolerance, class "fused", and for a gradient class "gradient": about 1e-4
+    of the largest element in float32. Below 0.1 errors count as absolute, so scale up a function with tiny gradients.
+
+    args      as in check_grads; every array that fn uses must be among them, or be made by fn
+    seed      of the cotangent, and of what fn draws with polyarr.random: it draws the same everywhere
+
+    A wrong rule given to custom_vjp is wrong on every backend alike, so check_grads sees it and this does not. fn must
+    be smooth around args (see the module's docstring): in another dtype a tie may break another way.
+
+    Errors:  CheckFailure if something differs; GradientError if args hold no floating-point array, or fn returns none;
+             TypeError unless args is a tuple; BackendError if a backend cannot start; ValueError without backends
+    """
+    leaves = _Leaves.of("assert_gradients_agree", fn, args)
+    places = [get_backend(b) for b in ((backends,) if isinstance(backends, (str, Backend)) else backends)]
+    if not places:
+        raise ValueError("assert_gradients_agree: backends is empty; it must name at least one")
+    for place in places:
+        with _noted(leaves, {"backends": [place.name], "seed": seed}):
+            where = f"{leaves.title} on {place.name}"
+            expected = _pulled(where, leaves.widened(), _oracle(), seed)
+            got = _pulled(where, leaves, place, seed)
+            _same_dtypes(where, leaves, got)
+            _agree(where, _coarsened(leaves, got), expected)
+
+
+# ---- the function and its arguments --------------------------------------------------------------------------
+
+
+class _Leaves(NamedTuple):
+    """fn and its arguments: the floating-point arrays apart, on the host and by name."""
+
+    check: str  # whose messages these are
+    fn: Callable
+    title: str  # fn's name
+    args: tuple
+    hosts: dict[int, np.ndarray]  # by their position among the leaves of args
+    names: list[str]
+
+    @classmethod
+    def of(cls, check: str, fn: Callable, args: Any) -> "_Leaves":
+        if type(args) not in (tuple, list):
+            given = args.spec if type(args) is Array else type(args).__name__
+            raise TypeError(f"{check}: args is {given}; it must be the tuple of fn's arguments, such as (x,)")
+        first = _argument_names(fn, len(args))
+        found = {
+            i: (".".join([first[path[0]], *map(str, path[1:])]), host)
+            for i, (path, leaf) in enumerate(tree.items(tuple(args)))
+            if _is_floating(host := _host(leaf))
+        }
+        title = _title(fn)
+        if not found:
+            raise GradientError(f"{check}: {title} has no floating-point array among its arguments; one must be there")
+        hosts = {i: host for i, (_, host) in found.items()}
+        return cls(check, fn, title, tuple(args), hosts, [name for name, _ in found.values()])
+
+    def widened(self) -> "_Leaves":
+        return self._replace(hosts={i: host.astype(float64) for i, host in self.hosts.items()})
+
+    def arrays(self, backend: Backend) -> list[Array]:
+        return [from_numpy(host, backend) for host in self.hosts.values()]
+
+    def on(self, backend: Backend, seed: int) -> Callable[..., dict[str, Array]]:
+        """fn as a function of its floating-point arrays: its results by name. It draws the same in every call."""
+        fixed = [leaf if i in self.hosts else _moved(leaf, backend) for i, leaf in enumerate(tree.leaves(self.args))]
+
+        def run(*found: Array) -> dict[str, Array]:
+            leaves = list(fixed)
+            for i, a in zip(self.hosts, found, strict=True):
+                leaves[i] = a
+            with random.restored((seed, 0)):
+                value = self.fn(*tree.unflatten(self.args, leaves))
+            results = {".".join(map(str, path)): leaf for path, leaf in tree.items(value) if type(leaf) is Array}
+            if not _floating(results):
+                given = f"{self.title} returned {value.spec if type(value) is Array else type(value).__name__}"
+                raise GradientError(f"{self.check}: {given}; it must return a floating-point array")
+            return results
+
+        return run
+
+
+def _title(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _argument_names(fn: Callable, count: int) -> list[str]:
+    """The names of fn's positional arguments, as far as it tells them."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a callable written in C need not say
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    return names + [f"args[{i}]" for i in range(len(names), count)]
+
+
+def _host(leaf: Any) -> Any:
+    return leaf.numpy() if type(leaf) is Array else leaf
+
+
+def _is_floating(host: Any) -> bool:
+    return isinstance(host, np.ndarray) and (host.dtype in FLOATS or host.dtype.kind == "f")
+
+
+def _moved(leaf: Any, backend: Backend) -> Any:
+    """An array that is held fixed, on the backend; anything else as it is."""
+    host = _host(leaf)
+    return from_numpy(host, backend) if isinstance(host, np.ndarray) and host.dtype in DTYPES else leaf
+
+
+def _floating(results: dict[str, Array]) -> list[Array]:
+    return [a for a in results.values() if a.dtype in FLOATS]
+
+
+def _unrounded(leaves: _Leaves, results: list[Array]) -> list[Array]:
+    """The results, none of which is too coarse for central differences."""
+    for a in results:
+        if a.dtype != float64:
+            given = f"{leaves.title} returned {a.spec} for float64 arguments"
+            raise DtypeError(f"{leaves.check}: {given}; it must return float64, or steps drown in rounding")
+    return results
+
+
+def _home(args: Sequence[Any]) -> Backend:
+    found = [leaf.backend for leaf in tree.leaves(tuple(args)) if type(leaf) is Array]
+    return found[0] if found else get_backend()
+
+
+def _check_settings(order: int, modes: tuple, eps: float) -> None:
+    if type(order) is not int or order < 1:
+        raise ValueError(f"check_grads: order is {order!r}; it must be an int from 1")
+    if not modes or any(mode not in MODES for mode in modes):
+        raise ValueError(f"check_grads: modes is {modes!r}; it must hold some of {', '.join(map(repr, MODES))}")
+    if not 0 < eps < np.inf:
+        raise ValueError(f"check_grads: eps is {eps!r}; it must be above 0 and finite")
+
+
+@contextlib.contextmanager
+def _noted(leaves: _Leaves, given: dict[str, Any]) -> Iterator[None]:
+    """Any error gets a note with what to type."""
+    try:
+        yield
+    except Exception as error:
+        keywords = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        specs = [f"{n} {Spec(h.shape, h.dtype)}" for n, h in zip(leaves.names, leaves.hosts.values(), strict=True)]
+        more = f" and {len(specs) - _SHOWN} more" if len(specs) > _SHOWN else ""
+        error.add_note(
+            f"to see it again, where args hold {', '.join(specs[:_SHOWN])}{more}:\n"
+            f"    from polyarr.testing import {leaves.check}\n"
+            f"    {leaves.check}({leaves.title if leaves.title.isidentifier() else 'fn'}, args, {keywords})"
+        )
+        raise
+
+
+# ---- against central differences -----------------------------------------------------------------------------
+
+
+class _Case(NamedTuple):
+    """What check_grads was asked."""
+
+    leaves: _Leaves
+    backend: Backend
+    modes: tuple
+    order: int
+    seed: int
+    atol: float | None
+    rtol: float
+    eps: float
+
+    def arrays(self, hosts: list[np.ndarray]) -> list[Array]:
+        return [from_numpy(host, self.backend) for host in hosts]
+
+
+class _Line(NamedTuple):
+    """<w, fn> on the line x + t u, where u moves the array at `position` alone."""
+
+    case: _Case
+    fn: Callable[..., list[Array]]
+    points: list[np.ndarray]
+    position: int
+    u: np.ndarray
+    w: list[np.ndarray]
+
+    def at(self, t: float) -> float:
+        moved = list(self.points)
+        moved[self.position] = np.asarray(moved[self.position] + t * self.u)
+        results = self.fn(*self.case.arrays(moved))
+        return float(sum(np.sum(w * a.numpy()) for w, a in zip(self.w, results, strict=True)))
+
+    def slope(self, step: float) -> float:
+        return (self.at(step) - self.at(-step)) / (2 * step)
+
+
+def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> None:
+    """fn's slopes in every mode, then those of its gradient functions; `above` are the modes that made it one."""
+    leaves, points = case.leaves, list(case.leaves.widened().hosts.values())
+    head = f"{leaves.title} on {case.backend.name}, order {len(above) + 1}"
+    hosts = [a.numpy() for a in fn(*case.arrays(points))]
+    if not all(np.isfinite(host).all() for host in hosts):
+        raise ValueError(f"check_grads: {leaves.title} is nan or infinite at these arguments; it must be finite")
+    rng = np.random.default_rng([case.seed, len(above)])
+    w, u = ([_direction(rng, a.shape) for a in found] for found in (hosts, points))
+    lines = [_Line(case, fn, points, i, direction, w) for i, direction in enumerate(u)]
+    slopes = [line.slope(case.eps) for line in lines]
+    size = np.sqrt(sum(np.sum(np.square(a * (1 + np.abs(host)))) for a, host in zip(w, hosts, strict=True)))
+    cotangents = case.arrays(w)
+    for mode in case.modes:
+        path = (mode, *above)
+        where = f"{head}, mode {' over '.join(path)}"
+        for line, slope, terms in zip(lines, slopes, _TERMS[mode](where, lines, cotangents), strict=True):
+            _compare(where, line, slope, terms, float(size))
+        if len(path) < case.order:
+            _check_order(case, _gradient_function(mode, fn, cotangents, case.arrays(u)), path)
+
+
+def _direction(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Random numbers of both signs, none of them small: a direction along which no element stands still."""
+    return np.asarray(rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape))
+
+
+def _reverse_terms(where: str, lines: list[_Line], cotangents: list[Array]) -> Iterator[np.ndarray]:
+    """What adds up to <w, J u>, for each line: the gradient times u."""
+    case, fn, points = lines[0][:3]
+    grads = vjp(fn, *case.arrays(points))[1](cotangents)
+    for line, name, g in zip(lines, case.leaves.names, grads, strict=True):
+        yield _finite(f"{where}: the gradient by {name}", g) * line.u
+
+
+def _forward_terms(where: str, lines: list[_Line], cotangents: list[Array]) -> Iterator[np.ndarray]:
+    """What adds up to <w, J u>, for each line: w times the derivative along u."""
+    case, fn, points = lines[0][:3]
+    for line, name in zip(lines, case.leaves.names, strict=True):
+        tangents: list[Array | None] = [None] * len(lines)
+        tangents[line.position] = from_numpy(line.u, case.backend)
+        along = jvp(fn, tuple(case.arrays(points)), tuple(tangents))[1]
+        what = f"{where}: the derivative along {name}"
+        found = [_finite(what, a) * w for a, w in zip(along, line.w, strict=True)]
+        yield np.concatenate([terms.reshape(-1) for terms in found])
+
+
+_TERMS = {"rev": _reverse_terms, "fwd": _forward_terms}
+
+
+def _gradient_function(mode: str, fn: Callable, cotangents: list[Array], tangents: list[Array]) -> Callable:
+    """The function that the next order checks: w pulled back through fn, or fn's derivative along u."""
+    if mode == "rev":
+        return lambda *x: list(vjp(fn, *x)[1](cotangents))
+    return lambda *x: jvp(fn, x, tuple(tangents))[1]
+
+
+def _finite(what: str, found: Array) -> np.ndarray:
+    host = found.numpy()
+    if not np.isfinite(host).all():
+        at = np.unravel_index(np.argmin(np.isfinite(host)), host.shape)
+        raise CheckFailure(f"{what} is {host[at]} at {list(map(int, at))}; it must be finite where the value is")
+    return host
+
+
+def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: float) -> None:
+    """The sum of terms against the numerical slope, and against that with a finer step."""
+    case, found = line.case, float(terms.sum())
+    # The sum goes in a random direction, so its size is that of a random walk with these steps.
+    own = np.sqrt(np.square(terms).sum()) + abs(slope)
+    allowed = (ABSOLUTE * size if case.atol is None else case.atol) + case.rtol * own
+    if abs(found - slope) <= allowed:
+        return
+    finer = line.slope(case.eps / FINER)
+    if abs(found - finer) <= allowed:
+        return
+    name = case.leaves.names[line.position]
+    if not np.isfinite(slope) or not np.isfinite(finer):
+        raise ValueError(
+            f"check_grads: {case.leaves.title} is nan or infinite when {name} moves by about {case.eps:g}; "
+            "give args away from there or a smaller eps"
+        )
+    raise CheckFailure(
+        f"{where}: the derivative along a random direction of {name} is {found:.9g}, numerically {slope:.9g} "
+        f"(off by {abs(found - slope):.3g}, allowed {allowed:.3g}){_kink(line, slope, finer, allowed)}"
+    )
+
+
+def _kink(line: _Line, slope: float, finer: float, allowed: float) -> str:
+    """What to add to the message where the numerical slope depends on the step or on the side."""
+    step = line.case.eps
+    if abs(slope - finer) > 10 * allowed + 1e-3 * (abs(slope) + abs(finer)):
+        return (
+            f"; the function seems to have a kink here: the numerical slope is {slope:.9g} with step {step:g} "
+            f"and {finer:.9g} with step {step / FINER:g}"
+        )
+    here = line.at(0.0)
+    sides = [((line.at(h) - here) / h, (here - line.at(-h)) / h) for h in (step, step / FINER)]
+    wider, gap = (abs(ahead - behind) for ahead, behind in sides)
+    # Between the slopes of the two sides of a smooth point lies h times its curvature, which shrinks with the step.
+    if gap > max(10 * allowed, wider / 2):
+        ahead, behind = (f"{slope:.9g}" for slope in sides[1])
+        return f"; the function seems to have a kink here: the numerical slope is {ahead} ahead and {behind} behind"
+    return ""
+
+
+# ---- against NumPy in float64 --------------------------------------------------------------------------------
+
+
+def _oracle() -> Backend:
+    """NumPy without plugins' kernels: the running one if it has none, so that fn may ask for it by name."""
+    running = get_backend(reference().name)
+    return reference() if any(row.backend == running.name for row in overrides()) else running
+
+
+class _Pulled(NamedTuple):
+    """Results and gradients on the host, by name."""
+
+    results: dict[str, np.ndarray]
+    grads: dict[str, np.ndarray]
+
+
+def _pulled(where: str, leaves: _Leaves, backend: Backend, seed: int) -> _Pulled:
+    """fn's results and its gradients under a cotangent that is the same in every dtype."""
+    with use_backend(backend):
+        results, pull = vjp(leaves.on(backend, seed), *leaves.arrays(backend))
+        cotangents = {
+            name: Data(a.shape, a.dtype.name, "eighths", seed=seed + i).array(backend) if a.dtype in FLOATS else a
+            for i, (name, a) in enumerate(results.items())
+        }
+        grads = pull(cotangents)
+    hosts = dict(zip(results, values(where, results), strict=True))
+    return _Pulled(hosts, dict(zip(leaves.names, values(where, grads), strict=True)))
+
+
+def _agree(where: str, got: _Pulled, expected: _Pulled) -> None:
+    if got.results.keys() != expected.results.keys():
+        raise CheckFailure(f"{where}: results {[*got.results]}, expected {[*expected.results]}")
+    for name, e in expected.results.items():
+        what = f"result {name}" if name else "the result"
+        close(where, what, got.results[name], e, "fused", max(FLOOR, largest(e)))
+    gradients_agree(where, got.grads, expected.grads)
+
+
+def _coarsened(leaves: _Leaves, got: _Pulled) -> _Pulled:
+    """In dtypes that tell the error of each: where dtypes are mixed, what is wider is no more precise."""
+    coarsest = max((host.dtype for host in leaves.hosts.values()), key=lambda dtype: finfo(dtype).eps)
+
+    def rounded(host: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            is_finer = host.dtype in FLOATS and finfo(host.dtype).eps < finfo(coarsest).eps
+            return host.astype(coarsest) if is_finer else host
+
+    return _Pulled(*({name: rounded(host) for name, host in found.items()} for found in got))
+
+
+def _same_dtypes(where: str, leaves: _Leaves, got: _Pulled) -> None:
+    for (name, g), host in zip(got.grads.items(), leaves.hosts.values(), strict=True):
+        if g.dtype != host.dtype:
+            raise CheckFailure(f"{where}: d/d{name} is {g.dtype.name}, expected {host.dtype.name}, which {name} has")
