@@ -112,15 +112,20 @@ def sign(x):
 def floor_divide(x, y):
     if x.is_floating_point():
         return torch.floor_divide(x, y)
-    safe = torch.where((y == 0) | (y == -1), 1, y)  # the processor stops at x / 0 and at the smallest integer / -1
-    return torch.where(y == 0, 0, torch.where(y == -1, -x, torch.floor_divide(x, safe)))
+    found = torch.floor_divide(x, torch.where(stops(y), 1, y))
+    return torch.where(y == 0, 0, torch.where(stops(y), -x, found))
 
 
 def remainder(x, y):
     if x.is_floating_point():
         found = torch.remainder(x, y)
         return torch.where(found == 0, torch.copysign(found, y), found)
-    return torch.where((y == 0) | (y == -1), 0, torch.remainder(x, torch.where((y == 0) | (y == -1), 1, y)))
+    return torch.where(stops(y), 0, torch.remainder(x, torch.where(stops(y), 1, y)))
+
+
+def stops(y):
+    """Where a processor stops: at x / 0, and at the smallest integer / -1."""
+    return (y == 0) | (y == -1) if y.dtype.is_signed else y == 0
 
 
 def product(x, axes):
@@ -233,6 +238,7 @@ def pair(fn):
 
 
 def layer_norm(x, weight, bias, *, eps):
+    x = x - x.mean(-1, keepdim=True)  # PyTorch's own gradient loses the digits of numbers far from 0
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
