@@ -1,9 +1,10 @@
 # make demo: train a small GPT and let it write.  make test: every check.  Both work in a fresh clone.
 PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+INTEL := .venv-intel
 JOBS ?= 2
 
-.PHONY: venv demo test sanitize bench clean
+.PHONY: venv demo test thorough test-intel sanitize bench clean
 
 venv: .venv/ready
 
@@ -23,6 +24,24 @@ test: venv
 	$(BIN)/pytest -q -n $(JOBS)
 	$(BIN)/python tests/sanitize/run.py --if-installed
 
+# The conformance kit with many more examples.
+thorough: venv
+	$(BIN)/pytest -q -n $(JOBS) --polyarr-thorough polyarr/testing/conformance.py
+
+# The conformance kit on Intel's OpenCL runtime, which takes 900 MB and so an environment of its own.
+test-intel: $(INTEL)/ready
+	OCL_ICD_VENDORS=$(CURDIR)/$(INTEL)/opencl POLYARR_DEVICE=intel \
+		$(INTEL)/bin/pytest -q -n $(JOBS) --pyargs polyarr.testing.conformance --polyarr-backend=opencl
+
+# The package's own registration names a folder that does not exist.
+$(INTEL)/ready: pyproject.toml
+	$(PYTHON) -m venv $(INTEL)
+	$(INTEL)/bin/pip install --quiet --disable-pip-version-check --editable '.[testing]' pytest-xdist \
+		pyopencl intel-opencl-rt intel-cmplr-lib-rt
+	mkdir -p $(INTEL)/opencl
+	ls $(CURDIR)/$(INTEL)/lib/libintelocl.so > $(INTEL)/opencl/intel.icd
+	touch $@
+
 # Every OpenCL kernel under Oclgrind, which must be installed.
 sanitize: venv
 	$(BIN)/python tests/sanitize/run.py
@@ -31,5 +50,5 @@ bench: venv
 	$(BIN)/python benchmarks/train_step.py
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv $(INTEL) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
