@@ -27,7 +27,8 @@ from polyarr.core.errors import BackendError
 from polyarr.core.op import OPS
 from polyarr.plugins import PluginWarning, get_backend, hookimpl
 from polyarr.testing import Data, Sample, checks
-from polyarr.testing.cases import Effort, Lacking, cases
+from polyarr.testing.cases import Effort, cases
+from polyarr.testing.compare import Lacking
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

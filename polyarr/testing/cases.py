@@ -20,15 +20,14 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Flaky, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
-from polyarr.core.backend import Backend, Fused
+from polyarr.core.backend import Backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
 from polyarr.testing import checks, whole
-from polyarr.testing.compare import CheckFailure
+from polyarr.testing.compare import CheckFailure, Lacking
 from polyarr.testing.report import LEVELS
 from polyarr.testing.samples import SAMPLES, Entry
-from polyarr.testing.strategies import Data, Sample
-from polyarr.testing.whole import Lacking
+from polyarr.testing.strategies import Sample
 
 FAST, THOROUGH = 12, 200  # examples of the cases that try most
 
@@ -146,23 +145,8 @@ def _of_ops() -> Iterator[Case]:
             strategy = kind.draws(op, entry, usual(entry))
             if strategy is not None:
                 level = "nn" if op.body else "autograd" if kind.gradients else "core"
-                yield Case(level, name, op.name, partial(_run_kind, kind, op, strategy, name))
-
-
-def _run_kind(
-    kind: Kind, op: Op, strategy: SearchStrategy[Sample], name: str, backend: Backend, effort: Effort
-) -> None:
-    if kind.check is checks.check_fused_pair and not isinstance(backend.kernels.get(op), Fused):
-        raise Lacking(f"{backend.name} brings no pair for {op.name}: its body runs")
-    if kind.check is checks.check_memory and not (backend.memory() or _is_watchable(backend)):
-        raise Lacking(f"{backend.name} does not report its memory, and no weak reference to a buffer can be made")
-    if kind.check is checks.check_determinism and op in backend.unordered:
-        raise Lacking(f"{backend.name} says that {op.name} adds in no fixed order")
-    _examine(kind.check, op, strategy, backend, effort, kind.share, f"{name}-{op.name}")
-
-
-def _is_watchable(backend: Backend) -> bool:
-    return checks.is_watchable(Data((1,)).array(backend).buf)
+                run = partial(_examine, kind.check, op, strategy, kind.share, f"{name}-{op.name}")
+                yield Case(level, name, op.name, run)
 
 
 def _of_dtypes() -> Iterator[Case]:
@@ -177,10 +161,10 @@ def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effor
     if as_dtype(dtype) not in backend.dtypes:
         raise Lacking(f"{backend.name} holds no {dtype}")
     name = f"{dtype}-{op.name}"
-    _examine(checks.check_forward, op, entry.cases(dtype), backend, effort, OTHER_DTYPES, name)
+    _examine(checks.check_forward, op, entry.cases(dtype), OTHER_DTYPES, name, backend, effort)
     smooth = _smooth(op, entry, dtype)
     if smooth is not None:
-        _examine(checks.check_backward, op, smooth, backend, effort, OTHER_DTYPES, name)
+        _examine(checks.check_backward, op, smooth, OTHER_DTYPES, name, backend, effort)
 
 
 def _of_the_whole() -> Iterator[Case]:
@@ -199,7 +183,7 @@ def _run_layer(layer: str, backend: Backend, effort: Effort) -> None:
 
 
 def _examine(
-    check: Callable, op: Op, strategy: SearchStrategy[Sample], backend: Backend, effort: Effort, share: float, name: str
+    check: Callable, op: Op, strategy: SearchStrategy[Sample], share: float, name: str, backend: Backend, effort: Effort
 ) -> None:
     """Put a check to the examples that hypothesis finds; the smallest one that fails is what the error tells of."""
 

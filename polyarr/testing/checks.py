@@ -5,7 +5,8 @@
     checks.check_forward(ops.exp, "opencl", Sample((Data((3,)),)))
 
 Each takes an op, a backend (or its name) and a Sample, and raises CheckFailure: which op on which backend, what
-differs, where and by how much. What to type to see it again is attached as a note.
+differs, where and by how much. What to type to see it again is attached as a note. Where the backend says that it
+lacks what a check needs, that is Lacking.
 """
 
 import contextlib
@@ -27,7 +28,16 @@ from polyarr.core.errors import BackendError
 from polyarr.core.op import Array, Op
 from polyarr.core.spec import FLOATS, Spec, float32, float64
 from polyarr.plugins import get_backend, use_backend
-from polyarr.testing.compare import CheckFailure, bits, close, gradients_agree, same_count, same_zeros, values
+from polyarr.testing.compare import (
+    CheckFailure,
+    Lacking,
+    bits,
+    close,
+    gradients_agree,
+    same_count,
+    same_zeros,
+    values,
+)
 from polyarr.testing.samples import SAMPLES, Entry
 from polyarr.testing.strategies import LAYOUTS, Data, Sample
 from polyarr.testing.tolerance import FLOOR, largest
@@ -105,6 +115,8 @@ def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
 
     Also if the op is called once more before the gradient is asked for.
     """
+    if not isinstance(backend.kernels.get(op), Fused):
+        raise Lacking(f"{backend.name} brings no pair for {op.name}: its body runs")
     plain, place = backend.without_fused(), _place(op, backend)
     got = values(place, op(*sample.arrays(backend), **sample.params))
     with use_backend(plain):
@@ -216,10 +228,12 @@ def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
         result = op(*args, **sample.params)
         made = [("the result", a) for a in tree.leaves(result)]
         made += [(f"d/d{name}", a) for name, a in _pulled(op, args, sample).items()]
-        return [(what, weakref.ref(a.buf)) for what, a in made if is_watchable(a.buf)]
+        return [(what, weakref.ref(a.buf)) for what, a in made if type(a.buf).__weakrefoffset__]
 
     run()  # what is cached on the first run may stay
     before, watched = used(), run()
+    if not (watched or backend.memory()):
+        raise Lacking(f"{backend.name} does not report its memory, and no weak reference to a buffer can be made")
     if used() > before or any(ref() is not None for _, ref in watched):
         gc.collect()
     if used() > before:
@@ -229,14 +243,11 @@ def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
             raise CheckFailure(f"{_place(op, backend)}: the buffer of {what} lives on when nobody holds it")
 
 
-def is_watchable(buf: Any) -> bool:
-    """True if weak references to a buffer can be made."""
-    return type(buf).__weakrefoffset__ != 0
-
-
 @_check
 def check_determinism(op: Op, backend: Backend, sample: Sample) -> None:
     """The same inputs give the same bits, in value and in gradients; not so where an unordered op takes part."""
+    if op in backend.unordered:
+        raise Lacking(f"{backend.name} says that {op.name} adds in no fixed order")
     if backend.unordered and _meets_unordered(op, backend, sample):
         return
     runs = [bits((op(*sample.arrays(backend), **sample.params), _gradients(op, backend, sample))) for _ in range(2)]

@@ -15,6 +15,10 @@ class CheckFailure(AssertionError):  # noqa: N818  a verdict, not a mishap
     """A check that did not hold."""
 
 
+class Lacking(Exception):  # noqa: N818  no error: a skip
+    """The backend says that it lacks what a check needs."""
+
+
 def values(where: str, result: Any, what: str = "the result") -> list[np.ndarray]:
     """Every array of a result on the host, each with the shape and the dtype that it claims to have.
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from polyarr.core.backend import Backend
-from polyarr.testing.cases import FAST, THOROUGH, Case, Effort, Lacking, cases
+from polyarr.testing.cases import FAST, THOROUGH, Case, Effort, cases
 from polyarr.testing.checks import TO_SEE_IT_AGAIN
-from polyarr.testing.compare import CheckFailure
+from polyarr.testing.compare import CheckFailure, Lacking
 
 __all__ = ["effort", "test_autograd", "test_core", "test_gpt", "test_nn"]
 

@@ -149,9 +149,14 @@ def _known_failures(config: pytest.Config) -> dict[str, str]:
     if not name:
         return {}
     try:
-        found: Any = tomllib.loads(Path(name).read_text()).get("failures", {})
+        tables: Any = tomllib.loads(Path(name).read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise pytest.UsageError(f"known failures: {name}: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(reason, str) and reason for reason in found.values()):
+    found = tables.get("failures", {})
+    if (
+        tables.keys() - {"failures"}
+        or not isinstance(found, dict)
+        or not all(isinstance(reason, str) and reason for reason in found.values())
+    ):
         raise pytest.UsageError(f'known failures: {name}: [failures] must hold lines like "forward-exp" = "reason"')
     return found

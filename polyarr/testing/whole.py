@@ -26,7 +26,7 @@ from polyarr.models.gpt import GPTModel, generate
 from polyarr.plugins import THIS_PROCESS, status, use_backend
 from polyarr.testing import references
 from polyarr.testing.checks import reference
-from polyarr.testing.compare import CheckFailure, bits, close, gradients_agree, values
+from polyarr.testing.compare import CheckFailure, Lacking, bits, close, gradients_agree, values
 from polyarr.testing.strategies import Data
 from polyarr.testing.tolerance import FLOOR, largest
 
@@ -38,10 +38,6 @@ GPT = {
     "vocab_size": 29, "context_length": 17, "emb_dim": 24, "n_heads": 3, "n_layers": 2, "drop_rate": 0.1,
     "qkv_bias": True, "tie_embeddings": True,
 }  # fmt: skip
-
-
-class Lacking(Exception):  # noqa: N818  no error: a skip
-    """The backend says that it lacks what a case needs."""
 
 
 # ---- core ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.backends.numpy.table import elementwise, power, reduction, wide
+from polyarr.core.spec import Spec, bfloat16, float32
 from polyarr.testing import references
 from tests.negative_controls.table import differs, kernels
 
@@ -53,6 +54,32 @@ plant(
     "round takes halves away from zero",
 )
 
+
+def truncated(x, dtype):
+    """float32 cut off to bfloat16: what a conversion that forgets to round does."""
+    return (np.asarray(x, "float32").view("uint32") >> 16).astype("uint16").view(dtype)
+
+
+def astype(out, x, *, dtype):
+    with np.errstate(all="ignore"):
+        return truncated(x, dtype) if dtype == bfloat16 and x.dtype.kind == "f" else x.astype(dtype)
+
+
+def cut_product(out, x, y):
+    exact = each(np.multiply)(Spec(out.shape, float32), x, y)
+    return truncated(exact, bfloat16) if out.dtype == bfloat16 else exact.astype(out.dtype)
+
+
+plant(
+    {"forward-astype": differs(dtype="bfloat16")},
+    {ops.astype: astype},
+    "astype cuts off instead of rounding",
+)
+plant(
+    {"bfloat16-multiply": differs(dtype="bfloat16")},
+    {ops.multiply: cut_product},
+    "a product in bfloat16 is cut off instead of rounded",
+)
 plant(
     {"forward-hypot": r"the result \(float32\) differs at .*: inf, expected"},
     {ops.hypot: each(lambda x, y: np.sqrt(x * x + y * y))},
