@@ -6,11 +6,11 @@ Every op here broadcasts its inputs and promotes them to one dtype; a Python num
 import math
 
 from polyarr.core.op import fused
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, bfloat16, float16, float32
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.declare import elementwise
-from polyarr.ops.logic import bitwise_and, bitwise_or, equal, greater, less, less_equal, not_equal, where
+from polyarr.ops.logic import astype, bitwise_and, bitwise_or, equal, greater, less, less_equal, not_equal, where
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------
 
@@ -348,6 +348,8 @@ def silu(x):
 
     Source:  Hendrycks, Gimpel 2016, arXiv:1606.08415
     """
+    if x.dtype in (float16, bfloat16):  # rounded once: a sigmoid that is small has lost its digits there
+        return astype(silu(astype(x, dtype=float32)), dtype=x.dtype)
     return multiply(x, sigmoid(x))
 
 
