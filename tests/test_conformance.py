@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import jsonschema
@@ -454,3 +455,9 @@ def test_the_document_has_every_check_and_outcome():
     assert all(f"`{outcome}`" in text for outcome in OUTCOMES)
     assert SCHEMA["$defs"]["result"]["properties"]["outcome"]["enum"] == list(OUTCOMES)
     assert set(SCHEMA["$defs"]["backend"]["required"]) == SCHEMA["$defs"]["backend"]["properties"].keys()
+
+
+def test_the_page_counts_the_cases():
+    text = (ROOT / "docs" / "conformance.md").read_text()
+    listed = dict(re.findall(r"^\| `(core|autograd|nn|gpt)` \| (\d+) \|$", text, re.MULTILINE))
+    assert listed == {level: str(n) for level, n in Counter(case.level for case in cases()).items()}

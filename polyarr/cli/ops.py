@@ -1,4 +1,4 @@
-"""`polyarr ops`: every op, how a backend runs it, and how closely it is checked."""
+"""`polyarr ops`: every op, how backends run it, and how closely it is checked."""
 
 import importlib
 from typing import Any
@@ -14,32 +14,34 @@ from polyarr.testing.tolerance import TABLE
 
 
 @click.command()
-@click.option("--backend", "name", help="The backend to look at; by default the current one.")
+@click.option("--backend", "name", help="Only this backend; by default all that start.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, as_json: bool) -> None:
-    """List the ops: how a backend runs each, what dtypes it takes, and how far off a result may be.
+    """List the ops: how backends run each, what dtypes it takes, and how far off a result may be.
 
     An op is primitive, composed of others, or fused: composed, and some backend here brings a pair of kernels for it.
     Results of a class may differ by so many times float32's eps from the exact ones (polyarr/testing/tolerance.py).
     """
-    backend = get_backend(name)
+    asked = get_backend(name) if name else None
     with no_plugin_warnings():
-        running = [backend, *(row.backend for row in status(start=True) if row.backend)]
-    paired = {op for one in running for op, kernel in one.kernels.items() if isinstance(kernel, Fused)}
+        running = [row.backend for row in status(start=True) if row.backend]
+    shown = [asked] if asked else running
+    paired = {op for b in [*running, *shown] for op, kernel in b.kernels.items() if isinstance(kernel, Fused)}
     checked = _checked()
-    rows = [
-        {"op": op.name, "kind": _kind(op, paired), "runs as": _how(op, backend), **checked.get(op, {})}
+    rows: list[dict[str, Any]] = [
+        {"op": op.name, "kind": _kind(op, paired), "on": {b.name: _how(op, b) for b in shown}, **checked.get(op, {})}
         for op in sorted(OPS, key=lambda op: op.name)
     ]
     if not checked:
         click.echo("dtypes and tolerances need: pip install 'polyarr[testing]'", err=True)
     if as_json:
-        print_json({"backend": backend.name, "ops": rows})
+        print_json(rows)
         return
-    headers = {"op": "op", "kind": "kind", "runs as": f"on {backend.name}"}
-    if checked:
-        headers |= {"dtypes": "dtypes", "class": "tolerance", "float32": "times eps"}
-    print_table(tuple(headers.values()), [tuple(row.get(key, "-") for key in headers) for row in rows])
+    more = {"dtypes": "dtypes", "class": "tolerance", "float32": "times eps"} if checked else {}
+    headers = ("op", "kind", *(f"on {b.name}" for b in shown), *more.values())
+    print_table(
+        headers, [(row["op"], row["kind"], *row["on"].values(), *(row.get(key, "-") for key in more)) for row in rows]
+    )
 
 
 def _kind(op: Op, paired: set[Op]) -> str:
