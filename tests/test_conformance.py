@@ -148,9 +148,10 @@ class Page(html.parser.HTMLParser):
 
 def test_a_backend_that_is_right_passes(kit, tmp_path):
     """The report says so, and the page shows it; both are complete and hold nothing that could be executed."""
-    page = tmp_path / "report.html"
-    found, report = kit("good", "exp or complete", f"--polyarr-html={page}")
+    page, junit = tmp_path / "report.html", tmp_path / "junit.xml"
+    found, report = kit("good", "exp or complete", f"--polyarr-html={page}", f"--junitxml={junit}", "-W", "error")
     assert found.returncode == 0, found.stdout
+    assert '<property name="polyarr_check" value="forward" />' in junit.read_text()
     assert re.search(r"^polyarr conformance: good on a <toy>: level gpt passed \(\d+ of", found.stdout, re.MULTILINE)
     assert re.search(r"^ +skipped +\d: good brings no pair for \.\.\.: its body runs$", found.stdout, re.MULTILINE)
     jsonschema.validate(report, SCHEMA)
@@ -159,7 +160,7 @@ def test_a_backend_that_is_right_passes(kit, tmp_path):
     selected = {c.name for c in cases() if "exp" in c.name or "complete" in c.name}
     assert outcomes(report, "good").keys() == selected and len(cases()) == report["cases"]
     assert not backend["complete"] and set(outcomes(report, "good").values()) == {"passed", "skipped"}
-    assert {p.name for p in tmp_path.iterdir()} == {"report.json", "report.html"}
+    assert {p.name for p in tmp_path.iterdir()} == {"report.json", "report.html", "junit.xml"}
     read = Page(page.read_text())
     assert read.addresses == [] and not read.tags & {"script", "link", "img", "toy"}
     assert "url(" not in page.read_text() and "@import" not in page.read_text() and "http" not in page.read_text()

@@ -7,8 +7,6 @@
 """
 
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -35,30 +33,30 @@ def _each(level: str) -> pytest.MarkDecorator:
 
 
 @_each("core")
-def test_core(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+def test_core(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
     """The primitives, and what the backend promises as a whole."""
-    _hold(case, polyarr_backend, effort, record_property)
+    _hold(case, polyarr_backend, effort, request)
 
 
 @_each("autograd")
-def test_autograd(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+def test_autograd(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
     """The gradients of the primitives."""
-    _hold(case, polyarr_backend, effort, record_property)
+    _hold(case, polyarr_backend, effort, request)
 
 
 @_each("nn")
-def test_nn(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+def test_nn(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
     """Composed and fused ops, and layers."""
-    _hold(case, polyarr_backend, effort, record_property)
+    _hold(case, polyarr_backend, effort, request)
 
 
 @_each("gpt")
-def test_gpt(case: Case, polyarr_backend: Backend, effort: Effort, record_property: Callable) -> None:
+def test_gpt(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
     """The training of a small GPT."""
-    _hold(case, polyarr_backend, effort, record_property)
+    _hold(case, polyarr_backend, effort, request)
 
 
-def _hold(case: Case, backend: Backend, effort: Effort, record_property: Callable[[str, Any], None]) -> None:
+def _hold(case: Case, backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
     """Run a case; its verdict is what the test says, without the frames of the kit."""
     found: Exception | None = None
     try:
@@ -69,8 +67,8 @@ def _hold(case: Case, backend: Backend, effort: Effort, record_property: Callabl
         pytest.skip(str(found))
     if found:
         reason, where, snippet = _told(case, backend, found)
-        record_property("polyarr_reason", reason)
-        record_property("polyarr_snippet", snippet)
+        # The fixture record_property does the same, and warns with pytest's own default for --junitxml.
+        request.node.user_properties += [("polyarr_reason", reason), ("polyarr_snippet", snippet)]
         pytest.fail("\n".join(filter(None, (reason, where, snippet))), pytrace=False)
 
 
