@@ -12,9 +12,10 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops
-from polyarr.core.backend import Backend
+from polyarr.core.backend import Backend, Fused
 from polyarr.core.errors import BackendError, GradientError, ShapeError
 from polyarr.core.op import Array
+from polyarr.core.spec import Spec
 from polyarr.plugins import get_backend, use_backend
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -575,3 +576,26 @@ def test_gradient_comes_back_through_a_transfer(backend: Backend) -> None:
     g = pa.grad(lambda x: pa.sum(((x * 3).to(backend) * 2).to("numpy") ** 2))(x)
     assert g.device == "numpy"
     assert g.tolist() == [72.0, 144.0, 216.0]
+
+
+def test_a_pair_may_decline(on_numpy: Backend) -> None:
+    """Then the body runs, on the same backend, in gradients as well."""
+    asked = []
+
+    def forward(out: Spec, x: np.ndarray, *, axis: int) -> object:
+        asked.append(out.shape)
+        return NotImplemented
+
+    pair = Fused(forward, lambda *_, **__: pytest.fail("a pair that declined was asked for a gradient"))
+    declining = on_numpy._replace(kernels={**on_numpy.kernels, ops.softmax: pair})
+    x = np.random.default_rng(0).standard_normal((3, 5))
+    found = []
+    for backend in (declining, on_numpy):
+        with pa.use_backend(backend):
+            loss = lambda a: ops.sum(ops.softmax(a) ** 3)
+            value, grad = pa.value_and_grad(loss)(pa.asarray(x))
+            second = pa.grad(lambda a, loss=loss: ops.sum(pa.grad(loss)(a) ** 2))(pa.asarray(x))
+            found.append([value.numpy(), grad.numpy(), second.numpy(), ops.softmax(pa.asarray(x)).numpy()])
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    assert asked and set(asked) == {(3, 5)}

@@ -18,7 +18,9 @@ A kernel for a fused op is a Fused pair:
     backward(g, saved, *buffers, **params)       -> one buffer, or None, per input
 
 `g` is the buffer of the cotangent, with the shape of the result. A gradient has its input's shape and dtype;
-None says that an input (of integers, say) has none. `saved` is the backend's own business.
+None says that an input (of integers, say) has none. `saved` is the backend's own business. Where a pair cannot do what
+is asked, a row that is too long for the device, say, forward returns NotImplemented, and the op's body runs instead, on
+the same backend.
 """
 
 from collections.abc import Callable

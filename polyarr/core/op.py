@@ -311,9 +311,7 @@ class Op:
         tracked = tracked and _depth.get() > 0
         kernel = backend.kernels.get(self)
         if self.body is not None and self._needs_body(kernel, tracked):
-            value = self.body(*args, **params)
-            # A body may have nothing to do; the result is a handle of its own all the same.
-            return value.snapshot() if type(value) is Array and any(value is a for a in args) else value
+            return self._run_body(args, params)
         if self.body is None:
             if kernel is None:
                 raise BackendError(self._lacking(backend))
@@ -327,12 +325,20 @@ class Op:
             return not (tracked and self.rules)
         return tracked and not self.rules and type(kernel) is not Fused
 
+    def _run_body(self, args: tuple, params: dict[str, Any]) -> Any:
+        value = self.body(*args, **params)  # type: ignore[misc]
+        # A body may have nothing to do; the result is a handle of its own all the same.
+        return value.snapshot() if type(value) is Array and any(value is a for a in args) else value
+
     def _run_kernel(self, kernel: Any, backend: Backend, args: tuple, out: Any, tracked: bool, params: dict) -> Any:
         if kernel is None:  # the body's value, the stated gradient
             value = self.body(*map(_untracked, args), **params)  # type: ignore[misc]
         elif type(kernel) is Fused:
             bufs = [_buffer(a) for a in args]
-            buf, saved = kernel.forward(out, *bufs, **params)
+            found = kernel.forward(out, *bufs, **params)
+            if found is NotImplemented:
+                return self._run_body(args, params)
+            buf, saved = found
             value = _arrays(backend, buf, out)
             if tracked:
                 self._record_pair(kernel, args, bufs, params, saved, value)

@@ -12,7 +12,6 @@ from polyarr.backends.opencl.device import Buffer, Device, row_major
 from polyarr.backends.opencl.elementwise import broadcast_strides, collapse
 from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.reduce import launcher as reduction
-from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float32, float64
 from polyarr.core.spec import bool as bool_
 
@@ -57,15 +56,20 @@ GPU_TILES = tuple(GpuTile(*tile) for tile in ((64, 32, 8, 16), (32, 32, 8, 8), (
 def forward(
     device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, key: int, counter: int, *,
     causal: bool, scale: float, dropout_rate: float,
-) -> tuple[Buffer, Saved]:  # fmt: skip
-    """The result, whose memory is laid out (..., t, heads, e) so that joining the heads costs nothing."""
-    lead, (t, s) = out.shape[:-2], (q.shape[-2], k.shape[-2])
+) -> Any:  # fmt: skip
+    """The result, whose memory is laid out (..., t, heads, e) so that joining the heads costs nothing, and a Saved.
+
+    NotImplemented if rows are so long that no tile fits into the device's local memory, forward or backward.
+    """
+    lead, (t, s), lengths = out.shape[:-2], (q.shape[-2], k.shape[-2]), (q.shape[-1], v.shape[-1])
+    if not all(_tile(device, q.dtype.itemsize, t, lengths, backward=backward) for backward in (False, True)):
+        return NotImplemented
     result = _by_rows(device, out.shape, out.dtype)
     saved = Saved(result, device.empty(Spec(out.shape[:-1], _accumulated(out.dtype))))
     inputs, at, inner = _laid_out(device, lead, (q, k, v, mask), (result,))
     numbers = _numbers(out.dtype, inner, t, s, causal, scale, key, counter, dropout_rate)
     program, tile = _program(
-        device, q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=False
+        device, q.dtype, mask and mask.dtype, t, lengths, dropout=dropout_rate > 0, backward=False
     )
     work, group = _launch(tile, t, prod(lead))
     program.attention_forward(
@@ -147,8 +151,8 @@ def _program(
     backward: bool,
 ) -> tuple[Program, CpuTile | GpuTile]:  # fmt: skip
     """The kernels for q and v with rows of these lengths, and their tile."""
-    choose, stem = (_cpu_tile, "attention_cpu") if device.is_cpu else (_gpu_tile, "attention_gpu")
-    tile = choose(device, dtype.itemsize, t, lengths, backward)
+    stem = "attention_cpu" if device.is_cpu else "attention_gpu"
+    tile = _tile(device, dtype.itemsize, t, lengths, backward=backward)
     names = types(bool_ if mask is None else mask)
     program = device.build(
         stem, **types(dtype), MASK=0 if mask is None else 1 if mask == bool_ else 2, MASK_T=names["T"],
@@ -158,30 +162,31 @@ def _program(
     return program, tile
 
 
-def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile:
-    """The largest tile that fits, with the processor's vectors, unless short rows or few queries leave them empty.
+@lru_cache(maxsize=512)
+def _tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], *, backward: bool) -> Any:
+    """The tile for t queries and rows of these lengths; None if none fits: some drivers would crash in the kernel."""
+    choose = _cpu_tile if device.is_cpu else _gpu_tile
+    return choose(device, max(4, itemsize), t, lengths, backward)
 
-    Errors:  BackendError if none fits: some drivers would launch the kernel, and crash
-    """
-    itemsize, room = max(4, itemsize), device.features.local_memory
+
+def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile | None:
+    """The largest tile that fits, with the processor's vectors, unless short rows or few queries leave them empty."""
     lanes = min(16, max(4, device.cl_device.native_vector_width_float * 4 // itemsize))
     while lanes > 4 and (lanes >= max(lengths) or (not backward and lanes >= t)):
         lanes //= 2
     for side in CPU_SIDES if t > 128 else CPU_SIDES[1:]:
         wide = min(lanes, side // 2)
         tile = CpuTile(BQ=2 * wide if t <= 2 * wide else side, BK=side, ROWS=4, LANES=wide, VECTORS=2)
-        need = _cpu_bytes(tile, itemsize, lengths, backward)
-        if need <= room:
+        if _cpu_bytes(tile, itemsize, lengths, backward) <= device.features.local_memory:
             return tile
-    name, longest = device.cl_device.name.strip(), max(lengths)
-    raise BackendError(f"attention: rows of {longest} need {need:,} bytes of local memory; {name!r} has {room:,}")
+    return None
 
 
-def _gpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> GpuTile:
+def _gpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> GpuTile | None:
     """The largest tile whose local memory is there, and of which a single query wastes not too much."""
     room = min(device.features.local_memory, LOCAL_MEMORY)
-    fitting = [tile for tile in GPU_TILES if _gpu_bytes(tile, max(4, itemsize), lengths, backward) <= room]
-    return next((tile for tile in fitting if backward or tile.OWN <= max(16, t)), GPU_TILES[-1])
+    fitting = [tile for tile in GPU_TILES if _gpu_bytes(tile, itemsize, lengths, backward) <= room]
+    return next((tile for tile in fitting if backward or tile.OWN <= max(16, t)), None)
 
 
 def _cpu_bytes(tile: CpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
