@@ -72,7 +72,7 @@ def close(
 ) -> None:
     """got agrees with expected, which may be of a wider dtype, within the tolerance of its class and dtype.
 
-    dtype    that of the calculation, where it is coarser than got's own
+    dtype    that of the calculation, which counts where it is coarser than got's own
 
     Errors:  CheckFailure
     """
@@ -81,7 +81,8 @@ def close(
     if got.dtype not in FLOATS:
         bad, bound = got != expected, np.zeros(got.shape)
     else:
-        bad, bound = _apart(got, np.asarray(expected, np.float64), kind, magnitude, dtype or got.dtype)
+        coarser = max(got.dtype, dtype or got.dtype, key=lambda d: finfo(d).eps)
+        bad, bound = _apart(got, np.asarray(expected, np.float64), kind, magnitude, coarser)
     if bad.any():
         at = np.unravel_index(np.argmax(bad), bad.shape)
         raise CheckFailure(

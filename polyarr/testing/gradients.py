@@ -118,7 +118,7 @@ def assert_gradients_agree(
             expected = _pulled(where, leaves.widened(), _oracle(), seed)
             got = _pulled(where, leaves, place, seed)
             _same_dtypes(where, leaves, got)
-            _agree(where, _coarsened(leaves, got), expected)
+            _agree(where, leaves, got, expected)
 
 
 # ---- the function and its arguments --------------------------------------------------------------------------
@@ -424,25 +424,15 @@ def _pulled(where: str, leaves: _Leaves, backend: Backend, seed: int) -> _Pulled
     return _Pulled(hosts, dict(zip(leaves.names, values(where, grads), strict=True)))
 
 
-def _agree(where: str, got: _Pulled, expected: _Pulled) -> None:
+def _agree(where: str, leaves: _Leaves, got: _Pulled, expected: _Pulled) -> None:
+    """As far as the coarsest dtype among the arguments can tell: what is wider is no more precise."""
+    coarsest = max((host.dtype for host in leaves.hosts.values()), key=lambda dtype: finfo(dtype).eps)
     if got.results.keys() != expected.results.keys():
         raise CheckFailure(f"{where}: results {[*got.results]}, expected {[*expected.results]}")
     for name, e in expected.results.items():
         what = f"result {name}" if name else "the result"
-        close(where, what, got.results[name], e, "fused", max(FLOOR, largest(e)))
-    gradients_agree(where, got.grads, expected.grads)
-
-
-def _coarsened(leaves: _Leaves, got: _Pulled) -> _Pulled:
-    """In dtypes that tell the error of each: where dtypes are mixed, what is wider is no more precise."""
-    coarsest = max((host.dtype for host in leaves.hosts.values()), key=lambda dtype: finfo(dtype).eps)
-
-    def rounded(host: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            is_finer = host.dtype in FLOATS and finfo(host.dtype).eps < finfo(coarsest).eps
-            return host.astype(coarsest) if is_finer else host
-
-    return _Pulled(*({name: rounded(host) for name, host in found.items()} for found in got))
+        close(where, what, got.results[name], e, "fused", max(FLOOR, largest(e)), coarsest)
+    gradients_agree(where, got.grads, expected.grads, dtype=coarsest)
 
 
 def _same_dtypes(where: str, leaves: _Leaves, got: _Pulled) -> None:
