@@ -6,7 +6,8 @@ from typing import Any
 
 from polyarr import ops, random, tree
 from polyarr.core.errors import GradientError, ShapeError
-from polyarr.core.op import Array, Node, Pair, is_recording, paused, recording
+from polyarr.core.op import Array, Pair
+from polyarr.core.record import Node, is_recording, paused, recording
 from polyarr.core.spec import FLOATS, Spec
 
 

@@ -19,6 +19,7 @@ LAYERS = {
     "polyarr.tree": 0,
     "polyarr.version": 0,
     "polyarr.core.backend": 1,
+    "polyarr.core.record": 1,
     "polyarr.core.op": 2,
     "polyarr.hooks": 2,
     "polyarr.plugins": 2,

@@ -1,37 +1,20 @@
-"""Array, Op and Node, and the one path every operation takes: infer, run, record."""
+"""Array and Op, and the one path every operation takes: infer, run, record."""
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from polyarr.core.backend import Backend, Fused, count_download, count_upload
 from polyarr.core.errors import BackendError, DtypeError
+from polyarr.core.record import Node, is_recording
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, int32, int64, promote
 from polyarr.plugins import get_backend
 
 OPS: list["Op"] = []  # every Op, in order of definition
 _NUMBERS = {kind: Spec((), kind) for kind in (bool, int, float)}
 _PLANS_KEPT = 4096
-_created = itertools.count()
-_depth: ContextVar[int] = ContextVar("polyarr_recording_depth", default=0)
-
-
-class Node:
-    """One recorded operation: where its gradient goes, and how to compute it.
-
-    parents  the nodes of the tracked inputs, with their Specs in `specs`
-    pull     (node, g) -> one gradient or None per parent, not yet summed back to the parent's shape
-    """
-
-    __slots__ = ("number", "parents", "pull", "specs")
-
-    def __init__(self, parents: tuple = (), specs: tuple = (), pull: Callable[..., Any] | None = None) -> None:
-        self.number, self.parents, self.specs, self.pull = next(_created), parents, specs, pull
 
 
 class Array:
@@ -64,7 +47,7 @@ class Array:
         if target is self.backend:
             return self
         moved, source = from_numpy(self.numpy(), target), self.backend
-        if self.node is not None and _depth.get() > 0:
+        if self.node is not None and is_recording():
             moved.node = Node((self.node,), (self.spec,), lambda node, g: [g.to(source)])
         return moved
 
@@ -308,7 +291,7 @@ class Op:
             args = tuple(_cast(a, c) for a, c in zip(args, plan.casts, strict=True))
         if backend is None:
             backend = get_backend()
-        tracked = tracked and _depth.get() > 0
+        tracked = tracked and is_recording()
         kernel = backend.kernels.get(self)
         if self.body is not None and self._needs_body(kernel, tracked):
             return self._run_body(args, params)
@@ -472,31 +455,6 @@ def spec_of(a: Any) -> Any:
     if type(a) is Spec or a is None:
         return a
     return tuple(map(spec_of, a)) if type(a) is tuple else _NUMBERS[type(a)]
-
-
-def is_recording() -> bool:
-    """True inside a gradient transform."""
-    return _depth.get() > 0
-
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """Record what is computed from arrays that have a node."""
-    token = _depth.set(_depth.get() + 1)
-    try:
-        yield
-    finally:
-        _depth.reset(token)
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Record nothing."""
-    token = _depth.set(0)
-    try:
-        yield
-    finally:
-        _depth.reset(token)
 
 
 def _op_called(name: str) -> Op:
