@@ -1,13 +1,15 @@
 """Gradients as transforms: nodes in order of creation, walked backwards. No op is mentioned by its formula here."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from polyarr import ops, random, tree
 from polyarr.core.errors import GradientError, ShapeError
 from polyarr.core.op import Array, Pair
-from polyarr.core.record import Node, is_recording, paused, recording
+from polyarr.core.record import Node, is_recording, paused, reading, recording
 from polyarr.core.spec import FLOATS, Spec
 
 
@@ -92,34 +94,63 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
 
 def stop_gradient(x: Any) -> Any:
     """The same values, through which no gradient flows. Takes any tree."""
-    return tree.map(lambda leaf: leaf.untracked() if type(leaf) is Array else leaf, x)
+    return tree.map(_untracked, x)
 
 
 def checkpoint(fn: Callable) -> Callable:
     """fn, whose inner results are not kept for the gradient but computed again when it is pulled.
 
-    Random numbers drawn inside are the same both times. The arguments and the result may be trees.
+    What fn closes over, a Module of which it is a method included, has its gradient too, and counts as it was at the
+    call. Random numbers drawn inside are the same both times. The arguments and the result may be trees.
+
+    Errors:  GradientError, when it is pulled, if fn then reads arrays that it did not read before
     Source:  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
     """
 
     @functools.wraps(fn)
     def wrapped(*args: Any) -> Any:
-        state = random.get_state()
+        if not is_recording():
+            return fn(*args)
+        state, args = random.get_state(), tree.map(_snapshot, args)
+        with paused(), reading() as read:
+            value = fn(*tree.map(_untracked, args))
+        parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
+        given = [leaf for leaf in tree.leaves(args) if _is_tracked(leaf)]
+        results = {id(leaf) for leaf in tree.leaves(value)}
+        captured = [(a, a.snapshot()) for key, a in read.arrays.items() if key not in results]
 
-        def again(*args: Any) -> Any:
-            with random.restored(state):
-                return fn(*args)
+        def pull(g: list) -> list:
+            again = list(args)
+            with recording(), random.restored(state), _as_they_were(captured), reading() as read:
+                tracked = [_track(again, i) for i in range(len(again))]
+                found = fn(*again)
+            if read.nodes.keys() - parents.keys():
+                raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
+            ends = [node for nodes in tracked for node in nodes if node]
+            roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(found)]
+            seeds = [(root, part) for root, part in zip(roots, g, strict=True) if part is not None]
+            grads = _backward(seeds, [*parents, *ends], once=False)
+            # An argument may be of floats and yet untracked: it has an end here, and no parent there.
+            wanted = [_is_tracked(leaf) for leaf in tree.leaves(args) if _carries(leaf)]
+            return grads[: len(parents)] + [g for g, want in zip(grads[len(parents) :], wanted, strict=True) if want]
 
-        def forward(*args: Any) -> tuple[Any, Any]:
-            with paused():
-                return fn(*args), args
-
-        def backward(args: Any, g: Any) -> tuple:
-            return vjp(again, *args)[1](g)
-
-        return custom_vjp(fn, forward, backward)(*args)
+        inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in given)]
+        return _joined(value, inputs, pull) if inputs else value
 
     return wrapped
+
+
+@contextmanager
+def _as_they_were(captured: list[tuple[Array, Array]]) -> Iterator[None]:
+    """Have handles stand for what they stood for earlier, where they were rebound since."""
+    changed = [(a, a.snapshot(), then) for a, then in captured if a.buf is not then.buf or a.node is not then.node]
+    for a, _, then in changed:
+        a.rebind(then)
+    try:
+        yield
+    finally:
+        for a, now, _ in changed:
+            a.rebind(now)
 
 
 def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:
@@ -127,32 +158,62 @@ def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:
 
     forward(*args) -> (value, kept); backward(kept, g) -> one gradient tree, or None, per argument. Arguments, value
     and `kept` may be any trees. Where nothing is recorded, fn itself runs. A higher derivative is that of `backward`.
+
+    Errors:  GradientError if forward closes over an array that is being differentiated: backward has no way to name it
     """
 
     @functools.wraps(fn)
     def wrapped(*args: Any) -> Any:
-        tracked = [type(leaf) is Array and leaf.node is not None for leaf in tree.leaves(args)]
-        if not (any(tracked) and is_recording()):
+        if not is_recording():
             return fn(*args)
         # Handles of their own, here and in what is kept: others may be rebound before the gradient is pulled.
         args = tree.map(_snapshot, args)
-        inputs = [leaf for leaf, is_tracked in zip(tree.leaves(args), tracked, strict=True) if is_tracked]
-        parents, specs = tuple(a.node for a in inputs), tuple(a.spec for a in inputs)
-        value, kept = forward(*args)
-        kept = tree.map(_snapshot, kept)
-        outputs = tree.leaves(value)
+        tracked = [_is_tracked(leaf) for leaf in tree.leaves(args)]
+        inputs = [(leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf)]
+        with reading() as read:
+            inner = list(args)
+            for i in range(len(inner)):
+                _track(inner, i)
+            value, kept = forward(*inner)
+        value = tree.map(_untracked, value)
+        if read.nodes:
+            node, spec = next(iter(read.nodes.items()))
+            raise GradientError(
+                f"custom_vjp: {_name_of(node, forward, fn)} ({spec}) is differentiated and is no argument of fn; "
+                "make it one, or use stop_gradient on it"
+            )
+        if not inputs:
+            return value
+        kept, results = tree.map(_snapshot, kept), tree.leaves(value)
 
-        def pull(node: Node, g: _Cotangents) -> list:
-            full = [g[i] if i in g else _zeros(o) for i, o in enumerate(outputs)]
+        def pull(g: list) -> list:
+            full = [_zeros(o) if part is None else part for part, o in zip(g, results, strict=True)]
             grads = backward(kept, tree.unflatten(value, full))
             flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
             return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
 
-        join = Node(parents, specs, pull)
-        outputs = [o.untracked() if type(o) is Array else o for o in outputs]
-        return tree.unflatten(value, [_joined(join, i, o) for i, o in enumerate(outputs)])
+        return _joined(value, inputs, pull)
 
     return wrapped
+
+
+def _name_of(node: Node, *functions: Callable) -> str:
+    """What functions call the array with this node, among what they close over."""
+    for fn in functions:
+        for path, leaf in tree.items(_held_by(fn)):
+            if type(leaf) is Array and leaf.node is node:
+                return repr(".".join(map(str, path)))
+    return "an array"
+
+
+def _held_by(fn: Callable) -> dict[str, Any]:
+    """What a function reads that is no argument, by name."""
+    own = {"self": fn.__self__} if inspect.ismethod(fn) else {}
+    plain = inspect.unwrap(getattr(fn, "__func__", fn))
+    if not inspect.isfunction(plain):
+        return own
+    found = inspect.getclosurevars(plain)
+    return {**found.globals, **found.nonlocals, **own}
 
 
 class _Cotangents(dict):
@@ -162,19 +223,40 @@ class _Cotangents(dict):
         return _Cotangents({**self, **other})
 
 
+def _joined(value: Any, inputs: list[tuple[Node, Spec]], pull: Callable) -> Any:
+    """value with its floating-point arrays as results of one node. pull gets their cotangents, None for zeros."""
+    outputs = [_untracked(o) for o in tree.leaves(value)]
+    count, (nodes, specs) = len(outputs), zip(*inputs, strict=True)
+    join = Node(nodes, specs, lambda node, g: pull([g.get(i) for i in range(count)]))
+    return tree.unflatten(value, [_result(join, i, o) for i, o in enumerate(outputs)])
+
+
+def _result(join: Node, i: int, output: Any) -> Any:
+    """The i-th result of a node with several, as an Array of its own."""
+    if not _carries(output):
+        return output
+    return Array(output.backend, output.buf, output.spec, Node((join,), (None,), lambda node, g: [_Cotangents({i: g})]))
+
+
 def _snapshot(leaf: Any) -> Any:
     return leaf.snapshot() if type(leaf) is Array else leaf
 
 
+def _untracked(leaf: Any) -> Any:
+    return leaf.untracked() if type(leaf) is Array else leaf
+
+
+def _is_tracked(leaf: Any) -> bool:
+    return type(leaf) is Array and leaf.node is not None
+
+
+def _carries(leaf: Any) -> bool:
+    """True for what may have a gradient."""
+    return type(leaf) is Array and leaf.dtype in FLOATS
+
+
 def _zeros(leaf: Any) -> Array | None:
     return ops.zeros_like(leaf) if type(leaf) is Array else None
-
-
-def _joined(join: Node, i: int, output: Any) -> Any:
-    """The i-th result of a node with several, as an Array of its own."""
-    if type(output) is not Array or output.dtype not in FLOATS:
-        return output
-    return Array(output.backend, output.buf, output.spec, Node((join,), (None,), lambda node, g: [_Cotangents({i: g})]))
 
 
 def _aligned(arg: Any, g: Any) -> list:

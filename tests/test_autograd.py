@@ -3,7 +3,6 @@
 import asyncio
 import math
 import threading
-import weakref
 from collections import namedtuple
 
 import numpy as np
@@ -279,88 +278,12 @@ def test_jvp_equals_vjp(backend: Backend) -> None:
     close(ops.sum(push * g), ops.sum(pull(g)[0] * t).item(), rtol=1e-3)
 
 
-# ---- stop_gradient, checkpoint, custom_vjp ---------------------------------------------------------------------
+# ---- stop_gradient ---------------------------------------------------------------------------------------------
 
 
 def test_stop_gradient() -> None:
     close(pa.grad(lambda x: ops.sum(x * pa.stop_gradient(x)))(pa.asarray([3.0])), [3])
     assert pa.stop_gradient({"a": [1, "b", None]}) == {"a": [1, "b", None]}
-
-
-def test_checkpoint_gives_the_same_gradient_with_dropout(backend: Backend) -> None:
-    def block(params: dict, x: Array) -> Array:
-        return ops.dropout(ops.tanh(x @ params["w"]), *pa.random.draw(), rate=0.5)
-
-    params, x = {"w": pa.random.normal((8, 8))}, pa.random.normal((4, 8))
-    found = []
-    for wrap in (lambda f: f, pa.checkpoint):
-        pa.random.seed(5)
-        f = wrap(block)
-        loss = lambda p, a, f=f: ops.sum(f(p, f(p, a)) ** 2)
-        value, grads = pa.value_and_grad(loss, argnums=(0, 1))(params, x)
-        found.append((value.item(), grads[0]["w"].numpy(), grads[1].numpy(), pa.random.get_state()))
-    close(found[0][0], found[1][0])
-    close(found[0][1], found[1][1], rtol=1e-4)
-    close(found[0][2], found[1][2], rtol=1e-4)
-    assert found[0][3] == found[1][3]
-
-
-def test_checkpoint_computes_again_and_keeps_nothing() -> None:
-    calls = []
-
-    def fn(a: Array) -> Array:
-        calls.append(1)
-        hidden = ops.exp(a)
-        inner.append(weakref.ref(hidden))
-        return ops.sum(hidden * hidden)
-
-    inner: list = []
-    _, pull = pa.vjp(pa.checkpoint(fn), pa.asarray([1.0]))
-    assert len(calls) == 1 and inner[0]() is None
-    close(pull(pa.asarray(1.0))[0], [2 * math.exp(2)])
-    assert len(calls) == 2
-
-
-def test_checkpoint_sees_its_arguments_as_they_were() -> None:
-    def fn(a: Array) -> Array:
-        b = a * 1
-        y = pa.checkpoint(lambda c: ops.sum(c * c))(b)
-        b += 100
-        return y
-
-    close(pa.grad(fn)(pa.asarray([1.0, 2.0])), [2, 4])
-
-
-def test_second_order_through_checkpoint() -> None:
-    cube = pa.checkpoint(lambda a: a * a * a)
-    close(pa.grad(pa.grad(cube))(scalar(2.0)), 12)
-    close(pa.grad(pa.grad(pa.grad(cube)))(scalar(2.0)), 6)
-
-
-def test_custom_vjp() -> None:
-    clipped = pa.custom_vjp(
-        lambda x, limit: x, lambda x, limit: (x, limit), lambda limit, g: (ops.clip(g, -limit, limit), None)
-    )
-    x = pa.asarray([1.0, -2.0])
-    close(clipped(x, 0.5), [1, -2])
-    close(pa.grad(lambda a: ops.sum(clipped(a, 0.5) * pa.asarray([3.0, -0.1])))(x), [0.5, -0.1])
-
-
-def test_custom_vjp_of_trees_and_its_second_order() -> None:
-    def forward(p: dict) -> tuple:
-        return {"product": p["a"] * p["b"], "count": 2}, p
-
-    def backward(p: dict, g: dict) -> tuple:
-        return ({"a": g["product"] * p["b"], "b": g["product"] * p["a"]},)
-
-    fn = pa.custom_vjp(lambda p: forward(p)[0], forward, backward)
-    p = {"a": scalar(3.0), "b": scalar(5.0)}
-    g = pa.grad(lambda q: fn(q)["product"])(p)
-    close(g["a"], 5)
-    close(g["b"], 3)
-    gg = pa.grad(lambda q: pa.grad(lambda r: fn(r)["product"] ** 2)(q)["a"])(p)  # 2 a b^2
-    close(gg["a"], 50)
-    close(gg["b"], 60)
 
 
 # ---- threads and scopes ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.core.backend import Backend, Fused, count_download, count_upload
 from polyarr.core.errors import BackendError, DtypeError
-from polyarr.core.record import Node, is_recording
+from polyarr.core.record import Node, is_recording, reads
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, int32, int64, promote
 from polyarr.plugins import get_backend
 
@@ -47,6 +47,8 @@ class Array:
         if target is self.backend:
             return self
         moved, source = from_numpy(self.numpy(), target), self.backend
+        if (read := reads.get()) is not None:
+            read.note(self)
         if self.node is not None and is_recording():
             moved.node = Node((self.node,), (self.spec,), lambda node, g: [g.to(source)])
         return moved
@@ -291,6 +293,10 @@ class Op:
             args = tuple(_cast(a, c) for a, c in zip(args, plan.casts, strict=True))
         if backend is None:
             backend = get_backend()
+        if (read := reads.get()) is not None:
+            for a in _flatten(args):
+                if type(a) is Array:
+                    read.note(a)
         tracked = tracked and is_recording()
         kernel = backend.kernels.get(self)
         if self.body is not None and self._needs_body(kernel, tracked):

@@ -1,6 +1,7 @@
-"""The tape: what is kept of an operation, and when."""
+"""The tape: what is kept of an operation, when it is kept, and what a function reads."""
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,6 +9,7 @@ from typing import Any
 
 _created = itertools.count()
 _depth: ContextVar[int] = ContextVar("polyarr_recording_depth", default=0)
+reads: ContextVar["Reads | None"] = ContextVar("polyarr_reads", default=None)
 
 
 class Node:
@@ -46,3 +48,47 @@ def paused() -> Iterator[None]:
         yield
     finally:
         _depth.reset(token)
+
+
+class Reads:
+    """The arrays that operations took in a block, which may come from anywhere: arguments, closures, globals.
+
+    since   the number of the first node that can be the block's own
+    nodes   the nodes from before the block, with the Spec of the array that each belongs to
+    arrays  the handles that are still alive, by identity
+    """
+
+    def __init__(self) -> None:
+        self.since = next(_created)
+        self.nodes: dict[Node, Any] = {}
+        self._handles: dict[int, weakref.ref] = {}
+
+    def note(self, a: Any) -> None:
+        """Take down an array, if it is one."""
+        self._handles[id(a)] = weakref.ref(a)
+        if a.node is not None and a.node.number < self.since:
+            self.nodes[a.node] = a.spec
+
+    @property
+    def arrays(self) -> dict[int, Any]:
+        """The handles that are still alive, by identity."""
+        found = {key: ref() for key, ref in self._handles.items()}
+        return {key: a for key, a in found.items() if a is not None}
+
+    def merge(self, inner: "Reads") -> None:
+        """Add what a block inside this one read."""
+        self._handles.update(inner._handles)
+        self.nodes.update({node: spec for node, spec in inner.nodes.items() if node.number < self.since})
+
+
+@contextmanager
+def reading() -> Iterator[Reads]:
+    """Take down which arrays operations read in this block."""
+    outer, own = reads.get(), Reads()
+    token = reads.set(own)
+    try:
+        yield own
+    finally:
+        reads.reset(token)
+        if outer is not None:
+            outer.merge(own)
