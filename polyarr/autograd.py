@@ -343,7 +343,7 @@ def _pull_body(pair: Pair, g: Array) -> list[Array | None]:
         args = list(pair.args)
         for i, a in zip(pair.positions, tracked, strict=True):
             args[i] = a
-        return pair.op.body(*args, **pair.params)  # type: ignore[misc]
+        return pair.body(*args)
 
     return list(vjp(body, *(pair.args[i] for i in pair.positions))[1](g))
 
@@ -364,7 +364,10 @@ def _gradient_tree(arg: Any, nodes: list[Node | None], found: Iterator[Array | N
         g = next(found) if node else None
         return ops.zeros_like(leaf.untracked()) if node and g is None else g
 
-    return tree.unflatten(arg, [gradient(n, leaf) for n, leaf in zip(nodes, tree.leaves(arg), strict=True)])
+    grads = tree.unflatten(arg, [gradient(n, leaf) for n, leaf in zip(nodes, tree.leaves(arg), strict=True)])
+    if hasattr(type(grads), "is_gradient"):  # a Module of gradients looks like one of parameters
+        grads.is_gradient = True
+    return grads
 
 
 def _check_scalar(value: Any) -> None:

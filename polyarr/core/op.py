@@ -9,7 +9,20 @@ import numpy as np
 from polyarr.core.backend import Backend, Fused, count_download, count_upload
 from polyarr.core.errors import BackendError, DtypeError
 from polyarr.core.record import Node, is_recording, reads
-from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, int32, int64, promote
+from polyarr.core.spec import (
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    NARROW,
+    Spec,
+    check_number,
+    float32,
+    int32,
+    int64,
+    may_not_fit,
+    promote,
+    uint64,
+)
 from polyarr.plugins import get_backend
 
 OPS: list["Op"] = []  # every Op, in order of definition
@@ -100,18 +113,24 @@ class Plan(NamedTuple):
     out: Any  # a Spec, or a tuple of them
     params: dict[str, Any] | None  # canonical parameters; None: as given
     casts: tuple[np.dtype | None, ...] | None  # what to cast each input to; None: nothing
+    numbers: tuple[tuple[int, np.dtype], ...]  # the inputs that are Python numbers to check, and what must hold them
+    widened: bool  # narrow floats go through body and VJP rules as float32, and what comes out is rounded once
 
 
 class Pair:
     """The pull of a fused op that ran its forward kernel: the backward kernel, or the body where that is recorded."""
 
-    __slots__ = ("args", "bufs", "fused", "op", "params", "positions", "saved")
+    __slots__ = ("args", "bufs", "fused", "op", "params", "plan", "positions", "saved")
 
     def __init__(
-        self, op: "Op", fused: Fused, args: tuple, bufs: list, params: dict, saved: Any, positions: list
+        self, op: "Op", fused: Fused, args: tuple, bufs: list, params: dict, plan: Plan, saved: Any, positions: list
     ) -> None:
         self.op, self.fused, self.args, self.bufs = op, fused, args, bufs
-        self.params, self.saved, self.positions = params, saved, positions
+        self.params, self.plan, self.saved, self.positions = params, plan, saved, positions
+
+    def body(self, *args: Any) -> Any:
+        """The op's definition, for other arguments of the same Specs."""
+        return self.op.run_body(self.plan, args, self.params)
 
     def __call__(self, node: Node, g: Array) -> list[Array | None]:
         grads = self.fused.backward(g.buf, self.saved, *self.bufs, **self.params)
@@ -135,12 +154,14 @@ class Op:
         body: Callable | None = None,
         promoted: str = "",
         indices: str = "",
+        fits: str = "",
         canonical: Callable | None = None,
+        widen: bool = True,
     ) -> None:
         self.name, self.__doc__ = face.__name__.strip("_"), face.__doc__
         self.__name__, self.__module__, self.__wrapped__ = self.name, face.__module__, face
         self.rule, self.body = rule or body, body
-        self.canonical = canonical
+        self.canonical, self.widen = canonical, widen
         arguments = inspect.signature(face).parameters.values()
         self.inputs = tuple(a.name for a in arguments if a.kind is not a.KEYWORD_ONLY)
         self.optional = {a.name: a.default for a in arguments if a.kind is not a.KEYWORD_ONLY}
@@ -148,6 +169,7 @@ class Op:
         self.__signature__ = _signature(list(arguments))
         self.promoted = tuple(self.inputs.index(name) for name in promoted.split())
         self.indices = tuple(self.inputs.index(name) for name in indices.split())
+        self.fitting = tuple(self.inputs.index(name) for name in fits.split())
         self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
         self._plans: dict[Any, Plan] = {}
         OPS.append(self)
@@ -205,7 +227,16 @@ class Op:
         out, canonical = found if type(found) is tuple and found and type(found[-1]) is dict else (found, None)
         if canonical is not None:
             params = {**params, **canonical}
-        return Plan(out, params if self.canonical or canonical is not None else None, casts)
+        changed = params if self.canonical or canonical is not None else None
+        widened = self.widen and any(s is not None and s.dtype in NARROW for s in _flatten(specs))
+        return Plan(out, changed, casts, self._numbers(specs, out), widened)
+
+    def _numbers(self, specs: tuple, out: Any) -> tuple[tuple[int, np.dtype], ...]:
+        """The Python numbers that must fit the dtype of the arrays they meet or, where there is none, of the result."""
+        arrays = [s.dtype for i in self.promoted for s in _flatten(specs[i : i + 1]) if s and not s.is_number]
+        dtype = arrays[0] if arrays else getattr(out, "dtype", None)
+        numbers = [i for i in self.promoted or self.fitting if type(specs[i]) is Spec and specs[i].is_number]
+        return tuple((i, dtype) for i in numbers if dtype is not None and may_not_fit(specs[i].dtype, dtype))
 
     def _usage(self, missing: list[str], unknown: set[str]) -> str:
         given = f"missing {', '.join(missing)}" if missing else f"unknown argument {', '.join(sorted(unknown))}"
@@ -291,6 +322,8 @@ class Op:
             params = plan.params
         if plan.casts:
             args = tuple(_cast(a, c) for a, c in zip(args, plan.casts, strict=True))
+        for i, dtype in plan.numbers:
+            check_number(self.name, self.inputs[i], args[i], dtype)
         if backend is None:
             backend = get_backend()
         if (read := reads.get()) is not None:
@@ -300,13 +333,13 @@ class Op:
         tracked = tracked and is_recording()
         kernel = backend.kernels.get(self)
         if self.body is not None and self._needs_body(kernel, tracked):
-            return self._run_body(args, params)
+            return self.run_body(plan, args, params)
         if self.body is None:
             if kernel is None:
                 raise BackendError(self._lacking(backend))
             if plan.out.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.out.dtype, backend))
-        return self._run_kernel(kernel, backend, args, plan.out, tracked, params)
+        return self._run_kernel(kernel, backend, args, plan, tracked, params)
 
     def _needs_body(self, kernel: Any, tracked: bool) -> bool:
         """True where nothing but the body can serve: no kernel, or a forward kernel without a stated VJP."""
@@ -314,37 +347,42 @@ class Op:
             return not (tracked and self.rules)
         return tracked and not self.rules and type(kernel) is not Fused
 
-    def _run_body(self, args: tuple, params: dict[str, Any]) -> Any:
+    def run_body(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
+        """The value by definition. The one place where the body of an op meets narrow floats."""
+        if plan.widened:
+            return _rounded(self.body(*map(_widened, args), **params), plan.out)  # type: ignore[misc]
         value = self.body(*args, **params)  # type: ignore[misc]
         # A body may have nothing to do; the result is a handle of its own all the same.
         return value.snapshot() if type(value) is Array and any(value is a for a in args) else value
 
-    def _run_kernel(self, kernel: Any, backend: Backend, args: tuple, out: Any, tracked: bool, params: dict) -> Any:
+    def _run_kernel(self, kernel: Any, backend: Backend, args: tuple, plan: Plan, tracked: bool, params: dict) -> Any:
         if kernel is None:  # the body's value, the stated gradient
-            value = self.body(*map(_untracked, args), **params)  # type: ignore[misc]
+            value = self.run_body(plan, tuple(map(_untracked, args)), params)
         elif type(kernel) is Fused:
             bufs = [_buffer(a) for a in args]
-            found = kernel.forward(out, *bufs, **params)
+            found = kernel.forward(plan.out, *bufs, **params)
             if found is NotImplemented:
-                return self._run_body(args, params)
+                return self.run_body(plan, args, params)
             buf, saved = found
-            value = _arrays(backend, buf, out)
+            value = _arrays(backend, buf, plan.out)
             if tracked:
-                self._record_pair(kernel, args, bufs, params, saved, value)
+                self._record_pair(kernel, args, bufs, params, plan, saved, value)
             return value
         else:
-            value = _arrays(backend, kernel(out, *[_buffer(a) for a in args], **params), out)
+            value = _arrays(backend, kernel(plan.out, *[_buffer(a) for a in args], **params), plan.out)
         if tracked and type(value) is Array and value.spec.dtype in FLOATS:
-            self._record_rules(args, params, value)
+            self._record_rules(args, params, plan, value)
         return value
 
-    def _record_pair(self, kernel: Fused, args: tuple, bufs: list, params: dict, saved: Any, value: Array) -> None:
+    def _record_pair(
+        self, kernel: Fused, args: tuple, bufs: list, params: dict, plan: Plan, saved: Any, value: Array
+    ) -> None:
         positions = [i for i, a in enumerate(args) if type(a) is Array and a.node is not None]
         kept = tuple(a.snapshot() if type(a) is Array else a for a in args)
-        pull = Pair(self, kernel, kept, bufs, params, saved, positions)
+        pull = Pair(self, kernel, kept, bufs, params, plan, saved, positions)
         value.node = Node(tuple(args[i].node for i in positions), tuple(args[i].spec for i in positions), pull)
 
-    def _record_rules(self, args: tuple, params: dict[str, Any], value: Array) -> None:
+    def _record_rules(self, args: tuple, params: dict[str, Any], plan: Plan, value: Array) -> None:
         parents: list[Node] = []
         specs: list[Spec] = []
         work = []
@@ -366,12 +404,13 @@ class Op:
 
         def pull(node: Node, g: Array) -> list[Array | None]:
             grads: list[Array | None] = []
+            g = _widened(g) if plan.widened else g
             for rule, kept, out_at, positions in work:
                 if out_at is not None:  # attached here and not before: a kept result would hold its own node alive
                     kept = [*kept[:out_at], Array(backend, buf, spec, node), *kept[out_at + 1 :]]
-                found = rule(g, *kept)
+                found = rule(g, *(map(_widened, kept) if plan.widened else kept))
                 grads += [found] if positions is None else [found[i] for i in positions]
-            return grads
+            return [_rounded(part, s) for part, s in zip(grads, specs, strict=True)] if plan.widened else grads
 
         value.node = Node(tuple(parents), tuple(specs), pull)
 
@@ -423,15 +462,19 @@ class Op:
         )
 
 
-def primitive(face: Callable | None = None, *, promote: str = "", indices: str = "") -> Any:
+def primitive(
+    face: Callable | None = None, *, promote: str = "", indices: str = "", fits: str = "", widen: bool = False
+) -> Any:
     """An op that every backend implements. The decorated function is its rule from Specs to a Spec.
 
     promote    the inputs that share one dtype
     indices    the inputs that kernels get as int32 or int64, whatever integers they are
+    fits       the inputs that, as Python numbers, must fit the result's dtype; what is promoted must fit the arrays'
+    widen      run the VJP rules on float16 and bfloat16 in float32; for rules in which more than one op rounds
     """
     if face is None:
-        return lambda face: Op(face, rule=face, promoted=promote, indices=indices)
-    return Op(face, rule=face)
+        return lambda face: Op(face, rule=face, promoted=promote, indices=indices, fits=fits, widen=widen)
+    return Op(face, rule=face, widen=widen)
 
 
 def fused(
@@ -441,6 +484,7 @@ def fused(
     indices: str = "",
     canonical: Callable | None = None,
     infer: Callable | None = None,
+    widen: bool = True,
 ) -> Any:
     """An op made of other ops: the decorated function is its definition.
 
@@ -448,9 +492,12 @@ def fused(
     indices    the inputs that kernels get as int32 or int64, whatever integers they are
     canonical  (*specs, **params) -> the parameters that change, in the form that kernels expect
     infer      (*specs, **params) -> the result's Spec, where the body cannot run on Specs
+    widen      compute with float16 and bfloat16 in float32, and round once; False where at most one op rounds
     """
     if face is None:
-        return lambda face: Op(face, body=face, rule=infer, promoted=promote, indices=indices, canonical=canonical)
+        return lambda face: Op(
+            face, rule=infer, body=face, promoted=promote, indices=indices, canonical=canonical, widen=widen
+        )
     return Op(face, body=face)
 
 
@@ -496,7 +543,30 @@ def _cast(a: Any, dtype: np.dtype | None) -> Any:
         return a
     if type(a) is tuple:
         return tuple(_cast(member, dtype) for member in a)
-    return a.astype(dtype) if type(a) is Array and a.spec.dtype != dtype else a
+    if type(a) is not Array or a.spec.dtype == dtype:
+        return a
+    return _as_position(a) if a.spec.dtype == uint64 and dtype == int64 else a.astype(dtype)
+
+
+def _as_position(a: Array) -> Array:
+    """uint64 indices as int64; one beyond int64 becomes the smallest number, which no axis has."""
+    index = a.astype(int64)
+    sign = index >> 63
+    return (index & ~sign) | (sign << 63)
+
+
+def _widened(a: Any) -> Any:
+    """Narrow floats as float32; a list member by member, anything else as it is."""
+    if type(a) is tuple:
+        return tuple(map(_widened, a))
+    return a.astype(float32) if type(a) is Array and a.spec.dtype in NARROW else a
+
+
+def _rounded(value: Any, out: Any) -> Any:
+    """What was computed wide, in the dtype that is due; with a handle of its own."""
+    if value is None or type(out) is not Spec:
+        return None if value is None else tuple(map(_rounded, value, out))
+    return value.astype(out.dtype) if value.spec.dtype != out.dtype else value.snapshot()
 
 
 def _buffer(a: Any) -> Any:

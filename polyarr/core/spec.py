@@ -1,6 +1,7 @@
 """Shapes and dtypes, without data: the vocabulary that every layer shares."""
 
 import builtins
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ SIGNED = (int8, int16, int32, int64)
 UNSIGNED = (uint8, uint16, uint32, uint64)
 INTEGERS = SIGNED + UNSIGNED
 FLOATS = (float16, bfloat16, float32, float64)
+NARROW = (float16, bfloat16)  # stored as such; what is computed is computed in float32 and rounded once
 DTYPES = (bool, *INTEGERS, *FLOATS)
 
 # The kinds that an op may ask for, and how an error names them.
@@ -139,6 +141,25 @@ def _number_fits(number: type, dtype: np.dtype) -> builtins.bool:
     if number is builtins.bool:
         return dtype == bool
     return dtype in FLOATS or (number is int and dtype in INTEGERS)
+
+
+def may_not_fit(number: type, dtype: np.dtype) -> builtins.bool:
+    """True if some Python numbers of a type are beyond what dtype holds: then check_number must see each of them."""
+    return dtype != bool and (number is int or (number is float and dtype in INTEGERS))
+
+
+def check_number(op: str, name: str, value: Number, dtype: np.dtype) -> None:
+    """Raise OverflowError for a Python number that dtype cannot hold: nothing wraps around in silence."""
+    low, high = _LIMITS.get(dtype, (-math.inf, math.inf))
+    if not low <= value <= high:
+        given = (
+            value if isinstance(value, float) or value.bit_length() <= 64 else f"an int of {value.bit_length()} bits"
+        )
+        raise OverflowError(f"{op}: {name} is {given}; {dtype.name} holds {low} to {high}, so choose a wider dtype")
+
+
+_LIMITS: dict[np.dtype, tuple[Any, Any]] = {d: (int(np.iinfo(d).min), int(np.iinfo(d).max)) for d in INTEGERS}
+_LIMITS.update(dict.fromkeys(FLOATS, (-float(np.finfo(float64).max), float(np.finfo(float64).max))))
 
 
 def _listed(specs: Sequence[Spec]) -> str:

@@ -19,7 +19,7 @@ def shape_of(op: str, shape) -> tuple[int, ...]:
     return found
 
 
-@primitive
+@primitive(fits="value")
 def full(value, like=None, *, shape, dtype):
     """An array that holds value everywhere.
 

@@ -16,11 +16,14 @@ DOC = """
     Errors:  ShapeError if the inputs do not broadcast, DtypeError for another dtype"""
 
 
-def elementwise(kind: str, result: np.dtype | None = None, primitive: bool = True) -> Callable[[Callable], Op]:
+def elementwise(
+    kind: str, result: np.dtype | None = None, primitive: bool = True, widen: bool = True
+) -> Callable[[Callable], Op]:
     """An elementwise op on dtypes of a kind (a key of KINDS), giving the shared dtype or `result`.
 
-    A primitive's function holds only its docstring; that of any other op is its body. The labels that follow from
-    kind and result are added to the docstring here.
+    A primitive's function holds only its docstring; that of any other op is its body. Body and VJP rules compute with
+    narrow floats in float32, unless `widen` says that at most one op rounds in each. The labels that follow from kind
+    and result are added to the docstring here.
     """
 
     def decorate(face: Callable) -> Op:
@@ -40,10 +43,10 @@ def elementwise(kind: str, result: np.dtype | None = None, primitive: bool = Tru
 
         face.__doc__ = _documented(face.__doc__ or "", names, kind, result)
         if primitive:
-            return Op(face, rule=rule, promoted=" ".join(names))
+            return Op(face, rule=rule, promoted=" ".join(names), widen=widen)
         body.__name__, body.__doc__, body.__module__ = face.__name__, face.__doc__, face.__module__
         body.__signature__ = inspect.signature(face)  # type: ignore[attr-defined]
-        return Op(body, body=body, promoted=" ".join(names))
+        return Op(body, body=body, promoted=" ".join(names), widen=widen)
 
     return decorate
 

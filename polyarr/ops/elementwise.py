@@ -6,26 +6,26 @@ Every op here broadcasts its inputs and promotes them to one dtype; a Python num
 import math
 
 from polyarr.core.op import fused
-from polyarr.core.spec import Spec, bfloat16, float16, float32
+from polyarr.core.spec import Spec
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.declare import elementwise
-from polyarr.ops.logic import astype, bitwise_and, bitwise_or, equal, greater, less, less_equal, not_equal, where
+from polyarr.ops.logic import bitwise_and, bitwise_or, equal, greater, less, less_equal, not_equal, where
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def add(x, y):
     """x + y."""
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def subtract(x, y):
     """x - y."""
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def multiply(x, y):
     """x * y."""
 
@@ -35,7 +35,7 @@ def divide(x, y):
     """x / y."""
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def floor_divide(x, y):
     """x / y, rounded towards minus infinity. An integer divided by zero is 0. Its gradient is zero."""
 
@@ -53,7 +53,7 @@ def pow(x, y):
     """
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def maximum(x, y):
     """The larger of x and y; nan if either is.
 
@@ -61,7 +61,7 @@ def maximum(x, y):
     """
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def minimum(x, y):
     """The smaller of x and y; nan if either is.
 
@@ -69,18 +69,18 @@ def minimum(x, y):
     """
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def negative(x):
     """-x."""
 
 
-@elementwise("real", primitive=False)
+@elementwise("real", primitive=False, widen=False)
 def positive(x):
     """+x: the same values."""
     return multiply(x, 1)
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def abs(x):
     """The absolute value.
 
@@ -88,7 +88,7 @@ def abs(x):
     """
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def sign(x):
     """-1, 0 or 1 by the sign of x; nan stays nan. Its gradient is zero."""
 
@@ -105,24 +105,24 @@ def reciprocal(x):
     return divide(1, x)
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def floor(x):
     """The largest integer not above x. Its gradient is zero."""
 
 
-@elementwise("real", primitive=False)
+@elementwise("real", primitive=False, widen=False)
 def ceil(x):
     """The smallest integer not below x. Its gradient is zero."""
     return negative(floor(negative(x)))
 
 
-@elementwise("real", primitive=False)
+@elementwise("real", primitive=False, widen=False)
 def trunc(x):
     """x without its fraction. Its gradient is zero."""
     return where(less(x, 0), ceil(x), floor(x))
 
 
-@elementwise("real")
+@elementwise("real", widen=False)
 def round(x):
     """The nearest integer; halves go to the even one. Its gradient is zero."""
 
@@ -172,7 +172,7 @@ def _share(g, small, large):
 # ---- functions of a real number --------------------------------------------------------------------------------
 
 
-@elementwise("floating")
+@elementwise("floating", widen=False)
 def exp(x):
     """e to the power x."""
 
@@ -333,7 +333,7 @@ def sigmoid(x):
     return divide(where(less(x, 0), e, 1), add(1, e))
 
 
-@elementwise("floating", primitive=False)
+@elementwise("floating", primitive=False, widen=False)
 def relu(x):
     """max(x, 0).
 
@@ -348,8 +348,6 @@ def silu(x):
 
     Source:  Hendrycks, Gimpel 2016, arXiv:1606.08415
     """
-    if x.dtype in (float16, bfloat16):  # rounded once: a sigmoid that is small has lost its digits there
-        return astype(silu(astype(x, dtype=float32)), dtype=x.dtype)
     return multiply(x, sigmoid(x))
 
 
@@ -360,7 +358,7 @@ log1p.vjp(x=lambda g, x: divide(g, add(x, 1)))
 log2.vjp(x=lambda g, x: divide(g, multiply(x, math.log(2))))
 log10.vjp(x=lambda g, x: divide(g, multiply(x, math.log(10))))
 sqrt.vjp(x=lambda g, out: divide(multiply(g, 0.5), out))
-# g first: of a small x in float16, out**3 alone is infinite.
+# g first: of a small x, out**3 alone may be infinite.
 rsqrt.vjp(x=lambda g, out: multiply(multiply(multiply(multiply(g, -0.5), out), out), out))
 sin.vjp(x=lambda g, x: multiply(g, cos(x)))
 cos.vjp(x=lambda g, x: negative(multiply(g, sin(x))))
@@ -407,25 +405,25 @@ def _silu_slope(x, s):
 # ---- classes and signs -----------------------------------------------------------------------------------------
 
 
-@elementwise("real", bool_, primitive=False)
+@elementwise("real", bool_, primitive=False, widen=False)
 def isinf(x):
     """True where x is plus or minus infinity."""
     return equal(abs(x), math.inf) if _is_floating(x) else not_equal(x, x)
 
 
-@elementwise("real", bool_, primitive=False)
+@elementwise("real", bool_, primitive=False, widen=False)
 def isfinite(x):
     """True where x is neither infinite nor nan."""
     return less(abs(x), math.inf) if _is_floating(x) else equal(x, x)
 
 
-@elementwise("floating", bool_, primitive=False)
+@elementwise("floating", bool_, primitive=False, widen=False)
 def signbit(x):
     """True where the sign of x is minus, that of -0.0 included."""
     return bitwise_or(less(x, 0), bitwise_and(equal(x, 0), less(divide(1, x), 0)))
 
 
-@elementwise("floating", primitive=False)
+@elementwise("floating", primitive=False, widen=False)
 def copysign(x, y):
     """The magnitude of x with the sign of y.
 
@@ -435,7 +433,7 @@ def copysign(x, y):
     return where(signbit(y), negative(abs(x)), abs(x))
 
 
-@elementwise("floating")
+@elementwise("floating", widen=False)
 def nextafter(x, y):
     """The representable number next to x in the direction of y.
 
@@ -463,7 +461,7 @@ nextafter.vjp(x=None, y=None)
 # ---- bounds ----------------------------------------------------------------------------------------------------
 
 
-@fused(promote="x min max")
+@fused(promote="x min max", widen=False)
 def clip(x, min=None, max=None):
     """x, raised to min and lowered to max; either may be None.
 

@@ -44,7 +44,7 @@ def _right_grad(g, x, y_spec: Spec):
     return matrix_product(matrix_transpose(x), g)
 
 
-@fused(promote="x y")
+@fused(promote="x y", widen=False)
 def matmul(x, y):
     """The matrix product; a one-dimensional x counts as a row, a one-dimensional y as a column.
 
@@ -81,7 +81,7 @@ def vecdot(x, y, *, axis=-1):
     return sum(multiply(x, y), axis=at, dtype=x.dtype)
 
 
-@fused(promote="x y")
+@fused(promote="x y", widen=False)
 def outer(x, y):
     """Every product of an element of x with one of y.
 
@@ -95,7 +95,7 @@ def outer(x, y):
     return multiply(reshape(x, shape=(-1, 1)), reshape(y, shape=(1, -1)))
 
 
-@fused(promote="x y")
+@fused(promote="x y", widen=False)
 def tensordot(x, y, *, axes=2):
     """The sum of products over pairs of axes: the last n of x with the first n of y, or two tuples of axes.
 

@@ -11,40 +11,40 @@ from polyarr.ops.declare import elementwise
 # ---- comparisons: no gradient ----------------------------------------------------------------------
 
 
-@elementwise("any", bool_)
+@elementwise("any", bool_, widen=False)
 def equal(x, y):
     """True where x equals y."""
 
 
-@elementwise("real", bool_)
+@elementwise("real", bool_, widen=False)
 def less(x, y):
     """True where x is below y."""
 
 
-@elementwise("real", bool_)
+@elementwise("real", bool_, widen=False)
 def less_equal(x, y):
     """True where x is not above y, and neither is nan."""
 
 
-@elementwise("any", bool_, primitive=False)
+@elementwise("any", bool_, primitive=False, widen=False)
 def not_equal(x, y):
     """True where x differs from y; nan differs from everything."""
     return bitwise_invert(equal(x, y))
 
 
-@elementwise("real", bool_, primitive=False)
+@elementwise("real", bool_, primitive=False, widen=False)
 def greater(x, y):
     """True where x is above y."""
     return less(y, x)
 
 
-@elementwise("real", bool_, primitive=False)
+@elementwise("real", bool_, primitive=False, widen=False)
 def greater_equal(x, y):
     """True where x is not below y, and neither is nan."""
     return less_equal(y, x)
 
 
-@elementwise("real", bool_, primitive=False)
+@elementwise("real", bool_, primitive=False, widen=False)
 def isnan(x):
     """True where x is not a number."""
     return not_equal(x, x)

@@ -175,7 +175,7 @@ def linear(x, weight, bias=None, *, activation=None):
     return reshape(ACTIVATIONS[activation](y), shape=(*x.shape[:-1], weight.shape[0]))
 
 
-@fused(indices="indices")
+@fused(indices="indices", widen=False)
 def embedding(weight, indices):
     """The rows of weight at indices.
 
@@ -189,7 +189,7 @@ def embedding(weight, indices):
     return take(weight, indices, axis=0)
 
 
-@fused
+@fused(widen=False)
 def dropout(x, key, counter, *, rate):
     """x with each element set to 0 with probability rate, and the others divided by 1 - rate.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive
-from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
+from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, float32, float64, int64, uint64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import (
@@ -81,7 +81,7 @@ def sum(x, *, axis=None, keepdims=False, dtype=None):
     return out, {**params, "dtype": out.dtype}
 
 
-@primitive
+@primitive(widen=True)
 def prod(x, *, axis=None, keepdims=False, dtype=None):
     """The product over axis (None: all axes).
 
@@ -94,7 +94,7 @@ def prod(x, *, axis=None, keepdims=False, dtype=None):
     return out, {**params, "dtype": out.dtype}
 
 
-@primitive
+@primitive(widen=True)
 def max(x, *, axis=None, keepdims=False):
     """The largest element over axis; nan if there is one.
 
@@ -106,7 +106,7 @@ def max(x, *, axis=None, keepdims=False):
     return _extreme("max", x, axis, keepdims)
 
 
-@primitive
+@primitive(widen=True)
 def min(x, *, axis=None, keepdims=False):
     """The smallest element over axis; nan if there is one.
 
@@ -245,7 +245,7 @@ cumulative_sum.vjp(x=lambda g, x_spec, axis: _as(_reversed_sum(g, axis), x_spec)
 # ---- made of the above -----------------------------------------------------------------------------------------
 
 
-@fused
+@fused(widen=False)
 def any(x, *, axis=None, keepdims=False):
     """True where some element over axis is not 0.
 
@@ -257,7 +257,7 @@ def any(x, *, axis=None, keepdims=False):
     return not_equal(sum(astype(not_equal(x, _zero(x)), dtype="int32"), axis=axis, keepdims=keepdims), 0)
 
 
-@fused
+@fused(widen=False)
 def all(x, *, axis=None, keepdims=False):
     """True where no element over axis is 0.
 
@@ -332,27 +332,31 @@ def logsumexp(x, *, axis=None, keepdims=False):
     return total if keepdims else squeeze(total, axis=axes)
 
 
-logsumexp.vjp(x=lambda g, x, out, axis: _softmax_times(g, x, out, axis))
+logsumexp.vjp(x=lambda g, x, axis: _softmax_times(g, x, axis))
 
 
-def _softmax_times(g, x, out, axis):
+def _softmax_times(g, x, axis):
+    """g times the softmax of x. Not exp(x - out): of a large out, the rounding alone is a factor."""
     axes = axes_of("logsumexp", x, axis)
-    total = reshape(out, shape=kept_shape(x, axes))
-    return multiply(_spread(g, x, axes), exp(subtract(x, where(isfinite(total), total, 0))))
+    top = max(x, axis=axes, keepdims=True)
+    e = exp(subtract(x, where(isfinite(top), top, 0)))
+    total = sum(e, axis=axes, keepdims=True)
+    return multiply(_spread(g, x, axes), divide(e, where(equal(total, 0), 1, total)))
 
 
 @fused
 def global_norm(arrays):
-    """The Euclidean norm of all elements of all arrays, in float32.
+    """The Euclidean norm of all elements of all arrays.
 
     Shapes:  a list of arrays -> ()
-    Dtypes:  floating -> float32
+    Dtypes:  floating -> float64 if one of them is, else float32
     Errors:  TypeError for an empty list
     Grads:   arrays; 0 where the norm is 0
     """
     if not arrays:
         raise TypeError("global_norm: got no arrays; it needs at least one")
-    squares = [sum(square(astype(a, dtype="float32"))) for a in arrays]
+    wide = float64 if builtins.any(a.dtype == float64 for a in arrays) else float32
+    squares = [sum(square(astype(a, dtype=wide))) for a in arrays]
     total = squares[0]
     for part in squares[1:]:
         total = add(total, part)
@@ -364,7 +368,7 @@ global_norm.vjp(arrays=lambda g, arrays, out: [_norm_grad(g, a, out) for a in ar
 
 def _norm_grad(g, a, out):
     scale = divide(g, where(equal(out, 0), 1, out))
-    return multiply(a, astype(scale, dtype=a.dtype))
+    return astype(multiply(astype(a, dtype=scale.dtype), scale), dtype=a.dtype)
 
 
 def _count(x, axis) -> int:

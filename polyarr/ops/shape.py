@@ -111,7 +111,7 @@ def _check_window(op: str, x: Spec, starts, steps, shape) -> None:
             raise ShapeError(f"{op}: x is {x}; the window {list(starts)} by {list(steps)}, {list(shape)} leaves it")
 
 
-@fused
+@fused(widen=False)
 def expand_dims(x, *, axis=0):
     """x with a new axis of length 1 at position axis.
 
@@ -124,7 +124,7 @@ def expand_dims(x, *, axis=0):
     return reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
 
 
-@fused
+@fused(widen=False)
 def squeeze(x, *, axis):
     """x without the axes named, which must have length 1.
 
@@ -139,7 +139,7 @@ def squeeze(x, *, axis):
     return reshape(x, shape=tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
-@fused
+@fused(widen=False)
 def matrix_transpose(x):
     """x with its last two axes swapped.
 
@@ -154,7 +154,7 @@ def matrix_transpose(x):
     return permute_dims(x, axes=(*range(n - 2), n - 1, n - 2))
 
 
-@fused
+@fused(widen=False)
 def moveaxis(x, *, source, destination):
     """x with the axes source moved to the positions destination.
 
@@ -169,7 +169,7 @@ def moveaxis(x, *, source, destination):
     return permute_dims(x, axes=tuple(moved[i] if i in moved else next(rest) for i in range(len(x.shape))))
 
 
-@fused
+@fused(widen=False)
 def flip(x, *, axis=None):
     """x with the order of its elements along axis (None: all axes) reversed.
 
@@ -243,7 +243,7 @@ def _parts(g, lengths, axis: int):
 concat.vjp(arrays=lambda g, arrays_spec, axis: _parts(g, [s.shape[axis] for s in arrays_spec], axis))
 
 
-@fused(promote="arrays")
+@fused(promote="arrays", widen=False)
 def stack(arrays, *, axis=0):
     """The arrays, side by side along a new axis.
 
@@ -259,7 +259,7 @@ def stack(arrays, *, axis=0):
     return concat(tuple(expand_dims(a, axis=at) for a in arrays), axis=at)
 
 
-@fused
+@fused(widen=False)
 def unstack(x, *, axis=0):
     """The slices of x along axis, as a tuple of arrays without it.
 
@@ -272,7 +272,7 @@ def unstack(x, *, axis=0):
     return tuple(squeeze(part, axis=at) for part in _parts(x, [1] * x.shape[at], at))
 
 
-@fused
+@fused(widen=False)
 def split(x, *, indices_or_sections, axis=0):
     """x cut along axis: into so many equal parts (an int), or before each of the positions (a tuple).
 
@@ -293,7 +293,7 @@ def split(x, *, indices_or_sections, axis=0):
     return _parts(x, [builtins.max(b - a, 0) for a, b in itertools.pairwise(cuts)], at)
 
 
-@fused
+@fused(widen=False)
 def pad(x, *, pad_width, constant_values=0):
     """x with constant_values around it: pad_width is (before, after) for all axes, or one such pair per axis.
 
@@ -312,7 +312,7 @@ def pad(x, *, pad_width, constant_values=0):
     return slice_update(around, x, starts=starts, steps=(1,) * len(shape))
 
 
-@fused
+@fused(widen=False)
 def roll(x, *, shift, axis=None):
     """x with its elements moved by shift along axis (None: in the flattened x); what leaves at the end comes in front.
 
@@ -334,7 +334,7 @@ def roll(x, *, shift, axis=None):
     return x
 
 
-@fused
+@fused(widen=False)
 def tile(x, *, repetitions):
     """x repeated as a whole along each axis.
 
@@ -352,7 +352,7 @@ def tile(x, *, repetitions):
     return reshape(spread, shape=tuple(t * n for t, n in zip(times, lengths, strict=True)))
 
 
-@fused
+@fused(widen=False)
 def repeat(x, *, repeats, axis=None):
     """x with each element repeated in place along axis (None: in the flattened x).
 
@@ -372,7 +372,7 @@ def repeat(x, *, repeats, axis=None):
 # ---- triangles ---------------------------------------------------------------------------------------------------
 
 
-@fused
+@fused(widen=False)
 def tril(x, *, k=0):
     """x with zeros above the k-th diagonal.
 
@@ -384,7 +384,7 @@ def tril(x, *, k=0):
     return where(_below("tril", x, k), x, False if x.dtype.kind == "b" else 0)
 
 
-@fused
+@fused(widen=False)
 def triu(x, *, k=0):
     """x with zeros below the k-th diagonal.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import Array, from_numpy
-from polyarr.core.spec import as_dtype, int64
+from polyarr.core.spec import NARROW, as_dtype, float32, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops import index, logic, reduce
 from polyarr.ops import shape as shapes
@@ -98,12 +98,14 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
     if axis is None and x.ndim != 1:
         raise ShapeError(f"cumulative_prod: x is {x.spec}; axis must be given unless x has one axis")
     at = one_axis("cumulative_prod", x, 0 if axis is None else axis)
-    found = logic.astype(x, dtype=reduce.prod(x.spec, dtype=dtype).dtype)
+    due = reduce.prod(x.spec, dtype=dtype).dtype
+    found = logic.astype(x, dtype=float32 if due in NARROW else due)
     reach = 1
     while reach < x.shape[at]:  # after a step, each element is the product of twice as many
         ones = full(1, x, shape=_with_length(x, at, reach), dtype=found.dtype)
         found = multiply(found, shapes.concat([ones, _part(found, at, 0, x.shape[at] - reach)], axis=at))
         reach *= 2
+    found = found if found.dtype == due else logic.astype(found, dtype=due)
     return _led_by(1, found, at) if include_initial else found
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.backends.numpy.philox import random_bits
-from polyarr.core.spec import Spec, bfloat16, float16, float32
-
-NARROW = (float16, bfloat16)  # stored as such, computed in float32
+from polyarr.core.spec import NARROW, Spec, float32
+from polyarr.core.spec import bool as bool_
 
 
 def wide(dtype: np.dtype) -> np.dtype:
@@ -23,16 +22,15 @@ def elementwise(xp: Any, fn: Callable) -> Callable:
     """A kernel out of a function of arrays: numbers take the arrays' dtype, narrow floats are widened and rounded."""
 
     def kernel(out: Spec, *bufs: Any) -> np.ndarray:
-        dtype = wide(next(b.dtype for b in reversed(bufs) if hasattr(b, "dtype")))
+        stored = next(b.dtype for b in reversed(bufs) if hasattr(b, "dtype"))
+        dtype = wide(stored)
+        number = stored if out.dtype == bool_ else dtype  # what is compared is compared as it is stored
         with np.errstate(all="ignore"):
-            found = fn(*(b if hasattr(b, "dtype") and b.dtype == dtype else _as(xp, b, dtype) for b in bufs))
+            wider = (b if hasattr(b, "dtype") else xp.asarray(b, number) for b in bufs)
+            found = fn(*(b if b.dtype == dtype else b.astype(dtype) for b in wider))
             return xp.asarray(found).astype(out.dtype, copy=False)
 
     return kernel
-
-
-def _as(xp: Any, b: Any, dtype: np.dtype) -> np.ndarray:
-    return b.astype(dtype) if hasattr(b, "dtype") else xp.asarray(b, dtype)
 
 
 def reduction(xp: Any, fn: Callable) -> Callable:

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import types
-from polyarr.core.spec import FLOATS, SIGNED, Number, Spec, bfloat16, float16, uint64
+from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
 from polyarr.core.spec import bool as bool_
 
 # What a kernel computes, in C: x and y are the elements in the type that arithmetic is done in. Functions in
@@ -203,17 +203,18 @@ def _plan(
     )
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, per_group], np.int64)
     work = -(-out.size // per_group) * group
-    return Plan(program.elementwise, work, group, layout.view(f"V{layout.nbytes}")[0], _to_argument(dtype))
+    argument = _to_argument(dtype, is_compared=out.dtype == bool_)
+    return Plan(program.elementwise, work, group, layout.view(f"V{layout.nbytes}")[0], argument)
 
 
 def _kind(steps: tuple[int, ...]) -> str:
     return STEPS.get(steps[-1], "STRIDED")
 
 
-def _to_argument(dtype: np.dtype) -> Callable[[Number], Any]:
-    """What turns a Python number into a kernel argument: it is rounded to the arrays' dtype first."""
+def _to_argument(dtype: np.dtype, *, is_compared: bool) -> Callable[[Number], Any]:
+    """What turns a Python number into a kernel argument: float32 for narrow floats, rounded first if it is compared."""
     argument = ARGUMENTS[types(dtype)["ACC"]]
-    return (lambda number: argument(dtype.type(number))) if dtype in (float16, bfloat16) else argument
+    return (lambda number: argument(dtype.type(number))) if is_compared and dtype in NARROW else argument
 
 
 def cpu_block(device: Device, size: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import Program, types
-from polyarr.core.spec import Spec, float32
+from polyarr.core.spec import Spec
 
 PLACES = 16  # arrays per launch; global_norm.cl repeats its arguments as often
 BLOCK = 8192  # elements per partial sum
@@ -20,18 +20,18 @@ def global_norm(device: Device, out: Spec, arrays: tuple[Buffer, ...]) -> Buffer
         if array.size:
             by_dtype.setdefault(array.dtype, []).append(dense(device, array))
     count = sum(_blocks(a) for same in by_dtype.values() for a in same)
-    partials, result, first = device.empty(Spec((count,), float32)), device.empty(out), 0
+    partials, result, first = device.empty(Spec((count,), out.dtype)), device.empty(out), 0
     for same in by_dtype.values():
         for i in range(0, len(same), PLACES):
             first += _launch(device, partials, first, same[i : i + PLACES])
-    program, lanes = _program(device, float32)
+    program, lanes = _program(device, out.dtype, out.dtype)
     program.global_norm_root((lanes, 1), (lanes, 1), partials.memory, result.memory, count)
     return result
 
 
 def _launch(device: Device, partials: Buffer, first: int, arrays: Sequence[Buffer]) -> int:
     """Enqueue the sums of these arrays' blocks. How many there are."""
-    program, lanes = _program(device, arrays[0].dtype)
+    program, lanes = _program(device, arrays[0].dtype, partials.dtype)
     args = [arg for a in arrays for arg in (a.memory, a.size)]
     args += [arrays[0].memory, 0] * (PLACES - len(arrays))  # a place without elements
     count = sum(map(_blocks, arrays))
@@ -43,6 +43,7 @@ def _blocks(array: Buffer) -> int:
     return -(-array.size // BLOCK)
 
 
-def _program(device: Device, dtype: np.dtype) -> tuple[Program, int]:
+def _program(device: Device, dtype: np.dtype, summed: np.dtype) -> tuple[Program, int]:
     lanes, wide = (1, 16) if device.is_cpu else (256, 4)
-    return device.build("global_norm", **types(dtype), LANES=lanes, WIDE=wide, ROWS=1, BLOCK=BLOCK), lanes
+    macros = types(dtype) | {"ACC": types(summed)["ACC"]}
+    return device.build("global_norm", **macros, LANES=lanes, WIDE=wide, ROWS=1, BLOCK=BLOCK), lanes

@@ -10,7 +10,7 @@ from polyarr.backends.opencl.device import Buffer, Device, row_major
 from polyarr.backends.opencl.elementwise import collapse
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.shape import reshape
-from polyarr.core.spec import Spec, bfloat16, float16, float32, int64
+from polyarr.core.spec import NARROW, Spec, float32, int64
 
 # How two accumulators are joined, and what an empty one holds; `first` is an element that it will be joined with.
 JOINS = {
@@ -210,7 +210,7 @@ def _build(
 def _accumulator(name: str, dtype: np.dtype, out: np.dtype) -> np.dtype:
     """The dtype in which parts are kept: 16-bit floats are summed as float32, integers as what the op promises."""
     wide = out if name in ("sum", "prod") else dtype
-    return float32 if wide in (float16, bfloat16) else wide
+    return float32 if wide in NARROW else wide
 
 
 def _parts(device: Device, window: Window, by_columns: bool) -> tuple[int, int]:

@@ -114,7 +114,7 @@ _norms = [((3,), (), (2, 33)), ((1,),), ((0,), (5, 31)), ((1000,), (3, 3))]
 SAMPLES[ops.global_norm] = Entry(
     lists(_norms, st.just({}), ("normal", "wide")),
     lists(_norms, st.just({}), ("away",)),
-    lambda arrays: np.sqrt(sum(np.sum(a * a) for a in arrays)).astype(np.float32),
+    lambda arrays: np.sqrt(sum(np.sum(a * a) for a in arrays)),
     "fused",
     dtypes("floating"),
     special="nonfinite",

@@ -1,9 +1,9 @@
 // The square root of the sum of squares of many arrays, in two kernels: each block's sum, then the root of their sum.
 //
-// Arrays   x0 .. x15 of n0 .. n15 elements, contiguous, an unused place with n = 0; partials (blocks) and y () of float
+// Arrays   x0 .. x15 of n0 .. n15 elements, contiguous, an unused place with n = 0; partials (blocks) and y () of ACC
 // Launch   local (LANES, 1). global_norm_partials: global LANES * (the sum of ceil(n / BLOCK)), a work-group per
 //          block, which writes partials[first + its number]; global_norm_root: one work-group
-// Params   T, ACC, LOAD of the arrays' dtype | LANES work-items per group, WIDE partial results of each, ROWS 1 |
+// Params   T, LOAD of the arrays' dtype | ACC the result's, in which all is summed | LANES work-items per group, WIDE partial results of each, ROWS 1 |
 //          BLOCK elements per block
 #if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(BLOCK)
 #error "global_norm.cl needs a dtype's macros, LANES, WIDE, ROWS and BLOCK"
@@ -20,7 +20,7 @@
         } \
     }
 
-__kernel ROW_GROUP void global_norm_partials(__global float *restrict partials, const long first,
+__kernel ROW_GROUP void global_norm_partials(__global ACC *restrict partials, const long first,
                                              TENSOR(0), TENSOR(1), TENSOR(2), TENSOR(3), TENSOR(4), TENSOR(5),
                                              TENSOR(6), TENSOR(7), TENSOR(8), TENSOR(9), TENSOR(10), TENSOR(11),
                                              TENSOR(12), TENSOR(13), TENSOR(14), TENSOR(15)) {
@@ -39,7 +39,7 @@ __kernel ROW_GROUP void global_norm_partials(__global float *restrict partials, 
     if (me == 0) partials[first + get_group_id(0)] = sum;
 }
 
-__kernel ROW_GROUP void global_norm_root(__global const float *restrict partials, __global float *restrict y,
+__kernel ROW_GROUP void global_norm_root(__global const ACC *restrict partials, __global ACC *restrict y,
                                          const long count) {
     __local ACC lane[LANES];
     const int me = get_local_id(0);
