@@ -50,8 +50,10 @@ class Optimizer:
 
         Parameters whose gradient is None are left alone. Nothing is read from the device.
 
-        Errors:  ValueError if the state belongs to another model
+        Errors:  ValueError if the state belongs to another model, or grads and model are swapped
         """
+        if _holds_gradients(model) and not _holds_gradients(grads):
+            raise ValueError(f"{type(self).__name__}.update: model holds gradients; call update(grads, state, model)")
         given, leaves = _by_name(grads), _by_name(model)
         params = {name: p for name, p in leaves.items() if name in given and _is_trainable(p)}
         if not params:
@@ -133,6 +135,10 @@ def _by_name(values: Any) -> dict[str, Array]:
     return {".".join(map(str, path)): leaf for path, leaf in tree.items(values)}
 
 
+def _holds_gradients(model: Any) -> bool:
+    return getattr(model, "is_gradient", False)
+
+
 def _zeros(p: Array) -> Array:
     """In float32 at least: squares of small gradients vanish in float16."""
     return ops.zeros_like(p, dtype=float64 if p.dtype == float64 else float32)
@@ -178,7 +184,7 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
     """The gradients, scaled down if their global norm is above max_norm, and that norm, unread."""
     norm = ops.global_norm(tree.leaves(grads))
     scale = _scale_for(norm, max_norm)
-    return tree.map(lambda g: g * scale.astype(g.dtype), grads), norm
+    return tree.map(lambda g: (g.astype(scale.dtype) * scale).astype(g.dtype), grads), norm
 
 
 def _clip_scale(grads: list[Array], max_norm: float) -> Array:

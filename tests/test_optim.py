@@ -182,3 +182,32 @@ def test_moments_are_wide_and_parameters_keep_their_dtype(kind, dtype):
     assert new["a"].dtype == dtype and {state[m]["a"].dtype for m in optimizer.moments} == {wide}
     expected = 1 - 0.25 * (1e-4 if kind is optim.SGD else 1.01)
     np.testing.assert_allclose(new["a"].numpy().astype(np.float64), expected, rtol=1e-2)
+
+
+def test_swapped_arguments_are_refused():
+    model, optimizer = nn.Linear(3, 2), optim.AdamW(lr=0.1)
+    state, x = optimizer.init(model), pa.ones((4, 3))
+    grads = pa.grad(lambda m: pa.sum(m(x)))(model)
+    with pytest.raises(ValueError, match=r"^AdamW\.update: model holds gradients; call update\(grads, state, model\)$"):
+        optimizer.update(model, state, grads)
+    scaled = pa.tree.map(lambda g: g * 0.5, grads)
+    with pytest.raises(ValueError, match="model holds gradients"):
+        optimizer.update(model, state, scaled)
+    new, _ = optimizer.update(scaled, state, model)
+    assert not new.is_gradient and "is_gradient" not in repr(grads)
+
+
+def test_clipping_float64_gradients_keeps_their_digits(backend):
+    grads = {"a": pa.asarray(np.array([3.0, 4.0]) * (1 + 1e-12)), "b": pa.asarray(np.array([1e-9]))}
+    clipped, norm = optim.clip_by_global_norm(grads, 1.0)
+    exact = np.sqrt(25 * (1 + 1e-12) ** 2 + 1e-18)
+    assert norm.dtype == pa.float64 and norm.item() == pytest.approx(exact, rel=1e-15)
+    np.testing.assert_allclose(clipped["a"].numpy(), grads["a"].numpy() / (exact + 1e-6), rtol=1e-14)
+    model = {"a": pa.zeros(2, dtype=pa.float64), "b": pa.zeros(1, dtype=pa.float64)}
+    new, _ = optim.SGD(lr=1.0, clip=1.0).update(grads, optim.SGD().init(model), model)
+    np.testing.assert_allclose(new["a"].numpy(), -clipped["a"].numpy(), rtol=1e-14)
+    state = optim.AdamW().init(model)
+    _, state = optim.AdamW(clip=1.0).update(grads, state, model)
+    np.testing.assert_allclose(state["m"]["a"].numpy(), 0.1 * clipped["a"].numpy(), rtol=1e-13)
+    mixed = [*grads.values(), pa.ones(3, dtype=pa.float16), pa.ones(3)]
+    assert pa.global_norm(mixed).dtype == pa.float64 and pa.global_norm(mixed[2:]).dtype == pa.float32

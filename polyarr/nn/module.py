@@ -22,6 +22,7 @@ class Module:
     """
 
     training = True
+    is_gradient = False  # True for what a gradient transform made of a Module: then the arrays are gradients
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the layer computes; every Module defines its own."""
@@ -166,7 +167,7 @@ def _described(name: str, value: Any) -> list[str]:
     lines = [line for child, count in _distinct(children) for line in _counted(child, count)]
     if not isinstance(value, Module):
         return [f"{label}[", *(f"  {line}" for line in lines), "]"]
-    settings = [f"{k}={v!r}" for k, v in vars(value).items() if k not in children and k != "training"]
+    settings = [f"{k}={v!r}" for k, v in vars(value).items() if k not in children and not hasattr(Module, k)]
     head = f"{label}{type(value).__name__}({', '.join(settings)}"
     if all(isinstance(child, (Array, Spec)) for child in children.values()):
         return [head + ", " * bool(settings and lines) + ", ".join(lines) + ")"]

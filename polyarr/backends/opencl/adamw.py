@@ -42,11 +42,12 @@ def _launch(
 ) -> None:
     p, g, m, *_ = tensors[0]
     acc, macros = p.dtype, block_macros(device.is_cpu)
+    on_device = isinstance(scale, Buffer)
     program = device.build(
         "adamw", **types(acc), **macros, **_names("G", g.dtype), **_names("M", m.dtype),
-        DECOUPLED=int(decoupled), SCALE_ON_DEVICE=int(isinstance(scale, Buffer)),
+        DECOUPLED=int(decoupled), SCALE_ON_DEVICE=int(on_device), **(_names("S", scale.dtype) if on_device else {}),
     )  # fmt: skip
-    factor = dense(device, scale).memory if isinstance(scale, Buffer) else scalar(acc, scale)
+    factor = dense(device, scale).memory if on_device else scalar(acc, scale)
     args, work = [*(scalar(acc, rate) for rate in rates), factor], 0
     for *buffers, decay in tensors:
         size = buffers[0].size

@@ -9,14 +9,14 @@
 // Launch   local GROUP, global GROUP * (the sum of ceil(n / BLOCK)): a work-group takes one block of one parameter
 // Params   T, ACC, LOAD, STORE of the parameters' dtype | G, LOAD_G of the gradients' | M, LOAD_M, STORE_M of the
 //          moments' | GROUP work-items per group, BLOCK elements per group | DECOUPLED 0 or 1 |
-//          SCALE_ON_DEVICE 1 where the scale of the gradients is a float32 on the device, 0 where it is a number
+//          SCALE_ON_DEVICE 1 where the scale of the gradients is on the device, as S read by LOAD_S; 0 for a number
 #if !defined(T) || !defined(G) || !defined(M) || !defined(GROUP) || !defined(DECOUPLED) || !defined(SCALE_ON_DEVICE)
 #error "adamw.cl needs three dtypes' macros, GROUP, BLOCK, DECOUPLED and SCALE_ON_DEVICE"
 #endif
 
 #if SCALE_ON_DEVICE
-#define SCALE __global const float *restrict scale_at
-#define SCALE_VALUE scale_at[0]
+#define SCALE __global const S *restrict scale_at
+#define SCALE_VALUE LOAD_S(scale_at, 0)
 #else
 #define SCALE const ACC scale_value
 #define SCALE_VALUE scale_value
