@@ -9,16 +9,17 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.op import Array, from_numpy
-from polyarr.core.spec import DTYPES, as_dtype, bfloat16, float32, int64
+from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, as_dtype, bfloat16, check_number, float32, int64, promote
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import shape_of, steps_between
 from polyarr.plugins import get_backend, use_backend
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
-    """An array with the values of obj: numbers, nested sequences, a NumPy array, or what speaks DLPack.
+    """An array with the values of obj: numbers, nested sequences, a NumPy array, a buffer, or what speaks DLPack.
 
-    Python floats become float32 and Python ints int64; NumPy arrays keep their dtype.
+    Python floats become float32 and Python ints int64; what has a dtype keeps it, also in a list, whose elements are
+    promoted to one.
 
     Errors:  DtypeError for a dtype that polyarr or the backend lacks; OverflowError for a Python int beyond dtype;
              ValueError for ragged sequences, and where copy is False and a copy is needed
@@ -38,24 +39,53 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
 
 def _host(obj: Any, dtype: Any) -> np.ndarray:
     """obj as a NumPy array of a dtype that polyarr has."""
-    obj = _without_arrays(obj)
-    is_numpy = isinstance(obj, (np.ndarray, np.generic))
-    host = np.asarray(obj)
-    if dtype is not None:
-        if host.dtype.kind in "OSU":
-            raise DtypeError(f"asarray: got {type(obj).__name__} of {host.dtype}; it must hold numbers")
-        return np.asarray(host if is_numpy else obj, as_dtype(dtype))
-    if not is_numpy and host.dtype == np.float64:
-        return host.astype(float32)
-    if host.dtype not in DTYPES:
-        raise DtypeError(f"asarray: got {host.dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
-    return host
+    found: set[np.dtype] = set()
+    plain = _without_arrays(obj, found)
+    for odd in (d for d in found if d.kind not in "biufc" and d not in DTYPES):
+        raise DtypeError(f"asarray: got {type(obj).__name__} of {odd}; it must hold numbers")
+    joined = _joined(found) if dtype is None else as_dtype(dtype)
+    try:
+        return np.asarray(plain, joined)
+    except OverflowError as error:
+        raise OverflowError(f"asarray: {joined.name} cannot hold an element: {error}") from None
 
 
-def _without_arrays(obj: Any) -> Any:
-    if isinstance(obj, Array):
-        return obj.numpy()
-    return [_without_arrays(o) for o in obj] if isinstance(obj, (list, tuple)) else obj
+def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
+    """obj with polyarr's arrays as NumPy's; dtypes gains those of all that it holds."""
+    if isinstance(obj, (list, tuple)):
+        return [_without_arrays(o, dtypes) for o in obj]
+    obj = obj.numpy() if isinstance(obj, Array) else obj
+    if type(obj) in _NATURAL:
+        dtypes.add(_NATURAL[type(obj)])
+    else:
+        host = np.asarray(obj)
+        dtypes.add(float32 if host.dtype == np.float64 and not _is_typed(obj) else host.dtype)
+    return obj
+
+
+_NATURAL = {bool: bool_, int: int64, float: float32}  # the dtypes of Python's numbers
+
+
+def _is_typed(obj: Any) -> bool:
+    """True for what says itself what its elements are: arrays, NumPy's scalars, tables' columns, buffers."""
+    if hasattr(obj, "dtype") or hasattr(obj, "__array__"):
+        return True
+    try:
+        memoryview(obj)
+    except TypeError:
+        return False
+    return True
+
+
+def _joined(dtypes: set[np.dtype]) -> np.dtype:
+    """The dtype for elements of several: floats go before integers, integers before bool."""
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise DtypeError(f"asarray: got {dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
+    for kind in (FLOATS, INTEGERS):
+        if same := [Spec((), d) for d in sorted(dtypes, key=str) if d in kind]:
+            return promote("asarray", same)
+    return bool_ if dtypes else float32
 
 
 def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
@@ -70,13 +100,17 @@ def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | Non
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
-    """An array of the given shape that holds fill_value everywhere.
+    """An array of the given shape that holds fill_value everywhere, a number or an array that broadcasts to shape.
 
-    Errors:  ShapeError for a negative length
+    Errors:  ShapeError for a negative length, or a value that does not broadcast; OverflowError for one beyond dtype
     """
-    natural = {bool: bool_, int: int64}.get(type(fill_value), float32)
+    shape = shape_of("full", shape)
+    if type(fill_value) not in _NATURAL:
+        value = asarray(fill_value, dtype=dtype, device=device)
+        return ops.broadcast_to(value, shape=shape)
+    dtype = _NATURAL[type(fill_value)] if dtype is None else dtype
     with use_backend(get_backend(device)):
-        return ops.full(fill_value, shape=shape_of("full", shape), dtype=natural if dtype is None else dtype)
+        return ops.full(fill_value, shape=shape, dtype=dtype)
 
 
 def zeros(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
@@ -105,15 +139,17 @@ def arange(
 ) -> Array:
     """start, start + step, ... up to but not including stop; with one argument, 0, 1, ... below it.
 
-    Errors:  ValueError for a step of 0
+    Errors:  ValueError for a step of 0; OverflowError if an element is beyond dtype
     """
     start, stop = (0, start) if stop is None else (start, stop)
     if step == 0:
         raise ValueError("arange: step is 0; it must not be")
     natural = int64 if all(isinstance(v, (int, np.integer)) for v in (start, stop, step)) else float32
-    size = steps_between(start, stop, step)
+    size, dtype = steps_between(start, stop, step), natural if dtype is None else as_dtype(dtype)
+    for end in (start, start + (size - 1) * step) if size else ():
+        check_number("arange", "an element", end, dtype)
     with use_backend(get_backend(device)):
-        return ops.arange(start, step, size=size, dtype=natural if dtype is None else dtype)
+        return ops.arange(start, step, size=size, dtype=dtype)
 
 
 def linspace(

@@ -1,0 +1,134 @@
+"""Arrays out of other things: which dtype they have, and numbers that do not fit."""
+
+import array
+import collections
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.core.backend import Backend
+
+
+class Column:
+    """As a column of a table of pandas: it has a dtype and __array__, and is no NumPy array."""
+
+    def __init__(self, *values: float, dtype: str) -> None:
+        self.values, self.dtype = np.array(values, dtype), np.dtype(dtype)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values if dtype is None else self.values.astype(dtype)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, i: int):
+        return self.values[i]
+
+
+half, brain = np.float16(1.5), ml_dtypes.bfloat16(1.5)
+GIVEN = {
+    "a buffer": (memoryview(np.ones(2)), "float64"),
+    "array.array": (array.array("d", [1, 2]), "float64"),
+    "array.array of int16": (array.array("h", [1, 2]), "int16"),
+    "a column": (Column(1.0, 2.0, dtype="float64"), "float64"),
+    "an integer column": (Column(1, 2, dtype="int8"), "int8"),
+    "NumPy scalars": ([np.float64(1), np.float64(2)], "float64"),
+    "a NumPy scalar and a float": ([np.float32(1), 2.0], "float32"),
+    "a NumPy double and a float": ([2.0, np.float64(1)], "float64"),
+    "a NumPy integer and a float": ([np.int8(1), 2.5], "float32"),
+    "a NumPy integer and an int": ([np.int8(1), 2], "int64"),
+    "both 16-bit floats": ([half, brain], "float32"),
+    "one 16-bit float": ([[brain], [brain]], "bfloat16"),
+    "NumPy arrays": ([np.ones(2, "float32"), np.ones(2)], "float64"),
+    "Python floats": ([1.0, 2.0], "float32"),
+    "Python numbers": ([True, 2, 3.5], "float32"),
+    "Python ints and bools": ([True, 2], "int64"),
+    "Python bools": ([True, False], "bool"),
+    "a deque of floats": (collections.deque([1.0, 2.0]), "float32"),
+    "a range": (range(3), "int64"),
+    "nothing": ([], "float32"),
+    "rows of nothing": ([[], []], "float32"),
+    "a tuple": ((1.0, 2), "float32"),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_dtype_of_what_is_given(on_numpy: Backend, name: str) -> None:
+    given, dtype = GIVEN[name]
+    found = pa.asarray(given)
+    assert found.dtype.name == dtype
+    np.testing.assert_array_equal(found.numpy().astype(np.float64), np.asarray(given).astype(np.float64))
+
+
+def test_arrays_in_a_list_keep_their_dtype(backend: Backend) -> None:
+    doubles = [pa.asarray(0.1, dtype="float64"), pa.asarray(0.2, dtype="float64")]
+    assert pa.asarray(doubles).dtype == pa.float64 and pa.asarray(doubles).tolist() == [0.1, 0.2]
+    assert pa.asarray([pa.ones(2), [1, 2]]).dtype == pa.float32
+    assert pa.asarray([doubles[0], 1.0]).dtype == pa.float64
+
+
+def test_what_holds_no_numbers_is_refused(on_numpy: Backend) -> None:
+    for given in ("abc", [None], {"a": 1}, ["1"], [object()]):
+        with pytest.raises(pa.DtypeError, match="it must hold numbers"):
+            pa.asarray(given)
+        with pytest.raises(pa.DtypeError, match="it must hold numbers"):
+            pa.asarray(given, dtype="float32")
+    with pytest.raises(pa.DtypeError, match="asarray: got complex128; polyarr has bool"):
+        pa.asarray([1j])
+    with pytest.raises(pa.DtypeError, match=r"cannot promote int64.* and uint64"):
+        pa.asarray([np.int64(1), np.uint64(1)])
+
+
+def test_full_takes_the_dtype_of_its_value(backend: Backend) -> None:
+    assert pa.full((2,), pa.asarray(3)).dtype == pa.int64
+    assert pa.full((2,), pa.asarray(3, dtype="int8")).dtype == pa.int8
+    assert pa.full((2,), np.float64(0.1)).tolist() == [0.1, 0.1]
+    assert pa.full((2,), np.array(3, "int32")).dtype == pa.int32
+    assert pa.full((2, 2), [1, 2]).tolist() == [[1, 2], [1, 2]]
+    assert pa.full((2,), pa.asarray(3), dtype="float32").dtype == pa.float32
+    assert [pa.full(1, v).dtype.name for v in (1, 1.0, True)] == ["int64", "float32", "bool"]
+    with pytest.raises(pa.ShapeError, match=r"does not broadcast to \[2\]"):
+        pa.full((2,), pa.ones(3))
+
+
+# ---- numbers that do not fit -------------------------------------------------------------------------------------
+
+small = lambda: pa.asarray([1, 2], dtype="int8")
+TOO_LARGE = {
+    "add": (lambda: small() + 300, r"^add: y is 300; int8 holds -128 to 127, so choose a wider dtype$"),
+    "add, in front": (lambda: 300 + small(), "^add: x is 300; int8"),
+    "a negative unsigned": (lambda: pa.asarray([1], dtype="uint8") * -1, "^multiply: y is -1; uint8 holds 0 to 255"),
+    "compare": (lambda: small() < 128, "^less: y is 128"),
+    "where": (lambda: pa.where(small() > 1, small(), 200), "^where: y is 200"),
+    "clip": (lambda: pa.clip(small(), max=1000), "^clip: max is 1000"),
+    "set an item": (lambda: small().__setitem__(0, -129), "^full: value is -129"),
+    "full": (lambda: pa.full(2, 256, dtype="uint8"), "^full: value is 256"),
+    "full of nan": (lambda: pa.full(2, float("nan"), dtype="int32"), "^full: value is nan; int32"),
+    "full_like": (lambda: pa.full_like(small(), 1 << 40), "^full: value is 1099511627776"),
+    "pad": (lambda: pa.ops.pad(small(), pad_width=1, constant_values=999), "^full: value is 999"),
+    "arange": (lambda: pa.arange(300, dtype="int8"), "^arange: an element is 299; int8"),
+    "arange below": (lambda: pa.arange(0, -2, -1, dtype="uint8"), "^arange: an element is -1; uint8"),
+    "a float": (lambda: pa.ones(2) + 10**400, "^add: y is an int of 1329 bits; float32 holds"),
+    "asarray": (lambda: pa.asarray([300], dtype="int8"), "^asarray: int8 cannot hold an element: "),
+    "asarray by default": (lambda: pa.asarray([2**63]), "^asarray: int64 cannot hold an element: "),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_number_beyond_the_dtype_is_an_error(backend: Backend, name: str) -> None:
+    call, message = TOO_LARGE[name]
+    with pytest.raises(OverflowError, match=message):
+        call()
+
+
+def test_numbers_at_the_limits_fit(backend: Backend) -> None:
+    for dtype in (pa.int8, pa.uint8, pa.int32, pa.int64, pa.uint64):
+        limits = pa.iinfo(dtype)
+        zero = pa.zeros(1, dtype=dtype)
+        assert (zero + int(limits.max)).tolist() == [limits.max] == pa.full(1, int(limits.max), dtype=dtype).tolist()
+        assert (zero + int(limits.min)).tolist() == [limits.min] == pa.full(1, int(limits.min), dtype=dtype).tolist()
+    assert pa.arange(5, -1, -1, dtype="uint8").tolist() == [5, 4, 3, 2, 1, 0]
+    assert (pa.ones(1) + float("inf")).tolist() == [float("inf")]
+    assert pa.full(2, 300, dtype="bool").tolist() == [True, True]
