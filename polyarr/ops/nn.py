@@ -31,6 +31,7 @@ from polyarr.ops.logic import (
     bitwise_right_shift,
     equal,
     greater_equal,
+    less,
     not_equal,
     where,
 )
@@ -235,9 +236,11 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"cross_entropy: reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
-    counted = not_equal(targets, ignore_index)
-    logp = log_softmax(logits, axis=-1)
-    at = expand_dims(where(counted, targets, 0), axis=-1)
+    counted, classes = not_equal(targets, ignore_index), logits.shape[-1]
+    # Whatever an ignored row holds, a nan say, neither its loss nor its gradient comes from it.
+    logp = log_softmax(where(expand_dims(counted, axis=-1), logits, 0), axis=-1)
+    target = where(less(targets, 0), classes, targets)  # a class is never counted from the end
+    at = expand_dims(where(counted, target, 0), axis=-1)
     loss = multiply(squeeze(take_along_axis(logp, at, axis=-1), axis=-1), label_smoothing - 1)
     if label_smoothing:
         loss = subtract(loss, multiply(mean(logp, axis=-1), label_smoothing))

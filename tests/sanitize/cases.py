@@ -168,6 +168,7 @@ def indices() -> Iterator[Case]:
         (array(3, 20), whole(100, below=3), array(100, 20)),
     )
     yield Case("scatter_add few", partial(ops.scatter_add, axis=0), (array(9, 70), whole(7), array(7, 70)))
+    yield Case("take empty rows", lambda x, i: ops.take(x, i, axis=0), (array(5, 0), whole(9)))
     yield Case("take out of range", lambda x, i: refused(ops.take, x, i), (array(5, 3), whole(9, below=99)))
     yield Case(
         "scatter_add in any order",

@@ -91,7 +91,7 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict:
         ops.slice: lambda out, x, *, starts, steps, shape: x[window(starts, steps, shape)],
         ops.slice_update: bound(slice_update),
         ops.concat: lambda out, arrays, *, axis: xp.concatenate(arrays, axis=axis),
-        ops.take: lambda out, x, indices, *, axis: xp.asarray(xp.take(x, indices, axis=axis)),
+        ops.take: bound(take),
         ops.scatter: bound(scatter),
         ops.scatter_add: bound(scatter_add),
         ops.argsort: bound(argsort),
@@ -168,8 +168,22 @@ def _along(axis: int, indices: np.ndarray) -> tuple:
     return (*(slice(None),) * axis, indices)
 
 
+def check_indices(op: str, indices: np.ndarray, n: int) -> None:
+    """Raise IndexError for an index out of range, also where nothing is to be moved: there NumPy does not look."""
+    for index in (int(indices.min()), int(indices.max())) if indices.size else ():
+        if not -n <= index < n:
+            raise IndexError(f"{op}: index {index} is out of range for an axis of length {n}")
+
+
+def take(out: Spec, x: np.ndarray, indices: np.ndarray, *, axis: int, xp: Any) -> np.ndarray:
+    """The elements at indices."""
+    check_indices("take", indices, x.shape[axis])
+    return xp.asarray(xp.take(x, indices, axis=axis)) if out.size else xp.empty(out.shape, out.dtype)
+
+
 def scatter(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, xp: Any) -> np.ndarray:
     """A copy of x with the places filled; NumPy assigns in memory order, so the last one counts in row-major copies."""
+    check_indices("scatter", indices, x.shape[axis])
     new = xp.array(x)
     new[_along(axis, xp.array(indices, order="C"))] = xp.array(updates, order="C")
     return new
@@ -179,6 +193,7 @@ def scatter_add(
     out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, xp: Any
 ) -> np.ndarray:
     """A copy of x with the updates added, one after the other."""
+    check_indices("scatter_add", indices, x.shape[axis])
     new = x.astype(wide(x.dtype))
     with np.errstate(all="ignore"):
         xp.add.at(new, _along(axis, indices), updates.astype(new.dtype, copy=False))

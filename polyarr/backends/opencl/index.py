@@ -23,6 +23,7 @@ def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) ->
     row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
     word, rows, total = _word(device, row), prod(x.shape[:axis]) * indices.size, out.size * x.dtype.itemsize
     if total == 0:
+        check(device, indices, x.shape[axis])
         return result
     program = _build(device, word, indices, total // word)
     args = (x.memory, indices.memory, result.memory, device.fault_record(), x.shape[axis], indices.size, row // word)
@@ -55,6 +56,7 @@ def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buff
     row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
     word, total = _word(device, row), out.size * x.dtype.itemsize
     if total == 0:
+        check(device, indices, x.shape[axis])
         return result
     fill_zero(device, winner)
     program, fault = _build(device, word, indices, total // word), device.fault_record()
@@ -75,7 +77,16 @@ def scatter_add(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: 
         with device.lock:
             cl.enqueue_copy(device.queue, result.memory, x.memory, byte_count=out.size * out.dtype.itemsize)
         segments.add(device, result, dense(device, updates), dense(device, indices), axis=axis)
+    else:
+        check(device, dense(device, indices), x.shape[axis])
     return result
+
+
+def check(device: Device, indices: Buffer, n: int) -> None:
+    """Note an index out of range for an axis of length n, where an op has nothing to move."""
+    items, group, span = spread(device, indices.size)
+    program = _build(device, 1, indices, indices.size)
+    program.check_indices(items, group, indices.memory, device.fault_record(), n, indices.size, span)
 
 
 def spread(device: Device, total: int, least: int = SPAN) -> tuple[int, int, int]:

@@ -23,6 +23,14 @@ static inline long wrap(INDEX index, long n, __global volatile int *fault) {
     return -1;
 }
 
+// Only the note, for an op that has nothing to move.
+__kernel void check_indices(__global const INDEX *restrict indices, __global volatile int *fault,
+                            const long n, const long count, const long span) {
+    const long first = get_global_id(0) * span, last = MIN(first + span, count);
+
+    for (long p = first; p < last; p++) wrap(indices[p], n, fault);
+}
+
 __kernel void take_rows(__global const WORD *restrict x, __global const INDEX *restrict indices,
                         __global WORD *restrict out, __global volatile int *fault,
                         const long n, const long count, const long words, const long rows, const long span) {
