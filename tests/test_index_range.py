@@ -88,8 +88,8 @@ CLASSES: dict[str, Call] = {
 @pytest.mark.parametrize("name", [*CALLS, *CLASSES])
 def test_every_index_is_an_element_or_an_error(backend: Backend, name: str, dtype: str) -> None:
     """A negative index counts from the end, but a class does not. An error also where nothing is moved."""
-    call, lowest = (CALLS[name], -1) if name in CALLS else (CLASSES[name], 0)
-    for n in (5, 0):
+    call, lowest, lengths = (CALLS[name], -1, (5, 0)) if name in CALLS else (CLASSES[name], 0, (5, 1))
+    for n in lengths:
         for index in edges(n, dtype):
             at = pa.asarray(np.asarray([index], dtype))
             if lowest * n <= index < n:

@@ -223,13 +223,15 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
 
     Shapes:  logits (..., v), targets (...) -> (), or (...) with reduction "none"
     Dtypes:  logits floating, targets integer -> logits'
-    Errors:  ShapeError if targets is not logits' leading shape; ValueError for another reduction;
-             IndexError, at the next read, for a target that is no class
+    Errors:  ShapeError if targets is not logits' leading shape, or without classes; ValueError for another
+             reduction; IndexError, at the next read, for a target that is no class
     Grads:   logits
     """
     check_kind("cross_entropy", "logits", spec_of(logits), "floating")
     check_kind("cross_entropy", "targets", spec_of(targets), "integer")
-    if not logits.shape or targets.shape != logits.shape[:-1]:
+    if not logits.shape or not logits.shape[-1]:
+        raise ShapeError(f"cross_entropy: logits is {spec_of(logits)}; it must have at least one class")
+    if targets.shape != logits.shape[:-1]:
         raise ShapeError(
             f"cross_entropy: targets is {spec_of(targets)}, logits is {spec_of(logits)}; "
             f"targets must be {list(logits.shape[:-1])}"

@@ -126,7 +126,7 @@ def _extreme(op: str, x: Spec, axis, keepdims: bool) -> tuple[Spec, dict]:
 
 
 def _check_not_empty(op: str, x: Spec, axis: int) -> None:
-    if x.shape[axis] == 0 and x.size == 0 and 0 not in x.shape[:axis] + x.shape[axis + 1 :]:
+    if x.shape[axis] == 0:
         raise ShapeError(f"{op}: x is {x}; axis {axis} has no element to choose from")
 
 

@@ -225,10 +225,11 @@ def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
 def _laid_out(
     device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...]
 ) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int]:
-    """The inputs, broadcast to lead, the layouts of all arrays, and the length of the inner of two leading axes."""
+    """The inputs, broadcast to lead and a mask to all scores, the layouts of all arrays, and the length of the inner of two leading axes."""
     q, k, v, mask, *rest = inputs
     last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
-    found = [_broadcast(x, lead) for x in (*last[:3], last[0] if mask is None else mask, *last[3:])]
+    found = [_broadcast(x, (*lead, *x.shape[-2:])) for x in last]
+    found.insert(3, found[0] if mask is None else _broadcast(mask, (*lead, q.shape[-2], k.shape[-2])))
     layouts = _layouts(lead, tuple((x.strides, x.offset) for x in (*found, *results)))
     if layouts is None:
         found = [dense(device, x) for x in found]
@@ -240,8 +241,7 @@ def _with_unit_step(device: Device, x: Buffer) -> Buffer:
     return x if x.strides[-1] == 1 or x.shape[-1] == 1 else dense(device, x)
 
 
-def _broadcast(x: Buffer, lead: tuple[int, ...]) -> Buffer:
-    shape = (*lead, *x.shape[-2:])
+def _broadcast(x: Buffer, shape: tuple[int, ...]) -> Buffer:
     return x._replace(shape=shape, strides=broadcast_strides((x.shape, x.strides), len(shape)))
 
 

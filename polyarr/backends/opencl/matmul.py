@@ -78,6 +78,9 @@ class Plan(NamedTuple):
     sums: Spec | None
 
 
+NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
+
+
 def matmul(device: Device, out: Spec, x: Buffer, y: Buffer) -> Buffer:
     """The product of the two last axes; the others broadcast."""
     return multiply(device, out, x, y)[0]
@@ -87,15 +90,14 @@ def multiply(
     device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
 ) -> tuple[Buffer, Buffer | None]:
     """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense."""
-    plan = _find_plan(device, out, x, y, epilogue)
+    plan = _find_plan(device, out, x, y, epilogue) if out.size else NO_WORK
     if plan is None:
         return multiply(device, out, *_repaired(device, out, x, y), bias, epilogue)
     result = device.empty(out)
     saved = device.empty(out) if epilogue.save else None
-    if out.size:
-        sums = device.empty_like_spec(plan.sums) if plan.sums else result
-        arrays = tuple(buf and buf.memory for buf in (x, y, bias, sums, result, saved))
-        plan.launch(arrays, x.offset, y.offset)
+    sums = device.empty_like_spec(plan.sums) if plan.sums else result
+    arrays = tuple(buf and buf.memory for buf in (x, y, bias, sums, result, saved))
+    plan.launch(arrays, x.offset, y.offset)
     return result, saved
 
 

@@ -37,7 +37,7 @@ __kernel ROW_GROUP void cross_entropy_forward(__global const T *restrict x, __gl
                                               const ACC smoothing, const long rows, const long cols,
                                               const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
-        const long target = row < rows ? targets[row] : ignore_index;
+        const long target = columns ? targets[row] : ignore_index;
         const int in_range = target >= 0 && target < cols, counts = in_range && target != ignore_index;
         if (!counts) columns = 0;
         __global const T *restrict x_row = x + row * cols;
@@ -91,7 +91,7 @@ __kernel ROW_GROUP void cross_entropy_backward(__global const T *restrict g, __g
                                                const long ignore_index, const ACC smoothing,
                                                const long rows, const long cols, const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
-        const long target = row < rows ? targets[row] : ignore_index;
+        const long target = columns ? targets[row] : ignore_index;
         __global const T *restrict x_row = x + row * cols;
         __global T *restrict dx_row = dx + row * cols;
         if (target == ignore_index || target < 0 || target >= cols) {
