@@ -225,7 +225,7 @@ def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
 def _laid_out(
     device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...]
 ) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int]:
-    """The inputs, broadcast to lead and a mask to all scores, the layouts of all arrays, and the length of the inner of two leading axes."""
+    """The inputs, broadcast (a mask to all scores), the layouts of all arrays, the length of the inner leading axis."""
     q, k, v, mask, *rest = inputs
     last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
     found = [_broadcast(x, (*lead, *x.shape[-2:])) for x in last]
