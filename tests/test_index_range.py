@@ -100,7 +100,6 @@ def test_every_index_is_an_element_or_an_error(backend: Backend, name: str, dtyp
                     call(n, at).numpy()
 
 
-@pytest.mark.xfail(strict=True, reason="uint64 indices wrap to int64")
 @pytest.mark.parametrize("name", CALLS)
 def test_an_index_beyond_int64_is_an_error(backend: Backend, name: str) -> None:
     for index in (2**63, 2**64 - 5, 2**64 - 1):
