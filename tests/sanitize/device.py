@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl import elementwise, global_norm, index, matmul, reduce, segments, sort
-from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.table import make_kernels
@@ -58,7 +59,7 @@ def backend_of(device: Device, called: Counter) -> Backend:
     """The backend, which counts what is called."""
     kernels = {op: counted(kernel, op.name, called) for op, kernel in make_kernels(device).items()}
     return Backend(
-        "sanitized", kernels, upload=device.upload, download=lambda buf: device.download(dense(device, buf)),
+        "sanitized", kernels, upload=device.upload, download=partial(download, device),
         synchronize=device.synchronize,
     )  # fmt: skip
 

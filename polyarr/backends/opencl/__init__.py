@@ -1,6 +1,7 @@
 """The OpenCL backend. Importing this starts no driver: PyOpenCL is imported when the backend starts."""
 
 import os
+from functools import partial
 from typing import Any
 
 from polyarr.core.backend import Backend
@@ -16,7 +17,7 @@ def start(device: str | None = None) -> Backend:
     Errors:  ImportError without PyOpenCL; BackendError if there is no usable device or none of that name
     """
     _choose_caches()
-    from polyarr.backends.opencl.copy import dense
+    from polyarr.backends.opencl.copy import download
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.table import make_kernels, unordered
 
@@ -26,7 +27,7 @@ def start(device: str | None = None) -> Backend:
             found.name,
             make_kernels(found),
             upload=found.upload,
-            download=lambda buf: found.download(dense(found, buf)),
+            download=partial(download, found),
             synchronize=found.synchronize,
             dtypes=frozenset(d for d in DTYPES if d != float64 or found.features.fp64),
             device=found.cl_device.name.strip(),

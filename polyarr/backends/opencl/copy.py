@@ -29,6 +29,15 @@ def dense(device: Device, buf: Buffer) -> Buffer:
     return buf if buf.is_dense else duplicate(device, buf)
 
 
+def download(device: Device, buf: Buffer) -> np.ndarray:
+    """The values of buf, whoever made it, on the host.
+
+    Errors:  IndexError if an index was out of range in this thread, or in one that had a part in buf
+    """
+    device.faults.follow((buf,))
+    return device.download(dense(device, buf))
+
+
 def duplicate(device: Device, buf: Buffer) -> Buffer:
     """A dense copy of buf."""
     plan = _transposed(device, buf.shape, buf.strides, buf.dtype.itemsize)

@@ -18,6 +18,7 @@ def cross_entropy(
     *, ignore_index: int, label_smoothing: float, reduction: str,
 ) -> tuple[Buffer, Saved]:  # fmt: skip
     """The loss of logits (..., V) against targets (...), reduced by mean, sum or not at all."""
+    fault = device.faults.call()
     x, targets = dense(device, logits), dense(device, targets)
     rows, cols = rows_of(x.shape)
     acc = wide(x.dtype)
@@ -25,7 +26,7 @@ def cross_entropy(
     losses = loss if reduction == "none" else device.empty(Spec((rows,), acc))
     work, group, each = row_launch(device, rows, cols)
     _program(device, x, targets, cols, reduction, label_smoothing).cross_entropy_forward(
-        work, group, x.memory, targets.memory, losses.memory, saved.memory, device.fault_record(),
+        work, group, x.memory, targets.memory, losses.memory, saved.memory, *fault,
         ignore_index, scalar(x.dtype, label_smoothing), rows, cols, each,
     )  # fmt: skip
     if reduction == "none":

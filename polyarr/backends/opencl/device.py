@@ -1,5 +1,6 @@
 """One OpenCL device: its context, queue, memory pool and features; upload, download, empty."""
 
+import atexit
 import gc
 import threading
 from collections import deque
@@ -12,6 +13,7 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.tools
 
+from polyarr.backends.opencl.faults import Faults, Origin
 from polyarr.backends.opencl.pocl import name_the_processor
 from polyarr.backends.opencl.program import Program, ProgramCache
 from polyarr.backends.opencl.quirks import NVIDIA
@@ -22,17 +24,17 @@ from polyarr.core.spec import Spec, float64
 SMALL_UPLOAD = 1 << 20  # bytes: up to here a private copy is cheaper than waiting
 FINISHED = cl.command_execution_status.COMPLETE
 CANARY = 0xFF  # nan in every floating-point dtype
-FAULTS = 16  # words of the fault record: the code, then what the kernel wants to say
 
 
 class Buffer(NamedTuple):
-    """A strided window on device memory. Strides and offset count elements."""
+    """A strided window on device memory. Strides and offset count elements; origin is who made it, for faults."""
 
     memory: Any
     shape: tuple[int, ...]
     dtype: np.dtype
     strides: tuple[int, ...]
     offset: int = 0
+    origin: Origin | None = None
 
     @property
     def ndim(self) -> int:
@@ -131,10 +133,9 @@ class Device:
         self.pool = cl.tools.MemoryPool(self._allocator)
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         self.programs = ProgramCache(self.context, cl_device, self.queue, self.lock)
-        self.faults = self.empty_like_spec(Spec((FAULTS,), np.dtype("int32")))
-        self._may_fault = False
+        self.faults = Faults(self)
+        atexit.register(self.faults.report_unread)
         self._uploads: deque[Any] = deque()  # each event keeps its host array alive, and waits when it is dropped
-        self._clear_faults()
 
     # ---- programs --------------------------------------------------------------------------------------------
 
@@ -155,7 +156,8 @@ class Device:
 
     def empty_like_spec(self, out: Spec) -> Buffer:
         """As empty, for internal use: no dtype check."""
-        return Buffer(self._allocate(max(out.size, 1) * out.dtype.itemsize), out.shape, out.dtype, row_major(out.shape))
+        memory, origin = self._allocate(max(out.size, 1) * out.dtype.itemsize), self.faults.mine().origin
+        return Buffer(memory, out.shape, out.dtype, row_major(out.shape), 0, origin)
 
     def _allocate(self, nbytes: int) -> Any:
         own, nbytes = nbytes, (nbytes + 63) & ~63  # so that a kernel may read whole vectors at the end
@@ -260,7 +262,7 @@ class Device:
         with self.lock:
             if host.size:
                 self._copy(host.view(np.uint8) if host.ndim else host, buf.memory)
-            self.check_faults()
+            self.faults.check()
         return host
 
     def read(self, buf: Buffer) -> np.ndarray:
@@ -280,7 +282,7 @@ class Device:
                 self.queue.finish()
             except cl.Error as error:
                 raise self._lost(error) from error
-            self.check_faults()
+            self.faults.check()
 
     def _copy(self, target: Any, source: Any) -> None:
         """Copy between host and device, and wait."""
@@ -297,27 +299,20 @@ class Device:
             f"device {self.cl_device.name.strip()!r} was lost, with kernel {last} the last to be enqueued: {error}"
         )
 
-    # ---- faults ----------------------------------------------------------------------------------------------
+    # ---- the words in which kernels note faults ----------------------------------------------------------------
 
-    def fault_record(self) -> Any:
-        """The memory in which a kernel notes a bad index: fault[0] = 1, fault[1] = the index, fault[2] = the limit.
+    def empty_words(self, count: int) -> Any:
+        """Memory of so many int32, all 0."""
+        memory = self._allocate(4 * count)
+        self.write_words(memory, np.zeros(count, np.int32))
+        return memory
 
-        For an index beyond 32 bits, fault[3] is what is missing from fault[1], in units of 2**32.
-        """
-        self._may_fault = True
-        return self.faults.memory
+    def write_words(self, memory: Any, words: np.ndarray) -> None:
+        """Set memory to these int32."""
+        self._copy(memory, words)
 
-    def check_faults(self) -> None:
-        """Raise IndexError if a kernel noted a bad index since the last check."""
-        if not self._may_fault:
-            return
-        found = np.empty(FAULTS, np.int32)
-        self._copy(found, self.faults.memory)
-        self._may_fault = False
-        if found[0]:
-            self._clear_faults()
-            index = int(found[1]) + (int(found[3]) << 32)
-            raise IndexError(f"index {index} is out of range for an axis of length {found[2]}")
-
-    def _clear_faults(self) -> None:
-        self._copy(self.faults.memory, np.zeros(FAULTS, np.int32))
+    def read_words(self, memory: Any, count: int) -> np.ndarray:
+        """The first so many int32 of memory. Waits for the queue."""
+        words = np.empty(count, np.int32)
+        self._copy(words, memory)
+        return words

@@ -16,7 +16,8 @@ def forward(device: Device, out: Spec, weight: Buffer, indices: Buffer) -> tuple
 
 def backward(device: Device, g: Buffer, saved: Any, weight: Buffer, indices: Buffer) -> tuple[Buffer, None]:
     """dweight[v] = the sum of g over the positions whose index is v."""
+    fault = device.faults.call()
     dweight = device.empty(spec_of(weight))
     index.fill_zero(device, dweight)
-    segments.add(device, dweight, dense(device, g), dense(device, indices), axis=0)
+    segments.add(device, fault, dweight, dense(device, g), dense(device, indices), axis=0)
     return dweight, None

@@ -1,6 +1,7 @@
 """take, take_along_axis, scatter, scatter_add: reading and writing where an array of integers points."""
 
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -19,14 +20,15 @@ INT32 = np.dtype("int32")
 
 def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) -> Buffer:
     """Slices of x along axis, in the order of indices."""
+    fault = device.faults.call()
     x, indices, result = dense(device, x), dense(device, indices), device.empty(out)
     row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
     word, rows, total = _word(device, row), prod(x.shape[:axis]) * indices.size, out.size * x.dtype.itemsize
     if total == 0:
-        check(device, indices, x.shape[axis])
+        check(device, fault, indices, x.shape[axis])
         return result
     program = _build(device, word, indices, total // word)
-    args = (x.memory, indices.memory, result.memory, device.fault_record(), x.shape[axis], indices.size, row // word)
+    args = (x.memory, indices.memory, result.memory, *fault, x.shape[axis], indices.size, row // word)
     if device.is_cpu:
         items, group, span = spread(device, rows, max(1, SPAN * word // row))
         program.take_rows(items, group, *args, rows, span)
@@ -38,12 +40,13 @@ def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) ->
 
 def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) -> Buffer:
     """Elements of x whose coordinate on axis comes from indices."""
+    fault = device.faults.call()
     n, count = x.shape[axis], indices.shape[axis]
     x = dense(device, _broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
     indices, result = dense(device, _broadcast(indices, out.shape)), device.empty(out)
     items, group, span = spread(device, out.size)
     _build(device, x.dtype.itemsize, indices, out.size).take_along_axis(
-        items, group, x.memory, indices.memory, result.memory, device.fault_record(),
+        items, group, x.memory, indices.memory, result.memory, *fault,
         n, count, prod(out.shape[axis + 1 :]), out.size, span,
     )  # fmt: skip
     return result
@@ -51,17 +54,18 @@ def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, ax
 
 def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buffer, *, axis: int) -> Buffer:
     """x with the slices that indices name replaced by updates; the last of several for one slice wins."""
+    fault = device.faults.call()
     x, indices, updates = dense(device, x), dense(device, indices), dense(device, updates)
     result, winner = device.empty(out), device.empty(Spec((x.shape[axis],), INT32))
     row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
     word, total = _word(device, row), out.size * x.dtype.itemsize
     if total == 0:
-        check(device, indices, x.shape[axis])
+        check(device, fault, indices, x.shape[axis])
         return result
     fill_zero(device, winner)
-    program, fault = _build(device, word, indices, total // word), device.fault_record()
+    program = _build(device, word, indices, total // word)
     items, group, span = spread(device, indices.size)
-    program.scatter_mark(items, group, indices.memory, winner.memory, fault, x.shape[axis], indices.size, span)
+    program.scatter_mark(items, group, indices.memory, winner.memory, *fault, x.shape[axis], indices.size, span)
     items, group, span = spread(device, total // word)
     program.scatter_gather(
         items, group, x.memory, updates.memory, winner.memory, result.memory,
@@ -72,21 +76,22 @@ def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buff
 
 def scatter_add(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buffer, *, axis: int) -> Buffer:
     """x with updates added to the slices that indices name."""
+    fault = device.faults.call()
     x, result = dense(device, x), device.empty(out)
     if out.size:
         with device.lock:
             cl.enqueue_copy(device.queue, result.memory, x.memory, byte_count=out.size * out.dtype.itemsize)
-        segments.add(device, result, dense(device, updates), dense(device, indices), axis=axis)
+        segments.add(device, fault, result, dense(device, updates), dense(device, indices), axis=axis)
     else:
-        check(device, dense(device, indices), x.shape[axis])
+        check(device, fault, dense(device, indices), x.shape[axis])
     return result
 
 
-def check(device: Device, indices: Buffer, n: int) -> None:
+def check(device: Device, fault: Any, indices: Buffer, n: int) -> None:
     """Note an index out of range for an axis of length n, where an op has nothing to move."""
     items, group, span = spread(device, indices.size)
     program = _build(device, 1, indices, indices.size)
-    program.check_indices(items, group, indices.memory, device.fault_record(), n, indices.size, span)
+    program.check_indices(items, group, indices.memory, *fault, n, indices.size, span)
 
 
 def spread(device: Device, total: int, least: int = SPAN) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ Where the slices are few and short, a CPU needs no sort.
 
 import os
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +26,15 @@ def adds_atomically(device: Device) -> bool:
     return not device.is_cpu and os.environ.get("POLYARR_DETERMINISTIC") == "0"
 
 
-def add(device: Device, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
-    """Add updates to the slices of result that indices name; all dense, result made by the caller just now."""
+def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
+    """Add updates to the slices of result that indices name; all dense, result made by the caller after fault."""
     outer, n, inner = prod(result.shape[:axis]), result.shape[axis], prod(result.shape[axis + 1 :])
     if updates.size == 0 or result.size == 0:
         return
     program = _build(device, result.dtype, indices.dtype)
     keys = device.empty(Spec((indices.size,), INT32))
     items = min(indices.size, 64) if device.is_cpu else -(-indices.size // GROUP) * GROUP
-    program.wrap_indices(items, None, indices.memory, keys.memory, device.fault_record(), n, indices.size)
+    program.wrap_indices(items, None, indices.memory, keys.memory, *fault, n, indices.size)
     if result.dtype == float32 and adds_atomically(device):
         items, pointers = -(-updates.size // GROUP) * GROUP, (result.memory, updates.memory, keys.memory)
         program.add_atomically(items, GROUP, *pointers, n, keys.size, inner, updates.size)

@@ -1,7 +1,6 @@
 """The table of kernels: Op -> launcher, or a Fused pair of launchers."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from polyarr import ops
@@ -74,10 +73,18 @@ PAIRS = {
 
 def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
     """The whole table for one device."""
-    plain = {op: partial(launcher, device) for op, launcher in KERNELS.items()}
-    return plain | {
-        op: Fused(partial(forward, device), partial(backward, device)) for op, (forward, backward) in PAIRS.items()
-    }
+    plain = {op: _following(device, launcher) for op, launcher in KERNELS.items()}
+    return plain | {op: Fused(*(_following(device, half) for half in pair)) for op, pair in PAIRS.items()}
+
+
+def _following(device: Device, launcher: Callable) -> Callable:
+    """The launcher for the device, which notes whose arrays it is given."""
+
+    def kernel(first: Any, *bufs: Any, **params: Any) -> Any:  # first: a Spec, or a Pair's cotangent
+        device.faults.follow((first, *bufs))
+        return launcher(device, first, *bufs, **params)
+
+    return kernel
 
 
 def unordered(device: Device) -> frozenset[Any]:

@@ -6,7 +6,7 @@
 //
 // Arrays   x, dx (rows, cols) row-major; targets (rows) of INDEX; saved (rows, 2) of ACC = m, log(s);
 //          losses (rows) of ACC if REDUCED, else of T; loss () of T; divisor () of ACC;
-//          g () if REDUCED, else (rows); fault as in Device.fault_record
+//          g () if REDUCED, else (rows); FAULT as in the prelude
 // Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW.
 //          cross_entropy_reduce: one work-group
 // Params   T, ACC, LOAD, STORE of the dtype | INDEX the C type of targets | LANES work-items per row, ROWS rows per
@@ -24,16 +24,9 @@
 #define STORE_LOSS STORE
 #endif
 
-static inline void note_fault(__global int *fault, long index, long limit) {
-    if (atomic_cmpxchg(fault, 0, 1) == 0) {
-        fault[1] = (int)index;
-        fault[2] = (int)limit;
-    }
-}
-
 __kernel ROW_GROUP void cross_entropy_forward(__global const T *restrict x, __global const INDEX *restrict targets,
                                               __global LOSS *restrict losses, __global ACC *restrict saved,
-                                              __global int *restrict fault, const long ignore_index,
+                                              FAULT, const long ignore_index,
                                               const ACC smoothing, const long rows, const long cols,
                                               const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
@@ -58,7 +51,7 @@ __kernel ROW_GROUP void cross_entropy_forward(__global const T *restrict x, __gl
                 loss = (1 - smoothing) * loss + smoothing * (log_sum - mean);
 #endif
             } else if (target != ignore_index) {
-                note_fault(fault, target, cols);
+                note_fault(fault, call, target, cols);
             }
             saved[2 * row] = m;
             saved[2 * row + 1] = log_sum;

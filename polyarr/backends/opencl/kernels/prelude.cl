@@ -8,6 +8,17 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
+// What a kernel notes a bad index in, as faults.py has it: the first of a thread's calls, and one of that call's indices.
+#define FAULT __global volatile int *fault, const long call
+
+static inline void note_fault(FAULT, long index, long limit) {
+    if (atomic_cmpxchg(fault, 0, (int)call) == 0) {
+        fault[1] = (int)index;
+        fault[2] = (int)limit;
+        fault[3] = (int)((index - (int)index) >> 32);
+    }
+}
+
 // A float8 that may lie anywhere: a plain dereference, because PoCL does not inline vload8 and vstore8.
 typedef float8 __attribute__((aligned(4))) float8_unaligned;
 

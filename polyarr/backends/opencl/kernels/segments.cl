@@ -4,7 +4,7 @@
 //          keys (count): the indices as 0 ... n-1, or n where there is no such slice;
 //          order (count): positions sorted by key, equal keys in their own order. So the positions of one slice, a
 //          segment, lie side by side, and who finds the first of a segment sums it. All row-major.
-//          fault: see Device.fault_record
+//          FAULT: see the prelude
 // Launch   wrap_indices: any global size. segments_serial (CPU): (spans of slots, blocks of COLUMNS columns, outer), group 1.
 //          segments_group (GPU): blocks * count * outer groups of GROUP: lanes columns by GROUP / lanes updates.
 //          slots_serial (CPU, few slices): global (parts of the updates, outer), group 1; then slots_join, any size.
@@ -22,17 +22,13 @@
     { const ACC add = (PART) - (LOST), next = (SUM) + add; (LOST) = (next - (SUM)) - add; (SUM) = next; }
 
 __kernel void wrap_indices(__global const INDEX *restrict indices, __global int *restrict keys,
-                           __global volatile int *fault, const long n, const long count) {
+                           FAULT, const long n, const long count) {
     for (long p = get_global_id(0); p < count; p += get_global_size(0)) {
         const INDEX index = indices[p];
         const long k = index < 0 ? index + n : index;
         const bool known = k >= 0 && k < n;
         keys[p] = known ? k : n;
-        if (!known && atomic_cmpxchg(fault, 0, 1) == 0) {
-            fault[1] = (int)index;
-            fault[2] = (int)n;
-            fault[3] = (int)(((long)index - (int)index) >> 32);
-        }
+        if (!known) note_fault(fault, call, index, n);
     }
 }
 

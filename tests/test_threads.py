@@ -1,0 +1,160 @@
+"""Threads that share a device: whose error it is, and that nothing is lost. Deterministic: threads take turns."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.backend import Backend
+
+BAD, GOOD = [0, 7], [0, 2]
+MESSAGE = "index 7 is out of range for an axis of length 3"
+
+
+class Worker(ThreadPoolExecutor):
+    """One thread, which works when it is told to, with the backend of who tells it; its errors are raised here."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def __call__(self, fn: Callable, *args: Any) -> Any:
+        return self.submit(copy_context().run, fn, *args).result()
+
+
+def elsewhere(fn: Callable, *args: Any) -> Any:
+    """fn(*args) in a thread of its own, which has ended when this returns."""
+    with Worker() as worker:
+        return worker(fn, *args)
+
+
+@pytest.fixture
+def x(backend: Backend) -> pa.Array:
+    """Three numbers on the OpenCL backend, where errors come late."""
+    if "opencl" not in backend.name:
+        pytest.skip("the other backends raise at once")
+    return pa.asarray([1.0, 2.0, 3.0])
+
+
+def take(x: pa.Array, at: list[int]) -> pa.Array:
+    return ops.take(x, pa.asarray(at), axis=0)
+
+
+CALLS = {
+    "take": lambda x, at: ops.take(x, at, axis=0),
+    "take_along_axis": lambda x, at: ops.take_along_axis(x, at, axis=0),
+    "scatter": lambda x, at: ops.scatter(x, at, pa.ones(2), axis=0),
+    "scatter_add": lambda x, at: ops.scatter_add(x, at, pa.ones(2), axis=0),
+    "embedding": lambda x, at: ops.embedding(pa.reshape(x, (3, 1)), at),
+    "cross_entropy": lambda x, at: ops.cross_entropy(pa.stack([x, x]), at),
+}
+
+
+@pytest.mark.polyarr_backend("opencl")
+@pytest.mark.parametrize("name", CALLS)
+def test_an_innocent_thread_is_not_blamed_and_the_guilty_one_is(x, name):
+    """While one thread has a bad index and no read yet, another makes the same call and reads."""
+    bad = CALLS[name](x, pa.asarray(BAD))
+    assert np.all(np.isfinite(elsewhere(lambda: CALLS[name](pa.asarray([1.0, 2.0, 3.0]), pa.asarray(GOOD)).numpy())))
+    with pytest.raises(IndexError, match=MESSAGE):
+        pa.zeros(1).numpy()  # the next read, whatever it reads
+    pa.zeros(1).numpy()
+    del bad
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_two_threads_in_turns(x):
+    """Each is told of its own bad index, once, whoever reads first."""
+    with Worker() as other:
+        for ours, theirs in ((BAD, GOOD), (GOOD, BAD), ([0, 8], [0, 9]), (GOOD, GOOD)):
+            mine, its = take(x, ours), other(take, x, theirs)
+            for run, array, at in ((other, its, theirs), (lambda read: read(), mine, ours)):
+                if at == GOOD:
+                    assert run(array.numpy).tolist() == [1, 3]
+                else:
+                    with pytest.raises(IndexError, match=f"index {at[1]} is"):
+                        run(array.numpy)
+                assert run(x.numpy).tolist() == [1, 2, 3]
+
+
+@pytest.mark.polyarr_backend("opencl")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: take(x, BAD),
+        lambda x: take(x, BAD) + 1,
+        lambda x: pa.flip(take(x, BAD)),
+        lambda x: pa.sum(pa.stack([take(x, BAD), take(x, BAD)])),
+    ],
+)
+def test_whoever_reads_what_a_bad_call_made_is_told(x, made):
+    """The maker has ended without a read; the reader is told each time, of what is read or computed from it."""
+    array = elsewhere(made, x)
+    uses = (lambda: array, lambda: array, lambda: array * 2, lambda: pa.concat([pa.reshape(array, (-1,)), x]))
+    for use in uses:
+        with pytest.raises(IndexError, match=MESSAGE):
+            use().numpy()
+        assert x.tolist() == [1, 2, 3]
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_the_maker_is_told_too_and_the_reader_after_it(x):
+    """The array stays suspect for others; what its maker makes later does not."""
+    with Worker() as maker:
+        before, bad = maker(lambda: x * 2), maker(take, x, BAD)
+        assert before.tolist() == [2, 4, 6]  # of the same thread, but made before
+        with pytest.raises(IndexError, match=MESSAGE):
+            maker(bad.numpy)
+        with pytest.raises(IndexError, match=MESSAGE):
+            bad.numpy()
+        assert maker(lambda: x * 3).tolist() == [3, 6, 9]
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_errors_travel_through_a_third_thread(x):
+    """Read by one, computed by a second from what a third made; the second's earlier arrays are innocent."""
+    with Worker() as maker, Worker() as middle:
+        bad, early = maker(take, x, BAD), middle(lambda: x + 1)
+        derived = middle(lambda: bad + 1)
+        assert early.tolist() == [2, 3, 4]
+        with pytest.raises(IndexError, match=MESSAGE):
+            derived.numpy()
+        with pytest.raises(IndexError, match=MESSAGE):
+            middle(early.numpy)  # its next read
+        assert middle(early.numpy).tolist() == [2, 3, 4]
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_synchronize_tells_too(x):
+    bad = take(x, BAD)
+    elsewhere(x.backend.synchronize)
+    with pytest.raises(IndexError, match=MESSAGE):
+        x.backend.synchronize()
+    del bad
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_a_thread_that_ends_without_a_read_is_reported(x, monkeypatch):
+    """As an error that ended it, when the next thread comes; nobody else is blamed."""
+    reported = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(str(args.exc_value)))
+    elsewhere(lambda: take(x, BAD) is None)
+    assert elsewhere((x + 1).numpy).tolist() == [2, 3, 4]
+    assert reported == [f"{MESSAGE}; nothing was read after the call"]
+
+
+def test_a_process_that_ends_without_a_read_says_so():
+    pytest.importorskip("pyopencl")
+    program = (
+        "import polyarr as pa; pa.set_backend('opencl')\n"
+        "x = pa.ops.take(pa.asarray([1.0, 2.0, 3.0]), pa.asarray([0, 7]), axis=0)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0 and f"IndexError: {MESSAGE}; nothing was read" in found.stderr
