@@ -1,4 +1,4 @@
-"""Finding backends: the hooks, a loader that no plugin can break, and the choice of a backend.
+"""Finding, choosing and starting backends, those of plugins among them.
 
 A backend plugin is a module with one hook, named by an entry point of the group "polyarr":
 
@@ -11,74 +11,49 @@ A backend plugin is a module with one hook, named by an entry point of the group
     def start():                # or start(device="0"), which also serves "mirror:1"
         return Backend("mirror", kernels, upload=..., download=...)
 
-A plugin may also replace kernels of any backend, by a second hook, `polyarr_kernels(backend) -> {op: kernel}`.
+A plugin may also replace kernels of any backend, by a second hook, `polyarr_kernels(backend) -> {op: kernel}`. Which
+plugin is loaded when, its entry point's name says: see polyarr/loading.py.
 
-Hooks run when plugins are looked for, on the first use of any backend, and when a backend starts; never per
-operation. What fails is recorded with its distribution, entry point and exception (`failures()`), warned of once,
-and breaks nothing else.
+Hooks run when a plugin is loaded and when a backend starts; never per operation. What fails is recorded with its
+distribution, entry point and exception (`failures()`), warned of once, and breaks nothing else.
 
 POLYARR_BACKEND         the backend to begin with, instead of numpy
-POLYARR_PLUGINS         load only these entry points, separated by commas; empty for none
+POLYARR_PLUGINS         of the plugins load only these entry points, separated by commas; empty for none
 POLYARR_STRICT_PLUGINS  1: raise what would only be recorded
 """
 
 import contextlib
 import difflib
 import functools
-import importlib
-import importlib.metadata
 import inspect
 import os
-import re
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-import pluggy
-
-from polyarr.core.backend import Backend, Fused
+from polyarr.core.backend import Backend, Fused, family_of
 from polyarr.core.errors import BackendError
-from polyarr.hooks import (
-    API,
-    GROUP,
-    LEVELS,
-    BackendSpec,
-    DeviceInfo,
-    Diagnosis,
-    Hooks,
-    Override,
-)
+from polyarr.hooks import LEVELS, BackendSpec, DeviceInfo, Diagnosis, Override
 from polyarr.hooks import hookimpl as hookimpl  # plugins import it from here
+from polyarr.loading import (
+    THIS_PROCESS,
+    Loader,
+    Plugin,
+    PluginFailure,
+    called,
+    has,
+    is_strict,
+    patience,
+    reason_of,
+)
+from polyarr.loading import PluginWarning as PluginWarning  # for whoever filters warnings
 
-BUILT_IN = {"numpy": "polyarr.backends.numpy", "opencl": "polyarr.backends.opencl"}
-THIS_PROCESS = "this process"  # stands for the distribution of a plugin that was registered by hand
 KNOWN = {"opencl": "pip install 'polyarr[opencl]'"}  # backend -> the command that brings what it needs
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = TypeVar("Row")
-
-
-class PluginWarning(RuntimeWarning):
-    """A plugin that failed; everything else works."""
-
-
-# ---- what became of them ---------------------------------------------------------------------------------
-
-
-class PluginFailure(NamedTuple):
-    """What failed, and in doing what: to load, import, register, start, list devices or diagnose."""
-
-    distribution: str
-    entry_point: str
-    stage: str
-    exception: BaseException
-    backend: str = ""
-
-    def __str__(self) -> str:
-        what = f"backend {self.backend!r} of plugin" if self.backend else "plugin"
-        return f"{what} {self.entry_point!r} ({self.distribution}) could not {self.stage}: {reason_of(self.exception)}"
 
 
 class BackendStatus(NamedTuple):
@@ -94,52 +69,20 @@ class BackendStatus(NamedTuple):
     failure: PluginFailure | None = None
 
 
-def reason_of(error: BaseException) -> str:
-    """An exception in one line. A BackendError is written for users and needs no type's name."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # a stranger's exception may fail at that, too
-        text = ""
-    if isinstance(error, BackendError):
-        return text
-    return f"{type(error).__name__}{': ' * bool(text)}{text}"
-
-
 def lacks_library(error: BaseException | None) -> bool:
     """True where something outside polyarr is not installed: a choice, not a defect."""
     return isinstance(error, ImportError) and (error.name or "").partition(".")[0] != "polyarr"
-
-
-class _Source(NamedTuple):
-    """Where a plugin comes from, before it is imported."""
-
-    distribution: str
-    entry_point: str
-    load: Callable[[], Any]
-
-
-class _Plugin(NamedTuple):
-    """A loaded plugin. Its manager is its own, so that a hook call reaches this plugin and no other."""
-
-    distribution: str
-    entry_point: str
-    manager: pluggy.PluginManager
-    backends: tuple[BackendSpec, ...]
 
 
 class _State:
     """All that this module remembers."""
 
     def __init__(self) -> None:
-        self.discovered: list[_Plugin] | None = None  # None until the first use of a backend
-        self.is_discovering = False
-        self.added: list[_Plugin] = []  # by register_plugin
-        self.failed: list[PluginFailure] = []  # to load, import or register
+        self.loader = Loader()
         self.not_started: dict[str, PluginFailure] = {}
         self.not_answered: dict[tuple[str, str], PluginFailure] = {}
-        self.warned: set[str] = set()
-        self.running: dict[str, Backend] = {}
-        self.overrides: dict[str, list[Override]] = {}  # by the name of the running backend
+        self.running: dict[str, Backend] = {}  # by the name that was asked for, and by its own
+        self.overrides: dict[str, list[Override]] = {}  # by the running backend's own name
         self.default: Backend | None = None
 
 
@@ -229,37 +172,51 @@ def _start(name: str) -> Backend:
     with _lock:
         if name in _state.running:
             return _state.running[name]
-        base = name.partition(":")[0]
+        base = family_of(name)
         plugin, spec = _offer(base)
+        _state.loader.load(base)  # all that may replace kernels of it, also where another plugin's name led here
         arguments = _device_argument(name, spec)
         try:
-            backend = spec.start(**arguments)
-            if not isinstance(backend, Backend):
-                raise TypeError(f"start() must return a Backend, not {type(backend).__name__}")
+            with patience(f"{called(plugin.distribution, plugin.entry_point, name)} is starting"):
+                backend = _checked(spec.start(**arguments), base)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             failure = PluginFailure(plugin.distribution, plugin.entry_point, "start", error, name)
             raise _not_started(failure, spec) from error
-        _state.running[name] = backend = _overridden(name, backend)
+        # "opencl" and "opencl:0" may be the same device, and arrays of the two must be able to meet.
+        running = _state.running.get(backend.name) or _overridden(backend)
+        _state.running[name] = _state.running[backend.name] = running
         _state.not_started.pop(base, None)
-        return backend
+        return running
 
 
-def _overridden(name: str, backend: Backend) -> Backend:
-    """The backend with the kernels that plugins replace: found here, once, so that no call looks for them."""
-    replaced: dict[Any, Any] = {}
-    rows: list[Override] = []
-    for plugin in _plugins():
-        ask = functools.partial(_kernels_of, plugin, backend, rows)
+def _checked(backend: Any, name: str) -> Backend:
+    """What start() returned, if it is the backend that was registered: the name tells where arrays live."""
+    if not isinstance(backend, Backend):
+        raise TypeError(f"start() must return a Backend, not {type(backend).__name__}")
+    if backend.family != name:
+        raise ValueError(f"start() returned a Backend called {backend.name!r}; it must be {name!r}, or '{name}:device'")
+    return backend
+
+
+def _overridden(backend: Backend) -> Backend:
+    """The backend with the kernels that plugins replace: found here, once, so that no call looks for them.
+
+    Nobody can change the table from here on, neither the plugins that are asked nor the one that made it.
+    """
+    name, kernels, rows = backend.name, dict(backend.kernels), list[Override]()
+    shown = backend._replace(kernels=MappingProxyType(dict(kernels)))
+    for plugin in _state.loader.replacing(backend.family):
+        ask = functools.partial(_kernels_of, plugin, shown, rows)
         found: dict[Any, Any] = _answer(plugin, f"replace kernels of {name!r}", ask, {})
-        replaced |= found
+        kernels |= found
         rows += [Override(name, op.name, plugin.distribution, plugin.entry_point) for op in found]
     _state.overrides[name] = rows
-    return backend._replace(kernels={**backend.kernels, **replaced}) if replaced else backend
+    return backend._replace(kernels=MappingProxyType(kernels))
 
 
-def _kernels_of(plugin: _Plugin, backend: Backend, taken: list[Override]) -> dict[Any, Any]:
+def _kernels_of(plugin: Plugin, backend: Backend, taken: list[Override]) -> dict[Any, Any]:
     """What a plugin's polyarr_kernels gives, checked."""
     found: dict[Any, Any] = {}
     for answer in plugin.manager.hook.polyarr_kernels(backend=backend):
@@ -294,163 +251,57 @@ def _not_started(failure: PluginFailure, spec: BackendSpec) -> BackendError:
     _state.not_started[spec.name] = failure
     if not (isinstance(error, BackendError) or lacks_library(error)):  # a defect of the plugin
         with contextlib.suppress(PluginWarning):  # where warnings are errors, the error below says the same
-            _warn_once(failure)
+            _state.loader.warn(failure)
     message = f"backend {failure.backend!r} could not start: {reason_of(error)}"
     hint = spec.install_hint or KNOWN.get(spec.name, "")
     if lacks_library(error) and hint:
         message += f"; install what it needs with: {hint}"
-    others = sorted(_offers().keys() - {spec.name})
+    others = sorted({*_state.loader.names} - _state.not_started.keys())
     if others:
         message += f"{',' if ';' in message else ';'} or use: {', '.join(others)}"
     return BackendError(message)
 
 
-def _offers() -> dict[str, list[tuple[_Plugin, BackendSpec]]]:
-    """Backend name -> who offers it. More than one is an error for whoever asks."""
-    offers: dict[str, list[tuple[_Plugin, BackendSpec]]] = {}
-    for plugin in _plugins():
+def _offers() -> dict[str, list[tuple[Plugin, BackendSpec]]]:
+    """Backend name -> who offers it, of the plugins that were loaded. More than one is an error for whoever asks."""
+    offers: dict[str, list[tuple[Plugin, BackendSpec]]] = {}
+    for plugin in _state.loader.plugins:
         for spec in plugin.backends:
             offers.setdefault(spec.name, []).append((plugin, spec))
     return offers
 
 
-def _offer(name: str) -> tuple[_Plugin, BackendSpec]:
-    offers = _offers()
-    if name not in offers:
-        raise BackendError(_unknown(name, sorted(offers)))
-    if len(offers[name]) > 1:
-        raise BackendError(_ambiguous(name, [plugin for plugin, _ in offers[name]]))
-    return offers[name][0]
+def _offer(name: str) -> tuple[Plugin, BackendSpec]:
+    loader = _state.loader
+    loader.load(name)
+    if name not in _offers() and not any(f.entry_point == name for f in loader.failed):
+        loader.load()  # it may be that of a plugin with another name
+    found = _offers().get(name, [])
+    if not found:
+        raise BackendError(_unknown(name, loader.names))
+    if len(found) > 1:
+        raise BackendError(_ambiguous(name, [plugin for plugin, _ in found]))
+    return found[0]
 
 
 def _unknown(name: str, installed: list[str]) -> str:
     parts = [f"no backend called {name!r}; installed: {', '.join(installed)}"]
     parts += [f"did you mean {close!r}?" for close in difflib.get_close_matches(name, installed, 1)]
-    parts += [str(failure) for failure in _state.failed]
+    parts += [str(failure) for failure in _state.loader.failed]
     if name in KNOWN:
         parts.append(f"install it with: {KNOWN[name]}")
     return "; ".join(parts)
 
 
-def _ambiguous(name: str, plugins: list[_Plugin]) -> str:
+def _ambiguous(name: str, plugins: list[Plugin]) -> str:
     who = " and ".join(f"{p.distribution} (entry point {p.entry_point!r})" for p in plugins)
     return f"two plugins offer a backend called {name!r}: {who}; uninstall one, or see POLYARR_PLUGINS"
 
 
-# ---- discovery -------------------------------------------------------------------------------------------
-
-
-def _plugins() -> list[_Plugin]:
-    """Every plugin that works; looks for them the first time."""
+def _load_all() -> Loader:
     with _lock:
-        if _state.discovered is None:
-            _discover()
-    return [*(_state.discovered or ()), *_state.added]
-
-
-def _discover() -> None:
-    if _state.is_discovering:
-        raise BackendError("a backend was asked for while plugins are being imported; ask for it in start()")
-    _state.is_discovering = True
-    try:
-        found = [loaded for source in _sources() if (loaded := _load(source)) is not None]
-    finally:
-        _state.is_discovering = False
-    _state.failed = [f for f in found if isinstance(f, PluginFailure)]
-    _state.discovered = [p for p in found if isinstance(p, _Plugin)]
-    for failure in _state.failed:
-        _warn_once(failure)
-
-
-def _sources() -> Iterator[_Source]:
-    for module in BUILT_IN.values():
-        yield _Source(_polyarr(), module, functools.partial(importlib.import_module, module))
-    names = os.environ.get("POLYARR_PLUGINS")
-    if names is None:
-        yield from _installed()
-        return
-    wanted = {name.strip() for name in names.split(",")} - {""}
-    found = [source for source in _installed() if source.entry_point in wanted] if wanted else []
-    yield from found
-    for name in sorted(wanted - {source.entry_point for source in found}):
-        error = BackendError(f"no installed distribution has the entry point {name!r} of POLYARR_PLUGINS")
-        yield _Source("not installed", name, functools.partial(_raise, error))
-
-
-def _installed() -> Iterator[_Source]:
-    """The entry points of every distribution, the first of each name, as an import would find it."""
-    seen: set[str] = set()
-    for distribution in importlib.metadata.distributions():
-        try:  # one damaged distribution, which may have nothing to do with polyarr, must not hide the others
-            if f"[{GROUP}]" not in (distribution.read_text("entry_points.txt") or ""):
-                continue
-            name = distribution.metadata["Name"]
-            title = f"{name} {distribution.version}"
-            found = [_Source(title, e.name, e.load) for e in distribution.entry_points.select(group=GROUP)]
-        except Exception as error:
-            yield _Source("a damaged distribution", "entry_points.txt", functools.partial(_raise, error))
-            continue
-        if (key := re.sub(r"[-_.]+", "-", name).lower()) not in seen:
-            seen.add(key)
-            yield from found
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def _polyarr() -> str:
-    try:
-        return f"polyarr {importlib.metadata.version('polyarr')}"
-    except importlib.metadata.PackageNotFoundError:  # running from a source tree
-        return "polyarr"
-
-
-def _load(source: _Source) -> _Plugin | PluginFailure:
-    """Import and register one plugin. Whatever it does, the others come to their turn."""
-    stage = "import"
-    try:
-        loaded = source.load()
-        stage = "register"
-        return _registered(source.distribution, source.entry_point, loaded)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a plugin may call sys.exit() on import
-        failure = PluginFailure(source.distribution, source.entry_point, stage, error)
-        _raise_if_strict(failure)
-        return failure
-
-
-def _registered(distribution: str, entry_point: str, plugin: Any) -> _Plugin:
-    """The plugin with all that it offers, or an error and nothing."""
-    manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(Hooks)
-    manager.register(plugin, entry_point)
-    manager.check_pending()
-    if not manager.get_hookcallers(plugin):
-        raise BackendError("it has no hook; mark polyarr_backends(register) with @polyarr.plugins.hookimpl")
-    offered: list[BackendSpec] = []
-
-    def register(name: str | BackendSpec, start: Any = None, **fields: Any) -> None:
-        spec = name if isinstance(name, BackendSpec) else BackendSpec(name, start, **fields)
-        _check(spec, entry_point)
-        offered.append(spec)
-
-    manager.hook.polyarr_backends(register=register)
-    return _Plugin(distribution, entry_point, manager, tuple(offered))
-
-
-def _check(spec: BackendSpec, entry_point: str) -> None:
-    """Raise BackendError for a BackendSpec that could not work."""
-    if not isinstance(spec.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", spec.name):
-        raise BackendError(f"a backend's name is made of letters, digits, '_' and '-', not {spec.name!r}")
-    if spec.api != API:
-        raise BackendError(f"backend {spec.name!r} is made for api {spec.api!r}; this polyarr has api {API}")
-    if not callable(spec.start):
-        raise BackendError(f"backend {spec.name!r}: start must be callable, got {spec.start!r}")
-    # A stranger must not be able to take the default backend away, not even by accident.
-    if BUILT_IN.get(spec.name, entry_point) != entry_point:
-        raise BackendError(f"the backend name {spec.name!r} belongs to {_polyarr()}; choose another")
+        _state.loader.load()
+    return _state.loader
 
 
 # ---- in-process plugins ----------------------------------------------------------------------------------
@@ -463,7 +314,7 @@ def register_plugin(plugin: Any, name: str | None = None) -> None:
     """
     entry_point = name or getattr(plugin, "__name__", None) or type(plugin).__name__
     with _lock:
-        _state.added.append(_registered(THIS_PROCESS, entry_point, plugin))
+        _state.loader.added.append(_state.loader.registered(THIS_PROCESS, entry_point, plugin))
 
 
 def unregister_plugin(plugin: Any) -> None:
@@ -472,16 +323,19 @@ def unregister_plugin(plugin: Any) -> None:
     Errors:  ValueError if the plugin was not added by register_plugin
     """
     with _lock:
-        found = [p for p in _state.added if p.manager.is_registered(plugin)]
+        added = _state.loader.added
+        found = [p for p in added if has(p, plugin)]
         if not found:
             raise ValueError(f"{plugin!r} is not a plugin that register_plugin added")
         names = {spec.name for p in found for spec in p.backends}
         gone = {p.entry_point for p in found}
-        names |= {r.backend for rows in _state.overrides.values() for r in rows if r.entry_point in gone}
-        _state.added = [p for p in _state.added if p not in found]
-        for name in [n for n in _state.running if n in names or n.partition(":")[0] in names]:
-            if _state.running.pop(name) is _state.default:
-                _state.default = None
+        replaced = {r.backend for rows in _state.overrides.values() for r in rows if r.entry_point in gone}
+        added[:] = [p for p in added if p not in found]
+        for name, backend in [*_state.running.items()]:
+            if backend.family in names or backend.name in replaced:
+                del _state.running[name]
+                if backend is _state.default:
+                    _state.default = None
         for name in names:
             _state.not_started.pop(name, None)
 
@@ -504,19 +358,19 @@ def fresh() -> Iterator[None]:
 
 def failures() -> list[PluginFailure]:
     """Everything that failed and was not mended since."""
-    _plugins()
-    return [*_state.failed, *_state.not_started.values(), *_state.not_answered.values()]
+    return [*_load_all().failed, *_state.not_started.values(), *_state.not_answered.values()]
 
 
 def status(start: bool = False) -> list[BackendStatus]:
     """Every backend and every plugin that could not offer one; starts them only if asked to."""
+    loader = _load_all()
     rows = [_status_of(name, offers, start) for name, offers in _offers().items()]
-    for f in _state.failed:
+    for f in loader.failed:
         rows.append(BackendStatus(f.entry_point, f.distribution, f.entry_point, "failed", str(f), failure=f))
     return rows
 
 
-def _status_of(name: str, offers: list[tuple[_Plugin, BackendSpec]], start: bool) -> BackendStatus:
+def _status_of(name: str, offers: list[tuple[Plugin, BackendSpec]], start: bool) -> BackendStatus:
     plugin, spec = offers[0]
     row = BackendStatus(name, plugin.distribution, plugin.entry_point, "registered", summary=spec.summary)
     if len(offers) > 1:
@@ -526,8 +380,8 @@ def _status_of(name: str, offers: list[tuple[_Plugin, BackendSpec]], start: bool
             get_backend(name)
         except BackendError as error:
             return row._replace(state="failed", reason=str(error), failure=_state.not_started.get(name))
-    for full_name, backend in _state.running.items():
-        if full_name.partition(":")[0] == name:
+    for backend in _state.running.values():
+        if backend.family == name:
             return row._replace(state="running", backend=_state.running.get(name, backend))
     failure = _state.not_started.get(name)
     return row._replace(state="failed", reason=str(failure), failure=failure) if failure else row
@@ -535,7 +389,8 @@ def _status_of(name: str, offers: list[tuple[_Plugin, BackendSpec]], start: bool
 
 def overrides() -> list[Override]:
     """Every kernel that plugins replaced in the backends that run."""
-    return [row for name in _state.running for row in _state.overrides.get(name, ())]
+    names = dict.fromkeys(backend.name for backend in _state.running.values())
+    return [row for name in names for row in _state.overrides[name]]
 
 
 def devices() -> list[DeviceInfo]:
@@ -564,37 +419,27 @@ def _diagnosis(row: tuple[str, str]) -> Diagnosis:
 def _gather(hook: str, stage: str, row_type: Callable[[Any], Row]) -> list[Row]:
     """What every plugin answers to a hook. One that fails is recorded and left out."""
 
-    def rows_of(plugin: _Plugin) -> list[Row]:
+    def rows_of(plugin: Plugin) -> list[Row]:
         return [row_type(row) for answer in getattr(plugin.manager.hook, hook)() for row in answer]
 
     nothing: list[Row] = []
-    return [row for p in _plugins() for row in _answer(p, stage, functools.partial(rows_of, p), nothing)]
+    return [row for p in _load_all().plugins for row in _answer(p, stage, functools.partial(rows_of, p), nothing)]
 
 
-def _answer(plugin: _Plugin, stage: str, ask: Callable[[], Row], otherwise: Row) -> Row:
+def _answer(plugin: Plugin, stage: str, ask: Callable[[], Row], otherwise: Row) -> Row:
     """ask(), or `otherwise` if it fails, with the failure on record."""
     key = (plugin.entry_point, stage)
     try:
-        answer = ask()
+        with patience(f"{called(plugin.distribution, plugin.entry_point)} is asked to {stage}"):
+            answer = ask()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         failure = PluginFailure(plugin.distribution, plugin.entry_point, stage, error)
-        _raise_if_strict(failure)
+        if is_strict():
+            raise BackendError(str(failure)) from error
         _state.not_answered[key] = failure
-        _warn_once(failure)
+        _state.loader.warn(failure)
         return otherwise
     _state.not_answered.pop(key, None)
     return answer
-
-
-def _raise_if_strict(failure: PluginFailure) -> None:
-    if os.environ.get("POLYARR_STRICT_PLUGINS", "") not in ("", "0"):
-        raise BackendError(str(failure)) from failure.exception
-
-
-def _warn_once(failure: PluginFailure) -> None:
-    text = str(failure)
-    if text not in _state.warned:
-        _state.warned.add(text)
-        warnings.warn(text, PluginWarning, stacklevel=2)

@@ -22,6 +22,7 @@ LAYERS = {
     "polyarr.core.record": 1,
     "polyarr.core.op": 2,
     "polyarr.hooks": 2,
+    "polyarr.loading": 2,
     "polyarr.plugins": 2,
     "polyarr.ops": 3,
     "polyarr.autograd": 4,

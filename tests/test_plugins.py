@@ -1,27 +1,20 @@
 """The plugin loader: whatever a plugin does, everything else works and the failure is on record."""
 
 import asyncio
-import contextlib
-import importlib
-import os
-import subprocess
 import sys
-import tempfile
-import textwrap
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyarr import plugins
+from polyarr import loading, plugins
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
 from polyarr.plugins import BackendSpec, PluginWarning, get_backend, hookimpl, set_backend, use_backend
-
-ROOT = Path(__file__).parents[1]
+from tests.installing import child, install, installed, module_of
+from tests.installing import no_settings as no_settings  # a fixture of every test here
 
 HEAD = """
 import sys
@@ -44,7 +37,7 @@ KINDS = {
         "class Odd(Exception):\n    def __str__(self):\n        raise ValueError\nraise Odd",
         "import",
     ),
-    "asks for a backend on import": ("import polyarr\npolyarr.get_backend('numpy')", "import"),
+    "asks for a backend on import": ("import polyarr\npolyarr.get_backend('{name}')", "import"),
     "no hook": ("x = 1", "register"),
     "unknown hook": (HEAD + "@hookimpl\ndef polyarr_backend(register): pass", "register"),
     "wrong argument": (HEAD + "@hookimpl\ndef polyarr_backends(registry): pass", "register"),
@@ -59,69 +52,12 @@ KINDS = {
     "fails to start": (HOOK + "register('{name}', lambda: 1 / 0)", "start"),
     "exits on start": (HOOK + "register('{name}', lambda: sys.exit(1))", "start"),
     "starts no Backend": (HOOK + "register('{name}', lambda: 'a backend')", "start"),
-    "clashes": (HOOK + "register('shared', start)", "clash"),
+    "clashes": (HOOK + "register('shared', lambda: Backend('shared', {{}}, None, None))", "clash"),
 }
-
-
-@contextlib.contextmanager
-def installed(sources):
-    """Distributions fake-<name> with these sources, {name: source}, on the path of this process."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, source in sources.items():
-            install(Path(folder), name, source)
-        sys.path.insert(0, folder)
-        importlib.invalidate_caches()
-        try:
-            with plugins.fresh():
-                yield Path(folder)
-        finally:
-            sys.path.remove(folder)
-            for name in sources:
-                sys.modules.pop(module_of(name), None)
-
-
-def install(folder, name, source, distribution=None, version="1.2"):
-    """Write a module and the metadata of a distribution that names it as an entry point."""
-    (folder / f"{module_of(name)}.py").write_text(textwrap.dedent(source).replace("{name}", name))
-    distribution = distribution or f"fake-{name}"
-    info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[polyarr]\n{name} = {module_of(name)}\n")
-
-
-def module_of(name):
-    return f"fake_plugin_{name}"
 
 
 def source_of(kind):
     return KINDS[kind][0].replace("{{", "{").replace("}}", "}")
-
-
-def child(code, folder=None, **environment):
-    """Run code in a process of its own, with folder on its path."""
-    path = os.pathsep.join(map(str, [folder, ROOT] if folder else [ROOT]))
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**_clean(), "PYTHONPATH": path, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def _clean():
-    return {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
-
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch):
-    """Every test begins without POLYARR_ settings, plugins or a choice of backend."""
-    for name in set(os.environ) - set(_clean()):
-        monkeypatch.delenv(name)
-    with plugins.fresh():
-        yield
 
 
 def toy(name="toy", device="cpu"):
@@ -191,21 +127,19 @@ def test_strict_raises_what_would_be_recorded(kind, monkeypatch):
     with installed({"p": source_of(kind)}):
         for _ in range(2):
             with pytest.raises(BackendError, match=r"'p' \(fake-p 1.2\) could not"):
-                get_backend("numpy")
+                get_backend("p")
 
 
 def test_keyboard_interrupt_is_not_swallowed():
     """Ctrl-C during a plugin's import ends the program, not the plugin."""
     with installed({"p": "raise KeyboardInterrupt"}), pytest.raises(KeyboardInterrupt):
-        get_backend("numpy")
+        get_backend("p")
 
 
 def test_unknown_name_lists_what_is_installed_and_what_failed():
     """The error says what there is, what failed and why, and what was probably meant."""
     with installed({"good": source_of("good"), "p": source_of("missing library")}):
-        with pytest.warns(PluginWarning, match="no_such_library_anywhere"):
-            get_backend("good")
-        with pytest.raises(BackendError) as error:
+        with pytest.raises(BackendError) as error, pytest.warns(PluginWarning, match="no_such_library_anywhere"):
             get_backend("goood")
     text = str(error.value)
     assert text.startswith("no backend called 'goood'; installed: good, numpy, opencl; did you mean 'good'?")
@@ -256,8 +190,8 @@ def test_an_unknown_plugin_that_warns_as_an_error_leaves_the_state_sound():
     """With -W error the first use raises the warning; the next one works."""
     with installed({"p": source_of("exits"), "q": source_of("good")}):
         with pytest.raises(PluginWarning):
-            get_backend("q")
-        assert get_backend("q").name == "q"
+            plugins.status()
+        assert get_backend("q").name == "q" and [f.entry_point for f in plugins.failures()] == ["p"]
 
 
 # ---- starting --------------------------------------------------------------------------------------------
@@ -265,7 +199,7 @@ def test_an_unknown_plugin_that_warns_as_an_error_leaves_the_state_sound():
 
 def test_a_backend_whose_start_failed_may_be_tried_again():
     """The failure is on record until a start succeeds."""
-    backend, ready = toy(), []
+    backend, ready = toy("late"), []
 
     class Late:
         @hookimpl
@@ -277,7 +211,7 @@ def test_a_backend_whose_start_failed_may_be_tried_again():
         get_backend("late")
     assert [f.stage for f in plugins.failures() if f.entry_point == "Late"] == ["start"]
     ready.append(True)
-    assert get_backend("late") is backend
+    assert get_backend("late").kernels == backend.kernels
     assert not [f for f in plugins.failures() if f.entry_point == "Late"]
 
 
@@ -495,7 +429,7 @@ def test_fresh_puts_everything_back():
 
 def test_devices_and_diagnoses_are_gathered_and_isolated(monkeypatch):
     """A hook that fails is recorded and warned of once; the others are heard."""
-    monkeypatch.delitem(plugins.BUILT_IN, "opencl")  # its drivers are not asked here
+    monkeypatch.delitem(loading.BUILT_IN, "opencl")  # its drivers are not asked here
 
     class Speaks:
         @hookimpl
@@ -529,7 +463,7 @@ def test_devices_and_diagnoses_are_gathered_and_isolated(monkeypatch):
 
 
 def test_import_polyarr_starts_no_driver_and_loads_no_plugin(tmp_path):
-    """Neither the import nor the use of numpy brings in OpenCL; a fatal plugin is only met on first use."""
+    """Neither the import nor the use of numpy brings in OpenCL; a fatal plugin is only met where it is asked for."""
     install(tmp_path, "fatal", "import os; os._exit(9)")
     found = child(
         """
@@ -547,8 +481,8 @@ def test_import_polyarr_starts_no_driver_and_loads_no_plugin(tmp_path):
     )
     assert found.stdout.strip() == "[]", found.stderr
     code = "import polyarr, sys; polyarr.get_backend('numpy'); print('pyopencl' in sys.modules)"
-    assert child(code).stdout.strip() == "False"
-    assert child(code, tmp_path).returncode == 9
+    assert child(code, tmp_path).stdout.strip() == "False"
+    assert child("import polyarr; polyarr.get_backend('fatal')", tmp_path).returncode == 9
 
 
 def test_settings_in_a_process_of_its_own(tmp_path):
@@ -557,10 +491,11 @@ def test_settings_in_a_process_of_its_own(tmp_path):
     install(tmp_path, "bad", source_of("missing library"))
     code = "from polyarr.plugins import get_backend; print(get_backend().name)"
 
-    found = child(code, tmp_path)
-    assert found.stdout.strip() == "numpy" and found.stderr.count("PluginWarning") == 1
     found = child(code, tmp_path, POLYARR_BACKEND="good", POLYARR_PLUGINS="good")
     assert (found.stdout.strip(), found.stderr) == ("good", "")
+    code += "; from polyarr.plugins import status; status()"
+    found = child(code, tmp_path)
+    assert found.stdout.strip() == "numpy" and found.stderr.count("PluginWarning") == 1
     found = child(code, tmp_path, POLYARR_STRICT_PLUGINS="1")
     assert found.returncode == 1 and "plugin 'bad' (fake-bad 1.2) could not import" in found.stderr
     found = child(code, tmp_path, POLYARR_BACKEND="good", POLYARR_PLUGINS="")

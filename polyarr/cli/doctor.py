@@ -10,17 +10,16 @@ import numpy as np
 
 import polyarr
 from polyarr.cli.output import no_plugin_warnings
+from polyarr.hooks import Diagnosis
+from polyarr.loading import PluginFailure, reason_of
 from polyarr.plugins import (
     KNOWN,
     BackendStatus,
-    Diagnosis,
-    PluginFailure,
     diagnose,
     failures,
     get_backend,
     lacks_library,
     overrides,
-    reason_of,
     status,
     use_backend,
 )

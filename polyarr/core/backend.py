@@ -23,7 +23,7 @@ is asked, a row that is too long for the device, say, forward returns NotImpleme
 the same backend.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -47,11 +47,17 @@ def _no_memory_report() -> dict[str, int]:
     return {}
 
 
+def family_of(name: str) -> str:
+    """The name of a backend without its device, the one that it is registered by: "opencl" of "opencl:1"."""
+    return name.partition(":")[0]
+
+
 class Backend(NamedTuple):
     """A backend, as a value.
 
-    name         what the user writes: "numpy", "opencl:1"
-    kernels      Op -> kernel or Fused pair
+    name         what the user writes: the name that it is registered by, then, if it has several devices, a colon and
+                 the device: "numpy", "opencl:1"
+    kernels      Op -> kernel or Fused pair; nobody can change the table of a backend that runs
     upload       numpy.ndarray -> buffer; the buffer owns its memory
     download     buffer -> numpy.ndarray, C-contiguous, owned by the caller; waits
     synchronize  waits for everything that was enqueued
@@ -64,7 +70,7 @@ class Backend(NamedTuple):
     """
 
     name: str
-    kernels: dict[Any, Any]
+    kernels: Mapping[Any, Any]
     upload: Callable[[np.ndarray], Any]
     download: Callable[[Any], np.ndarray]
     synchronize: Callable[[], None] = _nothing
@@ -73,6 +79,11 @@ class Backend(NamedTuple):
     memory: Callable[[], dict[str, int]] = _no_memory_report
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
+
+    @property
+    def family(self) -> str:
+        """The name without the device: what an override looks at."""
+        return family_of(self.name)
 
     def __repr__(self) -> str:
         return f"<backend {self.name} on {self.device}>"

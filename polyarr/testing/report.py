@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from polyarr.core.backend import Backend, Fused
+from polyarr.core.backend import Backend, Fused, family_of
 from polyarr.core.errors import BackendError
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
@@ -222,7 +222,7 @@ def _of_backend(name: str, results: list[Result], is_whole: bool, is_named: bool
         "name": name,
         "verdict": "not started" if problem and not is_named else _verdict(results, is_whole),
         "problem": problem,
-        "distribution": next((row.distribution for row in _rows() if row.name == name.partition(":")[0]), ""),
+        "distribution": next((row.distribution for row in _rows() if row.name == family_of(name)), ""),
         **_abilities(name, backend),
         "counts": {level: _counts(r for r in results if r.level == level) for level in LEVELS},
         "results": [_without_backend(r) for r in results],
@@ -255,7 +255,7 @@ def _abilities(name: str, backend: Backend | None) -> dict[str, Any]:
         "dtypes": [] if backend is None else [d.name for d in DTYPES if d in backend.dtypes],
         "kernels": len(kernels) - len(pairs),
         "pairs": len(pairs),
-        "replaced": {row.op: row.distribution for row in overrides() if row.backend == name},
+        "replaced": {row.op: row.distribution for row in overrides() if backend and row.backend == backend.name},
         "capabilities": {
             "tells of writes out of bounds": backend is not None and backend.guarded is not None,
             "reports its memory": backend is not None and bool(backend.memory()),

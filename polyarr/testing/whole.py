@@ -145,7 +145,7 @@ print(json.dumps([a.numpy().tobytes().hex() for a in [loss, *pa.tree.leaves(grad
 def check_program_cache(backend: Backend, examples: int) -> None:
     """A new process computes the same bits with an empty cache of programs, with a full one, and with none."""
     name = backend.name
-    if not any(row.name == name.partition(":")[0] and row.distribution != THIS_PROCESS for row in status()):
+    if not any(row.name == backend.family and row.distribution != THIS_PROCESS for row in status()):
         raise Lacking(f"{name} is known to this process only: another one cannot start it")
     with tempfile.TemporaryDirectory() as folder:
         user = {"HOME": folder, "XDG_CACHE_HOME": folder, "PYTHONUSERBASE": site.getuserbase()}
