@@ -101,7 +101,8 @@ def get_backend(name: str | Backend | None = None) -> Backend:
     The current backend is that of the innermost use_backend, else that of set_backend, else the one that
     POLYARR_BACKEND names, else numpy.
 
-    Errors:  BackendError if there is no such backend, if two plugins offer it, or if it cannot start
+    Errors:  BackendError if there is no such backend, if two plugins offer it, or if it cannot be loaded or start;
+             in the last case with the error that it met as its cause
     """
     if name is None:  # creation ops come here: keep it short
         scope = _scope.get()
@@ -274,11 +275,12 @@ def _offers() -> dict[str, list[tuple[Plugin, BackendSpec]]]:
 def _offer(name: str) -> tuple[Plugin, BackendSpec]:
     loader = _state.loader
     loader.load(name)
-    if name not in _offers() and not any(f.entry_point == name for f in loader.failed):
+    failed = [f.exception for f in loader.failed if f.entry_point == name]
+    if name not in _offers() and not failed:
         loader.load()  # it may be that of a plugin with another name
     found = _offers().get(name, [])
     if not found:
-        raise BackendError(_unknown(name, loader.names))
+        raise BackendError(_unknown(name, loader.names)) from (failed[0] if failed else None)
     if len(found) > 1:
         raise BackendError(_ambiguous(name, [plugin for plugin, _ in found]))
     return found[0]

@@ -387,6 +387,33 @@ def test_a_users_test_runs_once_per_backend(run, tmp_path):
     }  # fmt: skip
 
 
+MISSPELT = """
+import pytest
+
+@pytest.mark.polyarr_backend("nosuch", "good", "good", "good:1")
+def test_names(): pass
+
+@pytest.mark.polyarr_backend("nosuch:1", "broken", "torn")
+def test_more(polyarr_backend): pass
+"""
+
+
+def test_a_misspelt_name_is_an_error(run, tmp_path):
+    """It would be skipped for ever. What is installed and does not work is skipped, and no name counts twice."""
+    (tmp_path / "test_misspelt.py").write_text(MISSPELT)
+    info = tmp_path / "polyarr_torn-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: polyarr-torn\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[polyarr]\ntorn = no_such_module\n")
+    found = run(tmp_path, "pytest", *ALONE, "-vv", "test_misspelt.py")
+    verdicts = dict(re.findall(r"::(\S+) (PASSED|SKIPPED|ERROR|FAILED)", found.stdout))
+    assert verdicts == {
+        "test_names[nosuch]": "ERROR", "test_names[good]": "PASSED", "test_names[good:1]": "ERROR",
+        "test_more[nosuch:1]": "ERROR", "test_more[broken]": "SKIPPED", "test_more[torn]": "SKIPPED",
+    }  # fmt: skip
+    assert "no backend called 'nosuch'; installed: " in found.stdout
+
+
 def test_other_projects_do_not_pay(run, tmp_path):
     """Where polyarr is installed and not used, pytest loads neither the kit's libraries nor plugins."""
     (tmp_path / "test_others.py").write_text(

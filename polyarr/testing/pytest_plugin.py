@@ -2,7 +2,7 @@
 
     def test_loss(polyarr_backend): ...                         # once per backend that starts, as the current one
 
-    @pytest.mark.polyarr_backend("numpy", "opencl")             # on these, fixture or not
+    @pytest.mark.polyarr_backend("numpy", "opencl")             # on these, fixture or not; unknown names are errors
     def test_gradient(): ...
 
 pytest loads this wherever polyarr is installed, so it imports nothing that is not always there.
@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.fixturenames.append(FIXTURE)
     if FIXTURE in metafunc.fixturenames:
         names = marker.args if marker else _chosen(metafunc.config) or [row.name for row in status()]
-        metafunc.parametrize(FIXTURE, names, indirect=True)
+        metafunc.parametrize(FIXTURE, [*dict.fromkeys(names)], indirect=True)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -87,12 +87,14 @@ def _chosen(config: pytest.Config) -> list[str]:
 def polyarr_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """A backend, which is the current one for the length of the test.
 
-    One that --polyarr-backend names must start; of the others, those that do not are skipped.
+    One that --polyarr-backend names must start; of the others, those that do not are skipped. A name that no installed
+    plugin knows is an error: it would be skipped for ever.
     """
     try:
         backend = get_backend(request.param)
     except BackendError as error:
-        if request.param in _chosen(request.config):
+        is_unknown = error.__cause__ is None  # what is installed and does not work comes with the reason
+        if is_unknown or request.param in _chosen(request.config):
             pytest.fail(str(error), pytrace=False)
         pytest.skip(str(error))
     with use_backend(backend):
