@@ -73,7 +73,12 @@ class Hooks:
 
     @hookspec
     def polyarr_kernels(self, backend: Backend) -> Mapping[Any, Any]:
-        """Give op -> kernel (or Fused pair) to replace in a backend that has just started; {} for any other."""
+        """Give op -> kernel (or Fused pair) to replace in a backend that has just started; {} for any other.
+
+        backend.family is its name without the device, backend.kernels are its own kernels, to look up and not to
+        change, and backend.handle is what new ones may build on. The plugin's entry point must be called
+        "<family>.<anything>", so that it is loaded in time.
+        """
         return {}
 
     @hookspec

@@ -323,7 +323,7 @@ def test_the_example_that_replaces_gelu(tmp_path):
             checks.check_gradient(ops.gelu, "numpy", Sample((Data((5, 33)),), params))
             checks.check_purity(ops.gelu, "numpy", Sample((Data((5, 33)),), params))
         shown = CliRunner().invoke(main, ["doctor"]).output
-    assert "numpy: gelu is that of faster-gelu (polyarr-faster-gelu 0.1.0)" in shown
+    assert "numpy: gelu is that of numpy.faster-gelu (polyarr-faster-gelu 0.1.0)" in shown
     assert "polyarr-faster-gelu: 100,000 elements in" in shown
 
 
@@ -357,6 +357,24 @@ def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path):
         shown = CliRunner().invoke(main, ["doctor"]).output
     assert "ok       mine (polyarr-mine 0.1.0) computes on cpu" in shown
     assert f"polyarr-mine: NumPy {np.__version__}" in shown
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_the_pages_kernel_in_opencl_c(tmp_path, monkeypatch):
+    """An override builds on the handle alone; its values and gradients hold in every layout."""
+    (tmp_path / "polyarr_cl_square.py").write_text(page_files()["polyarr_cl_square.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    with plugins.fresh():
+        plugins.register_plugin(importlib.import_module("polyarr_cl_square"))
+        backend = get_backend("opencl")
+        assert [r.op for r in plugins.overrides()] == ["square"] and backend.family == "opencl"
+        for shape in ((), (0,), (5, 33)):
+            for dtype in ("float32", "int32"):
+                checks.check_forward(ops.square, backend, Sample((Data(shape, dtype),)))
+        checks.check_layout(ops.square, backend, Sample((Data((5, 33)),)))
+        checks.check_bounds(ops.square, backend, Sample((Data((5, 33)),)))
+        checks.check_backward(ops.square, backend, Sample((Data((5, 33)),)))
+    sys.modules.pop("polyarr_cl_square")
 
 
 def row_of(op):

@@ -21,7 +21,7 @@ CUBIC = 0.044715
 @hookimpl
 def polyarr_kernels(backend):
     """A pair for the backend numpy, made of what it has already; nothing for any other."""
-    return {ops.gelu: pair(backend.kernels[ops.erf])} if backend.name == "numpy" else {}
+    return {ops.gelu: pair(backend.kernels[ops.erf])} if backend.family == "numpy" else {}
 
 
 def pair(erf):

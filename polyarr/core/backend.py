@@ -67,6 +67,8 @@ class Backend(NamedTuple):
     unordered    the ops whose last bits may differ from call to call, as sums in no fixed order do
     guarded      () -> a context: what is allocated within it starts out as 0xff bytes between canaries; at its end it
                  raises BackendError if something outside was written to. None: the backend cannot tell
+    handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
+                 it. None: nothing but the buffers
     """
 
     name: str
@@ -79,6 +81,7 @@ class Backend(NamedTuple):
     memory: Callable[[], dict[str, int]] = _no_memory_report
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
+    handle: Any = None
 
     @property
     def family(self) -> str:

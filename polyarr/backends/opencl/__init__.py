@@ -19,6 +19,7 @@ def start(device: str | None = None) -> Backend:
     _choose_caches()
     from polyarr.backends.opencl.copy import download
     from polyarr.backends.opencl.devices import select
+    from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.table import make_kernels, unordered
 
     found = select(device)
@@ -34,6 +35,7 @@ def start(device: str | None = None) -> Backend:
             memory=found.memory,
             unordered=unordered(found),
             guarded=found.guarded,
+            handle=handle_of(found),
         )
     return _backends[found]
 
