@@ -9,7 +9,7 @@ from typing import Any, Self
 from polyarr import ops, random
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import Array, spec_of
-from polyarr.core.spec import INTEGERS
+from polyarr.core.spec import INTEGERS, bfloat16, float16, float32
 from polyarr.nn import Dropout, Embedding, KeyValueCache, LayerNorm, Linear, Module, TransformerBlock, normal
 
 GPT_CONFIG_124M = {
@@ -21,6 +21,7 @@ GPT_CONFIG_124M = {
     "drop_rate": 0.1,
     "qkv_bias": False,
 }
+_HOTTEST = 3e38  # as a temperature: all are equally likely, and float32 still holds it
 PRESETS = {"gpt2-124m": GPT_CONFIG_124M}
 
 
@@ -192,25 +193,32 @@ def _drawn(
 def choose(
     logits: Array, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Array:
-    """One token for each row of logits (..., V) -> (...)."""
+    """One token for each row of logits (..., V) -> (...). Of equally likely ones, top_k and top_p keep the first."""
     if temperature == 0:
         return ops.argmax(logits, axis=-1)
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        kth = ops.topk(logits, k=top_k)[0][..., -1:]  # (..., 1)
-        logits = ops.where(logits < kth, -math.inf, logits)
-    return random.choice_from_logits(logits if top_p is None else _nucleus(logits, top_p))
+    if top_k is None and top_p is None:
+        return random.choice_from_logits(_tempered(logits, temperature))
+    count = logits.shape[-1]
+    ranked, tokens = ops.topk(logits, k=min(top_k or count, count))  # (..., K) the likeliest first
+    ranked = _tempered(ranked, temperature)
+    drawn = random.choice_from_logits(ranked if top_p is None else _nucleus(ranked, top_p))  # (...)
+    return ops.take_along_axis(tokens, drawn[..., None], axis=-1)[..., 0]
 
 
-def _nucleus(logits: Array, top_p: float) -> Array:
-    """The logits, -inf outside the fewest tokens that together have probability top_p."""
-    ranked = ops.sort(logits, axis=-1, descending=True)  # (..., V) the likeliest first
-    probabilities = ops.softmax(ranked, axis=-1)
-    before = (
-        ops.cumulative_sum(probabilities, axis=-1) - probabilities
-    )  # what the likelier ones have together
-    kept = ops.where(before < top_p, ranked, math.inf)
-    return ops.where(logits < ops.min(kept, axis=-1, keepdims=True), -math.inf, logits)
+def _tempered(logits: Array, temperature: float) -> Array:
+    """The logits less their largest, divided by the temperature: the largest is 0, the others may be -inf."""
+    behind = logits.astype(float32) if logits.dtype in (float16, bfloat16) else logits
+    behind = behind - ops.max(behind, axis=-1, keepdims=True)
+    # 0 / temperature is nan where the temperature is too small for the dtype, or for a device without denormals.
+    return ops.where(behind == 0, behind, behind / min(temperature, _HOTTEST))
+
+
+def _nucleus(ranked: Array, top_p: float) -> Array:
+    """The logits, which fall, -inf behind the fewest that together have probability top_p; the first always stays."""
+    together = ops.cumulative_sum(ops.softmax(ranked, axis=-1), axis=-1)
+    before = ops.concat([ops.zeros_like(together[..., :1]), together[..., :-1]], axis=-1)
+    kept = (before == 0) | (before < top_p)
+    return ops.where(kept, ranked, -math.inf)
 
 
 def _check_sampling(
