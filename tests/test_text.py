@@ -1,6 +1,7 @@
 """The tokenizer and the corpora."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_unknown_characters_are_named():
 
 
 @pytest.mark.parametrize(
-    "saved", [{}, None, {"kind": "bytes"}, *({"kind": "characters", "characters": c} for c in (3, "aa"))]
+    "saved", [{}, None, {"kind": "bytes"}, *({"kind": "characters", "characters": c} for c in (3, "aa", "", "a\ud800"))]
 )
 def test_a_damaged_description_is_refused(saved):
     with pytest.raises(ValueError, match="CharTokenizer"):
@@ -70,6 +71,17 @@ def test_read_text_says_what_is_wrong(tmp_path):
         read_text(tmp_path / "none.txt")
     with pytest.raises(OSError):
         read_text(tmp_path)
+
+
+def test_what_has_no_end_is_not_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", "/dev/null", tmp_path / "pipe"):
+        with pytest.raises(ValueError, match=rf"^{path}: a device, pipe or socket; it must be a regular file$"):
+            read_text(path)
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=r"large: 1,099,511,627,776 bytes; at most 1,073,741,824 are read$"):
+        read_text(tmp_path / "large")
 
 
 def test_the_standard_library_is_source_in_plain_ascii():

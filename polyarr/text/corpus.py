@@ -1,10 +1,13 @@
 """Corpora: a file, or what every Python brings with it."""
 
+import os
+import stat
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 MAX_STANDARD_LIBRARY = 4_000_000  # characters; enough for a small model, read in well under a second
+MAX_TEXT = 2**30  # bytes; tokenizing takes about ten times as many
 # Not the library's own code, or hardly like it: tests, other people's packages, tables of data.
 _SKIPPED = {
     "test",
@@ -21,9 +24,9 @@ _SKIPPED = {
 def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file; line ends become \\n.
 
-    Errors:  OSError if it cannot be read; ValueError if it is empty or not UTF-8
+    Errors:  OSError if it cannot be read; ValueError if it is no regular file, too large, empty or not UTF-8
     """
-    data = Path(path).read_bytes()
+    data = _read_regular(path)
     if not data:
         raise ValueError(f"{path}: the file is empty")
     try:
@@ -33,6 +36,17 @@ def read_text(path: str | Path) -> str:
             f"{path}: not UTF-8, byte {data[error.start]:#04x} at position {error.start}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read_regular(path: str | Path) -> bytes:
+    """The bytes of a file. Devices and pipes have no end, and could not be read again when a run is resumed."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # open says what a folder is
+        raise ValueError(f"{path}: a device, pipe or socket; it must be a regular file")
+    if found.st_size > MAX_TEXT:
+        raise ValueError(f"{path}: {found.st_size:,} bytes; at most {MAX_TEXT:,} are read")
+    with open(path, "rb") as file:
+        return file.read(MAX_TEXT)
 
 
 def standard_library_text(limit: int = MAX_STANDARD_LIBRARY) -> str:

@@ -11,7 +11,7 @@ _SHOWN = 5  # characters listed in an error
 class CharTokenizer:
     """One token per character, numbered in the order of their code points.
 
-    Errors:  ValueError for an empty or repeated set of characters
+    Errors:  ValueError for an empty or repeated set of characters, or half a surrogate pair
     """
 
     def __init__(self, characters: Iterable[str]) -> None:
@@ -19,6 +19,8 @@ class CharTokenizer:
         self._numbers = {character: i for i, character in enumerate(self.characters)}
         if not self.characters or len(self._numbers) != len(self.characters):
             raise ValueError("CharTokenizer: characters must be distinct, and at least one")
+        if any("\ud800" <= character <= "\udfff" for character in self.characters):
+            raise ValueError("CharTokenizer: a surrogate is no character; no text file can hold it")
 
     @classmethod
     def from_text(cls, text: str) -> Self:
