@@ -9,7 +9,7 @@ from typing import Any, Self
 from polyarr import ops, random
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import Array, spec_of
-from polyarr.core.spec import INTEGERS, bfloat16, float16, float32
+from polyarr.core.spec import INTEGERS, NARROW, float32
 from polyarr.nn import Dropout, Embedding, KeyValueCache, LayerNorm, Linear, Module, TransformerBlock, normal
 
 GPT_CONFIG_124M = {
@@ -207,7 +207,7 @@ def choose(
 
 def _tempered(logits: Array, temperature: float) -> Array:
     """The logits less their largest, divided by the temperature: the largest is 0, the others may be -inf."""
-    behind = logits.astype(float32) if logits.dtype in (float16, bfloat16) else logits
+    behind = logits.astype(float32) if logits.dtype in NARROW else logits
     behind = behind - ops.max(behind, axis=-1, keepdims=True)
     # 0 / temperature is nan where the temperature is too small for the dtype, or for a device without denormals.
     return ops.where(behind == 0, behind, behind / min(temperature, _HOTTEST))
