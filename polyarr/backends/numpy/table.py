@@ -9,8 +9,11 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.backends.numpy.philox import random_bits
-from polyarr.core.spec import NARROW, Spec, float32
+from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64
 from polyarr.core.spec import bool as bool_
+
+DEPTH = 4096  # up to as many products are summed in their own dtype
+BLOCK = 64  # numbers that a running sum adds one by one
 
 
 def wide(dtype: np.dtype) -> np.dtype:
@@ -45,11 +48,31 @@ def reduction(xp: Any, fn: Callable) -> Callable:
     return kernel
 
 
+def long_sum(xp: Any, fn: Callable) -> Callable:
+    """A kernel out of sum or prod in which floats lose no digits, however many there are.
+
+    They accumulate in float64, and as rows side by side: only there NumPy adds in pairs, and not one by one.
+    """
+    plain = reduction(xp, fn)
+
+    def kernel(out: Spec, x: np.ndarray, *, axis: tuple, keepdims: bool, dtype: Any) -> np.ndarray:
+        if out.dtype not in FLOATS:
+            return plain(out, x, axis=axis, keepdims=keepdims, dtype=dtype)
+        kept = tuple(i for i in range(x.ndim) if i not in axis)
+        rows = x.transpose((*kept, *axis)).astype(wide(x.dtype)).copy()
+        rows = rows.reshape(*(x.shape[i] for i in kept), math.prod(x.shape[i] for i in axis))
+        with np.errstate(all="ignore"):
+            return xp.asarray(fn(rows, axis=-1, dtype=float64)).reshape(out.shape).astype(out.dtype, copy=False)
+
+    return kernel
+
+
 def _reductions(xp: Any) -> dict:
     return {
-        ops.sum: xp.sum, ops.prod: xp.prod, ops.max: xp.max, ops.min: xp.min,
-        ops.argmax: xp.argmax, ops.argmin: xp.argmin,
-    }  # fmt: skip
+        **{op: long_sum(xp, fn) for op, fn in ((ops.sum, xp.sum), (ops.prod, xp.prod))},
+        **{op: reduction(xp, fn) for op, fn in ((ops.max, xp.max), (ops.min, xp.min))},
+        **{op: reduction(xp, fn) for op, fn in ((ops.argmax, xp.argmax), (ops.argmin, xp.argmin))},
+    }
 
 
 def _binary(xp: Any, bound: Callable) -> dict:
@@ -78,7 +101,7 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict:
     }  # fmt: skip
     return {
         **{op: elementwise(xp, fn) for op, fn in (unary | _binary(xp, bound)).items()},
-        **{op: reduction(xp, fn) for op, fn in _reductions(xp).items()},
+        **_reductions(xp),
         ops.nextafter: bound(nextafter),
         ops.where: bound(where),
         ops.astype: astype,
@@ -95,7 +118,7 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict:
         ops.scatter: bound(scatter),
         ops.scatter_add: bound(scatter_add),
         ops.argsort: bound(argsort),
-        ops.matrix_product: elementwise(xp, xp.matmul),
+        ops.matrix_product: elementwise(xp, bound(matrix_product)),
         ops.random_bits: bound(random_bits),
     }
 
@@ -134,10 +157,38 @@ def astype(out: Spec, x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
         return x.astype(dtype)
 
 
+def matrix_product(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
+    """The product; one of great depth in parts, which are added in float64: BLAS adds up in the dtype itself."""
+    depth = x.shape[-1]
+    if depth <= DEPTH or x.dtype not in FLOATS:
+        return xp.matmul(x, y)
+    total = 0.0
+    for start in range(0, depth, DEPTH):
+        part = slice(start, start + DEPTH)
+        total = total + xp.matmul(x[..., part], y[..., part, :]).astype(float64)
+    return total
+
+
 def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype, xp: Any) -> np.ndarray:
-    """Accumulated in float32 for narrow floats."""
+    """Floats are accumulated in float64, by blocks."""
     with np.errstate(all="ignore"):
-        return xp.cumsum(x, axis=axis, dtype=wide(dtype)).astype(dtype, copy=False)
+        if dtype not in FLOATS:
+            return xp.cumsum(x, axis=axis, dtype=dtype)
+        rows = xp.moveaxis(x, axis, -1).astype(float64)
+        return xp.moveaxis(running_sums(rows, xp), -1, axis).astype(dtype, copy=False)
+
+
+def running_sums(x: np.ndarray, xp: Any) -> np.ndarray:
+    """Those along the last axis: within blocks, plus that of all blocks before, which is a running sum itself."""
+    *lead, length = x.shape
+    if length <= BLOCK:
+        return xp.cumsum(x, axis=-1)
+    blocks = -(-length // BLOCK)
+    x = xp.concatenate([x, xp.zeros((*lead, blocks * BLOCK - length), x.dtype)], axis=-1)
+    within = xp.cumsum(x.reshape(*lead, blocks, BLOCK), axis=-1)
+    until = running_sums(within[..., -1], xp)
+    before = xp.concatenate([xp.zeros((*lead, 1), x.dtype), until[..., :-1]], axis=-1)
+    return (within + before[..., None]).reshape(*lead, blocks * BLOCK)[..., :length]
 
 
 def arange(out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype, xp: Any) -> np.ndarray:
@@ -192,9 +243,9 @@ def scatter(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, 
 def scatter_add(
     out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, xp: Any
 ) -> np.ndarray:
-    """A copy of x with the updates added, one after the other."""
+    """A copy of x with the updates added, one after the other: floats in float64, for there may be many."""
     check_indices("scatter_add", indices, x.shape[axis])
-    new = x.astype(wide(x.dtype))
+    new = x.astype(float64 if x.dtype in FLOATS else x.dtype)
     with np.errstate(all="ignore"):
         xp.add.at(new, _along(axis, indices), updates.astype(new.dtype, copy=False))
         return new.astype(out.dtype, copy=False)

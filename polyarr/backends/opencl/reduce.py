@@ -10,7 +10,7 @@ from polyarr.backends.opencl.device import Buffer, Device, row_major
 from polyarr.backends.opencl.elementwise import collapse
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.shape import reshape
-from polyarr.core.spec import NARROW, Spec, float32, int64
+from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64, int64
 
 # How two accumulators are joined, and what an empty one holds; `first` is an element that it will be joined with.
 JOINS = {
@@ -141,7 +141,7 @@ def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window,
     outputs = window.outer * window.inner
     by_columns = window.inner_stride == 1 and window.inner > 1 and (window.stride != 1 or window.length == 1)
     parts, part_length = _parts(device, window, by_columns)
-    accumulator = _accumulator(name, dtype, dtype if find else out.dtype)
+    accumulator = _accumulator(device, name, dtype, dtype if find else out.dtype)
     result = out if parts == 1 else Spec((parts, outputs), int64 if find else accumulator)
     lanes = 1 if device.is_cpu else _lanes(part_length)
     program = _build(device, name, dtype, accumulator, result.dtype, window.stride, lanes, find=find)
@@ -207,9 +207,14 @@ def _build(
     )
 
 
-def _accumulator(name: str, dtype: np.dtype, out: np.dtype) -> np.dtype:
-    """The dtype in which parts are kept: 16-bit floats are summed as float32, integers as what the op promises."""
+def _accumulator(device: Device, name: str, dtype: np.dtype, out: np.dtype) -> np.dtype:
+    """The dtype in which parts are kept: 16-bit floats are summed as float32, integers as what the op promises.
+
+    Every factor of a product adds its rounding, in whatever order: floats need a wider dtype, where there is one.
+    """
     wide = out if name in ("sum", "prod") else dtype
+    if name == "prod" and wide in FLOATS and device.features.fp64:
+        return float64
     return float32 if wide in NARROW else wide
 
 

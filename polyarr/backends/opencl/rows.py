@@ -13,6 +13,7 @@ from polyarr.core.spec import Spec, float64
 CPU_GROUPS = 8  # work-groups per core: enough to balance, each long enough to be worth its start
 GPU_GROUPS = 4  # work-groups per compute unit, where each leaves a partial result
 GPU_ITEMS = 256  # work-items per group
+LONGEST = 256  # rows that a group adds up one by one where it leaves a partial result
 
 Geometry = tuple[tuple[int, int], tuple[int, int], int]
 
@@ -33,12 +34,14 @@ def row_macros(is_cpu: bool, cols: int) -> dict[str, int]:
 def row_geometry(is_cpu: bool, compute_units: int, rows: int, cols: int, persistent: bool) -> Geometry:
     """Global and local size, and rows_each: how many sets of ROWS rows a work-group takes.
 
-    On a GPU that is one set, unless the groups are to be persistent, because each leaves a partial result.
+    On a GPU that is one set, unless the groups are to be persistent, because each leaves a partial result: then they
+    are few, but not so few that the sum of their rows would lose digits.
     """
     macros = row_macros(is_cpu, cols)
     sets = -(-rows // macros["ROWS"])
     groups = compute_units * (CPU_GROUPS if is_cpu else GPU_GROUPS) if is_cpu or persistent else sets
     each = max(1, -(-sets // max(groups, 1)))
+    each = min(each, LONGEST) if persistent else each
     groups = -(-sets // each)
     return (macros["LANES"], groups * macros["ROWS"]), (macros["LANES"], macros["ROWS"]), each
 

@@ -1,41 +1,67 @@
 """Running sums along an axis."""
 
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl import reduce, segments
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Buffer, Device, row_major
 from polyarr.backends.opencl.program import types
-from polyarr.core.spec import Spec
+from polyarr.core.spec import FLOATS, Spec
 
 GPU_GROUP = 256
 CPU_COLUMNS = 64
+CPU_PART = 1 << 14  # elements that are worth a work-item of their own
+SUM = reduce.launcher("sum")
 
 
 def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np.dtype) -> Buffer:
     """Sums of the elements up to and including each one."""
     x, result = dense(device, x), device.empty(out)
-    outer, length, inner = (
-        int(np.prod(s, dtype=np.int64)) for s in (x.shape[:axis], x.shape[axis], x.shape[axis + 1 :])
-    )
-    program = _program(device, x.dtype, out.dtype)
-    if device.is_cpu:
-        work, group = (-(-inner // CPU_COLUMNS), outer if length else 0), (1, 1)
-        program.scan_columns(work, group, x.memory, result.memory, inner, length)
-    elif inner == 1:
-        program.scan_rows(outer * GPU_GROUP if length else 0, GPU_GROUP, x.memory, result.memory, length)
-    else:
-        work = (-(-inner // GPU_GROUP) * GPU_GROUP, outer if length else 0)
-        program.scan_columns(work, (GPU_GROUP, 1), x.memory, result.memory, inner, length)
+    outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    if not out.size:
+        return result
+    sums = segments.sum_dtype(device, out.dtype)
+    program = _program(device, x.dtype, out.dtype, sums)
+    if not device.is_cpu and inner == 1:
+        program.scan_rows(outer * GPU_GROUP, GPU_GROUP, x.memory, result.memory, length)
+        return result
+    part_length = _part_length(device, outer, length, inner)
+    parts = -(-length // part_length)
+    starts = result if parts == 1 else _part_sums(device, x, sums, (outer, parts - 1, part_length, inner), length)
+    width, columns = (1, CPU_COLUMNS) if device.is_cpu else (GPU_GROUP, GPU_GROUP)
+    work = (-(-inner // columns) * width, outer, parts)
+    program.scan_columns(
+        work, (width, 1, 1), x.memory, result.memory, starts.memory, inner, length, part_length
+    )  # fmt: skip
     return result
 
 
+def _part_length(device: Device, outer: int, length: int, inner: int) -> int:
+    """How much of the length one work-item takes: all of it, unless there are too few items for a CPU's cores."""
+    columns = min(inner, CPU_COLUMNS)
+    items, wanted = outer * -(-inner // columns), 2 * device.features.compute_units
+    if not device.is_cpu or items >= wanted:
+        return length
+    return max(-(-length // -(-wanted // items)), -(-CPU_PART // columns))
+
+
+def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...], length: int) -> Buffer:
+    """The sums of the parts, (outer, parts, inner); the rest of the length that they leave is not read."""
+    outer, parts, _, inner = shape
+    steps = row_major(shape)
+    view = x._replace(shape=shape, strides=(length * inner, *steps[1:]))
+    return SUM(device, Spec((outer, parts, inner), dtype), view, axis=(2,))
+
+
 @lru_cache(maxsize=256)
-def _program(device: Device, dtype: np.dtype, out: np.dtype) -> Any:
+def _program(device: Device, dtype: np.dtype, out: np.dtype, sums: np.dtype) -> Any:
     stored, written = types(dtype), types(out)
     wg, columns = (1, CPU_COLUMNS) if device.is_cpu else (GPU_GROUP, 1)
     read = {"T": stored["T"], "LOAD": stored["LOAD"]}
-    write = {"OUT_T": written["T"], "A": written["ACC"], "STORE": written["STORE"]}
-    return device.build("scan", **read, **write, WG=wg, COLUMNS=columns)
+    write = {"OUT_T": written["T"], "A": types(sums)["ACC"], "STORE": written["STORE"]}
+    compensated = int(sums in FLOATS and written["ACC"] == types(sums)["ACC"])
+    return device.build("scan", **read, **write, COMPENSATED=compensated, WG=wg, COLUMNS=columns)

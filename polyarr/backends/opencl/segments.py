@@ -39,7 +39,7 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
         items, pointers = -(-updates.size // GROUP) * GROUP, (result.memory, updates.memory, keys.memory)
         program.add_atomically(items, GROUP, *pointers, n, keys.size, inner, updates.size)
         return
-    if device.is_cpu and n * inner <= FEW and keys.size > n and _wide(device, result.dtype) != float32:
+    if device.is_cpu and n * inner <= FEW and keys.size > n and sum_dtype(device, result.dtype) != float32:
         _add_serially(device, program, result, updates, keys, (outer, n, inner))
         return
     order = sort.order(device, keys)
@@ -59,14 +59,14 @@ def _add_serially(
 ) -> None:
     outer, n, inner = shape
     parts = min(4 * device.features.compute_units, -(-keys.size // LEAST_PART))
-    partial = device.empty(Spec((parts, *shape), _wide(device, result.dtype)))
+    partial = device.empty(Spec((parts, *shape), sum_dtype(device, result.dtype)))
     args = (n, keys.size, inner, -(-keys.size // parts))
     program.slots_serial((parts, outer), (1, 1), partial.memory, updates.memory, keys.memory, *args)
     items = min(-(-result.size // COLUMNS), 8 * device.features.compute_units)
     program.slots_join(items, None, result.memory, partial.memory, parts, result.size)
 
 
-def _wide(device: Device, dtype: np.dtype) -> np.dtype:
+def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
     """The dtype that keeps the digits of a long sum, which of floats is float64 if the device has it."""
     acc = types(dtype)["ACC"]
     if acc == "float":
@@ -84,7 +84,7 @@ def _lanes(n: int, count: int, inner: int) -> int:
 def _build(device: Device, dtype: np.dtype, index: np.dtype) -> Program:
     atomics = 0 if dtype != float32 else 2 if device.features.nvidia else 1
     index_type = "int" if index == INT32 else "long"
-    wide = types(_wide(device, dtype))["ACC"]
+    wide = types(sum_dtype(device, dtype))["ACC"]
     return device.build(
         "segments", INDEX=index_type, GROUP=GROUP, COLUMNS=COLUMNS, ATOMICS=atomics, WIDE=wide, **types(dtype)
     )

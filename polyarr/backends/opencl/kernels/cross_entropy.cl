@@ -65,9 +65,9 @@ __kernel ROW_GROUP void cross_entropy_reduce(__global const ACC *restrict losses
                                              __global ACC *restrict divisor,
                                              const long ignore_index, const long is_mean, const long rows) {
     EACH_ROW(1, rows, 1) {
-        ACC sum[WIDE], count[WIDE];
-        for (int w = 0; w < WIDE; w++) sum[w] = count[w] = 0;
-        EACH_COLUMN(sum[w] += losses[c]; count[w] += (long)targets[c] != ignore_index;)
+        ACC sum[WIDE], lost[WIDE], count[WIDE];
+        for (int w = 0; w < WIDE; w++) sum[w] = lost[w] = count[w] = 0;
+        EACH_COLUMN(ADD_KEEPING(ACC, sum[w], lost[w], losses[c]) count[w] += (long)targets[c] != ignore_index;)
         const ACC total = row_sum(sum, me, lane);
         const ACC counted = is_mean ? row_sum(count, me, lane) : 1;
         if (me == 0 && row == 0) {

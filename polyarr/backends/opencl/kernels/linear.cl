@@ -48,11 +48,7 @@ void linear_gradient(__global const T *restrict g, __global const T *restrict z,
             if (columns == WIDE) take(g, z, gz, part, r * n + first, WIDE);
             else take(g, z, gz, part, r * n + first, columns);
         }
-        EACH_COLUMN_OF_MINE {  // Kahan: what the last addition lost joins this one
-            const ACC added = part[w] - lost[w], sum = total[w] + added;
-            lost[w] = (sum - total[w]) - added;
-            total[w] = sum;
-        }
+        EACH_COLUMN_OF_MINE ADD_KEEPING(ACC, total[w], lost[w], part[w])
     }
 
     if (BIAS) EACH_COLUMN_OF_MINE {

@@ -21,6 +21,7 @@
 #error "matmul_thin.cl needs ACTIVATION, LANES, ROWS and WIDE"
 #endif
 
+// One running sum over all of k would lose a digit for every few thousand terms: sums of chunks are added instead.
 #define CHUNK 128L
 #define X(r, d) LOAD(x, (r) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
 #define WRITE(r, c, sum) { \
@@ -45,13 +46,20 @@ __kernel ROW_GROUP void matmul(
 #if Y_ALONG_K
     const long first = get_group_id(0) * columns_each * ROWS + turn;
     for (long i = 0, column = first; i < columns_each; i++, column += ROWS) {
-        const size_t columns = column < n ? k : 0;  // the ones that EACH_COLUMN visits: of y transposed
+        const long depth = column < n ? k : 0;
         __global const T *row = y + (column < n ? column * y_column : 0);
         for (long r = 0; r < m; r++) {
-            ACC part[WIDE];
-            for (int w = 0; w < WIDE; w++) part[w] = 0;
-            EACH_COLUMN(part[w] += X(r, c) * LOAD(row, c);)
-            const ACC sum = row_sum(part, me, lanes + turn * LANES);
+            ACC total[WIDE], lost[WIDE];
+            for (int w = 0; w < WIDE; w++) total[w] = lost[w] = 0;
+            for (long begin = 0; begin < depth; begin += CHUNK * WIDE * LANES) {
+                // What EACH_COLUMN visits: of y transposed.
+                const size_t columns = MIN(CHUNK * WIDE * LANES, depth - begin);
+                ACC part[WIDE];
+                for (int w = 0; w < WIDE; w++) part[w] = 0;
+                EACH_COLUMN(part[w] += X(r, begin + c) * LOAD(row, begin + c);)
+                for (int w = 0; w < WIDE; w++) ADD_KEEPING(ACC, total[w], lost[w], part[w])
+            }
+            const ACC sum = row_sum(total, me, lanes + turn * LANES);
             if (me == 0 && column < n) WRITE(r, column, sum)
         }
     }
@@ -59,9 +67,8 @@ __kernel ROW_GROUP void matmul(
     const long first = get_group_id(0) * (LANES * WIDE) + me;
     const int whole = first - me + LANES * WIDE <= n;
     for (long r = 0; r < m; r++) {
-        ACC total[WIDE];
-        for (int w = 0; w < WIDE; w++) total[w] = 0;
-        // In chunks: one running sum over all of k would lose a digit for every few thousand terms.
+        ACC total[WIDE], lost[WIDE];
+        for (int w = 0; w < WIDE; w++) total[w] = lost[w] = 0;
         for (long begin = 0; begin < k; begin += CHUNK * ROWS) {
             const long end = MIN(begin + CHUNK * ROWS, k);
             ACC part[WIDE];
@@ -74,7 +81,7 @@ __kernel ROW_GROUP void matmul(
                     for (int w = 0; w < WIDE; w++)
                         if (first + w * LANES < n) part[w] += left * LOAD(row, w * LANES * y_column);
             }
-            for (int w = 0; w < WIDE; w++) total[w] += part[w];
+            for (int w = 0; w < WIDE; w++) ADD_KEEPING(ACC, total[w], lost[w], part[w])
         }
         for (int w = 0; w < WIDE; w++) {
             ACC sum = total[w];

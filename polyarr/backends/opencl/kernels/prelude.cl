@@ -19,6 +19,14 @@ static inline void note_fault(FAULT, long index, long limit) {
     }
 }
 
+// SUM += V and what the additions before rounded off, which LOST, 0 at first, holds (Kahan's summation). An infinity
+// loses nothing: the difference of two would be a nan.
+#define ADD_KEEPING(TYPE, SUM, LOST, V) { \
+        const TYPE added = (V) - (LOST), next = (SUM) + added, error = (next - (SUM)) - added; \
+        (LOST) = error == error ? error : 0; \
+        (SUM) = next; \
+    }
+
 // A float8 that may lie anywhere: a plain dereference, because PoCL does not inline vload8 and vstore8.
 typedef float8 __attribute__((aligned(4))) float8_unaligned;
 

@@ -15,12 +15,12 @@ void column_sums(__global const ACC *restrict partials, __global T *restrict out
     __local ACC lanes[COLUMNS * SPLIT];
     const int me = get_local_id(1);
     const size_t first = get_group_id(0) * COLUMNS * TILE + get_local_id(0);
-    ACC sum[TILE];
-    for (int k = 0; k < TILE; k++) sum[k] = 0;
+    ACC sum[TILE], lost[TILE];
+    for (int k = 0; k < TILE; k++) sum[k] = lost[k] = 0;
     for (long p = me; p < parts; p += SPLIT)
         for (int k = 0; k < TILE; k++) {
             const size_t c = first + k * COLUMNS;
-            if (c < cols) sum[k] += partials[p * cols + c];
+            if (c < cols) ADD_KEEPING(ACC, sum[k], lost[k], partials[p * cols + c])
         }
     for (int k = 0; k < TILE; k++) {
         const size_t c = first + k * COLUMNS;

@@ -1,29 +1,43 @@
 // Running sums along the middle axis of a row-major x (outer, length, inner): out has its shape.
 //
-// Kernels  scan_columns  every work-item goes down COLUMNS neighbouring columns, with a carry for each
+// Kernels  scan_columns  every work-item goes down COLUMNS neighbouring columns of one part of the length
 //          scan_rows     a group goes along a row WG elements at a time; inner is 1; GPU only
-// Launch   scan_columns  global (inner / COLUMNS rounded up, outer), groups of (WG, 1)
+// Arrays   starts (outer, parts - 1, inner) of A: the sums of all parts but the last; unread if there is one part
+// Launch   scan_columns  global (inner / COLUMNS rounded up, outer, parts), groups of (WG, 1, 1)
 //          scan_rows     global outer * WG, groups of WG
 // Params   T, LOAD       stored type of x, and how to read it
 //          A             type of the sums
 //          OUT_T, STORE  type of out, and how to write it
+//          COMPENSATED   1 if A is a float type no wider than out, so that what an addition rounds off must be kept
 //          WG, COLUMNS   work-items per group, a power of two; columns per work-item
-#if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE)
-#error "scan.cl needs T, LOAD, A, OUT_T and STORE"
+#if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(COMPENSATED)
+#error "scan.cl needs T, LOAD, A, OUT_T, STORE and COMPENSATED"
 #endif
 #if !defined(WG) || !defined(COLUMNS)
 #error "scan.cl needs WG and COLUMNS"
 #endif
 
+#if COMPENSATED
+#define ADD_UP(SUM, LOST, V) ADD_KEEPING(A, SUM, LOST, V)
+#else
+#define ADD_UP(SUM, LOST, V) (SUM) += (V);
+#endif
+
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void scan_columns(__global const T *restrict x, __global OUT_T *restrict out, const long inner, const long length) {
-    const long column = (long)get_global_id(0) * COLUMNS, start = (long)get_global_id(1) * length * inner + column;
+void scan_columns(__global const T *restrict x, __global OUT_T *restrict out, __global const A *restrict starts,
+                  const long inner, const long length, const long part_length) {
+    const long column = (long)get_global_id(0) * COLUMNS, outer = get_global_id(1), part = get_global_id(2);
+    const long begin = part * part_length, end = MIN(begin + part_length, length);
+    const long parts_before = get_global_size(2) - 1, start = outer * length * inner + column;
     const int columns = (int)MAX(0L, MIN((long)COLUMNS, inner - column));
-    A carry[COLUMNS];
-    for (int c = 0; c < columns; c++) carry[c] = 0;
-    for (long r = 0; r < length; r++)
+    A carry[COLUMNS], lost[COLUMNS];
+    for (int c = 0; c < columns; c++) carry[c] = lost[c] = 0;
+    for (long p = 0; p < part; p++)
+        for (int c = 0; c < columns; c++)
+            ADD_UP(carry[c], lost[c], starts[(outer * parts_before + p) * inner + column + c])
+    for (long r = begin; r < end; r++)
         for (int c = 0; c < columns; c++) {
-            carry[c] += (A)LOAD(x, start + r * inner + c);
+            ADD_UP(carry[c], lost[c], (A)LOAD(x, start + r * inner + c))
             STORE(out, start + r * inner + c, carry[c]);
         }
 }
@@ -34,7 +48,7 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, const
     __local A lane[WG];
     const int me = get_local_id(0);
     const long start = (long)get_group_id(0) * length;
-    A carry = 0;
+    A carry = 0, lost = 0;
     for (long first = 0; first < length; first += WG) {
         const long i = first + me;
         A sum = i < length ? (A)LOAD(x, start + i) : (A)0;
@@ -47,7 +61,7 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, const
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         if (i < length) STORE(out, start + i, carry + sum);
-        carry += lane[WG - 1];
+        ADD_UP(carry, lost, lane[WG - 1])
         barrier(CLK_LOCAL_MEM_FENCE);  // before lane serves the next elements
     }
 }

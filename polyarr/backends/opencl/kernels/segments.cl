@@ -18,8 +18,6 @@
 
 // Long sums keep their digits: RUN updates are summed on their own, and runs are added with Kahan's compensation.
 #define RUN 64
-#define ADD_RUN(SUM, LOST, PART) \
-    { const ACC add = (PART) - (LOST), next = (SUM) + add; (LOST) = (next - (SUM)) - add; (SUM) = next; }
 
 __kernel void wrap_indices(__global const INDEX *restrict indices, __global int *restrict keys,
                            FAULT, const long n, const long count) {
@@ -73,7 +71,7 @@ void segments_serial(__global T *restrict result, __global const T *restrict upd
                 else
                     for (int c = 0; c < width; c++) part[c] += LOAD(updates, from + c);
             }
-            for (int c = 0; c < width; c++) ADD_RUN(sum[c], lost[c], part[c])
+            for (int c = 0; c < width; c++) ADD_KEEPING(ACC, sum[c], lost[c], part[c])
         }
         for (int c = 0; c < width; c++) STORE(result, target + c, LOAD(result, target + c) + sum[c]);
     }
@@ -97,7 +95,7 @@ void segments_group(__global T *restrict result, __global const T *restrict upda
             #pragma unroll 4
             for (long s = run; s < run_end; s += slices)
                 part += LOAD(updates, (outer * count + order[s]) * inner + column);
-            ADD_RUN(sum, lost, part)
+            ADD_KEEPING(ACC, sum, lost, part)
         }
     lane[me] = sum;
     for (int half_slices = slices / 2; half_slices > 0; half_slices /= 2) {
