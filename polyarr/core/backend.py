@@ -67,6 +67,8 @@ class Backend(NamedTuple):
     unordered    the ops whose last bits may differ from call to call, as sums in no fixed order do
     guarded      () -> a context: what is allocated within it starts out as 0xff bytes between canaries; at its end it
                  raises BackendError if something outside was written to. None: the backend cannot tell
+    flushes      the dtypes in which a number below the smallest normal one may be taken as 0, and given as 0: compilers
+                 and GPUs do so for speed. The conformance kit then asks for no more
     handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
                  it. None: nothing but the buffers
     """
@@ -81,6 +83,7 @@ class Backend(NamedTuple):
     memory: Callable[[], dict[str, int]] = _no_memory_report
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
+    flushes: frozenset[np.dtype] = frozenset()
     handle: Any = None
 
     @property

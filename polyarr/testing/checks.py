@@ -60,6 +60,7 @@ def _check(fn: Callable) -> Callable:
     @functools.wraps(fn)
     def wrapped(op: Op, backend: str | Backend, sample: Sample) -> None:
         found = get_backend(backend)
+        sample = sample.flushed(found.flushes)
         try:
             with use_backend(found):
                 fn(op, found, sample)
@@ -92,7 +93,7 @@ def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
     same_count(place, got, expected)
     for i, (g, e, m) in enumerate(zip(got, expected, bounds, strict=True)):
         what = "the result" if len(got) == 1 else f"result {i}"
-        close(place, what, g, e, entry.kind, m)
+        close(place, what, g, e, entry.kind, m, flushes=g.dtype in backend.flushes)
         if entry.signed_zeros:
             same_zeros(place, what, g, e)
 

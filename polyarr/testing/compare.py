@@ -69,10 +69,12 @@ def close(
     kind: str,
     magnitude: Any,
     dtype: np.dtype | None = None,
+    flushes: bool = False,
 ) -> None:
     """got agrees with expected, which may be of a wider dtype, within the tolerance of its class and dtype.
 
     dtype    that of the calculation, which counts where it is coarser than got's own
+    flushes  whether 0 may stand for what is below the smallest normal number
 
     Errors:  CheckFailure
     """
@@ -82,7 +84,10 @@ def close(
         bad, bound = got != expected, np.zeros(got.shape)
     else:
         coarser = max(got.dtype, dtype or got.dtype, key=lambda d: finfo(d).eps)
-        bad, bound = _apart(got, np.asarray(expected, np.float64), kind, magnitude, coarser)
+        expected = np.asarray(expected, np.float64)
+        bad, bound = _apart(got, expected, kind, magnitude, coarser)
+        if flushes:
+            bad &= (got != 0) | (np.abs(expected) > float(finfo(got.dtype).smallest_normal))
     if bad.any():
         at = np.unravel_index(np.argmax(bad), bad.shape)
         raise CheckFailure(

@@ -183,6 +183,7 @@ class Data:
     values  a key of VALUES, or "mixed", "special", "index", "unique", "below", "targets", "mask"
     layout  a key of LAYOUTS; "broadcast" repeats the first slice along the axis that the seed picks
     limit   for values that are indices: how many elements there are to index
+    flushed whether what is below the smallest normal number is 0
     """
 
     shape: tuple[int, ...]
@@ -191,6 +192,7 @@ class Data:
     layout: str = "plain"
     seed: int = 0
     limit: int = 0
+    flushed: bool = False
 
     def __repr__(self) -> str:
         named = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)[1:] if getattr(self, f.name) != f.default)
@@ -205,6 +207,8 @@ class Data:
         """The values, in the dtype."""
         dtype, rng = as_dtype(self.dtype), np.random.default_rng(self.seed)
         host = self._drawn(rng, int(np.prod(self.shape, dtype=np.int64)), dtype).reshape(self.shape)
+        if self.flushed:
+            host = np.where(np.abs(host) < finfo(dtype).smallest_normal, np.copysign(dtype.type(0), host), host)
         return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout == "broadcast" else host
 
     @property
@@ -272,6 +276,14 @@ class Sample:
     def with_layout(self, layout: str) -> "Sample":
         """The same values (as long as layout is not "broadcast") in another layout."""
         return replace(self, inputs=self._mapped(lambda d: replace(d, layout=layout)))
+
+    def flushed(self, dtypes: frozenset[np.dtype]) -> "Sample":
+        """The same call without numbers that a backend may take as 0, in these dtypes."""
+        if not dtypes:
+            return self
+        return replace(
+            self, inputs=self._mapped(lambda d: replace(d, flushed=True) if as_dtype(d.dtype) in dtypes else d)
+        )
 
     def with_values(self, values: str) -> "Sample":
         """The same call with other values, except for indices, masks and targets."""
