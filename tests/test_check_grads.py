@@ -32,6 +32,7 @@ GPT = {
     "qkv_bias": True,
 }
 MODES = ("rev", "fwd")
+LAMBDA = "lambda at test_check_grads.py:"
 in_each_mode = pytest.mark.parametrize("mode", MODES)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -357,7 +358,8 @@ def test_wrong_arguments(check):
             assert text == f"{name}: sin has no floating-point array among its arguments; one must be there"
         for value, said in ((3.0, "float"), (pa.asarray([1]), "int64[1]"), ({}, "dict"), (None, "NoneType")):
             text = error_of(GradientError, lambda x, value=value: value, (x,), check=check)
-            assert text == f"{name}: <lambda> returned {said}; it must return a floating-point array"
+            ending = f" returned {said}; it must return a floating-point array"
+            assert text.startswith(f"{name}: {LAMBDA}") and text.endswith(ending)
 
 
 def test_results_that_are_not_finite():
@@ -369,7 +371,9 @@ def test_results_that_are_not_finite():
 
 def test_results_that_are_too_coarse():
     text = error_of(DtypeError, lambda x: pa.exp(x).astype("float32"), (normal(0, 2),), backend="numpy")
-    assert text.startswith("check_grads: <lambda> returned float32[2] for float64 arguments; it must return float64")
+    assert re.match(
+        rf"check_grads: {LAMBDA}\d+ returned float32\[2\] for float64 arguments; it must return float64", text
+    )
 
 
 def test_a_backend_without_float64():
@@ -429,9 +433,11 @@ def test_a_wrong_kernel_is_found():
     fn = lambda p: {"sine": pa.sin(p["x"][0])}
     assert_gradients_agree(fn, args, (toy(), toy(sin=bent(np.sin, (1, 2), 1e-6))))
     text = failure_of(assert_gradients_agree, fn, args, ("numpy", toy(sin=bent(np.sin, (1, 2), 1e-3))))
-    assert re.match(r"<lambda> on toy: result sine \(float32\) differs at \[1, 2\]: \S+, expected \S+ \(off by ", text)
+    assert re.match(
+        rf"{LAMBDA}\d+ on toy: result sine \(float32\) differs at \[1, 2\]: \S+, expected \S+ \(off by ", text
+    )
     text = failure_of(assert_gradients_agree, fn, args, toy(cos=bent(np.cos, (1, 2), 1e-3)))
-    assert re.match(r"<lambda> on toy: d/dp.x.0 \(float32\) differs at \[1, 2\]: \S+, expected \S+ \(off by ", text)
+    assert re.match(rf"{LAMBDA}\d+ on toy: d/dp.x.0 \(float32\) differs at \[1, 2\]: \S+, expected \S+ \(off by ", text)
 
 
 def test_a_wrong_pair_is_found():

@@ -16,6 +16,8 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +37,7 @@ from polyarr.testing.tolerance import FLOOR, largest
 
 STEP = 1e-5  # of central differences in float64: truncation and rounding are both about 1e-10
 RELATIVE, ABSOLUTE = 1e-7, 1e-9  # what a slope may be off: of its own size, and of that of the values it came from
+NOISE = 1e-12  # what two calls with the same arguments may differ by, of the largest value: sums in no fixed order
 FINER = 10  # the second step, which is tried where the first one does not agree, is as many times smaller
 MODES = ("rev", "fwd")
 _SHOWN = 6  # arguments listed in a note
@@ -68,11 +71,13 @@ def check_grads(
 
     fn must be smooth within a few eps of args: no ties of a max, no relu at 0, no rounding (see the module's
     docstring). Where the numerical slope depends on the step or on the side, the message says that fn seems to have a
-    kink.
+    kink. It must give the same for the same arguments: what it draws by polyarr.random does, other random numbers and
+    what it counts or keeps from call to call do not, and the message says that.
 
-    Errors:  CheckFailure if they do not agree; ValueError for an order, mode or eps out of range, or if fn is nan or
-             infinite; GradientError if args hold no floating-point array, or fn returns none; TypeError unless args is
-             a tuple; DtypeError if the backend cannot hold float64, or if fn returns another float dtype
+    Errors:  CheckFailure if they do not agree, or if two calls with the same arguments differ; ValueError for an order,
+             mode or eps out of range, or if fn is nan or infinite; GradientError if args hold no floating-point array,
+             or fn returns none; TypeError unless args is a tuple; DtypeError if the backend cannot hold float64, or if
+             fn returns another float dtype
     """
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     _check_settings(order, modes, eps)
@@ -118,7 +123,12 @@ def assert_gradients_agree(
             expected = _pulled(where, leaves.widened(), _oracle(), seed)
             got = _pulled(where, leaves, place, seed)
             _same_dtypes(where, leaves, got)
-            _agree(where, leaves, got, expected)
+            try:
+                _agree(where, leaves, got, expected)
+            except CheckFailure:
+                again = _pulled(where, leaves.widened(), _oracle(), seed)
+                _same_again(leaves.title, [*expected.results.values()], [*again.results.values()])
+                raise
 
 
 # ---- the function and its arguments --------------------------------------------------------------------------
@@ -179,7 +189,9 @@ class _Leaves(NamedTuple):
 def _title(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return getattr(fn, "__name__", type(fn).__name__)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    code = getattr(fn, "__code__", None)
+    return f"lambda at {Path(code.co_filename).name}:{code.co_firstlineno}" if code and name == "<lambda>" else name
 
 
 def _argument_names(fn: Callable, count: int) -> list[str]:
@@ -278,6 +290,7 @@ class _Line(NamedTuple):
     position: int
     u: np.ndarray
     w: list[np.ndarray]
+    here: list[np.ndarray]  # what fn gives at t = 0
 
     def at(self, t: float) -> float:
         moved = list(self.points)
@@ -298,7 +311,8 @@ def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> N
         raise ValueError(f"check_grads: {leaves.title} is nan or infinite at these arguments; it must be finite")
     rng = np.random.default_rng([case.seed, len(above)])
     w, u = ([_direction(rng, a.shape) for a in found] for found in (hosts, points))
-    lines = [_Line(case, fn, points, i, direction, w) for i, direction in enumerate(u)]
+    _same_again(head, hosts, [a.numpy() for a in fn(*case.arrays(points))])
+    lines = [_Line(case, fn, points, i, direction, w, hosts) for i, direction in enumerate(u)]
     slopes = [line.slope(case.eps) for line in lines]
     size = np.sqrt(sum(np.sum(np.square(a * (1 + np.abs(host)))) for a, host in zip(w, hosts, strict=True)))
     cotangents = case.arrays(w)
@@ -309,6 +323,24 @@ def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> N
             _compare(where, line, slope, terms, float(size))
         if len(path) < case.order:
             _check_order(case, _gradient_function(mode, fn, cotangents, case.arrays(u)), path)
+
+
+def _same_again(where: str, first: list[np.ndarray], second: list[np.ndarray]) -> None:
+    """Two calls with the same arguments gave the same: where they do not, no slope means anything.
+
+    Errors:  CheckFailure
+    """
+    shapes = [[list(host.shape) for host in hosts] for hosts in (first, second)]
+    found = [(shape, again) for shape, again in zip_longest(*shapes) if shape != again]
+    for a, b in [] if found else zip(first, second, strict=True):
+        if a.size and np.abs(a - b).max() > NOISE * (1 + np.abs(a).max()):
+            at = np.unravel_index(np.argmax(np.abs(a - b)), a.shape)
+            found.append((a[at], b[at]))
+    if found:
+        raise CheckFailure(
+            f"{where}: two calls with the same arguments gave {found[0][0]} and {found[0][1]}; they must give the "
+            "same, so draw with polyarr.random and keep nothing from call to call"
+        )
 
 
 def _direction(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -366,6 +398,7 @@ def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: flo
     if abs(found - finer) <= allowed:
         return
     name = case.leaves.names[line.position]
+    _same_again(where, line.here, [a.numpy() for a in line.fn(*case.arrays(line.points))])
     if not np.isfinite(slope) or not np.isfinite(finer):
         raise ValueError(
             f"check_grads: {case.leaves.title} is nan or infinite when {name} moves by about {case.eps:g}; "

@@ -1,0 +1,71 @@
+"""What the checks of gradients say of functions that give something else every time, and of those without a name."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.testing import CheckFailure, assert_gradients_agree, check_grads
+
+X = np.random.default_rng(0).standard_normal(3)
+DIFFER = "two calls with the same arguments gave"
+
+
+def failure_of(check, *args, **kwargs):
+    with pytest.raises(CheckFailure) as caught:
+        check(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+CHANGING = {
+    "every call": lambda x, n: x * float(n),
+    "random": lambda x, n: x * pa.asarray(np.random.default_rng(n).standard_normal(3)),
+    "from the third call on": lambda x, n: x + float(max(n - 2, 0)),
+    "little": lambda x, n: x + 1e-9 * n,
+    "shapes": lambda x, n: pa.concat([x] * n),
+    "results": lambda x, n: [x] * n,
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_function_that_changes_is_called_that_and_no_kink(name):
+    calls = []
+
+    def fn(x):
+        calls.append(0)
+        return CHANGING[name](x, len(calls))
+
+    text = failure_of(check_grads, fn, (X,), 1, backend="numpy")
+    assert text.startswith("fn on numpy, order 1") and DIFFER in text and "kink" not in text
+
+
+def test_a_gradient_that_changes_is_called_that():
+    """The second order looks at it as a function."""
+    calls = []
+
+    def backward(x, g):
+        calls.append(0)
+        return (g * pa.cos(x) + (len(calls) > 1) * 1e-3 * len(calls) * x,)
+
+    fn = pa.custom_vjp(pa.sin, lambda x: (pa.sin(x), x), backward)
+    assert f"order 2: {DIFFER}" in failure_of(check_grads, fn, (X,), backend="numpy")
+
+
+def test_no_backend_is_blamed_for_a_function_that_changes():
+    calls = []
+
+    def fn(x):
+        calls.append(0)
+        return x * float(len(calls))
+
+    assert failure_of(assert_gradients_agree, fn, (X,), ("numpy",)).startswith(f"fn: {DIFFER}")
+
+
+def test_what_polyarr_draws_is_the_same_in_every_call():
+    check_grads(lambda x: x * pa.random.normal((3,)), (X,), backend="numpy")
+
+
+def test_a_lambda_is_called_by_where_it_stands():
+    fn = lambda x: pa.asarray(x.numpy() * 2)
+    text = failure_of(check_grads, fn, (X,), 1, backend="numpy")
+    assert text.startswith(f"lambda at {__file__.rpartition('/')[2]}:{fn.__code__.co_firstlineno} on numpy, order 1")
