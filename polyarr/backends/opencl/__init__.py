@@ -6,6 +6,7 @@ from typing import Any
 
 from polyarr.core.backend import Backend
 from polyarr.core.spec import DTYPES, float64
+from polyarr.forking import forget
 from polyarr.plugins import hookimpl
 
 _backends: dict[Any, Backend] = {}  # one for the life of the process per device
@@ -41,9 +42,22 @@ def start(device: str | None = None) -> Backend:
 
 
 def _choose_caches() -> None:
-    """With POLYARR_NO_CACHE=1, keep PyOpenCL and the drivers from caching. They read this when they are loaded."""
-    if os.environ.get("POLYARR_NO_CACHE") == "1":
-        os.environ.update(PYOPENCL_NO_CACHE="1", POCL_KERNEL_CACHE="0", CUDA_CACHE_DISABLE="1")
+    """Load PyOpenCL, and say how it and the drivers may cache. They read this when they are loaded."""
+    from polyarr.backends.opencl.caches import import_pyopencl, is_off
+
+    import_pyopencl()
+    if is_off():
+        os.environ["CUDA_CACHE_DISABLE"] = "1"
+
+
+def _after_fork_in_child() -> None:
+    """Backends that were started are of no use here; `devices` sees to it that nothing reaches a driver."""
+    forget(*_backends.values())
+    _backends.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @hookimpl

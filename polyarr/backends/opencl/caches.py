@@ -1,18 +1,48 @@
-"""Where compiled kernels are kept on disk, and whether they can be."""
+"""Compiled kernels on disk: one checked entry per program, and a folder of its own for each process that runs PoCL.
 
+No driver reads a file that polyarr did not check: PoCL ends the process over a torn or foreign one. It gets a folder of
+its own in each process, into which a program's entry is unpacked before the program is built. What it compiled becomes
+an entry once it has run. See docs/decisions/0009-compiled-kernels.md.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import importlib
 import os
+import shutil
+import stat
 import tempfile
+import time
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
+from typing import IO, NamedTuple
+
+import platformdirs
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # on Windows, where what a killed process leaves stays there
+    fcntl = resource = None  # type: ignore[assignment]
+
+FORMAT = "1"  # of the entries
+ROOM = 8 << 20  # bytes that must be free where a driver compiles
+TEMPORARY = ".new-"
+LOCK = "lock"  # the file that the process of a run folder holds
 
 
-def cache_folders() -> dict[str, Path]:
-    """Where PyOpenCL, PoCL and NVIDIA's driver keep compiled kernels."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return {
-        "PyOpenCL": user / "pyopencl",
-        "PoCL": Path(os.environ.get("POCL_CACHE_DIR") or user / "pocl"),
-        "NVIDIA": Path(os.environ.get("CUDA_CACHE_PATH") or Path.home() / ".nv"),
-    }
+def root() -> Path:
+    """The folder of everything that polyarr keeps of compiled kernels; it may be deleted at any time."""
+    chosen = os.environ.get("POCL_CACHE_DIR")
+    folder = Path(chosen) / "polyarr" if chosen else platformdirs.user_cache_path("polyarr", appauthor=False)
+    return folder / "kernels"
+
+
+def nvidia_folder() -> Path:
+    """Where NVIDIA's driver keeps what it compiled."""
+    return Path(os.environ.get("CUDA_CACHE_PATH") or Path("~/.nv/ComputeCache").expanduser())
 
 
 def is_writable(folder: Path) -> bool:
@@ -24,3 +54,217 @@ def is_writable(folder: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def is_off() -> bool:
+    """True with POLYARR_NO_CACHE=1."""
+    return os.environ.get("POLYARR_NO_CACHE") == "1"
+
+
+def private(folder: Path) -> Path:
+    """A folder that this user alone may read and write, made if need be.
+
+    Errors:  OSError if it cannot be made, belongs to somebody else, or others could have written to it
+    """
+    if not folder.is_absolute():  # the user has no home
+        raise OSError(f"{folder} is no absolute path; set HOME or XDG_CACHE_HOME")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(f"{folder} is a link; delete it")
+    if os.name == "posix":
+        if found.st_uid != os.geteuid():
+            raise OSError(f"{folder} belongs to the user {found.st_uid}, not to {os.geteuid()}; delete it")
+        if found.st_mode & 0o022:
+            raise OSError(f"{folder} may be written to by other users; delete it")
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    return folder
+
+
+# ---- entries -----------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """Bytes by name, each with its checksum, in one folder. What is damaged, or somebody else's, is not there."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def load(self, name: str) -> bytes | None:
+        """What was saved under a name; None if that is not there, and whole."""
+        if self._folder is None:
+            return None
+        path = self._folder / name
+        try:
+            with path.open("rb") as file:
+                if os.name == "posix" and os.fstat(file.fileno()).st_uid != os.geteuid():
+                    return None
+                found = file.read()
+        except OSError:
+            return None
+        digest, content = found[:32], found[32:]
+        if digest == hashlib.sha256(content).digest():
+            return content
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+
+    def save(self, name: str, content: bytes) -> None:
+        """Keep content, whole or, where there is no room, not at all."""
+        if self._folder is None:
+            return
+        temporary = ""
+        try:
+            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=TEMPORARY)
+            with open(handle, "wb") as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            Path(temporary).replace(self._folder / name)
+        except OSError:  # a full disk costs a compilation in the next process, and nothing in this one
+            if temporary:
+                Path(temporary).unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=1)
+def trouble() -> str:
+    """Why nothing is kept; empty if there is no reason."""
+    if is_off():
+        return "POLYARR_NO_CACHE=1"
+    try:
+        folder = private(root())
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def store_of(identity: str) -> Store:
+    """The entries of one driver on one device, of which identity is everything that its binaries depend on."""
+    if trouble():
+        return Store(None)
+    try:
+        folder = private(root() / f"{FORMAT}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}")
+    except OSError:
+        return Store(None)
+    _remove_old_temporaries(folder)
+    return Store(folder)
+
+
+def _remove_old_temporaries(folder: Path) -> None:
+    """Those that a process which was ended left behind; nobody takes a day to write one."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - 86400:
+                path.unlink()
+
+
+# ---- the folder in which PoCL compiles ---------------------------------------------------------------------------
+
+
+class RunFolder(NamedTuple):
+    """A folder of this process, removed when it ends. The lock tells the next process whether this one still lives."""
+
+    path: Path
+    lock: IO[bytes]
+    pid: int
+
+    def remove(self) -> None:
+        """Delete it, unless this is a forked child."""
+        if os.getpid() == self.pid:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+@lru_cache(maxsize=1)
+def run_folder() -> RunFolder | str:
+    """The folder of this process, or why there is none. Beside the entries, or where temporary files go."""
+    parents = [Path(tempfile.gettempdir())]
+    if not trouble():
+        parents.insert(0, root() / "run")
+    reasons = []
+    for parent in parents:
+        try:
+            if parent.parent == root():
+                _remove_abandoned(private(parent))
+            return _made_in(parent)
+        except OSError as error:
+            reasons.append(f"{parent}: {error.strerror or error}")
+    return "; ".join(reasons)
+
+
+def _made_in(parent: Path) -> RunFolder:
+    if lacking := lacks(parent):
+        raise OSError(lacking)
+    path = Path(tempfile.mkdtemp(prefix="polyarr-", dir=parent))
+    try:
+        file = (path / LOCK).open("wb")
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        folder = RunFolder(path, file, os.getpid())
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    atexit.register(folder.remove)
+    return folder
+
+
+def lacks(folder: Path) -> str:
+    """What a folder lacks for compiling in it; empty if nothing."""
+    if resource is None:
+        return "" if shutil.disk_usage(folder).free >= ROOM else "no space left"
+    found = os.statvfs(folder)
+    if found.f_bavail * found.f_frsize < ROOM:
+        return f"less than {ROOM >> 20} MB are free"
+    if found.f_flag & os.ST_NOEXEC:
+        return "nothing may be executed there"
+    return _file_limit()
+
+
+def _file_limit() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return f"files may have {limit} bytes at most (ulimit -f)" if 0 <= limit < ROOM else ""
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """The run folders of processes that were killed: nobody holds their lock."""
+    for path in parent.iterdir() if fcntl else ():
+        try:
+            with (path / LOCK).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+        except FileNotFoundError:  # just made, or just removed
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        except OSError:  # it lives
+            continue
+
+
+# ---- what drivers and PyOpenCL are told ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set variables for a block, in which whoever reads them is loaded; processes started later do not see them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def for_pocl() -> dict[str, str]:
+    """Has PoCL, which reads it when it is loaded, compile in the folder of this process."""
+    folder = run_folder()
+    # Without a folder PoCL must have none either, rather than one of its own choice: then it offers no device.
+    return {"POCL_CACHE_DIR": os.devnull if isinstance(folder, str) else str(folder.path)}
+
+
+def import_pyopencl() -> None:
+    """Import PyOpenCL without its own cache, from which it would execute whatever lies there."""
+    with environment(PYOPENCL_NO_CACHE="1"):
+        importlib.import_module("pyopencl")

@@ -1,11 +1,12 @@
 """One OpenCL device: its context, queue, memory pool and features; upload, download, empty."""
 
 import atexit
+import ctypes
 import gc
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from polyarr.core.spec import Spec, float64
 
 SMALL_UPLOAD = 1 << 20  # bytes: up to here a private copy is cheaper than waiting
 FINISHED = cl.command_execution_status.COMPLETE
+FORKED = "this process was forked after OpenCL had started; start processes with the method 'spawn' or 'forkserver'"
 CANARY = 0xFF  # nan in every floating-point dtype
 
 
@@ -106,6 +108,19 @@ def features_of(device: cl.Device) -> Features:
     )
 
 
+class Refusal:
+    """A lock that nobody gets."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        raise BackendError(self._message)
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody was let in."""
+
+
 class _Guarded(NamedTuple):
     """An allocation of `own` bytes from byte `start` of a larger memory; all others are canaries."""
 
@@ -128,14 +143,28 @@ class Device:
         self.is_cpu = self.features.is_cpu
         self.context = cl.Context([cl_device])
         self.queue = cl.CommandQueue(self.context, cl_device)
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
         self.pool = cl.tools.MemoryPool(self._allocator)
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         self.programs = ProgramCache(self.context, cl_device, self.queue, self.lock)
         self.faults = Faults(self)
-        atexit.register(self.faults.report_unread)
+        atexit.register(self._at_exit)
         self._uploads: deque[Any] = deque()  # each event keeps its host array alive, and waits when it is dropped
+
+    def _at_exit(self) -> None:
+        with suppress(BackendError, cl.Error), self.lock:  # a device that was lost keeps nothing
+            self.queue.finish()
+            self.programs.compiler.keep_all()
+        self.faults.report_unread()
+
+    def abandon(self) -> None:
+        """In a forked child: whatever would reach the driver raises, and nothing is ever given back to it.
+
+        Its threads are missing here, so that it would wait for them for ever.
+        """
+        self.lock = self.programs.lock = Refusal(f"{self.name}: {FORKED}")
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # destructors reach the driver, too
 
     # ---- programs --------------------------------------------------------------------------------------------
 
@@ -187,12 +216,13 @@ class Device:
 
     def memory(self) -> dict[str, int]:
         """Bytes in use by arrays, held by the pool, and on the device."""
-        return {
-            "in use": self.pool.active_bytes,
-            "held": self.pool.managed_bytes,
-            "limit": self.features.global_memory,
-            "largest allocation": self.features.max_allocation,
-        }
+        with self.lock:
+            return {
+                "in use": self.pool.active_bytes,
+                "held": self.pool.managed_bytes,
+                "limit": self.features.global_memory,
+                "largest allocation": self.features.max_allocation,
+            }
 
     def _out_of_memory(self, nbytes: int) -> str:
         unique = {id(o.memory): o for o in gc.get_objects() if type(o) is Buffer}
@@ -262,6 +292,7 @@ class Device:
         with self.lock:
             if host.size:
                 self._copy(host.view(np.uint8) if host.ndim else host, buf.memory)
+                self.programs.compiler.keep()
             self.faults.check()
         return host
 
@@ -282,6 +313,7 @@ class Device:
                 self.queue.finish()
             except cl.Error as error:
                 raise self._lost(error) from error
+            self.programs.compiler.keep()
             self.faults.check()
 
     def _copy(self, target: Any, source: Any) -> None:

@@ -6,13 +6,12 @@ import sys
 import threading
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from polyarr.backends.opencl import random
-from polyarr.backends.opencl.caches import cache_folders, is_writable
-from polyarr.backends.opencl.device import Device, features_of
+from polyarr.backends.opencl import caches, random
+from polyarr.backends.opencl.device import FORKED, Device, Refusal, features_of
 from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, quirks_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, uint32
@@ -22,7 +21,7 @@ NO_PLATFORM = "no OpenCL platform found; install a driver, or PoCL with: pip ins
 LIBRARIES = {NVIDIA: "libnvidia-opencl.so.1", INTEL: f"{sys.prefix}/lib/libintelocl.so"}  # the latter from pip
 PROBE = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # the published first numbers of Philox4x32-10
 
-_lock = threading.RLock()
+_lock: Any = threading.RLock()
 _devices: dict[int, Device] = {}
 _problems: dict[int, str] = {}
 
@@ -95,7 +94,8 @@ def _info(candidate: Found, chosen: Device | None) -> DeviceInfo:
 @lru_cache
 def _found() -> tuple[Found, ...]:
     """All devices in their lasting order: GPUs, accelerators, CPUs; then by platform, name and position."""
-    devices = [d for platform in _platforms() for d in _devices_of(platform)]
+    with _lock, caches.environment(**caches.for_pocl()):  # here drivers are loaded
+        devices = [d for platform in _platforms() for d in _devices_of(platform)]
     devices.sort(key=lambda d: (-_score(d), d.platform.name, d.name))  # the sort is stable: position decides
     return tuple(Found(i, d, d.name.strip(), d.platform.name.strip()) for i, d in enumerate(devices))
 
@@ -105,7 +105,11 @@ def _nothing_found() -> str:
     names = ", ".join(p.name for p in _platforms())
     if not names:
         return NO_PLATFORM
-    hint = f"; PoCL has none where it cannot write to {cache_folders()['PoCL']}" if POCL in names else ""
+    hint, run = "", caches.run_folder()
+    if POCL in names and "POCL_DEVICES" in os.environ:
+        hint = f"; POCL_DEVICES={os.environ['POCL_DEVICES']} leaves PoCL none: unset it"
+    elif POCL in names and isinstance(run, str):
+        hint = f"; PoCL has no folder to compile in: {run}"
     return f"no OpenCL device found; there are drivers, but without a device: {names}{hint}"
 
 
@@ -154,16 +158,29 @@ def _problem(candidate: Found) -> str:
         return _problems.get(number, "")
 
 
+def _after_fork_in_child() -> None:
+    """No driver works in a child that was forked after it had started, and none may be asked for anything."""
+    global _lock
+    _lock = Refusal(FORKED) if _found.cache_info().currsize else threading.RLock()
+    for device in _devices.values():
+        device.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 # ---- for polyarr doctor ----------------------------------------------------------------------------------------
 
 
 def diagnose() -> list[tuple[str, str]]:
     """What is right and wrong with drivers, devices and caches, and how to mend it: (level, text) per line."""
-    found, platforms = _found(), ", ".join(p.name for p in _platforms())
-    lines = [("ok", f"PyOpenCL {cl.VERSION_TEXT}; OpenCL platforms: {platforms or 'none'}")]
-    if not found:
-        lines.append(("error", _nothing_found()))
-    return lines + _unregistered() + _broken_drivers() + [line for f in found for line in _state(f)] + _caches()
+    with _lock:
+        found, platforms = _found(), ", ".join(p.name for p in _platforms())
+        lines = [("ok", f"PyOpenCL {cl.VERSION_TEXT}; OpenCL platforms: {platforms or 'none'}")]
+        if not found:
+            lines.append(("error", _nothing_found()))
+        return lines + _unregistered() + _broken_drivers() + [line for f in found for line in _state(f)] + _caches()
 
 
 def _state(candidate: Found) -> list[tuple[str, str]]:
@@ -196,30 +213,40 @@ def _broken_drivers() -> list[tuple[str, str]]:
     vendors = Path(os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors")
     if "OCL_ICD_VENDORS" in os.environ and not vendors.exists():
         return [("error", f"OCL_ICD_VENDORS={vendors}: no such folder, so no driver is found; unset or mend it")]
-    lines = []
-    for file in [vendors] if vendors.is_file() else sorted(vendors.glob("*.icd")):
-        problem = _load_problem(file.read_text().strip())
-        if problem:
-            lines.append(("warning", f"{file} registers an OpenCL driver that does not load: {problem}"))
-    return lines
+    files = [vendors] if vendors.is_file() else sorted(vendors.glob("*.icd"))
+    return [
+        ("warning", f"{file} registers an OpenCL driver that does not load: {problem}; mend or delete it")
+        for file in files
+        if (problem := _registration_problem(file))
+    ]
+
+
+def _registration_problem(file: Path) -> str:
+    """Why the driver that a file names does not load; empty if it does."""
+    try:
+        library = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        return f"the file cannot be read ({error})"
+    return _load_problem(library) if library else "the file is empty"
 
 
 def _load_problem(library: str) -> str:
     """Why a shared library does not load; empty if it does."""
     try:
         ctypes.CDLL(library)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter of what is no name of a file at all
         return str(error)
     return ""
 
 
 def _caches() -> list[tuple[str, str]]:
-    if os.environ.get("POLYARR_NO_CACHE") == "1":
-        return [("warning", "POLYARR_NO_CACHE=1: every process compiles its kernels anew")]
-    names = " ".join(p.name for p in _platforms())
-    used = {"PyOpenCL": True, "PoCL": POCL in names, "NVIDIA": NVIDIA in names}
-    return [
-        ("warning", f"{name} cannot write compiled kernels to {folder}; every process compiles them anew")
-        for name, folder in cache_folders().items()
-        if used[name] and not is_writable(folder)
-    ]
+    if reason := caches.trouble():
+        lines = [("warning", f"compiled kernels are not kept, so every process compiles them anew: {reason}")]
+    else:
+        size = sum(path.stat().st_size for path in caches.root().rglob("*") if path.is_file())
+        where = f"{caches.root()} ({size / 1e6:.1f} MB)"
+        lines = [("ok", f"compiled kernels are kept in {where}, which may be deleted at any time")]
+    folder = caches.nvidia_folder()
+    if NVIDIA in (p.name for p in _platforms()) and not (caches.is_off() or caches.is_writable(folder)):
+        lines.append(("warning", f"NVIDIA's driver cannot keep compiled kernels in {folder}"))
+    return lines

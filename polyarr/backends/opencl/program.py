@@ -1,5 +1,6 @@
 """Building kernels: macros, #line, the cache, and kernel objects that are fetched once."""
 
+import hashlib
 import os
 import threading
 import warnings
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+from polyarr.backends.opencl.compiled import compiler_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
 from polyarr.core.spec import bool as bool_
@@ -43,9 +45,9 @@ def types(dtype: np.dtype) -> dict[str, str]:
 class Kernel:
     """One kernel of a built program. Integers are passed as long, floats as float unless they are NumPy scalars."""
 
-    def __init__(self, name: str, kernel: cl.Kernel, cache: "ProgramCache") -> None:
-        self.name, self._kernel, self._cache = name, kernel, cache
-        self._queue, self._lock, self._typed = cache.queue, cache.lock, False
+    def __init__(self, name: str, program: str, kernel: cl.Kernel, cache: "ProgramCache") -> None:
+        self.name, self._program, self._kernel, self._cache = name, program, kernel, cache
+        self._queue, self._typed = cache.queue, False
 
     def __call__(self, work: int | tuple[int, ...], group: int | tuple[int, ...] | None, *args: Any) -> None:
         """Enqueue: work is the global size, group the local size. Nothing is enqueued for an empty range."""
@@ -53,8 +55,9 @@ class Kernel:
         if 0 in work:
             return
         group = (group,) if type(group) is int else group
-        with self._lock:
+        with self._cache.lock:
             if not self._typed:
+                self._cache.compiler.launched(self._program)
                 self._kernel.set_scalar_arg_dtypes([_scalar_dtype(a) for a in args])
                 self._typed = True
             try:
@@ -77,8 +80,8 @@ def _scalar_dtype(arg: Any) -> Any:
 class Program:
     """A built program: its kernels are its attributes, each fetched once."""
 
-    def __init__(self, program: cl.Program, cache: "ProgramCache") -> None:
-        self._kernels = {k.function_name: Kernel(k.function_name, k, cache) for k in program.all_kernels()}
+    def __init__(self, name: str, program: cl.Program, cache: "ProgramCache") -> None:
+        self._kernels = {k.function_name: Kernel(k.function_name, name, k, cache) for k in program.all_kernels()}
 
     def __getattr__(self, name: str) -> Kernel:
         try:
@@ -88,10 +91,11 @@ class Program:
 
 
 class ProgramCache:
-    """Programs by file and macros, for one device. On disk PyOpenCL or the driver keeps the binaries."""
+    """Programs by file and macros, for one device. What was compiled is kept on disk by the compiler."""
 
     def __init__(self, context: cl.Context, device: cl.Device, queue: cl.CommandQueue, lock: threading.RLock) -> None:
-        self._context, self._device, self.queue, self.lock = context, device, queue, lock
+        self._device, self.queue, self.lock = device, queue, lock
+        self.compiler = compiler_of(context, device)
         self._programs: dict[Any, Program] = {}
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
 
@@ -101,25 +105,26 @@ class ProgramCache:
         program = self._programs.get(key)
         if program is None:
             with self.lock:
-                program = self._programs.get(key) or Program(self._build(stem, defines), self)
+                program = self._programs.get(key) or self._build(stem, defines)
                 self._programs[key] = program
         return program
 
-    def _build(self, stem: str, defines: dict[str, Any]) -> cl.Program:
+    def _build(self, stem: str, defines: dict[str, Any]) -> Program:
         macros = self._macros(defines)
         source = macros + "\n".join(f'#line 1 "{name}.cl"\n{_read(name)}' for name in (*SHARED, stem))
         debug = os.environ.get("POLYARR_DEBUG")
         # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
         options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]
+        name = hashlib.sha256("\n".join([*options, source]).encode()).hexdigest()
         try:
             with warnings.catch_warnings():
                 if not debug:
                     warnings.simplefilter("ignore", cl.CompilerWarning)
-                return cl.Program(self._context, source).build(options)
+                return Program(name, self.compiler.build(name, source, options), self)
         except cl.Error as error:
-            name, given = self._device.name.strip(), " ".join(f"{k}={v}" for k, v in defines.items())
+            device, given = self._device.name.strip(), " ".join(f"{k}={v}" for k, v in defines.items())
             raise BackendError(
-                f"{stem}.cl does not build on {name!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
+                f"{stem}.cl does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
             ) from error
 
     def _macros(self, defines: dict[str, Any]) -> str:

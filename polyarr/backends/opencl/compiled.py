@@ -1,0 +1,170 @@
+"""Building programs, with what was compiled before: by the driver itself, as binaries, or in PoCL's own files.
+
+A program has a name, the checksum of all that its source is. What is saved under the name goes through `caches.Store`,
+so that a driver gets it whole or not at all.
+"""
+
+import io
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+import pyopencl as cl
+
+from polyarr.backends.opencl.caches import Store, lacks, run_folder, store_of
+from polyarr.backends.opencl.quirks import NVIDIA, POCL
+from polyarr.core.errors import BackendError
+
+STAMP = "last_accessed"  # what PoCL writes into the folder of a program that it builds
+
+
+class Compiler:
+    """For a driver that keeps what it compiles, and checks it: NVIDIA's."""
+
+    def __init__(self, context: cl.Context) -> None:
+        self._context = context
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """The built program."""
+        return cl.Program(self._context, source).build(options)
+
+    def launched(self, name: str) -> None:
+        """A kernel of a program is about to run for the first time."""
+
+    def keep(self) -> None:
+        """The queue is empty: save what has run since the last time."""
+
+    def keep_all(self) -> None:
+        """The process ends."""
+
+
+class BinaryCompiler(Compiler):
+    """For a driver that keeps nothing: its binaries are saved."""
+
+    def __init__(self, context: cl.Context, store: Store) -> None:
+        super().__init__(context)
+        self._store, self._built, self._launched = store, dict[str, cl.Program](), set[str]()
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """From its binary, if there is one that the driver takes."""
+        binary = self._store.load(name)
+        if binary is not None:
+            with suppress(cl.Error):
+                return cl.Program(self._context, self._context.devices, [binary]).build(options)
+        self._built[name] = program = super().build(name, source, options)
+        return program
+
+    def launched(self, name: str) -> None:
+        """Only what was built here is to be saved."""
+        if name in self._built:
+            self._launched.add(name)
+
+    def keep(self) -> None:
+        """Save the binaries of what has run."""
+        while self._launched:
+            name = self._launched.pop()
+            self._store.save(name, self._built.pop(name).binaries[0])
+
+
+class PoclCompiler(Compiler):
+    """For PoCL, which keeps files in a folder per program, adds to them when kernels run, and trusts them blindly."""
+
+    _known: ClassVar[set[Path]] = set()  # the folders in the run folder that were seen
+
+    def __init__(self, context: cl.Context, store: Store) -> None:
+        super().__init__(context)
+        self._store = store
+        found = run_folder()
+        self._run = None if isinstance(found, str) else found.path
+        self._made: dict[str, Path] = {}  # PoCL's folder of a program
+        self._kept: dict[str, set[str]] = {}  # the files in a program's entry
+        self._launched: set[str] = set()  # since the last time that the queue was empty
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """With its entry unpacked before.
+
+        Errors:  BackendError where there is no room to compile
+        """
+        self._make_room()
+        self._unpack(name)
+        program = super().build(name, source, options)
+        self._find(name)
+        return program
+
+    def launched(self, name: str) -> None:
+        """PoCL compiles a kernel when it runs.
+
+        Errors:  BackendError where there is no room to compile
+        """
+        self._make_room()
+        self._launched.add(name)
+
+    def keep(self) -> None:
+        """Save the programs of which a kernel has run."""
+        if self._launched:
+            names, self._launched = self._launched, set()
+            self._keep(names)
+
+    def keep_all(self) -> None:
+        """Kernels may have been compiled for more sizes of work-groups than the first."""
+        self._keep(set(self._made))
+
+    def _make_room(self) -> None:
+        if self._run is not None and (lacking := lacks(self._run)):  # PoCL would die of it
+            raise BackendError(f"opencl: no kernel can be compiled in {self._run}: {lacking}; free some space")
+
+    def _unpack(self, name: str) -> None:
+        content = self._store.load(name) if self._run else None
+        if content is None:
+            return
+        with zipfile.ZipFile(io.BytesIO(content)) as entry:
+            files = entry.namelist()
+            entry.extractall(self._run)
+        self._made[name], self._kept[name] = self._run.joinpath(*Path(files[0]).parts[:2]), set(files)
+        self._known.add(self._made[name])
+
+    def _find(self, name: str) -> None:
+        """Which folder is the program's, after it was built."""
+        if self._run is None or (name in self._made and (self._made[name] / STAMP).exists()):
+            return
+        new = {path.parent for path in self._run.glob(f"*/*/{STAMP}")} - self._known
+        self._known.update(new)
+        self._made.pop(name, None)
+        self._kept.pop(name, None)
+        if len(new) == 1:  # otherwise somebody else builds programs, too
+            self._made[name] = new.pop()
+
+    def _keep(self, names: set[str]) -> None:
+        for name in names & self._made.keys():
+            paths = [p for p in self._made[name].rglob("*") if p.is_file() and p.name != STAMP]
+            files = {str(p.relative_to(self._run)): p for p in paths}
+            if files.keys() != self._kept.get(name):
+                self._save(name, files)
+
+    def _save(self, name: str, files: dict[str, Path]) -> None:
+        content = io.BytesIO()
+        with suppress(OSError), zipfile.ZipFile(content, "w") as entry:
+            for file, path in sorted(files.items()):
+                entry.write(path, file)
+            entry.close()
+            self._store.save(name, content.getvalue())
+            self._kept[name] = set(files)
+
+
+def compiler_of(context: cl.Context, device: cl.Device) -> Compiler:
+    """How programs are built for a device."""
+    platform = device.platform
+    if NVIDIA in platform.name:
+        return Compiler(context)
+    told = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
+    store = store_of("\n".join(told))
+    return PoclCompiler(context, store) if POCL in platform.name else BinaryCompiler(context, store)
+
+
+def _processor(device: cl.Device) -> str:
+    """What the processor can do: of two with one name, one may not run what was compiled for the other."""
+    if not device.type & cl.device_type.CPU or not Path("/proc/cpuinfo").exists():
+        return ""
+    with open("/proc/cpuinfo") as file:
+        return next((line for line in file if line.startswith(("flags", "Features"))), "")
