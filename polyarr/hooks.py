@@ -90,3 +90,8 @@ class Hooks:
     def polyarr_diagnose(self) -> list[tuple[str, str]]:
         """Say what is right and wrong, and how to mend it: (level, text) per line. See LEVELS."""
         return []
+
+    @hookspec
+    def polyarr_caches(self) -> list[str]:
+        """List the folders of compiled kernels, any of which may be deleted. Must not import a driver."""
+        return []

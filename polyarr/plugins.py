@@ -342,6 +342,22 @@ def unregister_plugin(plugin: Any) -> None:
             _state.not_started.pop(name, None)
 
 
+def forget(*backends: Backend) -> None:
+    """For backends that do not survive a fork: who asks for one by name has it started anew, or an error."""
+    gone = {backend.name for backend in backends}
+    _state.running = {name: backend for name, backend in _state.running.items() if backend.name not in gone}
+
+
+def _after_fork_in_child() -> None:
+    """Another thread may have held the lock when the process was forked; here it never ends."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
     """For tests: begin anew, as in a new process, and put everything back at the end of the block."""
@@ -403,6 +419,11 @@ def devices() -> list[DeviceInfo]:
 def diagnose() -> list[Diagnosis]:
     """What plugins have to say about themselves."""
     return _gather("polyarr_diagnose", "diagnose", _diagnosis)
+
+
+def caches() -> list[str]:
+    """The folders in which plugins keep what was compiled. Asks no driver."""
+    return _gather("polyarr_caches", "list caches", str)
 
 
 def _device(row: DeviceInfo) -> DeviceInfo:

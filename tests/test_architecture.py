@@ -24,7 +24,6 @@ LAYERS = {
     "polyarr.hooks": 2,
     "polyarr.loading": 2,
     "polyarr.plugins": 2,
-    "polyarr.forking": 2,
     "polyarr.ops": 3,
     "polyarr.autograd": 4,
     "polyarr.creation": 4,

@@ -1,15 +1,26 @@
 """`polyarr doctor`: try everything, say what is wrong and how to mend it."""
 
+import contextlib
 import importlib.metadata
+import json
 import os
 import platform
+import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import click
 import numpy as np
 
 import polyarr
+from polyarr import plugins
 from polyarr.cli.output import no_plugin_warnings
+from polyarr.core.backend import Backend
+from polyarr.core.errors import BackendError
 from polyarr.hooks import Diagnosis
 from polyarr.loading import PluginFailure, reason_of
 from polyarr.plugins import (
@@ -24,6 +35,12 @@ from polyarr.plugins import (
     use_backend,
 )
 
+# What the other process runs, with this one's import path; not as a module, because it is not to look in this folder.
+PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
+    "from polyarr.cli.doctor import examine; examine(json.loads(sys.argv[2]))"
+)
+PATIENCE = 300  # seconds for one step; compiling takes its time
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
@@ -31,25 +48,134 @@ COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 def command() -> None:
     """Start every backend, compute something on it, and say what is wrong and how to mend it.
 
-    Exit code 1 if something is broken, 0 if all is well.
+    All that may fail is tried in other processes, so that a driver which dies or hangs is one line among others. Exit
+    code 1 if something is broken, 0 if all is well.
     """
-    with no_plugin_warnings():
-        broken = _show("Environment", _environment())
-        broken += _show("Backends", [_try(row) for row in status(start=True)])
-        broken += _show("Kernels that plugins replace", _replaced())
-        broken += _show("What the backends say", diagnose())
-        broken += _show("Hooks that failed", [_of_hook(f) for f in failures() if not _is_shown(f)])
+    broken = _show("Environment", _environment())
+    broken += _examine()
     click.echo(f"\n{broken} problem{'s' * (broken != 1)} found" if broken else "\nno problem found")
     raise click.exceptions.Exit(1 if broken else 0)
 
 
 def _show(title: str, lines: list[Diagnosis]) -> int:
-    """Print a section, if there is anything in it; how many lines are errors."""
-    if lines:
+    """Print a section's title, if there is one, and lines; how many of them are errors."""
+    if title and lines:
         click.echo(f"\n{title}")
     for line in lines:
         click.echo(f"  {click.style(f'{line.level:8}', fg=COLOURS[line.level])} {line.text}")
+    sys.stdout.flush()
     return sum(line.level == "error" for line in lines)
+
+
+# ---- the other process -------------------------------------------------------------------------------------------
+
+
+def _examine() -> int:
+    """Run all steps in a process of their own, and go on in another one where it dies; how many errors there are."""
+    broken, done, title, caches = 0, list[str](), "", list[str]()
+    while True:
+        step = ""
+        with _Examiner(done) as examiner:
+            for message in examiner:
+                step, caches = message["step"], message.get("caches", caches)
+                lines = [Diagnosis(*line) for line in message.get("lines", ())]
+                if lines:
+                    broken += _show(message["title"] if message["title"] != title else "", lines)
+                    title = message["title"]
+                if "lines" in message:
+                    done.append(step)
+                    step = ""
+        if examiner.end == "":
+            return broken
+        broken += _show("", [_of_death(step or "to look for plugins", examiner.end, caches)])
+        if not step:
+            return broken
+        done.append(step)
+
+
+def _of_death(step: str, end: str, caches: list[str]) -> Diagnosis:
+    hint = f"; if that goes on, delete {' and '.join(caches)}, where compiled kernels are kept" if caches else ""
+    return _error(f"{step}: the process that tried it {end}{hint}")
+
+
+class _Examiner:
+    """A process that runs `examine`, and what it says."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.end = ""  # how it died; empty if it did not
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps(sys.path), json.dumps(done)], stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> "_Examiner":
+        return self
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while line := self._line():
+            yield json.loads(line)
+
+    def _line(self) -> str:
+        timer = threading.Timer(PATIENCE, self._give_up)
+        timer.start()
+        try:
+            return self._process.stdout.readline()  # type: ignore[union-attr]
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self.end = f"gave no answer for {PATIENCE} seconds"
+        self._process.kill()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._process.kill()
+        self._process.stdout.close()  # type: ignore[union-attr]
+        code = self._process.wait()
+        if code < 0:
+            self.end = self.end or f"was ended by signal {-code} ({signal.Signals(-code).name})"
+        elif code > 0:
+            self.end = f"ended with exit code {code}"
+
+
+def examine(done: list[str]) -> None:
+    """In the other process: take all steps that are not done, and say so before and after each."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a driver that prints must not be taken for this
+
+    def say(**message: Any) -> None:
+        print(json.dumps(message), file=out, flush=True)
+
+    with no_plugin_warnings():
+        for title, step, lines in _steps():
+            if step not in done:
+                say(title=title, step=step, caches=plugins.caches())
+                say(title=title, step=step, lines=lines())
+    out.close()
+
+
+def _steps() -> Iterator[tuple[str, str, Callable[[], list[Diagnosis]]]]:
+    """A section's title, what is tried, and the function that does."""
+    names = list(dict.fromkeys(row.name for row in status()))
+    for name in names:
+        yield "Backends", f"backend {name}", partial(_try, name)
+    yield "Backends", "POLYARR_BACKEND", partial(_chosen, names)
+    yield "Kernels that plugins replace", "overrides", _replaced
+    yield "What the backends say", "what the backends say", diagnose
+    yield "Hooks that failed", "hooks", lambda: [_of_hook(f) for f in failures() if not _is_shown(f)]
+
+
+# ---- what it tries -----------------------------------------------------------------------------------------------
+
+
+def _chosen(names: list[str]) -> list[Diagnosis]:
+    """What is wrong with POLYARR_BACKEND, unless it names a backend that has its own line."""
+    name = os.environ.get("POLYARR_BACKEND", "")
+    try:
+        if name and name not in names:
+            get_backend(name)
+    except BackendError as error:
+        return [_error(f"POLYARR_BACKEND={name}: {error}")]
+    return []
 
 
 def _replaced() -> list[Diagnosis]:
@@ -81,14 +207,19 @@ def _version(distribution: str) -> str:
         return "(not installed: running from a source tree)"
 
 
-def _try(row: BackendStatus) -> Diagnosis:
-    if row.backend is None:
-        return _explained(row)
+def _try(name: str) -> list[Diagnosis]:
+    with contextlib.suppress(BackendError):  # which its row explains
+        get_backend(name)
+    rows = [row for row in status() if row.name == name]
+    return [_explained(row) if row.backend is None else _computed(row, row.backend) for row in rows]
+
+
+def _computed(row: BackendStatus, backend: Backend) -> Diagnosis:
     try:
         _compute(row.name)
     except Exception as error:  # whatever a driver does, the report goes on
         return _error(f"{row.name} ({row.distribution}) starts, but: {reason_of(error)}")
-    return Diagnosis("ok", f"{row.name} ({row.distribution}) computes on {row.backend.device}")
+    return Diagnosis("ok", f"{row.name} ({row.distribution}) computes on {backend.device}")
 
 
 def _explained(row: BackendStatus) -> Diagnosis:

@@ -6,8 +6,7 @@ from typing import Any
 
 from polyarr.core.backend import Backend
 from polyarr.core.spec import DTYPES, float64
-from polyarr.forking import forget
-from polyarr.plugins import hookimpl
+from polyarr.plugins import forget, hookimpl
 
 _backends: dict[Any, Backend] = {}  # one for the life of the process per device
 
@@ -82,3 +81,11 @@ def polyarr_diagnose() -> list[tuple[str, str]]:
     from polyarr.backends.opencl.devices import diagnose
 
     return diagnose()
+
+
+@hookimpl
+def polyarr_caches() -> list[str]:
+    """The folder of polyarr's entries, and that of NVIDIA's driver."""
+    from polyarr.backends.opencl.caches import nvidia_folder, root
+
+    return [str(folder) for folder in (root(), nvidia_folder()) if folder.exists()]
