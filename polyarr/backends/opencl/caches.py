@@ -29,7 +29,7 @@ except ImportError:  # on Windows, where what a killed process leaves stays ther
 
 FORMAT = "1"  # of the entries
 ROOM = 8 << 20  # bytes that must be free where a driver compiles
-TEMPORARY = ".new-"
+TEMPORARY, RUN = ".new-", "polyarr-"  # how the names of what is being written, and of run folders, begin
 LOCK = "lock"  # the file that the process of a run folder holds
 
 
@@ -156,7 +156,7 @@ def _remove_old_temporaries(folder: Path) -> None:
     for path in folder.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - 86400:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 # ---- the folder in which PoCL compiles ---------------------------------------------------------------------------
@@ -195,14 +195,16 @@ def run_folder() -> RunFolder | str:
 def _made_in(parent: Path) -> RunFolder:
     if lacking := lacks(parent):
         raise OSError(lacking)
-    path = Path(tempfile.mkdtemp(prefix="polyarr-", dir=parent))
+    made = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
+    path = parent / made.name.replace(TEMPORARY, RUN, 1)
     try:
-        file = (path / LOCK).open("wb")
+        file = (made / LOCK).open("wb")
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX)
+        made.rename(path)  # only now, with its lock, does it look like a run folder to others
         folder = RunFolder(path, file, os.getpid())
     except OSError:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         raise
     atexit.register(folder.remove)
     return folder
@@ -227,16 +229,11 @@ def _file_limit() -> str:
 
 def _remove_abandoned(parent: Path) -> None:
     """The run folders of processes that were killed: nobody holds their lock."""
-    for path in parent.iterdir() if fcntl else ():
-        try:
-            with (path / LOCK).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-        except FileNotFoundError:  # just made, or just removed
-            with contextlib.suppress(OSError):
-                path.rmdir()
-        except OSError:  # it lives
-            continue
+    _remove_old_temporaries(parent)
+    for path in parent.glob(f"{RUN}*") if fcntl else ():
+        with contextlib.suppress(OSError), (path / LOCK).open("rb") as file:  # an error: it lives, or was just removed
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # ---- what drivers and PyOpenCL are told ---------------------------------------------------------------------------
