@@ -300,6 +300,7 @@ def patience(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()
 
 
 def _say(text: str) -> None:

@@ -173,6 +173,7 @@ class RunFolder(NamedTuple):
         """Delete it, unless this is a forked child."""
         if os.getpid() == self.pid:
             shutil.rmtree(self.path, ignore_errors=True)
+            self.lock.close()
 
 
 @lru_cache(maxsize=1)
