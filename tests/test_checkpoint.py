@@ -1,199 +1,364 @@
-"""checkpoint and custom_vjp: what they keep, and what they do with what a function closes over."""
+"""Checkpoints: what comes back, what a crash leaves, and one line for all that may be wrong with one."""
 
+import copy
+import json
 import math
-import weakref
+import os
+import random
+import shutil
 
 import numpy as np
 import pytest
+import safetensors.numpy
+from safetensors import safe_open
 
 import polyarr as pa
-from polyarr import nn, ops, tree
-from polyarr.core.backend import Backend
-from polyarr.core.errors import GradientError
-from polyarr.core.op import Array
+from polyarr.models.gpt import GPTConfig
+from polyarr.training import CheckpointError, Recipe, load_checkpoint, loop, new_run, resumed_run, train
+from polyarr.training import checkpoint as checkpoints
+from polyarr.training.checkpoint import newest, save_checkpoint
 
-pytestmark = pytest.mark.usefixtures("on_numpy")
-
-
-def close(got, expected, rtol: float = 1e-6) -> None:
-    np.testing.assert_allclose(np.asarray(got), expected, rtol=rtol, atol=1e-6)
-
-
-def scalar(value: float) -> Array:
-    return pa.asarray(value, dtype="float64")
-
-
-def test_checkpoint_gives_the_same_gradient_with_dropout(backend: Backend) -> None:
-    def block(params: dict, x: Array) -> Array:
-        return ops.dropout(ops.tanh(x @ params["w"]), *pa.random.draw(), rate=0.5)
-
-    params, x = {"w": pa.random.normal((8, 8))}, pa.random.normal((4, 8))
-    found = []
-    for wrap in (lambda f: f, pa.checkpoint):
-        pa.random.seed(5)
-        f = wrap(block)
-        loss = lambda p, a, f=f: ops.sum(f(p, f(p, a)) ** 2)
-        value, grads = pa.value_and_grad(loss, argnums=(0, 1))(params, x)
-        found.append((value.item(), grads[0]["w"].numpy(), grads[1].numpy(), pa.random.get_state()))
-    close(found[0][0], found[1][0])
-    close(found[0][1], found[1][1], rtol=1e-4)
-    close(found[0][2], found[1][2], rtol=1e-4)
-    assert found[0][3] == found[1][3]
+TEXT = "the quick brown fox jumps over the lazy dog; " * 12
+OTHER = "PACK MY BOX WITH FIVE DOZEN LIQUOR JUGS. " * 12
+SIZES = {
+    "context_length": 4,
+    "emb_dim": 8,
+    "n_heads": 2,
+    "n_layers": 1,
+    "drop_rate": 0.1,
+    "qkv_bias": False,
+    "tie_embeddings": True,
+}
+RECIPE = Recipe(
+    SIZES, batch_size=2, steps=2, lr=1e-2, min_lr=1e-3, warmup=0, eval_every=1, eval_windows=2
+)
 
 
-def test_checkpoint_computes_again_and_keeps_nothing() -> None:
-    calls = []
-
-    def fn(a: Array) -> Array:
-        calls.append(1)
-        hidden = ops.exp(a)
-        inner.append(weakref.ref(hidden))
-        return ops.sum(hidden * hidden)
-
-    inner: list = []
-    _, pull = pa.vjp(pa.checkpoint(fn), pa.asarray([1.0]))
-    assert len(calls) == 1 and inner[0]() is None
-    close(pull(pa.asarray(1.0))[0], [2 * math.exp(2)])
-    assert len(calls) == 2
+def quiet(line):
+    """An echo that shows nothing."""
 
 
-def test_checkpoint_sees_its_arguments_as_they_were() -> None:
-    def fn(a: Array) -> Array:
-        b = a * 1
-        y = pa.checkpoint(lambda c: ops.sum(c * c))(b)
-        b += 100
-        return y
-
-    close(pa.grad(fn)(pa.asarray([1.0, 2.0])), [2, 4])
+@pytest.fixture(scope="module", autouse=True)
+def _numpy():
+    with pa.use_backend("numpy"):
+        yield
 
 
-def test_second_order_through_checkpoint() -> None:
-    cube = pa.checkpoint(lambda a: a * a * a)
-    close(pa.grad(pa.grad(cube))(scalar(2.0)), 12)
-    close(pa.grad(pa.grad(pa.grad(cube)))(scalar(2.0)), 6)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two folders with a run each, and the first run."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    run = train(new_run(TEXT, RECIPE, seed=1, preset="p"), folders[0], quiet)
+    train(new_run(OTHER, RECIPE, seed=2), folders[1], quiet)
+    return *folders, run
 
 
-def test_custom_vjp() -> None:
-    clipped = pa.custom_vjp(
-        lambda x, limit: x, lambda x, limit: (x, limit), lambda limit, g: (ops.clip(g, -limit, limit), None)
-    )
-    x = pa.asarray([1.0, -2.0])
-    close(clipped(x, 0.5), [1, -2])
-    close(pa.grad(lambda a: ops.sum(clipped(a, 0.5) * pa.asarray([3.0, -0.1])))(x), [0.5, -0.1])
+@pytest.fixture
+def folder(runs, tmp_path):
+    """A folder with a run."""
+    shutil.copytree(runs[0], tmp_path / "run")
+    return tmp_path / "run"
 
 
-def test_custom_vjp_of_trees_and_its_second_order() -> None:
-    def forward(p: dict) -> tuple:
-        return {"product": p["a"] * p["b"], "count": 2}, p
-
-    def backward(p: dict, g: dict) -> tuple:
-        return ({"a": g["product"] * p["b"], "b": g["product"] * p["a"]},)
-
-    fn = pa.custom_vjp(lambda p: forward(p)[0], forward, backward)
-    p = {"a": scalar(3.0), "b": scalar(5.0)}
-    g = pa.grad(lambda q: fn(q)["product"])(p)
-    close(g["a"], 5)
-    close(g["b"], 3)
-    gg = pa.grad(lambda q: pa.grad(lambda r: fn(r)["product"] ** 2)(q)["a"])(p)  # 2 a b^2
-    close(gg["a"], 50)
-    close(gg["b"], 60)
+def parts(path):
+    """The metadata, info and arrays of a checkpoint."""
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+        return metadata, json.loads(metadata["info"]), {name: file.get_tensor(name) for name in file.keys()}
 
 
-# ---- what the function closes over -------------------------------------------------------------------------------
+def write(path, info, arrays, **metadata):
+    """A checkpoint with a checksum that agrees, whatever is in it."""
+    text = info if isinstance(info, str) else json.dumps(info)
+    metadata = {"format": "2", "info": text, "checksum": checkpoints._checksum(text, arrays), **metadata}
+    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
 
 
-def test_checkpoint_differentiates_what_it_closes_over() -> None:
-    x = scalar(3.0)
-    fn = lambda w: pa.checkpoint(lambda x: x * w)(x * w)  # x w^2
-    close(pa.grad(fn)(scalar(2.0)), 12)
-    close(pa.grad(pa.grad(fn))(scalar(2.0)), 6)
-    close(pa.jvp(fn, (scalar(2.0),), (scalar(1.0),))[1], 12)
-    _, pull = pa.vjp(fn, scalar(2.0))
-    close(pull(scalar(1.0))[0], 12)
-    close(pull(scalar(2.0))[0], 24)
+def refused(path):
+    """The one line that loading a damaged checkpoint raises; None if it loads."""
+    try:
+        load_checkpoint(path.parent, path.stem)
+    except CheckpointError as error:
+        assert str(error).startswith(f"{path}: damaged checkpoint: ")
+        assert "\n" not in str(error) and len(str(error)) < 1000
+        return str(error)
+    return None
 
 
-def test_checkpoint_of_a_module_trains_it(backend: Backend) -> None:
-    model = nn.Sequential(nn.Linear(3, 4, activation="gelu"), nn.Linear(4, 3))
-    x = pa.random.normal((5, 3))
-    plain = pa.grad(lambda m: ops.sum(m(x) ** 2))(model)
-    for name, wrapped in {
-        "itself": lambda m: pa.checkpoint(m)(x),
-        "a closure": lambda m: pa.checkpoint(lambda a: m(a))(x),
-        "a method": lambda m: pa.checkpoint(m.__call__)(x),
-        "nested": lambda m: pa.checkpoint(lambda a: pa.checkpoint(m)(a) * 1.0)(x),
-        "no argument": lambda m: pa.checkpoint(lambda: m(x))(),
-    }.items():
-        found = pa.grad(lambda m, wrapped=wrapped: ops.sum(wrapped(m) ** 2))(model)
-        for expected, got in zip(tree.leaves(plain), tree.leaves(found), strict=True):
-            np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
+# ---- what comes back -----------------------------------------------------------------------------------------
 
 
-def test_checkpoint_that_returns_what_it_closes_over() -> None:
-    fn = lambda w: pa.checkpoint(lambda x: (w, x * x, x))(scalar(3.0))[0] * 5
-    close(pa.grad(fn)(scalar(2.0)), 5)
+def test_a_checkpoint_comes_back_bit_by_bit(runs):
+    folder, _, run = runs
+    found = load_checkpoint(folder, "last")
+    assert found.model.config == run.model.config and found.tokenizer.characters == run.tokenizer.characters
+    assert found.state["step"] == 2 and found.state.keys() == run.state.keys()
+    pairs = ((found.model, run.model), *((found.state[moment], run.state[moment]) for moment in ("m", "v")))
+    for ours, theirs in pairs:
+        ours, theirs = dict(pa.tree.items(ours)), dict(pa.tree.items(theirs))
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[name].numpy(), theirs[name].numpy()) for name in ours)
+    info = found.info
+    assert (info["step"], info["seed"], info["preset"], info["run"]) == (2, 1, "p", run.id)
+    assert (info["history"], info["curve"]) == (run.history, run.curve)
+    assert info["val_loss"] == run.history[-1]["val"] and "polyarr" in info["versions"]
+    assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "last.safetensors", "loss.png"]
 
 
-def test_checkpoint_reads_views_and_transfers_of_what_it_closes_over() -> None:
-    x = pa.asarray([1.0, 2.0])
-    close(pa.grad(lambda w: pa.checkpoint(lambda x: ops.sum(x * w[:]))(x))(x), [1, 2])
-    close(pa.grad(lambda w: pa.checkpoint(lambda x: ops.sum(x * w.to("numpy")))(x))(x), [1, 2])
+def test_a_checkpoint_before_the_first_evaluation_comes_back(tmp_path):
+    run = new_run(TEXT, RECIPE, seed=1)
+    save_checkpoint(tmp_path, "last", loop._checkpoint(run, None))
+    found = load_checkpoint(tmp_path, "last")
+    assert (found.info["history"], found.info["curve"], found.info["val_loss"]) == ([], [], None)
 
 
-def test_checkpoint_with_a_gradient_inside() -> None:
-    fn = lambda w: pa.checkpoint(lambda x: x * pa.grad(lambda z: z * z * w)(x))(3 * w)  # 2 w (3 w)^2
-    close(pa.grad(fn)(scalar(2.0)), 54 * 4)
+def test_what_could_not_be_read_is_not_written(tmp_path):
+    run = new_run(TEXT, RECIPE.changed(steps=10**15), seed=1)
+    with pytest.raises(ValueError, match=r"^recipe.steps: 10+ is greater than the maximum of 10+$"):
+        train(run, tmp_path, quiet)
+    assert run.step == 0 and not list(tmp_path.iterdir())
 
 
-def test_checkpoint_sees_what_it_closes_over_as_it_was() -> None:
-    def tracked(w: Array) -> Array:
-        c = w * 1
-        y = pa.checkpoint(lambda x: x * c)(w)
-        c += 5
-        assert c.item() == 7
-        return y
-
-    def untracked(w: Array) -> Array:
-        c = scalar(4.0)
-        y = pa.checkpoint(lambda x: x * c)(w)
-        c[...] = 100
-        return y * c
-
-    close(pa.grad(tracked)(scalar(2.0)), 4)
-    close(pa.grad(untracked)(scalar(2.0)), 400)
+def test_the_larger_config_that_a_gpt_refuses():
+    with pytest.raises(ValueError, match="n_layers is 1000000; it must be at most 10,000"):
+        GPTConfig.of({**SIZES, "vocab_size": 5, "n_layers": 10**6})
+    with pytest.raises(ValueError, match="vocab_size is 2147483648; it must be at most 2,147,483,647"):
+        GPTConfig.of({**SIZES, "vocab_size": 2**31})
 
 
-def test_checkpoint_of_a_function_that_reads_something_else_the_second_time() -> None:
-    def fn(w: Array) -> Array:
-        used = [w * 1, w * 2]
-        return pa.checkpoint(lambda x: x * used.pop())(w)
-
-    with pytest.raises(GradientError, match="read other arrays when it was computed again"):
-        pa.grad(fn)(scalar(2.0))
+# ---- writing -------------------------------------------------------------------------------------------------
 
 
-def test_checkpoint_of_what_carries_no_gradient() -> None:
-    place = pa.checkpoint(lambda x: ops.argmax(x))
-    close(pa.grad(lambda w: w[0] * place(w).astype(w.dtype))(pa.asarray([2.0, 3.0])), [1, 0])
+def test_a_full_disk_names_the_file_and_leaves_the_old_checkpoint(runs, folder, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        save_checkpoint(folder, "last", loop._checkpoint(runs[2], 1.0))
+    assert caught.value.filename == str(folder / "last.safetensors") and caught.value.errno == 28
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_custom_vjp_names_what_it_closes_over() -> None:
-    def scaled(w: Array) -> Array:
-        return pa.custom_vjp(lambda x: x * w, lambda x: (x * w, x), lambda x, g: (g * w,))(w * 3)
-
-    def through(model: nn.Module) -> Array:
-        fn = pa.custom_vjp(lambda x: model(x), lambda x: (model(x), None), lambda _, g: (g,))
-        return ops.sum(fn(pa.ones((2, 3))))  # no argument is differentiated
-
-    with pytest.raises(GradientError, match=r"custom_vjp: 'w' \(float64\[\]\) is differentiated and is no argument"):
-        pa.grad(scaled)(scalar(2.0))
-    with pytest.raises(GradientError, match=r"'model.weight' \(float32\[4, 3\]\)"):
-        pa.grad(through)(nn.Linear(3, 4))
+def test_a_missing_checkpoint_names_the_file(folder):
+    (folder / "last.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' here \(last.safetensors is missing\)"):
+        load_checkpoint(folder, "last")
+    assert newest(folder) == "best"
+    (folder / "best.safetensors").unlink()
+    assert newest(folder) == "last"
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load_checkpoint(folder / "none")
 
 
-def test_custom_vjp_may_close_over_what_is_stopped() -> None:
-    def fn(w: Array) -> Array:
-        stopped = pa.stop_gradient(w)
-        return pa.custom_vjp(lambda x: x * stopped, lambda x: (x * stopped, None), lambda _, g: (g * stopped,))(w)
+def test_a_pipe_is_no_checkpoint(folder):
+    (folder / "last.safetensors").unlink()
+    os.mkfifo(folder / "last.safetensors")
+    with pytest.raises(FileNotFoundError, match="no checkpoint 'last' here"):
+        load_checkpoint(folder, "last")
 
-    close(pa.grad(fn)(scalar(2.0)), 2)
+
+# ---- two runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_parts_of_two_runs_are_refused(runs, folder, name):
+    shutil.copy(runs[1] / f"{name}.safetensors", folder)
+    for asked in ("best", "last"):
+        with pytest.raises(CheckpointError, match="belong to two runs; remove the one that is not wanted"):
+            load_checkpoint(folder, asked)
+
+
+def test_a_damaged_neighbour_does_not_matter(folder):
+    path = folder / "best.safetensors"
+    metadata, info, arrays = parts(path)
+    write(path, {**info, "run": "0" * 32}, arrays, checksum=metadata["checksum"])
+    assert load_checkpoint(folder, "last").info["step"] == 2
+    assert "checksum" in refused(path)
+
+
+def test_saving_removes_what_is_of_another_run_and_nothing_else(runs, folder):
+    other = new_run(OTHER, RECIPE, seed=2)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "last.safetensors").write_bytes(b"damaged")
+    save_checkpoint(folder, "best", loop._checkpoint(other, None))
+    assert (folder / "last.safetensors").exists()  # of no run
+    shutil.copy(runs[0] / "last.safetensors", folder)
+    save_checkpoint(folder, "best", loop._checkpoint(other, None))
+    assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "loss.png", "notes.txt"]
+
+
+def test_a_resumed_run_stays_the_same_run(runs):
+    saved = load_checkpoint(runs[0], "last")
+    assert resumed_run(TEXT, saved, RECIPE).id == runs[2].id != new_run(TEXT, RECIPE, seed=1).id
+
+
+# ---- damage --------------------------------------------------------------------------------------------------
+
+
+def test_every_cut_is_noticed(folder):
+    path = folder / "last.safetensors"
+    whole = path.read_bytes()
+    for length in [*range(0, 64), *range(64, len(whole), len(whole) // 100)]:
+        path.write_bytes(whole[:length])
+        assert refused(path), length
+    path.write_bytes(whole + b"\0")
+    assert refused(path)
+
+
+def test_every_flipped_bit_is_noticed(folder):
+    path, draw = folder / "last.safetensors", random.Random(1)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    anywhere = [draw.randrange(8, header) for _ in range(150)] + [draw.randrange(len(whole)) for _ in range(100)]
+    for place in [*range(8), *anywhere]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        assert refused(path), place
+
+
+def places(value, path=()):
+    """The paths of everything in a JSON value."""
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*path, key))
+
+
+def changed(info, path, value):
+    """A copy with another value at a path; ... removes it."""
+    if not path:
+        return {} if value is ... else value
+    new = copy.deepcopy(info)
+    at = new
+    for key in path[:-1]:
+        at = at[key]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return new
+
+
+NUMBERS = (-1, 0, 1.5, 10**30, 1e308, math.nan, math.inf)
+VALUES = (..., None, True, "", "x", "a" * 100_000, "\ud800", *NUMBERS, [], [1] * 5, {}, {"x": 1})
+
+
+def test_no_change_of_the_info_is_a_raw_error_and_the_checksum_sees_each(folder):
+    path = folder / "last.safetensors"
+    metadata, info, arrays = parts(path)
+    loaded = []
+    for at in places(info):
+        for value in VALUES:
+            new = changed(info, at, value)
+            if new == info:
+                continue
+            write(path, json.dumps(new), arrays)
+            if refused(path) is None:
+                loaded.append((at, value))
+    # What only a checksum can tell from the true value.
+    free = {("data",), ("preset",), ("seed",), ("val_loss",), ("seconds",), ("versions",)}
+    free |= {("random_state", i) for i in (0, 1)} | {("recipe", "betas", i) for i in (0, 1)}
+    free |= {("recipe", name) for name in RECIPE.to_dict()} | {("versions", name) for name in info["versions"]}
+    assert {at for at, _ in loaded} <= free | {("recipe", "model", "drop_rate")}
+    for at, value in loaded:
+        write(path, changed(info, at, value), arrays, checksum=metadata["checksum"])
+        assert "its checksum does not agree with its content" in refused(path)
+
+
+def test_a_line_says_what_is_wrong(folder):
+    path = folder / "last.safetensors"
+    _, info, arrays = parts(path)
+    for at, value, said in [
+        (("step",), "x", "step: 'x' is not of type 'integer'"),
+        (("step",), 3, "step: 3 is more than the 2 steps of the recipe"),
+        (("recipe", "steps"), 0, "recipe.steps: 0 is less than the minimum of 1"),
+        (("recipe", "model", "n_layers"), 10**30, "GPTConfig: n_layers is 1" + "0" * 30),
+        (("recipe", "model", "emb_dim"), 10, "model.tok_emb.weight is float32[28, 8]; its shape must be [28, 10]"),
+        (("preset",), "a" * 100_000, "preset: 'aaa"),
+        (("run",), ..., "'run' is a required property"),
+        (("tokenizer", "characters"), "ab", "model.tok_emb.weight is float32["),
+    ]:
+        write(path, changed(info, at, value), arrays)
+        assert f"damaged checkpoint: {said}" in refused(path).replace("$: ", "")
+
+
+def test_json_that_is_none(folder):
+    path = folder / "last.safetensors"
+    _, _, arrays = parts(path)
+    for text in ("", "{", "[" * 100_000, "1" * 10_000, '{"step": NaN}', "null", "[]"):
+        write(path, text, arrays)
+        assert refused(path)
+
+
+ARRAYS = {
+    "nan": (lambda a: a * np.float32(math.nan), "holds numbers that are not finite"),
+    "inf": (lambda a: a + np.float32(math.inf), "holds numbers that are not finite"),
+    "float16": (lambda a: a.astype(np.float16), "is of dtype F16; it must be F"),
+    "int64": (lambda a: a.astype(np.int64), "is of dtype I64; it must be F"),
+    "bool": (lambda a: a.astype(bool), "is of dtype BOOL; it must be F"),
+    "shape": (lambda a: a.reshape(1, *a.shape), "its shape must be ["),
+    "0-d": (lambda a: a.ravel()[0], "its shape must be ["),
+    "missing": (lambda a: None, "arrays are missing, "),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), ARRAYS.values(), ids=ARRAYS.keys())
+def test_a_damaged_array_is_named(folder, change, said):
+    path = folder / "last.safetensors"
+    _, info, arrays = parts(path)
+    for name, array in arrays.items():
+        new = {**arrays, name: change(array)}
+        write(path, info, {n: np.asarray(a) for n, a in new.items() if a is not None})
+        assert name in refused(path) and said in refused(path)
+    write(path, info, {**arrays, "model.extra": np.zeros(3, np.float32)})
+    assert "1 arrays are unknown, model.extra among them" in refused(path)
+
+
+def test_the_story_must_fit_the_step(folder):
+    path = folder / "last.safetensors"
+    _, info, arrays = parts(path)
+    for name in ("history", "curve"):
+        for step in (-1, 0.5, 3, 1e300):
+            table = arrays[name].copy()
+            table[-1, 0] = step
+            write(path, info, {**arrays, name: table})
+            assert f"{name}" in refused(path)
+        write(path, info, {**arrays, name: arrays[name][::-1].copy()})
+        assert f"{name}: its steps must be integers that rise from 0 to 2" in refused(path)
+        table = arrays[name].copy()
+        table[0, 1] = 1e300
+        write(path, info, {**arrays, name: table})
+        assert f"{name} holds numbers that are no loss" in refused(path)
+
+
+def test_other_formats_are_told_apart(folder):
+    path = folder / "last.safetensors"
+    _, info, arrays = parts(path)
+    write(path, info, arrays, format="3")
+    assert "its format is 3; this polyarr reads format 2" in refused(path)
+    path.write_bytes(safetensors.numpy.save(arrays, metadata={"optimizer_step": "2"}))
+    assert "it is of an earlier polyarr, which wrote two files; train again, with --overwrite" in refused(path)
+    for metadata in (None, {"format": "pt"}):
+        path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
+        assert "its metadata is not the format, info and checksum of a checkpoint" in refused(path)
+
+
+def test_swapped_parts_are_noticed(runs, folder):
+    path = folder / "last.safetensors"
+    _, ours, arrays = parts(path)
+    metadata, theirs, others = parts(runs[1] / "last.safetensors")
+    weight, bias = "model.blocks.0.norm1.weight", "model.blocks.0.norm1.bias"
+    swapped = {**arrays, weight: arrays[bias], bias: arrays[weight]}
+    moments = {name: arrays[name.replace(".m.", ".v.") if ".m." in name else name] for name in arrays}
+    for info, found, checksum in [
+        (ours, others, metadata["checksum"]),
+        (theirs, arrays, metadata["checksum"]),
+        (ours, {**arrays, "curve": arrays["history"][:, ::2].copy()}, parts(path)[0]["checksum"]),
+        (ours, swapped, parts(path)[0]["checksum"]),
+        (ours, moments, parts(path)[0]["checksum"]),
+    ]:
+        write(path, info, found, checksum=checksum)
+        assert "its checksum does not agree with its content" in refused(path)

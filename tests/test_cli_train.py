@@ -1,8 +1,8 @@
 """`polyarr train` and `polyarr generate`, as processes: what they write, and one clear line for all that is wrong."""
 
-import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+import polyarr as pa
+from polyarr.training import load_checkpoint
 
 ROOT = Path(__file__).parents[1]
 TEXT = "the quick brown fox jumps over the lazy dog;\n" * 60
@@ -36,6 +39,12 @@ def run(*args, cwd, **environment):
     return process.returncode, out, err
 
 
+def info(folder, name="last"):
+    """What a checkpoint holds beside arrays."""
+    with pa.use_backend("numpy"):
+        return load_checkpoint(folder, name).info
+
+
 def files(folder):
     """Everything in a folder, with its contents."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
@@ -59,10 +68,9 @@ def test_training_reports_and_saves(trained):
     numbers = r"train loss \d\.\d{4}  val loss \d\.\d{4}  perplexity \d+\.\d\d  [\d,]+ tokens/s"
     assert re.search(rf"^step +2/2  {numbers}$", out, re.M)
     assert "on numpy" in out and "2,700 characters" in out
-    names = {"best.json", "best.safetensors", "last.json", "last.safetensors", "loss.png"}
-    assert {path.name for path in (folder / "run").iterdir()} == names
-    info = json.loads((folder / "run" / "best.json").read_text())
-    assert info["preset"] == "demo" and info["step"] == 2 and info["seed"] == 1
+    assert {path.name for path in (folder / "run").iterdir()} == {"best.safetensors", "last.safetensors", "loss.png"}
+    found = info(folder / "run", "best")
+    assert found["preset"] == "demo" and found["step"] == 2 and found["seed"] == 1
 
 
 def test_generating_is_seeded_and_begins_with_the_prompt(trained):
@@ -77,35 +85,64 @@ def test_generating_is_seeded_and_begins_with_the_prompt(trained):
     assert code == 0 and len(out) == 5
 
 
-def test_resuming_goes_on(trained, tmp_path):
-    folder, _ = trained
-    (tmp_path / "run").mkdir()
-    for name, data in files(folder / "run").items():
-        (tmp_path / "run" / name).write_bytes(data)
-    code, out, err = run(
-        "train", "--backend", "numpy", "--resume", "--out", "run", "--steps", 3, cwd=tmp_path
-    )
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A folder with a copy of the run."""
+    shutil.copytree(trained[0] / "run", tmp_path / "run")
+    return tmp_path
+
+
+RESUME = ("train", "--backend", "numpy", "--resume", "--out", "run")
+
+
+def test_resuming_goes_on_and_says_where_the_schedule_ended(copied):
+    code, out, err = run(*RESUME, "--steps", 3, cwd=copied)
     assert code == 0, err
-    assert "step     3/3" in out
-    assert [row["step"] for row in json.loads((tmp_path / "run" / "last.json").read_text())["history"]] == [
-        2,
-        3,
-    ]
+    assert "step     3/3" in out and "the learning rate stays at 0.0002 from step 2 on" in out
+    assert "not the same as a new run of 3 steps" in out
+    assert [row["step"] for row in info(copied / "run")["history"]] == [2, 3]
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(trained, tmp_path):
+def test_resuming_a_part_of_a_schedule_has_nothing_to_say(trained, tmp_path):
+    data = ("--data", trained[0] / "a.txt")
+    code, _, err = run("train", *SHORT, "--decay-steps", 3, *data, "--out", "run", cwd=tmp_path)
+    assert code == 0, err
+    code, out, err = run(*RESUME, "--steps", 3, cwd=tmp_path)
+    assert code == 0 and "not the same" not in out, err
+    code, out, _ = run(*RESUME, "--steps", 4, "--lr", 1e-4, cwd=tmp_path)
+    assert code == 0 and "the recipe changes after step 3: not the same as 4 steps with it" in out
+
+
+def test_resuming_what_is_done_draws_the_curve(copied):
+    (copied / "run" / "loss.png").unlink()
+    before = files(copied / "run")
+    code, out, err = run(*RESUME, cwd=copied)
+    assert code == 0, err
+    assert "0 steps, each of" in out and "best val loss" in out
+    after = files(copied / "run")
+    assert after.pop("loss.png").startswith(b"\x89PNG") and after == before
+
+
+def test_resuming_a_run_without_its_last_checkpoint(copied):
+    (copied / "run" / "last.safetensors").unlink()
+    code, out, err = run(*RESUME, "--steps", 3, cwd=copied)
+    assert code == 0 and "step     3/3" in out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(trained, tmp_path, number):
     folder, _ = trained
     process = start("train", "--backend", "numpy", "--data", folder / "a.txt", "--out", "run", cwd=tmp_path)
     assert "parameters on numpy" in process.stdout.readline()
     time.sleep(2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in err
+    assert process.returncode == 128 + number and "Traceback" not in err
     step = re.search(
         r"stopped after (\d+) steps; saved in run; go on with: polyarr train --resume --out run", out
     )
-    assert json.loads((tmp_path / "run" / "last.json").read_text())["step"] == int(step[1])
-    assert (tmp_path / "run" / "best.safetensors").exists()
+    assert info(tmp_path / "run")["step"] == int(step[1])
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"best.safetensors", "last.safetensors", "loss.png"}
 
 
 WRONG = {
@@ -153,10 +190,15 @@ WRONG = {
         2,
         "leave out --overwrite, --preset",
     ),
-    "resume what is done": (
-        ("train", "--resume", "--out", "run", "--backend", "numpy"),
+    "resume to where it was": (
+        ("train", "--resume", "--out", "run", "--backend", "numpy", "--steps", "1"),
         2,
-        "run has done its 2 steps",
+        "run has done 2 steps already",
+    ),
+    "no file": (
+        ("train", *SHORT, "--data", "/dev/zero"),
+        1,
+        "polyarr: /dev/zero: a device, pipe or socket; it must be a regular file",
     ),
     "prompt": (("generate", "run", "--backend", "numpy", "--prompt", "fox Ä"), 2, "'Ä' (U+00C4)"),
     "empty prompt": (("generate", "run", "--backend", "numpy", "--prompt", ""), 2, "'--prompt'"),
@@ -205,7 +247,7 @@ def test_a_backend_that_cannot_start_names_the_way_out(trained):
     assert not (folder / "new").exists()
 
 
-@pytest.mark.parametrize("module", ["safetensors", "tqdm", "matplotlib"])
+@pytest.mark.parametrize("module", ["safetensors", "jsonschema", "tqdm", "matplotlib"])
 def test_a_missing_library_says_what_to_install(trained, tmp_path, module):
     folder, _ = trained
     (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")

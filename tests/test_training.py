@@ -12,7 +12,6 @@ import pytest
 import polyarr as pa
 from polyarr import training
 from polyarr.training import (
-    CheckpointError,
     DivergenceError,
     Recipe,
     load_checkpoint,
@@ -73,8 +72,8 @@ def test_the_published_recipe_is_the_preset():
 
 
 def test_a_changed_recipe_stays_in_proportion():
-    recipe = training.PRESETS["shakespeare-char"].changed(steps=50, lr=2e-3, accumulation=None)
-    assert (recipe.steps, recipe.warmup, recipe.eval_every, recipe.accumulation) == (50, 5, 50, 1)
+    recipe = training.PRESETS["shakespeare-char"].changed(steps=50, decay_steps=50, lr=2e-3, accumulation=None)
+    assert (recipe.steps, recipe.decay_steps, recipe.warmup, recipe.accumulation) == (50, 50, 5, 1)
     assert recipe.min_lr == pytest.approx(2e-4)
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
     with pytest.raises(ValueError, match="Recipe: steps is 0; it must be positive"):
@@ -157,21 +156,78 @@ def test_accumulation_equals_a_larger_batch():
     assert losses[1] == pytest.approx(expected, rel=1e-5) and losses[0] != losses[1]
 
 
-def test_interruption_saves_what_was_learned(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
     step, calls = loop._one_step, []
 
     def interrupted(run, optimizer):
         calls.append(1)
         if len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return step(run, optimizer)
 
     monkeypatch.setattr(loop, "_one_step", interrupted)
-    before = signal.getsignal(signal.SIGINT)
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
-    assert run.was_interrupted and run.step == 5 and signal.getsignal(signal.SIGINT) is before
+    assert run.stopped_by == number and run.step == 5
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
     for name in ("best", "last"):
         assert same(load_checkpoint(tmp_path, name).model, run.model)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_second_interruption_while_saving_leaves_what_was_saved_before(tmp_path, monkeypatch):
+    train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    saved = load_checkpoint(tmp_path, "last")
+    step, sync, calls = loop._one_step, os.fsync, []
+
+    def interrupted(run, optimizer):
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(run, optimizer)
+
+    def again(number):
+        calls.append(number)
+        os.kill(os.getpid(), signal.SIGINT)
+        sync(number)
+
+    monkeypatch.setattr(loop, "_one_step", interrupted)
+    monkeypatch.setattr(os, "fsync", again)
+    with pytest.raises(KeyboardInterrupt):
+        train(resumed_run(TEXT, saved, RECIPE.changed(steps=30)), tmp_path, quiet)
+    assert calls and {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_schedule_belongs_to_the_run(tmp_path):
+    for folder in ("straight", "halves"):
+        (tmp_path / folder).mkdir()
+    straight = train(new_run(TEXT, RECIPE, seed=1), tmp_path / "straight", quiet)
+    train(new_run(TEXT, RECIPE.changed(steps=7), seed=1), tmp_path / "halves", quiet)
+    saved = load_checkpoint(tmp_path / "halves", "last")
+    recipe = Recipe.from_dict(saved.info["recipe"])
+    assert (saved.info["step"], recipe.steps, recipe.decay_steps) == (7, 7, 20)
+    whole = train(resumed_run(TEXT, saved, recipe.changed(steps=20)), tmp_path / "halves", quiet)
+    assert whole.recipe == straight.recipe and same(whole.model, straight.model)
+
+
+def test_nothing_left_to_do_still_draws_the_curve(tmp_path):
+    run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    (tmp_path / "loss.png").unlink()
+    again = train(resumed_run(TEXT, load_checkpoint(tmp_path, "last"), RECIPE), tmp_path, quiet)
+    assert same(again.model, run.model) and (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_best_checkpoint_that_was_lost_is_made_again(tmp_path):
+    train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    (tmp_path / "best.safetensors").unlink()
+    resumed = resumed_run(TEXT, load_checkpoint(tmp_path, "last"), RECIPE.changed(steps=21, lr=1e-30))
+    train(resumed, tmp_path, quiet)
+    assert load_checkpoint(tmp_path, "best").info["step"] == 21
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (1e3, math.inf), (3e38, math.inf)])
+def test_perplexity_has_no_error(loss, expected):
+    assert loop.perplexity(loss) == expected
 
 
 def test_divergence_stops_with_a_message_and_keeps_the_last_good_state(tmp_path, monkeypatch):
@@ -195,85 +251,3 @@ def test_a_step_reads_nothing():
     loop._one_step(run, RECIPE.optimizer())
     after = pa.transfers()
     assert after.downloads == before.downloads and after.uploads == before.uploads + 1
-
-
-# ---- checkpoints ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(tmp_path):
-    return train(new_run(TEXT, RECIPE, seed=1, preset="p"), tmp_path, quiet), tmp_path
-
-
-def test_a_checkpoint_comes_back_bit_by_bit(saved):
-    run, folder = saved
-    found = load_checkpoint(folder, "last")
-    assert same(found.model, run.model) and found.model.config == run.model.config
-    assert found.state["step"] == 20 and found.state.keys() == run.state.keys()
-    for moment in ("m", "v"):
-        assert found.state[moment].keys() == run.state[moment].keys()
-        assert all(
-            np.array_equal(found.state[moment][n].numpy(), a.numpy()) for n, a in run.state[moment].items()
-        )
-    assert found.tokenizer.characters == run.tokenizer.characters
-    assert found.info["step"] == 20 and found.info["seed"] == 1 and found.info["preset"] == "p"
-    assert found.info["val_loss"] == run.history[-1]["val"] and "polyarr" in found.info["versions"]
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
-def test_a_failed_write_leaves_the_old_checkpoint(saved, monkeypatch):
-    run, folder = saved
-    before = (folder / "last.safetensors").read_bytes()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        loop._evaluate_and_save(run, 1.0, folder, quiet)
-    assert (folder / "last.safetensors").read_bytes() == before
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
-def edited(path, change):
-    info = json.loads(path.read_text())
-    change(info)
-    path.write_text(json.dumps(info))
-
-
-DAMAGES = {
-    "cut tensors": lambda f: (f / "last.safetensors").write_bytes(
-        (f / "last.safetensors").read_bytes()[:-100]
-    ),
-    "no tensors": lambda f: (f / "last.safetensors").write_bytes(b""),
-    "nonsense": lambda f: (f / "last.safetensors").write_bytes(b"\xff" * 1000),
-    "cut JSON": lambda f: (f / "last.json").write_text((f / "last.json").read_text()[:50]),
-    "binary JSON": lambda f: (f / "last.json").write_bytes(b"\xff\xfe\x00"),
-    "JSON list": lambda f: (f / "last.json").write_text("[]"),
-    "no config": lambda f: edited(f / "last.json", lambda info: info.pop("config")),
-    "other config": lambda f: edited(f / "last.json", lambda info: info["config"].update(emb_dim=32)),
-    "bad tokenizer": lambda f: edited(f / "last.json", lambda info: info.update(tokenizer=None)),
-    "other step": lambda f: edited(f / "last.json", lambda info: info.update(optimizer_step=3)),
-    "other format": lambda f: edited(f / "last.json", lambda info: info.update(format=99)),
-    "smaller vocabulary": lambda f: edited(
-        f / "last.json", lambda info: info["tokenizer"].update(characters="ab")
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_checkpoint_is_one_line(saved, damage):
-    _, folder = saved
-    damage(folder)
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(folder, "last")
-    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_missing_checkpoint_names_the_file(saved):
-    _, folder = saved
-    (folder / "last.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' here \(last.json is missing\)"):
-        load_checkpoint(folder, "last")
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        load_checkpoint(folder / "none")

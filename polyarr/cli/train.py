@@ -3,6 +3,7 @@
 import math
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,12 +12,13 @@ from polyarr.core.errors import BackendError
 from polyarr.plugins import get_backend, set_backend
 from polyarr.text import read_text, standard_library_text
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
+from polyarr.training.checkpoint import newest
 from polyarr.training.extras import extra
-from polyarr.training.loop import speed
+from polyarr.training.files import RUN_FILES
+from polyarr.training.loop import perplexity, speed
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+SIGNALLED = 128  # plus the signal's number, as shells have it
 LIBRARY = "Python's standard library"
-_FILES = ("best.json", "best.safetensors", "last.json", "last.safetensors", "loss.png")
 _positive = click.IntRange(min=1)
 
 
@@ -27,6 +29,11 @@ _positive = click.IntRange(min=1)
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="What to train, and how.  [default: demo]")
 @click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
 @click.option("--steps", type=_positive, help="How many steps, if not as many as the preset has.")
+@click.option(
+    "--decay-steps",
+    type=_positive,
+    help="Over how many steps the learning rate falls, where more are to follow with --resume.  [default: --steps]",
+)
 @click.option("--lr", type=float, help="The largest learning rate, if not the preset's.")
 @click.option(
     "--accumulate", type=_positive, help="How many batches make one step, if not as the preset has it."
@@ -35,13 +42,16 @@ _positive = click.IntRange(min=1)
     "--seed", type=click.IntRange(min=0), help="Decides weights, batches and dropout.  [default: 1337]"
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where to save.  [default: runs/PRESET]")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the run in --out, to as many --steps; it keeps its schedule."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 def command(
     data: Path | None,
     preset: str | None,
     backend: str | None,
     steps: int | None,
+    decay_steps: int | None,
     lr: float | None,
     accumulate: int | None,
     seed: int | None,
@@ -51,9 +61,9 @@ def command(
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
     _check_options(preset, seed, out, lr, resume, overwrite)
-    for module in ("safetensors.numpy", "tqdm", "matplotlib.figure"):
+    for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
         extra(module)
-    changes = {"steps": steps, "lr": lr, "accumulation": accumulate}
+    changes = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
     if resume:
         run = _resumed(data, backend, out, changes)
     else:
@@ -81,9 +91,10 @@ def _check_options(
 def _new(
     data: Path | None, backend: str | None, preset: str, seed: int, out: Path, overwrite: bool, changes: dict
 ) -> Run:
+    changes["decay_steps"] = changes["decay_steps"] or changes["steps"]
     recipe = PRESETS[preset].changed(**changes)
     text = _text(data, recipe)
-    if not overwrite and any((out / name).exists() for name in _FILES):
+    if not overwrite and any((out / name).exists() for name in RUN_FILES):
         raise click.UsageError(f"{out} holds a run already; give another --out, or --resume or --overwrite")
     choose_backend(backend)
     return new_run(text, recipe, seed, preset=preset, data=None if data is None else str(data.resolve()))
@@ -91,14 +102,27 @@ def _new(
 
 def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -> Run:
     choose_backend(backend)
-    saved = load_checkpoint(out, "last")
-    recipe = Recipe.from_dict(saved.info["recipe"]).changed(**changes)
-    if recipe.steps <= saved.info["step"]:
-        raise click.UsageError(f"{out} has done its {saved.info['step']} steps; give more with --steps")
+    saved = load_checkpoint(out, newest(out))
+    before, step = Recipe.from_dict(saved.info["recipe"]), saved.info["step"]
+    recipe = before.changed(**changes)
+    if recipe.steps < step:
+        raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
-    text = _text(found, recipe)
-    facts = {"preset": saved.info["preset"], "data": None if found is None else str(found)}
-    return resumed_run(text, saved, recipe, **facts)
+    run = resumed_run(_text(found, recipe), saved, recipe, data=None if found is None else str(found))
+    _say_what_differs(before, run)
+    return run
+
+
+def _say_what_differs(before: Recipe, run: Run) -> None:
+    """Say so if the run will not end where one with as many steps from the beginning does."""
+    recipe = run.recipe
+    if replace(before, steps=recipe.steps) != recipe:
+        click.echo(f"the recipe changes after step {run.step:,}: not the same as {recipe.steps:,} steps with it")
+    if recipe.steps > max(run.step, recipe.decay_steps):
+        click.echo(
+            f"the learning rate stays at {recipe.min_lr:g} from step {recipe.decay_steps:,} on, where this run's "
+            f"schedule ends: not the same as a new run of {recipe.steps:,} steps"
+        )
 
 
 def _text(data: Path | None, recipe: Recipe) -> str:
@@ -128,9 +152,9 @@ def _check_writable(out: Path) -> None:
 
 def _introduce(run: Run) -> None:
     backend, recipe = get_backend(), run.recipe
-    source = run.facts["data"] or LIBRARY
+    source = run.data or LIBRARY
     click.echo(
-        f"{run.facts['preset']}: {run.model.num_parameters():,} parameters on {backend.name} ({backend.device})\n"
+        f"{run.preset}: {run.model.num_parameters():,} parameters on {backend.name} ({backend.device})\n"
         f"text: {len(run.tokens) + len(run.validation):,} characters of {source}, "
         f"{run.tokenizer.vocab_size} different ones\n"
         f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
@@ -139,13 +163,13 @@ def _introduce(run: Run) -> None:
 
 
 def _conclude(run: Run, out: Path) -> None:
-    if run.was_interrupted:
+    if run.stopped_by:
         click.echo(
             f"stopped after {run.step} steps; saved in {out}; go on with: polyarr train --resume --out {out}"
         )
-        raise click.exceptions.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(SIGNALLED + run.stopped_by)
     click.echo(
         f"{run.step:,} steps in {run.seconds:.1f} s, {speed(run):,.0f} tokens/s; best val loss {run.best:.4f}, "
-        f"perplexity {math.exp(run.best):.2f}\n"
+        f"perplexity {perplexity(run.best):.2f}\n"
         f"saved in {out}: best and last checkpoint, loss.png; now try: polyarr generate {out}"
     )

@@ -23,14 +23,22 @@ GPT_CONFIG_124M = {
 }
 _HOTTEST = 3e38  # as a temperature: all are equally likely, and float32 still holds it
 PRESETS = {"gpt2-124m": GPT_CONFIG_124M}
+# What an array can be indexed with, and more layers than any model has: a wrong number must not take for ever.
+_LARGEST = {
+    "vocab_size": 2**31 - 1,
+    "context_length": 2**31 - 1,
+    "emb_dim": 2**31 - 1,
+    "n_heads": 2**31 - 1,
+    "n_layers": 10_000,
+}
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The size and form of a GPT.
 
-    Errors:  ValueError for a size that is not a positive int, a rate outside 0 to 1, or if emb_dim does not divide by
-             n_heads
+    Errors:  ValueError for a size that is not a positive int or is too large, a rate outside 0 to 1, or if emb_dim does
+             not divide by n_heads
     """
 
     vocab_size: int
@@ -43,10 +51,12 @@ class GPTConfig:
     tie_embeddings: bool = False  # the head shares the token embedding's weight
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers"):
+        for name, largest in _LARGEST.items():
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"GPTConfig: {name} is {value!r}; it must be a positive int")
+            if value > largest:
+                raise ValueError(f"GPTConfig: {name} is {value}; it must be at most {largest:,}")
         if type(self.drop_rate) not in (int, float) or not 0 <= self.drop_rate <= 1:
             raise ValueError(f"GPTConfig: drop_rate is {self.drop_rate!r}; it must be from 0 to 1")
         for name in ("qkv_bias", "tie_embeddings"):

@@ -1,30 +1,41 @@
-"""Checkpoints: arrays in safetensors, everything else in JSON beside them. Written whole or not at all."""
+"""Checkpoints: one safetensors file each, with everything that is no array as JSON in its metadata, and a checksum."""
 
+import hashlib
 import json
-import os
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr import creation, tree
-from polyarr.models.gpt import GPTConfig, GPTModel
+from polyarr.core.spec import Spec
+from polyarr.models.gpt import GPTModel
 from polyarr.nn import shapes_only
+from polyarr.optim import AdamW
 from polyarr.text import CharTokenizer
 from polyarr.training.extras import extra
+from polyarr.training.files import CHECKPOINTS, sync_folder, write_whole
+from polyarr.training.recipes import Recipe
 
-FORMAT = 1
+FORMAT = "2"
+SCHEMA = Path(__file__).with_name("checkpoint.schema.json")
+# What grows with the run is kept in tables of float64, which are checked at once however long they are.
+TABLES = {"history": ("step", "train", "val", "seconds"), "curve": ("step", "loss")}
 _MODEL, _STATE = "model.", "optimizer."
+_LARGEST = 3.5e38  # a loss is a float32
+_SHOWN = 300  # characters of a reason
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, or of another format."""
+    """A checkpoint that is damaged, of another format, or beside one of another run."""
 
 
 class Checkpoint(NamedTuple):
     """What is saved.
 
-    info  whatever JSON can hold: the recipe, the seed, the step, the losses so far
+    info  what checkpoint.schema.json describes but for the tokenizer: the run, its recipe, the seed, the step; and
+          history, a list of dicts, and curve, a list of tuples, both as TABLES has them
     """
 
     model: GPTModel
@@ -33,101 +44,213 @@ class Checkpoint(NamedTuple):
     info: dict[str, Any]
 
 
-def paths(folder: Path, name: str) -> tuple[Path, Path]:
-    """The two files of a checkpoint."""
-    return folder / f"{name}.safetensors", folder / f"{name}.json"
+def path_of(folder: Path, name: str) -> Path:
+    """The file of a checkpoint."""
+    return folder / f"{name}.safetensors"
+
+
+def newest(folder: Path) -> str:
+    """The name of the checkpoint to go on from: a run that was killed between its first two files has only the best."""
+    return "best" if not path_of(folder, "last").exists() and path_of(folder, "best").exists() else "last"
+
+
+# ---- saving --------------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
-    """Save under a name, such as "best".
+    """Save as "best" or "last". A crash at any moment leaves the one before, or this one.
 
-    Errors:  OSError if the folder cannot be written to
+    A checkpoint of another run that lies beside it is removed, so that a folder never holds parts of two.
+
+    Errors:  OSError if the folder cannot be written to; ValueError if info is not as the schema has it
     """
-    tensors, described = paths(folder, name)
-    numpy_format = extra("safetensors.numpy")
-    step, state = checkpoint.state["step"], {k: v for k, v in checkpoint.state.items() if k != "step"}
-    arrays = {_MODEL + path: p.numpy() for path, p in checkpoint.model.state_dict().items()}
-    arrays |= {_STATE + ".".join(map(str, path)): a.numpy() for path, a in tree.items(state)}
-    info = {
-        "format": FORMAT,
-        "config": vars(checkpoint.model.config),
-        "tokenizer": checkpoint.tokenizer.to_dict(),
-        "optimizer_step": step,
-        **checkpoint.info,
+    info = check(checkpoint)
+    text, arrays = json.dumps(info), _arrays(checkpoint)
+    metadata = {"format": FORMAT, "info": text, "checksum": _checksum(text, arrays)}
+    data = extra("safetensors.numpy").save(arrays, metadata=metadata)
+    write_whole(path_of(folder, name), data, first=lambda: _remove_others(folder, name, info["run"]))
+
+
+def check(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The info that is saved as JSON, with lists for tuples.
+
+    Errors:  ValueError if it is not as the schema has it
+    """
+    info = {key: value for key, value in checkpoint.info.items() if key not in TABLES}
+    info = json.loads(json.dumps({**info, "tokenizer": checkpoint.tokenizer.to_dict()}))
+    _check_info(info)
+    return info
+
+
+def _arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    model, _, state, info = checkpoint
+    moments = {moment: state[moment] for moment in AdamW.moments}
+    arrays = {_MODEL + path: p.numpy() for path, p in model.state_dict().items()}
+    arrays |= {_STATE + ".".join(map(str, path)): a.numpy() for path, a in tree.items(moments)}
+    rows = {"history": [tuple(row.values()) for row in info["history"]], "curve": info["curve"]}
+    return arrays | {
+        name: np.array(rows[name], np.float64).reshape(-1, len(columns)) for name, columns in TABLES.items()
     }
-    _write(tensors, numpy_format.save(arrays, metadata={"optimizer_step": str(step)}))
-    _write(described, json.dumps(info, indent=1).encode())
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Through a temporary file, so that a crash leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _remove_others(folder: Path, name: str, run: str) -> None:
+    for path in _others(folder, name):
+        if _is_of_another_run(path, run):
+            path.unlink()
+            sync_folder(folder)
+
+
+def _checksum(text: str, arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 of the JSON text, then of each array's name, dtype, shape and bytes in the order of the names."""
+    found = hashlib.sha256(text.encode())
+    for name, array in sorted(arrays.items()):
+        found.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+# ---- loading -------------------------------------------------------------------------------------------------
 
 
 def load_checkpoint(folder: Path, name: str = "best") -> Checkpoint:
     """The checkpoint of a name, on the current backend.
 
-    Errors:  OSError if it cannot be read; CheckpointError if it is damaged
+    Errors:  OSError if it cannot be read; CheckpointError if it is damaged, or beside one of another run
     """
-    tensors, described = paths(folder, name)
+    path = path_of(folder, name)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    for path in (tensors, described):
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing)")
-    info, arrays, step = _read_json(described), *_read_arrays(tensors)
-    if info.get("format") != FORMAT:
-        raise CheckpointError(f"{described}: format {info.get('format')}; this polyarr reads format {FORMAT}")
-    if info.get("optimizer_step") != step:
-        raise CheckpointError(f"{folder}: {tensors.name} and {described.name} belong to different steps")
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing)")
     try:
-        return _restored(info, arrays, step)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = error.args[0] if error.args else type(error).__name__
-        raise CheckpointError(f"{folder}: damaged checkpoint {name!r}: {reason}") from error
+        found = _restored(*_read(path))
+    except (ValueError, extra("safetensors").SafetensorError) as error:
+        raise CheckpointError(f"{path}: damaged checkpoint: {_in_one_line(error)}") from error
+    for other in _others(folder, name):
+        if _is_of_another_run(other, found.info["run"]):
+            raise CheckpointError(
+                f"{folder}: {path.name} and {other.name} belong to two runs; remove the one that is not wanted"
+            )
+    return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The info and the arrays of a file whose checksum agrees."""
+    with extra("safetensors").safe_open(path, framework="numpy") as file:
+        metadata = _metadata(file)
+        for name in file.keys():
+            found, wanted = file.get_slice(name).get_dtype(), "F64" if name in TABLES else "F32"
+            if found != wanted:
+                raise ValueError(f"{name} is of dtype {found}; it must be {wanted}")
+        arrays = {name: file.get_tensor(name) for name in file.keys()}
+    if _checksum(metadata["info"], arrays) != metadata["checksum"]:
+        raise ValueError("its checksum does not agree with its content")
+    return _parsed(metadata["info"]), arrays
+
+
+def _metadata(file: Any) -> dict[str, str]:
+    found = file.metadata() or {}
+    if "optimizer_step" in found:
+        raise ValueError("it is of an earlier polyarr, which wrote two files; train again, with --overwrite")
+    if found.keys() != {"format", "info", "checksum"}:
+        raise ValueError("its metadata is not the format, info and checksum of a checkpoint")
+    if found["format"] != FORMAT:
+        raise ValueError(f"its format is {found['format']}; this polyarr reads format {FORMAT}")
+    return found
+
+
+def _parsed(text: str) -> dict[str, Any]:
     try:
-        info = json.loads(path.read_bytes())
-    except ValueError as error:  # of UTF-8 or of JSON
-        raise CheckpointError(f"{path}: damaged checkpoint: {error}") from error
-    if not isinstance(info, dict):
-        raise CheckpointError(f"{path}: damaged checkpoint: it holds no JSON object")
+        info = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    _check_info(info)
     return info
 
 
-def _read_arrays(path: Path) -> tuple[dict[str, np.ndarray], int]:
-    safetensors = extra("safetensors")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            step = int((file.metadata() or {})["optimizer_step"])
-            return {name: file.get_tensor(name) for name in file.keys()}, step
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: damaged checkpoint: {error}") from error
+def _check_info(info: Any) -> None:
+    """Raise ValueError unless info is as checkpoint.schema.json has it."""
+    error = next(_validator().iter_errors(info), None)
+    if error is not None:
+        raise ValueError(f"{error.json_path.removeprefix('$.')}: {_in_one_line(error.message)}")
+    if info["step"] > info["recipe"]["steps"]:
+        raise ValueError(f"step: {info['step']} is more than the {info['recipe']['steps']} steps of the recipe")
 
 
-def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray], step: int) -> Checkpoint:
+@cache
+def _validator() -> Any:
+    """JSON calls 1.0 an integer and Python reads NaN as a number; here neither is."""
+    validators = extra("jsonschema.validators")
+    plain = validators.Draft202012Validator
+    types = plain.TYPE_CHECKER.redefine_many(
+        {
+            "integer": lambda _, value: type(value) is int,
+            "number": lambda _, value: type(value) in (int, float) and value == value,
+        }
+    )
+    return validators.extend(plain, type_checker=types)(json.loads(SCHEMA.read_text()))
+
+
+def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
+    tokenizer = CharTokenizer.from_dict(info.pop("tokenizer"))
     with shapes_only():
-        model = GPTModel(GPTConfig.of(info["config"]))
-    model.load_parameters(_under(_MODEL, arrays))
-    state: dict[str, Any] = {"step": step}
-    for path, array in _under(_STATE, arrays).items():
-        moment, _, parameter = path.partition(".")
-        state.setdefault(moment, {})[parameter] = creation.asarray(array)
-    tokenizer = CharTokenizer.from_dict(info["tokenizer"])
-    if tokenizer.vocab_size != model.config.vocab_size:
-        raise ValueError(f"{tokenizer.vocab_size} characters for a vocabulary of {model.config.vocab_size}")
-    return Checkpoint(model, tokenizer, state, info)
+        model = GPTModel(Recipe.from_dict(info["recipe"]).config(tokenizer.vocab_size))
+    parameters = model.named_parameters()
+    _check_arrays(parameters, arrays)
+    model.load_parameters({name: arrays[_MODEL + name] for name in parameters})
+    moments = {
+        moment: {name: creation.asarray(arrays[f"{_STATE}{moment}.{name}"]) for name in parameters}
+        for moment in AdamW.moments
+    }
+    history, curve = (_rows(name, arrays[name], info["step"]) for name in TABLES)
+    info["history"] = [dict(zip(TABLES["history"], row, strict=True)) for row in history]
+    info["curve"] = curve
+    return Checkpoint(model, tokenizer, {"step": info["step"], **moments}, info)
 
 
-def _under(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+def _check_arrays(parameters: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless there are all parameters, moments and tables, in shape and with finite numbers."""
+    prefixes = (_MODEL, *(f"{_STATE}{moment}." for moment in AdamW.moments))
+    shapes = {prefix + name: spec.shape for prefix in prefixes for name, spec in parameters.items()}
+    shapes |= {name: (*arrays[name].shape[:1], len(TABLES[name])) for name in TABLES if name in arrays}
+    wanted = {*shapes, *TABLES}
+    for wrong, names in (("missing", wanted - arrays.keys()), ("unknown", arrays.keys() - wanted)):
+        if names:
+            raise ValueError(f"{len(names)} arrays are {wrong}, {min(names)} among them")
+    for name, shape in shapes.items():
+        array = arrays[name]
+        if array.shape != shape:
+            raise ValueError(f"{name} is {Spec(array.shape, array.dtype)}; its shape must be {list(shape)}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} holds numbers that are not finite")
+
+
+def _rows(name: str, table: np.ndarray, step: int) -> list[tuple]:
+    """The rows of a table, whose first column is a step."""
+    steps = table[:, 0]
+    if np.any(np.abs(table) > _LARGEST):
+        raise ValueError(f"{name} holds numbers that are no loss")
+    if np.any(np.diff(steps, prepend=0, append=step) < 0) or np.any(steps != np.trunc(steps)):
+        raise ValueError(f"{name}: its steps must be integers that rise from 0 to {step}, the checkpoint's step")
+    return [(int(row[0]), *row[1:]) for row in table.tolist()]
+
+
+def _others(folder: Path, name: str) -> list[Path]:
+    return [path_of(folder, other) for other in CHECKPOINTS if other != name]
+
+
+def _is_of_another_run(path: Path, run: str) -> bool:
+    """Whether a whole checkpoint of another run is there; one that is missing or damaged is of none."""
+    if not path.is_file():
+        return False
+    try:
+        with extra("safetensors").safe_open(path, framework="numpy") as file:
+            same = json.loads(_metadata(file)["info"])["run"] == run  # the rest is read only if it differs
+        return not same and _read(path)[0]["run"] != run
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, extra("safetensors").SafetensorError):
+        return False
+
+
+def _in_one_line(reason: object) -> str:
+    text = " ".join(str(reason).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,10 @@ from polyarr.core.op import Array
 from polyarr.models.gpt import GPTModel
 from polyarr.optim import AdamW, accumulate
 from polyarr.text import CharTokenizer, split_text
-from polyarr.training.checkpoint import Checkpoint, save_checkpoint
+from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
 from polyarr.training.data import evaluation_windows, random_windows
 from polyarr.training.extras import extra
+from polyarr.training.files import CURVE, remove_left_overs
 from polyarr.training.plot import save_curve
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
@@ -44,14 +46,14 @@ class Run:
     seed: int
     model: GPTModel
     state: dict[str, Any]
-    facts: dict[str, Any] = field(default_factory=dict)  # for the checkpoint's JSON: preset, data
+    preset: str = "GPT"
+    data: str | None = None  # the path of the text
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells the checkpoints of two runs apart
     history: list[dict] = field(default_factory=list)  # one row per evaluation
-    curve: list = field(
-        default_factory=list
-    )  # (step, mean training loss since the row before) as it was read
+    curve: list[tuple] = field(default_factory=list)  # (step, mean training loss since the row before)
     best: float = math.inf
     seconds: float = 0.0  # spent on steps, without evaluations
-    was_interrupted: bool = False
+    stopped_by: int = 0  # the signal
 
     @property
     def step(self) -> int:
@@ -59,40 +61,47 @@ class Run:
         return self.state["step"]
 
 
-def new_run(text: str, recipe: Recipe, seed: int, **facts: Any) -> Run:
-    """A run at its beginning, on the current backend. Seeds polyarr.random."""
+def new_run(text: str, recipe: Recipe, seed: int, preset: str = "GPT", data: str | None = None) -> Run:
+    """A run at its beginning, on the current backend. Seeds polyarr.random.
+
+    preset, data  what its checkpoints say of the recipe's name and the text's path
+    """
     tokenizer = CharTokenizer.from_text(text)
     random.seed(seed)
     model = GPTModel(recipe.config(tokenizer.vocab_size))
     train, validation = map(tokenizer.encode, split_text(text))
-    return Run(recipe, tokenizer, train, validation, seed, model, recipe.optimizer().init(model), facts)
+    state = recipe.optimizer().init(model)
+    return Run(recipe, tokenizer, train, validation, seed, model, state, preset, data)
 
 
-def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, **facts: Any) -> Run:
-    """A run that goes on from a checkpoint.
+def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, data: str | None = None) -> Run:
+    """A run that goes on from a checkpoint, with its recipe or a changed one, and the text at a path.
 
     Errors:  ValueError if the text has characters that the checkpoint does not know
     """
     train, validation = map(saved.tokenizer.encode, split_text(text))
     info = saved.info
     random.set_state(tuple(info["random_state"]))
-    run = Run(recipe, saved.tokenizer, train, validation, info["seed"], saved.model, saved.state, facts)
+    named = {"preset": info["preset"], "data": data, "id": info["run"]}
+    run = Run(recipe, saved.tokenizer, train, validation, info["seed"], saved.model, saved.state, **named)
     run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
     run.best = min((row["val"] for row in run.history), default=math.inf)
     return run
 
 
 def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> Run:
-    """Train to the recipe's last step, or to Ctrl-C. Saves "best" and "last" checkpoints and loss.png in folder.
+    """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
 
     Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to
     """
-    echo = echo or extra("tqdm").tqdm.write
+    echo = echo or _echo
     recipe, optimizer = run.recipe, run.recipe.optimizer()
-    with _interrupt() as is_interrupted, _progress(run) as bar:
+    check(_checkpoint(run, None))  # now, rather than at the first evaluation
+    remove_left_overs(folder)
+    with _interrupt() as interruption, _progress(run) as bar:
         unread: list[Array] = []
         started = time.perf_counter()
-        while run.step < recipe.steps and not is_interrupted():
+        while run.step < recipe.steps and not interruption():
             unread.append(_one_step(run, optimizer))
             is_due = run.step % recipe.eval_every == 0 or run.step == recipe.steps
             if is_due or run.step % READ_EVERY == 0:
@@ -103,14 +112,13 @@ def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> 
             if is_due:
                 _evaluate_and_save(run, loss, folder, echo)
                 started = time.perf_counter()
-        if is_interrupted():
+        if run.step < recipe.steps:
+            run.stopped_by = interruption()
             _read(unread, run)
             run.seconds += time.perf_counter() - started
             _save_interrupted(run, folder)
     validation = [(row["step"], row["val"]) for row in run.history]
-    save_curve(
-        folder / "loss.png", run.curve, validation, f"{run.facts.get('preset', 'GPT')}: {run.step:,} steps"
-    )
+    save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps")
     return run
 
 
@@ -161,24 +169,30 @@ def _evaluate_and_save(run: Run, loss: float, folder: Path, echo: Callable[[str]
     run.history.append({"step": run.step, "train": loss, "val": value, "seconds": run.seconds})
     is_best = value < run.best
     run.best = min(run.best, value)
-    for name in ("best", "last") if is_best else ("last",):
-        save_checkpoint(folder, name, _checkpoint(run, value))
+    _save(run, value, folder, is_best)
     echo(
         f"step {run.step:>5}/{run.recipe.steps}  train loss {loss:.4f}  val loss {value:.4f}  "
-        f"perplexity {math.exp(value):.2f}  {speed(run):,.0f} tokens/s"
+        f"perplexity {perplexity(value):.2f}  {speed(run):,.0f} tokens/s"
     )
 
 
 def _save_interrupted(run: Run, folder: Path) -> None:
-    run.was_interrupted = True
-    value = run.history[-1]["val"] if run.history else None
-    for name in ("last",) if run.history else ("best", "last"):
-        save_checkpoint(folder, name, _checkpoint(run, value))
+    _save(run, run.history[-1]["val"] if run.history else None, folder, is_best=not run.history)
+
+
+def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool) -> None:
+    """Save "last", and "best" before it: whoever goes on from the last before comes to the same best again."""
+    for name in ("best", "last") if is_best or not path_of(folder, "best").exists() else ("last",):
+        save_checkpoint(folder, name, _checkpoint(run, val_loss))
+    if len(run.history) <= 1:
+        (folder / CURVE).unlink(missing_ok=True)  # of a run that this one replaces
 
 
 def _checkpoint(run: Run, val_loss: float | None) -> Checkpoint:
     info = {
-        **run.facts,
+        "run": run.id,
+        "preset": run.preset,
+        "data": run.data,
         "recipe": run.recipe.to_dict(),
         "seed": run.seed,
         "step": run.step,
@@ -192,6 +206,11 @@ def _checkpoint(run: Run, val_loss: float | None) -> Checkpoint:
     return Checkpoint(run.model, run.tokenizer, run.state, info)
 
 
+def perplexity(loss: float) -> float:
+    """exp(loss), which is infinite rather than an error for the loss of a run that goes astray."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 def speed(run: Run) -> float:
     """Tokens per second, without the time for evaluations."""
     per_step = run.recipe.batch_size * run.recipe.accumulation * run.model.config.context_length
@@ -201,10 +220,41 @@ def speed(run: Run) -> float:
 # ---- progress and interruption -------------------------------------------------------------------------------
 
 
+def _echo(line: str) -> None:
+    """A line above the bar, at once: whoever follows a log waits for it."""
+    extra("tqdm").tqdm.write(line)
+    sys.stdout.flush()
+
+
 def _progress(run: Run) -> Any:
     """A bar on a terminal; elsewhere a line now and then."""
-    interval = 0.2 if sys.stderr.isatty() else 10
-    return extra("tqdm").tqdm(total=run.recipe.steps, initial=run.step, unit="step", mininterval=interval)
+    interval, file = 0.2 if sys.stderr.isatty() else 10, _Forgiving(sys.stderr)
+    return extra("tqdm").tqdm(
+        total=run.recipe.steps, initial=run.step, unit="step", mininterval=interval, file=file
+    )
+
+
+class _Forgiving:
+    """A stream for the bar, which must not stop a run because nothing can be written there any more."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._stream  # tqdm.write looks for bars on the terminal
+
+    __hash__ = object.__hash__
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _advance(bar: Any, run: Run, loss: float) -> None:
@@ -213,19 +263,28 @@ def _advance(bar: Any, run: Run, loss: float) -> None:
 
 
 @contextlib.contextmanager
-def _interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks the loop to stop after the step that it is in; a second Ctrl-C stops at once."""
-    asked = threading.Event()
+def _interrupt() -> Iterator[Callable[[], int]]:
+    """Ctrl-C and SIGTERM ask the loop to stop after the step that it is in; a second one stops at once.
+
+    Gives a function: the signal that came, or 0.
+    """
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only that one receives signals
-        yield asked.is_set
+        yield lambda: 0
         return
 
-    def note(*_: Any) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, before)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    before = signal.signal(signal.SIGINT, note)
+    def note(number: int, _: Any) -> None:
+        came.append(number)
+        restore()
+
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, note)
     try:
-        yield asked.is_set
+        yield lambda: came[0] if came else 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

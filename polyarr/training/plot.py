@@ -1,8 +1,10 @@
 """The loss curve."""
 
+import io
 from pathlib import Path
 
 from polyarr.training.extras import extra
+from polyarr.training.files import write_whole
 
 
 def save_curve(path: Path, training: list, validation: list, title: str) -> None:
@@ -14,9 +16,9 @@ def save_curve(path: Path, training: list, validation: list, title: str) -> None
     axes.set(xlabel="step", ylabel="loss (nats per character)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=130)  # a Figure of its own draws with Agg
-    temporary.replace(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)  # a Figure of its own draws with Agg
+    write_whole(path, picture.getvalue())
 
 
 def _columns(points: list) -> tuple:

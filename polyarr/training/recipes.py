@@ -16,6 +16,7 @@ class Recipe:
     accumulation  how many batches make one step
     eval_every    steps between two evaluations, each of which saves a checkpoint
     eval_windows  how many windows of validation text an evaluation takes; None: all of it
+    decay_steps   over how many steps the learning rate falls to min_lr, where it then stays; None: steps
 
     Errors:  ValueError for a number that is not positive
     """
@@ -32,20 +33,25 @@ class Recipe:
     clip: float = 1.0
     accumulation: int = 1
     eval_windows: int | None = None
+    decay_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "steps", "lr", "eval_every", "accumulation", "clip"):
+        if self.decay_steps is None:
+            object.__setattr__(self, "decay_steps", self.steps)
+        for name in ("batch_size", "steps", "lr", "eval_every", "accumulation", "clip", "decay_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Recipe: {name} is {getattr(self, name)}; it must be positive")
 
     def changed(self, **values: Any) -> Self:
-        """The recipe with other values for those that are not None. Warming up takes a tenth of it at most."""
+        """The recipe with other values for those that are not None.
+
+        The schedule belongs to the run: other steps do not change it, so that a run of 100 steps that goes on to 200 is
+        one of 200; other decay_steps do. Warming up takes a tenth of them at most.
+        """
         new = replace(self, **{name: value for name, value in values.items() if value is not None})
-        if "lr" in values and values["lr"] is not None:
+        if values.get("lr") is not None:
             new = replace(new, min_lr=self.min_lr * new.lr / self.lr)
-        return replace(
-            new, warmup=min(new.warmup, new.steps // 10), eval_every=min(new.eval_every, new.steps)
-        )
+        return replace(new, warmup=min(new.warmup, new.decay_steps // 10))
 
     def config(self, vocab_size: int) -> GPTConfig:
         """The model's configuration for a vocabulary."""
@@ -53,7 +59,7 @@ class Recipe:
 
     def optimizer(self) -> AdamW:
         """AdamW with warm-up, cosine decay and clipping."""
-        schedule = warmup_cosine(self.lr, self.warmup, self.steps, self.min_lr)
+        schedule = warmup_cosine(self.lr, self.warmup, self.decay_steps, self.min_lr)
         return AdamW(lr=schedule, betas=self.betas, weight_decay=self.weight_decay, clip=self.clip)
 
     def to_dict(self) -> dict[str, Any]:

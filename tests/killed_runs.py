@@ -1,0 +1,226 @@
+"""Trains tiny runs in child processes that are killed at a chosen step on the file system; one JSON line each.
+
+    python killed_runs.py plain | overwrite | random  FOLDER
+
+plain      every step of a run in an empty folder
+overwrite  every step of a run that replaces another
+random     50 kills at moments that a seed draws (not in the tests: the moments are those of a clock)
+
+It forks, so that polyarr is imported once. tests/test_kills.py judges what it prints.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import polyarr as pa
+from polyarr.training import Recipe, load_checkpoint, new_run, resumed_run, train
+from polyarr.training.checkpoint import newest
+
+TEXT = "the quick brown fox jumps over the lazy dog; " * 12
+OTHER = "PACK MY BOX WITH FIVE DOZEN LIQUOR JUGS. " * 12
+SIZES = {
+    "context_length": 4,
+    "emb_dim": 8,
+    "n_heads": 2,
+    "n_layers": 1,
+    "drop_rate": 0.1,
+    "qkv_bias": False,
+    "tie_embeddings": True,
+}
+TRAINING = {"batch_size": 2, "lr": 1e-2, "min_lr": 1e-3, "warmup": 0, "eval_windows": 2}
+RECIPE = Recipe(SIZES, steps=2, eval_every=1, **TRAINING)
+LONG = Recipe(SIZES, steps=30, eval_every=1, **TRAINING)
+
+
+def quiet(line):
+    """An echo that shows nothing."""
+
+
+# ---- dying at a step -----------------------------------------------------------------------------------------
+
+
+class Countdown:
+    """Kills this process, as kill -9 does, at its n-th step."""
+
+    def __init__(self, steps):
+        self.left, self.name = steps, ""
+
+    def step(self, name):
+        self.left -= 1
+        if self.left == 0:
+            os.write(3, name.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(self, owner, name):
+        function = getattr(owner, name)
+
+        def counted(*args, **settings):
+            self.step(f"before {name}")
+            return function(*args, **settings)
+
+        setattr(owner, name, counted)
+
+    def install(self):
+        opened = Path.open
+
+        def open_in_two(path, mode="r", *args, **settings):
+            file = opened(path, mode, *args, **settings)
+            return InTwo(file, self) if "w" in mode else file
+
+        Path.open = open_in_two
+        for name in ("fsync", "replace", "unlink"):
+            self.before(os, name)
+
+
+class InTwo:
+    """A file that is written in two halves, with a step before each."""
+
+    def __init__(self, file, countdown):
+        self.file, self.countdown = file, countdown
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, data):
+        for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+            self.countdown.step("before half a write")
+            self.file.write(half)
+            self.file.flush()
+
+
+def forked(work, *args):
+    """Run work in a child; how it ended, and what it wrote to descriptor 3."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writing, 3)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        code = 1
+        try:
+            work(*args)
+            code = 0
+        except BaseException as error:
+            os.write(3, f"{type(error).__name__}: {error}".encode())
+        os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+# ---- training ------------------------------------------------------------------------------------------------
+
+
+def begin(folder, text, recipe, kill_at=0):
+    Countdown(kill_at).install()
+    train(new_run(text, recipe, seed=1), folder, quiet)
+
+
+def go_on(folder, recipe):
+    """Resume whatever run is there; writes which, its weights and its losses."""
+    saved = load_checkpoint(folder, newest(folder))
+    text = OTHER if "Q" in saved.tokenizer.characters else TEXT
+    train(resumed_run(text, saved, recipe), folder, quiet)
+    os.write(3, json.dumps(ending(folder)).encode())
+
+
+def ending(folder):
+    """What a finished run leaves, but for times and its identity."""
+    found = {}
+    for name in ("best", "last"):
+        model, tokenizer, state, info = load_checkpoint(folder, name)
+        leaves = np.concatenate([p.numpy().ravel() for p in pa.tree.leaves((model, state["m"], state["v"]))])
+        rows = [[row["step"], row["train"], row["val"]] for row in info["history"]]
+        found[name] = [tokenizer.characters, leaves.tobytes().hex(), rows, info["random_state"]]
+    return [found, sorted(path.name for path in folder.iterdir())]
+
+
+def one(folder, recipe, text, kill_at, replaced):
+    """One killed run, and what became of it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if replaced:
+        shutil.copytree(replaced, folder)
+    else:
+        folder.mkdir()
+    code, where = forked(begin, folder, text, recipe, kill_at)
+    found = sorted(path.name for path in folder.iterdir())
+    ended, said = forked(go_on, folder, recipe)
+    return {
+        "code": code,
+        "where": where,
+        "found": found,
+        "ended": ended,
+        "said": said if ended else "",
+        "ending": None if ended else json.loads(said),
+    }
+
+
+def aimed(root, replaced):
+    """Kills at every step until a run comes through."""
+    for kill_at in range(1, 1000):
+        row = one(root / "run", RECIPE, TEXT, kill_at, replaced)
+        print(json.dumps(row), flush=True)
+        if row["code"] == 0:
+            return
+
+
+def at_random(root, kills=50):
+    draw = random.Random(1)
+    (root / "timed").mkdir()
+    started = time.perf_counter()
+    forked(begin, root / "timed", TEXT, LONG)
+    seconds = time.perf_counter() - started
+    while kills:
+        folder = root / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            begin(folder, TEXT, LONG)
+            os._exit(0)
+        while not list(folder.iterdir()):  # until it begins to save
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.8 * seconds))
+        os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:  # it was quicker
+            continue
+        kills -= 1
+        found = sorted(path.name for path in folder.iterdir())
+        ended, said = forked(go_on, folder, LONG)
+        result = {"ending": None, "said": said} if ended else {"ending": json.loads(said), "said": ""}
+        print(json.dumps({"code": code, "where": "", "found": found, "ended": ended, **result}), flush=True)
+
+
+def main(mode, folder):
+    root = Path(folder)
+    recipe = LONG if mode == "random" else RECIPE
+    with pa.use_backend("numpy"):
+        for name, text in (("whole", TEXT), ("other", OTHER)):
+            (root / name).mkdir()
+            train(new_run(text, recipe, seed=1), root / name, quiet)
+            print(json.dumps(ending(root / name)), flush=True)
+        if mode == "random":
+            at_random(root)
+        else:
+            aimed(root, root / "other" if mode == "overwrite" else None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
