@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from polyarr.cli.output import complain, flushed, standard_streams
 from polyarr.core.errors import DtypeError, GradientError
 
 # name -> where its click command is, and what `polyarr --help` says of it without importing it.
@@ -70,20 +71,22 @@ class LazyGroup(click.Group):
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **extra)
         self.is_debugging = False
-        with _plain_warnings():
+        with _plain_warnings(), standard_streams():
             try:
                 code = super().main(*args, standalone_mode=False, **extra)
             except Exception as error:
                 code = self._explain(error)
+            if not code and (failure := flushed(sys.stdout)):
+                code = self._explain(failure)
         sys.exit(code if isinstance(code, int) else 0)
 
     def _explain(self, error: Exception) -> int:
         if isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt):
-            click.echo("interrupted", err=True)
+            complain("interrupted")
             return INTERRUPTED
         if self.is_debugging:
-            traceback.print_exception(error)
-        click.echo(message_of(error), err=True)
+            complain("".join(traceback.format_exception(error)).rstrip())
+        complain(message_of(error))
         return error.exit_code if isinstance(error, click.ClickException) else 1
 
 
@@ -124,7 +127,7 @@ def _line(text: str) -> str:
 def _plain_warnings() -> Iterator[None]:
     """Warnings as a line each, without the source line that raised them."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
+        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
         yield
 
 
