@@ -11,6 +11,7 @@ import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl.compiled import compiler_of
+from polyarr.backends.opencl.pocl import target_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
 from polyarr.core.spec import bool as bool_
@@ -111,7 +112,8 @@ class ProgramCache:
 
     def _build(self, stem: str, defines: dict[str, Any]) -> Program:
         macros = self._macros(defines)
-        source = macros + "\n".join(f'#line 1 "{name}.cl"\n{_read(name)}' for name in (*SHARED, stem))
+        target = f"// {target_of(self._device)}\n"  # caches must not take one processor's binary for another's
+        source = target + macros + "\n".join(f'#line 1 "{name}.cl"\n{_read(name)}' for name in (*SHARED, stem))
         debug = os.environ.get("POLYARR_DEBUG")
         # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
         options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]

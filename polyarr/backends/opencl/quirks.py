@@ -23,6 +23,8 @@ class Quirk(NamedTuple):
 QUIRKS = (
     Quirk(POCL, "*-generic", "calls this processor 'generic', and may build nothing for it",
           "gives it the name of an older processor (docs/decisions/0002)"),
+    Quirk(POCL, "3.0*", "may take a processor for its forerunner, whose vectors its built-in functions do not take",
+          "asks the compiler for its registers, and mends the name (docs/decisions/0002)"),
     Quirk(POCL, "[35].0*", "allocates more memory than there is, until the system ends the process",
           "counts what it holds, and raises DeviceMemoryError at the limit"),
     Quirk(POCL, "[35].0*", "ends the process in a kernel that has more local memory than the device",

@@ -1,0 +1,108 @@
+"""PoCL compiles for the processor that it runs on: names, and the registers that the compiler fills."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+pytest.importorskip("pyopencl")
+pocl, devices = (import_module(f"polyarr.backends.opencl.{name}") for name in ("pocl", "devices"))
+on_opencl = pytest.mark.polyarr_backend("opencl")
+
+SSE = frozenset({"sse2", "sse4_1"})
+AVX = SSE | {"avx"}
+AVX2 = AVX | {"avx2", "fma"}
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+
+
+@pytest.mark.parametrize(
+    ("processor", "name", "floats", "features", "better"),
+    [
+        ("Zen 2", "znver2", 8, AVX2, None),
+        ("Zen 3", "znver3", 8, AVX2, None),
+        ("Zen 4, taken for Zen 3", "znver3", 8, AVX512, "skylake-avx512"),
+        ("Zen 5", "generic", 0, AVX512, "skylake-avx512"),
+        ("Zen 5, by a PoCL that builds for any x86-64", "generic", 4, AVX512, "skylake-avx512"),
+        ("Zen 4, known by name", "znver4", 16, AVX512, None),
+        ("Haswell", "haswell", 8, AVX2, None),
+        ("Sandy Bridge", "sandybridge", 8, AVX, None),
+        ("Skylake-AVX512", "skylake-avx512", 16, AVX512, None),
+        ("Skylake-AVX512 in a machine without AVX-512", "skylake-avx512", 16, AVX2, "haswell"),
+        ("Knights Landing, whose library is that of AVX2", "knl", 16, AVX2 | {"avx512f", "avx512cd"}, "haswell"),
+        ("Sapphire Rapids", "sapphirerapids", 16, AVX512, None),
+        ("newer than LLVM, without AVX-512", "generic", 0, AVX2, "haswell"),
+        ("an emulator", "generic", 0, SSE, "penryn"),
+        ("an emulator of the least", "generic", 0, frozenset({"sse2"}), "x86-64"),
+        ("unheard of", "novel", 16, AVX512, None),
+        ("unheard of and taken for less", "novel", 8, AVX512, "skylake-avx512"),
+        ("a compiler that does not say", "znver3", pocl.UNKNOWN, AVX512, None),
+        ("a system that does not say", "generic", 0, frozenset(), None),
+        ("a name that was given already", "haswell", 4, AVX2, None),
+    ],
+)
+def test_the_name_fits_the_library(processor, name, floats, features, better):
+    assert pocl.better_name(name, floats, features) == better
+
+
+@on_opencl
+def test_nothing_is_left_to_mend(backend):
+    """Whatever processor this is: once the device has started, compiler and library agree."""
+    device = devices.select().cl_device
+    target = pocl.target_of(device)
+    if not target:
+        pytest.skip("no PoCL")
+    assert pocl.better_name(target, pocl.compiled_floats(device), pocl.features_of_processor()) is None
+
+
+# A processor whose name, as LLVM has it, promises narrower registers than the built-in library uses.
+MISNAMED = """
+import ctypes
+import numpy as np, pyopencl as cl
+from polyarr.backends.opencl import pocl
+from polyarr.backends.opencl.device import Device
+
+device = next(d for p in cl.get_platforms() if p.name == pocl.POCL for d in p.get_devices())
+pocl.name_the_processor(device)
+slot = pocl._slot(device.int_ptr, pocl.target_of(device))
+ctypes.c_void_p.from_address(slot).value = ctypes.addressof(pocl._names["penryn"])
+pocl._given[device.int_ptr] = "penryn"
+assert pocl.compiled_floats(device) == 4
+started = Device(device, "opencl:0")
+x = np.linspace(0, 3, 8)
+source = '''#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+__kernel void sines(__global const double8 *x, __global double8 *y) { y[0] = sin(x[0]); }'''
+program = cl.Program(started.context, source).build(["-w"])
+flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+before, after = (cl.Buffer(started.context, flags, hostbuf=host) for host in (x, np.zeros(8)))
+program.sines(started.queue, (1,), (1,), before, after)
+found = np.zeros(8)
+cl.enqueue_copy(started.queue, found, after)
+np.testing.assert_allclose(found, np.sin(x), rtol=1e-14)
+print(pocl.target_of(device), pocl.compiled_floats(device))
+"""
+
+
+@on_opencl
+def test_vectors_reach_the_built_in_functions(backend):
+    """Their registers are those that the library takes them from: unmended, sin(double8) gives nan here."""
+    if not pocl.target_of(devices.select().cl_device) or not pocl.features_of_processor() >= AVX:
+        pytest.skip("no PoCL, or no registers wider than the narrowest")
+    env = {**os.environ, "POLYARR_NO_CACHE": "1", "PYOPENCL_NO_CACHE": "1", "POCL_KERNEL_CACHE": "0"}
+    done = subprocess.run([sys.executable, "-c", MISNAMED], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    fitting = next(p for p in pocl.PROCESSORS if p.features <= pocl.features_of_processor())
+    assert done.stdout.split() == [fitting.name, str(fitting.floats)]
+
+
+@on_opencl
+def test_caches_tell_targets_apart(backend, monkeypatch):
+    """The source names the target: neither PoCL's cache nor PyOpenCL's would see the difference."""
+    program, sources = import_module("polyarr.backends.opencl.program"), []
+    monkeypatch.setattr(program.cl, "Program", lambda context, source: sources.append(source) or 1 / 0)
+    for target in ("znver3", "skylake-avx512"):
+        monkeypatch.setattr(program, "target_of", lambda device, target=target: target)
+        with pytest.raises(ZeroDivisionError):
+            devices.select().programs._build("random", {})
+    assert sources[0] != sources[1]
