@@ -194,7 +194,8 @@ INLINE void finish(__global const ACC *sums, __global const T *bias, __global T 
         }
 }
 
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+// Without being told, a compiler for AVX-512 may cut vectors of 512 bits in two and run out of registers.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((min_vector_width(8 * sizeof(ACC) * WIDE)))
 void matmul(__global const T *x, __global const T *y, __global const T *bias, __global ACC *sums,
             __global T *out, __global T *saved, const long m, const long n, const long k,
             const long rows_each, const long columns_each, const long x_start, const long x_step,
