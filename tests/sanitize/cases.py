@@ -10,6 +10,7 @@ import numpy as np
 import polyarr
 from polyarr import ops
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
+from polyarr.backends.opencl.measure import peak_rate
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
 BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.replace("copysign", "")}
@@ -40,6 +41,7 @@ def cases() -> Iterator[Case]:
     for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts):
         yield from family()
     yield from products()
+    yield Case("peak", peak, ())
     for dtype in NARROW:
         yield from rows(dtype)
         yield from losses(dtype)
@@ -211,6 +213,11 @@ def sorts() -> Iterator[Case]:
 
 
 # ---- products --------------------------------------------------------------------------------------------------
+
+
+def peak() -> None:
+    """What products are held against, of the device that the current backend uploads to."""
+    peak_rate(polyarr.get_backend().upload.__self__, np.dtype("float32"))
 
 
 def products() -> Iterator[Case]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import elementwise, global_norm, index, matmul, reduce, segments, sort
+from polyarr.backends.opencl import elementwise, global_norm, index, matmul, measure, reduce, segments, sort
 from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import Program
@@ -47,6 +47,7 @@ def shrink() -> None:
     sort.GPU_TILE = 2 * sort.GROUP
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE = 1, 32
+    measure.PEAK_ROUNDS, measure.REPEATS = 10, 1
 
 
 def fill_zero(device: Device, buf: Buffer) -> None:

@@ -12,6 +12,7 @@ from polyarr.backends.opencl.device import Buffer, Device, row_major
 from polyarr.backends.opencl.elementwise import broadcast_strides, collapse
 from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.backends.opencl.tuning import vector_width
 from polyarr.core.spec import Spec, float32, float64
 from polyarr.core.spec import bool as bool_
 
@@ -171,7 +172,7 @@ def _tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], *, ba
 
 def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile | None:
     """The largest tile that fits, with the processor's vectors, unless short rows or few queries leave them empty."""
-    lanes = min(16, max(4, device.cl_device.native_vector_width_float * 4 // itemsize))
+    lanes = max(4, vector_width(device) * 4 // itemsize)
     while lanes > 4 and (lanes >= max(lengths) or (not backward and lanes >= t)):
         lanes //= 2
     for side in CPU_SIDES if t > 128 else CPU_SIDES[1:]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from polyarr.backends.opencl import caches, random
+from polyarr.backends.opencl import caches, random, speed
 from polyarr.backends.opencl.device import FORKED, Device, Refusal, features_of
 from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, quirks_of
 from polyarr.core.errors import BackendError
@@ -180,7 +180,8 @@ def diagnose() -> list[tuple[str, str]]:
         lines = [("ok", f"PyOpenCL {cl.VERSION_TEXT}; OpenCL platforms: {platforms or 'none'}")]
         if not found:
             lines.append(("error", _nothing_found()))
-        return lines + _unregistered() + _broken_drivers() + [line for f in found for line in _state(f)] + _caches()
+        lines += _unregistered() + _broken_drivers() + [line for f in found for line in _state(f)]
+        return lines + speed.diagnose_file() + _caches()
 
 
 def _state(candidate: Found) -> list[tuple[str, str]]:
@@ -190,7 +191,12 @@ def _state(candidate: Found) -> list[tuple[str, str]]:
     works = f"does not work and is skipped: {problem}" if problem else "computes"
     known = quirks_of(platform, f"{device.driver_version.strip()} {device.version.strip()}")
     lines = [(q.level, f"opencl:{number}: the driver {q.flaw}; polyarr {q.answer}") for q in known]
-    return [("error" if problem else "ok", f"{candidate} {works}"), *lines]
+    return [("error" if problem else "ok", f"{candidate} {works}"), *lines, *_speed(candidate)]
+
+
+def _speed(candidate: Found) -> list[tuple[str, str]]:
+    """How fast a device that works multiplies matrices."""
+    return [] if _problem(candidate) else speed.diagnose(_devices[candidate.number])
 
 
 def _unregistered() -> list[tuple[str, str]]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.measure import Launch, best_tile
 from polyarr.backends.opencl.program import STORED, types
 from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, lookup, vector_width
 from polyarr.core.spec import FLOATS, Spec, float32, float64, int32, int64, uint32, uint64
@@ -213,20 +214,36 @@ def _along(p: Problem) -> dict[str, int]:
 
 def _cpu_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -> Plan:
     """One work-item per block of rows and columns."""
-    params = lookup(device, dtype)[0]
+    params = best_tile(device, dtype, 2 * p.batch * p.m * p.n * p.k, one_block)
+    launch = _cpu_launch(device, dtype, p, epilogue, params, cpu_blocks(params, p, device.features.compute_units))
+    stored, accumulator = STORED[dtype]
+    return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), ACCUMULATORS[accumulator]))
+
+
+def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]) -> Launch:
+    """A plain product of row-major matrices (m, k) @ (k, n) on one core, for measuring."""
+    m, n, k = lengths
+    problem = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(1, n, 0, 0))
+    return partial(_cpu_launch(device, dtype, problem, PLAIN, params, (m, n)), x_start=0, y_start=0)
+
+
+def _cpu_launch(
+    device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue, params: CpuMatmul, block: tuple[int, int]
+) -> Callable[[Arrays, int, int], None]:
+    """The launch of a product with this tile, in blocks of so many rows and columns."""
     stored, accumulator = STORED[dtype]
     same = stored == accumulator
     finish, direct = not same or epilogue != PLAIN, same and p.x.along_k
     flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), **_along(p)}
     kernel = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **asdict(params)).matmul
-    rows, columns = cpu_blocks(params, p, device.features.compute_units)
+    rows, columns = block
     work, group = (_blocks(p.m, rows), _blocks(p.n, columns), p.batch), (1, 1, 1)
     scalars, batch = (p.m, p.n, p.k, rows, columns), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch)
 
-    return Plan(launch, None if same else Spec((p.batch, p.m, p.n), ACCUMULATORS[accumulator]))
+    return launch
 
 
 def cpu_blocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:

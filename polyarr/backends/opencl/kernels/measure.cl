@@ -1,0 +1,25 @@
+// As many multiply-adds as a processor can do: what products are held against.
+//
+// Arrays   out (work-items): a number that depends on every multiply-add, so that none is left out
+// Launch   global work-items, local 1
+// Params   T element type | WIDE elements of a vector | SUMS vectors that are added to in turn: enough to hide how long
+//          one addition takes, few enough to stay in registers
+#if !defined(T) || !defined(WIDE) || !defined(SUMS)
+#error "measure.cl needs T, WIDE and SUMS"
+#endif
+#define JOIN_NOW(a, b) a##b
+#define JOIN_NAMES(a, b) JOIN_NOW(a, b)
+typedef JOIN_NAMES(T, WIDE) vector __attribute__((aligned(4)));
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((min_vector_width(8 * sizeof(T) * WIDE)))
+void peak(__global T *out, const long rounds, const T factor, const T addend) {
+    const vector left = factor, right = addend;
+    vector sum[SUMS];
+    _Pragma("unroll") for (int i = 0; i < SUMS; i++) sum[i] = (vector)(T)(get_global_id(0) + i);
+    for (long round = 0; round < rounds; round++)
+        _Pragma("unroll") for (int i = 0; i < SUMS; i++) sum[i] = sum[i] * left + right;
+    _Pragma("unroll") for (int i = 1; i < SUMS; i++) sum[0] += sum[i];
+    T total = 0;
+    _Pragma("unroll") for (int i = 0; i < WIDE; i++) total += ((T *)sum)[i];
+    out[get_global_id(0)] = total;
+}

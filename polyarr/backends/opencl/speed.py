@@ -1,0 +1,63 @@
+"""How near to its own peak a CPU comes in a matrix product."""
+
+from typing import NamedTuple
+
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.matmul import one_block
+from polyarr.backends.opencl.measure import SIZEABLE, best_tile, checked_run, peak_rate, rate_of
+from polyarr.backends.opencl.pocl import processor_name, target_of
+from polyarr.backends.opencl.tuning import CpuMatmul, read_user_file, user_file, vector_width
+from polyarr.core.spec import float32
+
+FAR = 0.5  # of the peak: a product that does not reach it has the wrong tile, or the machine is busy
+
+
+class Speed(NamedTuple):
+    """GFLOP/s in float32 on one core: of a product with this tile, and at most."""
+
+    product: float
+    peak: float
+    tile: CpuMatmul
+    processor: str
+    target: str
+    floats: int
+
+    def __str__(self) -> str:
+        tile = f"{self.tile.ROWS} rows of {self.tile.VECTORS} x {self.tile.WIDE}, depth {self.tile.DEPTH}"
+        target = f"compiled for {self.target}" if self.target else "compiled as the driver chooses"
+        return (
+            f"{self.product:.0f} GFLOP/s on one core, {self.product / self.peak:.0%} of its peak of {self.peak:.0f} "
+            f"({self.processor}, {target}, {self.floats} floats in a register, tile {tile})"
+        )
+
+
+def speed_of(device: Device) -> Speed:
+    """Time one product on a CPU. Where no tile was chosen yet, one is."""
+    tile = best_tile(device, float32, SIZEABLE, one_block)
+    with device.lock:
+        run, peak = checked_run(device, float32, tile, one_block), peak_rate(device, float32)
+        rate = rate_of(device, run) if run else 0.0
+    return Speed(rate, peak, tile, processor_name(), target_of(device.cl_device), vector_width(device))
+
+
+def diagnose(device: Device) -> list[tuple[str, str]]:
+    """One line for `polyarr doctor`; none for what is no CPU."""
+    if not device.is_cpu:
+        return []
+    speed = speed_of(device)
+    if not speed.product:
+        return [("error", f"{device.name}: a float32 product comes out wrong with {speed.tile}")]
+    text = f"{device.name}: a float32 product runs at {speed}"
+    if speed.product >= FAR * speed.peak:
+        return [("ok", text)]
+    remedy = "far below it: if the machine is idle, look for a better tile: python -m polyarr.backends.opencl.tune"
+    return [("warning", f"{text}; {remedy}")]
+
+
+def diagnose_file() -> list[tuple[str, str]]:
+    """A line for `polyarr doctor` if the user's file of tiles cannot be used."""
+    try:
+        read_user_file()
+    except (OSError, ValueError) as error:
+        return [("warning", f"{user_file()} is not used: {error}; mend or delete it")]
+    return []
