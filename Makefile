@@ -48,6 +48,7 @@ sanitize: venv
 
 bench: venv
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/matmul.py
 
 clean:
 	rm -rf .venv $(INTEL) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
