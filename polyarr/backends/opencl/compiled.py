@@ -120,7 +120,8 @@ class PoclCompiler(Compiler):
             return
         with zipfile.ZipFile(io.BytesIO(content)) as entry:
             files = entry.namelist()
-            entry.extractall(self._run)
+            # What is there already was loaded, perhaps, and a library must not change under those who run it.
+            entry.extractall(self._run, [file for file in files if not (self._run / file).exists()])
         self._made[name], self._kept[name] = self._run.joinpath(*Path(files[0]).parts[:2]), set(files)
         self._known.add(self._made[name])
 
