@@ -124,6 +124,8 @@ def load_checkpoint(folder: Path, name: str = "best") -> Checkpoint:
         raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing)")
     try:
         found = _restored(*_read(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except (ValueError, extra("safetensors").SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged checkpoint: {_in_one_line(error)}") from error
     for other in _others(folder, name):
@@ -151,11 +153,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def _metadata(file: Any) -> dict[str, str]:
     found = file.metadata() or {}
     if "optimizer_step" in found:
-        raise ValueError("it is of an earlier polyarr, which wrote two files; train again, with --overwrite")
+        raise CheckpointError("a checkpoint of an earlier polyarr, in two files; train again, with --overwrite")
     if found.keys() != {"format", "info", "checksum"}:
-        raise ValueError("its metadata is not the format, info and checksum of a checkpoint")
+        raise CheckpointError("no checkpoint: its metadata is not the format, info and checksum of one")
     if found["format"] != FORMAT:
-        raise ValueError(f"its format is {found['format']}; this polyarr reads format {FORMAT}")
+        raise CheckpointError(f"a checkpoint of format {_in_one_line(found['format'])}; this polyarr reads {FORMAT}")
     return found
 
 
