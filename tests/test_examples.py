@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import inspect
-import math
 import os
 import re
 import shutil
@@ -153,73 +152,6 @@ def run_source(source):
     module = types.ModuleType("typed_in")
     exec(compile(source, "typed_in.py", "exec"), module.__dict__)  # our own files
     return module.__dict__
-
-
-# ---- make_kernels for another library ------------------------------------------------------------------------
-
-
-class Foreign:
-    """An array of a library that has NumPy's names and is not NumPy: the two cannot be mixed by accident."""
-
-    __array_ufunc__ = None
-
-    def __init__(self, host):
-        self.host = np.asarray(host)
-
-    def __array__(self, *_, **__):
-        raise TypeError("an implicit copy to NumPy")
-
-    def __getattr__(self, name):
-        found = getattr(self.host, name)
-        return Function(found) if callable(found) else found
-
-    def __getitem__(self, key):
-        return Foreign(self.host[ours(key)])
-
-    def __setitem__(self, key, value):
-        self.host[ours(key)] = ours(value)
-
-
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "and", "or", "xor", "rshift", "eq", "lt"):
-    setattr(Foreign, f"__{_name}__", lambda a, b, n=f"__{_name}__": Foreign(getattr(a.host, n)(ours(b))))
-
-
-def ours(value):
-    """What NumPy computes on, out of what the library's user gives; an array of NumPy's own is refused."""
-    if isinstance(value, Foreign):
-        return value.host
-    if isinstance(value, np.ndarray):
-        raise TypeError("NumPy's array in a call of another library")
-    return type(value)(map(ours, value)) if type(value) in (tuple, list) else value
-
-
-class Function:
-    """A NumPy function as the library has it."""
-
-    def __init__(self, fn):
-        self.fn = fn
-
-    def __call__(self, *args, **kwargs):
-        return Foreign(self.fn(*ours(args), **kwargs))
-
-    def at(self, *args):
-        self.fn.at(*ours(args))
-
-
-class Library:
-    def __getattr__(self, name):
-        return Function(getattr(np, name))
-
-
-def test_make_kernels_mixes_no_libraries():
-    kernels = make_kernels(Library(), erf=Function(np.vectorize(math.erf, "d")))
-    backend = Backend("foreign", kernels, lambda host: Foreign(host.copy()), lambda buf: np.array(buf.host, order="C"))
-    core = [case for case in CASES if case.level == "core"]
-    assert failing(backend, Effort(examples=1), core) == {}
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    with pa.use_backend(backend):
-        np.testing.assert_array_equal(pa.random.bits((5,)).shape, (5,))
-        assert float(pa.sum(pa.asarray(x) @ pa.asarray(x.T))) == 83
 
 
 # ---- replacing kernels ---------------------------------------------------------------------------------------

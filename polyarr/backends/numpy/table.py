@@ -78,7 +78,7 @@ def _reductions(xp: Any) -> dict:
 def _binary(xp: Any, bound: Callable) -> dict:
     return {
         ops.add: xp.add, ops.subtract: xp.subtract, ops.multiply: xp.multiply, ops.divide: xp.divide,
-        ops.floor_divide: bound(floor_divide), ops.remainder: xp.remainder, ops.pow: bound(power),
+        ops.floor_divide: bound(floor_divide), ops.remainder: bound(remainder), ops.pow: bound(power),
         ops.maximum: xp.maximum, ops.minimum: xp.minimum, ops.atan2: xp.arctan2, ops.hypot: xp.hypot,
         ops.copysign: xp.copysign, ops.logaddexp: xp.logaddexp, ops.equal: xp.equal, ops.not_equal: xp.not_equal,
         ops.less: xp.less, ops.less_equal: xp.less_equal, ops.greater: xp.greater, ops.greater_equal: xp.greater_equal,
@@ -88,7 +88,11 @@ def _binary(xp: Any, bound: Callable) -> dict:
 
 
 def make_kernels(xp: Any, erf: Callable | None = None) -> dict:
-    """Op -> kernel, from the functions of xp, a library with NumPy's names; erf is its own, for NumPy has none."""
+    """Op -> kernel, from the functions of xp, a library with NumPy's names; erf is its own, for NumPy has none.
+
+    Its arrays have dtype, shape, ndim, size, astype, reshape, transpose, min, max, operators and slices as NumPy's do.
+    They are assigned to, and then xp.add.at adds to them; or they have at[...].set, add and max, as JAX's do.
+    """
     bound = functools.partial(functools.partial, xp=xp)  # a function of this module, with xp
     unary = {
         ops.negative: xp.negative, ops.abs: xp.abs, ops.sign: xp.sign, ops.floor: xp.floor, ops.ceil: xp.ceil,
@@ -129,7 +133,15 @@ ERF = np.frompyfunc(math.erf, 1, 1)  # for NumPy's arrays; the elementwise kerne
 def floor_divide(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
     """x // y; with an infinity it is the floor of the quotient, as the standard asks, where NumPy takes a remainder."""
     found = xp.floor_divide(x, y)
-    return found if x.dtype.kind in "iu" else xp.where(xp.isinf(x) | xp.isinf(y), xp.floor(x / y), found)
+    if x.dtype.kind in "iu":
+        return found * (y != 0)  # what an integer divided by zero is, libraries do not agree on
+    return xp.where(xp.isinf(x) | xp.isinf(y), xp.floor(x / y), found)
+
+
+def remainder(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
+    """x modulo y, with the sign of y; 0 for an integer modulo zero."""
+    found = xp.remainder(x, y)
+    return found * (y != 0) if x.dtype.kind in "iu" else found
 
 
 def power(x: np.ndarray, y: np.ndarray, *, xp: Any) -> np.ndarray:
@@ -210,9 +222,17 @@ def window(starts: tuple, steps: tuple, shape: tuple) -> tuple[slice, ...]:
 
 def slice_update(out: Spec, x: np.ndarray, value: np.ndarray, *, starts: tuple, steps: tuple, xp: Any) -> np.ndarray:
     """A copy of x with the window filled."""
+    places = window(starts, steps, value.shape)
+    if _is_immutable(x):
+        return x.at[places].set(value)
     new = xp.array(x)
-    new[window(starts, steps, value.shape)] = value
+    new[places] = value
     return new
+
+
+def _is_immutable(x: Any) -> bool:
+    """True where elements cannot be assigned to, and x.at makes changed copies instead, as JAX has it."""
+    return hasattr(x, "at")
 
 
 def _along(axis: int, indices: np.ndarray) -> tuple:
@@ -235,9 +255,21 @@ def take(out: Spec, x: np.ndarray, indices: np.ndarray, *, axis: int, xp: Any) -
 def scatter(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, xp: Any) -> np.ndarray:
     """A copy of x with the places filled; NumPy assigns in memory order, so the last one counts in row-major copies."""
     check_indices("scatter", indices, x.shape[axis])
+    if _is_immutable(x):
+        return _scatter_last(x, indices, updates, axis, xp)
     new = xp.array(x)
     new[_along(axis, xp.array(indices, order="C"))] = xp.array(updates, order="C")
     return new
+
+
+def _scatter_last(x: Any, indices: Any, updates: Any, axis: int, xp: Any) -> Any:
+    """scatter by x.at, which does not say which of several updates for a place counts: so look for the last of each."""
+    if not updates.size:
+        return x
+    last = xp.full(x.shape[axis], -1).at[indices.reshape(-1)].max(xp.arange(indices.size))
+    flat = updates.reshape((*x.shape[:axis], -1, *x.shape[axis + 1 :]))
+    found = xp.take(flat, xp.maximum(last, 0), axis=axis)
+    return xp.where((last >= 0).reshape((-1,) + (1,) * (x.ndim - axis - 1)), found, x)
 
 
 def scatter_add(
@@ -246,15 +278,19 @@ def scatter_add(
     """A copy of x with the updates added, one after the other: floats in float64, for there may be many."""
     check_indices("scatter_add", indices, x.shape[axis])
     new = x.astype(float64 if x.dtype in FLOATS else x.dtype)
+    places, more = _along(axis, indices), updates.astype(new.dtype, copy=False)
     with np.errstate(all="ignore"):
-        xp.add.at(new, _along(axis, indices), updates.astype(new.dtype, copy=False))
+        if _is_immutable(x):
+            new = new.at[places].add(more)
+        else:
+            xp.add.at(new, places, more)
         return new.astype(out.dtype, copy=False)
 
 
 def argsort(out: Spec, x: np.ndarray, *, axis: int, descending: bool, stable: bool, xp: Any) -> np.ndarray:
     """Stable both ways: descending is the ascending order of the reversed array, read backwards."""
     x = x.astype(wide(x.dtype), copy=False)
-    ascending = functools.partial(xp.argsort, axis=axis, kind="stable")
+    ascending = functools.partial(xp.argsort, axis=axis, stable=True)
     if not descending:
         return ascending(x)
     return x.shape[axis] - 1 - xp.flip(ascending(xp.flip(x, axis)), axis)

@@ -1,0 +1,32 @@
+"""A polyarr backend on JAX: NumPy's table of kernels, with JAX's functions in it."""
+
+import numpy as np
+
+from polyarr.backends.numpy.table import make_kernels
+from polyarr.core.backend import Backend
+from polyarr.core.spec import FLOATS, float16
+from polyarr.plugins import hookimpl
+
+
+@hookimpl
+def polyarr_backends(register):
+    register("jax", start, summary="JAX's arrays, op by op", install_hint="pip install jax")
+
+
+def start():
+    import jax
+
+    jax.config.update("jax_enable_x64", True)  # or else there is no float64, for the whole process
+    kernels = make_kernels(jax.numpy, erf=jax.scipy.special.erf)
+    flushed = frozenset(FLOATS) - {float16}  # by XLA; the small numbers of float16 are ordinary ones in float32
+    return Backend("jax", kernels, upload, download, flushes=flushed, device=str(jax.devices()[0]))
+
+
+def upload(host):
+    import jax
+
+    return jax.numpy.array(host.copy())  # JAX may go on reading what it was given
+
+
+def download(buf):
+    return np.array(buf, order="C")
