@@ -295,7 +295,8 @@ def patience(what: str) -> Iterator[None]:
     """Say on standard error what is going on, if the block has not ended after PATIENCE seconds."""
     timer = threading.Timer(PATIENCE, _say, (f"polyarr: {what}, for {PATIENCE:g} seconds so far",))
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no more threads: then nobody is told
+        timer.start()
     try:
         yield
     finally:

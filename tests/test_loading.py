@@ -205,11 +205,25 @@ def test_a_slow_start_and_a_slow_hook_are_announced(monkeypatch):
 
 def test_nobody_is_announced_who_is_quick(monkeypatch, capsys):
     """And no thread is left behind."""
-    before = threading.active_count()
+    monkeypatch.setattr(loading, "PATIENCE", 3600.0)
     with installed({"a": offers("a")}):
         get_backend("a")
         plugins.status()
-    assert capsys.readouterr() == ("", "") and threading.active_count() == before
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    for thread in timers:
+        thread.join(60)
+    assert capsys.readouterr() == ("", "") and not any(thread.is_alive() for thread in timers)
+
+
+def test_a_process_without_more_threads_loads_plugins(monkeypatch):
+    """Only that nobody would be told who is slow."""
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    with installed({"a": offers("a")}):
+        assert get_backend("a").name == "a"
 
 
 # ---- what a plugin may touch -----------------------------------------------------------------------------------
