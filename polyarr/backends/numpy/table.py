@@ -12,7 +12,7 @@ from polyarr.backends.numpy.philox import random_bits
 from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64
 from polyarr.core.spec import bool as bool_
 
-DEPTH = 4096  # up to as many products are summed in their own dtype
+DEPTH = 512  # up to as many products are summed in their own dtype
 BLOCK = 64  # numbers that a running sum adds one by one
 
 

@@ -11,6 +11,8 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.measure import Launch, best_tile
 from polyarr.backends.opencl.program import STORED, types
+from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.backends.opencl.shape import concat
 from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, lookup, vector_width
 from polyarr.core.spec import FLOATS, Spec, float32, float64, int32, int64, uint32, uint64
 
@@ -19,6 +21,8 @@ THIN_ROWS = 4  # up to as many rows a product is bound by reading the other oper
 GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
 LARGEST_STEP = 2**22  # so that offsets inside a tile fit an int
 LEAST_SLICE = 256  # a slice of k that is worth its own work-group
+DEEP, MOST_PARTS = 2**13, 64  # a kernel adds up so many products well; parts of a deeper k
+SUM = reduction("sum")
 ACCUMULATORS = {STORED[dtype][0]: dtype for dtype in (int32, int64, uint32, uint64, float32, float64)}
 
 Shape = tuple[int, ...]
@@ -91,9 +95,41 @@ def multiply(
     device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
 ) -> tuple[Buffer, Buffer | None]:
     """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense."""
+    parts = min(x.shape[-1] // DEEP, MOST_PARTS, (x.size + y.size) // max(out.size, 1))  # no more memory than x and y
+    if parts > 1 and epilogue == PLAIN and out.dtype in (float32, float64):
+        return _in_parts(device, out, x, y, parts), None
+    return _multiply(device, out, x, y, bias, epilogue)
+
+
+def _in_parts(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Buffer:
+    """A product of great depth: the products of parts of k, and of what is left over, added as sum adds."""
+    depth, lead = x.shape[-1], len(out.shape) - 2
+    length = depth // parts
+    products = []
+    for first, count, each in ((0, parts, length), (parts * length, 1, depth - parts * length)):
+        pair = (_cut(a, axis, first, count, each, lead) for a, axis in ((x, -1), (y, -2)))
+        products.append(_multiply(device, Spec((count, *out.shape), out.dtype), *pair, None, PLAIN)[0])
+    joined = concat(device, Spec((parts + 1, *out.shape), out.dtype), tuple(products), axis=0)
+    return SUM(device, out, joined, axis=(0,))
+
+
+def _cut(buf: Buffer, axis: int, first: int, count: int, each: int, lead: int) -> Buffer:
+    """A view of count pieces of an operand, side by side along a new leading axis, from first on along the axis."""
+    step, missing = buf.strides[axis], lead + 2 - buf.ndim
+    shape = [*buf.shape]
+    shape[axis] = each
+    return buf._replace(
+        shape=(count, *(1,) * missing, *shape), strides=(each * step, *(0,) * missing, *buf.strides),
+        offset=buf.offset + first * step,
+    )  # fmt: skip
+
+
+def _multiply(
+    device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None, epilogue: Epilogue
+) -> tuple[Buffer, Buffer | None]:
     plan = _find_plan(device, out, x, y, epilogue) if out.size else NO_WORK
     if plan is None:
-        return multiply(device, out, *_repaired(device, out, x, y), bias, epilogue)
+        return _multiply(device, out, *_repaired(device, out, x, y), bias, epilogue)
     result = device.empty(out)
     saved = device.empty(out) if epilogue.save else None
     sums = device.empty_like_spec(plan.sums) if plan.sums else result
