@@ -195,3 +195,11 @@ def test_an_axis_that_is_a_bool_or_a_numpy_integer_leaves_no_trace() -> None:
     for axis in (True, np.int64(1), 1):
         assert pa.sum(x, axis=axis).shape == (5, 2) and pa.flip(x, axis=axis).shape == x.shape
     assert pa.argmax(pa.ones((5, 7, 3)), axis=np.int64(1)).shape == (5, 3)
+
+
+def test_no_difference_is_the_array_itself() -> None:
+    """Without what goes before and behind, as in NumPy, and with a handle of its own."""
+    x = pa.asarray([1.0, 3.0])
+    y = pa.diff(x, n=0, prepend=pa.zeros(1), append=pa.zeros(1))
+    y += 1
+    assert y.tolist() == [2, 4] and x.tolist() == [1, 3]

@@ -120,6 +120,8 @@ def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, 
     at = one_axis("diff", x, axis)
     if n < 0:
         raise ValueError(f"diff: n is {n}; it must not be negative")
+    if n == 0:
+        return x.snapshot()  # itself, without prepend and append, as in NumPy
     parts = [a for a in (prepend, x, append) if a is not None]
     found = shapes.concat(parts, axis=at) if len(parts) > 1 else x
     for _ in range(n):
