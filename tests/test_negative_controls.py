@@ -15,7 +15,19 @@ from polyarr.testing import checks, conformance
 from polyarr.testing.cases import KINDS, WHOLE, Effort, cases, columns
 from polyarr.testing.checks import TO_SEE_IT_AGAIN
 from polyarr.testing.compare import CheckFailure
-from tests.negative_controls import gradients, habits, moving, on_opencl, pairs, values  # noqa: F401  they fill the table
+from tests.negative_controls import (  # they fill the table
+    aliases,  # noqa: F401
+    gradients,  # noqa: F401
+    habits,  # noqa: F401
+    indices,  # noqa: F401
+    moving,  # noqa: F401
+    on_opencl,  # noqa: F401
+    pairs,
+    sizes,  # noqa: F401
+    state,  # noqa: F401
+    values,  # noqa: F401
+    whole_numbers,  # noqa: F401
+)
 from tests.negative_controls.table import FAULTS, with_kernels
 
 CASES = {case.name: case for case in cases()}
@@ -83,7 +95,7 @@ def caught(fault, name):
     if case.check in columns():
         assert snippet.startswith(TO_SEE_IT_AGAIN)
         if fault.steady:
-            with pytest.raises((CheckFailure, BackendError, TypeError)):
+            with pytest.raises((CheckFailure, BackendError, TypeError, IndexError)):
                 typed(snippet, faulty)
 
 
@@ -107,8 +119,19 @@ def test_the_pairs_that_faults_are_planted_in_hold(name):
 
 def test_there_are_many_faults():
     names = [fault.name for fault in FAULTS]
-    assert len(set(names) - {f.name for f in FAULTS if f.good == "opencl"}) >= 60
+    assert len(set(names) - {f.name for f in FAULTS if f.good == "opencl"}) >= 200
     assert sum(fault.good == "opencl" for fault in FAULTS) >= 6
+
+
+def test_many_faults_at_once_do_not_hide_each_other():
+    """All faults that only calls past the usual sizes, numbers, inputs and counts show, in one backend."""
+    classes = {"large", "numbers", "indices", "alias", "lasting", "caches", "threads"}
+    found = [f for f in FAULTS if f.good != "opencl" and all(CASES[name].check in classes for name in f.caught)]
+    assert len(found) >= 100
+    backend = functools.reduce(lambda planted, fault: fault.plant(planted), found, good("pairs"))
+    names = {name for fault in found for name in fault.caught if CASES[name].check != "large"}
+    missed = [name for name in sorted(names) if verdict(name, backend) == (None, None)]
+    assert not missed
 
 
 def test_every_check_catches_a_fault():

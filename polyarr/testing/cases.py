@@ -20,13 +20,14 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Flaky, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
+from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
-from polyarr.testing import checks, whole
+from polyarr.testing import checks, state, whole
 from polyarr.testing.compare import CheckFailure, Lacking
 from polyarr.testing.report import LEVELS
-from polyarr.testing.samples import SAMPLES, Entry
+from polyarr.testing.samples import SAMPLES, Entry, takes_numbers
 from polyarr.testing.strategies import Sample
 
 FAST, THOROUGH = 12, 200  # examples of the cases that try most
@@ -64,7 +65,7 @@ class Kind(NamedTuple):
 
     check      a function of polyarr.testing.checks
     draws      how to call the op, in one dtype; None: not for this op
-    share      of the examples, how many
+    share      of the examples, how many; 0: the simplest one, from which the check makes its own
     gradients  whether the level is that of gradients
     """
 
@@ -87,6 +88,12 @@ def _either(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
     return _any(op, entry, dtype) if smooth is None else smooth
 
 
+def _various(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
+    """Ordinary numbers, of which the next call has others: not the same ones reordered, no nan that hides all."""
+    found = _either(op, entry, dtype)
+    return found.map(lambda s: s.with_values("normal", only="distinct").with_values("normal", only="mixed"))
+
+
 def _special(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
     return entry.cases(dtype).map(lambda s: s.with_values(entry.special)) if entry.special else None
 
@@ -95,13 +102,41 @@ def _composed(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None
     return _smooth(op, entry, dtype) if op.body else None
 
 
+def _numbers(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return entry.cases(dtype) if takes_numbers(op, entry) else None
+
+
+def _indices(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return entry.cases(dtype) if op.indices else None
+
+
+def _array_inputs(op: Op) -> int:
+    """How many inputs are arrays of one sort."""
+    return len({*op.inputs} - {"key", "counter", "like", "start", "step"}) - len(op.indices)
+
+
+def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    """Calls in which two inputs are alike, if there are any."""
+    if op in (ops.bitwise_left_shift, ops.bitwise_right_shift):  # by itself, most numbers cannot be shifted
+        return None
+    found = _either(op, entry, dtype).filter(lambda sample: any(True for _ in sample.with_twins()))
+    return found if _array_inputs(op) > 1 or op.inputs == ("arrays",) else None
+
+
 KINDS = {
     "forward": Kind(checks.check_forward, _any),
     "special": Kind(checks.check_forward, _special, 1 / 2),
     "layout": Kind(checks.check_layout, _any, 1 / 6),
+    "large": Kind(checks.check_large, _either, 0),
+    "numbers": Kind(checks.check_numbers, _numbers, 0),
+    "indices": Kind(checks.check_indices, _indices, 0),
+    "alias": Kind(checks.check_alias, _twins, 1 / 6),
     "bounds": Kind(checks.check_bounds, _either, 1 / 6),
     "purity": Kind(checks.check_purity, _either, 1 / 3),
     "determinism": Kind(checks.check_determinism, _either, 1 / 3),
+    "lasting": Kind(state.check_lasting, _various, 0),
+    "caches": Kind(state.check_caches, _various, 0),
+    "threads": Kind(state.check_threads, _various, 0),
     "transfers": Kind(checks.check_no_transfers, _either, 1 / 3),
     "memory": Kind(checks.check_memory, _either, 1 / 6),
     "backward": Kind(checks.check_backward, _smooth, gradients=True),
@@ -111,6 +146,8 @@ KINDS = {
 WHOLE = {
     "complete": ("core", whole.check_complete),
     "copies": ("core", whole.check_copies),
+    "hosts": ("core", whole.check_hosts),
+    "synchronize": ("core", whole.check_synchronize),
     "random-bits": ("core", whole.check_random_bits),
     "bad-indices": ("core", whole.check_bad_indices),
     "threads": ("core", whole.check_threads),
@@ -134,15 +171,10 @@ def columns() -> list[str]:
     return [*KINDS, *dict.fromkeys(dtypes)]
 
 
-def usual(entry: Entry) -> str:
-    """The dtype that most checks of an op use."""
-    return "float32" if "float32" in entry.dtypes else entry.dtypes[-1]
-
-
 def _of_ops() -> Iterator[Case]:
     for name, kind in KINDS.items():
         for op, entry in SAMPLES.items():
-            strategy = kind.draws(op, entry, usual(entry))
+            strategy = kind.draws(op, entry, entry.usual)
             if strategy is not None:
                 level = "nn" if op.body else "autograd" if kind.gradients else "core"
                 run = partial(_examine, kind.check, op, strategy, kind.share, f"{name}-{op.name}")
@@ -152,7 +184,7 @@ def _of_ops() -> Iterator[Case]:
 def _of_dtypes() -> Iterator[Case]:
     for op, entry in SAMPLES.items():
         for dtype in entry.dtypes:
-            if dtype != usual(entry):
+            if dtype != entry.usual:
                 yield Case("nn" if op.body else "core", dtype, op.name, partial(_run_dtype, op, entry, dtype))
 
 
@@ -196,7 +228,7 @@ def _examine(
         print_blob=False,
         report_multiple_bugs=False,  # one failure, with its note
         suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if share else (Phase.generate,),
     )
     @given(strategy.filter(lambda s: s.dtypes() <= backend.dtypes))
     def run(sample: Sample) -> None:

@@ -38,8 +38,8 @@ from polyarr.testing.compare import (
     same_zeros,
     values,
 )
-from polyarr.testing.samples import SAMPLES, Entry
-from polyarr.testing.strategies import LAYOUTS, Data, Sample
+from polyarr.testing.samples import SAMPLES, Entry, large, numbers
+from polyarr.testing.strategies import LAYOUTS, REPEATING, Data, Sample, wrong_numbers
 from polyarr.testing.tolerance import FLOOR, largest
 
 TO_SEE_IT_AGAIN = "to see it again"  # begins the note with what to type
@@ -54,8 +54,9 @@ def reference() -> Backend:
     return built_in.start()
 
 
-def _check(fn: Callable) -> Callable:
+def check(fn: Callable) -> Callable:
     """A check: the backend may be given by name, and any error gets a note with what to type."""
+    home = fn.__module__.rpartition(".")[2]
 
     @functools.wraps(fn)
     def wrapped(op: Op, backend: str | Backend, sample: Sample) -> None:
@@ -67,15 +68,15 @@ def _check(fn: Callable) -> Callable:
         except Exception as error:
             error.add_note(
                 f"{TO_SEE_IT_AGAIN}:\n    from polyarr import ops\n"
-                "    from polyarr.testing import Data, Sample, checks\n"
-                f"    checks.{fn.__name__}(ops.{op.name}, {found.name!r}, {sample!r})"
+                f"    from polyarr.testing import Data, Sample, {home}\n"
+                f"    {home}.{fn.__name__}(ops.{op.name}, {found.name!r}, {sample!r})"
             )
             raise
 
     return wrapped
 
 
-def _place(op: Op, backend: Backend) -> str:
+def place_of(op: Op, backend: Backend) -> str:
     """How a failure begins."""
     return f"{op.name} on {backend.name}"
 
@@ -83,10 +84,10 @@ def _place(op: Op, backend: Backend) -> str:
 # ---- the checks ----------------------------------------------------------------------------------------------
 
 
-@_check
+@check
 def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
     """The value agrees with the reference in float64."""
-    entry, place = SAMPLES[op], _place(op, backend)
+    entry, place = SAMPLES[op], place_of(op, backend)
     got = values(place, op(*sample.arrays(backend), **sample.params))
     expected = _reference(op, entry, sample.hosts(entry.wide), sample.params)
     bounds = _magnitudes(op, entry, sample, expected)
@@ -98,10 +99,10 @@ def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
             same_zeros(place, what, g, e)
 
 
-@_check
+@check
 def check_backward(op: Op, backend: Backend, sample: Sample) -> None:
     """The gradients agree with those of NumPy in float64."""
-    place, got = _place(op, backend), _gradients(op, backend, sample)
+    place, got = place_of(op, backend), _gradients(op, backend, sample)
     if got:
         expected = _gradients(op, reference(), sample, wide=True)
         gradients_agree(place, got, expected, dtype=_coarsest(op, sample))
@@ -110,15 +111,15 @@ def check_backward(op: Op, backend: Backend, sample: Sample) -> None:
             gradients_agree(place, got, expected, "with a transposed cotangent, ", _coarsest(op, sample))
 
 
-@_check
+@check
 def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
     """The backend's pair agrees with the backend without it, in value and in gradients.
 
-    Also if the op is called once more before the gradient is asked for.
+    Also if the gradient is asked for twice, and if the op is called once more before it is.
     """
     if not isinstance(backend.kernels.get(op), Fused):
         raise Lacking(f"{backend.name} brings no pair for {op.name}: its body runs")
-    plain, place = backend.without_fused(), _place(op, backend)
+    plain, place = backend.without_fused(), place_of(op, backend)
     got = values(place, op(*sample.arrays(backend), **sample.params))
     with use_backend(plain):
         expected = values(place, op(*sample.arrays(plain), **sample.params))
@@ -126,11 +127,13 @@ def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
         close(place, "the pair's result", g, e, "fused", max(FLOOR, largest(e)))
     slopes = _gradients(op, plain, sample)
     gradients_agree(place, _gradients(op, backend, sample), slopes, "the pair's ")
+    again = _gradients(op, backend, sample, times=2)
+    gradients_agree(place, again, slopes, "pulled for the second time, the pair's ")
     later = _gradients(op, backend, sample, between=sample.with_other_numbers())
     gradients_agree(place, later, slopes, "after another call, the pair's ")
 
 
-@_check
+@check
 def check_gradient(op: Op, backend: Backend, sample: Sample) -> None:
     """In float64: the gradient along a random direction agrees with central differences."""
     value = _scalar(op, backend, sample)
@@ -138,7 +141,7 @@ def check_gradient(op: Op, backend: Backend, sample: Sample) -> None:
     _compare_numeric(op, backend, sample, "the gradient", lambda *args: value(*args).item(), grads)
 
 
-@_check
+@check
 def check_second_order(op: Op, backend: Backend, sample: Sample) -> None:
     """In float64: the gradient of <v, gradient> agrees with central differences of <v, gradient>."""
     slope = _slope(op, backend, sample)
@@ -146,7 +149,7 @@ def check_second_order(op: Op, backend: Backend, sample: Sample) -> None:
     _compare_numeric(op, backend, sample, "the second derivative", lambda *args: slope(*args).item(), grads)
 
 
-@_check
+@check
 def check_second_order_agrees(op: Op, backend: Backend, sample: Sample) -> None:
     """The gradient of <v, gradient> agrees with NumPy in float64."""
     if not carries_gradient(op, sample):
@@ -157,10 +160,10 @@ def check_second_order_agrees(op: Op, backend: Backend, sample: Sample) -> None:
         with use_backend(place):
             grads = polyarr.grad(slope, argnums=tuple(range(len(sample.inputs))))(*sample.arrays(place, wide))
         found.append({name: g.numpy() for name, g in _named(op, grads).items()})
-    gradients_agree(_place(op, backend), *found, "the second derivative's ")
+    gradients_agree(place_of(op, backend), *found, "the second derivative's ")
 
 
-@_check
+@check
 def check_purity(op: Op, backend: Backend, sample: Sample) -> None:
     """Neither the op nor its gradient changes an input.
 
@@ -183,18 +186,81 @@ def _unchanged(op: Op, backend: Backend, moment: str, held: dict[str, Any]) -> I
     yield
     for what, a in held.items():
         if bits(a) != before[what]:
-            raise CheckFailure(f"{_place(op, backend)}: {moment} changed {what}")
+            raise CheckFailure(f"{place_of(op, backend)}: {moment} changed {what}")
 
 
-@_check
+@check
 def check_layout(op: Op, backend: Backend, sample: Sample) -> None:
     """Strides, steps, offsets and negative strides make no difference."""
     for layout in LAYOUTS:
-        if layout != "broadcast":  # which has other values; samples have it where the op can stand them
+        if layout not in REPEATING or _takes_alike(op):
             check_forward(op, backend, sample.with_layout(layout))
 
 
-@_check
+def _takes_alike(op: Op) -> bool:
+    """Whether elements may be all alike: not so for indices, nor where a small difference is divided by."""
+    return SAMPLES[op].kind in ("exact", "arithmetic", "function") and not op.indices
+
+
+@check
+def check_alias(op: Op, backend: Backend, sample: Sample) -> None:
+    """One array in the place of two inputs is as good as two that are alike."""
+    for twin in sample.with_twins():
+        for layout in ("plain", "stepped"):
+            hold(op, backend, twin.with_layout(layout))
+
+
+@check
+def check_large(op: Op, backend: Backend, template: Sample) -> None:
+    """Value and gradients of large calls."""
+    for sample in large(op, template):
+        hold(op, backend, replace(sample, g="transposed"))
+
+
+@check
+def check_numbers(op: Op, backend: Backend, template: Sample) -> None:
+    """The value of calls with the numbers at which narrower dtypes and careless sums give way."""
+    entry = SAMPLES[op]
+    for sample in numbers(op, entry, entry.usual, template):
+        if sample.dtypes() <= backend.dtypes:
+            check_forward(op, backend, sample)
+
+
+def hold(op: Op, backend: Backend, sample: Sample) -> None:
+    """Value and, where there are any, gradients agree with the reference."""
+    check_forward(op, backend, sample)
+    if SAMPLES[op].smooth and carries_gradient(op, sample):
+        check_backward(op, backend, sample)
+
+
+@check
+def check_indices(op: Op, backend: Backend, sample: Sample) -> None:
+    """An index that is out of range is an IndexError, at once or at the next download; work goes on."""
+    for wrong in _wrong_indices(op, sample):
+        try:
+            found = [a.tolist() for a in tree.leaves(op(*wrong.arrays(backend), **wrong.params))]
+        except IndexError:
+            continue
+        name, at = op.inputs[op.indices[0]], wrong.inputs[op.indices[0]]
+        raise CheckFailure(
+            f"{place_of(op, backend)}: {name} {at.numpy().tolist()} ({at.dtype}) of {at.limit} gave {found}; "
+            "expected an IndexError"
+        )
+    check_forward(op, backend, sample)
+
+
+def _wrong_indices(op: Op, sample: Sample) -> Iterator[Sample]:
+    """The call with one index after the other that is out of range, in each dtype that holds it."""
+    place = op.indices[0]
+    at = sample.inputs[place]
+    values = "no class" if op is ops.cross_entropy else "wrong"
+    for dtype in ("int64", "int32", "uint64"):
+        for seed in range(len(wrong_numbers(values, at.limit, dtype))):
+            data = replace(at, dtype=dtype, values=values, seed=seed)
+            yield replace(sample, inputs=(*sample.inputs[:place], data, *sample.inputs[place + 1 :]))
+
+
+@check
 def check_bounds(op: Op, backend: Backend, sample: Sample) -> None:
     """Every element of the result is written, and nothing beside it or beside an input."""
     kept: list[tuple[np.ndarray, Any]] = []
@@ -211,25 +277,31 @@ def check_bounds(op: Op, backend: Backend, sample: Sample) -> None:
                 check_forward(op, watched, moved)
                 _gradients(op, watched, moved)
         except BackendError as error:
-            raise CheckFailure(f"{_place(op, backend)}: {error}") from error
+            raise CheckFailure(f"{place_of(op, backend)}: {error}") from error
     for host, buf in kept:
         if backend.download(buf).tobytes() != host.tobytes():
-            raise CheckFailure(f"{_place(op, backend)}: memory beside the elements of an input was changed")
+            raise CheckFailure(f"{place_of(op, backend)}: memory beside the elements of an input was changed")
 
 
-@_check
+@check
 def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
     """What the op and its gradient took is given back when nobody holds it any more."""
+
+    saved: list[Any] = []
+    watched_backend = _noting_saved(op, backend, saved)
 
     def used() -> int:
         return backend.memory().get("in use", 0)
 
     def run() -> list[tuple[str, weakref.ref]]:
-        args = sample.arrays(backend)
+        args = sample.arrays(watched_backend)
+        saved.clear()
         result = op(*args, **sample.params)
-        made = [("the result", a) for a in tree.leaves(result)]
-        made += [(f"d/d{name}", a) for name, a in _pulled(op, args, sample).items()]
-        return [(what, weakref.ref(a.buf)) for what, a in made if type(a.buf).__weakrefoffset__]
+        made = [("the result", a.buf) for a in tree.leaves(result)]
+        made += [(f"d/d{name}", a.buf) for name, a in pulled(op, args, sample).items()]
+        made += [("what the pair saved", s) for s in tree.leaves(tuple(saved)) if s is not None]
+        saved.clear()
+        return [(what, weakref.ref(buf)) for what, buf in made if type(buf).__weakrefoffset__]
 
     run()  # what is cached on the first run may stay
     before, watched = used(), run()
@@ -238,27 +310,42 @@ def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
     if used() > before or any(ref() is not None for _, ref in watched):
         gc.collect()
     if used() > before:
-        raise CheckFailure(f"{_place(op, backend)}: {used() - before} bytes are in use that nobody holds")
+        raise CheckFailure(f"{place_of(op, backend)}: {used() - before} bytes are in use that nobody holds")
     for what, ref in watched:
         if ref() is not None:
-            raise CheckFailure(f"{_place(op, backend)}: the buffer of {what} lives on when nobody holds it")
+            raise CheckFailure(f"{place_of(op, backend)}: the buffer of {what} lives on when nobody holds it")
 
 
-@_check
+def _noting_saved(op: Op, backend: Backend, saved: list[Any]) -> Backend:
+    """The backend, noting what its pair for the op saves."""
+    pair = backend.kernels.get(op)
+    if not isinstance(pair, Fused):
+        return backend
+
+    def forward(*args: Any, **params: Any) -> Any:
+        found = pair.forward(*args, **params)
+        if found is not NotImplemented:
+            saved.append(found[1])
+        return found
+
+    return backend._replace(kernels={**backend.kernels, op: pair._replace(forward=forward)})
+
+
+@check
 def check_determinism(op: Op, backend: Backend, sample: Sample) -> None:
     """The same inputs give the same bits, in value and in gradients; not so where an unordered op takes part."""
     if op in backend.unordered:
         raise Lacking(f"{backend.name} says that {op.name} adds in no fixed order")
-    if backend.unordered and _meets_unordered(op, backend, sample):
+    if backend.unordered and meets_unordered(op, backend, sample):
         return
     runs = [bits((op(*sample.arrays(backend), **sample.params), _gradients(op, backend, sample))) for _ in range(2)]
     for path, first in runs[0].items():
         if first != runs[1][path]:
             what = "the result" if path[0] == 0 else f"d/d{path[1]}"
-            raise CheckFailure(f"{_place(op, backend)}: {what} has other bits the second time")
+            raise CheckFailure(f"{place_of(op, backend)}: {what} has other bits the second time")
 
 
-def _meets_unordered(op: Op, backend: Backend, sample: Sample) -> bool:
+def meets_unordered(op: Op, backend: Backend, sample: Sample) -> bool:
     """True if one of backend.unordered runs in the op or its gradient."""
     met: list[Op] = []
 
@@ -281,7 +368,7 @@ def _meets_unordered(op: Op, backend: Backend, sample: Sample) -> bool:
     return bool(met)
 
 
-@_check
+@check
 def check_no_transfers(op: Op, backend: Backend, sample: Sample) -> None:
     """Nothing passes through the host, neither in the op nor in its gradient."""
     args = sample.arrays(backend)
@@ -290,11 +377,13 @@ def check_no_transfers(op: Op, backend: Backend, sample: Sample) -> None:
     op(*args, **sample.params)
     between = polyarr.transfers()
     if cotangents is not None:
-        _pulled(op, args, sample, cotangents)
+        pulled(op, args, sample, cotangents)
     for moment, a, b in (("the op", before, between), ("its gradient", between, polyarr.transfers())):
         if a != b:
             up, down = b.uploads - a.uploads, b.downloads - a.downloads
-            raise CheckFailure(f"{_place(op, backend)}: {moment} made {up} uploads and {down} downloads; expected none")
+            raise CheckFailure(
+                f"{place_of(op, backend)}: {moment} made {up} uploads and {down} downloads; expected none"
+            )
 
 
 # ---- values and gradients ------------------------------------------------------------------------------------
@@ -308,7 +397,7 @@ def _reference(op: Op, entry: Entry, hosts: tuple, params: dict) -> list[np.ndar
             return [np.asarray(f) for f in found] if isinstance(found, (tuple, list)) else [np.asarray(found)]
         with use_backend(reference()):
             args = tree.map(lambda a: polyarr.asarray(a) if isinstance(a, np.ndarray) else a, hosts)
-            return values(_place(op, reference()), op(*args, **params))
+            return values(place_of(op, reference()), op(*args, **params))
 
 
 def _magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]) -> list:
@@ -364,17 +453,31 @@ def _direction(a: Array, seed: int, layout: str = "plain") -> Array:
     return Data(a.shape, a.dtype.name, "eighths", layout, seed).array(a.backend)
 
 
-def _pulled(
-    op: Op, args: tuple, sample: Sample, cotangents: Any = None, wide: bool = False, between: tuple | None = None
+def pulled(
+    op: Op,
+    args: tuple,
+    sample: Sample,
+    cotangents: Any = None,
+    wide: bool = False,
+    between: tuple | None = None,
+    times: int = 1,
 ) -> dict[str, Array]:
-    """The gradients, by the input's name; between: what the op is called with once more before they are pulled."""
+    """The gradients, by the input's name.
+
+    between  what the op is called with once more before they are pulled
+    times    how often they are pulled; the last ones count
+    """
     params = sample.wide_params() if wide else sample.params
     value, pull = polyarr.vjp(lambda *a: op(*a, **params), *args)
     if between is not None:
         polyarr.vjp(lambda *a: op(*a, **params), *between)
     if cotangents is None:
         cotangents = _cotangents(value, sample)
-    return {} if cotangents is None else _named(op, pull(cotangents))
+    if cotangents is None:
+        return {}
+    for _ in range(times - 1):
+        pull(cotangents)
+    return _named(op, pull(cotangents))
 
 
 def _named(op: Op, grads: tuple) -> dict[str, Array]:
@@ -386,12 +489,12 @@ def _path(op: Op, path: tuple) -> str:
 
 
 def _gradients(
-    op: Op, backend: Backend, sample: Sample, wide: bool = False, between: Sample | None = None
+    op: Op, backend: Backend, sample: Sample, wide: bool = False, between: Sample | None = None, times: int = 1
 ) -> dict[str, np.ndarray]:
     with use_backend(backend):
         other = between and between.arrays(backend, wide)
-        found = _pulled(op, sample.arrays(backend, wide), sample, wide=wide, between=other)
-        return {name: values(_place(op, backend), g, f"d/d{name}")[0] for name, g in found.items()}
+        found = pulled(op, sample.arrays(backend, wide), sample, wide=wide, between=other, times=times)
+        return {name: values(place_of(op, backend), g, f"d/d{name}")[0] for name, g in found.items()}
 
 
 def _scalar(op: Op, backend: Backend, sample: Sample, wide: bool = True) -> Callable:
@@ -439,7 +542,9 @@ def _compare_numeric(op: Op, backend: Backend, sample: Sample, what: str, value:
     numeric = (at(step) - at(-step)) / (2 * step)
     size = 1 + abs(numeric) + float(sum(np.abs(t).sum() for t in terms))
     if not abs(exact - numeric) <= tolerance * size:
-        raise CheckFailure(f"{_place(op, backend)}: {what} along a direction is {exact:.9g}, numerically {numeric:.9g}")
+        raise CheckFailure(
+            f"{place_of(op, backend)}: {what} along a direction is {exact:.9g}, numerically {numeric:.9g}"
+        )
 
 
 def _moves(a: Any) -> bool:

@@ -67,18 +67,15 @@ def scatter_add(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis
     """One addition after the other."""
     new, flat = np.moveaxis(x.copy(), axis, 0), indices.reshape(-1)
     parts = np.moveaxis(updates.reshape(*x.shape[:axis], flat.size, *x.shape[axis:][1:]), axis, 0)
-    for i, part in zip(flat, parts, strict=True):
-        new[i] += part
+    np.add.at(new, flat, parts)
     return np.moveaxis(new, 0, axis)
 
 
 def scatter_add_along_axis(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
     """One addition after the other, each line of its own."""
-    new = x.copy()
-    for at in np.ndindex(indices.shape):
-        target = list(at)
-        target[axis] = indices[at]
-        new[tuple(target)] += updates[at]
+    new, places = x.copy(), list(np.indices(indices.shape))
+    places[axis] = indices
+    np.add.at(new, tuple(places), updates)
     return new
 
 
@@ -136,8 +133,8 @@ def _by_hand(x: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
 # ---- random bits ---------------------------------------------------------------------------------------------
 
 
-def philox_block(counter: list[int], key: list[int]) -> list[int]:
-    """Four words of Philox4x32-10, in Python's integers."""
+def philox_block(counter: list, key: list[int]) -> list:
+    """Four words of Philox4x32-10, in Python's integers or in arrays of uint64."""
     a, b, c, d = counter
     k0, k1 = key
     for _ in range(10):
@@ -148,14 +145,11 @@ def philox_block(counter: list[int], key: list[int]) -> list[int]:
 
 
 def random_bits(key: int, counter: int, like: Any = None, *, shape: Any) -> np.ndarray:
-    """Word i % 4 of block i // 4."""
+    """Word i % 4 of block i // 4: all blocks at once, their numbers in uint64."""
     size, low = int(np.prod(shape, dtype=np.int64)), 0xFFFFFFFF
-    words: list[int] = []
-    for block in range((size + 3) // 4):
-        words += philox_block(
-            [block & low, block >> 32, counter & low, counter >> 32 & low], [key & low, key >> 32 & low]
-        )
-    return np.array(words[:size], np.uint32).reshape(shape)
+    block = np.arange((size + 3) // 4, dtype=np.uint64)
+    words = philox_block([block & low, block >> 32, counter & low, counter >> 32 & low], [key & low, key >> 32 & low])
+    return np.stack(words, axis=-1).reshape(-1)[:size].astype(np.uint32).reshape(shape)
 
 
 # ---- neural networks -----------------------------------------------------------------------------------------
@@ -213,12 +207,11 @@ def dropout(x: np.ndarray, key: int, counter: int, *, rate: float) -> np.ndarray
 def cross_entropy(
     logits: np.ndarray, targets: np.ndarray, *, ignore_index: int, label_smoothing: float, reduction: str
 ) -> np.ndarray:
-    """One row after the other."""
+    """The rows that count, each at its target."""
     logp, counted = log_softmax(logits), targets != ignore_index
     loss = np.zeros(targets.shape)
-    for at in np.ndindex(targets.shape):
-        if counted[at]:
-            loss[at] = -(1 - label_smoothing) * logp[at][targets[at]] - label_smoothing * logp[at].mean()
+    logp, chosen = logp[counted], targets[counted]
+    loss[counted] = -(1 - label_smoothing) * logp[np.arange(len(chosen)), chosen] - label_smoothing * logp.mean(-1)
     total = {"none": loss, "sum": loss.sum(), "mean": loss.sum() / np.float64(counted.sum())}
     return total[reduction]
 

@@ -6,7 +6,7 @@ them again, and they mean the same numbers on every machine, so that a failure c
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -50,6 +50,11 @@ def _lopsided(rng: np.random.Generator, size: int) -> np.ndarray:
     return np.where(np.arange(size) == 0, 128.0, 0.03)
 
 
+def _all_but_the_last(most: float, last: float) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """One element that decides, where a kernel that forgets its last tile does not look."""
+    return lambda rng, size: np.where(np.arange(size) == size - 1, last, most)
+
+
 def _with_some(*odd: float) -> Callable[[np.random.Generator, int], np.ndarray]:
     """A tenth of the elements are odd ones."""
 
@@ -67,6 +72,11 @@ def _masked(rng: np.random.Generator, size: int) -> np.ndarray:
     return np.where(np.arange(size) < size**0.5, -np.inf, found)
 
 
+def _hidden(rng: np.random.Generator, size: int) -> np.ndarray:
+    """What is added to scores: -inf for a third of them, among these all of the first rows."""
+    return np.where((np.arange(size) < size // 3) | (rng.random(size) < 0.2), -np.inf, rng.standard_normal(size))
+
+
 # How float values are drawn, by name. Integer arrays hold the same numbers, tripled and rounded.
 VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "normal": lambda rng, size: rng.standard_normal(size),
@@ -82,11 +92,19 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "away": _away,
     "distinct": _distinct,
     "lopsided": _lopsided,
+    "hundreds": lambda rng, size: rng.standard_normal(size) * 100,  # whose squares leave few bits of float16
+    "tenths": lambda rng, size: np.full(size, 0.1),  # whose sum drifts where it is kept in one float32
+    "one true": _all_but_the_last(0.0, 1.0),
+    "one false": _all_but_the_last(1.0, 0.0),
     "nonfinite": _with_some(np.nan, np.inf, -np.inf, -0.0),
     "masked": _masked,
+    "hidden": _hidden,
     "nan": _with_some(np.nan),
 }
-ORDINARY = {*VALUES, "mixed", "special"} - {"distinct"}  # what may be anything: not indices, masks or targets
+ORDINARY = {*VALUES, "mixed", "special", "edges"} - {
+    "distinct",
+    "hidden",
+}  # what may be anything: not indices, masks or targets
 MIXED = ("special", "normal", "special", "ties", "wide")  # what "mixed" arrays hold, side by side
 
 
@@ -102,6 +120,41 @@ def _special(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray
     return np.array(chosen)[rng.permutation(size) % len(chosen)] * rng.choice([-1.0, 1.0], size)
 
 
+def _edges(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    """Whole numbers around those that a float or a narrower integer cannot hold, as far as dtype holds them."""
+    powers = [sign * 2**bits + step for bits in (24, 31, 32, 53, 63) for step in (-1, 0, 1, 2) for sign in (1, -1)]
+    info = np.iinfo(dtype)
+    chosen = [n for n in powers if info.min <= n <= info.max] or [info.min, info.max, 1]
+    return np.array(chosen, dtype)[rng.permutation(size) % len(chosen)]
+
+
+def _spread(data: "Data", rng: np.random.Generator, size: int) -> np.ndarray:
+    """Numbers of every size below the limit, from the limit itself, which is negative for those of both signs."""
+    dtype = as_dtype(data.dtype)
+    top = min(float(abs(data.limit)) * (1 - float(finfo(dtype).eps)), float(finfo(dtype).max))
+    found = top ** rng.uniform(0, 1, size) * np.where(np.arange(size) == 0, 1.0, 0.99)
+    found = np.where(np.arange(size) == 1, top, found)
+    return found * rng.choice([-1.0, 1.0], size) if data.limit < 0 else found
+
+
+FAR = (0, 1, 1000, 2**31, 2**32 - 1, 2**32, 2**40, 2**63)
+
+
+def wrong_numbers(values: str, n: int, dtype: str) -> list[int]:
+    """What is no index of n elements: beyond either end, by little and by much; "no class": a negative one is none."""
+    first = 0 if values == "no class" else -n
+    info = np.iinfo(dtype)
+    return [b for far in FAR for b in (n + far, first - 1 - far) if info.min <= b <= info.max]
+
+
+def _wrong(data: "Data", size: int) -> np.ndarray:
+    """Valid indices, both ends among them, and one that is not; the seed says which."""
+    bad = wrong_numbers(data.values, data.limit, data.dtype)
+    found = np.where(np.arange(size) % 2 == 0, data.limit - 1, 0).astype(as_dtype(data.dtype))
+    found[size // 2] = bad[data.seed % len(bad)]
+    return found
+
+
 def _integers(data: "Data", rng: np.random.Generator, size: int) -> np.ndarray | None:
     """Values that only make sense below a limit, or as bits; None if data asks for none of these."""
     limit = data.limit
@@ -114,6 +167,8 @@ def _integers(data: "Data", rng: np.random.Generator, size: int) -> np.ndarray |
         return rng.integers(0, max(limit, 1), size)
     if data.values == "targets":  # classes, some of them the default ignore_index
         return np.where(rng.random(size) < 0.2, -100, rng.integers(0, limit, size))
+    if data.values in ("wrong", "no class"):
+        return _wrong(data, size)
     if data.values == "mask":  # whose first rows are False altogether
         return (rng.random(size) < 0.6) & (np.arange(size) >= size // 3)
     return None
@@ -158,6 +213,14 @@ def _broadcast(host: np.ndarray, axis: int, upload: Callable) -> Array:
     return ops.broadcast_to(upload(_first(host, axis)), shape=host.shape)
 
 
+def _transposed_offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    return _transposed(host, axis, lambda a: _offset(a, axis, upload))
+
+
+def _broadcast_offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
+    return ops.broadcast_to(_offset(_first(host, axis), axis, upload), shape=host.shape)
+
+
 def _first(host: np.ndarray, axis: int) -> np.ndarray:
     return host.take(range(min(1, host.shape[axis])), axis=axis) if host.ndim and host.size else host
 
@@ -170,7 +233,12 @@ LAYOUTS: dict[str, Callable[[np.ndarray, int, Callable], Array]] = {
     "reversed": _reversed,
     "offset": _offset,
     "broadcast": _broadcast,
+    "transposed, offset": _transposed_offset,
+    "broadcast, offset": _broadcast_offset,
 }
+
+
+REPEATING = ("broadcast", "broadcast, offset")  # the layouts whose elements are not all their own
 
 
 # ---- inputs --------------------------------------------------------------------------------------------------
@@ -180,10 +248,12 @@ LAYOUTS: dict[str, Callable[[np.ndarray, int, Callable], Array]] = {
 class Data:
     """One array input.
 
-    values  a key of VALUES, or "mixed", "special", "index", "unique", "below", "targets", "mask"
-    layout  a key of LAYOUTS; "broadcast" repeats the first slice along the axis that the seed picks
-    limit   for values that are indices: how many elements there are to index
-    flushed whether what is below the smallest normal number is 0
+    values  a key of VALUES, or "mixed", "special", "edges", "spread", "index", "unique", "below", "targets", "wrong",
+            "no class", "mask"
+    layout  a key of LAYOUTS; one of REPEATING repeats the first slice along the axis that the seed picks
+    limit   for values that are indices: how many elements there are to index; for "spread": the largest number,
+            negative where there are to be both signs
+    flushed  whether what is below the smallest normal number is 0
     """
 
     shape: tuple[int, ...]
@@ -209,12 +279,12 @@ class Data:
         host = self._drawn(rng, int(np.prod(self.shape, dtype=np.int64)), dtype).reshape(self.shape)
         if self.flushed:
             host = np.where(np.abs(host) < finfo(dtype).smallest_normal, np.copysign(dtype.type(0), host), host)
-        return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout == "broadcast" else host
+        return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout in REPEATING else host
 
     @property
     def repeats_along_rows(self) -> bool:
         """True where all elements of a row (the last axis) are alike."""
-        return self.layout == "broadcast" and self._axis == max(len(self.shape) - 1, 0)
+        return self.layout in REPEATING and self._axis == max(len(self.shape) - 1, 0)
 
     @property
     def _axis(self) -> int:
@@ -224,6 +294,10 @@ class Data:
         if self.values == "special" and dtype.kind != "b":
             with np.errstate(all="ignore"):
                 return _special(rng, size, dtype).astype(dtype)
+        if self.values == "edges" and dtype.kind in "iu":
+            return _edges(rng, size, dtype)
+        if self.values == "spread":
+            return _spread(self, rng, size).astype(dtype)
         if self.values == "mixed":
             each = [replace(self, values=v, seed=self.seed + i)._drawn(rng, size, dtype) for i, v in enumerate(MIXED)]
             return np.choose(rng.integers(0, len(MIXED), size), each) if size else each[0]
@@ -253,7 +327,10 @@ class Data:
 
 @dataclass(frozen=True, repr=False)
 class Sample:
-    """One call: inputs (Data, Python numbers, None, or tuples of Data), parameters, and the cotangent's layout."""
+    """One call: inputs (Data, Python numbers, None, or tuples of Data), parameters, and the cotangent's layout.
+
+    Inputs that are made by the same recipe are one and the same array.
+    """
 
     inputs: tuple
     params: dict[str, Any] = field(default_factory=dict)
@@ -267,14 +344,21 @@ class Sample:
 
     def arrays(self, backend: Backend, wide: bool = False) -> tuple:
         """The inputs on a backend; wide: floats as float64."""
-        return self._mapped(lambda d: d.array(backend, wide))
+        made: dict[Data, Array] = {}
+
+        def array(data: Data) -> Array:
+            if data not in made:
+                made[data] = data.array(backend, wide)
+            return made[data]
+
+        return self._mapped(array)
 
     def hosts(self, wide: bool = True) -> tuple:
         """The inputs as NumPy arrays; wide: floats as float64."""
         return self._mapped(Data.wide if wide else Data.numpy)
 
     def with_layout(self, layout: str) -> "Sample":
-        """The same values (as long as layout is not "broadcast") in another layout."""
+        """The same values (as long as layout is not one of REPEATING) in another layout."""
         return replace(self, inputs=self._mapped(lambda d: replace(d, layout=layout)))
 
     def flushed(self, dtypes: frozenset[np.dtype]) -> "Sample":
@@ -285,13 +369,30 @@ class Sample:
             self, inputs=self._mapped(lambda d: replace(d, flushed=True) if as_dtype(d.dtype) in dtypes else d)
         )
 
-    def with_values(self, values: str) -> "Sample":
-        """The same call with other values, except for indices, masks and targets."""
-        return replace(self, inputs=self._mapped(lambda d: replace(d, values=values) if d.values in ORDINARY else d))
+    def with_values(self, values: str, only: str = "") -> "Sample":
+        """The same call with other values in the place of the only ones, or of all but indices, masks and targets."""
+        changed = {only} if only else ORDINARY
+        return replace(self, inputs=self._mapped(lambda d: replace(d, values=values) if d.values in changed else d))
 
-    def with_other_numbers(self) -> "Sample":
+    def with_other_numbers(self, times: int = 1) -> "Sample":
         """A call of the same shapes, indices, masks and targets."""
-        return replace(self, inputs=self._mapped(lambda d: replace(d, seed=d.seed + 50) if d.values in ORDINARY else d))
+        more = 50 * times
+        return replace(
+            self, inputs=self._mapped(lambda d: replace(d, seed=d.seed + more) if d.values in ORDINARY else d)
+        )
+
+    def with_dtype(self, dtype: str, usual: str) -> "Sample":
+        """The same call, with inputs of the usual dtype in another one."""
+        return replace(self, inputs=self._mapped(lambda d: replace(d, dtype=dtype) if d.dtype == usual else d))
+
+    def with_twins(self) -> Iterator["Sample"]:
+        """The same call, each time with one array in two places."""
+        flat = [(path, d) for path, d in tree.items(self.inputs) if isinstance(d, Data)]
+        for (where, first), (path, second) in itertools.combinations(flat, 2):
+            if (first.shape, first.dtype) == (second.shape, second.dtype) and second.values in ORDINARY:
+                # Of positive numbers and others, the positive ones are within both domains.
+                places = (where, second) if first.values == "normal" else (path, first)
+                yield replace(self, inputs=_placed(self.inputs, *places))
 
     def dtypes(self) -> frozenset[np.dtype]:
         """The dtypes of the inputs, and the one that a parameter asks for."""
@@ -310,6 +411,13 @@ class Sample:
         }
 
 
+def _placed(inputs: tuple, path: tuple, data: Data) -> tuple:
+    """The inputs, with data at the path."""
+    found = list(inputs)
+    found[path[0]] = _placed(found[path[0]], path[1:], data) if len(path) > 1 else data
+    return tuple(found)
+
+
 # ---- strategies ----------------------------------------------------------------------------------------------
 
 VIEWS = tuple(LAYOUTS)
@@ -325,7 +433,7 @@ def datas(
 ) -> SearchStrategy[Data]:
     """One array input. Distinct values are not broadcast: that would repeat them."""
     if "distinct" in values:
-        layouts = tuple(layout for layout in layouts if layout != "broadcast")
+        layouts = tuple(layout for layout in layouts if layout not in REPEATING)
     return st.builds(
         Data,
         st.just(shape),

@@ -4,6 +4,7 @@ Each function takes a backend and how many examples to try, and raises CheckFail
 that it cannot do what is asked.
 """
 
+import contextlib
 import json
 import os
 import site
@@ -33,6 +34,7 @@ from polyarr.testing.tolerance import FLOOR, largest
 NEEDED = (bool_, int32, int64, uint32, float32)  # conditions, indices, counts, random bits, and numbers
 THREADS, ROUNDS = 8, 4
 STEPS = 20
+LARGE = (131, 701)  # more than 64 KiB in every dtype
 LOSSES = 1e-5  # by how much losses may differ, relative to NumPy's in float64
 GPT = {
     "vocab_size": 29, "context_length": 17, "emb_dim": 24, "n_heads": 3, "n_layers": 2, "drop_rate": 0.1,
@@ -61,7 +63,7 @@ def primitives() -> list[Op]:
 def check_copies(backend: Backend, examples: int) -> None:
     """What is uploaded comes back bit for bit, and neither copy shares memory with the caller's array."""
     for dtype in (d for d in DTYPES if d in backend.dtypes):
-        for shape in ((), (0,), (1,), (33,), (2, 3, 5)):
+        for shape in ((), (0,), (1,), (33,), (2, 3, 5), LARGE):
             host = Data(shape, dtype.name, "special").numpy()
             given = host.copy()
             x = polyarr.asarray(given, device=backend)
@@ -72,6 +74,84 @@ def check_copies(backend: Backend, examples: int) -> None:
             first[...] = np.ones((), dtype)
             if x.numpy().tobytes() != host.tobytes():
                 raise CheckFailure(f"{backend.name}: a download of {x.spec} shares the array's memory")
+
+
+# Arrays of the host as programs have them, and views of an array on a backend: all of one matrix.
+HOSTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "a transposed host array": lambda a: a.T,
+    "a host array of every second row": lambda a: a[::2],
+    "a host array of every second column": lambda a: a[:, ::2],
+    "a reversed host array": lambda a: a[::-1, ::-1],
+    "a host array in Fortran's order": np.asfortranarray,
+    "a host array that repeats a row": lambda a: np.broadcast_to(a[:1], a.shape),
+    "a host array that begins later": lambda a: a[1:, 3:],
+}
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "the transpose": lambda a: a.T,
+    "every second row": lambda a: a[::2],
+    "the reverse": lambda a: a[::-1, ::-1],
+    "a part": lambda a: a[1:, 3:],
+    "a row": lambda a: a[1],
+    "an element": lambda a: a[1, 2],
+    "an element of a transposed part": lambda a: a[1:].T[2:, 1:2],
+}
+
+
+def check_hosts(backend: Backend, examples: int) -> None:
+    """Host arrays of every layout go up, views of every layout come down; each copy is its owner's alone."""
+    for shape in ((5, 7), LARGE):
+        for dtype in ("float32", "int64", "bool"):
+            host = Data(shape, dtype, seed=1).numpy()
+            for what, view in HOSTS.items():
+                _goes_up(backend, what, view, host)
+            x = polyarr.asarray(host, device=backend)
+            for what, view in VIEWS.items():
+                _comes_down(backend, f"{what} of {x.spec}", view(x), view(host))
+            if x.numpy().tobytes() != host.tobytes():
+                raise CheckFailure(f"{backend.name}: writing to a download of a view of {x.spec} changed the array")
+
+
+def _goes_up(backend: Backend, what: str, view: Callable, host: np.ndarray) -> None:
+    """As it is and read-only; what becomes of the host's memory afterwards does not matter."""
+    own, before = host.copy(), view(host).tobytes()
+    given, fixed = view(own), view(own).view()
+    fixed.flags.writeable = False
+    both = [polyarr.asarray(a, device=backend) for a in (given, fixed)]
+    if given.tobytes() != before:
+        raise CheckFailure(f"{backend.name}: the upload of {what}, {both[0].spec}, changed it")
+    for how, x in zip(("", "read-only, "), both, strict=True):
+        if x.numpy().tobytes() != before:
+            raise CheckFailure(f"{backend.name}: {what}, {x.spec}, {how}comes back as other bytes")
+    own[...] = ~own if own.dtype.kind == "b" else own + 1
+    for how, x in zip(("", "read-only and "), both, strict=True):
+        if x.numpy().tobytes() != before:
+            raise CheckFailure(f"{backend.name}: {what}, {x.spec}, {how}changed after its upload, shares its memory")
+
+
+def _comes_down(backend: Backend, what: str, x: Array, host: np.ndarray) -> None:
+    got = x.numpy()
+    if got.shape != host.shape or got.tobytes() != host.tobytes():
+        raise CheckFailure(f"{backend.name}: {what} comes down as other bytes")
+    if not (got.flags.c_contiguous and got.flags.writeable):
+        raise CheckFailure(f"{backend.name}: {what} comes down in another order than C's, or cannot be written to")
+    got[...] = np.ones((), got.dtype)
+    if x.numpy().tobytes() != host.tobytes():
+        raise CheckFailure(f"{backend.name}: a download of {what} shares the array's memory")
+
+
+def check_synchronize(backend: Backend, examples: int) -> None:
+    """synchronize waits for what was enqueued, and so tells of an index that is out of range."""
+    x = polyarr.asarray([1.0, 2.0, 3.0], device=backend)
+    backend.synchronize()
+    try:
+        found = ops.take(x, polyarr.asarray([0, 3], device=backend))
+        backend.synchronize()
+    except IndexError:
+        backend.synchronize()
+        return
+    with contextlib.suppress(IndexError):
+        found.numpy()  # so that the error does not meet somebody else
+    raise CheckFailure(f"{backend.name}: synchronize returned before an index that is out of range was told of")
 
 
 def check_random_bits(backend: Backend, examples: int) -> None:

@@ -127,6 +127,8 @@ def cross_entropy(counted=counted, share=lambda counts: 1 / counts.sum()):
 
     def forward(logits, targets, *, ignore_index, label_smoothing, reduction):
         counts = counted(targets, ignore_index)
+        if (counts & ((targets < 0) | (targets >= logits.shape[-1]))).any():
+            raise IndexError("cross_entropy: a target is no class")
         logp = logits - logits.max(-1, keepdims=True)
         logp = logp - np.log(np.exp(logp).sum(-1, keepdims=True))
         chosen = np.take_along_axis(logp, np.where(counts, targets, 0)[..., None], -1)[..., 0]
@@ -177,7 +179,8 @@ def attention(visible=visible, scaled=lambda scores, scale: scores * scale, divi
         ds = w * (dw - (dw * w).sum(-1, keepdims=True))
         dmask = None if mask is None or mask.dtype == bool else summed_to(ds, mask.shape)
         dq, dk = scaled(ds, scale) @ k, scaled(ds, scale).swapaxes(-1, -2) @ q
-        return dq, dk, (w * kept).swapaxes(-1, -2) @ g, dmask
+        dv = (w * kept).swapaxes(-1, -2) @ g
+        return summed_to(dq, q.shape), summed_to(dk, k.shape), summed_to(dv, v.shape), dmask
 
     return fused(forward, backward)
 

@@ -8,6 +8,8 @@ numbers for rounding, 0 for abs and relu, ties for maxima and orders, the ends o
 from polyarr.core.op import Op
 from polyarr.testing.samples import elementwise, indexing, moving, products, reducing
 from polyarr.testing.samples.entry import Cases, Entry
+from polyarr.testing.samples.large import large
+from polyarr.testing.samples.numbers import numbers, takes_numbers
 from polyarr.testing.strategies import remembered
 
 SAMPLES: dict[Op, Entry] = {}
@@ -16,4 +18,4 @@ for _family in (elementwise, moving, indexing, reducing, products):
         _smooth = _entry.smooth and remembered(_entry.smooth)
         SAMPLES[_op] = _entry._replace(cases=remembered(_entry.cases), smooth=_smooth)
 
-__all__ = ["SAMPLES", "Cases", "Entry"]
+__all__ = ["SAMPLES", "Cases", "Entry", "large", "numbers", "takes_numbers"]

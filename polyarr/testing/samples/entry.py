@@ -34,6 +34,11 @@ class Entry(NamedTuple):
     wide: bool = True
     special: str = "mixed"
 
+    @property
+    def usual(self) -> str:
+        """The dtype that most checks of the op use."""
+        return "float32" if "float32" in self.dtypes else self.dtypes[-1]
+
 
 def dtypes(kind: str) -> tuple[str, ...]:
     """The names of the dtypes of a kind (a key of KINDS)."""

@@ -183,7 +183,14 @@ for _op, _fn in ((ops.tril, np.tril), (ops.triu, np.triu)):
     _moving(_op, MATRICES, fixed(k=st.sampled_from((0, 1, -1, 3, -40))), lambda x, *, k, fn=_fn: fn(x, k))
 
 SAMPLES[ops.slice_update] = Entry(_updates(ANY), _updates(("normal",)), ref.window_update, "exact", dtypes("any"), True)
-_joined = [((2, 3), (1, 3), (4, 3)), ((31,), (33,), (1,)), ((0, 2), (3, 2)), ((5, 32),), ((1, 2, 3), (2, 2, 3))]
+_joined = [
+    ((2, 3), (1, 3), (4, 3)),
+    ((31,), (33,), (1,)),
+    ((0, 2), (3, 2)),
+    ((5, 32),),
+    ((2, 33), (2, 33)),
+    ((1, 2, 3), (2, 2, 3)),
+]
 SAMPLES[ops.concat] = Entry(
     lists(_joined, st.just({"axis": 0})),
     lists(_joined, st.just({"axis": 0}), ("normal",)),

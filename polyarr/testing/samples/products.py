@@ -33,7 +33,7 @@ PRODUCTS = (
     ((2, 33), (33, 4)), ((2, 3), (3, 4)), ((1, 1), (1, 1)), ((1, 33), (33, 1)), ((31, 32), (32, 33)),
     ((33, 1), (1, 31)), ((65, 17), (17, 70)), ((3, 0), (0, 2)),
     ((0, 3), (3, 2)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (3, 4, 2)),
-    ((4, 5), (3, 5, 2)), ((1, 130), (130, 9)), ((130, 5), (5, 1)),
+    ((33, 33), (33, 33)), ((4, 5), (3, 5, 2)), ((1, 130), (130, 9)), ((130, 5), (5, 1)),
 )  # fmt: skip
 VECTORS = ((((3,), (3,))), ((33,), (33, 2)), ((2, 31), (31,)), ((2, 3, 4), (4,)), ((4,), (2, 4, 3)), ((1,), (1,)))
 
@@ -67,10 +67,10 @@ _product(
     (((3,), (3,)), ((2, 33), (33,)), ((5, 1, 4), (3, 4)), ((2, 0), (2, 0))),
     lambda x, y, *, axis: np.sum(x * y, axis=axis, dtype=x.dtype),
 )
-_product(ops.outer, (((3,), (4,)), ((1,), (33,)), ((0,), (2,))), np.outer)
+_product(ops.outer, (((3,), (4,)), ((33,), (33,)), ((1,), (33,)), ((0,), (2,))), np.outer)
 _product(
     ops.tensordot,
-    (((2, 3, 4), (3, 4, 5)), ((1, 5, 3), (5, 3, 33))),
+    (((2, 3, 4), (3, 4, 5)), ((1, 5, 3), (5, 3, 33)), ((3, 3, 3), (3, 3, 3))),
     lambda x, y, *, axes: np.tensordot(x, y, axes),
     st.sampled_from((2, ((1, 2), (0, 1)), ((-1, 1), (1, 0)))).map(lambda a: {"axes": a}),
 )
@@ -151,7 +151,7 @@ SAMPLES[ops.gelu] = Entry(
 
 LAYERS = (
     ((2, 3), 33, 5), ((2,), 3, 4), ((), 5, 1), ((1,), 1, 33), ((31,), 33, 32), ((2, 3), 4, 5), ((0,), 3, 2),
-    ((65,), 17, 70), ((4,), 130, 9),
+    ((33,), 33, 33), ((65,), 17, 70), ((4,), 130, 9),
 )  # fmt: skip
 
 
@@ -239,8 +239,10 @@ ATTENTIONS = (
 
 def _attention(sizes: Sequence[tuple]) -> Cases:
     def drawn(dtype: str, lead: tuple, t: int, s: int, d: int, e: int) -> SearchStrategy:
-        shape = st.sampled_from(((t, s), (*lead, t, s), (1, s)))
-        mask = shape.flatmap(remembered(lambda m: st.one_of(datas(m, "bool", ("mask",)), datas(m, dtype))))
+        ones = (*(1 for _ in lead), 1)
+        shape = st.sampled_from(((t, s), (*lead, t, s), (1, s), (s,), (t, 1), (*ones, s), (*lead, t, 1), ()))
+        added = ("normal", "hidden")
+        mask = shape.flatmap(remembered(lambda m: st.one_of(datas(m, "bool", ("mask",)), datas(m, dtype, added))))
         params = st.fixed_dictionaries(
             {
                 "causal": st.sampled_from((True, False)),

@@ -110,7 +110,7 @@ for _op, _axes in ((ops.sum, {"axis": None}), (ops.mean, {"axis": None}), (ops.c
         )
     )
 
-_norms = [((3,), (), (2, 33)), ((1,),), ((0,), (5, 31)), ((1000,), (3, 3))]
+_norms = [((3,), (), (2, 33)), ((3,), (3,)), ((1,),), ((0,), (5, 31)), ((1000,), (3, 3))]
 SAMPLES[ops.global_norm] = Entry(
     lists(_norms, st.just({}), ("normal", "wide")),
     lists(_norms, st.just({}), ("away",)),

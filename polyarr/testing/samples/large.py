@@ -1,0 +1,324 @@
+"""Large calls: one op after the other past the sizes at which kernels change their ways.
+
+More than 65,536 elements, rows past 1,024, more than 128 rows, six axes, products of about 130 with every remainder,
+17 batches, heads of 64 and 128, 260 positions, 65 tensors in a step, 300,000 random numbers. What is not about size is
+that of the simplest call that the op's entry draws, from which these are made.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from polyarr import ops
+from polyarr.core.op import OPS, Op
+from polyarr.testing.strategies import Data, Sample
+
+ROWS = (131, 1031)  # 135,061 elements in rows past 1,024, neither a multiple of anything
+LINE = (70001,)
+AXES = (3, 2, 5, 1, 4, 3)
+TENSORS = 65
+Grown = Callable[[Sample], Iterator[Sample]]
+LARGE: dict[Op, Grown] = {}
+
+
+def large(op: Op, template: Sample) -> list[Sample]:
+    """The large calls of an op, each like the template in all but its size."""
+    return list(LARGE[op](template))
+
+
+def _with(template: Sample, *shapes: tuple, layout: str = "plain", **params: Any) -> Sample:
+    """The template, its arrays in these shapes (the last one for all that follow) and with these parameters."""
+    left = list(shapes)
+    inputs = template._mapped(lambda d: replace(d, shape=left.pop(0) if left else shapes[-1], layout=layout))
+    return replace(template, inputs=inputs, params={**template.params, **params})
+
+
+def _elementwise(template: Sample) -> Iterator[Sample]:
+    yield _with(template, ROWS)
+    yield _with(template, AXES, layout="transposed")
+    if len(template.specs()) > 1:
+        yield _with(template, ROWS, ROWS[1:])
+        yield _with(template, (*AXES[:3], 1, 1, 1), (1, 1, *AXES[2:]))
+
+
+def _only(*choices: tuple[tuple[tuple, ...], dict[str, Any]]) -> Grown:
+    """These shapes and parameters."""
+
+    def grown(template: Sample) -> Iterator[Sample]:
+        for shapes, params in choices:
+            yield _with(template, *shapes, **params)
+
+    return grown
+
+
+def _reduced(axes: tuple, *, several: bool = True) -> Grown:
+    """ROWS along each of the axes, and six axes along some of them."""
+
+    def grown(template: Sample) -> Iterator[Sample]:
+        for axis in axes:
+            yield _with(template, ROWS, axis=axis)
+        yield _with(template, AXES, layout="transposed", axis=(0, 2, 5) if several else 2)
+
+    return grown
+
+
+def _of_one_element(values: str) -> Grown:
+    """Along each axis, with the one element that decides at the very end."""
+
+    def grown(template: Sample) -> Iterator[Sample]:
+        decided = replace(template, inputs=template._mapped(lambda d: replace(d, values=values)))
+        for axis in (None, 0, 1):
+            yield _with(decided, ROWS, axis=axis)
+
+    return grown
+
+
+def _along_axis(template: Sample) -> Iterator[Sample]:
+    for axis in (0, 1):
+        yield _with(template, ROWS, axis=axis)
+    yield _with(template, LINE, axis=0)
+    yield _with(template, AXES, layout="transposed", axis=2)
+
+
+def _as(made: Callable[[Callable], Iterator[Sample]]) -> Grown:
+    """Calls written out: made gets a function that makes arrays in the template's dtype."""
+
+    def grown(template: Sample) -> Iterator[Sample]:
+        dtype = next(d for d in _datas(template) if d.is_floating).dtype
+        yield from made(lambda shape, seed, values="normal", layout="plain": Data(shape, dtype, values, layout, seed))
+
+    return grown
+
+
+def _datas(template: Sample) -> list[Data]:
+    found: list[Data] = []
+    template._mapped(found.append)
+    return found
+
+
+# ---- elementwise, reductions, order --------------------------------------------------------------------------------
+
+for _op in OPS:  # what is not elementwise has a line below
+    LARGE[_op] = _elementwise
+for _op in (ops.sum, ops.mean, ops.max, ops.min, ops.logsumexp, ops.var, ops.std):
+    LARGE[_op] = _reduced((None, 0, 1))
+LARGE[ops.prod] = _reduced((0, 1))  # that of all elements is 0 or infinite
+for _op in (ops.argmax, ops.argmin):
+    LARGE[_op] = _reduced((None, 0, 1), several=False)
+LARGE[ops.any], LARGE[ops.all] = _of_one_element("one true"), _of_one_element("one false")
+for _op in (ops.cumulative_sum, ops.argsort, ops.sort, ops.softmax, ops.log_softmax):
+    LARGE[_op] = _along_axis
+LARGE[ops.topk] = _only(
+    ((ROWS,), {"axis": 1, "k": 5}), ((ROWS,), {"axis": 0, "k": 131}), ((LINE,), {"axis": 0, "k": 1100})
+)
+
+# ---- making and moving ---------------------------------------------------------------------------------------------
+
+_SIX = (AXES,)
+LARGE |= {
+    ops.full: _only(((), {"shape": ROWS}), ((), {"shape": AXES})),
+    ops.arange: _only(((), {"size": LINE[0]})),
+    ops.random_bits: _only(((), {"shape": (300_001,)}), ((), {"shape": ROWS})),
+    ops.reshape: _only(((ROWS,), {"shape": (1031, 131)}), (_SIX, {"shape": (4, 9, 10)})),
+    ops.permute_dims: _only(((ROWS,), {"axes": (1, 0)}), (_SIX, {"axes": (5, 2, 0, 4, 1, 3)})),
+    ops.broadcast_to: _only(((ROWS[1:],), {"shape": ROWS}), (((1, 2, 1, 1, 4, 3),), {"shape": AXES})),
+    ops.slice: _only(
+        ((ROWS,), {"starts": (130, 1), "steps": (-1, 2), "shape": (131, 515)}),
+        (_SIX, {"starts": (2, 0, 1, 0, 3, 0), "steps": (-1, 1, 2, 1, -2, 1), "shape": (3, 2, 2, 1, 2, 3)}),
+    ),
+    ops.slice_update: _only(
+        ((ROWS, (131, 515)), {"starts": (130, 1), "steps": (-1, 2)}),
+        ((AXES, (3, 2, 2, 1, 2, 3)), {"starts": (2, 0, 1, 0, 3, 0), "steps": (-1, 1, 2, 1, -2, 1)}),
+    ),
+    ops.expand_dims: _only(((ROWS,), {"axis": 1}), (_SIX, {"axis": 6})),
+    ops.squeeze: _only((((131, 1, 1031),), {"axis": 1}), (_SIX, {"axis": 3})),
+    ops.matrix_transpose: _only(((ROWS,), {}), (_SIX, {})),
+    ops.moveaxis: _only(
+        ((ROWS,), {"source": (0,), "destination": (1,)}), (_SIX, {"source": (0, 4), "destination": (5, 1)})
+    ),
+    ops.flip: _only(((ROWS,), {"axis": 1}), (_SIX, {"axis": (0, 2, 5)})),
+    ops.unstack: _only(((ROWS,), {"axis": 0}), (_SIX, {"axis": 4})),
+    ops.split: _only(
+        (((1031, 131),), {"indices_or_sections": (1, 1025), "axis": 0}), (_SIX, {"indices_or_sections": 2, "axis": 4})
+    ),
+    ops.pad: _only(((ROWS,), {"pad_width": (1, 2)}), (_SIX, {"pad_width": (1, 0)})),
+    ops.roll: _only(
+        ((ROWS,), {"axis": 1, "shift": 1030}),
+        ((LINE,), {"axis": None, "shift": -66000}),
+        (_SIX, {"axis": 2, "shift": 3}),
+    ),
+    ops.tile: _only(((ROWS[1:],), {"repetitions": (131, 1)}), (_SIX, {"repetitions": (2, 1, 1, 1, 1, 1)})),
+    ops.repeat: _only(((ROWS[1:],), {"repeats": 67, "axis": 0}), (_SIX, {"repeats": 2, "axis": 4})),
+    ops.tril: _only(((ROWS,), {"k": 900}), (_SIX, {"k": 1})),
+    ops.triu: _only(((ROWS,), {"k": 900}), (_SIX, {"k": 1})),
+}
+
+
+@_as
+def _lists(data: Callable) -> Iterator[Sample]:
+    yield Sample((tuple(data((1 + i % 3, 5), i) for i in range(TENSORS)),), {"axis": 0})
+    yield Sample((tuple(data(ROWS, i, layout="transposed") for i in range(2)),), {"axis": 1})
+    yield Sample((tuple(data(AXES, i) for i in range(3)),), {"axis": 4})
+
+
+@_as
+def _stacks(data: Callable) -> Iterator[Sample]:
+    yield Sample((tuple(data((2, 5), i) for i in range(TENSORS)),), {"axis": 0})
+    yield Sample((tuple(data(ROWS, i, layout="transposed") for i in range(2)),), {"axis": -1})
+
+
+LARGE[ops.concat], LARGE[ops.stack] = _lists, _stacks
+
+# ---- indices -------------------------------------------------------------------------------------------------------
+
+
+def _indexed(*, updates: bool = False, shuffled: bool = False) -> Grown:
+    """A long axis, many indices into a short one, and rows past 1,024."""
+
+    @_as
+    def grown(data: Callable) -> Iterator[Sample]:
+        for shape, axis, count in (((*LINE, 2), 0, 1031), ((33, 3), 0, 30011), (ROWS, 1, 67), (ROWS, 0, 140)):
+            window = (*shape[:axis], count, *shape[axis + 1 :])
+            fits = shuffled and count <= shape[axis]
+            at = Data((count,), "int64", "unique" if fits else "index", seed=5, limit=shape[axis])
+            if fits or not shuffled:
+                more = (data(window, 7),) if updates else ()
+                yield Sample((data(shape, 6), at, *more), {"axis": axis})
+
+    return grown
+
+
+def _indexed_along(*, updates: bool) -> Grown:
+    @_as
+    def grown(data: Callable) -> Iterator[Sample]:
+        for shape, axis in ((ROWS, 0), (ROWS, 1), ((2, 3, 2, 4, 3), 3)):
+            at = Data(shape, "int64", "below", seed=5, limit=shape[axis])
+            yield Sample((data(shape, 6), at, *((data(shape, 7),) if updates else ())), {"axis": axis})
+
+    return grown
+
+
+@_as
+def _embedded(data: Callable) -> Iterator[Sample]:
+    for table, count in (((LINE[0], 3), (70,)), ((140, 1031), (2, 67)), ((33, 4), (30011,))):
+        yield Sample((data(table, 6), Data(count, "int64", "below", seed=5, limit=table[0])))
+
+
+LARGE |= {
+    ops.take: _indexed(),
+    ops.scatter: _indexed(updates=True, shuffled=True),
+    ops.scatter_add: _indexed(updates=True),
+    ops.take_along_axis: _indexed_along(updates=False),
+    ops.scatter_add_along_axis: _indexed_along(updates=True),
+    ops.embedding: _embedded,
+}
+
+# ---- products ------------------------------------------------------------------------------------------------------
+
+REMAINDERS = 16  # of the sizes of tiles that are to be met: each of m, n and k has every one
+SIZES = [(128 + i, 128 + (5 * i + 3) % 16, 128 + (11 * i + 7) % 16) for i in range(REMAINDERS)]
+BATCHES = (
+    ((17, 5, 7), (17, 7, 9)), ((17, 33, 9), (9, 5)), ((2, 3, 5, 7), (2, 3, 7, 4)), ((2, 1, 3, 5, 7), (4, 1, 7, 3)),
+)  # fmt: skip
+DEEP = (((2, *LINE), (*LINE, 3)), ((1031, 3), (3, 131)), ((1, 1031), (1031, 131)))
+
+
+@_as
+def _matrices(data: Callable) -> Iterator[Sample]:
+    pairs = [*(((m, k), (k, n)) for m, n, k in SIZES), *BATCHES, *DEEP]
+    for i, (x, y) in enumerate(pairs):
+        yield Sample((data(x, i), data(y, i + 1, layout="transposed" if i % 2 else "plain")))
+
+
+def _linear(template: Sample) -> Iterator[Sample]:
+    activation = template.params["activation"]
+    sizes = [((m,), k, n) for m, n, k in SIZES[::3]]
+    for i, (lead, k, n) in enumerate((*sizes, ((17, 2, 3), 33, 70), ((1031,), 5, 131), ((2,), 1031, 131))):
+        dtype = _datas(template)[0].dtype
+        inputs = ((*lead, k), (n, k), (n,))
+        datas = (Data(shape, dtype, seed=i + j) for j, shape in enumerate(inputs))
+        yield Sample(tuple(datas), {"activation": activation if i else "gelu"})
+
+
+LARGE |= {
+    ops.matrix_product: _matrices,
+    ops.matmul: _matrices,
+    ops.vecdot: _only(((ROWS, ROWS), {}), ((LINE, LINE), {})),
+    ops.outer: _only((((257,), (301,)), {})),
+    ops.tensordot: _only(
+        (((131, 17, 8), (17, 8, 130)), {"axes": 2}), (((3, 2, 5, 4, 2), (5, 4, 2, 1, 3)), {"axes": 3})
+    ),
+    ops.linear: _linear,
+}
+
+# ---- neural networks -----------------------------------------------------------------------------------------------
+
+
+@_as
+def _norms(data: Callable) -> Iterator[Sample]:
+    for shape in (ROWS, (2, *LINE), (1031, 3), (17, 2, 3, 33)):
+        yield Sample((data(shape, 1), data(shape[-1:], 2), data(shape[-1:], 3)), {"eps": 0.1})
+
+
+def _first_weight(template: Sample) -> Iterator[Sample]:
+    for sample in _norms(template):
+        yield replace(sample, inputs=sample.inputs[:2])
+
+
+@_as
+def _losses(data: Callable) -> Iterator[Sample]:
+    params = {"ignore_index": -100, "label_smoothing": 0.1}
+    for lead, classes, reduction in (((131,), 1031, "mean"), ((40009,), 2, "sum"), ((2, 67), 260, "none")):
+        targets = Data(lead, "int64", "targets", seed=3, limit=classes)
+        yield Sample((data((*lead, classes), 1), targets), {**params, "reduction": reduction})
+
+
+# leading axes of queries, of keys, queries, keys, head size, value size, the mask's shape and values
+ATTENTIONS = (
+    ((2,), (2,), 260, 260, 64, 64, None, ""), ((3,), (3,), 131, 131, 128, 128, None, ""),
+    ((17,), (17,), 5, 7, 8, 8, (5, 7), "mask"), ((2, 4), (2, 1), 33, 35, 16, 16, (2, 1, 33, 35), "mask"),
+    ((3,), (1,), 1, 260, 64, 33, (260,), "mask"), ((2, 2, 3, 2), (2, 2, 3, 2), 5, 5, 4, 4, (3, 1, 1, 5), "normal"),
+    ((2,), (2,), 33, 9, 8, 8, (33, 1), "hidden"), ((2,), (2,), 9, 9, 8, 8, (), "normal"),
+    ((2, 3), (2, 3), 9, 33, 8, 8, (2, 1, 1, 33), "hidden"), ((), (), 1031, 70, 8, 8, (1, 1), "normal"),
+)  # fmt: skip
+
+
+@_as
+def _attention(data: Callable) -> Iterator[Sample]:
+    for i, (lead, shared, t, s, d, e, mask, values) in enumerate(ATTENTIONS):
+        hidden = values == "mask"
+        seen = mask if mask is None else Data(mask, "bool", values) if hidden else data(mask, 4, values)
+        arrays = (data((*lead, t, d), 1), data((*shared, s, d), 2), data((*shared, s, e), 3))
+        params = {"causal": i % 2 == 0, "scale": None, "dropout_rate": 0.25 if i in (1, 3) else 0.0}
+        yield Sample((*arrays, seen, 7, 3), params)
+
+
+LARGE |= {
+    ops.layer_norm: _norms,
+    ops.rms_norm: _first_weight,
+    ops.cross_entropy: _losses,
+    ops.attention: _attention,
+    ops.dropout: _only((((601, 503),), {"rate": 0.1}), ((AXES,), {"rate": 0.5})),
+}
+
+# ---- optimiser steps -----------------------------------------------------------------------------------------------
+
+
+def _steps(template: Sample) -> Iterator[Sample]:
+    """65 tensors, each with a decay of its own; a large one beside a small one; many steps on."""
+    values = [group[0].values for group in template.inputs if isinstance(group, tuple)]
+    rest = template.inputs[len(values) :]
+    late = tuple(1000 if type(a) is int else a for a in rest)
+    for numbers, shapes in ((rest, [(1 + i % 7, 3) for i in range(TENSORS)]), (late, [ROWS, (), (5,)])):
+        lists = (tuple(Data(s, values=v, seed=100 * j + i) for i, s in enumerate(shapes)) for j, v in enumerate(values))
+        decays = tuple(0.01 * i for i in range(len(shapes)))
+        yield replace(template, inputs=(*lists, *numbers), params={**template.params, "weight_decay": decays})
+
+
+@_as
+def _many(data: Callable) -> Iterator[Sample]:
+    yield Sample((tuple(data((1 + i % 7, 3), i) for i in range(TENSORS)),))
+    yield Sample(((data(ROWS, 1, layout="transposed"), data((), 2)),))
+
+
+LARGE |= {ops.sgd: _steps, ops.adamw: _steps, ops.global_norm: _many}

@@ -1,0 +1,142 @@
+"""What a backend may not remember: checks of one op, as those of checks.py, that call it more than once.
+
+A result must outlive the calls after it, a cache must know all that a program depends on, and what one thread computes
+is no other's business.
+"""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from polyarr import ops
+from polyarr.core.backend import Backend
+from polyarr.core.op import Op
+from polyarr.plugins import use_backend
+from polyarr.testing.checks import check, hold, meets_unordered, place_of, pulled
+from polyarr.testing.compare import CheckFailure, Lacking, bits
+from polyarr.testing.samples import SAMPLES
+from polyarr.testing.strategies import Sample
+
+LATER = 20  # calls after which a result must be what it was
+THREADS, TURNS = 4, 2
+CHOICES = {  # of parameters, what else they may be
+    "approximate": ("none", "tanh"), "reduction": ("mean", "sum", "none"),
+    "activation": (None, "relu", "silu", "gelu", "gelu_tanh"), "axis": (None, 0, 1, -1), "scale": (None, 0.3),
+    "axes": (None, (1, 0), 1), "dtype": ("bfloat16", "float64", "int32"),
+}  # fmt: skip
+
+
+@check
+def check_lasting(op: Op, backend: Backend, sample: Sample) -> None:
+    """A result and its gradients are the same after 20 more calls of the same shape."""
+
+    def call(of: Sample) -> tuple:
+        args = of.arrays(backend)
+        return op(*args, **of.params), pulled(op, args, of)
+
+    first = call(sample)
+    before = bits(first)
+    for i in range(LATER):
+        call(sample.with_other_numbers(i + 1))
+    for path, found in bits(first).items():
+        if found != before[path]:
+            what = "the result" if path[0] == 0 else f"d/d{path[1]}"
+            raise CheckFailure(f"{place_of(op, backend)}: {what} is another one after {LATER} more calls")
+
+
+@check
+def check_caches(op: Op, backend: Backend, sample: Sample) -> None:
+    """Calls of one shape that differ in a parameter, a number, a dtype or strides do not take each other's place."""
+    for other in _variants(op, backend, sample):
+        hold(op, backend, replace(other, g="transposed"))
+    hold(op, backend, sample)
+
+
+def _variants(op: Op, backend: Backend, sample: Sample) -> Iterator[Sample]:
+    """Calls with the shapes of the sample, each different from it in one respect."""
+    found = [sample, *_other_params(sample), *_other_numbers(op, sample)]
+    found += _other_dtypes(op, sample)
+    found += [sample.with_layout(layout) for layout in ("transposed", "offset")]
+    for other in found:
+        if other.dtypes() <= backend.dtypes and _is_valid(op, other):
+            yield other
+
+
+def _is_valid(op: Op, sample: Sample) -> bool:
+    try:
+        op(*sample.specs(), **sample.params)
+    except (TypeError, ValueError, IndexError):  # polyarr's own are among them
+        return False
+    return True
+
+
+def _other_dtypes(op: Op, sample: Sample) -> Iterator[Sample]:
+    """The call in a wider dtype, in a narrower one, and in integers."""
+    usual, known = SAMPLES[op].usual, SAMPLES[op].dtypes
+    wide = {"float64", "int32"} - ({"int32"} if op is ops.pow else set())  # negative powers are undefined
+    yield from (sample.with_dtype(d, usual) for d in known if d in wide - {usual})
+    if "float16" in known:  # which does not tell 100 from 100.01
+        yield sample.with_values("normal", only="offset").with_dtype("float16", usual)
+
+
+def _other_params(sample: Sample) -> Iterator[Sample]:
+    for name, value in sample.params.items():
+        for other in CHOICES.get(name, _others(value)):
+            if other != value:
+                yield replace(sample, params={**sample.params, name: other})
+
+
+def _others(value: Any) -> tuple:
+    """Values like this one."""
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, tuple) and value and all(isinstance(v, float) for v in value):
+        return (tuple(v / 2 + 0.125 + i / 8 for i, v in enumerate(value)),)
+    if isinstance(value, float):
+        return (value / 2 + 0.125,)
+    return (value + 1,) if isinstance(value, int) else ()
+
+
+def _other_numbers(op: Op, sample: Sample) -> Iterator[Sample]:
+    """Other Python numbers in the place of those that there are; and, beside an array, one and then another."""
+    for i, value in enumerate(sample.inputs):
+        for other in _others(value):
+            yield replace(sample, inputs=(*sample.inputs[:i], other, *sample.inputs[i + 1 :]))
+    if op.inputs == ("x", "y") and op.promoted and op not in (ops.matrix_product, ops.matmul):
+        for number in (2, 1):
+            yield replace(sample, inputs=(sample.inputs[0], number))
+
+
+@check
+def check_threads(op: Op, backend: Backend, sample: Sample) -> None:
+    """What other threads compute at the same time makes no difference."""
+    if backend.unordered and meets_unordered(op, backend, sample):
+        raise Lacking(f"{backend.name} says that what {op.name} needs adds in no fixed order")
+    each = [sample.with_other_numbers(i) for i in range(THREADS)]
+
+    def work(mine: Sample) -> dict[tuple, bytes]:
+        with use_backend(backend):
+            args = mine.arrays(backend)
+            return bits((op(*args, **mine.params), pulled(op, args, mine)))
+
+    alone = [work(mine) for mine in each]
+    with _taking_turns_quickly(), ThreadPoolExecutor(THREADS) as pool:
+        together = list(pool.map(work, each * TURNS))
+    for i, found in enumerate(together):
+        for path, value in alone[i % THREADS].items():
+            if found[path] != value:
+                what = "the result" if path[0] == 0 else f"d/d{path[1]}"
+                raise CheckFailure(f"{place_of(op, backend)}: {what} has other bits while other threads compute")
+
+
+@contextmanager
+def _taking_turns_quickly() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
