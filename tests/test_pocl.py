@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,6 +95,27 @@ def test_vectors_reach_the_built_in_functions(backend):
     assert done.returncode == 0, done.stderr
     fitting = next(p for p in pocl.PROCESSORS if p.features <= pocl.features_of_processor())
     assert done.stdout.split() == [fitting.name, str(fitting.floats)]
+
+
+@on_opencl
+@pytest.mark.parametrize("kept", [None, b"", b"3", b"16\n", b"nonsense"])
+def test_the_compiler_is_asked_once_for_a_target(backend, monkeypatch, kept):
+    """An earlier process's answer serves, if it is one; a compiler that compiled nothing is asked again."""
+    entries, asked, device = {}, [], devices.select().cl_device
+    store = SimpleNamespace(load=entries.get, save=entries.__setitem__)
+    monkeypatch.setattr(pocl, "store_of", lambda identity: store)
+    answers = {"znver3": 8, "skylake-avx512": 16, "generic": 0}
+    monkeypatch.setattr(pocl, "_ask", lambda device, target: asked.append(target) or answers[target])
+    for _ in range(2):
+        for target, floats in answers.items():
+            pocl._answer.cache_clear()  # as in the next process
+            assert pocl._answer(device, target) == floats
+    assert asked == ["znver3", "skylake-avx512", "generic", "generic"]
+    if kept is not None:
+        entries.update(dict.fromkeys(entries, kept))
+        pocl._answer.cache_clear()
+        assert pocl._answer(device, "znver3") == 8
+    pocl._answer.cache_clear()
 
 
 @on_opencl

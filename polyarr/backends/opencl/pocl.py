@@ -10,6 +10,7 @@ features. See docs/decisions/0002-pocl-on-new-processors.md.
 """
 
 import ctypes
+import hashlib
 import itertools
 import re
 import sys
@@ -20,10 +21,12 @@ from typing import NamedTuple
 
 import pyopencl as cl
 
+from polyarr.backends.opencl.caches import store_of
 from polyarr.backends.opencl.quirks import POCL
 
 RECORD_BYTES = 1024  # the names lie in the first part of PoCL's device record
 UNKNOWN = 1  # floats in a register, where the compiler does not say
+ANSWERS = {str(floats).encode(): floats for floats in (UNKNOWN, 4, 8, 16)}
 
 
 class Processor(NamedTuple):
@@ -89,10 +92,24 @@ def target_of(device: cl.Device) -> str:
 
 def compiled_floats(device: cl.Device) -> int:
     """How many floats a register holds for which the compiler compiles; UNKNOWN, or 0 if it compiles nothing."""
-    return _ask(device, target_of(device))
+    return _answer(device, target_of(device))
 
 
 @lru_cache
+def _answer(device: cl.Device, target: str) -> int:
+    """The compiler's answer for this target: from an earlier process, because asking takes half a second."""
+    driver = f"{device.platform.name} {device.driver_version} {device.version}"
+    name = hashlib.sha256(f"{driver} {target}{QUESTION}".encode()).hexdigest()
+    store = store_of("what compilers were asked")
+    known = store.load(name)
+    if known in ANSWERS:
+        return ANSWERS[known]
+    floats = _ask(device, target)
+    if floats:  # what is wrong with a compiler may be mended
+        store.save(name, str(floats).encode())
+    return floats
+
+
 def _ask(device: cl.Device, target: str) -> int:
     try:
         with warnings.catch_warnings():
