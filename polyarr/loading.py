@@ -301,7 +301,8 @@ def patience(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        timer.join()
+        if timer.ident:
+            timer.join()
 
 
 def _say(text: str) -> None:
