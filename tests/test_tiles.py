@@ -181,6 +181,28 @@ def test_a_gpu_entry_that_no_kernel_could_take_is_passed_over(home):
     assert not tuning.GpuMatmul(32, 32, 8, ITEM_M=64, ITEM_N=4, LANES_N=8, RASTER=8).fits(features, 4)
 
 
+def test_who_reads_while_others_write_finds_a_whole_file(home):
+    """As processes do, which share no lock."""
+    many = {f"processor {i}": {"4 bytes": [ENTRY] * 10} for i in range(20)}
+    tuning._write(many)
+    stop, found = threading.Event(), []
+
+    def write() -> None:
+        while not stop.is_set():
+            tuning._write(many)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        found = [tuning.read_user_file() for _ in range(40)]
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert found == [many] * 40 and [file.name for file in home.file.parent.iterdir()] == ["tuned.json"]
+
+
 def test_a_folder_that_cannot_be_written_does_no_harm(home):
     home.file.parent.parent.mkdir(parents=True)
     home.file.parent.write_text("a file where a folder should be")
