@@ -20,7 +20,7 @@ from polyarr.cli import main
 from polyarr.testing import CheckFailure
 from polyarr.testing.cases import KINDS, WHOLE, cases, columns
 from polyarr.testing.page import SYMBOLS, render
-from polyarr.testing.report import OUTCOMES, grouped
+from polyarr.testing.report import OUTCOMES, Result, grouped, verdict
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = json.loads((ROOT / "polyarr" / "testing" / "report.schema.json").read_text())
@@ -56,6 +56,7 @@ def polyarr_backends(register):
     register("empty", like("empty", kernels={}))
     register("bare", like("bare", dtypes=frozenset()))
     register("broken", broken)
+    register("garbled", like("garbled", upload=lambda host: host[..., ::-1].copy() if host.ndim else host.copy()))
 """
 
 
@@ -146,17 +147,20 @@ class Page(html.parser.HTMLParser):
 # ---- what a run finds and writes -------------------------------------------------------------------------------
 
 
-def test_a_backend_that_is_right_passes(kit, tmp_path):
-    """The report says so, and the page shows it; both are complete and hold nothing that could be executed."""
+def test_a_backend_that_is_right_holds(kit, tmp_path):
+    """The report says so, and that cases were left out, and the page shows it; neither holds what could be executed."""
     page, junit = tmp_path / "report.html", tmp_path / "junit.xml"
     found, report = kit("good", "exp or complete", f"--polyarr-html={page}", f"--junitxml={junit}", "-W", "error")
     assert found.returncode == 0, found.stdout
     assert '<property name="polyarr_check" value="forward" />' in junit.read_text()
-    assert re.search(r"^polyarr conformance: good on a <toy>: level gpt passed \(\d+ of", found.stdout, re.MULTILINE)
+    assert re.search(
+        r"^polyarr conformance: good on a <toy>: level gpt incomplete \(\d+ of", found.stdout, re.MULTILINE
+    )
     assert re.search(r"^ +skipped +\d: good brings no pair for \.\.\.: its body runs$", found.stdout, re.MULTILINE)
     jsonschema.validate(report, SCHEMA)
     backend = report["backends"][0]
-    assert (backend["distribution"], backend["verdict"], report["verdict"]) == ("polyarr-toys 0.3", "passed", "passed")
+    assert backend["distribution"] == "polyarr-toys 0.3"
+    assert backend["verdict"] == report["verdict"] == "incomplete"  # -k left cases out: that is not to conform
     selected = {c.name for c in cases() if "exp" in c.name or "complete" in c.name}
     assert outcomes(report, "good").keys() == selected and len(cases()) == report["cases"]
     assert not backend["complete"] and set(outcomes(report, "good").values()) == {"passed", "skipped"}
@@ -212,7 +216,7 @@ def test_several_processes_find_the_same(kit, tmp_path):
     for jobs in ((), ("-n", "2")):
         found, report = kit("wrong,bare", selected, f"--polyarr-known-failures={known}", *jobs)
         assert found.returncode == 1, found.stdout
-        assert "wrong on the host's CPU, NumPy: level gpt passed" in found.stdout
+        assert "wrong on the host's CPU, NumPy: level gpt incomplete" in found.stdout
         assert "bare on the host's CPU, NumPy: no case passed: nothing was checked" in found.stdout
         assert outcomes(report, "wrong") == {"forward-exp": "known failure", "forward-expm1": "passed"}
         assert set(outcomes(report, "bare").values()) == {"skipped"}
@@ -233,6 +237,44 @@ def test_a_kernel_that_ends_its_process_fails(kit):
     assert re.search("crashed while running", report["backends"][0]["results"][0]["reason"])
 
 
+def test_a_process_that_ends_leaves_what_was_found(kit, tmp_path):
+    """Line by line, beside where the report would be; the last one says which case ran."""
+    found, report = kit("crash-y", "test_core and (forward-negative or forward-exp)")
+    assert found.returncode == 3 and report is None
+    lines = [json.loads(line) for line in (tmp_path / "report.json.journal").read_text().splitlines()]
+    assert [(line["check"], line["subject"], line["outcome"]) for line in lines if "outcome" in line] == [
+        ("forward", "negative", "passed")
+    ]
+    assert lines[-1]["running"].endswith("::test_core[crash-y-forward-exp]")
+
+
+def test_where_copies_fail_nothing_else_is_tried(kit):
+    """One failure says why; thousands would say the same."""
+    found, report = kit("garbled", "copies or forward-exp or layer-Linear")
+    assert found.returncode == 1 and "garbled on the host's CPU, NumPy: level gpt failed" in found.stdout
+    found = outcomes(report, "garbled")
+    assert found.pop("whole-copies") == "failed" and set(found.values()) == {"skipped"}
+    assert {r["reason"] for r in report["backends"][0]["results"] if r["outcome"] == "skipped"} == {
+        "nothing else was tried, for copies fail: bool[33] comes back from an upload as other bytes"
+    }
+
+
+def test_only_a_whole_level_is_passed():
+    """Whatever -k and its like left out."""
+    held = Result("good", "core", "forward", "exp", "passed", "", "", 0.1)
+    wrong = held._replace(outcome="failed")
+    assert verdict([held], is_whole=True, complete=True) == "passed"
+    assert verdict([held], is_whole=True, complete=False) == "incomplete"
+    assert verdict([held], is_whole=False, complete=False) == "interrupted"
+    assert verdict([held, wrong], is_whole=True, complete=False) == "failed"
+
+
+def test_one_example_has_the_shape_of_the_others(kit):
+    """For a backend that compiles for every shape."""
+    found, report = kit("good", EXP, "--polyarr-few-shapes", "--polyarr-thorough")
+    assert found.returncode == 0 and report["effort"] == {"examples": 1, "seed": 0, "thorough": False}
+
+
 def test_an_interrupted_session_reports_what_there_is(kit):
     """And has not passed."""
     found, report = kit("stopped", "core and (forward-negative or forward-exp)")
@@ -245,7 +287,7 @@ def test_backends_that_nobody_named_need_not_start(kit):
     """Those that start are judged."""
     found, report = kit("", "test_core and complete and (good or broken)")
     assert found.returncode == 0, found.stdout
-    assert {b["name"]: b["verdict"] for b in report["backends"]} == {"good": "passed", "broken": "not started"}
+    assert {b["name"]: b["verdict"] for b in report["backends"]} == {"good": "incomplete", "broken": "not started"}
 
 
 def test_a_level_contains_those_before_it(kit):
@@ -312,7 +354,7 @@ def test_the_command_does_the_same(run, tmp_path):
     options = ("-k", "forward-exp and core", "--level", "core", "--report", "r.json", "--html", "r.html")
     found = run(tmp_path, "polyarr.cli", "conformance", "good", *options, "--jobs", "2", "--seed", "3")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "polyarr conformance: good on a <toy>: level core passed (2 of" in found.stdout
+    assert "polyarr conformance: good on a <toy>: level core incomplete (2 of" in found.stdout
     report = json.loads((tmp_path / "r.json").read_text())
     jsonschema.validate(report, SCHEMA)
     assert report["effort"]["seed"] == 3 and outcomes(report, "good").keys() == {"forward-exp", "forward-expm1"}

@@ -31,6 +31,7 @@ _path = click.Path(path_type=Path)
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draw other examples.")
 @click.option("--thorough", is_flag=True, help="Draw many more examples.")
+@click.option("--few-shapes", is_flag=True, help="Draw one, for a backend that compiles for every shape.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many processes.")
 @click.option("--known-failures", type=_path, metavar="FILE", help="TOML: [failures] from case to reason.")
 @click.option("--report", type=_path, metavar="FILE", help="Write the results as JSON.")
@@ -41,6 +42,7 @@ def command(
     level: str,
     seed: int,
     thorough: bool,
+    few_shapes: bool,
     jobs: int,
     known_failures: Path | None,
     report: Path | None,
@@ -61,6 +63,7 @@ def command(
         *OPTIONS, f"--rootdir={Path(__file__).parents[1]}", "--pyargs", "polyarr.testing.conformance",
         f"--polyarr-backend={name}", f"--polyarr-level={level}", f"--polyarr-seed={seed}",
         *(["--polyarr-thorough"] if thorough else []),
+        *(["--polyarr-few-shapes"] if few_shapes else []),
         *(f"--polyarr-{option}={path.absolute()}" for option, path in files.items() if path),
         *(["-k", expression] if expression else []),
         *(["-p", "xdist.plugin", "-n", str(jobs)] if jobs > 1 else []),

@@ -13,7 +13,7 @@ What a backend says that it lacks raises Lacking: a dtype, a pair, a report of i
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
@@ -38,6 +38,16 @@ class Effort(NamedTuple):
 
     examples: int = FAST
     seed: int = 0
+
+
+def effort_of(option: Callable[[str], Any]) -> Effort:
+    """What the options ask for: option gives the value of one by its name.
+
+    The first example of a case is the simplest one, and has the shape that those of most other cases have. So a backend
+    that compiles a program for every shape compiles few where a case tries one example only.
+    """
+    few, thorough = option("polyarr_few_shapes"), option("polyarr_thorough")
+    return Effort(1 if few else THOROUGH if thorough else FAST, option("polyarr_seed"))
 
 
 class Case(NamedTuple):
@@ -161,7 +171,7 @@ OTHER_DTYPES = 1 / 6  # of the examples, how many for each dtype that is not the
 
 def cases() -> list[Case]:
     """Every case, in the order of the levels."""
-    found = [*_of_ops(), *_of_dtypes(), *_of_the_whole()]
+    found = [*_of_the_whole(), *_of_ops(), *_of_dtypes()]
     return sorted(found, key=lambda case: LEVELS.index(case.level))
 
 

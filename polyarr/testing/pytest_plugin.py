@@ -43,6 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--polyarr-seed", type=int, default=0, metavar="N", help="conformance: draw other examples")
     group.addoption("--polyarr-thorough", action="store_true", help="conformance: draw many more examples")
     group.addoption(
+        "--polyarr-few-shapes",
+        action="store_true",
+        help="conformance: one example for a case, most of one shape, for a backend that compiles for every shape",
+    )
+    group.addoption(
         "--polyarr-known-failures",
         metavar="FILE",
         help="conformance: a TOML file of what is known to fail: a table `failures` from a case's name to the reason",

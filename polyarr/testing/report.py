@@ -32,6 +32,8 @@ from polyarr.version import __version__
 SCHEMA = 1  # of the report; a change that readers must know of makes it 2
 OUTCOMES = ("passed", "failed", "skipped", "known failure", "stale")
 BAD = ("failed", "stale")
+VERDICTS = ("failed", "nothing checked", "interrupted", "incomplete", "passed")  # the worst first
+HELD = ("passed", "incomplete")  # all cases, or those that -k and its like left, hold
 STALE = "[XPASS(strict)] "  # begins what pytest says of a test that was marked as failing and passed
 LIBRARIES = ("numpy", "ml_dtypes", "hypothesis", "pytest")
 KEPT_ON = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -88,6 +90,8 @@ class Recorder:
         self.report: dict[str, Any] | None = None
         options = {kind: config.getoption(f"polyarr_{kind}") for kind in ("report", "html")}
         self.files = {kind: _writable(f"--polyarr-{kind}", name) for kind, name in options.items() if name}
+        if "report" in self.files:
+            _journal(self.files["report"]).unlink(missing_ok=True)
         for kind in self.files:
             load("polyarr.testing.page" if kind == "html" else "polyarr.testing.cases", f"--polyarr-{kind}")
 
@@ -99,6 +103,17 @@ class Recorder:
             snippet = textwrap.dedent(_property(report, "snippet").partition("\n")[2])  # its first line is for people
             seconds = round(report.duration, 4)
             self.results[report.nodeid] = Result(*facts, outcome, _reason(report), snippet, seconds)
+            self._note(self.results[report.nodeid]._asdict())
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Note which case begins: it is the one to look at if the process ends in it."""
+        self._note({"running": nodeid})
+
+    def _note(self, what: dict[str, Any]) -> None:
+        """Add a line to the journal, which lies beside the report until that is written."""
+        if "report" in self.files:
+            with _journal(self.files["report"]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(what) + "\n")
 
     def _facts(self, report: pytest.TestReport) -> tuple[str, ...]:
         """Backend, level, check and subject; nothing for tests that are no cases."""
@@ -118,10 +133,11 @@ class Recorder:
         # Of a backend that -k left out, only a report must say that it was not checked.
         names = [name for name in self.names if self.files or name in {r.backend for r in found}]
         self.report = make_report(self.config, names, found, session.exitstatus)
-        if self.report["verdict"] != "passed" and session.exitstatus == pytest.ExitCode.OK:
+        if self.report["verdict"] not in HELD and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if "report" in self.files:
             _write(self.files["report"], json.dumps(self.report, indent=1) + "\n")
+            _journal(self.files["report"]).unlink(missing_ok=True)
         if "html" in self.files:
             _write(self.files["html"], load("polyarr.testing.page", "--polyarr-html").render(self.report))
 
@@ -132,7 +148,9 @@ class Recorder:
         terminalreporter.section("polyarr conformance")
         for backend in self.report["backends"]:
             good = backend["verdict"] in ("passed", "not started")
-            terminalreporter.write_line(_headline(self.report, backend), green=good, red=not good)
+            partly = backend["verdict"] == "incomplete"
+            headline = _headline(self.report, backend)
+            terminalreporter.write_line(headline, green=good, yellow=partly, red=not (good or partly))
             for line in _details(backend):
                 terminalreporter.write_line(f"  {line}")
         if not self.report["backends"]:
@@ -183,7 +201,7 @@ def make_report(config: pytest.Config, names: list[str], results: list[Result], 
     status_code  how the session ended
     """
     kit = load("polyarr.testing.cases", "the report")
-    level, thorough = config.getoption("polyarr_level"), config.getoption("polyarr_thorough")
+    level, effort = config.getoption("polyarr_level"), kit.effort_of(config.getoption)
     wanted = LEVELS[: LEVELS.index(level) + 1]
     order = {case.name: i for i, case in enumerate(kit.cases()) if case.level in wanted}
     is_whole = status_code in KEPT_ON
@@ -191,19 +209,18 @@ def make_report(config: pytest.Config, names: list[str], results: list[Result], 
     for name in dict.fromkeys([*names, *(r.backend for r in results)]):
         found = [r for r in results if r.backend == name and r.name in order]
         found.sort(key=lambda r: order[r.name])
-        backends.append(_of_backend(name, found, is_whole, name in names) | {"complete": len(found) == len(order)})
+        backends.append(_of_backend(name, found, is_whole, name in names, len(found) == len(order)))
     verdicts = [b["verdict"] for b in backends if b["verdict"] != "not started"] or ["nothing checked"]
     return {
         "schema": SCHEMA,
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "polyarr": __version__,
-        "verdict": next((v for v in verdicts if v != "passed"), "passed"),
+        "verdict": min(verdicts, key=VERDICTS.index),
         "level": level,
         "cases": len(order),
         "effort": {
-            "examples": kit.THOROUGH if thorough else kit.FAST,
-            "seed": config.getoption("polyarr_seed"),
-            "thorough": thorough,
+            **effort._asdict(),
+            "thorough": effort.examples == kit.THOROUGH,
         },
         "versions": _versions(),
         "backends": backends,
@@ -215,12 +232,13 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "platform": platform.platform(), **libraries}
 
 
-def _of_backend(name: str, results: list[Result], is_whole: bool, is_named: bool) -> dict[str, Any]:
+def _of_backend(name: str, results: list[Result], is_whole: bool, is_named: bool, complete: bool) -> dict[str, Any]:
     """What a backend is, what it can do, and what became of each case."""
     backend, problem = _started(name)
     return {
         "name": name,
-        "verdict": "not started" if problem and not is_named else _verdict(results, is_whole),
+        "verdict": "not started" if problem and not is_named else verdict(results, is_whole, complete),
+        "complete": complete,
         "problem": problem,
         "distribution": next((row.distribution for row in _rows() if row.name == family_of(name)), ""),
         **_abilities(name, backend),
@@ -233,13 +251,15 @@ def _without_backend(result: Result) -> dict[str, Any]:
     return {key: value for key, value in result._asdict().items() if key != "backend"}
 
 
-def _verdict(results: list[Result], is_whole: bool) -> str:
+def verdict(results: list[Result], is_whole: bool, complete: bool) -> str:
     outcomes = {r.outcome for r in results}
     if outcomes & {*BAD}:
         return "failed"
     if "passed" not in outcomes:
         return "nothing checked"
-    return "passed" if is_whole else "interrupted"
+    if not is_whole:
+        return "interrupted"
+    return "passed" if complete else "incomplete"
 
 
 def _counts(results: Iterable[Result]) -> dict[str, int]:
@@ -335,6 +355,11 @@ def _writable(option: str, name: str) -> Path:
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise pytest.UsageError(f"{option}: {path} cannot be written")
     return path
+
+
+def _journal(report: Path) -> Path:
+    """Where what is found is noted as it is found, a line each: what is left if the process ends before the report."""
+    return report.with_name(f"{report.name}.journal")
 
 
 def _write(path: Path, text: str) -> None:

@@ -60,6 +60,20 @@ def primitives() -> list[Op]:
     return [op for op in OPS if op.body is None and op.__module__.startswith("polyarr.ops.")]
 
 
+def why_copies_fail(backend: Backend) -> str:
+    """Why arrays of the dtypes that every program needs do not come back as they went; nothing if they do."""
+    for dtype in (d for d in NEEDED if d in backend.dtypes):
+        for shape in ((), (33,), (2, 3)):
+            host = Data(shape, dtype.name).numpy()
+            try:
+                found = polyarr.asarray(host, device=backend).numpy()
+            except Exception as error:
+                return f"{dtype.name}{list(shape)}: {type(error).__name__}: {error}"
+            if (found.shape, found.tobytes()) != (host.shape, host.tobytes()):
+                return f"{dtype.name}{list(shape)} comes back from an upload as other bytes"
+    return ""
+
+
 def check_copies(backend: Backend, examples: int) -> None:
     """What is uploaded comes back bit for bit, and neither copy shares memory with the caller's array."""
     for dtype in (d for d in DTYPES if d in backend.dtypes):
