@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from polyarr import cli
+from polyarr.cli import doctor
 from polyarr.core.errors import ShapeError
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +132,39 @@ def test_doctor_finds_what_is_broken(plugin, source, complaint):
     line = next(line for line in found.stdout.splitlines() if complaint in line)
     assert line.startswith("  error") and "polyarr-mirror 0.3" in line
     assert found.returncode == 1 and found.stderr == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_doctor_survives_what_it_examines(plugin):
+    """A backend that ends the process is a line; all others are examined, and what they say is there."""
+    fatal = GOOD.replace("lambda: numpy()", "lambda: __import__('os').abort() or numpy()")
+    found = polyarr("doctor", folder=plugin(fatal))
+    assert re.search(r"\n  error +backend mirror: the process that tried it was ended by signal 6", found.stdout)
+    assert re.search(r"ok +numpy .* computes on", found.stdout) and "the mirror hangs straight" in found.stdout
+    assert found.returncode == 1 and found.stdout.count("\nBackends\n") == 1
+    assert re.search(r"^\d+ problems? found$", found.stdout, re.MULTILINE)
+
+
+def test_doctor_names_the_folders_that_may_be_deleted():
+    """Where a process dies that may have read them."""
+    line = doctor._of_death("backend mirror", "was ended by signal 11 (SIGSEGV)", ["/here", "/there"])
+    assert line.level == "error" and "delete /here and /there" in line.text
+
+
+def test_doctor_gives_up_what_hangs(monkeypatch):
+    """In the end."""
+    monkeypatch.setattr(doctor, "PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(doctor, "PATIENCE", 0.1)
+    with doctor._Examiner([]) as examiner:
+        assert list(examiner) == []
+    assert examiner.end == "gave no answer for 0.1 seconds"
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("nonsense", True), ("numpy:7", True), ("numpy", False)])
+def test_doctor_examines_polyarr_backend(name, wrong):
+    found = polyarr("doctor", POLYARR_BACKEND=name)
+    assert (f"error    POLYARR_BACKEND={name}: " in found.stdout) == wrong
+    assert found.returncode == 1 or not wrong
 
 
 def test_doctor_takes_a_missing_optional_library_for_a_choice(tmp_path):

@@ -86,6 +86,39 @@ def test_doctor_finds_a_driver_that_is_not_registered(backend, monkeypatch, tmp_
     assert not any(text.startswith("Missing: ") for text in errors)
 
 
+@on_opencl
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "the file is empty"),
+        (b"\xff\xfe\x80", "the file cannot be read"),
+        (b"lib\0x.so", "null"),
+        (b"libnosuchdriver.so", "libnosuchdriver.so"),
+    ],
+)
+def test_doctor_goes_on_after_a_broken_registration(backend, monkeypatch, tmp_path, content, problem):
+    """It names the file, and all other lines are there."""
+    devices = import_module("polyarr.backends.opencl.devices")
+    (tmp_path / "broken.icd").write_bytes(content)
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path))
+    lines = devices.diagnose()
+    assert [level for level, text in lines if "broken.icd registers" in text and problem in text] == ["warning"]
+    assert any(text.endswith(" computes") for _, text in lines)
+
+
+@on_opencl
+def test_no_device_is_put_down_to_what_hides_it(backend, monkeypatch):
+    """POCL_DEVICES=none is no fault of the cache."""
+    devices = import_module("polyarr.backends.opencl.devices")
+    if POCL not in {p.name for p in devices._platforms()}:
+        pytest.skip("PoCL is not here")
+    monkeypatch.setenv("POCL_DEVICES", "none")
+    assert devices._nothing_found().endswith("POCL_DEVICES=none leaves PoCL none: unset it")
+    monkeypatch.delenv("POCL_DEVICES")
+    monkeypatch.setattr(devices.caches, "run_folder", lambda: "/here: no space left")
+    assert devices._nothing_found().endswith("PoCL has no folder to compile in: /here: no space left")
+
+
 # ---- little local memory -----------------------------------------------------------------------------------------
 
 

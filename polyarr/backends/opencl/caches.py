@@ -34,7 +34,7 @@ LOCK = "lock"  # the file that the process of a run folder holds
 
 
 def root() -> Path:
-    """The folder of everything that polyarr keeps of compiled kernels; it may be deleted at any time."""
+    """The folder of everything that polyarr keeps of compiled kernels; it may be deleted while nobody computes."""
     chosen = os.environ.get("POCL_CACHE_DIR")
     folder = Path(chosen) / "polyarr" if chosen else platformdirs.user_cache_path("polyarr", appauthor=False)
     return folder / "kernels"
@@ -189,7 +189,7 @@ def run_folder() -> RunFolder | str:
                 _remove_abandoned(private(parent))
             return _made_in(parent)
         except OSError as error:
-            reasons.append(f"{parent}: {error.strerror or error}")
+            reasons.append(f"{parent}: {error.strerror or error}" if str(parent) not in str(error) else str(error))
     return "; ".join(reasons)
 
 
@@ -215,7 +215,10 @@ def lacks(folder: Path) -> str:
     """What a folder lacks for compiling in it; empty if nothing."""
     if resource is None:
         return "" if shutil.disk_usage(folder).free >= ROOM else "no space left"
-    found = os.statvfs(folder)
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:  # somebody deleted it
+        return f"{error.strerror}"
     if found.f_bavail * found.f_frsize < ROOM:
         return f"less than {ROOM >> 20} MB are free"
     if found.f_flag & os.ST_NOEXEC:

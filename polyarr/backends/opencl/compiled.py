@@ -76,7 +76,7 @@ class PoclCompiler(Compiler):
         super().__init__(context)
         self._store = store
         found = run_folder()
-        self._run = None if isinstance(found, str) else found.path
+        self._run, self._trouble = (None, found) if isinstance(found, str) else (found.path, "")
         self._made: dict[str, Path] = {}  # PoCL's folder of a program
         self._kept: dict[str, set[str]] = {}  # the files in a program's entry
         self._launched: set[str] = set()  # since the last time that the queue was empty
@@ -111,8 +111,9 @@ class PoclCompiler(Compiler):
         self._keep(set(self._made))
 
     def _make_room(self) -> None:
-        if self._run is not None and (lacking := lacks(self._run)):  # PoCL would die of it
-            raise BackendError(f"opencl: no kernel can be compiled in {self._run}: {lacking}; free some space")
+        lacking = lacks(self._run) if self._run else ""
+        if trouble := f"{self._run}: {lacking}" if lacking else self._trouble:  # PoCL would die of it
+            raise BackendError(f"opencl: no kernel can be compiled, for want of a folder to do it in: {trouble}")
 
     def _unpack(self, name: str) -> None:
         content = self._store.load(name) if self._run else None

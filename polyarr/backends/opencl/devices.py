@@ -251,7 +251,7 @@ def _caches() -> list[tuple[str, str]]:
     else:
         size = sum(path.stat().st_size for path in caches.root().rglob("*") if path.is_file())
         where = f"{caches.root()} ({size / 1e6:.1f} MB)"
-        lines = [("ok", f"compiled kernels are kept in {where}, which may be deleted at any time")]
+        lines = [("ok", f"compiled kernels are kept in {where}, which may be deleted while nobody computes")]
     folder = caches.nvidia_folder()
     if NVIDIA in (p.name for p in _platforms()) and not (caches.is_off() or caches.is_writable(folder)):
         lines.append(("warning", f"NVIDIA's driver cannot keep compiled kernels in {folder}"))

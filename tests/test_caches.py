@@ -1,0 +1,195 @@
+"""Compiled kernels on disk: what is damaged, somebody else's or has no room costs time at most."""
+
+import itertools
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("platformdirs")
+if find_spec("pyopencl") is None:
+    pytest.skip("PyOpenCL is not installed", allow_module_level=True)
+caches = import_module("polyarr.backends.opencl.caches")
+
+USE = "import polyarr as pa; pa.set_backend('opencl'); print(pa.asarray([1.0, 2.0]).tolist())"
+posix = pytest.mark.skipif(os.name != "posix", reason="owners, modes and limits of files")
+
+
+def used(folder: Path, program: str = USE, *, limit: int | None = None, **environment: str) -> str:
+    """What a process says that computes, with its compiled kernels under folder; it must not die of a signal."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("POCL_CACHE_DIR", "POLYARR_NO_CACHE")}
+    if limit is not None:
+        program = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n{program}"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
+        env={**clean, "XDG_CACHE_HOME": str(folder), **environment},
+    )  # fmt: skip
+    assert found.returncode >= 0, found.stderr
+    return (found.stdout if found.returncode == 0 else found.stderr).strip().splitlines()[-1]
+
+
+def entries(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("polyarr/kernels/1-*/*") if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the entries of a process that computed."""
+    folder = tmp_path_factory.mktemp("warm")
+    assert used(folder) == "[1.0, 2.0]"
+    if not entries(folder):
+        pytest.skip("the driver keeps what it compiles")
+    return folder
+
+
+DAMAGES = {
+    "truncated": lambda content: content[:1000],
+    "empty": lambda content: b"",
+    "zeros": lambda content: bytes(len(content)),
+    "one byte": lambda content: content[:-1] + b"?",
+    "another's": lambda content: content[:32] + content[::-1],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_entry_is_not_there(tmp_path, name):
+    """And is deleted, so that the next one to look for it saves it anew."""
+    store = caches.Store(tmp_path)
+    store.save("name", b"content" * 1000)
+    (tmp_path / "name").write_bytes(DAMAGES[name]((tmp_path / "name").read_bytes()))
+    assert store.load("name") is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_process_compiles_anew_what_was_damaged(warm):
+    """The driver never sees it; afterwards all is whole."""
+    damaged = entries(warm)
+    for path, damage in zip(damaged, itertools.cycle(DAMAGES.values()), strict=False):
+        path.write_bytes(damage(path.read_bytes()))
+    assert used(warm) == "[1.0, 2.0]"
+    store = caches.Store(damaged[0].parent)
+    assert all(store.load(path.name) is not None for path in damaged)
+
+
+@posix
+def test_entries_and_folders_are_the_users_alone_and_nothing_is_left_over(warm):
+    """A process that ends leaves its entries, and no more."""
+    kernels = warm / "polyarr" / "kernels"
+    for path in (kernels, *kernels.iterdir()):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert list((kernels / "run").iterdir()) == [] if (kernels / "run").exists() else True
+    assert not list(kernels.rglob(".new-*"))
+
+
+@posix
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
+    """The folder of one that lives stays."""
+    program = f"{USE}\nimport os; os.kill(os.getpid(), 9)"
+    clean = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, timeout=120)
+    run = tmp_path / "polyarr" / "kernels" / "run"
+    if not run.exists():
+        pytest.skip("no driver compiles in a folder")
+    abandoned, living = list(run.iterdir()), run / f"{caches.RUN}living"
+    living.mkdir()
+    with (living / caches.LOCK).open("wb") as file:
+        caches.fcntl.flock(file, caches.fcntl.LOCK_EX)
+        assert len(abandoned) == 1 and used(tmp_path) == "[1.0, 2.0]"
+        assert list(run.iterdir()) == [living]
+
+
+@posix
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda path: path.chmod(0o777), "may be written to by other users"),
+        (lambda path: (path.rename(path.with_name("real")), path.symlink_to("real")), "is a link"),
+    ],
+    ids=["writable", "link"],
+)
+def test_folders_that_others_could_have_written_to_are_not_read(tmp_path, spoil, reason):
+    folder = caches.private(tmp_path / "kernels")
+    spoil(folder)
+    with pytest.raises(OSError, match=reason):
+        caches.private(folder)
+
+
+@posix
+def test_what_belongs_to_somebody_else_is_not_read(tmp_path, monkeypatch):
+    """Neither a folder nor an entry."""
+    store = caches.Store(caches.private(tmp_path / "kernels"))
+    store.save("name", b"content")
+    assert store.load("name") == b"content"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert store.load("name") is None
+    with pytest.raises(OSError, match="belongs to the user"):
+        caches.private(tmp_path / "kernels")
+
+
+@posix
+def test_a_folder_that_others_may_only_read_is_closed_to_them(tmp_path):
+    (tmp_path / "kernels").mkdir(mode=0o755)
+    assert caches.private(tmp_path / "kernels").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_home_nothing_is_kept_in_the_current_folder():
+    with pytest.raises(OSError, match="set HOME or XDG_CACHE_HOME"):
+        caches.private(Path("~/.cache/polyarr"))
+
+
+def test_an_entry_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
+    """And leaves nothing."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    store = caches.Store(tmp_path)
+    store.save("name", b"content")
+    assert store.load("name") is None and list(tmp_path.iterdir()) == []
+
+
+@posix
+def test_without_room_the_error_is_one_line(tmp_path):
+    """PoCL would have ended the process."""
+    line = used(tmp_path, limit=20_000)
+    assert line == "[1.0, 2.0]" or ("BackendError" in line and "files may have 20000 bytes at most" in line)
+
+
+@posix
+def test_where_nothing_can_be_kept_it_computes_all_the_same(tmp_path):
+    """The user's cache folder is a file."""
+    (tmp_path / "polyarr").write_text("")
+    assert used(tmp_path) == "[1.0, 2.0]"
+
+
+def test_a_users_own_folder_for_pocl_is_taken_and_put_back(tmp_path):
+    """Entries lie below it, and processes that are started later find the variable as it was."""
+    program = f"{USE}\nimport os; print(os.environ['POCL_CACHE_DIR'], 'PYOPENCL_NO_CACHE' in os.environ)"
+    assert used(tmp_path, program, POCL_CACHE_DIR=str(tmp_path / "own")) == f"{tmp_path / 'own'} False"
+    assert entries(tmp_path) == []
+
+
+def test_a_binary_that_a_driver_refuses_is_built_anew(tmp_path, backend_device):
+    """For the drivers that keep nothing themselves."""
+    compiled = import_module("polyarr.backends.opencl.compiled")
+    store = caches.Store(caches.private(tmp_path / "kernels"))
+    source = "__kernel void one(__global int *x) { x[0] = 1; }"
+    for content in (None, b"no binary"):
+        if content:
+            store.save("name", content)
+        compiler = compiled.BinaryCompiler(backend_device.context, store)
+        assert compiler.build("name", source, []).kernel_names == "one"
+        compiler.launched("name")
+        compiler.keep()
+        assert store.load("name") not in (None, b"no binary")
+        assert compiled.BinaryCompiler(backend_device.context, store).build("name", source, []).kernel_names == "one"
+
+
+@pytest.fixture
+def backend_device():
+    """The device that is used."""
+    return import_module("polyarr.backends.opencl.devices").select()
