@@ -5,7 +5,8 @@
 Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays. All
 take turns in one process, and each product is timed until its result is there. polyarr runs on the OpenCL device that
 POLYARR_DEVICE names, which must be a CPU; its tile is chosen first, as by the first sizeable product of any program.
-NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. PyTorch is optional: pip install torch
+NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. Threads that have nothing to do sleep, those
+of the peers too. PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -15,7 +16,9 @@ import statistics
 import sys
 import time
 
-if os.environ.pop("OPENBLAS_CORETYPE", None):  # NumPy reads it once
+# NumPy reads OPENBLAS_CORETYPE once, as libraries do what lets idle threads sleep: polyarr is timed on the same cores.
+if os.environ.pop("OPENBLAS_CORETYPE", None) or "OPENBLAS_THREAD_TIMEOUT" not in os.environ:
+    os.environ.update(OPENBLAS_THREAD_TIMEOUT="4", OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", KMP_BLOCKTIME="0")
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 import numpy as np

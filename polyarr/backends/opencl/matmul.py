@@ -21,7 +21,9 @@ THIN_ROWS = 4  # up to as many rows a product is bound by reading the other oper
 GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
 LARGEST_STEP = 2**22  # so that offsets inside a tile fit an int
 LEAST_SLICE = 256  # a slice of k that is worth its own work-group
-DEEP, MOST_PARTS = 2**13, 64  # a kernel adds up so many products well; parts of a deeper k
+DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts of at least
+CPU_PART, GPU_PART = 2**13, 2**6  # so many: a CPU's kernel adds up by blocks, a GPU's one by one
+MOST_PARTS = 2**14
 SUM = reduction("sum")
 ACCUMULATORS = {STORED[dtype][0]: dtype for dtype in (int32, int64, uint32, uint64, float32, float64)}
 
@@ -95,9 +97,12 @@ def multiply(
     device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
 ) -> tuple[Buffer, Buffer | None]:
     """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense."""
-    parts = min(x.shape[-1] // DEEP, MOST_PARTS, (x.size + y.size) // max(out.size, 1))  # no more memory than x and y
-    if parts > 1 and epilogue == PLAIN and out.dtype in (float32, float64):
-        return _in_parts(device, out, x, y, parts), None
+    if x.shape[-1] >= 2 * DEEP and epilogue == PLAIN and out.dtype in (float32, float64):
+        shortest = CPU_PART if device.is_cpu else GPU_PART
+        room = (x.size + y.size) // (4 * max(out.size, 1))  # for partial results: a quarter of what x and y take
+        parts = min(x.shape[-1] // shortest, MOST_PARTS, room)
+        if parts > 1:
+            return _in_parts(device, out, x, y, parts), None
     return _multiply(device, out, x, y, bias, epilogue)
 
 
