@@ -204,6 +204,10 @@ def test_whole_numbers_above_two_to_the_53(backend: Backend, dtype: str) -> None
         (lambda x, i, b: ops.take(x, x), "indices is"),
         (lambda x, i, b: x.astype("complex64"), "no dtype 'complex64'; polyarr has bool, int8"),
         (lambda x, i, b: pa.zeros(2, dtype="str"), "no dtype 'str'"),
+        (lambda x, i, b: x.astype("flaot32"), "no dtype 'flaot32'"),
+        (lambda x, i, b: x.astype(None), "no dtype None"),
+        (lambda x, i, b: pa.asarray([1.5], dtype="flaot32"), "no dtype 'flaot32'"),
+        (lambda x, i, b: pa.finfo("nothing"), "no dtype 'nothing'"),
         (lambda x, i, b: pa.asarray(["a"]), "must hold numbers"),
     ],
 )

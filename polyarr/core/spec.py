@@ -96,7 +96,7 @@ def as_dtype(dtype: object) -> np.dtype:
         found = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError:
         found = None
-    if found not in DTYPES:
+    if dtype is None or found is None or found not in DTYPES:  # to NumPy, None is equal to float64
         raise DtypeError(f"no dtype {dtype!r}; polyarr has {', '.join(d.name for d in DTYPES)}")
     return found
 
