@@ -1,6 +1,7 @@
 """Making arrays: from data, or full of numbers."""
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
     promoted to one.
 
     Errors:  DtypeError for a dtype that polyarr or the backend lacks; OverflowError for a Python int beyond dtype;
-             ValueError for ragged sequences, and where copy is False and a copy is needed
+             ValueError for ragged sequences, for nan as an integer, and where copy is False and a copy is needed
     """
     if isinstance(obj, Array):
         x = obj if device is None else obj.to(device)
@@ -43,11 +44,14 @@ def _host(obj: Any, dtype: Any) -> np.ndarray:
     plain = _without_arrays(obj, found)
     for odd in (d for d in found if d.kind not in "biufc" and d not in DTYPES):
         raise DtypeError(f"asarray: got {type(obj).__name__} of {odd}; it must hold numbers")
+    if any(d.kind == "c" for d in found):
+        _joined(found)  # raises: to NumPy a cast may drop the imaginary part
     joined = _joined(found) if dtype is None else as_dtype(dtype)
     try:
         return np.asarray(plain, joined)
-    except OverflowError as error:
-        raise OverflowError(f"asarray: {joined.name} cannot hold an element: {error}") from None
+    except (OverflowError, ValueError) as error:
+        kind = OverflowError if isinstance(error, OverflowError) else ValueError
+        raise kind(f"asarray: {joined.name} cannot hold an element: {error}") from None
 
 
 def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
@@ -59,7 +63,8 @@ def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
         dtypes.add(_NATURAL[type(obj)])
     else:
         host = np.asarray(obj)
-        dtypes.add(float32 if host.dtype == np.float64 and not _is_typed(obj) else host.dtype)
+        native = host.dtype.newbyteorder("=")  # files hold big-endian numbers; arrays do not
+        dtypes.add(float32 if native == np.float64 and not _is_typed(obj) else native)
     return obj
 
 
@@ -139,12 +144,14 @@ def arange(
 ) -> Array:
     """start, start + step, ... up to but not including stop; with one argument, 0, 1, ... below it.
 
-    Errors:  ValueError for a step of 0; OverflowError if an element is beyond dtype
+    Errors:  TypeError for what is no number; ValueError for nan, or a step of 0; OverflowError if an element is beyond
+             dtype, or there is no end of them
     """
     start, stop = (0, start) if stop is None else (start, stop)
+    start, stop, step = (_number("arange", name, v) for name, v in (("start", start), ("stop", stop), ("step", step)))
     if step == 0:
         raise ValueError("arange: step is 0; it must not be")
-    natural = int64 if all(isinstance(v, (int, np.integer)) for v in (start, stop, step)) else float32
+    natural = int64 if all(isinstance(v, int) for v in (start, stop, step)) else float32
     size, dtype = steps_between(start, stop, step), natural if dtype is None else as_dtype(dtype)
     for end in (start, start + (size - 1) * step) if size else ():
         check_number("arange", "an element", end, dtype)
@@ -162,15 +169,39 @@ def linspace(
     device: str | Backend | None = None,
     endpoint: bool = True,
 ) -> Array:
-    """num numbers at equal distances from start to stop, the last of which endpoint=False leaves out."""
-    return asarray(np.linspace(start, stop, num, endpoint=endpoint), dtype=dtype or float32, device=device)
+    """num numbers at equal distances from start to stop, the last of which endpoint=False leaves out.
+
+    Errors:  TypeError for what is no number; ShapeError for a negative num; OverflowError if an element is beyond dtype
+    """
+    start, stop = _number("linspace", "start", start), _number("linspace", "stop", stop)
+    dtype = as_dtype(dtype or float32)
+    (num,) = shape_of("linspace", num, "num")
+    with np.errstate(all="ignore"):  # what is not finite, or spans more than a float holds, is inf and nan
+        found = np.linspace(start, stop, num, endpoint=endpoint)
+    for end in (found[0], found[-1]) if num and dtype in INTEGERS else ():
+        check_number("linspace", "an element", float(end), dtype)
+    return asarray(found, dtype=dtype, device=device)
+
+
+def _number(op: str, name: str, value: Any) -> float:
+    """A Python int or float, out of one or out of anything that is a single number, such as an array without axes."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        pass
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {type(value).__name__}; it must be a number") from None
 
 
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = float32, device: str | Backend | None = None
 ) -> Array:
     """A matrix with ones on the k-th diagonal and zeros elsewhere."""
-    n_cols = n_rows if n_cols is None else n_cols
+    n_rows, n_cols = shape_of("eye", (n_rows, n_rows if n_cols is None else n_cols))
     k = max(-n_rows, min(k, n_cols))  # beyond these the matrix is all zeros, and k may be too large for int64
     rows = ops.reshape(arange(k, n_rows + k, device=device), shape=(n_rows, 1))
     return ops.equal(rows, arange(n_cols, device=device)).astype(dtype or float32)

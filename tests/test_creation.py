@@ -77,8 +77,53 @@ def test_what_holds_no_numbers_is_refused(on_numpy: Backend) -> None:
             pa.asarray(given, dtype="float32")
     with pytest.raises(pa.DtypeError, match="asarray: got complex128; polyarr has bool"):
         pa.asarray([1j])
+    for given in (1j, [1j], np.array([1 + 2j])):
+        with pytest.raises(pa.DtypeError, match="asarray: got complex128; polyarr has bool"):
+            pa.asarray(given, dtype="float32")
     with pytest.raises(pa.DtypeError, match=r"cannot promote int64.* and uint64"):
         pa.asarray([np.int64(1), np.uint64(1)])
+
+
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", ">i2", ">u4", ">i8"])
+def test_numbers_of_the_other_byte_order_are_taken(backend: Backend, dtype: str) -> None:
+    host = np.array([[1, 2, 3], [4, 5, 1000]], dtype)
+    for given in (host, host.T[::-1], [host, host], host[0, 0]):
+        found = pa.asarray(given)
+        assert found.dtype == np.dtype(dtype).newbyteorder("=")
+        np.testing.assert_array_equal(found.numpy(), np.asarray(given))
+
+
+UNFIT = {
+    "ragged": (lambda: pa.asarray([[1], [2, 3]]), ValueError, "^asarray: int64 cannot hold an element: "),
+    "nan as int": (lambda: pa.asarray([np.nan], dtype="int32"), ValueError, "^asarray: int32 cannot hold an element: "),
+    "a length": (lambda: pa.zeros(2.0), TypeError, "^full: shape is 2.0; it must be an int or a tuple of ints$"),
+    "a shape": (lambda: pa.ones(pa.asarray([2, 3])), TypeError, "^full: shape is Array"),
+    "no array": (lambda: pa.full_like([1, 2], 3), TypeError, "^full_like: x is list; it must be an array$"),
+    "a word": (lambda: pa.arange("3"), TypeError, "^arange: stop is str; it must be a number$"),
+    "no step": (lambda: pa.arange(0, 1, None), TypeError, "^arange: step is NoneType"),
+    "nan": (lambda: pa.arange(np.nan), ValueError, "^arange: from 0 to nan by 1; these numbers must be finite$"),
+    "no end": (lambda: pa.arange(np.inf), OverflowError, "^arange: from 0 to inf by 1; these numbers must be finite$"),
+    "a list": (lambda: pa.linspace([0, 1], 2, 3), TypeError, "^linspace: start is list; it must be a number$"),
+    "complex": (lambda: pa.linspace(0, 1j, 3), TypeError, "^linspace: stop is complex; it must be a number$"),
+    "half a number": (lambda: pa.linspace(0, 1, 2.5), TypeError, "^linspace: num is 2.5; it must be an int"),
+    "fewer than none": (lambda: pa.linspace(0, 1, -1), pa.ShapeError, r"^linspace: num is \[-1\]; lengths must not"),
+    "wraps around": (lambda: pa.linspace(0, 300, 3, dtype="int8"), OverflowError, "^linspace: an element is 300.0;"),
+    "a negative eye": (lambda: pa.eye(-1), pa.ShapeError, r"^eye: shape is \[-1, -1\]; lengths must not be negative$"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_does_not_fit_is_named(on_numpy: Backend, name: str) -> None:
+    call, error, message = UNFIT[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_an_array_without_axes_is_a_number(backend: Backend) -> None:
+    for three in (pa.asarray(3), np.array(3), np.int8(3)):
+        assert pa.arange(three).tolist() == [0, 1, 2] and pa.arange(three).dtype == pa.int64
+    assert pa.arange(pa.asarray(1.5)).dtype == pa.float32
+    assert pa.linspace(pa.asarray(0.0), np.float32(1), np.int64(3)).tolist() == [0, 0.5, 1]
 
 
 def test_full_takes_the_dtype_of_its_value(backend: Backend) -> None:

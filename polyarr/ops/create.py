@@ -8,14 +8,17 @@ from polyarr.core.op import primitive
 from polyarr.core.spec import Spec, as_dtype, check_kind
 
 
-def shape_of(op: str, shape) -> tuple[int, ...]:
+def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:
     """shape as a tuple of lengths; an int stands for one axis.
 
     Errors:  ShapeError for a negative length, TypeError for one that is no integer
     """
-    found = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
+    try:
+        found = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {shape!r}; it must be an int or a tuple of ints") from None
     if any(n < 0 for n in found):
-        raise ShapeError(f"{op}: shape is {list(found)}; lengths must not be negative")
+        raise ShapeError(f"{op}: {name} is {list(found)}; lengths must not be negative")
     return found
 
 
@@ -51,6 +54,8 @@ arange.vjp(start=None, step=None, like=None)
 
 def full_like(x, fill_value, *, dtype=None, device=None):
     """An array of fill_value with x's shape, and its dtype and device unless others are given."""
+    if not hasattr(x, "shape"):
+        raise TypeError(f"full_like: x is {type(x).__name__}; it must be an array")
     made = full(fill_value, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
     return made if device is None else made.to(device)
 
@@ -72,4 +77,8 @@ def empty_like(x, *, dtype=None, device=None):
 
 def steps_between(start: float, stop: float, step: float) -> int:
     """How many numbers start, start + step, ... lie before stop."""
-    return max(0, math.ceil((stop - start) / step))
+    count = (stop - start) / step
+    if not math.isfinite(count):
+        kind = ValueError if math.isnan(count) else OverflowError
+        raise kind(f"arange: from {start} to {stop} by {step}; these numbers must be finite")
+    return max(0, math.ceil(count))
