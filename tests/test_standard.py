@@ -163,7 +163,6 @@ def test_masks_over_arrays_without_elements(shape: tuple, axes: int) -> None:
         (lambda x: pa.take(x, [0, 1]), TypeError),
         (lambda x: x + None, TypeError),
         (lambda x: pa.add(x, [1.0, 2.0, 3.0]), TypeError),
-        (lambda x: pa.full((2,), [1, 2]), TypeError),
         (lambda x: pa.sum(x, axis=np.array([0])), TypeError),
         (lambda x: pa.reshape(x, np.array([3, 2])), TypeError),
         (lambda x: pa.sum(x, axis=0.0), TypeError),
