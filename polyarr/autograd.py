@@ -101,7 +101,8 @@ def checkpoint(fn: Callable) -> Callable:
     """fn, whose inner results are not kept for the gradient but computed again when it is pulled.
 
     What fn closes over, a Module of which it is a method included, has its gradient too, and counts as it was at the
-    call. Random numbers drawn inside are the same both times. The arguments and the result may be trees.
+    call; what it rebinds (`h += x`, `h[i] = x`) is as one of its results. Random numbers drawn inside are the same both
+    times. The arguments and the result may be trees.
 
     Errors:  GradientError, when it is pulled, if fn then reads arrays that it did not read before
     Source:  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
@@ -117,13 +118,15 @@ def checkpoint(fn: Callable) -> Callable:
         parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
         given = [leaf for leaf in tree.leaves(args) if _is_tracked(leaf)]
         results = {id(leaf) for leaf in tree.leaves(value)}
-        captured = [(a, a.snapshot()) for key, a in read.arrays.items() if key not in results]
+        captured = [(a, read.before(a)) for a in read.arrays.values()]
+        rebound = [a for a, then in captured if _differ(a, then)]
+        captured = [(a, then) for a, then in captured if id(a) not in results or _differ(a, then)]
 
         def pull(g: list) -> list:
             again = list(args)
             with recording(), random.restored(state), _as_they_were(captured), reading() as read:
                 tracked = [_track(again, i) for i in range(len(again))]
-                found = fn(*again)
+                found = tree.map(_snapshot, [fn(*again), rebound])
             if read.nodes.keys() - parents.keys():
                 raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
             ends = [node for nodes in tracked for node in nodes if node]
@@ -135,22 +138,35 @@ def checkpoint(fn: Callable) -> Callable:
             return grads[: len(parents)] + [g for g, want in zip(grads[len(parents) :], wanted, strict=True) if want]
 
         inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in given)]
-        return _joined(value, inputs, pull) if inputs else value
+        if not inputs:
+            return value
+        value, after = _joined([value, [a.snapshot() for a in rebound]], inputs, pull)
+        for a, new in zip(rebound, after, strict=True):
+            a.rebind(new)
+        return value
 
     return wrapped
 
 
 @contextmanager
 def _as_they_were(captured: list[tuple[Array, Array]]) -> Iterator[None]:
-    """Have handles stand for what they stood for earlier, where they were rebound since."""
-    changed = [(a, a.snapshot(), then) for a, then in captured if a.buf is not then.buf or a.node is not then.node]
-    for a, _, then in changed:
-        a.rebind(then)
+    """Have handles stand for what they stood for earlier; undo that, and what the block does to them."""
+    today = [(a, a.snapshot()) for a, _ in captured]
+    _rebind_all(captured)
     try:
         yield
     finally:
-        for a, now, _ in changed:
-            a.rebind(now)
+        _rebind_all(today)
+
+
+def _rebind_all(pairs: list[tuple[Array, Array]]) -> None:
+    for a, other in pairs:
+        if _differ(a, other):
+            a.rebind(other)
+
+
+def _differ(a: Array, b: Array) -> bool:
+    return a.buf is not b.buf or a.node is not b.node
 
 
 def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:

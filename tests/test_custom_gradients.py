@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -161,6 +162,59 @@ def test_checkpoint_sees_what_it_closes_over_as_it_was() -> None:
 
     close(pa.grad(tracked)(scalar(2.0)), 4)
     close(pa.grad(untracked)(scalar(2.0)), 400)
+
+
+COPIES = [lambda c: c[:], pa.stop_gradient, lambda c: pa.asarray(c, copy=True), lambda c: c.item()]
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_checkpoint_sees_a_copy_of_what_it_closes_over_as_it_was(copied: Callable) -> None:
+    def fn(w: Array) -> Array:
+        c = pa.asarray([4.0])
+        y = pa.checkpoint(lambda x: x * copied(c))(w)
+        c += 100
+        return ops.sum(y)
+
+    close(pa.grad(fn)(scalar(2.0)), 4)
+
+
+def added(h: Array, x: Array, w: Array) -> Array:
+    h += x
+    return h * h
+
+
+def placed(h: Array, x: Array, w: Array) -> Array:
+    h[...] = h * x + w
+    return h * w
+
+
+def returned(h: Array, x: Array, w: Array) -> Array:
+    h *= x
+    return h
+
+
+def thrice(h: Array, x: Array, w: Array) -> Array:
+    inner = pa.checkpoint(lambda y: y * h * w)
+    for _ in range(3):
+        h -= inner(x)
+    return x
+
+
+@pytest.mark.parametrize("change", [added, placed, returned, thrice])
+@pytest.mark.parametrize("make", [lambda w: w * 2.0, lambda w: scalar(5.0)], ids=["tracked", "untracked"])
+def test_checkpoint_that_rebinds_what_it_closes_over(change: Callable, make: Callable) -> None:
+    def fn(w: Array, transform: Callable) -> Array:
+        h = make(w)
+        y = transform(lambda x: change(h, x, w))(w * 1.0) * 1.0  # a handle of its own, not h
+        z = transform(lambda x: change(h, x, y))(w * 0.5)
+        return y + z * h
+
+    plain, checked = (pa.value_and_grad(lambda w, t=t: fn(w, t)) for t in (lambda f: f, pa.checkpoint))
+    w = pa.asarray(0.75, dtype="float64")
+    for expected, found in zip(plain(w), checked(w), strict=True):
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-6)
+    second = lambda first: pa.grad(lambda w: first(w)[1])(w).numpy()
+    np.testing.assert_allclose(second(checked), second(plain), rtol=1e-6)
 
 
 def test_checkpoint_of_a_function_that_reads_something_else_the_second_time() -> None:

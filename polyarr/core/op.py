@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.core.backend import Backend, Fused, count_download, count_upload
 from polyarr.core.errors import BackendError, DtypeError
-from polyarr.core.record import Node, is_recording, reads
+from polyarr.core.record import Node, hold, is_recording, reads
 from polyarr.core.spec import (
     DTYPES,
     FLOATS,
@@ -50,6 +50,7 @@ class Array:
 
     def numpy(self) -> np.ndarray:
         """A copy on the host. Waits for the backend."""
+        hold(self)
         host = self.backend.download(self.buf)
         count_download(host.nbytes)
         return host
@@ -68,14 +69,18 @@ class Array:
 
     def untracked(self) -> "Array":
         """The same values, unknown to the tape."""
+        hold(self)
         return Array(self.backend, self.buf, self.spec)
 
     def snapshot(self) -> "Array":
         """A second handle, which keeps today's buffer when this one is rebound."""
+        hold(self)
         return Array(self.backend, self.buf, self.spec, self.node)
 
     def rebind(self, other: "Array") -> None:
         """Let this handle stand for other's values."""
+        if (read := reads.get()) is not None:
+            read.rebinds(self)
         self.buf, self.spec, self.node = other.buf, other.spec, other.node
 
     if TYPE_CHECKING:  # the operators and the rest come from polyarr.ops

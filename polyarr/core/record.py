@@ -56,16 +56,33 @@ class Reads:
     since   the number of the first node that can be the block's own
     nodes   the nodes from before the block, with the Spec of the array that each belongs to
     arrays  the handles that are still alive, by identity
+    before  what a handle stood for before the block rebound it
     """
 
     def __init__(self) -> None:
         self.since = next(_created)
         self.nodes: dict[Node, Any] = {}
         self._handles: dict[int, weakref.ref] = {}
+        self._before: dict[int, tuple[weakref.ref, Any]] = {}
+
+    def hold(self, a: Any) -> None:
+        """Take down a handle whose values the block takes along, be it without an operation."""
+        self._handles[id(a)] = weakref.ref(a)
+
+    def rebinds(self, a: Any) -> None:
+        """Take down what a handle stands for, unless the block has rebound it already."""
+        if id(a) not in self._before or self._before[id(a)][0]() is not a:
+            alive = {key: (ref, then) for key, (ref, then) in self._before.items() if ref() is not None}
+            self._before = {**alive, id(a): (weakref.ref(a), a.snapshot())}
+
+    def before(self, a: Any) -> Any:
+        """What a handle stood for before the block rebound it, if it did."""
+        ref, then = self._before.get(id(a), (None, None))
+        return then if ref is not None and ref() is a else a.snapshot()
 
     def note(self, a: Any) -> None:
-        """Take down an array, if it is one."""
-        self._handles[id(a)] = weakref.ref(a)
+        """Take down an array that an operation takes."""
+        self.hold(a)
         if a.node is not None and a.node.number < self.since:
             self.nodes[a.node] = a.spec
 
@@ -78,7 +95,14 @@ class Reads:
     def merge(self, inner: "Reads") -> None:
         """Add what a block inside this one read."""
         self._handles.update(inner._handles)
+        self._before = {**inner._before, **self._before}
         self.nodes.update({node: spec for node, spec in inner.nodes.items() if node.number < self.since})
+
+
+def hold(a: Any) -> None:
+    """Tell the block that is read, if there is one, that a handle's values go on without an operation."""
+    if (block := reads.get()) is not None:
+        block.hold(a)
 
 
 @contextmanager
