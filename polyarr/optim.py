@@ -35,6 +35,14 @@ class Optimizer:
 
     moments = ()  # the names of what is kept per parameter
 
+    def __post_init__(self) -> None:
+        betas = {f"betas[{i}]": beta for i, beta in enumerate(getattr(self, "betas", ()))}
+        found = {name: getattr(self, name, None) for name in ("lr", "weight_decay", "clip", "momentum", "eps")}
+        for name, value in {**found, **betas}.items():
+            if isinstance(value, (int, float)) and not (0 <= value < 1 if name in betas else value >= 0):
+                range_ = "at least 0 and below 1" if name in betas else "at least 0"
+                raise ValueError(f"{type(self).__name__}: {name} is {value}; it must be {range_}")
+
     def init(self, model: Any) -> State:
         """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
         params = {name: p for name, p in _by_name(model).items() if _is_trainable(p)}
@@ -50,11 +58,11 @@ class Optimizer:
 
         Parameters whose gradient is None are left alone. Nothing is read from the device.
 
-        Errors:  ValueError if the state belongs to another model, or grads and model are swapped
+        Errors:  ValueError if grads or the state belong to another model, or grads and model are swapped; TypeError if
+                 state is no state
         """
-        if _holds_gradients(model) and not _holds_gradients(grads):
-            raise ValueError(f"{type(self).__name__}.update: model holds gradients; call update(grads, state, model)")
         given, leaves = _by_name(grads), _by_name(model)
+        self._check(grads, state, model, given, leaves)
         params = {name: p for name, p in leaves.items() if name in given and _is_trainable(p)}
         if not params:
             return model, {**state, "step": state["step"] + 1}
@@ -67,6 +75,18 @@ class Optimizer:
         moments = {m: {**state[m], **new} for m, new in zip(self.moments, named[1:], strict=True)}
         new_model = tree.unflatten(model, {**leaves, **named[0]}.values())
         return new_model, {"step": state["step"] + 1, **moments}
+
+    def _check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
+        name, order = f"{type(self).__name__}.update", "call update(grads, state, model)"
+        if not isinstance(state, dict) or not isinstance(state.get("step", 0), int):
+            raise TypeError(f"{name}: state is {type(state).__name__}; it must be as init(model) makes it; {order}")
+        if _holds_gradients(model) and not _holds_gradients(grads):
+            raise ValueError(f"{name}: model holds gradients; {order}")
+        if grads is None and leaves:
+            raise ValueError(f"{name}: grads is None; it must be a tree like model; {order}")
+        if unknown := [key for key in given if key not in leaves]:
+            what = f"a gradient for {unknown[0]!r}, which model lacks"
+            raise ValueError(f"{name}: grads has {what}; it must be a tree like model; {order}")
 
     def _moment(self, state: State, moment: str, params: dict[str, Array]) -> list[Array]:
         held = state.get(moment, {})

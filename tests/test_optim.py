@@ -197,6 +197,34 @@ def test_swapped_arguments_are_refused():
     assert not new.is_gradient and "is_gradient" not in repr(grads)
 
 
+@pytest.mark.parametrize("optimizer", [optim.SGD(lr=0.1, momentum=0.9), optim.AdamW(lr=0.1, clip=1.0)])
+def test_what_is_no_gradient_or_no_state_is_refused(on_numpy, optimizer):
+    model, name = nn.Linear(3, 2), type(optimizer).__name__
+    state = optimizer.init(model)
+    loss, grads = pa.value_and_grad(lambda m: pa.sum(m(pa.ones((4, 3)))))(model)
+    for given, key in (((loss, grads), "0"), ([pa.ones(2)], "0"), ({"wieght": pa.ones((2, 3))}, "wieght")):
+        with pytest.raises(ValueError, match=rf"^{name}\.update: grads has a gradient for '{key}', which "):
+            optimizer.update(given, state, model)
+    with pytest.raises(ValueError, match=rf"^{name}\.update: grads is None; it must be a tree like model; "):
+        optimizer.update(None, state, model)
+    with pytest.raises(ValueError, match="which model lacks"):
+        optimizer.update(grads, state, None)
+    for given in (model, None, {**state, "step": "1"}):
+        with pytest.raises(TypeError, match=rf"^{name}\.update: state is \w+; it must be as init\(model\) makes it"):
+            optimizer.update(grads, given, model)
+
+
+def test_settings_out_of_range_are_refused():
+    for kind, setting in (
+        (optim.SGD, {"lr": -1e-3}), (optim.SGD, {"lr": math.nan}), (optim.SGD, {"momentum": -1}),
+        (optim.AdamW, {"clip": -1.0}), (optim.AdamW, {"eps": -1e-8}), (optim.Adam, {"weight_decay": -0.1}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}: {next(iter(setting))} is .*; it must be at least 0$"):
+            kind(**setting)
+    with pytest.raises(ValueError, match=r"^Adam: betas\[1\] is 1; it must be at least 0 and below 1$"):
+        optim.Adam(betas=(0.9, 1))
+
+
 def test_clipping_float64_gradients_keeps_their_digits(backend):
     grads = {"a": pa.asarray(np.array([3.0, 4.0]) * (1 + 1e-12)), "b": pa.asarray(np.array([1e-9]))}
     clipped, norm = optim.clip_by_global_norm(grads, 1.0)
