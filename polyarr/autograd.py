@@ -175,7 +175,8 @@ def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:
     forward(*args) -> (value, kept); backward(kept, g) -> one gradient tree, or None, per argument. Arguments, value
     and `kept` may be any trees. Where nothing is recorded, fn itself runs. A higher derivative is that of `backward`.
 
-    Errors:  GradientError if forward closes over an array that is being differentiated: backward has no way to name it
+    Errors:  GradientError if forward closes over an array that is being differentiated: backward has no way to name it;
+             GradientError or ShapeError, when it is pulled, if backward's result does not fit the arguments
     """
 
     @functools.wraps(fn)
@@ -204,13 +205,26 @@ def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:
 
         def pull(g: list) -> list:
             full = [_zeros(o) if part is None else part for part, o in zip(g, results, strict=True)]
-            grads = backward(kept, tree.unflatten(value, full))
+            grads = _checked(backward(kept, tree.unflatten(value, full)), args)
             flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
             return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
 
         return _joined(value, inputs, pull)
 
     return wrapped
+
+
+def _checked(grads: Any, args: tuple) -> Any:
+    """What backward returned, if it can be the gradients of args: as many, and each array of its argument's shape."""
+    if not isinstance(grads, (tuple, list)) or len(grads) != len(args):
+        given = f"{len(grads)} gradients" if isinstance(grads, (tuple, list)) else type(grads).__name__
+        required = f"a tuple of {len(args)}, one gradient or None for each argument"
+        raise GradientError(f"custom_vjp: backward returned {given}; it must return {required}")
+    for arg, found in zip(args, grads, strict=True):
+        for leaf, g in zip(tree.leaves(arg), _aligned(arg, found), strict=True):
+            if type(g) is Array and type(leaf) is Array and g.shape != leaf.shape:
+                raise ShapeError(f"custom_vjp: backward returned {g.spec} for {leaf.spec}; it must have that shape")
+    return grads
 
 
 def _name_of(node: Node, *functions: Callable) -> str:

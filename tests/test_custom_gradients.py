@@ -231,6 +231,20 @@ def test_checkpoint_of_what_carries_no_gradient() -> None:
     close(pa.grad(lambda w: w[0] * place(w).astype(w.dtype))(pa.asarray([2.0, 3.0])), [1, 0])
 
 
+@pytest.mark.parametrize(
+    ("backward", "message"),
+    [
+        (lambda kept, g: (g, g), "^custom_vjp: backward returned 2 gradients; it must return a tuple of 1"),
+        (lambda kept, g: g, "^custom_vjp: backward returned Array; it must return a tuple of 1"),
+        (lambda kept, g: (pa.ones(3, dtype="float64"),), r"^custom_vjp: backward returned float64\[3\] for float64"),
+    ],
+)
+def test_custom_vjp_checks_what_backward_returns(backward: Callable, message: str) -> None:
+    double = pa.custom_vjp(lambda x: x * 2, lambda x: (x * 2, x), backward)
+    with pytest.raises((GradientError, pa.ShapeError), match=message):
+        pa.grad(double)(scalar(2.0))
+
+
 def test_custom_vjp_names_what_it_closes_over() -> None:
     def scaled(w: Array) -> Array:
         return pa.custom_vjp(lambda x: x * w, lambda x: (x * w, x), lambda x, g: (g * w,))(w * 3)
