@@ -145,6 +145,14 @@ def test_doctor_survives_what_it_examines(plugin):
     assert re.search(r"^\d+ problems? found$", found.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("statement", ["os._exit(0)", "os._exit(3)"])
+def test_doctor_notices_a_plugin_that_ends_the_process(plugin, statement):
+    """Also with exit code 0, which does not say that all was examined."""
+    found = polyarr("doctor", folder=plugin(f"import os\n{statement}"))
+    assert re.search(r"\n  error +to look for plugins: the process that tried it ended ", found.stdout)
+    assert found.returncode == 1 and "1 problem found" in found.stdout
+
+
 def test_doctor_names_the_folders_that_may_be_deleted():
     """Where a process dies that may have read them."""
     line = doctor._of_death("backend mirror", "was ended by signal 11 (SIGSEGV)", ["/here", "/there"])

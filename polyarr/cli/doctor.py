@@ -74,7 +74,7 @@ def _examine() -> int:
     """Run all steps in a process of their own, and go on in another one where it dies; how many errors there are."""
     broken, done, title, caches = 0, list[str](), "", list[str]()
     while True:
-        step = ""
+        step, is_finished = "", False
         with _Examiner(done) as examiner:
             for message in examiner:
                 step, caches = message["step"], message.get("caches", caches)
@@ -85,9 +85,11 @@ def _examine() -> int:
                 if "lines" in message:
                     done.append(step)
                     step = ""
-        if examiner.end == "":
+                is_finished = "finished" in message
+        if is_finished and not examiner.end:
             return broken
-        broken += _show("", [_of_death(step or "to look for plugins", examiner.end, caches)])
+        end = examiner.end or "ended before it was done"  # a plugin may end the process with code 0
+        broken += _show("", [_of_death(step or "to look for plugins", end, caches)])
         if not step:
             return broken
         done.append(step)
@@ -150,6 +152,7 @@ def examine(done: list[str]) -> None:
             if step not in done:
                 say(title=title, step=step, caches=plugins.caches())
                 say(title=title, step=step, lines=lines())
+    say(step="", finished=True)
     out.close()
 
 
