@@ -176,6 +176,23 @@ def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="the system has no locks on folders")
+def test_two_trainings_keep_out_of_each_others_folder(tmp_path):
+    """The second one is told so, and nothing is lost; when the first one has ended, the folder is free."""
+    told = []
+
+    def start_another(line):
+        with pytest.raises(OSError, match="another training writes here") as error:
+            train(new_run(TEXT, RECIPE, seed=2), tmp_path, quiet)
+        told.append(error.value.filename)
+
+    first = train(new_run(TEXT, RECIPE, seed=1), tmp_path, start_another)
+    assert told == [str(tmp_path)] * 2
+    assert load_checkpoint(tmp_path, "last").info["run"] == first.id
+    second = train(new_run(TEXT, RECIPE, seed=2), tmp_path, quiet)
+    assert load_checkpoint(tmp_path, "last").info["run"] == second.id
+
+
 def test_a_second_interruption_while_saving_leaves_what_was_saved_before(tmp_path, monkeypatch):
     train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

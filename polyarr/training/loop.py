@@ -23,7 +23,7 @@ from polyarr.text import CharTokenizer, split_text
 from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
 from polyarr.training.data import evaluation_windows, random_windows
 from polyarr.training.extras import extra
-from polyarr.training.files import CURVE, remove_left_overs
+from polyarr.training.files import CURVE, alone_in, remove_left_overs
 from polyarr.training.plot import save_curve
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
@@ -92,12 +92,20 @@ def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, data: str | None =
 def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> Run:
     """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
 
-    Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to
+    Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
+             or another training writes to it
     """
-    echo = echo or _echo
-    recipe, optimizer = run.recipe, run.recipe.optimizer()
     check(_checkpoint(run, None))  # now, rather than at the first evaluation
-    remove_left_overs(folder)
+    with alone_in(folder):
+        remove_left_overs(folder)
+        _train(run, folder, echo or _echo)
+        validation = [(row["step"], row["val"]) for row in run.history]
+        save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps")
+    return run
+
+
+def _train(run: Run, folder: Path, echo: Callable[[str], None]) -> None:
+    recipe, optimizer = run.recipe, run.recipe.optimizer()
     with _interrupt() as interruption, _progress(run) as bar:
         unread: list[Array] = []
         started = time.perf_counter()
@@ -117,9 +125,6 @@ def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> 
             _read(unread, run)
             run.seconds += time.perf_counter() - started
             _save_interrupted(run, folder)
-    validation = [(row["step"], row["val"]) for row in run.history]
-    save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps")
-    return run
 
 
 def _one_step(run: Run, optimizer: AdamW) -> Array:
