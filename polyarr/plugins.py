@@ -255,11 +255,12 @@ def _not_started(failure: PluginFailure, spec: BackendSpec) -> BackendError:
             _state.loader.warn(failure)
     message = f"backend {failure.backend!r} could not start: {reason_of(error)}"
     hint = spec.install_hint or KNOWN.get(spec.name, "")
+    way_out = ";"
     if lacks_library(error) and hint:
-        message += f"; install what it needs with: {hint}"
+        message, way_out = f"{message}; install what it needs with: {hint}", ","
     others = sorted({*_state.loader.names} - _state.not_started.keys())
     if others:
-        message += f"{',' if ';' in message else ';'} or use: {', '.join(others)}"
+        message += f"{way_out} or use: {', '.join(others)}"
     return BackendError(message)
 
 

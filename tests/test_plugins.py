@@ -231,6 +231,19 @@ def test_a_missing_library_comes_with_the_command_that_installs_it():
         get_backend("cupy")
 
 
+def test_the_way_out_follows_the_reason_whatever_that_says():
+    """A semicolon in the reason does not make the other backends a part of it."""
+
+    class Torn:
+        @hookimpl
+        def polyarr_backends(self, register):
+            register("torn", lambda: toy("other"))
+
+    plugins.register_plugin(Torn())
+    with pytest.raises(BackendError, match=r"it must be 'torn', or 'torn:device'; or use: "):
+        get_backend("torn")
+
+
 def test_threads_that_start_a_backend_together_get_the_same_one():
     """start() runs once."""
     plugin, found, gate = Toy(), [], threading.Barrier(8)
