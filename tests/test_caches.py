@@ -33,7 +33,7 @@ def used(folder: Path, program: str = USE, *, limit: int | None = None, **enviro
 
 
 def entries(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("polyarr/kernels/1-*/*") if path.is_file()]
+    return [path for path in folder.glob(f"polyarr/kernels/{caches.FORMAT}-*/*") if path.is_file()]
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +138,34 @@ def test_a_folder_that_others_may_only_read_is_closed_to_them(tmp_path):
 def test_without_a_home_nothing_is_kept_in_the_current_folder():
     with pytest.raises(OSError, match="set HOME or XDG_CACHE_HOME"):
         caches.private(Path("~/.cache/polyarr"))
+
+
+def test_an_entry_under_another_name_is_none(tmp_path):
+    store = caches.Store(tmp_path)
+    store.save("one", b"content")
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert store.load("two") is None and not (tmp_path / "two").exists()
+
+
+def test_what_nobody_used_for_long_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "root", lambda: tmp_path / "kernels")
+    caches.trouble.cache_clear()
+    store = caches.store_of("a driver")
+    folder = store._folder
+    for name in ("used", "unused"):
+        store.save(name, b"content")
+        os.utime(folder / name, (0, 0))
+    assert store.load("used") == b"content"
+    caches.store_of("a driver")
+    caches.trouble.cache_clear()
+    assert [path.name for path in folder.iterdir()] == ["used"]
+
+
+def test_an_entry_that_is_no_archive_is_compiled_anew(warm):
+    """Though its checksum is right."""
+    for path in entries(warm):
+        caches.Store(path.parent).save(path.name, b"no archive")
+    assert used(warm) == "[1.0, 2.0]"
 
 
 def test_an_entry_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):

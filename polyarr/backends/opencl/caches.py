@@ -27,7 +27,8 @@ try:
 except ImportError:  # on Windows, where what a killed process leaves stays there
     fcntl = resource = None  # type: ignore[assignment]
 
-FORMAT = "1"  # of the entries
+FORMAT = "2"  # of the entries
+ABANDONED, UNUSED = 86400, 90 * 86400  # seconds: nobody takes a day to write a file; what no process needed goes
 ROOM = 8 << 20  # bytes that must be free where a driver compiles
 TEMPORARY, RUN = ".new-", "polyarr-"  # how the names of what is being written, and of run folders, begin
 LOCK = "lock"  # the file that the process of a run folder holds
@@ -104,11 +105,18 @@ class Store:
         except OSError:
             return None
         digest, content = found[:32], found[32:]
-        if digest == hashlib.sha256(content).digest():
-            return content
+        if digest != _digest(name, content):
+            self.forget(name)
+            return None
         with contextlib.suppress(OSError):
-            path.unlink()
-        return None
+            os.utime(path)  # it is of use, and stays
+        return content
+
+    def forget(self, name: str) -> None:
+        """Remove what is of no use after all."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
 
     def save(self, name: str, content: bytes) -> None:
         """Keep content, whole or, where there is no room, not at all."""
@@ -118,11 +126,16 @@ class Store:
         try:
             handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=TEMPORARY)
             with open(handle, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
+                file.write(_digest(name, content) + content)
             Path(temporary).replace(self._folder / name)
         except OSError:  # a full disk costs a compilation in the next process, and nothing in this one
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    """Of the name, too: an entry in another's place is no entry."""
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 
 @lru_cache(maxsize=1)
@@ -147,15 +160,16 @@ def store_of(identity: str) -> Store:
         folder = private(root() / f"{FORMAT}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}")
     except OSError:
         return Store(None)
-    _remove_old_temporaries(folder)
+    _remove_older(folder, f"{TEMPORARY}*", ABANDONED)
+    _remove_older(folder, "*", UNUSED)
     return Store(folder)
 
 
-def _remove_old_temporaries(folder: Path) -> None:
-    """Those that a process which was ended left behind; nobody takes a day to write one."""
-    for path in folder.glob(f"{TEMPORARY}*"):
+def _remove_older(folder: Path, names: str, seconds: float) -> None:
+    """Remove the files and folders of these names that nobody touched for so long."""
+    for path in folder.glob(names):
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < time.time() - 86400:
+            if path.stat().st_mtime < time.time() - seconds:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -233,7 +247,7 @@ def _file_limit() -> str:
 
 def _remove_abandoned(parent: Path) -> None:
     """The run folders of processes that were killed: nobody holds their lock."""
-    _remove_old_temporaries(parent)
+    _remove_older(parent, f"{TEMPORARY}*", ABANDONED)
     for path in parent.glob(f"{RUN}*") if fcntl else ():
         with contextlib.suppress(OSError), (path / LOCK).open("rb") as file:  # an error: it lives, or was just removed
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

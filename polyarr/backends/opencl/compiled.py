@@ -119,10 +119,20 @@ class PoclCompiler(Compiler):
         content = self._store.load(name) if self._run else None
         if content is None:
             return
-        with zipfile.ZipFile(io.BytesIO(content)) as entry:
-            files = entry.namelist()
-            # What is there already was loaded, perhaps, and a library must not change under those who run it.
-            entry.extractall(self._run, [file for file in files if not (self._run / file).exists()])
+        try:
+            entry = zipfile.ZipFile(io.BytesIO(content))
+        except zipfile.BadZipFile:  # of somebody who knows how checksums are made
+            self._store.forget(name)
+            return
+        files = entry.namelist()
+        # What is there already was loaded, perhaps, and a library must not change under those who run it.
+        missing = [file for file in files if not (self._run / file).exists()]
+        try:
+            entry.extractall(self._run, missing)
+        except OSError:  # no room: PoCL must not find a part of a file
+            for file in missing:
+                (self._run / file).unlink(missing_ok=True)
+            return
         self._made[name], self._kept[name] = self._run.joinpath(*Path(files[0]).parts[:2]), set(files)
         self._known.add(self._made[name])
 

@@ -194,7 +194,10 @@ def read_user_file() -> Table:
     file = user_file()
     if file is None or not file.exists():
         return {}
-    whole = json.loads(file.read_text())
+    try:
+        whole = json.loads(file.read_text())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     table = whole.get("matmul") if isinstance(whole, dict) else None
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
         raise ValueError('it must be {"matmul": {name: {"4 bytes": [parameters, ...]}}}')
