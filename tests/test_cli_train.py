@@ -113,6 +113,12 @@ def test_resuming_a_part_of_a_schedule_has_nothing_to_say(trained, tmp_path):
     assert code == 0 and "the recipe changes after step 3: not the same as 4 steps with it" in out
 
 
+def test_resuming_on_another_text_says_so(trained, copied):
+    (copied / "b.txt").write_text((trained[0] / "a.txt").read_text()[::-1])
+    code, out, err = run(*RESUME, "--steps", 3, "--data", "b.txt", cwd=copied)
+    assert code == 0 and "the text is not the one of the first 2 steps: best begins anew, on this one" in out, err
+
+
 def test_resuming_what_is_done_draws_the_curve(copied):
     (copied / "run" / "loss.png").unlink()
     before = files(copied / "run")

@@ -146,6 +146,13 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path):
     assert [row["step"] for row in resumed.history] == [10, 20] and resumed.curve[-1] == whole.curve[-1]
 
 
+def test_best_begins_anew_on_another_text(tmp_path):
+    run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    saved = load_checkpoint(tmp_path, "last")
+    assert resumed_run(TEXT, saved, RECIPE).best == run.best
+    assert resumed_run(TEXT[::-1], saved, RECIPE).best == math.inf
+
+
 def test_accumulation_equals_a_larger_batch():
     plain = dataclasses.replace(RECIPE, model={**RECIPE.model, "drop_rate": 0.0})
     runs = [new_run(TEXT, plain.changed(accumulation=n), 1) for n in (1, 2)]

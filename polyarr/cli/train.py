@@ -109,13 +109,15 @@ def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
     run = resumed_run(_text(found, recipe), saved, recipe, data=None if found is None else str(found))
-    _say_what_differs(before, run)
+    _say_what_differs(before, saved.info["text"], run)
     return run
 
 
-def _say_what_differs(before: Recipe, run: Run) -> None:
+def _say_what_differs(before: Recipe, text: str, run: Run) -> None:
     """Say so if the run will not end where one with as many steps from the beginning does."""
     recipe = run.recipe
+    if run.text != text:
+        click.echo(f"the text is not the one of the first {run.step:,} steps: best begins anew, on this one")
     if replace(before, steps=recipe.steps) != recipe:
         click.echo(f"the recipe changes after step {run.step:,}: not the same as {recipe.steps:,} steps with it")
     if recipe.steps > max(run.step, recipe.decay_steps):
@@ -146,8 +148,11 @@ def choose_backend(name: str | None) -> None:
 def _check_writable(out: Path) -> None:
     """Raise OSError unless files can be made in out, which is created."""
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=out):
-        pass
+    try:
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:  # which names the file that was tried
+        raise OSError(error.errno, error.strerror, str(out)) from error
 
 
 def _introduce(run: Run) -> None:

@@ -1,6 +1,7 @@
 """The training loop. It reads the loss now and then, and nothing else, so that the device is never kept waiting."""
 
 import contextlib
+import hashlib
 import math
 import platform
 import signal
@@ -48,6 +49,7 @@ class Run:
     state: dict[str, Any]
     preset: str = "GPT"
     data: str | None = None  # the path of the text
+    text: str = ""  # its checksum
     id: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells the checkpoints of two runs apart
     history: list[dict] = field(default_factory=list)  # one row per evaluation
     curve: list[tuple] = field(default_factory=list)  # (step, mean training loss since the row before)
@@ -71,22 +73,30 @@ def new_run(text: str, recipe: Recipe, seed: int, preset: str = "GPT", data: str
     model = GPTModel(recipe.config(tokenizer.vocab_size))
     train, validation = map(tokenizer.encode, split_text(text))
     state = recipe.optimizer().init(model)
-    return Run(recipe, tokenizer, train, validation, seed, model, state, preset, data)
+    return Run(recipe, tokenizer, train, validation, seed, model, state, preset, data, checksum(text))
 
 
 def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, data: str | None = None) -> Run:
     """A run that goes on from a checkpoint, with its recipe or a changed one, and the text at a path.
+
+    With another text than before, "best" begins anew: losses on two texts do not compare.
 
     Errors:  ValueError if the text has characters that the checkpoint does not know
     """
     train, validation = map(saved.tokenizer.encode, split_text(text))
     info = saved.info
     random.set_state(tuple(info["random_state"]))
-    named = {"preset": info["preset"], "data": data, "id": info["run"]}
+    named = {"preset": info["preset"], "data": data, "text": checksum(text), "id": info["run"]}
     run = Run(recipe, saved.tokenizer, train, validation, info["seed"], saved.model, saved.state, **named)
     run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
-    run.best = min((row["val"] for row in run.history), default=math.inf)
+    if run.text == info["text"]:
+        run.best = min((row["val"] for row in run.history), default=math.inf)
     return run
+
+
+def checksum(text: str) -> str:
+    """What tells one text from another."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> Run:
@@ -198,6 +208,7 @@ def _checkpoint(run: Run, val_loss: float | None) -> Checkpoint:
         "run": run.id,
         "preset": run.preset,
         "data": run.data,
+        "text": run.text,
         "recipe": run.recipe.to_dict(),
         "seed": run.seed,
         "step": run.step,
