@@ -136,3 +136,12 @@ def test_layer_norm_of_small_narrow_numbers_has_a_finite_gradient(backend: Backe
     slope = pa.grad(lambda a: ops.sum(ops.layer_norm(a) * weights.astype(a.dtype)))
     found, exact = slope(x.astype("float16")).numpy(), slope(x.astype("float32")).numpy()
     np.testing.assert_allclose(found.astype("float32"), exact, rtol=0.05, atol=0.05 * abs(exact).max())
+
+
+def test_gelu_of_huge_numbers(backend) -> None:
+    """Whose cube is infinite."""
+    x = np.array([1e30, -1e30, 12.0, -12.0, 10.0], np.float32)
+    for approximate in ("none", "tanh"):
+        slope = pa.grad(lambda a, form=approximate: pa.sum(ops.gelu(a, approximate=form)))
+        for where in (backend, backend.without_fused()):
+            np.testing.assert_allclose(slope(pa.asarray(x, device=where)).numpy(), [1, 0, 1, 0, 1], atol=1e-15)

@@ -10,6 +10,7 @@ from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import (
     add,
+    clip,
     divide,
     erf,
     exp,
@@ -135,7 +136,8 @@ def gelu(x, *, approximate="none"):
     """
     check_kind("gelu", "x", spec_of(x), "floating")
     if approximate == "tanh":
-        inner = multiply(multiply(x, add(multiply(square(x), 0.044715), 1)), math.sqrt(2 / math.pi))
+        bounded = clip(x, -10, 10)  # there tanh is 1 in every dtype; of a huge x the gradient would be inf * 0
+        inner = multiply(multiply(bounded, add(multiply(square(bounded), 0.044715), 1)), math.sqrt(2 / math.pi))
         return multiply(multiply(x, 0.5), add(tanh(inner), 1))
     if approximate == "none":
         return multiply(multiply(x, 0.5), add(erf(multiply(x, math.sqrt(0.5))), 1))
