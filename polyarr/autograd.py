@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,12 +109,12 @@ def checkpoint(fn: Callable) -> Callable:
     """
 
     @functools.wraps(fn)
-    def wrapped(*args: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not is_recording():
-            return fn(*args)
-        state, args = random.get_state(), tree.map(_snapshot, args)
+            return fn(*args, **kwargs)
+        state, args = random.get_state(), tree.map(_snapshot, (*args, kwargs))
         with paused(), reading() as read:
-            value = fn(*tree.map(_untracked, args))
+            value = _called(fn, tree.map(_untracked, args))
         parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
         given = [leaf for leaf in tree.leaves(args) if _is_tracked(leaf)]
         results = {id(leaf) for leaf in tree.leaves(value)}
@@ -126,7 +126,7 @@ def checkpoint(fn: Callable) -> Callable:
             again = list(args)
             with recording(), random.restored(state), _as_they_were(captured), reading() as read:
                 tracked = [_track(again, i) for i in range(len(again))]
-                found = tree.map(_snapshot, [fn(*again), rebound])
+                found = tree.map(_snapshot, [_called(fn, again), rebound])
             if read.nodes.keys() - parents.keys():
                 raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
             ends = [node for nodes in tracked for node in nodes if node]
@@ -146,6 +146,11 @@ def checkpoint(fn: Callable) -> Callable:
         return value
 
     return wrapped
+
+
+def _called(fn: Callable, args: Sequence) -> Any:
+    """fn of its arguments, of which the last are those by name."""
+    return fn(*args[:-1], **args[-1])
 
 
 @contextmanager

@@ -114,6 +114,12 @@ def test_checkpoint_differentiates_what_it_closes_over() -> None:
     close(pull(scalar(2.0))[0], 24)
 
 
+def test_checkpoint_takes_arguments_by_name() -> None:
+    fn = pa.checkpoint(lambda x, *, y, times=1: x * y * times)
+    close(pa.grad(lambda y: fn(scalar(3.0), y=y * y, times=5))(scalar(2.0)), 60)
+    assert fn(scalar(3.0), y=2.0).item() == 6
+
+
 def test_checkpoint_of_a_module_trains_it(backend: Backend) -> None:
     model = nn.Sequential(nn.Linear(3, 4, activation="gelu"), nn.Linear(4, 3))
     x = pa.random.normal((5, 3))
