@@ -412,6 +412,19 @@ def overrides() -> list[Override]:
     return [row for name in names for row in _state.overrides[name]]
 
 
+def without_backend() -> list[str]:
+    """The plugins for backends that nobody offers, which are never asked for: one line each."""
+    _state.loader.load()
+    names, lines = _state.loader.names, list[str]()
+    for source in _state.loader.sources:
+        if source.backend not in {"", source.entry_point, *names, *_state.not_started}:
+            who = called(source.distribution, source.entry_point)
+            close = difflib.get_close_matches(source.backend, names, 1)
+            hint = f"; did you mean '{close[0]}{source.entry_point[len(source.backend) :]}'?" if close else ""
+            lines.append(f"{who} is for the backend {source.backend!r}, which nobody offers{hint}")
+    return lines
+
+
 def devices() -> list[DeviceInfo]:
     """The devices of every plugin that lists them. Asks the drivers, but starts no backend."""
     return _gather("polyarr_devices", "list devices", _device)

@@ -91,6 +91,16 @@ def test_a_hanging_plugin_stalls_nobody_else(tmp_path):
         assert (found.stdout.strip(), found.stderr) == (name, "")
 
 
+def test_a_plugin_for_a_backend_that_nobody_offers_is_named():
+    """Nobody would ever ask for it."""
+    with installed({"numpi.fast": REPLACES, "absent.fast": REPLACES, "numpy.fast": REPLACES, "a": offers("other")}):
+        assert plugins.without_backend() == [
+            "plugin 'numpi.fast' (fake-numpi.fast 1.2) is for the backend 'numpi', which nobody offers; "
+            "did you mean 'numpy.fast'?",
+            "plugin 'absent.fast' (fake-absent.fast 1.2) is for the backend 'absent', which nobody offers",
+        ]
+
+
 def test_one_module_under_two_names_is_one_plugin():
     """A package that brings a backend and replaces kernels of another has an entry point for each."""
     with installed({"a": offers("a") + REPLACES}) as folder:

@@ -33,6 +33,7 @@ from polyarr.plugins import (
     overrides,
     status,
     use_backend,
+    without_backend,
 )
 
 # What the other process runs, with this one's import path; not as a module, because it is not to look in this folder.
@@ -183,7 +184,7 @@ def _chosen(names: list[str]) -> list[Diagnosis]:
 
 def _replaced() -> list[Diagnosis]:
     rows = [f"{row.backend}: {row.op} is that of {row.entry_point} ({row.distribution})" for row in overrides()]
-    return [Diagnosis("ok", row) for row in rows]
+    return [Diagnosis("ok", row) for row in rows] + [Diagnosis("warning", line) for line in without_backend()]
 
 
 def _is_shown(failure: PluginFailure) -> bool:
