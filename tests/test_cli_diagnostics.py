@@ -326,9 +326,9 @@ def test_help_starts_nothing():
             sys.executable,
             "-c",
             "import sys; from polyarr.cli import main; sys.argv = ['polyarr', '--help']\n"
-            "found = lambda n: n.startswith(('polyarr.cli.', 'polyarr.backends', 'pyop')) and n != 'polyarr.cli.output'\n"
+            "started = ('polyarr.cli.', 'polyarr.backends', 'pyop')\n"
             "try: main()\n"
-            "finally: print([n for n in sys.modules if found(n)])",
+            "finally: print([n for n in sys.modules if n.startswith(started) and n != 'polyarr.cli.output'])",
         ],
         cwd=ROOT,
         capture_output=True,
