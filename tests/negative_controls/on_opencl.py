@@ -28,7 +28,7 @@ PROGRAMS = {}  # device -> the program of SOURCE
 
 
 def device_of(backend):
-    return backend.kernels[ops.exp].args[-1]
+    return importlib.import_module("polyarr.backends.opencl.devices").select(backend.name)
 
 
 def dense(device, x):
