@@ -17,21 +17,9 @@ from polyarr.models.gpt import GPTConfig
 from polyarr.training import CheckpointError, Recipe, load_checkpoint, loop, new_run, resumed_run, train
 from polyarr.training import checkpoint as checkpoints
 from polyarr.training.checkpoint import newest, save_checkpoint
+from tests.killed_runs import OTHER, SIZES, TEXT
 
-TEXT = "the quick brown fox jumps over the lazy dog; " * 12
-OTHER = "PACK MY BOX WITH FIVE DOZEN LIQUOR JUGS. " * 12
-SIZES = {
-    "context_length": 4,
-    "emb_dim": 8,
-    "n_heads": 2,
-    "n_layers": 1,
-    "drop_rate": 0.1,
-    "qkv_bias": False,
-    "tie_embeddings": True,
-}
-RECIPE = Recipe(
-    SIZES, batch_size=2, steps=2, lr=1e-2, min_lr=1e-3, warmup=0, eval_every=1, eval_windows=2
-)
+RECIPE = Recipe(SIZES, batch_size=2, steps=2, lr=1e-2, min_lr=1e-3, warmup=0, eval_every=1, eval_windows=2)
 
 
 def quiet(line):
