@@ -2,9 +2,10 @@
 
 from polyarr import nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused, Transfers, transfers
+from polyarr.core.current import get_backend, set_backend, use_backend
 from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError, GradientError, ShapeError
-from polyarr.core.op import Array
 from polyarr.core.spec import (
     Spec,
     bfloat16,
@@ -172,7 +173,6 @@ from polyarr.ops import (
     zeros_like,
 )
 from polyarr.ops.standard import astype, concat, count_nonzero, cumulative_prod, cumulative_sum, diff, repeat, reshape
-from polyarr.plugins import get_backend, set_backend, use_backend
 from polyarr.version import __version__
 
 __array_api_version__ = "2024.12"

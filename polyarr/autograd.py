@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyarr import ops, random, tree
+from polyarr.core.array import Array
 from polyarr.core.errors import GradientError, ShapeError
-from polyarr.core.op import Array, Pair
-from polyarr.core.record import Node, is_recording, paused, reading, recording
+from polyarr.core.record import Pair
 from polyarr.core.spec import FLOATS, Spec
+from polyarr.core.tape import Node, is_recording, paused, reading, recording
 
 
 def grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:

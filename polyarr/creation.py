@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from polyarr import ops
+from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.op import Array, from_numpy
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, as_dtype, bfloat16, check_number, float32, int64, promote
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import shape_of, steps_between
-from polyarr.plugins import get_backend, use_backend
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from polyarr.core.op import Array, spec_of
+from polyarr.core.array import Array, spec_of
+from polyarr.core.current import get_backend
 from polyarr.core.spec import (
     DTYPES,
     FLOATS,
@@ -19,7 +20,6 @@ from polyarr.core.spec import (
     promote,
 )
 from polyarr.core.spec import bool as bool_
-from polyarr.plugins import get_backend
 
 _GROUPS = {
     "bool": (bool_,),

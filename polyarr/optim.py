@@ -7,7 +7,7 @@ from typing import Any
 
 from polyarr import ops, tree
 from polyarr.autograd import value_and_grad
-from polyarr.core.op import Array
+from polyarr.core.array import Array
 from polyarr.core.spec import FLOATS, float32, float64
 
 Schedule = Callable[[int], float]

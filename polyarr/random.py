@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from polyarr import ops
-from polyarr.core.op import Array
+from polyarr.core.array import Array
 from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64
 from polyarr.ops.create import shape_of
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from polyarr.core.backend import Backend
-from polyarr.plugins import use_backend
+from polyarr.core.current import use_backend
 
 # Function-scoped fixtures are meant, so no health checks; compiling takes its time, so no deadline. A failure names its
 # sample, so hypothesis need not explain it.

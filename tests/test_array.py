@@ -10,8 +10,8 @@ import pytest
 import polyarr as pa
 from polyarr import ops
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.plugins import get_backend
 
 BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"]
 BITS = ["and_", "or_", "xor", "lshift", "rshift"]

@@ -10,11 +10,11 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError, GradientError, ShapeError
-from polyarr.core.op import Array
 from polyarr.core.spec import Spec
-from polyarr.plugins import get_backend, use_backend
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 

@@ -16,9 +16,10 @@ import polyarr as pa
 from polyarr import nn, ops, plugins
 from polyarr.backends.numpy.table import make_kernels
 from polyarr.core.backend import Backend, Fused
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError, DtypeError, GradientError
 from polyarr.models.gpt import GPTModel
-from polyarr.plugins import get_backend, hookimpl, use_backend
+from polyarr.plugins import hookimpl
 from polyarr.testing import CheckFailure, assert_gradients_agree, check_grads
 
 PAGE = Path(__file__).parent.parent / "docs" / "check-gradients.md"

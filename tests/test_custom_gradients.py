@@ -9,9 +9,9 @@ import pytest
 
 import polyarr as pa
 from polyarr import nn, ops, tree
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import GradientError
-from polyarr.core.op import Array
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 

@@ -10,9 +10,9 @@ import pytest
 import polyarr as pa
 from polyarr import ops
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, SIGNED, UNSIGNED
-from polyarr.plugins import get_backend
 from polyarr.testing.strategies import Data
 
 NAMES = [d.name for d in DTYPES]

@@ -18,13 +18,14 @@ import pytest
 from click.testing import CliRunner
 
 import polyarr as pa
-from polyarr import ops, plugins
+from polyarr import diagnosis, ops, plugins
 from polyarr.backends.numpy.table import make_kernels
 from polyarr.cli import main
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.op import OPS
-from polyarr.plugins import PluginWarning, get_backend, hookimpl
+from polyarr.plugins import PluginWarning, hookimpl
 from polyarr.testing import Data, Sample, checks
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import Lacking
@@ -82,9 +83,9 @@ def name(request, tmp_path):
 
 def test_an_example_is_found_and_complete(name):
     backend = get_backend(name)
-    row = next(row for row in plugins.status() if row.name == name)
+    row = next(row for row in diagnosis.status() if row.name == name)
     assert (row.state, row.distribution) == ("running", f"polyarr-{name} 0.1.0") and row.summary
-    assert not plugins.failures()
+    assert not diagnosis.failures()
     assert set(PRIMITIVES) <= set(backend.kernels)
 
 
@@ -123,7 +124,7 @@ def test_the_one_on_pytorch_says_what_is_missing(tmp_path, monkeypatch):
         with pytest.raises(BackendError, match="install what it needs with: pip install torch"):
             get_backend("torch")
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        assert any("pip install torch" in row.text for row in plugins.diagnose() if row.level == "warning")
+        assert any("pip install torch" in row.text for row in diagnosis.diagnose() if row.level == "warning")
 
 
 def test_the_template_works_after_renaming(tmp_path, monkeypatch):
@@ -200,7 +201,7 @@ def test_a_kernel_is_replaced_once_when_the_backend_starts(fresh):
     for _ in range(3):
         assert pa.exp(x).tolist() == [2.0, 4.0]
     assert asked.count("toy") == 1
-    assert [(r.backend, r.op, r.entry_point) for r in plugins.overrides()] == [("toy", "exp", "mine")]
+    assert [(r.backend, r.op, r.entry_point) for r in diagnosis.overrides()] == [("toy", "exp", "mine")]
     assert get_backend("numpy").kernels[ops.exp] is not doubled
 
 
@@ -209,7 +210,7 @@ def test_a_replacement_goes_with_its_plugin(fresh):
     plugins.register_plugin(mine)
     assert get_backend("toy").kernels[ops.exp] is doubled
     plugins.unregister_plugin(mine)
-    assert get_backend("toy").kernels[ops.exp] is not doubled and not plugins.overrides()
+    assert get_backend("toy").kernels[ops.exp] is not doubled and not diagnosis.overrides()
 
 
 @pytest.mark.parametrize(
@@ -224,8 +225,8 @@ def test_a_replacement_that_cannot_work_leaves_the_backend_as_it_was(fresh, kern
     plugins.register_plugin(replacing("wrong", kernels))
     with pytest.warns(PluginWarning, match="could not replace kernels of 'toy'"):
         backend = get_backend("toy")
-    assert backend.kernels.keys() == toy().kernels.keys() and not plugins.overrides()
-    assert reason in str(plugins.failures()[-1])
+    assert backend.kernels.keys() == toy().kernels.keys() and not diagnosis.overrides()
+    assert reason in str(diagnosis.failures()[-1])
 
 
 def test_a_hook_that_fails_leaves_the_backend_as_it_was(fresh):
@@ -233,7 +234,7 @@ def test_a_hook_that_fails_leaves_the_backend_as_it_was(fresh):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         assert get_backend("toy").kernels.keys() == toy().kernels.keys()
-    assert plugins.failures()[-1].stage == "replace kernels of 'toy'"
+    assert diagnosis.failures()[-1].stage == "replace kernels of 'toy'"
 
 
 def test_of_two_plugins_for_one_op_the_first_counts(fresh):
@@ -246,7 +247,7 @@ def test_of_two_plugins_for_one_op_the_first_counts(fresh):
 
 def test_the_example_that_replaces_gelu(tmp_path):
     with installed(EXAMPLES / "polyarr-faster-gelu", into=tmp_path):
-        assert [(r.backend, r.op) for r in plugins.overrides()] == [("numpy", "gelu")]
+        assert [(r.backend, r.op) for r in diagnosis.overrides()] == [("numpy", "gelu")]
         for approximate in ("tanh", "none"):
             params = {"approximate": approximate}
             for dtype in ("float16", "bfloat16", "float32", "float64"):
@@ -285,7 +286,7 @@ def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path):
         kit = "tanh or exp or sum or scatter or softmax or whole"
         ran = pytest_in(folder, "test_mine.py", "--polyarr-backend=mine", known, "-k", kit)
         assert re.search(r"^\d+ passed", ran.splitlines()[-1]), ran
-        assert [(r.backend, r.op) for r in plugins.overrides()] == [("mine", "exp")]
+        assert [(r.backend, r.op) for r in diagnosis.overrides()] == [("mine", "exp")]
         shown = CliRunner().invoke(main, ["doctor"]).output
     assert "ok       mine (polyarr-mine 0.1.0) computes on cpu" in shown
     assert f"polyarr-mine: NumPy {np.__version__}" in shown
@@ -299,7 +300,7 @@ def test_the_pages_kernel_in_opencl_c(tmp_path, monkeypatch):
     with plugins.fresh():
         plugins.register_plugin(importlib.import_module("polyarr_cl_square"))
         backend = get_backend("opencl")
-        assert [r.op for r in plugins.overrides()] == ["square"] and backend.family == "opencl"
+        assert [r.op for r in diagnosis.overrides()] == ["square"] and backend.family == "opencl"
         for shape in ((), (0,), (5, 33)):
             for dtype in ("float32", "int32"):
                 checks.check_forward(ops.square, backend, Sample((Data(shape, dtype),)))

@@ -58,7 +58,8 @@ def test_each_use_in_the_child_says_so():
 
 def test_numpy_works_in_the_child():
     lines = lines_of(
-        "running = [row.name for row in pa.plugins.status(start=True) if row.state == 'running']\n"
+        "from polyarr import diagnosis\n"
+        "running = [row.name for row in diagnosis.status(start=True) if row.state == 'running']\n"
         "with pa.use_backend(running[-1]): pa.ones(2)\n"
         "in_child(lambda: pa.ones(3, device='numpy').tolist() if pa.set_backend('numpy') else 0)\n"
     )

@@ -11,11 +11,12 @@ import warnings
 import pytest
 
 import polyarr as pa
-from polyarr import loading, ops, plugins
+from polyarr import diagnosis, loading, ops, plugins
 from polyarr.backends import numpy as built_in
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
-from polyarr.plugins import PluginWarning, get_backend, hookimpl
+from polyarr.plugins import PluginWarning, hookimpl
 from tests.installing import child, install, installed, module_of
 from tests.installing import no_settings as no_settings  # a fixture of every test here
 
@@ -64,7 +65,7 @@ def test_a_backend_loads_the_plugins_that_are_for_it_and_no_other():
         with pytest.warns(PluginWarning, match="'a.fast'"):
             get_backend("a")
         assert not was_imported("b")
-        assert {row.name for row in plugins.status()} >= {"a", "b"} and was_imported("b")
+        assert {row.name for row in diagnosis.status()} >= {"a", "b"} and was_imported("b")
 
 
 def test_a_backend_with_a_name_of_its_own_is_found_all_the_same():
@@ -94,7 +95,7 @@ def test_a_hanging_plugin_stalls_nobody_else(tmp_path):
 def test_a_plugin_for_a_backend_that_nobody_offers_is_named():
     """Nobody would ever ask for it."""
     with installed({"numpi.fast": REPLACES, "absent.fast": REPLACES, "numpy.fast": REPLACES, "a": offers("other")}):
-        assert plugins.without_backend() == [
+        assert diagnosis.without_backend() == [
             "plugin 'numpi.fast' (fake-numpi.fast 1.2) is for the backend 'numpi', which nobody offers; "
             "did you mean 'numpy.fast'?",
             "plugin 'absent.fast' (fake-absent.fast 1.2) is for the backend 'absent', which nobody offers",
@@ -107,9 +108,9 @@ def test_one_module_under_two_names_is_one_plugin():
         info = folder / "fake_a-1.2.dist-info" / "entry_points.txt"
         info.write_text(info.read_text() + "numpy.a = fake_plugin_a\n")
         assert get_backend("numpy").kernels[ops.exp](None, 3) == 0
-        assert [(row.backend, row.entry_point) for row in plugins.overrides()] == [("numpy", "numpy.a")]
-        assert get_backend("a").name == "a" and not plugins.failures()
-        assert [row.name for row in plugins.status()].count("a") == 1
+        assert [(row.backend, row.entry_point) for row in diagnosis.overrides()] == [("numpy", "numpy.a")]
+        assert get_backend("a").name == "a" and not diagnosis.failures()
+        assert [row.name for row in diagnosis.status()].count("a") == 1
 
 
 def test_kernels_of_no_backend_are_a_failure_and_not_forgotten():
@@ -118,7 +119,7 @@ def test_kernels_of_no_backend_are_a_failure_and_not_forgotten():
         installed({"faster": REPLACES}),
         pytest.warns(PluginWarning, match="call it 'numpy.faster' for those of numpy"),
     ):
-        assert "faster" in {f.entry_point for f in plugins.failures()}
+        assert "faster" in {f.entry_point for f in diagnosis.failures()}
 
 
 def test_whether_kernels_are_replaced_does_not_depend_on_what_was_loaded_before():
@@ -128,7 +129,7 @@ def test_whether_kernels_are_replaced_does_not_depend_on_what_was_loaded_before(
             for name in first:
                 get_backend(name)
             assert get_backend("numpy").kernels[ops.exp] is not get_backend("a").kernels[ops.exp]
-            assert [row.backend for row in plugins.overrides()] == ["a"]
+            assert [row.backend for row in diagnosis.overrides()] == ["a"]
 
 
 def test_the_name_of_a_backend_belongs_to_whom_has_the_entry_point():
@@ -136,7 +137,7 @@ def test_the_name_of_a_backend_belongs_to_whom_has_the_entry_point():
     with installed({"a": offers("a"), "b": offers("a")}):
         assert get_backend("a").name == "a"
         with pytest.warns(PluginWarning, match="the backend name 'a' belongs to fake-a 1.2"):
-            assert {row.name: row.state for row in plugins.status()} == {
+            assert {row.name: row.state for row in diagnosis.status()} == {
                 "numpy": "registered", "opencl": "registered", "a": "running", "b": "failed",
             }  # fmt: skip
 
@@ -152,10 +153,10 @@ def test_polyarr_s_own_backends_may_be_named_like_plugins(names, monkeypatch):
     """They are always there; naming them is no mistake, and makes no second row."""
     monkeypatch.setenv("POLYARR_PLUGINS", names)
     with installed({"a": offers("a"), "numpy.fast": REPLACES}), warnings.catch_warnings(action="error"):
-        found = [row.name for row in plugins.status()]
+        found = [row.name for row in diagnosis.status()]
         assert found == ["numpy", "opencl"] + (["a"] if "a" in names.split(", ") else [])
         get_backend("numpy")
-        assert bool(plugins.overrides()) == ("fast" in names)
+        assert bool(diagnosis.overrides()) == ("fast" in names)
 
 
 # ---- those who take their time -------------------------------------------------------------------------------
@@ -209,8 +210,8 @@ def test_a_slow_start_and_a_slow_hook_are_announced(monkeypatch):
     with listening("polyarr: backend 'late' of plugin 'late' (this process) is starting, for"):
         get_backend("late")
     with listening("polyarr: plugin 'late' (this process) is asked to list devices, for"):
-        assert plugins.devices() == []
-    assert not plugins.failures()
+        assert diagnosis.devices() == []
+    assert not diagnosis.failures()
 
 
 def test_nobody_is_announced_who_is_quick(monkeypatch, capsys):
@@ -218,7 +219,7 @@ def test_nobody_is_announced_who_is_quick(monkeypatch, capsys):
     monkeypatch.setattr(loading, "PATIENCE", 3600.0)
     with installed({"a": offers("a")}):
         get_backend("a")
-        plugins.status()
+        diagnosis.status()
     assert capsys.readouterr() == ("", "")
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
@@ -280,7 +281,7 @@ def test_a_backend_has_the_name_that_it_is_registered_by(name):
     message = f"start() returned a Backend called {name!r}; it must be 'mine', or 'mine:device'"
     with pytest.warns(PluginWarning), pytest.raises(BackendError) as error:
         get_backend("mine")
-    assert message in str(error.value) and message in str(plugins.failures()[-1])
+    assert message in str(error.value) and message in str(diagnosis.failures()[-1])
     assert pa.ones(1).device == "numpy"
 
 
@@ -310,7 +311,7 @@ def test_kernels_are_replaced_once_for_all_names_of_a_device():
     plugins.register_plugin(plugin(polyarr_kernels=kernels))
     assert get_backend("mine") is get_backend("mine:0") is not get_backend("mine:1")
     assert asked == ["mine:0", "mine:1"]
-    assert [(row.backend, row.op) for row in plugins.overrides()] == [("mine:0", "exp"), ("mine:1", "exp")]
+    assert [(row.backend, row.op) for row in diagnosis.overrides()] == [("mine:0", "exp"), ("mine:1", "exp")]
 
 
 def test_an_error_recommends_no_backend_that_has_failed():
@@ -323,7 +324,7 @@ def test_an_error_recommends_no_backend_that_has_failed():
     with installed(sources), pytest.warns(PluginWarning, match="'fails'"):
         for name in ("first", "second"):
             plugins.register_plugin(offering(name, broken))
-        plugins._state.loader.load("fails")
+        plugins._registry.loader.load("fails")
         with pytest.raises(BackendError, match=r"; or use: numpy, opencl, second, untried$"):
             get_backend("first")
         with pytest.raises(BackendError, match=r"; or use: numpy, opencl, untried$"):

@@ -188,7 +188,7 @@ def jax_backend(monkeypatch):
     monkeypatch.syspath_prepend(JAX)
     with plugins.fresh():
         plugins.register_plugin(importlib.import_module("polyarr_jax"))
-        yield pa.plugins.get_backend("jax")
+        yield pa.get_backend("jax")
     sys.modules.pop("polyarr_jax")
 
 

@@ -6,7 +6,7 @@ import pytest
 import polyarr as pa
 from polyarr import ops
 from polyarr.core.backend import Backend
-from polyarr.plugins import use_backend
+from polyarr.core.current import use_backend
 
 NARROW = [pa.float16, pa.bfloat16]
 BITS = {pa.float16: 11, pa.bfloat16: 8}

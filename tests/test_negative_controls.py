@@ -9,8 +9,8 @@ import types
 
 import pytest
 
+from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
-from polyarr.plugins import get_backend
 from polyarr.testing import checks, conformance
 from polyarr.testing.cases import KINDS, WHOLE, Effort, cases, columns
 from polyarr.testing.checks import TO_SEE_IT_AGAIN

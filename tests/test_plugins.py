@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyarr import loading, plugins
+from polyarr import diagnosis, loading, plugins
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend, set_backend, use_backend
 from polyarr.core.errors import BackendError
-from polyarr.plugins import BackendSpec, PluginWarning, get_backend, hookimpl, set_backend, use_backend
+from polyarr.hooks import Diagnosis
+from polyarr.plugins import BackendSpec, PluginWarning, hookimpl
 from tests.installing import child, install, installed, module_of
 from tests.installing import no_settings as no_settings  # a fixture of every test here
 
@@ -110,11 +112,11 @@ def test_any_mixture_of_plugins_leaves_the_good_ones_working(kinds):
         elif clashing:
             get_backend("shared")
         broken = {(f"fake-{n} 1.2", n, s) for n, s in stages.items() if s not in ("", "clash")}
-        found = [(f.distribution, f.entry_point, f.stage) for f in plugins.failures() if f.distribution != "polyarr"]
+        found = [(f.distribution, f.entry_point, f.stage) for f in diagnosis.failures() if f.distribution != "polyarr"]
         assert sorted(found) == sorted(broken)
         warned = [str(w.message) for w in seen if issubclass(w.category, PluginWarning)]
         assert all(sum(f"{name!r} (fake-{name} 1.2)" in text for text in warned) == 1 for _, name, _ in broken)
-        states = {row.name: row.state for row in plugins.status(start=True)}
+        states = {row.name: row.state for row in diagnosis.status(start=True)}
         assert all((states[name] == "running") == (stage == "") for name, stage in stages.items() if stage != "clash")
     for name in names:
         assert module_of(name) not in sys.modules
@@ -153,7 +155,7 @@ def test_one_distribution_twice_on_the_path_counts_once(tmp_path):
         sys.path.append(str(tmp_path))
         try:
             get_backend("p")
-            assert [row.distribution for row in plugins.status() if row.name == "p"] == ["fake-p 1.2"]
+            assert [row.distribution for row in diagnosis.status() if row.name == "p"] == ["fake-p 1.2"]
         finally:
             sys.path.remove(str(tmp_path))
         assert folder.exists()
@@ -174,7 +176,7 @@ def test_only_the_plugins_asked_for_are_loaded(names, loaded, monkeypatch):
     """POLYARR_PLUGINS picks entry points; the built-in backends are always there."""
     monkeypatch.setenv("POLYARR_PLUGINS", names)
     with installed({"p": source_of("good"), "q": source_of("good"), "r": source_of("exits")}):
-        found = {row.name for row in plugins.status()}
+        found = {row.name for row in diagnosis.status()}
         assert found == {"numpy", "opencl"} | loaded
         assert module_of("r") not in sys.modules
 
@@ -190,8 +192,8 @@ def test_an_unknown_plugin_that_warns_as_an_error_leaves_the_state_sound():
     """With -W error the first use raises the warning; the next one works."""
     with installed({"p": source_of("exits"), "q": source_of("good")}):
         with pytest.raises(PluginWarning):
-            plugins.status()
-        assert get_backend("q").name == "q" and [f.entry_point for f in plugins.failures()] == ["p"]
+            diagnosis.status()
+        assert get_backend("q").name == "q" and [f.entry_point for f in diagnosis.failures()] == ["p"]
 
 
 # ---- starting --------------------------------------------------------------------------------------------
@@ -209,10 +211,10 @@ def test_a_backend_whose_start_failed_may_be_tried_again():
     plugins.register_plugin(Late())
     with pytest.raises(BackendError, match="'late' could not start: ZeroDivisionError: division by zero; or use: "):
         get_backend("late")
-    assert [f.stage for f in plugins.failures() if f.entry_point == "Late"] == ["start"]
+    assert [f.stage for f in diagnosis.failures() if f.entry_point == "Late"] == ["start"]
     ready.append(True)
     assert get_backend("late").kernels == backend.kernels
-    assert not [f for f in plugins.failures() if f.entry_point == "Late"]
+    assert not [f for f in diagnosis.failures() if f.entry_point == "Late"]
 
 
 def test_a_missing_library_comes_with_the_command_that_installs_it():
@@ -434,7 +436,7 @@ def test_fresh_puts_everything_back():
             assert set_backend("toy") is get_backend()
         assert get_backend() is scope
     assert get_backend() is before
-    assert "toy" not in {row.name for row in plugins.status()}
+    assert "toy" not in {row.name for row in diagnosis.status()}
 
 
 # ---- devices and diagnoses -------------------------------------------------------------------------------
@@ -465,11 +467,11 @@ def test_devices_and_diagnoses_are_gathered_and_isolated(monkeypatch):
     for plugin in (Fails(), Speaks()):
         plugins.register_plugin(plugin)
     with pytest.warns(PluginWarning, match="'Fails' .* could not list devices: OSError: the driver is gone"):
-        assert plugins.DeviceInfo("speaks", 0, "a device") in plugins.devices()
-    plugins.devices()  # warned once
+        assert plugins.DeviceInfo("speaks", 0, "a device") in diagnosis.devices()
+    diagnosis.devices()  # warned once
     with pytest.warns(PluginWarning, match="level is 'fine'"):
-        assert plugins.Diagnosis("ok", "all is well") in plugins.diagnose()
-    assert {f.stage for f in plugins.failures() if f.entry_point == "Fails"} == {"list devices", "diagnose"}
+        assert Diagnosis("ok", "all is well") in diagnosis.diagnose()
+    assert {f.stage for f in diagnosis.failures() if f.entry_point == "Fails"} == {"list devices", "diagnose"}
 
 
 # ---- in a process of its own -----------------------------------------------------------------------------
@@ -502,11 +504,11 @@ def test_settings_in_a_process_of_its_own(tmp_path):
     """The three variables, as a user sets them."""
     install(tmp_path, "good", source_of("good"))
     install(tmp_path, "bad", source_of("missing library"))
-    code = "from polyarr.plugins import get_backend; print(get_backend().name)"
+    code = "from polyarr import get_backend; print(get_backend().name)"
 
     found = child(code, tmp_path, POLYARR_BACKEND="good", POLYARR_PLUGINS="good")
     assert (found.stdout.strip(), found.stderr) == ("good", "")
-    code += "; from polyarr.plugins import status; status()"
+    code += "; from polyarr.diagnosis import status; status()"
     found = child(code, tmp_path)
     assert found.stdout.strip() == "numpy" and found.stderr.count("PluginWarning") == 1
     found = child(code, tmp_path, POLYARR_STRICT_PLUGINS="1")

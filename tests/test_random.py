@@ -8,7 +8,7 @@ import pytest
 import polyarr as pa
 from polyarr import ops, random
 from polyarr.core.backend import Backend
-from polyarr.plugins import use_backend
+from polyarr.core.current import use_backend
 from polyarr.testing.references import philox_block
 
 FULL = 0xFFFFFFFF

@@ -8,9 +8,9 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend
-from polyarr.core.op import Array
-from polyarr.plugins import get_backend, use_backend
+from polyarr.core.current import get_backend, use_backend
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from polyarr.plugins import get_backend
+from polyarr.core.current import get_backend
 from polyarr.testing import LEVELS
 
 # What pytest says by its exit code, and what this command does. All else that is not 0 is 1.

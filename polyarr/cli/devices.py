@@ -3,7 +3,8 @@
 import click
 
 from polyarr.cli.output import print_json, print_table
-from polyarr.plugins import DeviceInfo, devices
+from polyarr.diagnosis import devices
+from polyarr.plugins import DeviceInfo
 
 
 @click.command()

@@ -17,24 +17,14 @@ import click
 import numpy as np
 
 import polyarr
-from polyarr import plugins
 from polyarr.cli.output import no_plugin_warnings
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
+from polyarr.diagnosis import BackendStatus, caches, diagnose, failures, overrides, status, without_backend
 from polyarr.hooks import Diagnosis
 from polyarr.loading import PluginFailure, reason_of
-from polyarr.plugins import (
-    KNOWN,
-    BackendStatus,
-    diagnose,
-    failures,
-    get_backend,
-    lacks_library,
-    overrides,
-    status,
-    use_backend,
-    without_backend,
-)
+from polyarr.plugins import KNOWN, lacks_library
 
 # What the other process runs, with this one's import path; not as a module, because it is not to look in this folder.
 PROGRAM = (
@@ -151,7 +141,7 @@ def examine(done: list[str]) -> None:
     with no_plugin_warnings():
         for title, step, lines in _steps():
             if step not in done:
-                say(title=title, step=step, caches=plugins.caches())
+                say(title=title, step=step, caches=caches())
                 say(title=title, step=step, lines=lines())
     say(step="", finished=True)
     out.close()

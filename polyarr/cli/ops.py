@@ -7,9 +7,10 @@ import click
 
 from polyarr.cli.output import no_plugin_warnings, print_json, print_table
 from polyarr.core.backend import Backend, Fused
+from polyarr.core.current import get_backend
 from polyarr.core.op import OPS, Op
 from polyarr.core.spec import KINDS, float32
-from polyarr.plugins import get_backend, status
+from polyarr.diagnosis import status
 from polyarr.testing.tolerance import TABLE
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from polyarr.core.current import get_backend, set_backend
 from polyarr.core.errors import BackendError
-from polyarr.plugins import get_backend, set_backend
 from polyarr.text import read_text, standard_library_text
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.checkpoint import newest

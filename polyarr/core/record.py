@@ -1,118 +1,82 @@
-"""The tape: what is kept of an operation, when it is kept, and what a function reads."""
+"""What the tape keeps of a call: a pair with what it saved, or the op's VJP rules with what they name."""
 
-import itertools
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
-_created = itertools.count()
-_depth: ContextVar[int] = ContextVar("polyarr_recording_depth", default=0)
-reads: ContextVar["Reads | None"] = ContextVar("polyarr_reads", default=None)
+from polyarr.core.array import Array, rounded, snapshot, spec_of, widened
+from polyarr.core.backend import Fused
+from polyarr.core.spec import Spec
+from polyarr.core.tape import Node
 
 
-class Node:
-    """One recorded operation: where its gradient goes, and how to compute it.
+class Pair:
+    """The pull of a fused op that ran its forward kernel: the backward kernel, or the body where that is recorded."""
 
-    parents  the nodes of the tracked inputs, with their Specs in `specs`
-    pull     (node, g) -> one gradient or None per parent, not yet summed back to the parent's shape
-    """
+    __slots__ = ("args", "bufs", "fused", "op", "params", "plan", "positions", "saved")
 
-    __slots__ = ("number", "parents", "pull", "specs")
+    def __init__(
+        self, op: Any, fused: Fused, args: tuple, bufs: list, params: dict, plan: Any, saved: Any, positions: list
+    ) -> None:
+        self.op, self.fused, self.args, self.bufs = op, fused, args, bufs
+        self.params, self.plan, self.saved, self.positions = params, plan, saved, positions
 
-    def __init__(self, parents: tuple = (), specs: tuple = (), pull: Callable[..., Any] | None = None) -> None:
-        self.number, self.parents, self.specs, self.pull = next(_created), parents, specs, pull
+    def body(self, *args: Any) -> Any:
+        """The op's definition, for other arguments of the same Specs."""
+        return self.op.run_body(self.plan, args, self.params)
 
-
-def is_recording() -> bool:
-    """True inside a gradient transform."""
-    return _depth.get() > 0
-
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """Record what is computed from arrays that have a node."""
-    token = _depth.set(_depth.get() + 1)
-    try:
-        yield
-    finally:
-        _depth.reset(token)
+    def __call__(self, node: Node, g: Array) -> list[Array | None]:
+        grads = self.fused.backward(g.buf, self.saved, *self.bufs, **self.params)
+        found = [grads[i] for i in self.positions]
+        return [None if b is None else Array(g.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
 
 
-@contextmanager
-def paused() -> Iterator[None]:
-    """Record nothing."""
-    token = _depth.set(0)
-    try:
-        yield
-    finally:
-        _depth.reset(token)
+def record_pair(
+    op: Any, kernel: Fused, args: tuple, bufs: list, params: dict, plan: Any, saved: Any, value: Array
+) -> None:
+    """Have the tape keep a pair that ran forward."""
+    positions = [i for i, a in enumerate(args) if type(a) is Array and a.node is not None]
+    kept = tuple(a.snapshot() if type(a) is Array else a for a in args)
+    pull = Pair(op, kernel, kept, bufs, params, plan, saved, positions)
+    value.node = Node(tuple(args[i].node for i in positions), tuple(args[i].spec for i in positions), pull)
 
 
-class Reads:
-    """The arrays that operations took in a block, which may come from anywhere: arguments, closures, globals.
+def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value: Array) -> None:
+    """Have the tape keep the op's VJP rules, for its tracked inputs, and what they name."""
+    parents: list[Node] = []
+    specs: list[Spec] = []
+    work = []
+    for name, a in zip(op.inputs, args, strict=True):
+        rule, needs = op.rules[name]
+        members = a if type(a) is tuple else (a,)
+        positions = [i for i, m in enumerate(members) if type(m) is Array and m.node is not None]
+        if rule is None or not positions:
+            continue
+        parents += [members[i].node for i in positions]
+        specs += [members[i].spec for i in positions]
+        kept = [None if need == "out" else kept_of(op, need, args, params) for need in needs]
+        work.append(
+            (rule, kept, needs.index("out") if "out" in needs else None, positions if type(a) is tuple else None)
+        )
+    if not parents:
+        return
+    backend, buf, spec = value.backend, value.buf, value.spec
 
-    since   the number of the first node that can be the block's own
-    nodes   the nodes from before the block, with the Spec of the array that each belongs to
-    arrays  the handles that are still alive, by identity
-    before  what a handle stood for before the block rebound it
-    """
+    def pull(node: Node, g: Array) -> list[Array | None]:
+        grads: list[Array | None] = []
+        g = widened(g) if plan.widened else g
+        for rule, kept, out_at, positions in work:
+            if out_at is not None:  # attached here and not before: a kept result would hold its own node alive
+                kept = [*kept[:out_at], Array(backend, buf, spec, node), *kept[out_at + 1 :]]
+            found = rule(g, *(map(widened, kept) if plan.widened else kept))
+            grads += [found] if positions is None else [found[i] for i in positions]
+        return [rounded(part, s) for part, s in zip(grads, specs, strict=True)] if plan.widened else grads
 
-    def __init__(self) -> None:
-        self.since = next(_created)
-        self.nodes: dict[Node, Any] = {}
-        self._handles: dict[int, weakref.ref] = {}
-        self._before: dict[int, tuple[weakref.ref, Any]] = {}
-
-    def hold(self, a: Any) -> None:
-        """Take down a handle whose values the block takes along, be it without an operation."""
-        self._handles[id(a)] = weakref.ref(a)
-
-    def rebinds(self, a: Any) -> None:
-        """Take down what a handle stands for, unless the block has rebound it already."""
-        if id(a) not in self._before or self._before[id(a)][0]() is not a:
-            alive = {key: (ref, then) for key, (ref, then) in self._before.items() if ref() is not None}
-            self._before = {**alive, id(a): (weakref.ref(a), a.snapshot())}
-
-    def before(self, a: Any) -> Any:
-        """What a handle stood for before the block rebound it, if it did."""
-        ref, then = self._before.get(id(a), (None, None))
-        return then if ref is not None and ref() is a else a.snapshot()
-
-    def note(self, a: Any) -> None:
-        """Take down an array that an operation takes."""
-        self.hold(a)
-        if a.node is not None and a.node.number < self.since:
-            self.nodes[a.node] = a.spec
-
-    @property
-    def arrays(self) -> dict[int, Any]:
-        """The handles that are still alive, by identity."""
-        found = {key: ref() for key, ref in self._handles.items()}
-        return {key: a for key, a in found.items() if a is not None}
-
-    def merge(self, inner: "Reads") -> None:
-        """Add what a block inside this one read."""
-        self._handles.update(inner._handles)
-        self._before = {**inner._before, **self._before}
-        self.nodes.update({node: spec for node, spec in inner.nodes.items() if node.number < self.since})
+    value.node = Node(tuple(parents), tuple(specs), pull)
 
 
-def hold(a: Any) -> None:
-    """Tell the block that is read, if there is one, that a handle's values go on without an operation."""
-    if (block := reads.get()) is not None:
-        block.hold(a)
-
-
-@contextmanager
-def reading() -> Iterator[Reads]:
-    """Take down which arrays operations read in this block."""
-    outer, own = reads.get(), Reads()
-    token = reads.set(own)
-    try:
-        yield own
-    finally:
-        reads.reset(token)
-        if outer is not None:
-            outer.merge(own)
+def kept_of(op: Any, need: str, args: tuple, params: dict[str, Any]) -> Any:
+    if need in params:
+        return params[need]
+    if need in op.inputs:
+        a = args[op.inputs.index(need)]
+        return tuple(map(snapshot, a)) if type(a) is tuple else snapshot(a)
+    return spec_of(args[op.inputs.index(need.removesuffix("_spec"))])

@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from polyarr import ops, random
+from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.op import Array, spec_of
 from polyarr.core.spec import INTEGERS, NARROW, float32
 from polyarr.nn import Dropout, Embedding, KeyValueCache, LayerNorm, Linear, Module, TransformerBlock, normal
 

@@ -2,8 +2,8 @@
 
 from polyarr import ops, random
 from polyarr.autograd import custom_vjp
+from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import Array
 from polyarr.nn.init import Initialiser
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear, checked_rate
 from polyarr.nn.module import Module

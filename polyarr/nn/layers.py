@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from polyarr import ops, random
+from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import Array
 from polyarr.core.spec import float32
 from polyarr.nn.init import Initialiser, constant, normal, uniform
 from polyarr.nn.module import Module

@@ -5,9 +5,9 @@ from itertools import groupby
 from typing import Any, Self
 
 from polyarr import creation, tree
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import Array
 from polyarr.core.spec import Spec
 
 _SHOWN = 3  # names listed in an error

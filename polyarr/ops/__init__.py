@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.core.array import Array
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.op import Array
 from polyarr.core.spec import Spec
 from polyarr.ops.create import arange, empty_like, full, full_like, ones_like, zeros_like
 from polyarr.ops.elementwise import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.core.array import Array, from_numpy
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import Array, from_numpy
 from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full

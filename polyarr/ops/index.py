@@ -1,7 +1,8 @@
 """Taking and placing elements by index, and ordering."""
 
+from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, primitive, spec_of
+from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full

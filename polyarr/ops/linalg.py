@@ -6,8 +6,9 @@ import string
 
 import numpy as np
 
+from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, primitive, spec_of
+from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind
 from polyarr.ops.elementwise import multiply
 from polyarr.ops.reduce import sum

@@ -2,8 +2,9 @@
 
 import math
 
+from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, spec_of
+from polyarr.core.op import fused
 from polyarr.core.spec import FLOATS, broadcast, check_kind
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_

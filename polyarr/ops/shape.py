@@ -5,8 +5,9 @@ import itertools
 import math
 import operator
 
+from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, primitive, spec_of
+from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast
 from polyarr.ops.create import arange, full, shape_of
 from polyarr.ops.logic import less_equal, where

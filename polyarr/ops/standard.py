@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.core.array import Array, from_numpy
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import Array, from_numpy
 from polyarr.core.spec import NARROW, as_dtype, float32, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops import index, logic, reduce

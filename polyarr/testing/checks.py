@@ -23,11 +23,12 @@ import numpy as np
 import polyarr
 from polyarr import ops, tree
 from polyarr.backends import numpy as built_in
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
-from polyarr.core.op import Array, Op
+from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, Spec, float32, float64
-from polyarr.plugins import get_backend, use_backend
 from polyarr.testing.compare import (
     CheckFailure,
     Lacking,

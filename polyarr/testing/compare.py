@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import tree
-from polyarr.core.op import Array
+from polyarr.core.array import Array
 from polyarr.core.spec import FLOATS
 from polyarr.creation import finfo
 from polyarr.testing.tolerance import GRADIENT_FLOOR, allowed, largest

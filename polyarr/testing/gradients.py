@@ -24,12 +24,13 @@ import numpy as np
 
 from polyarr import random, tree
 from polyarr.autograd import jvp, vjp
+from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import DtypeError, GradientError
-from polyarr.core.op import Array, from_numpy
 from polyarr.core.spec import DTYPES, FLOATS, Spec, float64
 from polyarr.creation import finfo
-from polyarr.plugins import get_backend, overrides, use_backend
+from polyarr.diagnosis import overrides
 from polyarr.testing.checks import reference
 from polyarr.testing.compare import CheckFailure, close, gradients_agree, values
 from polyarr.testing.strategies import Data

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
-from polyarr.plugins import get_backend, status, use_backend
+from polyarr.diagnosis import status
 from polyarr.testing import LEVELS
 from polyarr.testing.report import Recorder, load
 

@@ -22,10 +22,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from polyarr.core.backend import Backend, Fused, family_of
+from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
-from polyarr.plugins import PluginWarning, get_backend, overrides, status
+from polyarr.diagnosis import overrides, status
+from polyarr.plugins import PluginWarning
 from polyarr.testing import LEVELS
 from polyarr.version import __version__
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.core.backend import Backend
+from polyarr.core.current import use_backend
 from polyarr.core.op import Op
-from polyarr.plugins import use_backend
 from polyarr.testing.checks import check, hold, meets_unordered, place_of, pulled
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.samples import SAMPLES

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from polyarr import ops, tree
+from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
-from polyarr.core.op import Array, from_numpy
 from polyarr.core.spec import FLOATS, Spec, as_dtype
 from polyarr.creation import finfo
 

@@ -19,12 +19,15 @@ import numpy as np
 
 import polyarr
 from polyarr import nn, ops, optim, tree
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend
-from polyarr.core.op import OPS, Array, Op
+from polyarr.core.current import use_backend
+from polyarr.core.op import OPS, Op
 from polyarr.core.spec import DTYPES, FLOATS, float32, float64, int32, int64, uint32
 from polyarr.core.spec import bool as bool_
+from polyarr.diagnosis import status
 from polyarr.models.gpt import GPTModel, generate
-from polyarr.plugins import THIS_PROCESS, status, use_backend
+from polyarr.plugins import THIS_PROCESS
 from polyarr.testing import references
 from polyarr.testing.checks import reference
 from polyarr.testing.compare import CheckFailure, Lacking, bits, close, gradients_agree, values

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import creation, ops, random
-from polyarr.core.op import Array
+from polyarr.core.array import Array
 from polyarr.models.gpt import GPTModel
 from polyarr.optim import AdamW, accumulate
 from polyarr.text import CharTokenizer, split_text

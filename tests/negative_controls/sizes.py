@@ -323,8 +323,8 @@ def stepping(name, change):
 
 def of_the_body(op, backend):
     """A kernel that runs the op's body on another backend."""
-    from polyarr.core.op import from_numpy
-    from polyarr.plugins import use_backend
+    from polyarr.core.array import from_numpy
+    from polyarr.core.current import use_backend
 
     def boxed(a):
         return (

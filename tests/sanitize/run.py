@@ -144,7 +144,7 @@ def run_cases(device: Any, backend: Any, variant: str, log: Log, options: argpar
     from cases import cases
 
     import polyarr
-    from polyarr.plugins import use_backend
+    from polyarr.core.current import use_backend
 
     failures = 0
     with use_backend(backend):

@@ -1,0 +1,76 @@
+"""How a call meets an op's signature: positional and by name, what may be an input, and what to say if it is not."""
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from polyarr.core.array import NUMBERS, Array, flatten
+from polyarr.core.backend import Backend
+from polyarr.core.spec import Spec
+
+
+def bound(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Fill absent optional inputs, and take extra positional arguments as parameters in their order."""
+    n = len(op.inputs)
+    extra = dict(zip(op.defaults, args[n:], strict=False))
+    if len(args) - n > len(op.defaults) or extra.keys() & params.keys():
+        raise TypeError(f"{op.name}: too many arguments; it takes {op.name}{inspect.signature(op.__wrapped__)}")
+    return bound_by_name(op, args[:n], {**extra, **params})
+
+
+def bound_by_name(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    inputs = {name: params.get(name, default) for name, default in list(op.optional.items())[len(args) :]}
+    params = {name: value for name, value in params.items() if name not in inputs}
+    missing = [name for name, value in inputs.items() if value is inspect.Parameter.empty]
+    if missing or (unknown := params.keys() - op.defaults.keys()):
+        raise TypeError(usage(op, missing, set() if missing else unknown))
+    return (*args, *inputs.values()), params
+
+
+def accepted(op: Any, name: str, a: Any) -> Any:
+    if type(a) in (list, tuple):
+        return tuple(accepted(op, name, member) for member in a)
+    if isinstance(a, np.generic) and a.dtype.kind in "biuf":
+        return a.item()
+    if type(a) in (Array, Spec) or type(a) in NUMBERS or a is None:
+        return a
+    if isinstance(a, (bool, int, float)):
+        return next(kind for kind in (bool, int, float) if isinstance(a, kind))(a)
+    raise TypeError(
+        f"{op.name}: {name} is a {type(a).__module__}.{type(a).__qualname__}; "
+        "it must be a polyarr array (see polyarr.asarray) or a Python number"
+    )
+
+
+def frozen(op: Any, name: str, value: Any) -> Any:
+    """A parameter that can be hashed: lists become tuples."""
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(op, name, member) for member in value)
+    if type(value).__hash__ is None:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(f"{op.name}: {name} is a {kind}; it must be made of Python numbers, tuples or names")
+    return value
+
+
+def signature(arguments: list[inspect.Parameter]) -> inspect.Signature:
+    """What a call accepts: `squeeze(x, 0)` as well as `squeeze(x, axis=0)`."""
+    has_default = [a.default is not a.empty for a in arguments]
+    if has_default != sorted(has_default):
+        return inspect.Signature(arguments)
+    return inspect.Signature([a.replace(kind=a.POSITIONAL_OR_KEYWORD) for a in arguments])
+
+
+def usage(op: Any, missing: list[str], unknown: set[str]) -> str:
+    given = f"missing {', '.join(missing)}" if missing else f"unknown argument {', '.join(sorted(unknown))}"
+    return f"{op.name}: {given}; it takes {op.name}{inspect.signature(op.__wrapped__)}"
+
+
+def mixed(op: Any, args: Any) -> str:
+    backends = {id(a.backend): a.backend.name for a in flatten(args) if type(a) is Array}
+    names = " and ".join(repr(name) for name in backends.values())
+    return f"{op.name}: inputs live on {names}; bring them to one backend with .to(name)"
+
+
+def lacking(op: Any, backend: Backend) -> str:
+    return f'{op.name}: backend {backend.name!r} has no kernel for it; compute it on another one, with x.to("numpy")'

@@ -1,0 +1,124 @@
+"""What there is and what failed, as the diagnosing commands show it: backends, kernels replaced, devices, caches."""
+
+import difflib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from polyarr import plugins
+from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend
+from polyarr.core.errors import BackendError
+from polyarr.hooks import LEVELS, BackendSpec, DeviceInfo, Diagnosis, Override
+from polyarr.loading import Plugin, PluginFailure, called
+
+Row = TypeVar("Row")
+
+
+class BackendStatus(NamedTuple):
+    """A backend as `polyarr backends` shows it; the state is "registered", "running" or "failed"."""
+
+    name: str
+    distribution: str
+    entry_point: str
+    state: str
+    reason: str = ""
+    summary: str = ""
+    backend: Backend | None = None
+    failure: PluginFailure | None = None
+
+
+def failures() -> list[PluginFailure]:
+    """Everything that failed and was not mended since."""
+    return [
+        *plugins.load_all().failed,
+        *plugins.registry().not_started.values(),
+        *plugins.registry().not_answered.values(),
+    ]
+
+
+def status(start: bool = False) -> list[BackendStatus]:
+    """Every backend and every plugin that could not offer one; starts them only if asked to."""
+    loader = plugins.load_all()
+    rows = [_status_of(name, offers, start) for name, offers in plugins.offers().items()]
+    for f in loader.failed:
+        rows.append(BackendStatus(f.entry_point, f.distribution, f.entry_point, "failed", str(f), failure=f))
+    return rows
+
+
+def _status_of(name: str, offers: list[tuple[Plugin, BackendSpec]], start: bool) -> BackendStatus:
+    plugin, spec = offers[0]
+    row = BackendStatus(name, plugin.distribution, plugin.entry_point, "registered", summary=spec.summary)
+    if len(offers) > 1:
+        return row._replace(state="failed", reason=plugins.ambiguous(name, [plugin for plugin, _ in offers]))
+    if start:
+        try:
+            get_backend(name)
+        except BackendError as error:
+            return row._replace(state="failed", reason=str(error), failure=plugins.registry().not_started.get(name))
+    for backend in plugins.registry().running.values():
+        if backend.family == name:
+            return row._replace(state="running", backend=plugins.registry().running.get(name, backend))
+    failure = plugins.registry().not_started.get(name)
+    return row._replace(state="failed", reason=str(failure), failure=failure) if failure else row
+
+
+def overrides() -> list[Override]:
+    """Every kernel that plugins replaced in the backends that run."""
+    names = dict.fromkeys(backend.name for backend in plugins.registry().running.values())
+    return [row for name in names for row in plugins.registry().overrides[name]]
+
+
+def without_backend() -> list[str]:
+    """The plugins for backends that nobody offers, which are never asked for: one line each."""
+    plugins.registry().loader.load()
+    names, lines = plugins.registry().loader.names, list[str]()
+    for source in plugins.registry().loader.sources:
+        if source.backend not in {"", source.entry_point, *names, *plugins.registry().not_started}:
+            who = called(source.distribution, source.entry_point)
+            close = difflib.get_close_matches(source.backend, names, 1)
+            hint = f"; did you mean '{close[0]}{source.entry_point[len(source.backend) :]}'?" if close else ""
+            lines.append(f"{who} is for the backend {source.backend!r}, which nobody offers{hint}")
+    return lines
+
+
+def devices() -> list[DeviceInfo]:
+    """The devices of every plugin that lists them. Asks the drivers, but starts no backend."""
+    return _gather("polyarr_devices", "list devices", _device)
+
+
+def diagnose() -> list[Diagnosis]:
+    """What plugins have to say about themselves."""
+    return _gather("polyarr_diagnose", "diagnose", _diagnosis)
+
+
+def caches() -> list[str]:
+    """The folders in which plugins keep what was compiled. Asks no driver."""
+    return _gather("polyarr_caches", "list caches", str)
+
+
+def _device(row: DeviceInfo) -> DeviceInfo:
+    if not isinstance(row, DeviceInfo):
+        raise TypeError(f"polyarr_devices gave {row!r}; it must list polyarr.plugins.DeviceInfo")
+    return row
+
+
+def _diagnosis(row: tuple[str, str]) -> Diagnosis:
+    line = Diagnosis(*row)
+    if line.level not in LEVELS:
+        raise BackendError(f"polyarr_diagnose: level is {line.level!r}; it must be in {', '.join(LEVELS)}")
+    return line
+
+
+def _gather(hook: str, stage: str, row_type: Callable[[Any], Row]) -> list[Row]:
+    """What every plugin answers to a hook. One that fails is recorded and left out."""
+
+    def rows_of(plugin: Plugin) -> list[Row]:
+        return [row_type(row) for answer in getattr(plugin.manager.hook, hook)() for row in answer]
+
+    nothing: list[Row] = []
+    return [
+        row
+        for p in plugins.load_all().plugins
+        for row in plugins.answer(p, stage, functools.partial(rows_of, p), nothing)
+    ]
