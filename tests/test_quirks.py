@@ -138,8 +138,8 @@ def shrunk(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backen
     for cached in caches:
         cached.cache_clear()
     asked = import_module("pyopencl").kernel_work_group_info.LOCAL_MEM_SIZE
-    kernels = [kernel for program in programs.values() for kernel in program._kernels.values()]
-    assert {k.name for k in kernels if k._kernel.get_work_group_info(asked, device.cl_device) > LITTLE} == set()
+    kernels = [kernel for program in programs.values() for kernel in program.kernels.values()]
+    assert {k.name for k in kernels if k.cl_kernel.get_work_group_info(asked, device.cl_device) > LITTLE} == set()
 
 
 @on_opencl

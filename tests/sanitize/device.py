@@ -35,6 +35,10 @@ class SanitizedDevice(Device):
         self._kept.append(cl.Buffer(self.context, cl.mem_flags.READ_WRITE, (nbytes + 3) & ~3))
         return self._kept[-1]
 
+    def fill_zero(self, buf: Buffer) -> None:
+        """Oclgrind takes memory that clEnqueueFillBuffer wrote for uninitialised."""
+        cl.enqueue_copy(self.queue, buf.memory, np.zeros(max(buf.size, 1), buf.dtype))
+
 
 def shrink() -> None:
     """Cut small arrays among several work-items, so that races between these show."""
@@ -42,18 +46,11 @@ def shrink() -> None:
     reduce.CPU_PART, reduce.GPU_PART = 512, 256
     index.SPAN = 8
     segments.LEAST_PART = 16
-    index.fill_zero = fill_zero
     sort.CPU_TILE = sort.CPU_SPAN = 64
     sort.GPU_TILE = 2 * sort.GROUP
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE = 1, 32
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1
-
-
-def fill_zero(device: Device, buf: Buffer) -> None:
-    """As index.fill_zero: Oclgrind takes memory that clEnqueueFillBuffer wrote for uninitialised."""
-    if buf.size:
-        cl.enqueue_copy(device.queue, buf.memory, np.zeros(buf.shape, buf.dtype))
 
 
 def backend_of(device: Device, called: Counter) -> Backend:
@@ -80,4 +77,4 @@ def counted(kernel: Callable | Fused, name: str, called: Counter) -> Any:
 def launched(device: Device) -> set[str]:
     """The kernels that ran, as stem.name."""
     programs = device.programs._programs.items()
-    return {f"{key[0]}.{name}" for key, p in programs for name, kernel in p._kernels.items() if kernel._typed}
+    return {f"{key[0]}.{name}" for key, p in programs for name, kernel in p.kernels.items() if kernel.has_run}

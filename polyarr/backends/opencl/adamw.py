@@ -53,9 +53,9 @@ def _launch(
         size = buffers[0].size
         args += [b.memory for b in buffers]
         args += [size, scalar(acc, decay * lr if decoupled else decay)]
-        work += block_launch(macros, size)[0]
+        work += block_launch(macros, size)[0][0]
     unused = [*args[8:15], 0, scalar(acc, 0.0)]  # a place without elements
-    program.adamw(work, macros["GROUP"], *args, *unused * (PLACES - len(tensors)))
+    program.adamw((work,), (macros["GROUP"],), *args, *unused * (PLACES - len(tensors)))
 
 
 def _names(letter: str, dtype: Any) -> dict[str, str]:

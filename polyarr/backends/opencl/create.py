@@ -26,7 +26,7 @@ def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *,
     program = device.build("create", T=stored["T"], ACC=stored["ACC"], STORE=stored["STORE"], COUNTER=counter, WG=group)
     result = device.empty(out)
     work = -(-size // (per_item * group)) * group
-    program.arange(work, group, result.memory, argument(start), argument(step), size, per_item)
+    program.arange((work,), (group,), result.memory, argument(start), argument(step), size, per_item)
     return result
 
 

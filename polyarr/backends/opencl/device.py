@@ -3,7 +3,6 @@
 import atexit
 import ctypes
 import gc
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.tools
 
+from polyarr.backends.opencl.commands import Commands
 from polyarr.backends.opencl.faults import Faults, Origin
 from polyarr.backends.opencl.pocl import name_the_processor
 from polyarr.backends.opencl.program import Program, ProgramCache
@@ -142,19 +142,19 @@ class Device:
         self.features = features_of(cl_device)
         self.is_cpu = self.features.is_cpu
         self.context = cl.Context([cl_device])
-        self.queue = cl.CommandQueue(self.context, cl_device)
-        self.lock: Any = threading.RLock()
+        self.commands = Commands(self.context, cl_device)
+        self.queue, self.lock = self.commands.queue, self.commands.lock
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
         self.pool = cl.tools.MemoryPool(self._allocator)
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
-        self.programs = ProgramCache(self.context, cl_device, self.queue, self.lock)
+        self.programs = ProgramCache(self.context, cl_device, self.commands)
         self.faults = Faults(self)
         atexit.register(self._at_exit)
         self._uploads: deque[Any] = deque()  # each event keeps its host array alive, and waits when it is dropped
 
     def _at_exit(self) -> None:
         with suppress(BackendError, cl.Error), self.lock:  # a device that was lost keeps nothing
-            self.queue.finish()
+            self.commands.finish()
             self.programs.compiler.keep_all()
         self.faults.report_unread()
 
@@ -163,7 +163,7 @@ class Device:
 
         Its threads are missing here, so that it would wait for them for ever.
         """
-        self.lock = self.programs.lock = Refusal(f"{self.name}: {FORKED}")
+        self.lock = self.commands.lock = Refusal(f"{self.name}: {FORKED}")
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # destructors reach the driver, too
 
     # ---- programs --------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Device:
         """Give memory that no array uses back to the driver."""
         gc.collect()
         with self.lock:
-            self.queue.finish()
+            self.commands.finish()
             self.pool.free_held()
 
     def memory(self) -> dict[str, int]:
@@ -252,32 +252,37 @@ class Device:
     def _between_canaries(self, own: int, nbytes: int) -> Any:
         margin = max(256, self.cl_device.mem_base_addr_align // 8)  # where a part of a memory may begin
         whole = self._allocator(margin + nbytes + margin)
-        self._copy(whole, np.full(margin + nbytes + margin, CANARY, np.uint8))
+        self.commands.transfer((whole.size,), None, whole, np.full(whole.size, CANARY, np.uint8))
         self._guards.append(_Guarded(whole, margin, own))
         return whole.get_sub_region(margin, nbytes)
 
     def _check_canaries(self, guarded: _Guarded) -> None:
         host = np.empty(guarded.memory.size, np.uint8)
-        self._copy(host, guarded.memory)
+        self.commands.transfer((host.nbytes,), None, host, guarded.memory)
         host[guarded.start : guarded.start + guarded.own] = CANARY
         broken = np.flatnonzero(host != CANARY) - guarded.start
         if broken.size:
             raise BackendError(
                 f"device {self.cl_device.name.strip()!r}: a kernel wrote to byte {broken[0]} of {guarded.own} bytes "
-                f"of memory ({broken.size} bytes in all), with {self.programs.last_kernel} the last to be enqueued"
+                f"of memory ({broken.size} bytes in all), with {self.commands.last_kernel} the last to be enqueued"
             )
 
     # ---- moving data -----------------------------------------------------------------------------------------
+
+    def fill_zero(self, buf: Buffer) -> None:
+        """Set a dense buffer to zero."""
+        nbytes = -(-buf.size * buf.dtype.itemsize // 4) * 4  # a few more, for whole words
+        self.commands.fill((nbytes,), None, buf.memory)
 
     def upload(self, host: np.ndarray) -> Buffer:
         """A copy of host on the device. A small one does not wait for the queue."""
         host = np.array(host, order="C", copy=True if host.nbytes <= SMALL_UPLOAD else None)
         buf = self.empty(Spec(host.shape, host.dtype))
         if host.nbytes > SMALL_UPLOAD:
-            self._copy(buf.memory, host.view(np.uint8))
+            self.commands.transfer((host.nbytes,), None, buf.memory, host.view(np.uint8))
         elif host.size:
             with self.lock:
-                event = cl.enqueue_copy(self.queue, buf.memory, host.reshape(-1).view(np.uint8), is_blocking=False)
+                event = self.commands.upload((host.nbytes,), None, buf.memory, host.reshape(-1).view(np.uint8))
                 self._uploads.append(event)
                 while self._uploads and self._uploads[0].command_execution_status == FINISHED:
                     self._uploads.popleft()
@@ -291,7 +296,8 @@ class Device:
         host = np.empty(buf.shape, buf.dtype)
         with self.lock:
             if host.size:
-                self._copy(host.view(np.uint8) if host.ndim else host, buf.memory)
+                target = host.view(np.uint8) if host.ndim else host
+                self.commands.transfer((host.nbytes,), None, target, buf.memory)
                 self.programs.compiler.keep()
             self.faults.check()
         return host
@@ -309,27 +315,9 @@ class Device:
     def synchronize(self) -> None:
         """Wait until everything that was enqueued has finished."""
         with self.lock:
-            try:
-                self.queue.finish()
-            except cl.Error as error:
-                raise self._lost(error) from error
+            self.commands.finish()
             self.programs.compiler.keep()
             self.faults.check()
-
-    def _copy(self, target: Any, source: Any) -> None:
-        """Copy between host and device, and wait."""
-        with self.lock:
-            try:
-                cl.enqueue_copy(self.queue, target, source)
-            except cl.Error as error:
-                raise self._lost(error) from error
-
-    def _lost(self, error: cl.Error) -> BackendError:
-        """What to raise where waiting fails: by then a kernel has gone wrong, most likely the last ones."""
-        last = self.programs.last_kernel
-        return BackendError(
-            f"device {self.cl_device.name.strip()!r} was lost, with kernel {last} the last to be enqueued: {error}"
-        )
 
     # ---- the words in which kernels note faults ----------------------------------------------------------------
 
@@ -341,10 +329,10 @@ class Device:
 
     def write_words(self, memory: Any, words: np.ndarray) -> None:
         """Set memory to these int32."""
-        self._copy(memory, words)
+        self.commands.transfer((words.nbytes,), None, memory, words)
 
     def read_words(self, memory: Any, count: int) -> np.ndarray:
         """The first so many int32 of memory. Waits for the queue."""
         words = np.empty(count, np.int32)
-        self._copy(words, memory)
+        self.commands.transfer((words.nbytes,), None, words, memory)
         return words

@@ -106,8 +106,8 @@ class Plan(NamedTuple):
     """What one combination of expression, dtypes and layouts needs at every launch."""
 
     kernel: Any
-    work: int
-    group: int
+    work: tuple[int, ...]
+    group: tuple[int, ...]
     layout: np.void
     argument: Callable[[Number], Any]
 
@@ -204,7 +204,7 @@ def _plan(
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, per_group], np.int64)
     work = -(-out.size // per_group) * group
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
-    return Plan(program.elementwise, work, group, layout.view(f"V{layout.nbytes}")[0], argument)
+    return Plan(program.elementwise, (work,), (group,), layout.view(f"V{layout.nbytes}")[0], argument)
 
 
 def _kind(steps: tuple[int, ...]) -> str:

@@ -18,6 +18,6 @@ def backward(device: Device, g: Buffer, saved: Any, weight: Buffer, indices: Buf
     """dweight[v] = the sum of g over the positions whose index is v."""
     fault = device.faults.call()
     dweight = device.empty(spec_of(weight))
-    index.fill_zero(device, dweight)
+    device.fill_zero(dweight)
     segments.add(device, fault, dweight, dense(device, g), dense(device, indices), axis=0)
     return dweight, None

@@ -23,7 +23,7 @@ def gelu_backward(device: Device, g: Buffer, saved: None, x: Buffer, *, approxim
     return (dx,)
 
 
-def _program(device: Device, x: Buffer, approximate: str) -> tuple[Program, int, int]:
+def _program(device: Device, x: Buffer, approximate: str) -> tuple[Program, tuple[int], tuple[int]]:
     macros, form = block_macros(device.is_cpu), "gelu_tanh" if approximate == "tanh" else "gelu"
     program = device.build("gelu", **types(x.dtype), **macros, FLOATING=1, ACTIVATION=form)
     return program, *block_launch(macros, x.size)

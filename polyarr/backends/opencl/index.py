@@ -4,7 +4,6 @@ from math import gcd, prod
 from typing import Any
 
 import numpy as np
-import pyopencl as cl
 
 from polyarr.backends.opencl import segments
 from polyarr.backends.opencl.copy import dense
@@ -62,7 +61,7 @@ def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buff
     if total == 0:
         check(device, fault, indices, x.shape[axis])
         return result
-    fill_zero(device, winner)
+    device.fill_zero(winner)
     program = _build(device, word, indices, total // word)
     items, group, span = spread(device, indices.size)
     program.scatter_mark(items, group, indices.memory, winner.memory, *fault, x.shape[axis], indices.size, span)
@@ -79,8 +78,7 @@ def scatter_add(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: 
     fault = device.faults.call()
     x, result = dense(device, x), device.empty(out)
     if out.size:
-        with device.lock:
-            cl.enqueue_copy(device.queue, result.memory, x.memory, byte_count=out.size * out.dtype.itemsize)
+        device.commands.copy((out.size * out.dtype.itemsize,), None, result.memory, x.memory)
         segments.add(device, fault, result, dense(device, updates), dense(device, indices), axis=axis)
     else:
         check(device, fault, dense(device, indices), x.shape[axis])
@@ -94,19 +92,12 @@ def check(device: Device, fault: Any, indices: Buffer, n: int) -> None:
     program.check_indices(items, group, indices.memory, *fault, n, indices.size, span)
 
 
-def spread(device: Device, total: int, least: int = SPAN) -> tuple[int, int, int]:
+def spread(device: Device, total: int, least: int = SPAN) -> tuple[tuple[int], tuple[int], int]:
     """Global size, group size and how many neighbours each work-item takes, for a kernel over total elements."""
     if device.is_cpu:
         items = min(8 * device.features.compute_units, -(-total // least))
-        return items, 1, -(-total // items) if items else 1
-    return -(-total // GROUP) * GROUP, GROUP, 1
-
-
-def fill_zero(device: Device, buf: Buffer) -> None:
-    """Set a dense buffer to zero."""
-    if buf.size:
-        with device.lock:
-            cl.enqueue_fill_buffer(device.queue, buf.memory, np.int32(0), 0, -(-buf.size * buf.dtype.itemsize // 4) * 4)
+        return (items,), (1,), -(-total // items) if items else 1
+    return (-(-total // GROUP) * GROUP,), (GROUP,), 1
 
 
 def _word(device: Device, row: int) -> int:

@@ -338,7 +338,7 @@ def _gpu_plan(
         program.matmul(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch)
         if slices > 1:
             joined = _blocks(count, JOIN_ITEMS) * JOIN_ITEMS
-            program.matmul_join(joined, JOIN_ITEMS, *arrays[2:], count, p.n, slices)
+            program.matmul_join((joined,), (JOIN_ITEMS,), *arrays[2:], count, p.n, slices)
 
     sums = Spec((slices, p.batch, p.m, p.n), ACCUMULATORS[STORED[dtype][1]]) if slices > 1 else None
     return Plan(launch, sums)

@@ -123,7 +123,7 @@ def peak_rate(device: Device, dtype: np.dtype) -> float:
     kernel = device.build("measure", T=STORED[dtype][0], WIDE=wide, SUMS=SUMS).peak
     out = device.empty(Spec((1,), dtype))
     scalars = PEAK_ROUNDS, dtype.type(0.5), dtype.type(1)
-    seconds = best_time(device, lambda: kernel(1, 1, out.memory, *scalars))
+    seconds = best_time(device, lambda: kernel((1,), (1,), out.memory, *scalars))
     return 2e-9 * PEAK_ROUNDS * SUMS * wide / seconds
 
 
@@ -136,6 +136,6 @@ def best_time(device: Device, run: Run) -> float:
     for _ in range(REPEATS):
         wall, processor = time.perf_counter(), time.process_time()
         run()
-        device.queue.finish()
+        device.commands.finish()
         times.append(min(time.perf_counter() - wall, time.process_time() - processor))
     return min(times)

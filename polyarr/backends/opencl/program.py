@@ -2,14 +2,16 @@
 
 import hashlib
 import os
-import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
+from polyarr.backends.opencl.commands import Commands, Kernel
 from polyarr.backends.opencl.compiled import compiler_of
 from polyarr.backends.opencl.pocl import target_of
 from polyarr.core.errors import BackendError
@@ -43,69 +45,33 @@ def types(dtype: np.dtype) -> dict[str, str]:
     return {"T": stored, "ACC": acc, "LOAD": f"load_{dtype.name}", "STORE": f"store_{dtype.name}"}
 
 
-class Kernel:
-    """One kernel of a built program. Integers are passed as long, floats as float unless they are NumPy scalars."""
-
-    def __init__(self, name: str, program: str, kernel: cl.Kernel, cache: "ProgramCache") -> None:
-        self.name, self._program, self._kernel, self._cache = name, program, kernel, cache
-        self._queue, self._typed = cache.queue, False
-
-    def __call__(self, work: int | tuple[int, ...], group: int | tuple[int, ...] | None, *args: Any) -> None:
-        """Enqueue: work is the global size, group the local size. Nothing is enqueued for an empty range."""
-        work = work if type(work) is tuple else (work,)
-        if 0 in work:
-            return
-        group = (group,) if type(group) is int else group
-        with self._cache.lock:
-            if not self._typed:
-                self._cache.compiler.launched(self._program)
-                self._kernel.set_scalar_arg_dtypes([_scalar_dtype(a) for a in args])
-                self._typed = True
-            try:
-                self._kernel(self._queue, work, group, *args)
-            except cl.Error as error:
-                device = self._queue.device.name.strip()
-                before = self._cache.last_kernel
-                raise BackendError(
-                    f"kernel {self.name}: could not enqueue {work} by {group} on {device!r}, after {before}: {error}"
-                ) from error
-            self._cache.last_kernel = self.name
-
-
-def _scalar_dtype(arg: Any) -> Any:
-    if isinstance(arg, np.generic):
-        return arg.dtype
-    return {int: np.int64, bool: np.int64, float: np.float32}.get(type(arg))
-
-
 class Program:
     """A built program: its kernels are its attributes, each fetched once."""
 
-    def __init__(self, name: str, program: cl.Program, cache: "ProgramCache") -> None:
-        self._kernels = {k.function_name: Kernel(k.function_name, name, k, cache) for k in program.all_kernels()}
+    def __init__(self, program: cl.Program, commands: Commands, launched: Callable[[], None]) -> None:
+        self.kernels = {k.function_name: Kernel(k, commands, launched) for k in program.all_kernels()}
 
     def __getattr__(self, name: str) -> Kernel:
         try:
-            return self._kernels[name]
+            return self.kernels[name]
         except KeyError:
-            raise AttributeError(f"the program has no kernel {name!r}; it has {sorted(self._kernels)}") from None
+            raise AttributeError(f"the program has no kernel {name!r}; it has {sorted(self.kernels)}") from None
 
 
 class ProgramCache:
     """Programs by file and macros, for one device. What was compiled is kept on disk by the compiler."""
 
-    def __init__(self, context: cl.Context, device: cl.Device, queue: cl.CommandQueue, lock: threading.RLock) -> None:
-        self._device, self.queue, self.lock = device, queue, lock
+    def __init__(self, context: cl.Context, device: cl.Device, commands: Commands) -> None:
+        self._device, self._commands = device, commands
         self.compiler = compiler_of(context, device)
         self._programs: dict[Any, Program] = {}
-        self.last_kernel = "none"  # the name of the kernel that was enqueued last
 
     def get(self, stem: str, defines: dict[str, Any]) -> Program:
         """The program of kernels/<stem>.cl under these macros."""
         key = (stem, *defines.items())
         program = self._programs.get(key)
         if program is None:
-            with self.lock:
+            with self._commands.lock:
                 program = self._programs.get(key) or self._build(stem, defines)
                 self._programs[key] = program
         return program
@@ -122,7 +88,8 @@ class ProgramCache:
             with warnings.catch_warnings():
                 if not debug:
                     warnings.simplefilter("ignore", cl.CompilerWarning)
-                return Program(name, self.compiler.build(name, source, options), self)
+                program = self.compiler.build(name, source, options)
+            return Program(program, self._commands, partial(self.compiler.launched, name))
         except cl.Error as error:
             device, given = self._device.name.strip(), " ".join(f"{k}={v}" for k, v in defines.items())
             raise BackendError(

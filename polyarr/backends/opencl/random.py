@@ -17,7 +17,7 @@ def random_bits(
     items = min(8 * device.features.compute_units, -(-blocks // 256)) if device.is_cpu else blocks
     group = 1 if device.is_cpu else GROUP
     device.build("random").random_bits(
-        -(-items // group) * group, group, result.memory, np.uint64(key), np.uint64(counter), out.size,
+        (-(-items // group) * group,), (group,), result.memory, np.uint64(key), np.uint64(counter), out.size,
         -(-blocks // items) if items else 1,
     )  # fmt: skip
     return result

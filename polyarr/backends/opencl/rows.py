@@ -66,9 +66,9 @@ def block_macros(is_cpu: bool) -> dict[str, int]:
     return {"GROUP": 1, "BLOCK": 4096} if is_cpu else {"GROUP": GPU_ITEMS, "BLOCK": 4 * GPU_ITEMS}
 
 
-def block_launch(macros: dict[str, int], size: int) -> tuple[int, int]:
+def block_launch(macros: dict[str, int], size: int) -> tuple[tuple[int], tuple[int]]:
     """Global and local size for so many elements."""
-    return -(-size // macros["BLOCK"]) * macros["GROUP"], macros["GROUP"]
+    return (-(-size // macros["BLOCK"]) * macros["GROUP"],), (macros["GROUP"],)
 
 
 def wide(dtype: np.dtype) -> np.dtype:

@@ -27,7 +27,7 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
     sums = segments.sum_dtype(device, out.dtype)
     program = _program(device, x.dtype, out.dtype, sums)
     if not device.is_cpu and inner == 1:
-        program.scan_rows(outer * GPU_GROUP, GPU_GROUP, x.memory, result.memory, length)
+        program.scan_rows((outer * GPU_GROUP,), (GPU_GROUP,), x.memory, result.memory, length)
         return result
     part_length = _part_length(device, outer, length, inner)
     parts = -(-length // part_length)

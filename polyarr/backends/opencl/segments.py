@@ -34,10 +34,10 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
     program = _build(device, result.dtype, indices.dtype)
     keys = device.empty(Spec((indices.size,), INT32))
     items = min(indices.size, 64) if device.is_cpu else -(-indices.size // GROUP) * GROUP
-    program.wrap_indices(items, None, indices.memory, keys.memory, *fault, n, indices.size)
+    program.wrap_indices((items,), None, indices.memory, keys.memory, *fault, n, indices.size)
     if result.dtype == float32 and adds_atomically(device):
         items, pointers = -(-updates.size // GROUP) * GROUP, (result.memory, updates.memory, keys.memory)
-        program.add_atomically(items, GROUP, *pointers, n, keys.size, inner, updates.size)
+        program.add_atomically((items,), (GROUP,), *pointers, n, keys.size, inner, updates.size)
         return
     if device.is_cpu and n * inner <= FEW and keys.size > n and sum_dtype(device, result.dtype) != float32:
         _add_serially(device, program, result, updates, keys, (outer, n, inner))
@@ -51,7 +51,7 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
     else:
         lanes = _lanes(n, keys.size, inner)
         blocks = -(-inner // lanes)
-        program.segments_group(GROUP * blocks * keys.size * outer, GROUP, *args, blocks, lanes)
+        program.segments_group((GROUP * blocks * keys.size * outer,), (GROUP,), *args, blocks, lanes)
 
 
 def _add_serially(
@@ -63,7 +63,7 @@ def _add_serially(
     args = (n, keys.size, inner, -(-keys.size // parts))
     program.slots_serial((parts, outer), (1, 1), partial.memory, updates.memory, keys.memory, *args)
     items = min(-(-result.size // COLUMNS), 8 * device.features.compute_units)
-    program.slots_join(items, None, result.memory, partial.memory, parts, result.size)
+    program.slots_join((items,), None, result.memory, partial.memory, parts, result.size)
 
 
 def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:

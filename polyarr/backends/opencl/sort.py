@@ -25,7 +25,7 @@ def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool
     if result.size:
         program = _build(device, x.dtype, descending)
         index = _sorted(device, program, x)
-        program.widen(result.size, None, index.memory, result.memory)
+        program.widen((result.size,), None, index.memory, result.memory)
     return _swap(result, axis, last)
 
 
@@ -45,14 +45,14 @@ def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
     if device.is_cpu:
         tiles = rows * -(-n // tile)
         items = min(tiles, 8 * device.features.compute_units)
-        program.sort_tiles_serial(items, 1, x.memory, *memories, n, tile, tiles, -(-tiles // items))
+        program.sort_tiles_serial((items,), (1,), x.memory, *memories, n, tile, tiles, -(-tiles // items))
     else:
-        program.sort_tiles_group(rows * -(-n // GROUP) * GROUP, GROUP, x.memory, *memories[:2], n, tile)
+        program.sort_tiles_group((rows * -(-n // GROUP) * GROUP,), (GROUP,), x.memory, *memories[:2], n, tile)
     width = tile
     while width < n:
         pieces = rows * -(-n // span)
         work, group = (pieces, 1) if device.is_cpu else (-(-pieces // GROUP) * GROUP, GROUP)
-        program.merge_runs(work, group, *memories, n, width, pieces, span)
+        program.merge_runs((work,), (group,), *memories, n, width, pieces, span)
         memories, index, other_index = (*memories[2:], *memories[:2]), other_index, index
         width *= 2
     return index

@@ -1,0 +1,70 @@
+"""The one way to an OpenCL device's queue."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.core.errors import BackendError
+
+pytest.importorskip("pyopencl")
+on_opencl = pytest.mark.polyarr_backend("opencl")
+commands, devices = (import_module(f"polyarr.backends.opencl.{name}") for name in ("commands", "devices"))
+REACHES_THE_QUEUE = re.compile(r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(")
+
+
+def strays(sources: dict[str, str]) -> list[str]:
+    """The files that reach the queue by themselves."""
+    return [name for name, text in sources.items() if name != "commands.py" and REACHES_THE_QUEUE.search(text)]
+
+
+def test_only_commands_reach_the_queue():
+    """So that whoever wants to see, time or repeat what runs has one place to stand at."""
+    folder = Path(commands.__file__).parent
+    sources = {path.name: path.read_text() for path in folder.glob("*.py")}
+    assert "commands.py" in sources and strays(sources) == []
+    for planted in ("cl.enqueue_copy(device.queue, a, b)", "self.queue.finish()", "cl.Kernel(program, 'f')"):
+        assert strays({"planted.py": planted}) == ["planted.py"]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The names of the commands that are called, in order."""
+    names, call = [], commands.Command.__call__
+
+    def noting(command, work, group, *args):
+        names.append(command.name)
+        return call(command, work, group, *args)
+
+    monkeypatch.setattr(commands.Command, "__call__", noting)
+    return names
+
+
+@on_opencl
+def test_kernels_copies_fills_and_transfers_are_commands(backend, seen):
+    x, at = pa.asarray([1.0, 2.0, 3.0]), pa.asarray([0, 2])
+    assert seen == ["upload", "upload"]
+    (x + x).numpy()
+    assert seen[2:] == ["elementwise", "transfer"]
+    del seen[:]
+    pa.ops.scatter_add(x, at, x[:2], axis=0)
+    assert "copy" in seen
+    pa.ops.scatter(x, at, x[:2], axis=0)
+    assert "fill" in seen
+    del seen[:]
+    pa.asarray(np.zeros(1 << 19))
+    assert seen == ["transfer"]
+
+
+@on_opencl
+def test_a_launch_that_the_device_refuses_names_the_kernel(backend):
+    device = devices.select()
+    kernel, out = device.build("random").random_bits, device.empty(pa.Spec((4,), pa.uint32))
+    arguments = (out.memory, np.uint64(1), np.uint64(2), 4, 1)
+    kernel((0,), (0,), *arguments)  # nothing to do
+    kernel((1,), (1,), *arguments)
+    with pytest.raises(BackendError, match=r"kernel random_bits: could not enqueue \(3,\) by \(2,\) on "):
+        kernel((3,), (2,), *arguments)
