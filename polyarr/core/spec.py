@@ -101,11 +101,6 @@ def as_dtype(dtype: object) -> np.dtype:
     return found
 
 
-def is_floating(dtype: np.dtype | type) -> builtins.bool:
-    """True for the dtypes that carry gradients."""
-    return dtype in FLOATS or dtype is float
-
-
 def promote(op: str, specs: Sequence[Spec]) -> np.dtype:
     """The dtype that arrays of these specs share, by the array API standard's table.
 
