@@ -169,10 +169,19 @@ from polyarr.ops import (
     unstack,
     var,
     vecdot,
-    where,
     zeros_like,
 )
-from polyarr.ops.standard import astype, concat, count_nonzero, cumulative_prod, cumulative_sum, diff, repeat, reshape
+from polyarr.ops.standard import (
+    astype,
+    concat,
+    count_nonzero,
+    cumulative_prod,
+    cumulative_sum,
+    diff,
+    repeat,
+    reshape,
+    where,
+)
 from polyarr.version import __version__
 
 __array_api_version__ = "2024.12"

@@ -13,7 +13,7 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, as_dtype, bfloat16, check_number, float32, int64, promote
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import shape_of, steps_between
+from polyarr.ops.create import NATURAL, shape_of, steps_between
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
@@ -59,16 +59,13 @@ def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
     if isinstance(obj, (list, tuple)):
         return [_without_arrays(o, dtypes) for o in obj]
     obj = obj.numpy() if isinstance(obj, Array) else obj
-    if type(obj) in _NATURAL:
-        dtypes.add(_NATURAL[type(obj)])
+    if type(obj) in NATURAL:
+        dtypes.add(NATURAL[type(obj)])
     else:
         host = np.asarray(obj)
         native = host.dtype.newbyteorder("=")  # files hold big-endian numbers; arrays do not
         dtypes.add(float32 if native == np.float64 and not _is_typed(obj) else native)
     return obj
-
-
-_NATURAL = {bool: bool_, int: int64, float: float32}  # the dtypes of Python's numbers
 
 
 def _is_typed(obj: Any) -> bool:
@@ -110,10 +107,10 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
     Errors:  ShapeError for a negative length, or a value that does not broadcast; OverflowError for one beyond dtype
     """
     shape = shape_of("full", shape)
-    if type(fill_value) not in _NATURAL:
+    if type(fill_value) not in NATURAL:
         value = asarray(fill_value, dtype=dtype, device=device)
         return ops.broadcast_to(value, shape=shape)
-    dtype = _NATURAL[type(fill_value)] if dtype is None else dtype
+    dtype = NATURAL[type(fill_value)] if dtype is None else dtype
     with use_backend(get_backend(device)):
         return ops.full(fill_value, shape=shape, dtype=dtype)
 

@@ -161,7 +161,7 @@ def test_an_index_out_of_range_is_an_error_by_the_next_read(backend: Backend) ->
         (3, r"x is float32\[3\]; index 3 is out of range for axis 0"),
         (-4, "index -4 is out of range"),
         ((0, 0), "the key names 2 axes"),
-        ((Ellipsis, Ellipsis), "getitem"),
+        ((Ellipsis, Ellipsis), "indexing"),
         ("a", "an index is str; it must be an int"),
         (1.0, "an index is float"),
         ([0.5], r"an index is float64\[1\]; it must be an integer array"),

@@ -233,7 +233,8 @@ def _length(x: Array) -> int:
 
 def _repr(x: Array) -> str:
     text = np.array2string(x.numpy(), separator=", ", prefix="Array(", threshold=1000)
-    return f"Array({text}, {x.dtype.name}, {x.backend.name!r})"
+    shape = "" if x.size else f"shape={x.shape}, "  # which no element shows
+    return f"Array({text}, {shape}{x.dtype.name}, {x.backend.name!r})"
 
 
 def _index(x: Array) -> int:
@@ -299,6 +300,8 @@ METHODS = {
     "__dlpack__": _dlpack,
     "__dlpack_device__": lambda self: (1, 0),
     "__array_namespace__": _namespace,
+    "__copy__": Array.snapshot,  # the buffer never changes, so a copy is another handle on it
+    "__deepcopy__": lambda self, memo: self.snapshot(),
     "__hash__": None,  # == compares element by element
     "to_device": _to_device,
     "item": _item,

@@ -5,7 +5,10 @@ import operator
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import primitive
-from polyarr.core.spec import Spec, as_dtype, check_kind
+from polyarr.core.spec import Spec, as_dtype, check_kind, float32, int64
+from polyarr.core.spec import bool as bool_
+
+NATURAL = {bool: bool_, int: int64, float: float32}  # the dtypes of Python's numbers, the narrowest kind first
 
 
 def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:

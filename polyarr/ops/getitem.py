@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.core.array import Array, from_numpy
+from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
+from polyarr.core.spec import INTEGERS, Spec, broadcast, check_number, int64, may_not_fit
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, floor_divide, multiply, remainder
+from polyarr.ops.given import ARRAY, check_array, described
 from polyarr.ops.index import checked_positions, scatter, take
 from polyarr.ops.logic import astype, not_equal, where
 from polyarr.ops.reduce import cumulative_sum
@@ -60,12 +61,20 @@ def set_item(x: Array, key: Any, value: Any) -> Array:
 
 def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
     if type(value) in (Array, Spec):
-        value = value if value.dtype == x.dtype else astype(value, dtype=x.dtype)
+        found = value if value.dtype == x.dtype else astype(value, dtype=x.dtype)
     else:
-        value = full(value, x, shape=(), dtype=x.dtype)
-    while len(value.shape) > len(shape) and value.shape[0] == 1:  # NumPy lets leading axes of length 1 go
-        value = reshape(value, shape=value.shape[1:])
-    return broadcast_to(value, shape=shape)
+        number = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(number, (bool, int, float)):
+            raise TypeError(f"x[key] = value: value is {described(value)}; {ARRAY} or a Python number")
+        if may_not_fit(type(number), x.dtype):
+            check_number("x[key] = value", "value", number, x.dtype)
+        found = full(number, x, shape=(), dtype=x.dtype)
+    while len(found.shape) > len(shape) and found.shape[0] == 1:  # NumPy lets leading axes of length 1 go
+        found = reshape(found, shape=found.shape[1:])
+    try:
+        return broadcast_to(found, shape=shape)
+    except ShapeError:
+        raise ShapeError(f"x[key] = value: value is {spec_of(value)}; it must broadcast to {list(shape)}") from None
 
 
 def _mask(x: Array, key: Any) -> Array | None:
@@ -74,7 +83,7 @@ def _mask(x: Array, key: Any) -> Array | None:
         key = from_numpy(np.asarray(key), x.backend)
     if isinstance(key, Array) and key.dtype == bool_:
         if key.shape != x.shape[: key.ndim]:
-            raise IndexError(f"getitem: x is {x.spec}, the mask is {key.spec}; the mask must have x's leading axes")
+            raise IndexError(f"indexing: x is {x.spec}, the mask is {key.spec}; the mask must have x's leading axes")
         return key
     return None
 
@@ -107,6 +116,7 @@ def nonzero(x: Array) -> tuple[Array, ...]:
 
     Errors:  ShapeError if x has no axis
     """
+    check_array("nonzero", "x", x)
     if not x.shape:
         raise ShapeError(f"nonzero: x is {x.spec}; it must have at least one axis")
     flat = _true_positions(not_equal(x, False if x.dtype == bool_ else 0))
@@ -165,7 +175,7 @@ def _complete(x: Array, keys: tuple) -> list:
     found = [_as_key(x, k) for k in keys]
     used = builtins.sum(k is not None and k is not Ellipsis for k in found)
     if used > x.ndim or builtins.sum(k is Ellipsis for k in found) > 1:
-        raise IndexError(f"getitem: x is {x.spec}; the key names {used} axes")
+        raise IndexError(f"indexing: x is {x.spec}; the key names {used} axes")
     fill = [builtins.slice(None)] * (x.ndim - used)
     at = next((i for i, k in enumerate(found) if k is Ellipsis), None)
     return [*found, *fill] if at is None else [*found[:at], *fill, *found[at + 1 :]]
@@ -179,7 +189,7 @@ def _as_key(x: Array, k: Any) -> Any:
         k = from_numpy(host, x.backend)
     if isinstance(k, Array):
         if k.dtype not in INTEGERS:
-            raise IndexError(f"getitem: an index is {k.spec}; it must be an integer array, or one bool mask alone")
+            raise IndexError(f"indexing: an index is {k.spec}; it must be an integer array, or one bool mask alone")
         return k
     try:
         if isinstance(k, bool):  # to Python an int, to a reader a mask
@@ -187,14 +197,14 @@ def _as_key(x: Array, k: Any) -> Any:
         return operator.index(k)
     except TypeError:
         raise IndexError(
-            f"getitem: an index is {type(k).__name__}; it must be an int, a slice, ..., None or an integer array"
+            f"indexing: an index is {type(k).__name__}; it must be an int, a slice, ..., None or an integer array"
         ) from None
 
 
 def _position(x: Array, axis: int, k: int) -> int:
     n = x.shape[axis]
     if not -n <= k < n:
-        raise IndexError(f"getitem: x is {x.spec}; index {k} is out of range for axis {axis}")
+        raise IndexError(f"indexing: x is {x.spec}; index {k} is out of range for axis {axis}")
     return k % n
 
 
@@ -207,7 +217,7 @@ def _lead(shape: tuple, arrays: Indices) -> int:
 def _flattened(x: Array, arrays: Indices, lead: int) -> tuple[Array, Array]:
     """x with the indexed axes joined into one at lead, and the positions along it."""
     given = [(x.shape[axis], a) for axis, a in arrays if a is not None]
-    shape = broadcast("getitem", *(a.spec for _, a in given))
+    shape = broadcast("indexing", *(a.spec for _, a in given))
     flat = None
     for n, a in given:
         place = checked_positions(a, n) if len(given) > 1 else a

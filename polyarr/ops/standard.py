@@ -9,11 +9,11 @@ import numpy as np
 
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import NARROW, as_dtype, float32, int64
+from polyarr.core.spec import NARROW, Spec, as_dtype, check_number, float32, int64, may_not_fit
 from polyarr.core.spec import bool as bool_
 from polyarr.ops import index, logic, reduce
 from polyarr.ops import shape as shapes
-from polyarr.ops.create import full
+from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import multiply, subtract
 from polyarr.ops.logic import not_equal
 from polyarr.ops.shape import one_axis
@@ -40,6 +40,24 @@ def reshape(x: Array, shape: Any, *, copy: bool | None = None) -> Array:
     Grads:   x
     """
     return shapes.reshape(x, shape=shape)
+
+
+def where(condition: Array, x: Any, y: Any) -> Array:
+    """x where condition holds, y elsewhere. Two Python numbers give what asarray makes of them.
+
+    Shapes:  the three inputs broadcast
+    Dtypes:  condition bool; x and y any, promoted; of Python numbers alone bool, int64 or float32
+    Errors:  ShapeError if they do not broadcast, DtypeError if condition is not bool
+    Grads:   x, y
+    """
+    given = {type(a.item() if isinstance(a, np.generic) else a) for a in (x, y)}
+    if type(condition) in (Array, Spec) and given <= NATURAL.keys():
+        kind = [k for k in NATURAL if k in given][-1]
+        x, y = kind(x), kind(y)
+        if may_not_fit(kind, NATURAL[kind]):
+            check_number("where", "x", x, NATURAL[kind])
+        x = full(x, condition, shape=(), dtype=NATURAL[kind])
+    return logic.where(condition, x, y)
 
 
 def concat(arrays: list[Array] | tuple[Array, ...], *, axis: int | None = 0) -> Array:
