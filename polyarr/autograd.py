@@ -12,6 +12,7 @@ from polyarr.core.errors import GradientError, ShapeError
 from polyarr.core.record import Pair
 from polyarr.core.spec import FLOATS, Spec
 from polyarr.core.tape import Node, is_recording, paused, reading, recording
+from polyarr.ops.given import described
 
 
 def grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
@@ -35,17 +36,19 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
 
     Errors:  GradientError if fn's value is not a floating-point scalar, or an argument has no floating-point array
     """
-    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    _check_callable("value_and_grad", fn)
+    wanted = _wanted(argnums)
 
     @functools.wraps(fn)
     def wrapped(*given: Any, **kwargs: Any) -> Any:
         args = list(given)
+        _check_given(args, wanted)
         with recording():
             tracked = [_track(args, i) for i in wanted]
             if not any(node for nodes in tracked for node in nodes):
-                raise GradientError(f"value_and_grad: no floating-point array among the arguments {wanted}")
+                raise GradientError(f"value_and_grad: {_without_floats(given, wanted)}")
             value = fn(*args, **kwargs)
-        value, aux = value if has_aux else (value, None)
+        value, aux = _with_aux(value) if has_aux else (value, None)
         _check_scalar(value)
         ends = [node for nodes in tracked for node in nodes if node]
         found = iter(_backward([(value.node, ops.ones_like(value))], ends, once=True))
@@ -62,14 +65,17 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
 
     The pull-back may be called many times. It returns one gradient tree per argument.
     """
+    _check_callable("vjp", fn)
     args = list(primals)
     with recording():
         tracked = [_track(args, i) for i in range(len(args))]
         value = fn(*args)
     ends = [node for nodes in tracked for node in nodes if node]
     roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(value)]
+    specs = [leaf.spec if type(leaf) is Array else None for leaf in tree.leaves(value)]
 
     def pull(cotangent: Any) -> tuple:
+        _check_cotangent(tree.leaves(cotangent), specs)
         seeds = zip(roots, tree.leaves(cotangent), strict=True)
         found = iter(_backward([(root, g) for root, g in seeds], ends, once=False))
         return tuple(_gradient_tree(a, nodes, found) for a, nodes in zip(args, tracked, strict=True))
@@ -83,12 +89,18 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
     A tangent may be None: nothing moves along it. Integers have none.
     Errors:  GradientError if a tangent belongs to no argument
     """
+    for name, trees in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(trees, (tuple, list)):
+            raise GradientError(f"jvp: {name} is {described(trees)}; it must be a tuple, with one entry per argument")
     # The pull-back is linear in the cotangent, so its own pull-back is the push-forward.
     value, pull = vjp(fn, *primals)
     _, push = vjp(pull, tree.map(lambda leaf: ops.zeros_like(leaf) if type(leaf) is Array else leaf, value))
     given, arrays = dict(tree.items(tuple(tangents))), dict(tree.items(tuple(primals)))
     if unknown := given.keys() - arrays.keys():
         raise GradientError(f"jvp: there are tangents at {sorted(unknown, key=str)}, where there is no argument")
+    for path, tangent in given.items():
+        if type(a := arrays[path]) is Array and (type(tangent) is not Array or tangent.shape != a.shape):
+            raise ShapeError(f"jvp: a tangent is {described(tangent)}; it must have the shape of {a.spec}")
     along = [given.get(p, _zeros(a)) for p, a in arrays.items() if type(a) is Array and a.dtype in FLOATS]
     return value, push(along)[0]
 
@@ -411,3 +423,45 @@ def _check_scalar(value: Any) -> None:
         raise GradientError(f"value_and_grad: fn returned {type(value).__name__}; it must return a scalar array")
     if value.shape != () or value.dtype not in FLOATS:
         raise ShapeError(f"value_and_grad: fn returned {value.spec}; it must return a floating-point scalar")
+
+
+# ---- what the transforms say of what they were given -------------------------------------------------------------
+
+
+def _check_callable(transform: str, fn: Any) -> None:
+    if not callable(fn):
+        raise GradientError(f"{transform}: fn is {described(fn)}; it must be a function")
+
+
+def _wanted(argnums: Any) -> tuple[int, ...]:
+    found = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
+    if not found or not all(isinstance(i, int) for i in found):
+        raise GradientError(f"value_and_grad: argnums is {argnums!r}; it must be an int or a tuple of ints")
+    return found
+
+
+def _check_given(args: list, wanted: tuple[int, ...]) -> None:
+    for i in wanted:
+        if not -len(args) <= i < len(args):
+            given = f"argnums names argument {i} of {len(args)} that were given by position"
+            raise GradientError(f"value_and_grad: {given}; what is differentiated must be given so, not by name")
+
+
+def _without_floats(args: tuple, wanted: tuple[int, ...]) -> str:
+    named = " and ".join(f"argument {i} is {described(args[i])}" for i in wanted)
+    return f"no floating-point array among the arguments: {named}; wrap numbers with polyarr.asarray, cast integers"
+
+
+def _with_aux(value: Any) -> Any:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise GradientError(f"value_and_grad: fn returned {described(value)}; with has_aux it must return (value, aux)")
+    return value
+
+
+def _check_cotangent(given: list, due: list[Spec | None]) -> None:
+    """Raise unless a cotangent has a leaf for each of the value's, and arrays where those are."""
+    if len(given) != len(due):
+        raise GradientError(f"vjp: the cotangent has {len(given)} leaves, fn's value {len(due)}; they must be alike")
+    for g, spec in zip(given, due, strict=True):
+        if spec and (type(g) is not Array or g.shape != spec.shape):
+            raise ShapeError(f"vjp: a cotangent is {described(g)} for {spec}; it must be an array of that shape")

@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 from collections import namedtuple
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -433,3 +434,45 @@ def test_a_pair_may_decline(on_numpy: Backend) -> None:
     for ours, expected in zip(*found, strict=True):
         np.testing.assert_array_equal(ours, expected)
     assert asked and set(asked) == {(3, 5)}
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: pa.grad(ops.sum)(x=x), GradientError, "argument 0 of 0 that were given by position"),
+        (lambda x: pa.grad(ops.sum, argnums=1)(x), GradientError, "argument 1 of 1 that"),
+        (
+            lambda x: pa.grad(ops.sum, argnums="x"),
+            GradientError,
+            "argnums is 'x'; it must be an int or a tuple of ints",
+        ),
+        (lambda x: pa.grad(None), GradientError, "fn is None; it must be a function"),
+        (lambda x: pa.grad(ops.sum)(3.0), GradientError, r"argument 0 is a float; wrap numbers with polyarr\.asarray"),
+        (lambda x: pa.grad(ops.sum)(x.astype(pa.int8)), GradientError, r"argument 0 is int8\[2, 3\]; .*cast integers"),
+        (lambda x: pa.grad(ops.sum)(np.ones(2)), GradientError, r"argument 0 is a numpy\.ndarray"),
+        (
+            lambda x: pa.value_and_grad(ops.sum, has_aux=True)(x),
+            GradientError,
+            r"fn returned float32\[\]; with has_aux it must return \(value, aux\)",
+        ),
+        (lambda x: pa.grad(lambda a: (a, 1, 2), has_aux=True)(x), GradientError, "fn returned a tuple; with has_aux"),
+        (lambda x: pa.vjp(3, x), GradientError, "^vjp: fn is a int; it must be a function"),
+        (lambda x: pa.vjp(_same, x)[1](x[0]), ShapeError, r"a cotangent is float32\[3\] for float32\[2, 3\]"),
+        (lambda x: pa.vjp(_same, x)[1](1.0), ShapeError, r"a cotangent is a float for float32\[2, 3\]"),
+        (lambda x: pa.vjp(_same, x)[1](None), GradientError, "the cotangent has 0 leaves, fn's value 1"),
+        (lambda x: pa.jvp(_same, x, (x,)), GradientError, r"primals is float32\[2, 3\]; it must be a tuple"),
+        (lambda x: pa.jvp(_same, (x,), None), GradientError, "tangents is None; it must be a tuple"),
+        (
+            lambda x: pa.jvp(_same, (x,), (x[0],)),
+            ShapeError,
+            r"a tangent is float32\[3\]; it must have the shape of float32\[2, 3\]",
+        ),
+    ],
+)
+def test_bad_calls(call: Callable, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(pa.ones((2, 3), device="numpy"))
