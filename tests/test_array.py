@@ -1,6 +1,7 @@
 """What an Array is to Python, to NumPy and to other array libraries; and the ways to make one."""
 
 import copy
+import inspect
 import operator
 import pickle
 
@@ -12,6 +13,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.spec import Spec
 
 BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"]
 BITS = ["and_", "or_", "xor", "lshift", "rshift"]
@@ -145,6 +147,47 @@ def test_conversions(backend: Backend) -> None:
 def test_conversion_errors(on_numpy: Backend, call, message: str) -> None:
     with pytest.raises((TypeError, ShapeError), match=message):
         call()
+
+
+def test_methods_are_the_functions(backend: Backend) -> None:
+    """What NumPy's, PyTorch's and MLX's arrays have in common, called as they call it."""
+    host = np.float32([[1, 5, 3], [4, 2, 6]])
+    x = pa.asarray(host)
+    for name in ("sum", "mean", "max", "min", "prod", "var", "std", "argmax", "argmin", "all", "any"):
+        same(getattr(x, name)(), getattr(host, name)())
+        same(getattr(x, name)(axis=0), getattr(host, name)(axis=0))
+        same(getattr(x, name)(-1), getattr(host, name)(-1))
+    assert x.sum(axis=1, keepdims=True).shape == (2, 1)
+    for axes in ((), (1, 0), ((1, 0),), ([-1, 0],)):
+        same(x.transpose(*axes), host.T)
+    cube = np.arange(24).reshape(2, 3, 4)
+    same(pa.asarray(cube).transpose(), cube.transpose())
+    same(pa.asarray(cube).swapaxes(0, -1), cube.swapaxes(0, -1))
+    assert x.flatten().tolist() == host.flatten().tolist() and pa.zeros((0, 2)).flatten().shape == (0,)
+    assert pa.ones((1, 3, 1)).squeeze().shape == (3,) and pa.ones((1, 3, 1)).squeeze(0).shape == (3, 1)
+    assert pa.grad(lambda a: (a.reshape(3, 2).mean(axis=0) * 3).max())(x).shape == (2, 3)
+
+
+def test_methods_describe_themselves(on_numpy: Backend) -> None:
+    x = pa.ones((2, 3))
+    assert str(inspect.signature(x.sum)) == "(axis=None, keepdims=False, dtype=None)"
+    assert (pa.Array.sum.__qualname__, pa.Array.sum.__doc__) == ("Array.sum", ops.sum.__doc__)
+    assert x.spec.mean(axis=0) == Spec((3,), pa.float32)  # inference, as with the operators
+    with pytest.raises(TypeError, match="sum: unknown argument dim; it takes sum"):
+        x.sum(dim=0)
+    with pytest.raises(ShapeError, match=r"permute_dims: x is float32\[2, 3\]; axes \[0\] must name"):
+        x.transpose(0)
+    with pytest.raises(ShapeError, match=r"swapaxes: .* axis 2 must be"):
+        x.swapaxes(0, 2)
+
+
+def test_a_loss_is_printed_as_a_number_is(backend: Backend) -> None:
+    loss = pa.asarray(2.71828)
+    assert f"{loss:.2f}" == "2.72" and f"{pa.asarray([7]):>3}" == "  7" and f"{loss}" == str(loss)
+    assert round(loss, 2) == 2.72 and type(round(loss, 2)) is float and round(loss) == 3
+    for call, asked in ((lambda: f"{pa.ones(2):.2f}", r"format '.2f'"), (lambda: round(pa.ones(2), 1), "round")):
+        with pytest.raises(TypeError, match=rf"^{asked}: x is float32\[2\]; only an array with one element"):
+            call()
 
 
 def test_length_and_iteration(backend: Backend) -> None:

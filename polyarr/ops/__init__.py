@@ -1,5 +1,7 @@
 """Every op, by family; and the only place that gives Array (and Spec, for inference) its operators."""
 
+import builtins
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +10,7 @@ import numpy as np
 
 from polyarr.core.array import Array
 from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.op import Op
 from polyarr.core.spec import Spec
 from polyarr.ops.create import arange, empty_like, full, full_like, ones_like, zeros_like
 from polyarr.ops.elementwise import (
@@ -137,6 +140,7 @@ from polyarr.ops.shape import (
     flip,
     matrix_transpose,
     moveaxis,
+    one_axis,
     pad,
     permute_dims,
     repeat,
@@ -175,6 +179,8 @@ BINARY = {
 }
 COMPARISONS = {"eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal}
 UNARY = {"neg": negative, "pos": positive, "abs": abs, "invert": bitwise_invert}
+# The methods that NumPy's, PyTorch's and MLX's arrays have in common; everything else is a function.
+NAMED = (all, any, argmax, argmin, max, mean, min, prod, squeeze, std, sum, var)
 
 
 def _forward(op: Callable) -> Callable:
@@ -183,6 +189,17 @@ def _forward(op: Callable) -> Callable:
 
 def _reflected(op: Callable) -> Callable:
     return lambda self, other: op(other, self)
+
+
+def _named(op: Op) -> Callable:
+    """The op as a method: x.sum(axis=0) for sum(x, axis=0)."""
+
+    def method(self: Array, *args: Any, **params: Any) -> Any:
+        return op(self, *args, **params)
+
+    method.__name__, method.__qualname__, method.__doc__ = op.name, f"Array.{op.name}", op.__doc__
+    method.__signature__ = inspect.signature(op)  # type: ignore[attr-defined]
+    return method
 
 
 def _in_place(name: str, op: Callable) -> Callable:
@@ -204,6 +221,8 @@ for _cls in (Array, Spec):  # an op runs on Specs too: that is inference
         setattr(_cls, f"__r{_name}__", _reflected(_op))
     for _name, _unary in UNARY.items():
         setattr(_cls, f"__{_name}__", lambda self, op=_unary: op(self))
+    for _named_op in NAMED:
+        setattr(_cls, _named_op.name, _named(_named_op))
 for _name, _op in COMPARISONS.items():
     setattr(Array, f"__{_name}__", _forward(_op))
 for _name, _op in BINARY.items():
@@ -213,9 +232,9 @@ for _name, _op in BINARY.items():
 # ---- what an Array answers to Python, NumPy and other array libraries ------------------------------------------
 
 
-def _scalar(x: Array, kind: str) -> Any:
+def _scalar(x: Array, asked: str, kind: str = "number") -> Any:
     if x.size != 1:
-        raise TypeError(f"{kind}: x is {x.spec}; only an array with one element converts to a Python {kind}")
+        raise TypeError(f"{asked}: x is {x.spec}; only an array with one element converts to a Python {kind}")
     return x.numpy().reshape(()).item()
 
 
@@ -266,12 +285,45 @@ def _transpose(x: Array) -> Array:
 
 def _item(x: Array) -> Any:
     """The one element as a Python number."""
-    return _scalar(x, "number")
+    return _scalar(x, "item")
+
+
+def _one_by_one(given: tuple) -> Any:
+    """What was given as one tuple, or one by one."""
+    return given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
 
 
 def _reshaped(x: Array, *shape: Any) -> Array:
     """The same elements in another shape, as polyarr.reshape; lengths may be given one by one."""
-    return reshape(x, shape=shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+    return reshape(x, shape=_one_by_one(shape))
+
+
+def _transposed(x: Array, *axes: Any) -> Array:
+    """x with its axes in another order, as polyarr.permute_dims, or without arguments in reverse."""
+    return permute_dims(x, axes=_one_by_one(axes) if axes else tuple(reversed(range(x.ndim))))
+
+
+def _swapped(x: Array, axis1: int, axis2: int) -> Array:
+    """x with two axes swapped."""
+    order = list(range(x.ndim))
+    i, j = (one_axis("swapaxes", x, axis) for axis in (axis1, axis2))
+    order[i], order[j] = j, i
+    return permute_dims(x, axes=tuple(order))
+
+
+def _flattened(x: Array) -> Array:
+    """The elements along one axis, in row-major order."""
+    return reshape(x, shape=(-1,))
+
+
+def _format(x: Array, spec: str) -> str:
+    """f"{loss:.4f}": the one element in a format of Python's; without one, the same as print."""
+    return format(_scalar(x, f"format {spec!r}"), spec) if spec else str(x)
+
+
+def _round(x: Array, digits: int | None = None) -> Any:
+    """round(loss, 3): the one element as a Python number, rounded as Python does it."""
+    return builtins.round(_scalar(x, "round"), digits)
 
 
 def _namespace(x: Array, api_version: str | None = None) -> Any:
@@ -288,10 +340,10 @@ def _to_device(x: Array, device: str, *, stream: Any = None) -> Array:
 METHODS = {
     "__getitem__": get_item,
     "__setitem__": lambda self, key, value: self.rebind(set_item(self, key, value)),
-    "__bool__": lambda self: bool(_scalar(self, "bool")),
-    "__int__": lambda self: int(_scalar(self, "int")),
-    "__float__": lambda self: float(_scalar(self, "float")),
-    "__complex__": lambda self: complex(_scalar(self, "complex")),
+    "__bool__": lambda self: bool(_scalar(self, "bool", "bool")),
+    "__int__": lambda self: int(_scalar(self, "int", "int")),
+    "__float__": lambda self: float(_scalar(self, "float", "float")),
+    "__complex__": lambda self: complex(_scalar(self, "complex", "complex")),
     "__index__": _index,
     "__len__": _length,
     "__iter__": _iterate,
@@ -307,6 +359,11 @@ METHODS = {
     "item": _item,
     "tolist": lambda self: self.numpy().tolist(),
     "reshape": _reshaped,
+    "transpose": _transposed,
+    "swapaxes": _swapped,
+    "flatten": _flattened,
+    "__format__": _format,
+    "__round__": _round,
     "T": property(_transpose, doc="The transpose of a matrix."),
     "mT": property(matrix_transpose, doc="x with its last two axes swapped."),
 }

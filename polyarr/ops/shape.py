@@ -126,14 +126,15 @@ def expand_dims(x, *, axis=0):
 
 
 @fused(widen=False)
-def squeeze(x, *, axis):
-    """x without the axes named, which must have length 1.
+def squeeze(x, *, axis=None):
+    """x without the axes named (None: all of length 1), which must have length 1.
 
     Shapes:  any -> fewer axes
     Dtypes:  any -> the same
     Errors:  ShapeError if an axis is longer than 1
     Grads:   x
     """
+    axis = tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
     gone = {one_axis("squeeze", x, a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))}
     if any(x.shape[a] != 1 for a in gone):
         raise ShapeError(f"squeeze: x is {spec_of(x)}; axis {axis} must have length 1")

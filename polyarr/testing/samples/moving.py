@@ -140,7 +140,7 @@ _moving(
 _moving(
     ops.squeeze,
     ((1,), (1, 33), (2, 1, 33), (1, 0)),
-    lambda s: st.sampled_from(({"axis": s.index(1)}, {"axis": (s.index(1),)})),
+    lambda s: st.sampled_from(({"axis": s.index(1)}, {"axis": (s.index(1),)}, {"axis": None})),
     lambda x, *, axis: np.squeeze(x, axis),
 )
 _moving(ops.matrix_transpose, MATRICES, fixed(), lambda x: x.swapaxes(-1, -2))
