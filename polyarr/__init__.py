@@ -1,6 +1,8 @@
 """polyarr: arrays, gradients and language models on whatever hardware is there. Here are the public names only."""
 
-from polyarr import nn, ops, optim, plugins, random, tree
+from typing import TYPE_CHECKING
+
+from polyarr import names, nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused, Transfers, transfers
@@ -185,3 +187,8 @@ from polyarr.ops.standard import (
 from polyarr.version import __version__
 
 __array_api_version__ = "2024.12"
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+
+    def __getattr__(name: str) -> object:
+        raise AttributeError(names.unknown(name, globals()))

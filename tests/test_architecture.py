@@ -18,6 +18,7 @@ LAYERS = {
     "polyarr.core.spec": 0,
     "polyarr.tree": 0,
     "polyarr.version": 0,
+    "polyarr.names": 0,
     "polyarr.core.backend": 1,
     "polyarr.core.tape": 1,
     "polyarr.core.current": 1,

@@ -1,6 +1,7 @@
 """What a bad call is told: one line that names what the user wrote, what was given and what is required."""
 
 import copy
+import operator
 import re
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr import names
 from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError, ShapeError
 
@@ -72,3 +74,23 @@ def test_copies_stay_where_they_are() -> None:
     for y in (copy.copy(x), copy.deepcopy([x])[0]):
         assert y is not x and y.backend is x.backend and y.tolist() == [1, 2]
     assert pa.grad(lambda a: pa.sum(copy.deepcopy(a) * 3))(x).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("theirs", names.OURS)
+def test_names_of_other_libraries_lead_to_ours(theirs: str) -> None:
+    ours = names.OURS[theirs]
+    assert operator.attrgetter(ours)(pa) is not None and not hasattr(pa, theirs)
+    with pytest.raises(AttributeError, match=f"^polyarr has no '{theirs}': {theirs} is called {ours} here$"):
+        getattr(pa, theirs)
+
+
+def test_other_names_lead_to_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'sofmax'; did you mean softmax\?$"):
+        pa.sofmax  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'zzzzzz'$"):
+        pa.zzzzzz  # noqa: B018
+    with pytest.raises(ImportError, match="zzzzzz"):
+        from polyarr import zzzzzz  # noqa: F401
+    from polyarr import training  # a part that the package does not load by itself
+
+    assert training.__name__ == "polyarr.training"

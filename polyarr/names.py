@@ -1,0 +1,71 @@
+"""What other libraries call what polyarr has: the answer to a name that it does not have."""
+
+import difflib
+from collections.abc import Iterable
+
+# ours: what NumPy, PyTorch, JAX or MLX calls it
+_THEIRS = {
+    "Array": "Tensor ndarray",
+    "abs": "absolute fabs",
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "asarray": "array as_tensor asanyarray ascontiguousarray from_numpy frombuffer tensor",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "atanh": "arctanh",
+    "bitwise_invert": "bitwise_not invert",
+    "bitwise_left_shift": "left_shift",
+    "bitwise_right_shift": "right_shift",
+    "bool": "bool_",
+    "clip": "clamp",
+    "concat": "append cat concatenate hstack vstack",
+    "cumulative_prod": "cumprod",
+    "cumulative_sum": "cumsum",
+    "divide": "div true_divide",
+    "equal": "eq",
+    "expand_dims": "unsqueeze",
+    "eye": "identity",
+    "float16": "half",
+    "float64": "double",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "int16": "short",
+    "int64": "long",
+    "less": "lt",
+    "less_equal": "le",
+    "matmul": "bmm dot inner mm mv",
+    "max": "amax",
+    "min": "amin",
+    "multiply": "mul",
+    "negative": "neg",
+    "not_equal": "ne",
+    "permute_dims": "permute swapaxes transpose",
+    "pow": "power",
+    "random.bernoulli": "bernoulli",
+    "random.normal": "randn",
+    "random.permutation": "randperm",
+    "random.randint": "randint",
+    "random.seed": "manual_seed",
+    "random.uniform": "rand",
+    "remainder": "mod",
+    "repeat": "repeat_interleave",
+    "reshape": "flatten ravel",
+    "round": "around rint",
+    "stop_gradient": "detach",
+    "subtract": "sub",
+    "synchronize": "block_until_ready",
+    "take": "index_select",
+    "take_along_axis": "gather take_along_dim",
+    "trunc": "fix",
+}
+OURS = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that polyarr does not have."""
+    if name in OURS:
+        return f"polyarr has no {name!r}: {name} is called {OURS[name]} here"
+    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1)
+    return f"polyarr has no {name!r}" + (f"; did you mean {close[0]}?" if close else "")
