@@ -67,9 +67,11 @@ from polyarr.ops import (
     bitwise_right_shift,
     bitwise_xor,
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     ceil,
     clip,
+    conj,
     copysign,
     cos,
     cosh,
@@ -93,6 +95,7 @@ from polyarr.ops import (
     greater,
     greater_equal,
     hypot,
+    imag,
     isfinite,
     isinf,
     isnan,
@@ -132,6 +135,7 @@ from polyarr.ops import (
     positive,
     pow,
     prod,
+    real,
     reciprocal,
     relu,
     remainder,
@@ -173,6 +177,7 @@ from polyarr.ops import (
     vecdot,
     zeros_like,
 )
+from polyarr.ops.sets import isin, searchsorted, unique_all, unique_counts, unique_inverse, unique_values
 from polyarr.ops.standard import (
     astype,
     concat,

@@ -20,6 +20,7 @@ _THEIRS = {
     "bitwise_right_shift": "right_shift",
     "bool": "bool_",
     "clip": "clamp",
+    "conj": "conjugate",
     "concat": "append cat concatenate hstack vstack",
     "cumulative_prod": "cumprod",
     "cumulative_sum": "cumsum",
@@ -33,6 +34,7 @@ _THEIRS = {
     "greater_equal": "ge",
     "int16": "short",
     "int64": "long",
+    "isin": "in1d",
     "less": "lt",
     "less_equal": "le",
     "matmul": "bmm dot inner mm mv",
@@ -59,6 +61,7 @@ _THEIRS = {
     "take": "index_select",
     "take_along_axis": "gather take_along_dim",
     "trunc": "fix",
+    "unique_values": "unique",
 }
 OURS = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
 

@@ -347,7 +347,8 @@ logical_and logical_not logical_or logical_xor matmul matrix_transpose max maxim
 multiply nan negative newaxis nextafter nonzero not_equal ones ones_like permute_dims pi positive pow prod reciprocal
 remainder repeat reshape result_type roll round sign signbit sin sinh sort split sqrt square squeeze stack std subtract
 sum take take_along_axis tan tanh tensordot tile tril triu trunc uint16 uint32 uint64 uint8 unstack var vecdot where
-zeros zeros_like __array_namespace_info__"""
+zeros zeros_like __array_namespace_info__ broadcast_shapes conj count_nonzero cumulative_prod diff imag isin real
+searchsorted unique_all unique_counts unique_inverse unique_values"""
 
 
 @pytest.mark.parametrize("name", [n for n in STANDARD.split() if n != "split"])

@@ -25,6 +25,7 @@ from polyarr.ops.elementwise import (
     atanh,
     ceil,
     clip,
+    conj,
     copysign,
     cos,
     cosh,
@@ -35,6 +36,7 @@ from polyarr.ops.elementwise import (
     floor,
     floor_divide,
     hypot,
+    imag,
     isfinite,
     isinf,
     log,
@@ -49,6 +51,7 @@ from polyarr.ops.elementwise import (
     nextafter,
     positive,
     pow,
+    real,
     reciprocal,
     relu,
     remainder,
@@ -134,6 +137,7 @@ from polyarr.ops.reduce import (
 )
 from polyarr.ops.shape import (
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     concat,
     expand_dims,

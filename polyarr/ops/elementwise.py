@@ -127,6 +127,24 @@ def round(x):
     """The nearest integer; halves go to the even one. Its gradient is zero."""
 
 
+@elementwise("real", primitive=False, widen=False)
+def real(x):
+    """The real part, which is x: polyarr has no complex numbers yet."""
+    return x
+
+
+@elementwise("real", primitive=False, widen=False)
+def conj(x):
+    """The complex conjugate, which is x: polyarr has no complex numbers yet."""
+    return x
+
+
+@elementwise("real", primitive=False, widen=False)
+def imag(x):
+    """The imaginary part, which is 0: polyarr has no complex numbers yet. Its gradient is zero."""
+    return full(0, x, shape=x.shape, dtype=x.dtype)
+
+
 # fmt: off  the table is read by its columns
 add.vjp(x=lambda g: g, y=lambda g: g)
 subtract.vjp(x=lambda g: g, y=lambda g: negative(g))

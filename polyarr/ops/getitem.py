@@ -9,11 +9,11 @@ import numpy as np
 
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import INTEGERS, Spec, broadcast, check_number, int64, may_not_fit
+from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, floor_divide, multiply, remainder
-from polyarr.ops.given import ARRAY, check_array, described
+from polyarr.ops.given import ARRAY, check_array, check_fits, described
 from polyarr.ops.index import checked_positions, scatter, take
 from polyarr.ops.logic import astype, not_equal, where
 from polyarr.ops.reduce import cumulative_sum
@@ -26,7 +26,7 @@ def get_item(x: Array, key: Any) -> Any:
     Errors:  IndexError for a key that x does not have, or of a wrong type
     """
     if (mask := _mask(x, key)) is not None:
-        return take(_masked_rows(x, mask), _true_positions(mask), axis=0)
+        return take(_masked_rows(x, mask), true_positions(mask), axis=0)
     window, arrays, shape = _parse(x, key)
     if any(n != m or step != 1 for n, m, step in zip(window["shape"], x.shape, window["steps"], strict=True)):
         x = slice(x, **window)
@@ -66,8 +66,7 @@ def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
         number = value.item() if isinstance(value, np.generic) else value
         if not isinstance(number, (bool, int, float)):
             raise TypeError(f"x[key] = value: value is {described(value)}; {ARRAY} or a Python number")
-        if may_not_fit(type(number), x.dtype):
-            check_number("x[key] = value", "value", number, x.dtype)
+        check_fits("x[key] = value", "value", number, x.dtype)
         found = full(number, x, shape=(), dtype=x.dtype)
     while len(found.shape) > len(shape) and found.shape[0] == 1:  # NumPy lets leading axes of length 1 go
         found = reshape(found, shape=found.shape[1:])
@@ -93,7 +92,7 @@ def _masked_rows(x: Array, mask: Array) -> Any:
     return reshape(x, shape=(mask.size, *x.shape[mask.ndim :]))
 
 
-def _true_positions(mask: Array) -> Array:
+def true_positions(mask: Array) -> Array:
     """The flat positions of the True elements. How many there are is read by the host: a shape depends on it."""
     flat = reshape(mask, shape=(-1,))
     if not flat.size:
@@ -119,7 +118,7 @@ def nonzero(x: Array) -> tuple[Array, ...]:
     check_array("nonzero", "x", x)
     if not x.shape:
         raise ShapeError(f"nonzero: x is {x.spec}; it must have at least one axis")
-    flat = _true_positions(not_equal(x, False if x.dtype == bool_ else 0))
+    flat = true_positions(not_equal(x, False if x.dtype == bool_ else 0))
     strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
     return tuple(remainder(floor_divide(flat, s), n) for s, n in zip(strides, x.shape, strict=True))
 
@@ -127,7 +126,7 @@ def nonzero(x: Array) -> tuple[Array, ...]:
 def _masked_update(x: Array, mask: Array, value: Any) -> Array:
     rest = x.shape[mask.ndim :]
     if type(value) is Array and value.ndim > len(rest):
-        positions = _true_positions(mask)
+        positions = true_positions(mask)
         value = _value(x, value, (*positions.shape, *rest))
         return reshape(scatter(_masked_rows(x, mask), positions, value, axis=0), shape=x.shape)
     spread = reshape(mask, shape=(*mask.shape, *(1,) * len(rest)))

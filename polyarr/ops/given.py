@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+
 from polyarr.core.array import Array, spec_of
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, check_number, may_not_fit
 
 ARRAY = "it must be a polyarr array (see polyarr.asarray)"
 
@@ -21,3 +23,9 @@ def check_array(op: str, name: str, value: Any) -> None:
     """Raise TypeError unless value is an Array, or the Spec of one."""
     if type(value) not in (Array, Spec):
         raise TypeError(f"{op}: {name} is {described(value)}; {ARRAY}")
+
+
+def check_fits(op: str, name: str, number: Any, dtype: np.dtype) -> None:
+    """Raise OverflowError for a Python number that dtype cannot hold."""
+    if may_not_fit(type(number), dtype):
+        check_number(op, name, number, dtype)

@@ -9,6 +9,7 @@ from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast
+from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
 from polyarr.ops.logic import less_equal, where
 
@@ -411,3 +412,15 @@ def broadcast_arrays(*arrays):
     """The arrays, each stretched to the shape they share, as a list."""
     shape = broadcast("broadcast_arrays", *map(spec_of, arrays)) if arrays else ()
     return [broadcast_to(a, shape=shape) for a in arrays]
+
+
+def broadcast_shapes(*shapes):
+    """The shape that arrays of these shapes broadcast to.
+
+    Errors:  ShapeError if two lengths differ and neither is 1, or for a negative one; TypeError for what is no shape
+    """
+    given = [shape_of("broadcast_shapes", shape) for shape in shapes]
+    try:
+        return broadcast("broadcast_shapes", *(Spec(shape, bool_) for shape in given)) if given else ()
+    except ShapeError:
+        raise ShapeError(f"broadcast_shapes: cannot broadcast {' with '.join(map(str, given))}") from None

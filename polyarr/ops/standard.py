@@ -9,12 +9,13 @@ import numpy as np
 
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import NARROW, Spec, as_dtype, check_number, float32, int64, may_not_fit
+from polyarr.core.spec import NARROW, Spec, as_dtype, float32, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops import index, logic, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import multiply, subtract
+from polyarr.ops.given import check_fits
 from polyarr.ops.logic import not_equal
 from polyarr.ops.shape import one_axis
 
@@ -54,8 +55,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
     if type(condition) in (Array, Spec) and given <= NATURAL.keys():
         kind = [k for k in NATURAL if k in given][-1]
         x, y = kind(x), kind(y)
-        if may_not_fit(kind, NATURAL[kind]):
-            check_number("where", "x", x, NATURAL[kind])
+        check_fits("where", "x", x, NATURAL[kind])
         x = full(x, condition, shape=(), dtype=NATURAL[kind])
     return logic.where(condition, x, y)
 

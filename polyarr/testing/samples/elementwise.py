@@ -68,7 +68,8 @@ def _elementwise(
 
 for _op, _values in {
     ops.negative: "normal", ops.positive: "normal", ops.abs: "away", ops.sign: "away", ops.square: "normal",
-    ops.floor: "away", ops.ceil: "away", ops.trunc: "away", ops.round: "away",
+    ops.floor: "away", ops.ceil: "away", ops.trunc: "away", ops.round: "away", ops.real: "normal", ops.conj: "normal",
+    ops.imag: "normal",
 }.items():  # fmt: skip
     _elementwise(_op, "real", "exact" if _op is not ops.square else "arithmetic", _values, zeros=_op is not ops.sign)
 
