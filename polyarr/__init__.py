@@ -189,6 +189,7 @@ from polyarr.ops.standard import (
     reshape,
     where,
 )
+from polyarr.saving import load, save
 from polyarr.version import __version__
 
 __array_api_version__ = "2024.12"

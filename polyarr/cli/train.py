@@ -10,10 +10,10 @@ import click
 
 from polyarr.core.current import get_backend, set_backend
 from polyarr.core.errors import BackendError
+from polyarr.extras import extra
 from polyarr.text import read_text, standard_library_text
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.checkpoint import newest
-from polyarr.training.extras import extra
 from polyarr.training.files import RUN_FILES
 from polyarr.training.loop import perplexity, speed
 

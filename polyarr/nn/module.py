@@ -61,11 +61,13 @@ class Module:
     def load_parameters(self, named: Mapping[str, Any]) -> Self:
         """Replace every array, in place, by the array (polyarr's, or NumPy's) of its dotted name; returns the Module.
 
-        Dtype and backend stay as they are; nothing is replaced unless everything fits.
+        Dtype and backend stay as they are; nothing is replaced unless everything fits. What polyarr.load gives of a
+        Module that was saved, a tree, serves as well.
 
         Errors:  ValueError for names that are missing or unknown; ShapeError for another shape
         """
         own = self.named_parameters()
+        named = {_dotted(path): leaf for path, leaf in tree.items(dict(named))}
         if own.keys() != named.keys():
             missing, unknown = [n for n in own if n not in named], [n for n in named if n not in own]
             wrong = "; ".join(_listed("missing", missing) + _listed("unknown", unknown))

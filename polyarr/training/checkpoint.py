@@ -10,12 +10,13 @@ import numpy as np
 
 from polyarr import creation, tree
 from polyarr.core.spec import Spec
+from polyarr.extras import extra
 from polyarr.models.gpt import GPTModel
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW
+from polyarr.saving import sync_folder, write_whole
 from polyarr.text import CharTokenizer
-from polyarr.training.extras import extra
-from polyarr.training.files import CHECKPOINTS, sync_folder, write_whole
+from polyarr.training.files import CHECKPOINTS
 from polyarr.training.recipes import Recipe
 
 FORMAT = "2"

@@ -1,9 +1,9 @@
-"""The files of a run, each of which is written whole or not at all."""
+"""The files of a run: their names, and who may write them."""
 
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 try:
@@ -14,39 +14,6 @@ except ImportError:  # on Windows, where nobody keeps two trainings out of one f
 CHECKPOINTS = ("best", "last")
 CURVE = "loss.png"
 RUN_FILES = (*(f"{name}.safetensors" for name in CHECKPOINTS), CURVE)
-
-
-def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None) -> None:
-    """Put data in a path's place. A crash at any moment leaves the old file or the new one.
-
-    first  called when the new file is whole and on the disk, before it takes the place
-
-    Errors:  OSError with the path
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if first:
-            first()
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:  # of a full disk names no file, other errors the temporary one
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder: without it, a file that was replaced may come back."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

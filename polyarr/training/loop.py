@@ -18,12 +18,12 @@ import numpy as np
 
 from polyarr import creation, ops, random
 from polyarr.core.array import Array
+from polyarr.extras import extra
 from polyarr.models.gpt import GPTModel
 from polyarr.optim import AdamW, accumulate
 from polyarr.text import CharTokenizer, split_text
 from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
 from polyarr.training.data import evaluation_windows, random_windows
-from polyarr.training.extras import extra
 from polyarr.training.files import CURVE, alone_in, remove_left_overs
 from polyarr.training.plot import save_curve
 from polyarr.training.recipes import Recipe

@@ -3,8 +3,8 @@
 import io
 from pathlib import Path
 
-from polyarr.training.extras import extra
-from polyarr.training.files import write_whole
+from polyarr.extras import extra
+from polyarr.saving import write_whole
 
 
 def save_curve(path: Path, training: list, validation: list, title: str) -> None:
