@@ -48,7 +48,7 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
             if not any(node for nodes in tracked for node in nodes):
                 raise GradientError(f"value_and_grad: {_without_floats(given, wanted)}")
             value = fn(*args, **kwargs)
-        value, aux = _with_aux(value) if has_aux else (value, None)
+        value, aux = _two(value, "value_and_grad: fn", "(value, aux), for has_aux") if has_aux else (value, None)
         _check_scalar(value)
         ends = [node for nodes in tracked for node in nodes if node]
         found = iter(_backward([(value.node, ops.ones_like(value))], ends, once=True))
@@ -120,6 +120,7 @@ def checkpoint(fn: Callable) -> Callable:
     Errors:  GradientError, when it is pulled, if fn then reads arrays that it did not read before
     Source:  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
     """
+    _check_callable("checkpoint", fn)
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -187,49 +188,72 @@ def _differ(a: Array, b: Array) -> bool:
     return a.buf is not b.buf or a.node is not b.node
 
 
-def custom_vjp(fn: Callable, forward: Callable, backward: Callable) -> Callable:
-    """fn with a gradient of one's own.
+def custom_vjp(fn: Callable, forward: Callable | None = None, backward: Callable | None = None) -> Callable:
+    """fn with a gradient of one's own, given here or, where this decorates fn, by fn.defvjp(forward, backward).
 
     forward(*args) -> (value, kept); backward(kept, g) -> one gradient tree, or None, per argument. Arguments, value
     and `kept` may be any trees. Where nothing is recorded, fn itself runs. A higher derivative is that of `backward`.
 
-    Errors:  GradientError if forward closes over an array that is being differentiated: backward has no way to name it;
-             GradientError or ShapeError, when it is pulled, if backward's result does not fit the arguments
+    Errors:  GradientError if no gradient was given, or forward closes over an array that is being differentiated:
+             backward has no way to name it; GradientError or ShapeError, when it is pulled, if backward's result does
+             not fit the arguments
     """
+    _check_callable("custom_vjp", fn)
+
+    def defvjp(given_forward: Callable, given_backward: Callable) -> None:
+        nonlocal forward, backward
+        forward, backward = given_forward, given_backward
 
     @functools.wraps(fn)
-    def wrapped(*args: Any) -> Any:
+    def wrapped(*args: Any, **named: Any) -> Any:
+        args = _by_position(fn, args, named) if named else args
         if not is_recording():
             return fn(*args)
-        # Handles of their own, here and in what is kept: others may be rebound before the gradient is pulled.
-        args = tree.map(_snapshot, args)
-        tracked = [_is_tracked(leaf) for leaf in tree.leaves(args)]
-        inputs = [(leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf)]
-        with reading() as read:
-            inner = list(args)
-            for i in range(len(inner)):
-                _track(inner, i)
-            value, kept = forward(*inner)
-        value = tree.map(_untracked, value)
-        if read.nodes:
-            node, spec = next(iter(read.nodes.items()))
-            raise GradientError(
-                f"custom_vjp: {_name_of(node, forward, fn)} ({spec}) is differentiated and is no argument of fn; "
-                "make it one, or use stop_gradient on it"
-            )
-        if not inputs:
-            return value
-        kept, results = tree.map(_snapshot, kept), tree.leaves(value)
+        if forward is None or backward is None:
+            raise GradientError(f"custom_vjp: {fn.__name__} has no gradient; state it by defvjp(forward, backward)")
+        return _recorded(fn, forward, backward, args)
 
-        def pull(g: list) -> list:
-            full = [_zeros(o) if part is None else part for part, o in zip(g, results, strict=True)]
-            grads = _checked(backward(kept, tree.unflatten(value, full)), args)
-            flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
-            return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
-
-        return _joined(value, inputs, pull)
-
+    wrapped.defvjp = defvjp  # type: ignore[attr-defined]
     return wrapped
+
+
+def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) -> Any:
+    """forward's value at args, with backward as its gradient."""
+    # Handles of their own, here and in what is kept: others may be rebound before the gradient is pulled.
+    args = tree.map(_snapshot, args)
+    tracked = [_is_tracked(leaf) for leaf in tree.leaves(args)]
+    inputs = [(leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf)]
+    with reading() as read:
+        inner = list(args)
+        for i in range(len(inner)):
+            _track(inner, i)
+        value, kept = _two(forward(*inner), "custom_vjp: forward", "(value, kept)")
+    value = tree.map(_untracked, value)
+    if read.nodes:
+        node, spec = next(iter(read.nodes.items()))
+        raise GradientError(
+            f"custom_vjp: {_name_of(node, forward, fn)} ({spec}) is differentiated and is no argument of fn; "
+            "make it one, or use stop_gradient on it"
+        )
+    if not inputs:
+        return value
+    kept, results = tree.map(_snapshot, kept), tree.leaves(value)
+
+    def pull(g: list) -> list:
+        full = [_zeros(o) if part is None else part for part, o in zip(g, results, strict=True)]
+        grads = _checked(backward(kept, tree.unflatten(value, full)), args)
+        flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
+        return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
+
+    return _joined(value, inputs, pull)
+
+
+def _by_position(fn: Callable, args: tuple, named: dict[str, Any]) -> tuple:
+    """The arguments of a call of fn, all by position: that is how its gradient takes them."""
+    bound = inspect.signature(fn).bind(*args, **named)
+    if bound.kwargs:
+        raise GradientError(f"custom_vjp: {', '.join(bound.kwargs)} is keyword-only; fn must take it by position")
+    return bound.args
 
 
 def _checked(grads: Any, args: tuple) -> Any:
@@ -452,10 +476,10 @@ def _without_floats(args: tuple, wanted: tuple[int, ...]) -> str:
     return f"no floating-point array among the arguments: {named}; wrap numbers with polyarr.asarray, cast integers"
 
 
-def _with_aux(value: Any) -> Any:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise GradientError(f"value_and_grad: fn returned {described(value)}; with has_aux it must return (value, aux)")
-    return value
+def _two(found: Any, whose: str, required: str) -> Any:
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise GradientError(f"{whose} returned {described(found)}; it must return {required}")
+    return found
 
 
 def _check_cotangent(given: list, due: list[Spec | None]) -> None:

@@ -457,9 +457,9 @@ def _same(x: Array) -> Array:
         (
             lambda x: pa.value_and_grad(ops.sum, has_aux=True)(x),
             GradientError,
-            r"fn returned float32\[\]; with has_aux it must return \(value, aux\)",
+            r"fn returned float32\[\]; it must return \(value, aux\), for has_aux",
         ),
-        (lambda x: pa.grad(lambda a: (a, 1, 2), has_aux=True)(x), GradientError, "fn returned a tuple; with has_aux"),
+        (lambda x: pa.grad(lambda a: (a, 1, 2), has_aux=True)(x), GradientError, "fn returned a tuple; it must"),
         (lambda x: pa.vjp(3, x), GradientError, "^vjp: fn is a int; it must be a function"),
         (lambda x: pa.vjp(_same, x)[1](x[0]), ShapeError, r"a cotangent is float32\[3\] for float32\[2, 3\]"),
         (lambda x: pa.vjp(_same, x)[1](1.0), ShapeError, r"a cotangent is a float for float32\[2, 3\]"),

@@ -271,3 +271,37 @@ def test_custom_vjp_may_close_over_what_is_stopped() -> None:
         return pa.custom_vjp(lambda x: x * stopped, lambda x: (x * stopped, None), lambda _, g: (g * stopped,))(w)
 
     close(pa.grad(fn)(scalar(2.0)), 2)
+
+
+def test_custom_vjp_decorates() -> None:
+    @pa.custom_vjp
+    def clipped(x: Array, limit: float) -> Array:
+        """x, whose gradient is clipped."""
+        return x * 1
+
+    clipped.defvjp(lambda x, limit: (x * 1, limit), lambda limit, g: (ops.clip(g, -limit, limit), None))
+    x, weights = pa.asarray([1.0, -2.0]), pa.asarray([3.0, -0.1])
+    assert (clipped.__name__, clipped.__doc__) == ("clipped", "x, whose gradient is clipped.")
+    close(clipped(x, limit=0.5), [1, -2])
+    for call in (lambda a: clipped(a, 0.5), lambda a: clipped(limit=0.5, x=a)):
+        close(pa.grad(lambda a, call=call: ops.sum(call(a) * weights))(x), [0.5, -0.1])
+
+
+def test_a_decorated_function_without_a_gradient_says_so() -> None:
+    @pa.custom_vjp
+    def half(x: Array, *, by: float = 2.0) -> Array:
+        return x / by
+
+    assert half(scalar(3.0)).item() == 1.5
+    with pytest.raises(GradientError, match=r"^custom_vjp: half has no gradient; state it by defvjp\("):
+        pa.grad(half)(scalar(3.0))
+    with pytest.raises(GradientError, match=r"^custom_vjp: by is keyword-only; fn must take it by position"):
+        half(scalar(3.0), by=3.0)
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        half(z=scalar(3.0))
+    half.defvjp(lambda x: x / 2, lambda kept, g: (g / 2,))
+    with pytest.raises(GradientError, match=r"^custom_vjp: forward returned float64\[\]; it must return \(value, kept"):
+        pa.grad(half)(scalar(3.0))
+    for wrap in (pa.custom_vjp, pa.checkpoint):
+        with pytest.raises(GradientError, match="fn is None; it must be a function"):
+            wrap(None)
