@@ -11,7 +11,7 @@ from polyarr.core.array import Array
 from polyarr.core.errors import GradientError, ShapeError
 from polyarr.core.record import Pair
 from polyarr.core.spec import FLOATS, Spec
-from polyarr.core.tape import Node, is_recording, paused, reading, recording
+from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording
 from polyarr.ops.given import described
 
 
@@ -288,26 +288,17 @@ def _held_by(fn: Callable) -> dict[str, Any]:
     return {**found.globals, **found.nonlocals, **own}
 
 
-class _Cotangents(dict):
-    """The cotangents of a node with several results, by position."""
-
-    def __add__(self, other: "_Cotangents") -> "_Cotangents":
-        return _Cotangents({**self, **other})
-
-
 def _joined(value: Any, inputs: list[tuple[Node, Spec]], pull: Callable) -> Any:
     """value with its floating-point arrays as results of one node. pull gets their cotangents, None for zeros."""
     outputs = [_untracked(o) for o in tree.leaves(value)]
-    count, (nodes, specs) = len(outputs), zip(*inputs, strict=True)
-    join = Node(nodes, specs, lambda node, g: pull([g.get(i) for i in range(count)]))
+    nodes, specs = zip(*inputs, strict=True)
+    join = Node(nodes, specs, lambda node, g: pull(g), results=(None,) * len(outputs))
     return tree.unflatten(value, [_result(join, i, o) for i, o in enumerate(outputs)])
 
 
 def _result(join: Node, i: int, output: Any) -> Any:
     """The i-th result of a node with several, as an Array of its own."""
-    if not _carries(output):
-        return output
-    return Array(output.backend, output.buf, output.spec, Node((join,), (None,), lambda node, g: [_Cotangents({i: g})]))
+    return Array(output.backend, output.buf, output.spec, Result(join, i)) if _carries(output) else output
 
 
 def _snapshot(leaf: Any) -> Any:
@@ -372,6 +363,10 @@ def _backward(seeds: list[tuple[Node | None, Array]], ends: list[Node], once: bo
         g = grads.pop(node, None)
         if g is None:
             continue
+        if type(node) is Result:
+            (owner,) = node.parents
+            grads.setdefault(owner, [None] * len(owner.results))[node.index] = g
+            continue
         for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):
             if part is not None:
                 part = part if spec is None else unbroadcast(part, spec)
@@ -402,6 +397,9 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
     """A node's gradients. Where the pull itself is recorded, a fused op is differentiated through its body."""
     if node.pull is None:
         raise GradientError("this graph was already pulled back; use vjp for a pull-back that can be called again")
+    if type(g) is list:
+        like = next(part for part in g if part is not None)
+        g = [_zeros_of(s, like) if part is None else part for part, s in zip(g, node.results, strict=True)]
     if type(node.pull) is Pair:
         grads = None if is_recording() else node.pull(node, g)
         if grads is None or any(part is None for part in grads):
@@ -410,14 +408,14 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
     return node.pull(node, g)
 
 
-def _pull_body(pair: Pair, g: Array) -> list[Array | None]:
-    def body(*tracked: Array) -> Array:
-        args = list(pair.args)
-        for i, a in zip(pair.positions, tracked, strict=True):
-            args[i] = a
-        return pair.body(*args)
+def _zeros_of(spec: Spec | None, like: Array) -> Array | None:
+    """The cotangent of a result that nobody used."""
+    return None if spec is None else ops.full(0, like, shape=spec.shape, dtype=spec.dtype)
 
-    return list(vjp(body, *(pair.args[i] for i in pair.positions))[1](g))
+
+def _pull_body(pair: Pair, g: Any) -> list[Array | None]:
+    value, pull = vjp(pair.body, *pair.inputs)
+    return list(pull(tree.unflatten(value, g) if type(g) is list else g))
 
 
 def unbroadcast(g: Array, spec: Spec) -> Array:

@@ -9,11 +9,11 @@ import pluggy
 from polyarr.core.backend import Backend
 
 GROUP = "polyarr"
-API = 1  # grows when a plugin written for the old contract would no longer work
+API = 2  # grows when a plugin written for the old contract would no longer work
 LEVELS = ("ok", "warning", "error")
 
 hookspec, hookimpl = pluggy.HookspecMarker(GROUP), pluggy.HookimplMarker(GROUP)
-# register(name, start, *, api=1, summary="", install_hint="") or register(BackendSpec(...))
+# register(name, start, *, api, summary="", install_hint="") or register(BackendSpec(...))
 Register = Callable[..., None]
 
 
@@ -22,7 +22,7 @@ class BackendSpec(NamedTuple):
 
     name          what the user writes: "opencl"; a device follows a colon, "opencl:1"
     start         () -> Backend, or (device=...) where "name:device" has a meaning; imports heavy libraries
-    api           the version of this contract that the plugin was written for
+    api           the version of this contract that the plugin was written for, to be stated: see API
     summary       one line for `polyarr backends`
     install_hint  the command that brings what start() imports
     """

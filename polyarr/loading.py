@@ -282,7 +282,9 @@ def _check(spec: BackendSpec) -> None:
     if not isinstance(spec.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", spec.name):
         raise BackendError(f"a backend's name is made of letters, digits, '_' and '-', not {spec.name!r}")
     if spec.api != API:
-        raise BackendError(f"backend {spec.name!r} is made for api {spec.api!r}; this polyarr has api {API}")
+        todo = "make it so, see 'From API 1 to 2' in docs/write-a-backend.md, and register it with api=2"
+        way = todo if spec.api == 1 else "install versions that fit each other"
+        raise BackendError(f"backend {spec.name!r} is made for api {spec.api!r}; this polyarr has api {API}: {way}")
     if not callable(spec.start):
         raise BackendError(f"backend {spec.name!r}: start must be callable, got {spec.start!r}")
 

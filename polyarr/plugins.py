@@ -6,7 +6,7 @@ A backend plugin is a module with one hook, named by an entry point of the group
 
     @hookimpl
     def polyarr_backends(register):
-        register("mirror", start, install_hint="pip install polyarr-mirror")
+        register("mirror", start, install_hint="pip install polyarr-mirror", api=2)
 
     def start():                # or start(device="0"), which also serves "mirror:1"
         return Backend("mirror", kernels, upload=..., download=...)
@@ -28,7 +28,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -131,7 +131,26 @@ def _checked(backend: Any, name: str) -> Backend:
         raise TypeError(f"start() must return a Backend, not {type(backend).__name__}")
     if backend.family != name:
         raise ValueError(f"start() returned a Backend called {backend.name!r}; it must be {name!r}, or '{name}:device'")
+    _check_pairs(backend.kernels)
     return backend
+
+
+def _check_pairs(kernels: Mapping[Any, Any]) -> None:
+    """Raise BackendError for a Fused pair of API 1, which would fail only when it is asked for a gradient."""
+    for op, kernel in kernels.items():
+        if isinstance(kernel, Fused) and not _takes_wanted(kernel.backward):
+            raise BackendError(
+                f"{op.name}: backward of its pair takes no wanted; since api 2 it is "
+                "backward(g, saved, *buffers, wanted, **params)"
+            )
+
+
+def _takes_wanted(backward: Callable) -> bool:
+    try:
+        parameters = inspect.signature(backward).parameters
+    except (TypeError, ValueError):  # a callable written in C need not say
+        return True
+    return "wanted" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _overridden(backend: Backend) -> Backend:
@@ -161,6 +180,7 @@ def _kernels_of(plugin: Plugin, backend: Backend, taken: list[Override]) -> dict
         for row in taken:
             if row.op == op.name:
                 raise BackendError(f"{op.name} is already replaced by {row.distribution}; uninstall one of the two")
+    _check_pairs(found)
     return found
 
 

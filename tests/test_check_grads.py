@@ -448,7 +448,7 @@ def test_a_wrong_pair_is_found():
         with use_backend(body):
             return ops.softmax(pa.asarray(x), **params).numpy(), None
 
-    wrong = Fused(forward, lambda g, saved, x, **params: (g,))
+    wrong = Fused(forward, lambda g, saved, x, *, wanted, **params: (g,))
     x = normal(0, 2, 3).astype(np.float32)
     assert "on toy: d/dx" in failure_of(assert_gradients_agree, lambda x: pa.softmax(x), (x,), toy(softmax=wrong))
 
@@ -503,7 +503,7 @@ def test_the_reference_is_out_of_plugins_reach():
 def test_what_to_type_to_see_a_difference_again():
     x = normal(0, 3).astype(np.float32)
     with plugins.fresh():
-        hook = hookimpl(lambda register: register("toy", functools.partial(toy, cos=bent(np.cos, 0, 1))))
+        hook = hookimpl(lambda register: register("toy", functools.partial(toy, cos=bent(np.cos, 0, 1)), api=2))
         plugins.register_plugin(types.SimpleNamespace(__name__="toy", polyarr_backends=hook))
         with pytest.raises(CheckFailure) as caught:
             assert_gradients_agree(pa.sin, (x,), ("numpy", "toy"), seed=3)

@@ -27,7 +27,7 @@ from polyarr.plugins import DeviceInfo, hookimpl
 
 @hookimpl
 def polyarr_backends(register):
-    register("mirror", lambda: numpy()._replace(name="mirror", device="a mirror"), summary="NumPy again")
+    register("mirror", lambda: numpy()._replace(name="mirror", device="a mirror"), summary="NumPy again", api=2)
 
 @hookimpl
 def polyarr_devices():

@@ -49,14 +49,15 @@ def broken():
 
 @hookimpl
 def polyarr_backends(register):
-    register("good", like("good", device="a <toy>"))
-    register("wrong", with_exp("wrong", lambda exp: lambda out, x: exp(out, x) * out.dtype.type(1.5)))
-    register("crash-y", with_exp("crash-y", lambda exp: lambda out, x: os._exit(3)))
-    register("stopped", with_exp("stopped", lambda exp: lambda out, x: stop()))
-    register("empty", like("empty", kernels={}))
-    register("bare", like("bare", dtypes=frozenset()))
-    register("broken", broken)
-    register("garbled", like("garbled", upload=lambda host: host[..., ::-1].copy() if host.ndim else host.copy()))
+    register("good", like("good", device="a <toy>"), api=2)
+    register("wrong", with_exp("wrong", lambda exp: lambda out, x: exp(out, x) * out.dtype.type(1.5)), api=2)
+    register("crash-y", with_exp("crash-y", lambda exp: lambda out, x: os._exit(3)), api=2)
+    register("stopped", with_exp("stopped", lambda exp: lambda out, x: stop()), api=2)
+    register("empty", like("empty", kernels={}), api=2)
+    register("bare", like("bare", dtypes=frozenset()), api=2)
+    register("broken", broken, api=2)
+    turned = like("garbled", upload=lambda host: host[..., ::-1].copy() if host.ndim else host.copy())
+    register("garbled", turned, api=2)
 """
 
 

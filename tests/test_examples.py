@@ -169,7 +169,7 @@ def plugin(title, **hooks):
 
 def offering(backend):
     def polyarr_backends(register):
-        register(backend.name, lambda: backend)
+        register(backend.name, lambda: backend, api=2)
 
     return plugin("offering", polyarr_backends=polyarr_backends)
 

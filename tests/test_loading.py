@@ -25,7 +25,7 @@ from polyarr.core.backend import Backend
 from polyarr.plugins import hookimpl
 @hookimpl
 def polyarr_backends(register):
-    register("{backend}", lambda: Backend("{backend}", {}, None, None))
+    register("{backend}", lambda: Backend("{backend}", {}, None, None), api=2)
 """
 REPLACES = """
 from polyarr import ops
@@ -46,7 +46,7 @@ def plugin(**hooks):
 
 
 def offering(name, start):
-    return plugin(polyarr_backends=lambda register: register(name, start))
+    return plugin(polyarr_backends=lambda register: register(name, start, api=2))
 
 
 def was_imported(name):
@@ -205,7 +205,7 @@ def test_a_slow_start_and_a_slow_hook_are_announced(monkeypatch):
         assert builtins.polyarr_heard()
         return []
 
-    late = plugin(polyarr_backends=lambda register: register("late", start), polyarr_devices=devices)
+    late = plugin(polyarr_backends=lambda register: register("late", start, api=2), polyarr_devices=devices)
     plugins.register_plugin(late, "late")
     with listening("polyarr: backend 'late' of plugin 'late' (this process) is starting, for"):
         get_backend("late")

@@ -208,16 +208,6 @@ def test_causal_attention_matches_numpy_and_a_cache_changes_nothing():
     np.testing.assert_allclose(np.concatenate([p.numpy() for p in parts], axis=1), y, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_gradients_match_plain_unstacking(monkeypatch):
-    layer, x = nn.MultiHeadAttention(8, 2), pa.random.normal((2, 5, 8))
-    step = pa.value_and_grad(lambda m, x: pa.sum(m(x) ** 2), argnums=(0, 1))
-    _, fast = step(layer, x)
-    monkeypatch.setattr("polyarr.nn.attention._unstack_heads", lambda a: pa.unstack(a, axis=2))
-    _, plain = step(layer, x)
-    for a, b in zip(pa.tree.leaves(fast), pa.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
-
-
 def test_attention_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="emb_dim is 10, n_heads is 4; it must divide emb_dim"):
         nn.MultiHeadAttention(10, 4)

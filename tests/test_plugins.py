@@ -29,8 +29,8 @@ HOOK = HEAD + "@hookimpl\ndef polyarr_backends(register):\n    "
 
 # kind of plugin -> its source, and the stage at which it fails ("" for one that works)
 KINDS = {
-    "good": (HOOK + "register('{name}', start, summary='works')", ""),
-    "good, as a BackendSpec": (HOOK + "register(BackendSpec('{name}', start))", ""),
+    "good": (HOOK + "register('{name}', start, summary='works', api=2)", ""),
+    "good, as a BackendSpec": (HOOK + "register(BackendSpec('{name}', start, api=2))", ""),
     "missing library": ("import no_such_library_anywhere", "import"),
     "syntax error": ("def polyarr_backends(register:", "import"),
     "exits": ("raise SystemExit(3)", "import"),
@@ -43,18 +43,18 @@ KINDS = {
     "no hook": ("x = 1", "register"),
     "unknown hook": (HEAD + "@hookimpl\ndef polyarr_backend(register): pass", "register"),
     "wrong argument": (HEAD + "@hookimpl\ndef polyarr_backends(registry): pass", "register"),
-    "raises midway": (HOOK + "register('{name}', start)\n    1 / 0", "register"),
-    "exits midway": (HOOK + "register('{name}', start)\n    sys.exit(1)", "register"),
+    "raises midway": (HOOK + "register('{name}', start, api=2)\n    1 / 0", "register"),
+    "exits midway": (HOOK + "register('{name}', start, api=2)\n    sys.exit(1)", "register"),
     "api of the future": (HOOK + "register('{name}', start, api=99)", "register"),
-    "name with a colon": (HOOK + "register('{name}:0', start)", "register"),
-    "name of no text": (HOOK + "register(7, start)", "register"),
-    "start is no callable": (HOOK + "register('{name}', 'start')", "register"),
-    "unknown argument": (HOOK + "register('{name}', start, apy=1)", "register"),
-    "takes numpy's name": (HOOK + "register('numpy', start)", "register"),
-    "fails to start": (HOOK + "register('{name}', lambda: 1 / 0)", "start"),
-    "exits on start": (HOOK + "register('{name}', lambda: sys.exit(1))", "start"),
-    "starts no Backend": (HOOK + "register('{name}', lambda: 'a backend')", "start"),
-    "clashes": (HOOK + "register('shared', lambda: Backend('shared', {{}}, None, None))", "clash"),
+    "name with a colon": (HOOK + "register('{name}:0', start, api=2)", "register"),
+    "name of no text": (HOOK + "register(7, start, api=2)", "register"),
+    "start is no callable": (HOOK + "register('{name}', 'start', api=2)", "register"),
+    "unknown argument": (HOOK + "register('{name}', start, apy=1, api=2)", "register"),
+    "takes numpy's name": (HOOK + "register('numpy', start, api=2)", "register"),
+    "fails to start": (HOOK + "register('{name}', lambda: 1 / 0, api=2)", "start"),
+    "exits on start": (HOOK + "register('{name}', lambda: sys.exit(1), api=2)", "start"),
+    "starts no Backend": (HOOK + "register('{name}', lambda: 'a backend', api=2)", "start"),
+    "clashes": (HOOK + "register('shared', lambda: Backend('shared', {{}}, None, None), api=2)", "clash"),
 }
 
 
@@ -74,7 +74,7 @@ class Toy:
 
     @hookimpl
     def polyarr_backends(self, register):
-        register(self.name, self.start)
+        register(self.name, self.start, api=2)
 
     def start(self):
         self.starts += 1
@@ -206,7 +206,7 @@ def test_a_backend_whose_start_failed_may_be_tried_again():
     class Late:
         @hookimpl
         def polyarr_backends(self, register):
-            register("late", lambda: backend if ready else 1 / 0)
+            register("late", lambda: backend if ready else 1 / 0, api=2)
 
     plugins.register_plugin(Late())
     with pytest.raises(BackendError, match="'late' could not start: ZeroDivisionError: division by zero; or use: "):
@@ -226,7 +226,7 @@ def test_a_missing_library_comes_with_the_command_that_installs_it():
     class Cupy:
         @hookimpl
         def polyarr_backends(self, register):
-            register(BackendSpec("cupy", start, install_hint="pip install polyarr-cupy[cuda]"))
+            register(BackendSpec("cupy", start, install_hint="pip install polyarr-cupy[cuda]", api=2))
 
     plugins.register_plugin(Cupy())
     with pytest.raises(BackendError, match=r"install what it needs with: pip install polyarr-cupy\[cuda\], or use: "):
@@ -239,7 +239,7 @@ def test_the_way_out_follows_the_reason_whatever_that_says():
     class Torn:
         @hookimpl
         def polyarr_backends(self, register):
-            register("torn", lambda: toy("other"))
+            register("torn", lambda: toy("other"), api=2)
 
     plugins.register_plugin(Torn())
     with pytest.raises(BackendError, match=r"it must be 'torn', or 'torn:device'; or use: "):
@@ -269,7 +269,7 @@ def test_a_device_reaches_start():
     class Many:
         @hookimpl
         def polyarr_backends(self, register):
-            register("many", lambda device="0": toy(f"many:{device}", device))
+            register("many", lambda device="0": toy(f"many:{device}", device), api=2)
 
     plugins.register_plugin(Many())
     assert get_backend("many").device == "0"

@@ -1,6 +1,7 @@
 """What the tape keeps, and for how long: deep graphs, memory that is given back, and what a gradient must not hold."""
 
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -8,9 +9,14 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops
+from polyarr.core import record
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
+from polyarr.core.op import Op
+from polyarr.testing import Data, Sample
+from polyarr.testing.compare import CheckFailure
+from polyarr.testing.tape import Watched, check_tape
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -102,3 +108,58 @@ def test_arrays_are_freed_during_the_walk() -> None:
         pa.grad(fn)(scalar(0.0))
     at_the_top, at_the_bottom = alive
     assert at_the_bottom < at_the_top / 4
+
+
+def spared(op: Op, *args: object, **params: object) -> list[bool]:
+    """Of the inputs and the result, whose memory is given up after forward."""
+    watch = Watched(get_backend("numpy"))
+    with use_backend(watch.backend):
+        inputs = [pa.asarray(a) for a in args]
+        tracked: list = []
+
+        def fn(*given: Array) -> Array:
+            tracked[:] = (a + 0 for a in given)
+            return op(*tracked, **params)
+
+        value, pull = pa.vjp(fn, *inputs)
+        kept = [weakref.ref(a.buf) for a in (*tracked, value)]
+        tracked.clear()
+        del value
+        found = [k() is None for k in kept]
+        del pull
+        return found
+
+
+@pytest.mark.parametrize(
+    ("op", "params", "expected"),
+    [
+        (ops.add, {}, [True, True, True]),
+        (ops.multiply, {}, [False, False, True]),
+        (ops.divide, {}, [True, False, False]),
+        (ops.maximum, {}, None),
+    ],
+)
+def test_the_tape_keeps_what_rules_name(op: Op, params: dict, expected: list[bool] | None) -> None:
+    x = np.ones((3, 4), np.float32)
+    if expected is None:
+        needs = {need for rule, needs in op.rules.values() if rule for need in needs}
+        expected = [name not in needs for name in (*op.inputs, "out")]
+    assert spared(op, x, x, **params) == expected
+
+
+def test_a_result_that_no_rule_names_is_not_kept(monkeypatch) -> None:
+    """The check of the kit finds it if it is."""
+    sample = Sample((Data((3, 4)), Data((3, 4))))
+    check_tape(ops.multiply, "numpy", sample)
+    monkeypatch.setattr(record.Rules, "__init__", keeping(record.Rules.__init__))
+    with pytest.raises(CheckFailure, match="after forward 3 buffers are kept; the gradient needs 2 at most"):
+        check_tape(ops.multiply, "numpy", sample)
+
+
+def keeping(init):
+    def changed(self, work, result, out, widened) -> None:
+        caller = sys._getframe(1)
+        value = caller.f_locals["value"]
+        init(self, work, (value.backend, value.buf), out, widened)
+
+    return changed

@@ -11,7 +11,7 @@ from polyarr.plugins import hookimpl
 
 @hookimpl
 def polyarr_backends(register):
-    register("jax", start, summary="JAX's arrays, op by op", install_hint="pip install jax")
+    register("jax", start, summary="JAX's arrays, op by op", install_hint="pip install jax", api=2)
 
 
 def start():

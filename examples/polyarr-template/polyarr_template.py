@@ -41,7 +41,7 @@ def describe():
 @hookimpl
 def polyarr_backends(register):
     """Offer the backend. This runs for everybody who has the package installed: import nothing heavy here."""
-    register(NAME, start, summary="a template", install_hint=INSTALL)
+    register(NAME, start, summary="a template", install_hint=INSTALL, api=2)
 
 
 @hookimpl

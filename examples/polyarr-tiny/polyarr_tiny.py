@@ -96,4 +96,4 @@ def start():
 
 @hookimpl
 def polyarr_backends(register):
-    register("tiny", start, summary="the smallest backend: every primitive in plain NumPy")
+    register("tiny", start, summary="the smallest backend: every primitive in plain NumPy", api=2)

@@ -14,13 +14,17 @@ kernel never writes to an input, and may return a view of one.
 
 A kernel for a fused op is a Fused pair:
 
-    forward(out, *buffers, **params)             -> buffer, saved
-    backward(g, saved, *buffers, **params)       -> one buffer, or None, per input
+    forward(out, *buffers, **params)                        -> buffer, saved
+    backward(g, saved, *buffers, wanted=(...), **params)    -> one buffer, or None, per input
 
-`g` is the buffer of the cotangent, with the shape of the result. A gradient has its input's shape and dtype;
-None says that an input (of integers, say) has none. `saved` is the backend's own business. Where a pair cannot do what
-is asked, a row that is too long for the device, say, forward returns NotImplemented, and the op's body runs instead, on
-the same backend.
+`g` is the buffer of the cotangent, with the shape of the result. `wanted` says of every input whether its gradient is
+asked for; None will do for one that is not. A gradient has its input's shape and dtype; None for one that is wanted has
+the body differentiated instead. `saved` is a tree of tuples, with buffers and plain values as leaves: all that the pair
+keeps, besides its inputs, until the gradient is pulled. Where a pair cannot do what is asked, a row that is too long
+for the device, say, forward returns NotImplemented, and the op's body runs instead, on the same backend.
+
+Where an op has several results, `out` is a tuple of Specs, a kernel returns a tuple of buffers, and `g` is one; what of
+it nobody used is zeros. For an input that is a list, the gradient and `wanted` are tuples.
 """
 
 from collections.abc import Callable, Mapping

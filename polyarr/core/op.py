@@ -24,7 +24,7 @@ from polyarr.core.backend import Backend, Fused
 from polyarr.core.binding import accepted, bound, bound_by_name, frozen, lacking, mixed, signature, usage
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError, DtypeError
-from polyarr.core.record import record_pair, record_rules
+from polyarr.core.record import Need, need_of, record_pair, record_rules
 from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int32, int64, may_not_fit, promote
 from polyarr.core.tape import is_recording, reads
 
@@ -39,6 +39,7 @@ class Plan(NamedTuple):
     params: dict[str, Any] | None  # canonical parameters; None: as given
     casts: tuple[np.dtype | None, ...] | None  # what to cast each input to; None: nothing
     numbers: tuple[tuple[int, np.dtype], ...]  # the inputs that are Python numbers to check, and what must hold them
+    carries: bool  # a result is of floats, and may have a gradient
     widened: bool  # narrow floats go through body and VJP rules as float32, and what comes out is rounded once
 
 
@@ -75,6 +76,7 @@ class Op:
         self.indices = tuple(self.inputs.index(name) for name in indices.split())
         self.fitting = tuple(self.inputs.index(name) for name in fits.split())
         self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
+        self.gradients: list[tuple[int, Callable, tuple[Need | None, ...]]] = []  # the rules, as record.py takes them
         self._plans: dict[Any, Plan] = {}
         OPS.append(self)
 
@@ -96,6 +98,8 @@ class Op:
             if unknown := sorted(set(needs) - known):
                 raise TypeError(f"{self.name}.vjp({name}): unknown {unknown}; may name {sorted(known)}")
             self.rules[name] = rule, needs
+            if rule:
+                self.gradients.append((self.inputs.index(name), rule, tuple(need_of(self, need) for need in needs)))
 
     # ---- infer -----------------------------------------------------------------------------------------------
 
@@ -133,7 +137,8 @@ class Op:
             params = {**params, **canonical}
         changed = params if self.canonical or canonical is not None else None
         widened = self.widen and any(s is not None and s.dtype in NARROW for s in flatten(specs))
-        return Plan(out, changed, casts, self._numbers(specs, out), widened)
+        carries = any(type(s) is Spec and s.dtype in FLOATS for s in flatten((out,)))
+        return Plan(out, changed, casts, self._numbers(specs, out), carries, widened)
 
     def _numbers(self, specs: tuple, out: Any) -> tuple[tuple[int, np.dtype], ...]:
         """The Python numbers that must fit the dtype of the arrays they meet or, where there is none, of the result."""
@@ -252,11 +257,11 @@ class Op:
             buf, saved = found
             value = arrays(backend, buf, plan.out)
             if tracked:
-                record_pair(self, kernel, args, bufs, params, plan, saved, value)
+                record_pair(self, kernel, args, params, plan, saved, value)
             return value
         else:
             value = arrays(backend, kernel(plan.out, *[buffer(a) for a in args], **params), plan.out)
-        if tracked and type(value) is Array and value.spec.dtype in FLOATS:
+        if tracked and plan.carries:
             record_rules(self, args, params, plan, value)
         return value
 

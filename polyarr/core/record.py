@@ -1,82 +1,189 @@
 """What the tape keeps of a call: a pair with what it saved, or the op's VJP rules with what they name."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from polyarr.core.array import Array, rounded, snapshot, spec_of, widened
+from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_of, widened
 from polyarr.core.backend import Fused
-from polyarr.core.spec import Spec
-from polyarr.core.tape import Node
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import FLOATS, Spec
+from polyarr.core.tape import Node, Result
+
+
+def track(value: Any, node: Node) -> None:
+    """Make value, one Array or a tree of tuples of them, the result of a node."""
+    if type(value) is Array:
+        value.node = node
+        return
+    for i, member in enumerate(flatten(value)):
+        if member.spec.dtype in FLOATS:
+            member.node = Result(node, i)
+
+
+def _results(out: Any) -> tuple:
+    """What Node takes as results."""
+    return () if type(out) is Spec else tuple(flatten(out))
+
+
+def nested(out: Any, members: Iterator) -> Any:
+    """The members, one after the other, in the tuples of out."""
+    return tuple(nested(o, members) for o in out) if type(out) is tuple else next(members)
+
+
+# ---- pairs -------------------------------------------------------------------------------------------------------
 
 
 class Pair:
-    """The pull of a fused op that ran its forward kernel: the backward kernel, or the body where that is recorded."""
+    """The pull of a fused op that ran its forward kernel: the backward kernel, or the body where that is recorded.
 
-    __slots__ = ("args", "bufs", "fused", "op", "params", "plan", "positions", "saved")
+    args    what the op was called with, which its definition would need for a higher derivative
+    saved   what forward saved, a tree of buffers and plain values
+    wanted  for every input if its gradient is wanted; a tuple for a list
+    """
 
-    def __init__(
-        self, op: Any, fused: Fused, args: tuple, bufs: list, params: dict, plan: Any, saved: Any, positions: list
-    ) -> None:
-        self.op, self.fused, self.args, self.bufs = op, fused, args, bufs
-        self.params, self.plan, self.saved, self.positions = params, plan, saved, positions
+    __slots__ = ("args", "fused", "op", "params", "plan", "saved", "wanted")
 
-    def body(self, *args: Any) -> Any:
-        """The op's definition, for other arguments of the same Specs."""
+    def __init__(self, op: Any, fused: Fused, args: tuple, params: dict, plan: Any, saved: Any) -> None:
+        self.op, self.fused, self.args = op, fused, tuple(map(snapshot, args))
+        self.params, self.plan, self.saved, self.wanted = params, plan, saved, _tracked(args)
+
+    def __call__(self, node: Node, g: Any) -> list[Array | None]:
+        cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
+        bufs = map(buffer, self.args)
+        grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **self.params)
+        if len(grads) != len(self.args):
+            given = f"the pair of backend {self.backend.name!r} gave {len(grads)} gradients"
+            raise BackendError(f"{self.op.name}: {given}; it must give {len(self.args)}, one for each input")
+        found = _chosen(self.wanted, grads)
+        return [None if b is None else Array(self.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
+
+    @property
+    def backend(self) -> Any:
+        """Where the pair computes."""
+        return next(a for a in flatten(self.args) if type(a) is Array).backend
+
+    @property
+    def inputs(self) -> list[Array]:
+        """The inputs whose gradients are wanted."""
+        return list(_chosen(self.wanted, self.args))
+
+    def body(self, *inputs: Array) -> Any:
+        """The op's definition, with other arrays in place of `inputs`."""
+        args = _replaced(self.wanted, self.args, iter(inputs))
         return self.op.run_body(self.plan, args, self.params)
 
-    def __call__(self, node: Node, g: Array) -> list[Array | None]:
-        grads = self.fused.backward(g.buf, self.saved, *self.bufs, **self.params)
-        found = [grads[i] for i in self.positions]
-        return [None if b is None else Array(g.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
 
-
-def record_pair(
-    op: Any, kernel: Fused, args: tuple, bufs: list, params: dict, plan: Any, saved: Any, value: Array
-) -> None:
+def record_pair(op: Any, kernel: Fused, args: tuple, params: dict, plan: Any, saved: Any, value: Any) -> None:
     """Have the tape keep a pair that ran forward."""
-    positions = [i for i, a in enumerate(args) if type(a) is Array and a.node is not None]
-    kept = tuple(a.snapshot() if type(a) is Array else a for a in args)
-    pull = Pair(op, kernel, kept, bufs, params, plan, saved, positions)
-    value.node = Node(tuple(args[i].node for i in positions), tuple(args[i].spec for i in positions), pull)
+    pair = Pair(op, kernel, args, params, plan, saved)
+    inputs = pair.inputs
+    parents, specs = tuple(a.node for a in inputs), tuple(a.spec for a in inputs)
+    track(value, Node(parents, specs, pair, _results(plan.out)))
 
 
-def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value: Array) -> None:
+def _tracked(args: tuple) -> tuple:
+    return tuple(_tracked(a) if type(a) is tuple else type(a) is Array and a.node is not None for a in args)
+
+
+def _chosen(wanted: tuple, members: Any) -> Iterator[Any]:
+    """The members where wanted says so, in order."""
+    for want, member in zip(wanted, members, strict=True):
+        if type(want) is tuple:
+            yield from _chosen(want, member or (None,) * len(want))
+        elif want:
+            yield member
+
+
+def _replaced(wanted: tuple, args: tuple, inputs: Iterator[Array]) -> tuple:
+    """args with the next of the inputs wherever one is wanted."""
+    return tuple(
+        _replaced(want, a, inputs) if type(want) is tuple else next(inputs) if want else a
+        for want, a in zip(wanted, args, strict=True)
+    )
+
+
+# ---- VJP rules ---------------------------------------------------------------------------------------------------
+
+Need = Callable[[tuple, dict], Any]
+
+
+def need_of(op: Any, name: str) -> Need | None:
+    """How to find what a rule names, in a call's arguments and parameters; None for the result."""
+    if name == "out":
+        return None
+    if name in op.defaults:
+        return lambda args, params: params[name]
+    if name in op.inputs:
+        i = op.inputs.index(name)
+        return lambda args, params: snapshot(args[i])
+    i = op.inputs.index(name.removesuffix("_spec"))
+    return lambda args, params: spec_of(args[i])
+
+
+class Rules:
+    """The pull of an op that states its gradient.
+
+    work     for every input with a tracked array: the rule, what it names, and of a list which members are tracked
+    result   (backend, buffer) if some rule names `out`, else None: then the tape does not keep it
+    widened  narrow floats go through the rules as float32
+    """
+
+    __slots__ = ("out", "result", "widened", "work")
+
+    def __init__(self, work: list, result: Any, out: Any, widened: bool) -> None:
+        self.work, self.result, self.out, self.widened = work, result, out, widened
+
+    def __call__(self, node: Node, g: Any) -> list[Array | None]:
+        g = nested(self.out, iter(g)) if type(g) is list else g
+        # Attached here and not before: a kept result would hold its own node alive.
+        out = None if self.result is None else self._result(node)
+        if self.widened:
+            g, out = widened(g), widened(out)
+        grads: list[Array | None] = []
+        for rule, kept, members in self.work:
+            named = [out if k is _OUT else widened(k) if self.widened else k for k in kept]
+            found = rule(g, *named)
+            grads += [found] if members is None else [found[i] for i in members]
+        return [rounded(part, s) for part, s in zip(grads, node.specs, strict=True)] if self.widened else grads
+
+    def _result(self, node: Node) -> Any:
+        backend, buf = self.result
+        if type(self.out) is Spec:
+            return Array(backend, buf, self.out, node)
+        members = (Array(backend, b, s) for b, s in zip(flatten(buf), flatten(self.out), strict=True))
+        value = nested(self.out, members)
+        track(value, node)
+        return value
+
+
+_OUT = object()  # stands for the result among what a rule names
+
+
+def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value: Any) -> None:
     """Have the tape keep the op's VJP rules, for its tracked inputs, and what they name."""
     parents: list[Node] = []
     specs: list[Spec] = []
-    work = []
-    for name, a in zip(op.inputs, args, strict=True):
-        rule, needs = op.rules[name]
-        members = a if type(a) is tuple else (a,)
-        positions = [i for i, m in enumerate(members) if type(m) is Array and m.node is not None]
-        if rule is None or not positions:
+    work: list[tuple] = []
+    names_result = False
+    for i, rule, needs in op.gradients:
+        a, members = args[i], None
+        if type(a) is Array:
+            if a.node is None:
+                continue
+            parents.append(a.node)
+            specs.append(a.spec)
+        elif type(a) is tuple:
+            members = [j for j, m in enumerate(a) if type(m) is Array and m.node is not None]
+            if not members:
+                continue
+            parents += [a[j].node for j in members]
+            specs += [a[j].spec for j in members]
+        else:
             continue
-        parents += [members[i].node for i in positions]
-        specs += [members[i].spec for i in positions]
-        kept = [None if need == "out" else kept_of(op, need, args, params) for need in needs]
-        work.append(
-            (rule, kept, needs.index("out") if "out" in needs else None, positions if type(a) is tuple else None)
-        )
-    if not parents:
-        return
-    backend, buf, spec = value.backend, value.buf, value.spec
-
-    def pull(node: Node, g: Array) -> list[Array | None]:
-        grads: list[Array | None] = []
-        g = widened(g) if plan.widened else g
-        for rule, kept, out_at, positions in work:
-            if out_at is not None:  # attached here and not before: a kept result would hold its own node alive
-                kept = [*kept[:out_at], Array(backend, buf, spec, node), *kept[out_at + 1 :]]
-            found = rule(g, *(map(widened, kept) if plan.widened else kept))
-            grads += [found] if positions is None else [found[i] for i in positions]
-        return [rounded(part, s) for part, s in zip(grads, specs, strict=True)] if plan.widened else grads
-
-    value.node = Node(tuple(parents), tuple(specs), pull)
-
-
-def kept_of(op: Any, need: str, args: tuple, params: dict[str, Any]) -> Any:
-    if need in params:
-        return params[need]
-    if need in op.inputs:
-        a = args[op.inputs.index(need)]
-        return tuple(map(snapshot, a)) if type(a) is tuple else snapshot(a)
-    return spec_of(args[op.inputs.index(need.removesuffix("_spec"))])
+        names_result = names_result or None in needs
+        work.append((rule, [_OUT if need is None else need(args, params) for need in needs], members))
+    if parents:
+        out = plan.out
+        backend = value.backend if type(value) is Array else next(flatten(value)).backend
+        result = (backend, buffer(value)) if names_result else None
+        track(value, Node(tuple(parents), tuple(specs), Rules(work, result, out, plan.widened), _results(out)))

@@ -16,13 +16,29 @@ class Node:
     """One recorded operation: where its gradient goes, and how to compute it.
 
     parents  the nodes of the tracked inputs, with their Specs in `specs`
-    pull     (node, g) -> one gradient or None per parent, not yet summed back to the parent's shape
+    pull     (node, g) -> one gradient or None per parent, not yet summed back to the parent's shape; g is a list where
+             there are several results
+    results  the Specs of the results where there are several: a cotangent that is missing is then zeros, or None where
+             None stands for the Spec
     """
 
-    __slots__ = ("number", "parents", "pull", "specs")
+    __slots__ = ("number", "parents", "pull", "results", "specs")
 
-    def __init__(self, parents: tuple = (), specs: tuple = (), pull: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, parents: tuple = (), specs: tuple = (), pull: Callable[..., Any] | None = None, results: tuple = ()
+    ) -> None:
         self.number, self.parents, self.specs, self.pull = next(_created), parents, specs, pull
+        self.results = results
+
+
+class Result(Node):
+    """The node of one of several results, by its index; its only parent is the node of them all."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, node: Node, index: int) -> None:
+        super().__init__((node,), (None,))
+        self.index = index
 
 
 def is_recording() -> bool:

@@ -1,7 +1,6 @@
 """Multi-head self-attention, and the pre-norm transformer block."""
 
 from polyarr import ops, random
-from polyarr.autograd import custom_vjp
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.nn.init import Initialiser
@@ -26,14 +25,6 @@ class KeyValueCache:
         self.k = k if self.k is None else ops.concat([self.k, k], axis=2)
         self.v = v if self.v is None else ops.concat([self.v, v], axis=2)
         return self.k, self.v
-
-
-def _unstacked(x: Array) -> tuple[Array, ...]:
-    return ops.unstack(x, axis=2)
-
-
-# unstack's own gradient fills one array of zeros per part and adds them up; this one writes each part once.
-_unstack_heads = custom_vjp(_unstacked, lambda x: (_unstacked(x), None), lambda _, g: (ops.stack(g, axis=2),))
 
 
 class MultiHeadAttention(Module):
@@ -68,7 +59,7 @@ class MultiHeadAttention(Module):
             raise ShapeError(f"MultiHeadAttention: x is {x.spec}; it must be [batch, time, channels]")
         b, t, c = x.shape
         qkv = ops.reshape(self.qkv(x), shape=(b, t, 3, self.n_heads, c // self.n_heads))
-        q, k, v = (ops.permute_dims(a, axes=(0, 2, 1, 3)) for a in _unstack_heads(qkv))  # (B, H, T, D)
+        q, k, v = (ops.permute_dims(a, axes=(0, 2, 1, 3)) for a in ops.unstack(qkv, axis=2))  # (B, H, T, D)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, H, S, D)
         rate = self.drop_rate if self.training else 0.0

@@ -212,6 +212,13 @@ def dropout(x, key, counter, *, rate):
     return where(_kept(x, key, counter, x.shape, rate), multiply(x, scale), 0)
 
 
+dropout.vjp(
+    x=lambda g, key, counter, rate: dropout(g, key, counter, rate=rate),  # under the same mask
+    key=None,
+    counter=None,
+)
+
+
 def _kept(like, key, counter, shape, rate: float):
     bits = random_bits(key, counter, like, shape=shape)
     return greater_equal(bitwise_right_shift(bits, 8), round(rate * 2**24))

@@ -275,6 +275,9 @@ def unstack(x, *, axis=0):
     return tuple(squeeze(part, axis=at) for part in _parts(x, [1] * x.shape[at], at))
 
 
+unstack.vjp(x=lambda g, axis: stack(g, axis=axis))
+
+
 @fused(widen=False)
 def split(x, *, indices_or_sections, axis=0):
     """x cut along axis: into so many equal parts (an int), or before each of the positions (a tuple).

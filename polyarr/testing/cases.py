@@ -24,7 +24,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
-from polyarr.testing import checks, state, whole
+from polyarr.testing import checks, state, tape, whole
 from polyarr.testing.compare import CheckFailure, Lacking
 from polyarr.testing.report import LEVELS
 from polyarr.testing.samples import SAMPLES, Entry, takes_numbers
@@ -152,6 +152,8 @@ KINDS = {
     "backward": Kind(checks.check_backward, _smooth, gradients=True),
     "second-order": Kind(checks.check_second_order_agrees, _smooth, 1 / 3, gradients=True),
     "pair": Kind(checks.check_fused_pair, _composed, gradients=True),
+    "wanted": Kind(tape.check_wanted, _composed, 1 / 6, gradients=True),
+    "tape": Kind(tape.check_tape, _smooth, 0, gradients=True),
 }
 WHOLE = {
     "complete": ("core", whole.check_complete),

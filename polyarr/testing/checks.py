@@ -175,7 +175,7 @@ def check_purity(op: Op, backend: Backend, sample: Sample) -> None:
     with _unchanged(op, backend, "the op", inputs):
         op(*args, **sample.params)
     value, pull = polyarr.vjp(lambda *a: op(*a, **sample.params), *args)
-    cotangents = _cotangents(value, sample)
+    cotangents = cotangents_of(value, sample)
     if cotangents is not None:
         with _unchanged(op, backend, "its gradient", {**inputs, "the result": value, "the cotangent": cotangents}):
             pull(cotangents)
@@ -373,7 +373,7 @@ def meets_unordered(op: Op, backend: Backend, sample: Sample) -> bool:
 def check_no_transfers(op: Op, backend: Backend, sample: Sample) -> None:
     """Nothing passes through the host, neither in the op nor in its gradient."""
     args = sample.arrays(backend)
-    cotangents = _cotangents(op(*args, **sample.params), sample)
+    cotangents = cotangents_of(op(*args, **sample.params), sample)
     before = polyarr.transfers()
     op(*args, **sample.params)
     between = polyarr.transfers()
@@ -438,7 +438,7 @@ def _dtypes(op: Op, sample: Sample) -> tuple[list[np.dtype], list[np.dtype]]:
     return inputs, [s.dtype for s in tree.leaves(op(*specs, **sample.params))]
 
 
-def _cotangents(result: Any, sample: Sample) -> Any:
+def cotangents_of(result: Any, sample: Sample) -> Any:
     """One cotangent per floating-point result, None if there is none; integers get zeros, which do not matter."""
     if not any(a.dtype in FLOATS for a in tree.leaves(result)):
         return None
@@ -473,7 +473,7 @@ def pulled(
     if between is not None:
         polyarr.vjp(lambda *a: op(*a, **params), *between)
     if cotangents is None:
-        cotangents = _cotangents(value, sample)
+        cotangents = cotangents_of(value, sample)
     if cotangents is None:
         return {}
     for _ in range(times - 1):
@@ -504,7 +504,7 @@ def _scalar(op: Op, backend: Backend, sample: Sample, wide: bool = True) -> Call
 
     def value(*args: Any) -> Array:
         result = op(*args, **params)
-        pairs = zip(tree.leaves(result), tree.leaves(_cotangents(result, sample)), strict=True)
+        pairs = zip(tree.leaves(result), tree.leaves(cotangents_of(result, sample)), strict=True)
         return _added([ops.sum(a * g) for a, g in pairs if a.dtype in FLOATS])
 
     return value

@@ -190,7 +190,7 @@ def start():
 
 @hookimpl
 def polyarr_backends(register):
-    register("stale", start)
+    register("stale", start, api=2)
 """
 
 

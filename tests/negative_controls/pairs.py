@@ -14,7 +14,7 @@ def fused(forward, backward):
     """A Fused pair out of functions of arrays: narrow floats are widened before, and rounded after.
 
     forward   (*arrays, **params) -> result, saved
-    backward  (g, saved, *arrays, **params) -> gradients
+    backward  (g, saved, *arrays, **params) -> gradients, of all inputs
     """
 
     def run(out, *bufs, **params):
@@ -22,7 +22,7 @@ def fused(forward, backward):
             y, saved = forward(*map(widened, bufs), **params)
             return np.asarray(y).astype(out.dtype, copy=False), saved
 
-    def pull(g, saved, *bufs, **params):
+    def pull(g, saved, *bufs, wanted, **params):
         with np.errstate(all="ignore"):
             grads = backward(widened(g), saved, *map(widened, bufs), **params)
         return tuple(

@@ -217,8 +217,8 @@ def paired(op, name, when, caught, forward=None, backward=None):
                 forward(found, *bufs)
             return found, saved
 
-        def pull(g, saved, *bufs, **params):
-            grads = pair.backward(g, saved, *bufs, **params)
+        def pull(g, saved, *bufs, wanted, **params):
+            grads = pair.backward(g, saved, *bufs, wanted=wanted, **params)
             if backward and when(*bufs, **params):
                 grads = tuple(d if d is None else np.array(d) for d in grads)
                 backward(grads, g, *bufs)

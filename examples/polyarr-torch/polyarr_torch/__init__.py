@@ -18,7 +18,7 @@ def start():
 
 @hookimpl
 def polyarr_backends(register):
-    register("torch", start, summary="PyTorch's CPU tensors", install_hint=HINT)
+    register("torch", start, summary="PyTorch's CPU tensors", install_hint=HINT, api=2)
 
 
 @hookimpl

@@ -1,5 +1,7 @@
 """The kernels. A buffer is a torch.Tensor; pairs for fused ops let PyTorch differentiate PyTorch."""
 
+from itertools import compress
+
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812  as everybody writes it
@@ -222,17 +224,17 @@ def pair(fn):
     """A Fused pair out of a function that PyTorch can differentiate."""
 
     def forward(out, *bufs, **params):
-        inputs = [b.detach().requires_grad_(b.is_floating_point()) if isinstance(b, torch.Tensor) else b for b in bufs]
+        inputs = tuple(
+            b.detach().requires_grad_(b.is_floating_point()) if isinstance(b, torch.Tensor) else b for b in bufs
+        )
         with torch.enable_grad():
             y = fn(*inputs, **params).to(TORCH[out.dtype])
         return y.detach(), (y, inputs)
 
-    def backward(g, saved, *bufs, **params):
+    def backward(g, saved, *bufs, wanted, **params):
         y, inputs = saved
-        wanted = [i for i, b in enumerate(inputs) if isinstance(b, torch.Tensor) and b.requires_grad]
-        grads = torch.autograd.grad(y, [inputs[i] for i in wanted], g, retain_graph=True)
-        found = dict(zip(wanted, grads, strict=True))
-        return tuple(found.get(i) for i in range(len(inputs)))
+        grads = iter(torch.autograd.grad(y, list(compress(inputs, wanted)), g, retain_graph=True))
+        return tuple(next(grads) if want else None for want in wanted)
 
     return Fused(forward, backward)
 

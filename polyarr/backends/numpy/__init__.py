@@ -21,4 +21,4 @@ def _download(buf: np.ndarray) -> np.ndarray:
 @hookimpl
 def polyarr_backends(register: Any) -> None:
     """Offer the backend numpy."""
-    register("numpy", start, summary="the reference: NumPy on the CPU")
+    register("numpy", start, summary="the reference: NumPy on the CPU", api=2)

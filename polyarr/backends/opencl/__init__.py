@@ -62,7 +62,7 @@ if hasattr(os, "register_at_fork"):
 @hookimpl
 def polyarr_backends(register: Any) -> None:
     """Offer the backend opencl."""
-    register("opencl", start, summary="OpenCL 1.2 and later: GPUs, and CPUs through PoCL")
+    register("opencl", start, summary="OpenCL 1.2 and later: GPUs, and CPUs through PoCL", api=2)
 
 
 @hookimpl

@@ -1,5 +1,6 @@
 """Attention without the matrix of scores: tiles, online softmax, and a backward pass that makes the weights again."""
 
+import functools
 import struct
 from functools import lru_cache
 from math import prod
@@ -81,7 +82,7 @@ def forward(
 
 def backward(
     device: Device, g: Buffer, saved: Saved, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, key: int,
-    counter: int, *, causal: bool, scale: float, dropout_rate: float,
+    counter: int, *, wanted: tuple[bool, ...], causal: bool, scale: float, dropout_rate: float,
 ) -> tuple[Buffer | None, ...]:  # fmt: skip
     """The gradients of q, k and v. There is none for a mask."""
     lead, (t, s) = g.shape[:-2], (q.shape[-2], k.shape[-2])
@@ -91,10 +92,10 @@ def backward(
     program, tile = _program(
         device, q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=True
     )
-    launch = _backward_on_cpu if device.is_cpu else _backward_on_gpu
+    launch = _backward_on_cpu if device.is_cpu else functools.partial(_backward_on_gpu, wanted)
     launch(device, program, tile, prod(lead), inputs, at, saved, gradients, numbers)
-    summed = [_unbroadcast(device, dx, x.shape) for dx, x in zip(gradients, (q, k, v), strict=True)]
-    return (*summed, None, None, None)
+    found = zip(gradients, (q, k, v), wanted, strict=False)
+    return (*(_unbroadcast(device, dx, x.shape) if want else None for dx, x, want in found), None, None, None)
 
 
 def _backward_on_cpu(
@@ -120,8 +121,9 @@ def _backward_on_cpu(
 
 
 def _backward_on_gpu(
-    device: Device, program: Program, tile: GpuTile, batch: int, inputs: tuple[Buffer, ...], at: tuple[bytes, ...],
-    saved: Saved, gradients: tuple[Buffer, ...], numbers: tuple[Any, ...],
+    wanted: tuple[bool, ...], device: Device, program: Program, tile: GpuTile, batch: int,
+    inputs: tuple[Buffer, ...], at: tuple[bytes, ...], saved: Saved, gradients: tuple[Buffer, ...],
+    numbers: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Three launches: sum(dout out) of each row, dq by blocks of queries, dk and dv by blocks of keys."""
     (dq, dk, dv), (inner, t, s) = gradients, numbers[:3]
@@ -131,8 +133,10 @@ def _backward_on_gpu(
         (-(-t // items) * items, batch), (items, 1), saved.out.memory, at[5], *dout, delta.memory, inner, t
     )
     shared = (*_arguments(inputs, at), *dout, saved.lse.memory, delta.memory)
-    program.attention_backward_q(*_launch(tile, t, batch), *shared, dq.memory, at[6], *numbers)
-    program.attention_backward_kv(*_launch(tile, s, batch), *shared, dk.memory, at[7], dv.memory, at[8], *numbers)
+    if wanted[0]:
+        program.attention_backward_q(*_launch(tile, t, batch), *shared, dq.memory, at[6], *numbers)
+    if any(wanted[1:3]):
+        program.attention_backward_kv(*_launch(tile, s, batch), *shared, dk.memory, at[7], dv.memory, at[8], *numbers)
 
 
 def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -43,7 +43,7 @@ def cross_entropy(
 
 def cross_entropy_backward(
     device: Device, g: Buffer, saved: Saved, logits: Buffer, targets: Buffer,
-    *, ignore_index: int, label_smoothing: float, reduction: str,
+    *, wanted: tuple[bool, bool], ignore_index: int, label_smoothing: float, reduction: str,
 ) -> tuple[Buffer, None]:  # fmt: skip
     """The gradient of the logits: softmax less the smoothed one-hot target, times g over the divisor."""
     g, x, targets = (dense(device, b) for b in (g, logits, targets))

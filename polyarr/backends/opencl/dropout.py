@@ -1,30 +1,19 @@
-"""Dropout, forward and backward. The mask is computed again rather than saved."""
+"""Dropout. Its gradient is dropout under the same mask, which is computed again rather than saved."""
 
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.program import spec_of, types
+from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.rows import block_launch, block_macros, scalar
 from polyarr.core.spec import Spec
 
 WORD = (1 << 64) - 1
 
 
-def dropout(device: Device, out: Spec, x: Buffer, key: int, counter: int, *, rate: float) -> tuple[Buffer, None]:
+def dropout(device: Device, out: Spec, x: Buffer, key: int, counter: int, *, rate: float) -> Buffer:
     """Zero elements at the rate, and scale the others up to keep the mean."""
-    return _masked(device, x, key, counter, rate), None
-
-
-def dropout_backward(
-    device: Device, g: Buffer, saved: None, x: Buffer, key: int, counter: int, *, rate: float
-) -> tuple[Buffer, None, None]:
-    """The gradient of dropout: g under the same mask."""
-    return _masked(device, g, key, counter, rate), None, None
-
-
-def _masked(device: Device, x: Buffer, key: int, counter: int, rate: float) -> Buffer:
-    x, y = dense(device, x), device.empty(spec_of(x))
+    x, y = dense(device, x), device.empty(out)
     macros = block_macros(device.is_cpu)
     program = device.build("dropout", **types(x.dtype), **macros, BATCH=16 if device.is_cpu else 1)
     work, group = block_launch(macros, x.size)

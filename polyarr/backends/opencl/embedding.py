@@ -1,7 +1,5 @@
 """embedding: rows of a table. Its backward adds each token's gradient to the token's row."""
 
-from typing import Any
-
 from polyarr.backends.opencl import index, segments
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
@@ -14,7 +12,9 @@ def forward(device: Device, out: Spec, weight: Buffer, indices: Buffer) -> tuple
     return index.take(device, out, weight, indices, axis=0), None
 
 
-def backward(device: Device, g: Buffer, saved: Any, weight: Buffer, indices: Buffer) -> tuple[Buffer, None]:
+def backward(
+    device: Device, g: Buffer, saved: None, weight: Buffer, indices: Buffer, *, wanted: tuple[bool, bool]
+) -> tuple[Buffer, None]:
     """dweight[v] = the sum of g over the positions whose index is v."""
     fault = device.faults.call()
     dweight = device.empty(spec_of(weight))

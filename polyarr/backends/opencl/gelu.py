@@ -15,7 +15,9 @@ def gelu(device: Device, out: Spec, x: Buffer, *, approximate: str) -> tuple[Buf
     return y, None
 
 
-def gelu_backward(device: Device, g: Buffer, saved: None, x: Buffer, *, approximate: str) -> tuple[Buffer]:
+def gelu_backward(
+    device: Device, g: Buffer, saved: None, x: Buffer, *, wanted: tuple[bool], approximate: str
+) -> tuple[Buffer]:
     """The gradient of gelu."""
     g, x, dx = dense(device, g), dense(device, x), device.empty(spec_of(x))
     program, work, group = _program(device, x, approximate)

@@ -29,14 +29,17 @@ def forward(
 
 def backward(
     device: Device, g: Buffer, saved: Buffer | None, x: Buffer, weight: Buffer, bias: Buffer | None, *,
-    activation: str | None,
-) -> tuple[Buffer, Buffer, Buffer | None]:  # fmt: skip
+    wanted: tuple[bool, bool, bool], activation: str | None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
     """The gradients of x, weight and bias."""
     rows, depth = prod(x.shape[:-1]), weight.shape[1]
-    gz, dbias = _through_activation(device, _matrix(device, g, rows), saved, bias, activation)
-    dx, _ = multiply(device, Spec((rows, depth), x.dtype), gz, weight)
-    dweight, _ = multiply(device, spec_of(weight), _transposed(gz), _matrix(device, x, rows))
-    return _reshaped(dx, x.shape), dweight, dbias
+    gz, dbias = _through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
+    dx = dweight = None
+    if wanted[0]:
+        dx = _reshaped(multiply(device, Spec((rows, depth), x.dtype), gz, weight)[0], x.shape)
+    if wanted[1]:
+        dweight, _ = multiply(device, spec_of(weight), _transposed(gz), _matrix(device, x, rows))
+    return dx, dweight, dbias
 
 
 def _through_activation(

@@ -20,20 +20,22 @@ def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps
 
 
 def rms_norm_backward(
-    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, *, eps: float
-) -> tuple[Buffer, Buffer | None]:
-    """The gradients of x and weight."""
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None,
+    *, wanted: tuple[bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None]:  # fmt: skip
+    """The gradients of x and weight; that of x comes with the other."""
     g, x, w = dense(device, g), dense(device, x), dense_or_none(device, weight)
     rows, cols = rows_of(x.shape)
     dx = device.empty(spec_of(x))
     work, group, each = row_launch(device, rows, cols, persistent=True)
-    dweight = weight and device.empty(Spec((work[1], cols), saved.dtype))
-    _program(device, x, weight).rms_norm_backward(
+    dweight = device.empty(Spec((work[1], cols), saved.dtype)) if wanted[1] else None
+    _program(device, x, weight, wanted[1]).rms_norm_backward(
         work, group, g.memory, x.memory, (w or x).memory, saved.memory, dx.memory, (dweight or saved).memory,
         rows, cols, each,
     )  # fmt: skip
     return dx, column_sums(device, weight, dweight)
 
 
-def _program(device: Device, x: Buffer, weight: Buffer | None) -> Program:
-    return row_program(device, "rms_norm", x.dtype, x.shape[-1], HAS_WEIGHT=int(weight is not None))
+def _program(device: Device, x: Buffer, weight: Buffer | None, wanted: bool = True) -> Program:
+    has = weight is not None
+    return row_program(device, "rms_norm", x.dtype, x.shape[-1], HAS_WEIGHT=int(has), WANTS_WEIGHT=int(has and wanted))

@@ -12,7 +12,9 @@ def softmax(device: Device, out: Spec, x: Buffer, *, axis: int) -> tuple[Buffer,
     return _forward(device, x, axis, in_logs=0)
 
 
-def softmax_backward(device: Device, g: Buffer, saved: Buffer, x: Buffer, *, axis: int) -> tuple[Buffer]:
+def softmax_backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, *, wanted: tuple[bool], axis: int
+) -> tuple[Buffer]:
     """The gradient of softmax."""
     return _backward(device, g, saved, axis, in_logs=0)
 
@@ -22,7 +24,9 @@ def log_softmax(device: Device, out: Spec, x: Buffer, *, axis: int) -> tuple[Buf
     return _forward(device, x, axis, in_logs=1)
 
 
-def log_softmax_backward(device: Device, g: Buffer, saved: Buffer, x: Buffer, *, axis: int) -> tuple[Buffer]:
+def log_softmax_backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, *, wanted: tuple[bool], axis: int
+) -> tuple[Buffer]:
     """The gradient of log_softmax."""
     return _backward(device, g, saved, axis, in_logs=1)
 

@@ -6,23 +6,31 @@
 //          dweight, dbias (global size 1, cols) of ACC: each set of LANES work-items sums the rows that it took
 // Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
 // Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
-//          WIDE partial results per work-item | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read
-#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS)
-#error "layer_norm.cl needs a dtype's macros, LANES, WIDE, ROWS, HAS_WEIGHT and HAS_BIAS"
+//          WIDE partial results per work-item | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
+//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written
+#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || \
+    !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
+#error "layer_norm.cl needs a dtype's macros, LANES, WIDE, ROWS, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
 #endif
 
 #if HAS_WEIGHT
 #define WEIGHT(c) LOAD(weight, c)
-#define SET_DWEIGHT(c, OPERATION) dweight_part[c] OPERATION
 #else
 #define WEIGHT(c) 1
+#endif
+#if WANTS_WEIGHT
+#define SET_DWEIGHT(c, OPERATION) dweight_part[c] OPERATION
+#else
 #define SET_DWEIGHT(c, OPERATION)
 #endif
 #if HAS_BIAS
 #define BIAS(c) LOAD(bias, c)
-#define SET_DBIAS(c, OPERATION) dbias_part[c] OPERATION
 #else
 #define BIAS(c) 0
+#endif
+#if WANTS_BIAS
+#define SET_DBIAS(c, OPERATION) dbias_part[c] OPERATION
+#else
 #define SET_DBIAS(c, OPERATION)
 #endif
 

@@ -5,16 +5,20 @@
 //          dweight (global size 1, cols) of ACC: each set of LANES work-items sums the rows that it took
 // Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
 // Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
-//          WIDE partial results per work-item | HAS_WEIGHT 0 or 1: whether weight is read
-#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(HAS_WEIGHT)
-#error "rms_norm.cl needs a dtype's macros, LANES, WIDE, ROWS and HAS_WEIGHT"
+//          WIDE partial results per work-item | HAS_WEIGHT 0 or 1: whether weight is read |
+//          WANTS_WEIGHT 0 or 1: whether its gradient is written
+#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(HAS_WEIGHT) || !defined(WANTS_WEIGHT)
+#error "rms_norm.cl needs a dtype's macros, LANES, WIDE, ROWS, HAS_WEIGHT and WANTS_WEIGHT"
 #endif
 
 #if HAS_WEIGHT
 #define WEIGHT(c) LOAD(weight, c)
-#define SET_DWEIGHT(c, OPERATION) dweight_part[c] OPERATION
 #else
 #define WEIGHT(c) 1
+#endif
+#if WANTS_WEIGHT
+#define SET_DWEIGHT(c, OPERATION) dweight_part[c] OPERATION
+#else
 #define SET_DWEIGHT(c, OPERATION)
 #endif
 

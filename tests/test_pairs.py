@@ -1,0 +1,199 @@
+"""Pairs and VJP rules of the contract: gradients that nobody wants, lists of inputs, and several results."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.array import Array, spec_of
+from polyarr.core.backend import Backend, Fused
+from polyarr.core.current import get_backend, use_backend
+from polyarr.core.errors import BackendError
+from polyarr.core.op import OPS, Op, fused
+from polyarr.testing import Data, Sample
+from polyarr.testing.compare import CheckFailure
+from polyarr.testing.tape import check_wanted
+
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
+
+@pytest.fixture
+def paired():
+    """An op of a list and an array, with two results; a backend with a pair for it; and what the pair is asked for."""
+
+    @fused
+    def sums_and_products(arrays, factor):
+        """The sum of the arrays, and each product with factor, summed."""
+        total = arrays[0]
+        for a in arrays[1:]:
+            total = ops.add(total, a)
+        return total, ops.multiply(total, factor)
+
+    asked: list = []
+
+    def forward(out: tuple, arrays: tuple, factor: np.ndarray) -> tuple:
+        total = sum(arrays)
+        return (total, total * factor), (total,)
+
+    def backward(g: tuple, saved: tuple, arrays: tuple, factor: np.ndarray, *, wanted: tuple) -> tuple:
+        asked.append(wanted)
+        slope = g[0] + g[1] * factor
+        return tuple(slope if want else None for want in wanted[0]), g[1] * saved[0] if wanted[1] else None
+
+    backend = get_backend("numpy")
+    kernels = {**backend.kernels, sums_and_products: Fused(forward, backward)}
+    yield sums_and_products, backend._replace(kernels=kernels), asked
+    OPS.remove(sums_and_products)
+
+
+def numbers(count: int) -> list[Array]:
+    return [pa.asarray(np.random.default_rng(i).standard_normal((2, 3))) for i in range(count)]
+
+
+def test_a_pair_with_a_list_and_two_results(paired) -> None:
+    op, backend, asked = paired
+
+    def loss(arrays: list, factor: Array) -> Array:
+        total, product = op(arrays, factor)
+        return ops.sum(total**2) + ops.sum(ops.exp(product))
+
+    found = []
+    for where in (backend, get_backend("numpy")):
+        with use_backend(where):
+            found.append(pa.grad(loss, argnums=(0, 1))(numbers(3), numbers(1)[0]))
+    for a, b in zip(*map(pa.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12)
+    assert asked == [((True, True, True), True)]
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_result_that_nobody_used_counts_nothing(paired, only: int) -> None:
+    op, backend, _ = paired
+    found = []
+    for where in (backend, get_backend("numpy")):
+        with use_backend(where):
+            found.append(pa.grad(lambda a, f: ops.sum(op([a, a], f)[only]))(numbers(1)[0], numbers(2)[1]).numpy())
+    np.testing.assert_allclose(*found, rtol=1e-12)
+
+
+def test_a_pair_is_told_what_is_wanted(paired) -> None:
+    op, backend, asked = paired
+    with use_backend(backend):
+        a, b, factor = numbers(3)
+        pa.grad(lambda b: ops.sum(op([a, b], factor)[1]))(b)
+        pa.grad(lambda f: ops.sum(op([a, b], f)[1]))(factor)
+        assert asked == [((False, True), False), ((False, False), True)]
+        second = pa.grad(lambda f: ops.sum(pa.grad(lambda f: ops.sum(op([a, b], f)[1] ** 2))(f)))(factor)
+    total = a.numpy() + b.numpy()
+    np.testing.assert_allclose(second.numpy(), 2 * total**2, rtol=1e-12)
+
+
+def test_too_few_gradients_are_an_error(paired) -> None:
+    op, backend, _ = paired
+    short = backend.kernels[op]._replace(backward=lambda g, saved, *bufs, wanted: (None,))
+    with (
+        use_backend(backend._replace(kernels={**backend.kernels, op: short})),
+        pytest.raises(BackendError, match="the pair of backend 'numpy' gave 1 gradients; it must give 2, one for each"),
+    ):
+        pa.grad(lambda f: ops.sum(op(numbers(2), f)[1]))(numbers(1)[0])
+
+
+def plain_parts(x: Array, axis: int) -> tuple:
+    """What unstack gives, slice by slice."""
+    at = [slice(None)] * x.ndim
+    return tuple(x[(*at[:axis], i, *at[axis + 1 :])] for i in range(x.shape[axis]))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1), (1, 1)])
+def test_the_gradient_of_unstack_is_that_of_slices(axis: int, used: tuple[int, ...]) -> None:
+    def loss(parts: Any) -> Any:
+        return lambda x: ops.sum(ops.exp(sum((parts(x)[i] * (i + 1) for i in used), start=ops.zeros_like(parts(x)[0]))))
+
+    x = pa.asarray(np.random.default_rng(axis).standard_normal((2, 2, 2)))
+    by_op, by_slices = loss(lambda x: ops.unstack(x, axis=axis)), loss(lambda x: plain_parts(x, axis))
+    np.testing.assert_allclose(pa.grad(by_op)(x).numpy(), pa.grad(by_slices)(x).numpy(), rtol=1e-12)
+    first, second = (
+        pa.grad(lambda x, f=f: ops.sum(pa.grad(f)(x) ** 2))(x).numpy() for f in (by_op, by_slices)
+    )
+    np.testing.assert_allclose(first, second, rtol=1e-12)
+    assert not pa.grad(lambda x: ops.sum(x * 0) + ops.sum(ops.unstack(x, axis=-1)[0]) * 0)(x).numpy().any()
+
+
+def test_unstack_of_nothing_and_of_integers() -> None:
+    assert ops.unstack(pa.zeros((0, 3))) == ()
+    assert pa.grad(lambda x: ops.sum(x) + len(ops.unstack(pa.zeros((0, 3)))))(pa.ones(3)).tolist() == [1, 1, 1]
+    parts = ops.unstack(pa.asarray([[1, 2], [3, 4]]))
+    assert [p.tolist() for p in parts] == [[1, 2], [3, 4]] and all(p.node is None for p in parts)
+
+
+def test_dropout_keeps_no_input_and_masks_its_gradient_alike() -> None:
+    x = pa.asarray(np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32))
+    value, (g,) = (lambda v, pull: (v, pull(ops.ones_like(v))))(*pa.vjp(lambda x: ops.dropout(x, 3, 4, rate=0.5), x))
+    np.testing.assert_allclose(g.numpy(), np.where(value.numpy() == 0, 0, 2), rtol=1e-6)
+
+
+# ---- what the kit says of a pair ------------------------------------------------------------------------------
+
+
+def softmax_pair(saved: Any = None, backward: Any = None) -> Fused:
+    body = get_backend("numpy")
+
+    def forward(out: Any, x: np.ndarray, *, axis: int) -> tuple:
+        with use_backend(body):
+            y = ops.softmax(pa.asarray(x), axis=axis).numpy()
+        return y, saved(y) if saved else y
+
+    def right(g: np.ndarray, y: np.ndarray, x: np.ndarray, *, wanted: tuple, axis: int) -> tuple:
+        return (y * (g - (g * y).sum(axis, keepdims=True)),)
+
+    return Fused(forward, backward or right)
+
+
+def with_pair(op: Op, pair: Fused) -> Backend:
+    backend = get_backend("numpy")
+    return backend._replace(kernels={**backend.kernels, op: pair})
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        (lambda y: [y], "softmax on numpy: the pair saves a builtins.list; it must be a tree of tuples"),
+        (lambda y: (y, lambda: y), "the pair saves a builtins.function"),
+        (lambda y: {"y": y}, "the pair saves a builtins.dict"),
+    ],
+)
+def test_what_is_saved_must_be_a_tree(saved: Any, told: str) -> None:
+    def backward(g: Any, kept: Any, x: Any, *, wanted: tuple, axis: int) -> tuple:
+        return (g * 0,)
+
+    with pytest.raises(CheckFailure, match=told):
+        check_wanted(ops.softmax, with_pair(ops.softmax, softmax_pair(saved, backward)), Sample((Data((3, 4)),)))
+
+
+def test_a_right_pair_passes() -> None:
+    check_wanted(ops.softmax, with_pair(ops.softmax, softmax_pair()), Sample((Data((3, 4)),)))
+
+
+def test_a_gradient_that_hangs_on_the_others_is_found() -> None:
+    """One that is right only if all are asked for."""
+
+    def forward(out: Any, x: np.ndarray, weight: np.ndarray, *, eps: float) -> tuple:
+        scale = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+        return (x * scale * weight).astype(x.dtype), scale
+
+    def backward(g: Any, scale: Any, x: Any, weight: Any, *, wanted: tuple, eps: float) -> tuple:
+        n, h = x * scale, g * weight
+        dx = scale * (h - n * (h * n).mean(-1, keepdims=True))
+        dweight = (g * n).sum(0) if wanted[0] else (g * n)[0]
+        return dx.astype(x.dtype), dweight.astype(x.dtype)
+
+    with pytest.raises(CheckFailure, match=r"rms_norm on numpy: asked for alone, d/dweight .* differs"):
+        sample = Sample((Data((3, 4)), Data((4,))), {"eps": 0.1})
+        check_wanted(ops.rms_norm, with_pair(ops.rms_norm, Fused(forward, backward)), sample)
+
+
+def test_specs_of_several_results() -> None:
+    assert [str(s) for s in ops.unstack(spec_of(pa.zeros((2, 3))))] == ["float32[3]", "float32[3]"]
