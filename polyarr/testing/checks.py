@@ -407,7 +407,8 @@ def _magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]
         positive = tree.map(lambda a: np.abs(a) if _moves(a) else a, sample.hosts())
         return _reference(op, entry, positive, sample.params)
     if entry.kind == "step":
-        return [largest(e, *_flat_hosts(sample)) for e in expected]
+        inputs = largest(*_flat_hosts(sample))
+        return [max(inputs, largest(e)) for e in expected]
     if entry.kind == "cancelling":
         hosts = [np.where(np.isfinite(a), np.abs(a), 0.0) for a in _flat_hosts(sample)]
         joint = functools.reduce(np.maximum, hosts)
