@@ -12,7 +12,7 @@ What a backend says that it lacks raises Lacking: a dtype, a pair, a report of i
 
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
@@ -85,10 +85,12 @@ class Kind(NamedTuple):
     gradients: bool = False
 
 
+@cache
 def _any(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
     return entry.cases(dtype)
 
 
+@cache
 def _smooth(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
     return entry.smooth(dtype) if entry.smooth and as_dtype(dtype) in FLOATS else None
 
@@ -171,10 +173,11 @@ WHOLE = {
 OTHER_DTYPES = 1 / 6  # of the examples, how many for each dtype that is not the usual one
 
 
-def cases() -> list[Case]:
+@cache
+def cases() -> tuple[Case, ...]:
     """Every case, in the order of the levels."""
     found = [*_of_the_whole(), *_of_ops(), *_of_dtypes()]
-    return sorted(found, key=lambda case: LEVELS.index(case.level))
+    return tuple(sorted(found, key=lambda case: LEVELS.index(case.level)))
 
 
 def columns() -> list[str]:
@@ -205,7 +208,7 @@ def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effor
     if as_dtype(dtype) not in backend.dtypes:
         raise Lacking(f"{backend.name} holds no {dtype}")
     name = f"{dtype}-{op.name}"
-    _examine(checks.check_forward, op, entry.cases(dtype), OTHER_DTYPES, name, backend, effort)
+    _examine(checks.check_forward, op, _any(op, entry, dtype), OTHER_DTYPES, name, backend, effort)
     smooth = _smooth(op, entry, dtype)
     if smooth is not None:
         _examine(checks.check_backward, op, smooth, OTHER_DTYPES, name, backend, effort)
@@ -226,33 +229,66 @@ def _run_layer(layer: str, backend: Backend, effort: Effort) -> None:
     whole.check_layer(layer, backend)
 
 
+class _Drawing(NamedTuple):
+    """Which examples hypothesis is to draw: of a strategy, those in a backend's dtypes."""
+
+    strategy: SearchStrategy[Sample]
+    dtypes: frozenset
+    seed: int
+    examples: int
+
+    def given_to(self, check: Callable[[Sample], None], phases: tuple[Phase, ...]) -> None:
+        """Put a check to them."""
+        return seeded(self.seed)(
+            settings(
+                max_examples=self.examples,
+                deadline=None,  # compiling takes its time
+                database=None,
+                verbosity=Verbosity.quiet,  # the error's note says what to type
+                print_blob=False,
+                report_multiple_bugs=False,  # one failure, with its note
+                suppress_health_check=list(HealthCheck),
+                phases=phases,
+            )(given(self.strategy.filter(lambda s: s.dtypes() <= self.dtypes))(lambda sample: check(sample)))
+        )()
+
+
+@lru_cache(maxsize=64)
+def _drawn(drawing: _Drawing) -> list[Sample]:
+    """The examples: drawing takes as long as many a check, and the next backend is put to the same ones."""
+    found: list[Sample] = []
+    drawing.given_to(found.append, (Phase.generate,))
+    return found
+
+
 def _examine(
     check: Callable, op: Op, strategy: SearchStrategy[Sample], share: float, name: str, backend: Backend, effort: Effort
 ) -> None:
     """Put a check to the examples that hypothesis finds; the smallest one that fails is what the error tells of."""
-
-    @seeded(zlib.crc32(name.encode()) + effort.seed)
-    @settings(
-        max_examples=max(1, round(effort.examples * share)),
-        deadline=None,  # compiling takes its time
-        database=None,
-        verbosity=Verbosity.quiet,  # the error's note says what to type
-        print_blob=False,
-        report_multiple_bugs=False,  # one failure, with its note
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink) if share else (Phase.generate,),
-    )
-    @given(strategy.filter(lambda s: s.dtypes() <= backend.dtypes))
-    def run(sample: Sample) -> None:
-        check(op, backend, sample)
-
+    seed, examples = zlib.crc32(name.encode()) + effort.seed, max(1, round(effort.examples * share))
+    drawing = _Drawing(strategy, backend.dtypes, seed, examples)
     try:
-        run()
+        drawn = _drawn(drawing)
     except Unsatisfiable:
         raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs") from None
+    try:
+        for sample in drawn:
+            check(op, backend, sample)
+    except Lacking:
+        raise
+    except Exception as error:
+        if share:
+            _shrink(drawing, partial(check, op, backend), f"{op.name} on {backend.name}", error)
+        raise
+
+
+def _shrink(drawing: _Drawing, check: Callable[[Sample], None], where: str, first: Exception) -> None:
+    """Raise the error of the smallest example that fails; the first one, if it fails now and then."""
+    try:
+        drawing.given_to(check, (Phase.generate, Phase.shrink))
     except Flaky as error:
         first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-        what = str(first) if isinstance(first, CheckFailure) else f"{type(first).__name__}: {first}"
-        failure = CheckFailure(f"{op.name} on {backend.name}: not the same every time; once: {what}")
-        failure.__notes__ = [*getattr(first, "__notes__", ())]
-        raise failure from error
+    what = str(first) if isinstance(first, CheckFailure) else f"{type(first).__name__}: {first}"
+    failure = CheckFailure(f"{where}: not the same every time; once: {what}")
+    failure.__notes__ = [*getattr(first, "__notes__", ())]
+    raise failure from first
