@@ -78,12 +78,12 @@ def run(toys):
     """Run a module in a process of its own, in a folder; what it made."""
 
     def run(folder, *arguments):
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("POLYARR_", "PYTEST_"))}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("POLYARR_", "PYTEST_", "PYTHONDONT"))}
         path = os.pathsep.join(map(str, (folder, toys, ROOT)))
         stored = {"HYPOTHESIS_STORAGE_DIRECTORY": str(toys / "hypothesis")}
         return subprocess.run(
             [sys.executable, "-m", *map(str, arguments)],
-            env={**clean, **stored, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**clean, **stored, "PYTHONPATH": path},
             cwd=folder,
             capture_output=True,
             text=True,
