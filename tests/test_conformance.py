@@ -249,6 +249,14 @@ def test_a_process_that_ends_leaves_what_was_found(kit, tmp_path):
     assert lines[-1]["running"].endswith("::test_core[crash-y-forward-exp]")
 
 
+def test_the_backends_take_turns(kit):
+    """Case by case, so that what is drawn for one serves them all."""
+    found, _ = kit("wrong,good", "forward-exp and core", "--collect-only")
+    assert re.findall(r"\[(.+)\]", found.stdout) == [
+        f"{name}-forward-{op}" for op in ("exp", "expm1") for name in ("wrong", "good")
+    ]
+
+
 def test_where_copies_fail_nothing_else_is_tried(kit):
     """One failure says why; thousands would say the same."""
     found, report = kit("garbled", "copies or forward-exp or layer-Linear")

@@ -122,12 +122,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if cases.get(item) is None or cases[item].level in wanted]
+    items[:] = _by_case(items, cases)
     for item, case in cases.items():
         facts = {"backend": item.callspec.params[FIXTURE], "level": case.level, "check": case.check}
         facts["subject"] = case.subject
         item.user_properties += [(PROPERTY + key, value) for key, value in facts.items()]
         if case.name in known:
             item.add_marker(pytest.mark.xfail(reason=known[case.name], strict=True))
+
+
+def _by_case(items: list[pytest.Item], cases: dict) -> list[pytest.Item]:
+    """The cases one after the other, each on all backends: what is drawn for it serves them all."""
+    order = {name: i for i, name in enumerate(dict.fromkeys(case.name for case in cases.values()))}
+    turns = iter(sorted((item for item in items if item in cases), key=lambda item: order[cases[item].name]))
+    return [next(turns) if item in cases else item for item in items]
 
 
 def _is_case(item: pytest.Item) -> bool:
