@@ -4,7 +4,10 @@ BIN := .venv/bin
 INTEL := .venv-intel
 JOBS ?= 2
 
-.PHONY: venv demo test thorough test-intel sanitize bench clean
+.PHONY: venv demo test types suite sanitized thorough test-intel sanitize bench clean
+
+# Hundreds of processes load the same modules, which Python compiles for the first of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 venv: .venv/ready
 
@@ -20,8 +23,19 @@ demo: venv
 
 test: venv
 	$(BIN)/ruff check .
+	$(MAKE) --jobs=2 types suite sanitized
+
+types: venv
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n $(JOBS)
+
+# Neighbours share what is drawn and compiled, so each process gets a stretch of the tests, and takes over the end of
+# another's; each is one core's work, without more threads that wait for products.
+suite: export OPENBLAS_NUM_THREADS := 1
+suite: venv
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
+
+# Beside the tests, for it keeps one core busy only.
+sanitized: venv
 	$(BIN)/python tests/sanitize/run.py --if-installed
 
 # The conformance kit with many more examples.
