@@ -13,6 +13,7 @@ from polyarr.core.errors import BackendError
 pytest.importorskip("pyopencl")
 on_opencl = pytest.mark.polyarr_backend("opencl")
 commands, devices = (import_module(f"polyarr.backends.opencl.{name}") for name in ("commands", "devices"))
+DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64"}
 REACHES_THE_QUEUE = re.compile(r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(")
 
 
@@ -63,8 +64,30 @@ def test_kernels_copies_fills_and_transfers_are_commands(backend, seen):
 def test_a_launch_that_the_device_refuses_names_the_kernel(backend):
     device = devices.select()
     kernel, out = device.build("random").random_bits, device.empty(pa.Spec((4,), pa.uint32))
-    arguments = (out.memory, np.uint64(1), np.uint64(2), 4, 1)
+    arguments = (out.memory, 1, 2, 4, 1)
     kernel((0,), (0,), *arguments)  # nothing to do
     kernel((1,), (1,), *arguments)
     with pytest.raises(BackendError, match=r"kernel random_bits: could not enqueue \(3,\) by \(2,\) on "):
         kernel((3,), (2,), *arguments)
+
+
+@on_opencl
+def test_kernels_take_what_the_compiler_says(backend, monkeypatch):
+    """Of files with every sort of argument: numbers by value, macros that stand for several, structures."""
+    cl, device = import_module("pyopencl"), devices.select()
+    monkeypatch.setattr(device.programs, "_programs", {})
+    x, at = pa.asarray([[1.0, 2.0], [3.0, 4.0]]), pa.asarray([0, 1])
+    pa.where(x > 1, 2.0 * x, 0.5)
+    pa.ops.dropout(pa.arange(4, dtype=pa.uint64).astype(pa.float16), 1, 2, rate=0.5)
+    pa.ops.cross_entropy(pa.ops.take(x, at, axis=0), at)
+    moments = ([x], [x], [x], [x], 0.1, 1, 1.0)
+    pa.ops.adamw(*moments, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=(0.1,), decoupled=True)
+    pa.ops.global_norm([x])
+    x[None] @ x
+    for name, program in device.programs._programs.items():
+        text = device.programs.text(name[0], dict(name[1:]))
+        built = cl.Program(device.context, text).build(["-cl-std=CL1.2", "-w", "-cl-kernel-arg-info"])
+        for kernel in built.all_kernels():
+            infos = [kernel.get_arg_info(i, cl.kernel_arg_info.TYPE_NAME) for i in range(kernel.num_args)]
+            expected = [DTYPES.get(info) for info in infos]
+            assert list(program.kernels[kernel.function_name].arguments) == expected, kernel.function_name

@@ -7,7 +7,7 @@ from typing import Any
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import block_launch, block_macros, scalar
+from polyarr.backends.opencl.rows import block_launch, block_macros
 from polyarr.core.spec import Spec
 
 PLACES = 12  # parameters per launch; adamw.cl repeats its arguments as often
@@ -43,18 +43,18 @@ def _launch(
     p, g, m, *_ = tensors[0]
     acc, macros = p.dtype, block_macros(device.is_cpu)
     on_device = isinstance(scale, Buffer)
+    scales = dense(device, scale) if on_device else p
     program = device.build(
         "adamw", **types(acc), **macros, **_names("G", g.dtype), **_names("M", m.dtype),
-        DECOUPLED=int(decoupled), SCALE_ON_DEVICE=int(on_device), **(_names("S", scale.dtype) if on_device else {}),
+        **_names("S", scales.dtype), DECOUPLED=int(decoupled), SCALE_ON_DEVICE=int(on_device),
     )  # fmt: skip
-    factor = dense(device, scale).memory if on_device else scalar(acc, scale)
-    args, work = [*(scalar(acc, rate) for rate in rates), factor], 0
+    args, work = [*rates, 1.0 if on_device else scale, scales.memory], 0
     for *buffers, decay in tensors:
         size = buffers[0].size
         args += [b.memory for b in buffers]
-        args += [size, scalar(acc, decay * lr if decoupled else decay)]
+        args += [size, decay * lr if decoupled else decay]
         work += block_launch(macros, size)[0][0]
-    unused = [*args[8:15], 0, scalar(acc, 0.0)]  # a place without elements
+    unused = [*args[9:16], 0, 0.0]  # a place without elements
     program.adamw((work,), (macros["GROUP"],), *args, *unused * (PLACES - len(tensors)))
 
 

@@ -69,7 +69,7 @@ def forward(
     result = _by_rows(device, out.shape, out.dtype)
     saved = Saved(result, device.empty(Spec(out.shape[:-1], _accumulated(out.dtype))))
     inputs, at, inner = _laid_out(device, lead, (q, k, v, mask), (result,))
-    numbers = _numbers(out.dtype, inner, t, s, causal, scale, key, counter, dropout_rate)
+    numbers = _numbers(inner, t, s, causal, scale, key, counter, dropout_rate)
     program, tile = _program(
         device, q.dtype, mask and mask.dtype, t, lengths, dropout=dropout_rate > 0, backward=False
     )
@@ -88,7 +88,7 @@ def backward(
     lead, (t, s) = g.shape[:-2], (q.shape[-2], k.shape[-2])
     gradients = tuple(_by_rows(device, (*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v))
     inputs, at, inner = _laid_out(device, lead, (q, k, v, mask, g), (saved.out, *gradients))
-    numbers = _numbers(q.dtype, inner, t, s, causal, scale, key, counter, dropout_rate)
+    numbers = _numbers(inner, t, s, causal, scale, key, counter, dropout_rate)
     program, tile = _program(
         device, q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=True
     )
@@ -273,12 +273,11 @@ def _arguments(inputs: tuple[Buffer, ...], at: tuple[bytes, ...]) -> tuple[Any, 
 
 
 def _numbers(
-    dtype: np.dtype, inner: int, t: int, s: int, causal: bool, scale: float, key: int, counter: int, rate: float,
+    inner: int, t: int, s: int, causal: bool, scale: float, key: int, counter: int, rate: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The numbers that every kernel takes last."""
-    number = np.float64 if dtype == float64 else float
     dropout = struct.pack("4Q", (key or 0) & WORD, (counter or 0) & WORD, round(rate * 2**24), 0)
-    return inner, t, s, int(causal), number(scale), dropout, number(1 / (1 - rate) if rate < 1 else 0.0)
+    return inner, t, s, int(causal), scale, dropout, 1 / (1 - rate) if rate < 1 else 0.0
 
 
 def _accumulated(dtype: np.dtype) -> np.dtype:

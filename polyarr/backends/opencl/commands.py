@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
+from polyarr.backends.opencl.source import Arguments
 from polyarr.core.errors import BackendError
 
 ZERO = np.int32(0)
@@ -73,18 +74,20 @@ class Command:
 
 
 class Kernel(Command):
-    """One kernel of a built program. Integers are passed as long, floats as float unless they are NumPy scalars."""
+    """One kernel of a built program. arguments are the types of what it takes, as its file or its launcher says."""
 
     is_kernel = True
 
-    def __init__(self, kernel: cl.Kernel, commands: Commands, launched: Callable[[], None]) -> None:
+    def __init__(
+        self, kernel: cl.Kernel, commands: Commands, launched: Callable[[], None], arguments: Arguments | None
+    ) -> None:
         super().__init__(kernel.function_name, commands, self._first)
-        self.cl_kernel, self._launched = kernel, launched
+        self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
 
     def _first(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event:
         """The first launch, after which PyOpenCL's kernel is called at once."""
         self._launched()
-        self.cl_kernel.set_scalar_arg_dtypes([_scalar_dtype(a) for a in args])
+        self.cl_kernel.set_scalar_arg_dtypes(self.arguments)
         self._enqueue = self.cl_kernel
         return self.cl_kernel(queue, work, group, *args)
 
@@ -98,12 +101,6 @@ class Kernel(Command):
         return BackendError(
             f"kernel {self.name}: could not enqueue {work} by {group} on {device!r}, after {before}: {error}"
         )
-
-
-def _scalar_dtype(arg: Any) -> Any:
-    if isinstance(arg, np.generic):
-        return arg.dtype
-    return {int: np.int64, bool: np.int64, float: np.float32}.get(type(arg))
 
 
 def _upload(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: np.ndarray) -> cl.Event:

@@ -32,10 +32,10 @@ def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *,
 
 def _counter(device: Device, dtype: np.dtype) -> tuple[str, Any]:
     if dtype in FLOATS:
-        return ("double", np.float64) if device.features.fp64 else ("float", np.float32)
+        return "double" if device.features.fp64 else "float", float
     # Two's complement: a negative step of unsigned integers wraps to what it should be.
-    return ("ulong", _wrapped) if dtype in UNSIGNED else ("long", np.int64)
+    return ("ulong", _wrapped) if dtype in UNSIGNED else ("long", int)
 
 
-def _wrapped(number: int) -> np.uint64:
-    return np.uint64(number & 0xFFFFFFFFFFFFFFFF)
+def _wrapped(number: int) -> int:
+    return int(number) & 0xFFFFFFFFFFFFFFFF

@@ -7,7 +7,7 @@ stays on the device.
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import STORED, Program, spec_of
-from polyarr.backends.opencl.rows import row_launch, row_program, rows_of, scalar, wide
+from polyarr.backends.opencl.rows import row_launch, row_program, rows_of, wide
 from polyarr.core.spec import Spec
 
 Saved = tuple[Buffer, Buffer]
@@ -27,7 +27,7 @@ def cross_entropy(
     work, group, each = row_launch(device, rows, cols)
     _program(device, x, targets, cols, reduction, label_smoothing).cross_entropy_forward(
         work, group, x.memory, targets.memory, losses.memory, saved.memory, *fault,
-        ignore_index, scalar(x.dtype, label_smoothing), rows, cols, each,
+        ignore_index, label_smoothing, rows, cols, each,
     )  # fmt: skip
     if reduction == "none":
         return loss, (saved, saved)
@@ -53,7 +53,7 @@ def cross_entropy_backward(
     work, group, each = row_launch(device, rows, cols)
     _program(device, x, targets, cols, reduction, label_smoothing).cross_entropy_backward(
         work, group, g.memory, x.memory, targets.memory, statistics.memory, divisor.memory, dx.memory,
-        ignore_index, scalar(x.dtype, label_smoothing), rows, cols, each,
+        ignore_index, label_smoothing, rows, cols, each,
     )  # fmt: skip
     return dx, None
 

@@ -1,11 +1,9 @@
 """Dropout. Its gradient is dropout under the same mask, which is computed again rather than saved."""
 
-import numpy as np
-
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import block_launch, block_macros, scalar
+from polyarr.backends.opencl.rows import block_launch, block_macros
 from polyarr.core.spec import Spec
 
 WORD = (1 << 64) - 1
@@ -17,9 +15,8 @@ def dropout(device: Device, out: Spec, x: Buffer, key: int, counter: int, *, rat
     macros = block_macros(device.is_cpu)
     program = device.build("dropout", **types(x.dtype), **macros, BATCH=16 if device.is_cpu else 1)
     work, group = block_launch(macros, x.size)
-    scale = scalar(x.dtype, 1 / (1 - rate) if rate < 1 else 0.0)
+    scale = 1 / (1 - rate) if rate < 1 else 0.0
     program.dropout(
-        work, group, x.memory, y.memory, x.size, np.uint32(round(rate * 2**24)), scale,
-        np.uint64(counter & WORD), np.uint64(key & WORD),
-    )  # fmt: skip
+        work, group, x.memory, y.memory, x.size, round(rate * 2**24), scale, counter & WORD, key & WORD
+    )
     return y

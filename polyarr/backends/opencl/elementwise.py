@@ -8,6 +8,7 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.source import SCALARS
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
 from polyarr.core.spec import bool as bool_
 
@@ -87,20 +88,12 @@ COPY, WHERE = "x", "c ? x : y"
 CONVERSIONS = {bool_: "x != 0", uint64: "TO_UINT64(x)", float16: "TO_FLOAT16(x)"}
 
 ABSENT, NUMBER = "ABSENT", "NUMBER"
+INT64 = np.dtype("int64")
 STEPS = {0: "REPEATED", 1: "DENSE"}
+OPERANDS = {ABSENT: (), **dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))}
 CPU_BLOCK = 16384  # elements: below this a second work-item costs more than it brings
 CPU_ITEMS_PER_CORE = 4  # so that a core that comes late takes fewer
 GPU_GROUP, GPU_PER_ITEM = 256, 4
-
-ARGUMENTS = {
-    "int": np.int32,
-    "uint": np.uint32,
-    "long": np.int64,
-    "ulong": np.uint64,
-    "float": np.float32,
-    "double": np.float64,
-}
-
 
 class Plan(NamedTuple):
     """What one combination of expression, dtypes and layouts needs at every launch."""
@@ -204,6 +197,10 @@ def _plan(
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, per_group], np.int64)
     work = -(-out.size // per_group) * group
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
+    number = SCALARS[stored["ACC"]]
+    program.elementwise.arguments = (
+        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, None
+    )
     return Plan(program.elementwise, (work,), (group,), layout.view(f"V{layout.nbytes}")[0], argument)
 
 
@@ -213,7 +210,7 @@ def _kind(steps: tuple[int, ...]) -> str:
 
 def _to_argument(dtype: np.dtype, *, is_compared: bool) -> Callable[[Number], Any]:
     """What turns a Python number into a kernel argument: float32 for narrow floats, rounded first if it is compared."""
-    argument = ARGUMENTS[types(dtype)["ACC"]]
+    argument = SCALARS[types(dtype)["ACC"]].type
     return (lambda number: argument(dtype.type(number))) if is_compared and dtype in NARROW else argument
 
 

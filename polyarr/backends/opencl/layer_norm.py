@@ -3,7 +3,7 @@
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import Program, spec_of
-from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_launch, row_program, rows_of, scalar, wide
+from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_launch, row_program, rows_of, wide
 from polyarr.core.spec import Spec
 
 
@@ -17,7 +17,7 @@ def layer_norm(
     work, group, each = row_launch(device, rows, cols)
     _program(device, x, weight, bias).layer_norm_forward(
         work, group, x.memory, (weight or x).memory, (bias or x).memory, y.memory, saved.memory,
-        scalar(x.dtype, eps), rows, cols, each,
+        eps, rows, cols, each,
     )  # fmt: skip
     return y, saved
 

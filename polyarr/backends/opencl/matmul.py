@@ -13,8 +13,9 @@ from polyarr.backends.opencl.measure import Launch, best_tile
 from polyarr.backends.opencl.program import STORED, types
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.shape import concat
+from polyarr.backends.opencl.source import SCALARS
 from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, lookup, vector_width
-from polyarr.core.spec import FLOATS, Spec, float32, float64, int32, int64, uint32, uint64
+from polyarr.core.spec import FLOATS, Spec, float32, float64
 
 JOIN_ITEMS = 128  # the work-group of the kernel that adds the slices of k
 THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
@@ -25,7 +26,6 @@ DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in
 CPU_PART, GPU_PART = 2**13, 2**6  # so many: a CPU's kernel adds up by blocks, a GPU's one by one
 MOST_PARTS = 2**14
 SUM = reduction("sum")
-ACCUMULATORS = {STORED[dtype][0]: dtype for dtype in (int32, int64, uint32, uint64, float32, float64)}
 
 Shape = tuple[int, ...]
 Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
@@ -258,7 +258,7 @@ def _cpu_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -
     params = best_tile(device, dtype, 2 * p.batch * p.m * p.n * p.k, one_block)
     launch = _cpu_launch(device, dtype, p, epilogue, params, cpu_blocks(params, p, device.features.compute_units))
     stored, accumulator = STORED[dtype]
-    return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), ACCUMULATORS[accumulator]))
+    return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), SCALARS[accumulator]))
 
 
 def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]) -> Launch:
@@ -340,7 +340,7 @@ def _gpu_plan(
             joined = _blocks(count, JOIN_ITEMS) * JOIN_ITEMS
             program.matmul_join((joined,), (JOIN_ITEMS,), *arrays[2:], count, p.n, slices)
 
-    sums = Spec((slices, p.batch, p.m, p.n), ACCUMULATORS[STORED[dtype][1]]) if slices > 1 else None
+    sums = Spec((slices, p.batch, p.m, p.n), SCALARS[STORED[dtype][1]]) if slices > 1 else None
     return Plan(launch, sums)
 
 

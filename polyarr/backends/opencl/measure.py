@@ -122,7 +122,7 @@ def peak_rate(device: Device, dtype: np.dtype) -> float:
     wide = vector_width(device) * 4 // dtype.itemsize
     kernel = device.build("measure", T=STORED[dtype][0], WIDE=wide, SUMS=SUMS).peak
     out = device.empty(Spec((1,), dtype))
-    scalars = PEAK_ROUNDS, dtype.type(0.5), dtype.type(1)
+    scalars = PEAK_ROUNDS, 0.5, 1.0
     seconds = best_time(device, lambda: kernel((1,), (1,), out.memory, *scalars))
     return 2e-9 * PEAK_ROUNDS * SUMS * wide / seconds
 

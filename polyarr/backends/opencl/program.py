@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Callable
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ import pyopencl as cl
 from polyarr.backends.opencl.commands import Commands, Kernel
 from polyarr.backends.opencl.compiled import compiler_of
 from polyarr.backends.opencl.pocl import target_of
+from polyarr.backends.opencl.source import Arguments, arguments_of, source_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
 from polyarr.core.spec import bool as bool_
-
-KERNELS = files(__package__) / "kernels"
-SHARED = ("prelude", "functions")  # kernel files that come before every other
 
 # The C types of a dtype: T is how an element is stored, ACC what arithmetic on it is done in.
 STORED = {
@@ -48,8 +45,12 @@ def types(dtype: np.dtype) -> dict[str, str]:
 class Program:
     """A built program: its kernels are its attributes, each fetched once."""
 
-    def __init__(self, program: cl.Program, commands: Commands, launched: Callable[[], None]) -> None:
-        self.kernels = {k.function_name: Kernel(k, commands, launched) for k in program.all_kernels()}
+    def __init__(
+        self, program: cl.Program, commands: Commands, launched: Callable[[], None],
+        arguments: dict[str, Arguments | None],
+    ) -> None:  # fmt: skip
+        kernels = {k.function_name: k for k in program.all_kernels()}
+        self.kernels = {name: Kernel(k, commands, launched, arguments[name]) for name, k in kernels.items()}
 
     def __getattr__(self, name: str) -> Kernel:
         try:
@@ -77,9 +78,7 @@ class ProgramCache:
         return program
 
     def _build(self, stem: str, defines: dict[str, Any]) -> Program:
-        macros = self._macros(defines)
-        target = f"// {target_of(self._device)}\n"  # caches must not take one processor's binary for another's
-        source = target + macros + "\n".join(f'#line 1 "{name}.cl"\n{_read(name)}' for name in (*SHARED, stem))
+        source = self.text(stem, defines)
         debug = os.environ.get("POLYARR_DEBUG")
         # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
         options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]
@@ -89,18 +88,21 @@ class ProgramCache:
                 if not debug:
                     warnings.simplefilter("ignore", cl.CompilerWarning)
                 program = self.compiler.build(name, source, options)
-            return Program(program, self._commands, partial(self.compiler.launched, name))
+            launched = partial(self.compiler.launched, name)
+            return Program(program, self._commands, launched, arguments_of(stem, defines))
         except cl.Error as error:
             device, given = self._device.name.strip(), " ".join(f"{k}={v}" for k, v in defines.items())
             raise BackendError(
                 f"{stem}.cl does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
             ) from error
 
-    def _macros(self, defines: dict[str, Any]) -> str:
+    def text(self, stem: str, defines: dict[str, Any]) -> str:
+        """What the compiler gets: what is known of the device, the macros, the files."""
         is_cpu = int(bool(self._device.type & cl.device_type.CPU))
         fp64 = int("cl_khr_fp64" in self._device.extensions.split())
-        known = {"IS_CPU": is_cpu, "HAS_FP64": fp64, **defines}
-        return "".join(f"#define {name} {value}\n" for name, value in known.items())
+        macros = {"IS_CPU": is_cpu, "HAS_FP64": fp64, **defines}
+        target = f"// {target_of(self._device)}\n"  # caches must not take one processor's binary for another's
+        return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source_of(stem)
 
 
 def _compiler_log(text: str) -> str:
@@ -109,10 +111,6 @@ def _compiler_log(text: str) -> str:
     log = log.partition("\n(options: ")[0].partition("\n")[2]
     lines = dict.fromkeys(line.rstrip() for line in log.splitlines() if line.strip() and " failed to build" not in line)
     return "\n".join(lines) or text
-
-
-def _read(stem: str) -> str:
-    return (KERNELS / f"{stem}.cl").read_text()
 
 
 def spec_of(buf: Any) -> Spec:

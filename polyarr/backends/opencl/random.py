@@ -1,7 +1,5 @@
 """random_bits: the numbers of Philox4x32-10, a pure function of key, counter and position."""
 
-import numpy as np
-
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.core.spec import Spec
 
@@ -17,7 +15,7 @@ def random_bits(
     items = min(8 * device.features.compute_units, -(-blocks // 256)) if device.is_cpu else blocks
     group = 1 if device.is_cpu else GROUP
     device.build("random").random_bits(
-        (-(-items // group) * group,), (group,), result.memory, np.uint64(key), np.uint64(counter), out.size,
+        (-(-items // group) * group,), (group,), result.memory, key, counter, out.size,
         -(-blocks // items) if items else 1,
     )  # fmt: skip
     return result

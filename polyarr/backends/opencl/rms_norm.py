@@ -3,7 +3,7 @@
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import Program, spec_of
-from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_launch, row_program, rows_of, scalar, wide
+from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_launch, row_program, rows_of, wide
 from polyarr.core.spec import Spec
 
 
@@ -14,7 +14,7 @@ def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps
     y, saved = device.empty(out), device.empty(Spec((rows,), wide(x.dtype)))
     work, group, each = row_launch(device, rows, cols)
     _program(device, x, weight).rms_norm_forward(
-        work, group, x.memory, (weight or x).memory, y.memory, saved.memory, scalar(x.dtype, eps), rows, cols, each
+        work, group, x.memory, (weight or x).memory, y.memory, saved.memory, eps, rows, cols, each
     )
     return y, saved
 

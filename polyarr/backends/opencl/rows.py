@@ -76,11 +76,6 @@ def wide(dtype: np.dtype) -> np.dtype:
     return float64 if dtype == float64 else np.dtype("float32")
 
 
-def scalar(dtype: np.dtype, number: float) -> Any:
-    """A number as an argument of type ACC."""
-    return np.float64(number) if dtype == float64 else float(number)
-
-
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """How many rows, and the length of the last axis."""
     cols = shape[-1]

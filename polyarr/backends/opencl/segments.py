@@ -12,13 +12,13 @@ import numpy as np
 from polyarr.backends.opencl import sort
 from polyarr.backends.opencl.device import Buffer, Device
 from polyarr.backends.opencl.program import Program, types
+from polyarr.backends.opencl.source import SCALARS
 from polyarr.core.spec import Spec, float32, float64
 
 GROUP = 128  # work-items per group on a GPU, a power of two
 COLUMNS = 64  # columns that a CPU's work-item sums at once
 FEW, LEAST_PART = 4096, 4096  # numbers in all slices; updates that are worth a work-item
 INT32 = np.dtype("int32")
-WIDE = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "double": "float64"}
 
 
 def adds_atomically(device: Device) -> bool:
@@ -71,7 +71,7 @@ def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
     acc = types(dtype)["ACC"]
     if acc == "float":
         return float64 if device.features.fp64 else float32
-    return np.dtype(WIDE[acc])
+    return SCALARS[acc]
 
 
 def _lanes(n: int, count: int, inner: int) -> int:

@@ -9,17 +9,9 @@
 // Launch   local GROUP, global GROUP * (the sum of ceil(n / BLOCK)): a work-group takes one block of one parameter
 // Params   T, ACC, LOAD, STORE of the parameters' dtype | G, LOAD_G of the gradients' | M, LOAD_M, STORE_M of the
 //          moments' | GROUP work-items per group, BLOCK elements per group | DECOUPLED 0 or 1 |
-//          SCALE_ON_DEVICE 1 where the scale of the gradients is on the device, as S read by LOAD_S; 0 for a number
+//          SCALE_ON_DEVICE 1 where the scale of the gradients is on the device, as S read by LOAD_S; 0 for the number
 #if !defined(T) || !defined(G) || !defined(M) || !defined(GROUP) || !defined(DECOUPLED) || !defined(SCALE_ON_DEVICE)
 #error "adamw.cl needs three dtypes' macros, GROUP, BLOCK, DECOUPLED and SCALE_ON_DEVICE"
-#endif
-
-#if SCALE_ON_DEVICE
-#define SCALE __global const S *restrict scale_at
-#define SCALE_VALUE LOAD_S(scale_at, 0)
-#else
-#define SCALE const ACC scale_value
-#define SCALE_VALUE scale_value
 #endif
 
 #define TENSOR(k) \
@@ -61,7 +53,8 @@ static inline void update_block(__global const T *restrict p, __global const G *
 }
 
 __kernel BLOCK_GROUP void adamw(const ACC b1, const ACC b2, const ACC a1, const ACC a2, const ACC eps,
-                                const ACC step_size, const ACC root, SCALE,
+                                const ACC step_size, const ACC root, const ACC scale,
+                                __global const S *restrict scale_at,
                                 TENSOR(0), TENSOR(1), TENSOR(2), TENSOR(3), TENSOR(4), TENSOR(5), TENSOR(6),
                                 TENSOR(7), TENSOR(8), TENSOR(9), TENSOR(10), TENSOR(11)) {
     __global const T *p = p0;
@@ -72,6 +65,7 @@ __kernel BLOCK_GROUP void adamw(const ACC b1, const ACC b2, const ACC a1, const 
     long block = get_group_id(0), n = 0;
     ACC decay = 0;
     PICK(0) PICK(1) PICK(2) PICK(3) PICK(4) PICK(5) PICK(6) PICK(7) PICK(8) PICK(9) PICK(10) PICK(11)
-    const Step step = {b1, b2, a1, a2, eps, step_size, root, SCALE_VALUE, decay};
+    const ACC factor = SCALE_ON_DEVICE ? LOAD_S(scale_at, 0) : scale;
+    const Step step = {b1, b2, a1, a2, eps, step_size, root, factor, decay};
     update_block(p, g, m, v, p_new, m_new, v_new, block, n, step);
 }

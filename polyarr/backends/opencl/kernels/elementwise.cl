@@ -26,6 +26,8 @@
 #error "elementwise.cl needs FLOATING, SIGNED and BOOLEAN"
 #endif
 
+#include "functions.cl"
+
 #define ABSENT 0
 #define NUMBER 1
 #define REPEATED 2

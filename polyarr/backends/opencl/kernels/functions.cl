@@ -1,5 +1,5 @@
-// Elementary functions of a float that a CPU's compiler can inline and turn into vectors; program.py puts this file
-// after prelude.cl, which has those that more kernels than the elementwise one use.
+// Elementary functions of a float that a CPU's compiler can inline and turn into vectors, for files that include this
+// one. Those that more kernels than the elementwise one use are in prelude.cl.
 //
 // PoCL calls its own, for one element at a time. These have neither calls nor branches. Most compute in double, where
 // a polynomial that is right to 1e-9 is all that a float needs: results are the nearest float or a neighbour of it,
