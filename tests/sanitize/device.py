@@ -10,7 +10,8 @@ import pyopencl as cl
 
 from polyarr.backends.opencl import elementwise, global_norm, index, matmul, measure, reduce, segments, sort
 from polyarr.backends.opencl.copy import download
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.table import make_kernels
 from polyarr.core.backend import Backend, Fused

@@ -5,7 +5,8 @@ from math import sqrt
 from typing import Any
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.rows import block_launch, block_macros
 from polyarr.core.spec import Spec

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device, row_major
-from polyarr.backends.opencl.elementwise import broadcast_strides, collapse
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, swapped
 from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.tuning import vector_width
@@ -219,12 +219,10 @@ def _gpu_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward:
 
 def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
     """An uninitialised (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
-    buf = device.empty(Spec(shape, dtype))
     if len(shape) < 3:
-        return buf
+        return device.empty(Spec(shape, dtype))
     *outer, heads, rows, length = shape
-    *leading, by_row, by_head, step = row_major((*outer, rows, heads, length))
-    return buf._replace(strides=(*leading, by_head, by_row, step))
+    return swapped(device.empty(Spec((*outer, rows, heads, length), dtype)), -3, -2)
 
 
 def _laid_out(
@@ -233,8 +231,8 @@ def _laid_out(
     """The inputs, broadcast (a mask to all scores), the layouts of all arrays, the length of the inner leading axis."""
     q, k, v, mask, *rest = inputs
     last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
-    found = [_broadcast(x, (*lead, *x.shape[-2:])) for x in last]
-    found.insert(3, found[0] if mask is None else _broadcast(mask, (*lead, q.shape[-2], k.shape[-2])))
+    found = [broadcast(x, (*lead, *x.shape[-2:])) for x in last]
+    found.insert(3, found[0] if mask is None else broadcast(mask, (*lead, q.shape[-2], k.shape[-2])))
     layouts = _layouts(lead, tuple((x.strides, x.offset) for x in (*found, *results)))
     if layouts is None:
         found = [dense(device, x) for x in found]
@@ -244,10 +242,6 @@ def _laid_out(
 
 def _with_unit_step(device: Device, x: Buffer) -> Buffer:
     return x if x.strides[-1] == 1 or x.shape[-1] == 1 else dense(device, x)
-
-
-def _broadcast(x: Buffer, shape: tuple[int, ...]) -> Buffer:
-    return x._replace(shape=shape, strides=broadcast_strides((x.shape, x.strides), len(shape)))
 
 
 @lru_cache(maxsize=1024)

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.elementwise import COPY, collapse, launch
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.elementwise import COPY, launch
+from polyarr.backends.opencl.layout import Buffer, collapse
 from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import COPY, cpu_block, launch
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import types
 from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 

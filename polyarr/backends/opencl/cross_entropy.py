@@ -5,8 +5,9 @@ stays on the device.
 """
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.program import STORED, Program, spec_of
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, spec_of
+from polyarr.backends.opencl.program import STORED, Program
 from polyarr.backends.opencl.rows import row_launch, row_program, rows_of, wide
 from polyarr.core.spec import Spec
 

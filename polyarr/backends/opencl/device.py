@@ -6,7 +6,6 @@ import gc
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,8 @@ import pyopencl as cl
 import pyopencl.tools
 
 from polyarr.backends.opencl.commands import Commands
-from polyarr.backends.opencl.faults import Faults, Origin
+from polyarr.backends.opencl.faults import Faults
+from polyarr.backends.opencl.layout import Buffer, row_major
 from polyarr.backends.opencl.pocl import name_the_processor
 from polyarr.backends.opencl.program import Program, ProgramCache
 from polyarr.backends.opencl.quirks import NVIDIA
@@ -26,52 +26,6 @@ SMALL_UPLOAD = 1 << 20  # bytes: up to here a private copy is cheaper than waiti
 FINISHED = cl.command_execution_status.COMPLETE
 FORKED = "this process was forked after OpenCL had started; start processes with the method 'spawn' or 'forkserver'"
 CANARY = 0xFF  # nan in every floating-point dtype
-
-
-class Buffer(NamedTuple):
-    """A strided window on device memory. Strides and offset count elements; origin is who made it, for faults."""
-
-    memory: Any
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    strides: tuple[int, ...]
-    offset: int = 0
-    origin: Origin | None = None
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
-
-    @property
-    def is_dense(self) -> bool:
-        """True for a row-major buffer without gaps that begins where its memory begins."""
-        return not self.offset and _is_gapless(self.shape, self.strides)
-
-
-@lru_cache(maxsize=8192)
-def _is_gapless(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True if the strides of the axes longer than 1 are those of a row-major array."""
-    expected = row_major(shape)
-    return 0 in shape or all(n == 1 or s == e for n, s, e in zip(shape, strides, expected, strict=True))
-
-
-@lru_cache(maxsize=8192)
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a gapless array whose last axis runs fastest."""
-    strides, step = [0] * len(shape), 1
-    for i in range(len(shape) - 1, -1, -1):
-        strides[i] = step
-        step *= shape[i]
-    return tuple(strides)
 
 
 class Features(NamedTuple):

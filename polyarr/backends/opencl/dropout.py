@@ -1,7 +1,8 @@
 """Dropout. Its gradient is dropout under the same mask, which is computed again rather than saved."""
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.rows import block_launch, block_macros
 from polyarr.core.spec import Spec

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, steps_of
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.source import SCALARS
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
@@ -171,7 +172,7 @@ def _plan(
 ) -> Plan:
     lengths, steps = collapse(
         out.shape,
-        [broadcast_strides(o, len(out.shape)) for o in operands] + [_no_step_for_one(out.shape, strides)],
+        [_strides_along(o, len(out.shape)) for o in operands] + [steps_of(out.shape, strides)],
     )
     group, per_item = (1, 1) if device.is_cpu else (GPU_GROUP, GPU_PER_ITEM)
     per_group = cpu_block(device, out.size) if device.is_cpu else group * per_item
@@ -204,6 +205,11 @@ def _plan(
     return Plan(program.elementwise, (work,), (group,), layout.view(f"V{layout.nbytes}")[0], argument)
 
 
+def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:
+    """An operand's strides along the ndim axes of the result; a number is the same everywhere."""
+    return (0,) * ndim if operand is None or operand == NUMBER else broadcast_strides(*operand, ndim)
+
+
 def _kind(steps: tuple[int, ...]) -> str:
     return STEPS.get(steps[-1], "STRIDED")
 
@@ -218,30 +224,3 @@ def cpu_block(device: Device, size: int) -> int:
     """How many consecutive elements one work-item should take: a few items per core, whole vectors each."""
     share = -(-size // (device.features.compute_units * CPU_ITEMS_PER_CORE))
     return max(CPU_BLOCK, (share + 63) // 64 * 64)
-
-
-def broadcast_strides(operand: Any, ndim: int) -> tuple[int, ...]:
-    """An operand's strides along the ndim axes of the result: 0 where it is broadcast, a number everywhere."""
-    if operand is None or operand == NUMBER:
-        return (0,) * ndim
-    shape, strides = operand
-    return (0,) * (ndim - len(shape)) + _no_step_for_one(shape, strides)
-
-
-def _no_step_for_one(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(0 if length == 1 else stride for length, stride in zip(shape, strides, strict=True))
-
-
-def collapse(
-    shape: tuple[int, ...], strides: list[tuple[int, ...]]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The same elements in the same order with as few axes as can be, at least one: joins those that step alike."""
-    axes: list[tuple[int, tuple[int, ...]]] = []
-    for length, steps in zip(shape, zip(*strides, strict=True), strict=True):
-        if length == 1:
-            continue
-        if axes and all(outer == inner * length for outer, inner in zip(axes[-1][1], steps, strict=True)):
-            length *= axes.pop()[0]
-        axes.append((length, steps))
-    axes = axes or [(1, (1,) * len(strides))]
-    return tuple(length for length, _ in axes), tuple(zip(*(steps for _, steps in axes), strict=True))

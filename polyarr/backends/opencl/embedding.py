@@ -2,8 +2,8 @@
 
 from polyarr.backends.opencl import index, segments
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.program import spec_of
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.core.spec import Spec
 
 

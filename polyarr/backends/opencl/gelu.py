@@ -1,8 +1,9 @@
 """GELU, forward and backward. Nothing is saved."""
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.program import Program, spec_of, types
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, spec_of
+from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.rows import block_launch, block_macros
 from polyarr.core.spec import Spec
 

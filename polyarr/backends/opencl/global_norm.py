@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program, types
 from polyarr.core.spec import Spec
 

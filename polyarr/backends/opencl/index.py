@@ -7,7 +7,8 @@ import numpy as np
 
 from polyarr.backends.opencl import segments
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, broadcast
 from polyarr.backends.opencl.program import Program
 from polyarr.core.spec import Spec
 
@@ -41,8 +42,8 @@ def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, ax
     """Elements of x whose coordinate on axis comes from indices."""
     fault = device.faults.call()
     n, count = x.shape[axis], indices.shape[axis]
-    x = dense(device, _broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
-    indices, result = dense(device, _broadcast(indices, out.shape)), device.empty(out)
+    x = dense(device, broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
+    indices, result = dense(device, broadcast(indices, out.shape)), device.empty(out)
     items, group, span = spread(device, out.size)
     _build(device, x.dtype.itemsize, indices, out.size).take_along_axis(
         items, group, x.memory, indices.memory, result.memory, *fault,
@@ -108,10 +109,3 @@ def _word(device: Device, row: int) -> int:
 def _build(device: Device, word: int, indices: Buffer, positions: int) -> Program:
     index = "int" if indices.dtype == INT32 else "long"
     return device.build("index", WORD=WORDS[word], INDEX=index, POSITION="uint" if positions < 2**31 else "ulong")
-
-
-def _broadcast(buf: Buffer, shape: tuple[int, ...]) -> Buffer:
-    if buf.shape == shape:
-        return buf
-    strides = tuple(0 if old == 1 else s for old, s in zip(buf.shape, buf.strides, strict=True))
-    return buf._replace(shape=shape, strides=strides)

@@ -1,8 +1,9 @@
 """Layer norm, forward and backward. What is saved is each row's mean and reciprocal deviation."""
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.program import Program, spec_of
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, spec_of
+from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_launch, row_program, rows_of, wide
 from polyarr.core.spec import Spec
 

@@ -1,12 +1,13 @@
 """A linear layer with its activation: y = activation(x @ weight.T + bias), and its gradients."""
 
-from itertools import pairwise
 from math import prod
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device, row_major
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, broadcast, reshaped, spec_of, swapped
 from polyarr.backends.opencl.matmul import Epilogue, multiply
-from polyarr.backends.opencl.program import Program, spec_of
+from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
 CPU_LANES = {"LANES": 1, "WIDE": 32, "SLICES": 1}
@@ -19,11 +20,11 @@ def forward(
     """The layer in one launch. Saves what the activation was applied to; the result serves for relu."""
     columns = weight.shape[0]
     shape = out.shape if len(out.shape) > 1 else (1, columns)
-    x = x if x.ndim > 1 else x._replace(shape=(1, *x.shape), strides=(0, *x.strides))
+    x = x if x.ndim > 1 else broadcast(x, (1, *x.shape))
     bias = None if bias is None else dense(device, bias)
     epilogue = Epilogue(bias is not None, activation or "none", activation not in (None, "relu"))
-    y, saved = multiply(device, Spec(shape, out.dtype), x, _transposed(weight), bias, epilogue)
-    y = _reshaped(y, out.shape)
+    y, saved = multiply(device, Spec(shape, out.dtype), x, swapped(weight), bias, epilogue)
+    y = reshaped(y, out.shape)
     return y, y if activation == "relu" else saved
 
 
@@ -36,9 +37,9 @@ def backward(
     gz, dbias = _through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
     dx = dweight = None
     if wanted[0]:
-        dx = _reshaped(multiply(device, Spec((rows, depth), x.dtype), gz, weight)[0], x.shape)
+        dx = reshaped(multiply(device, Spec((rows, depth), x.dtype), gz, weight)[0], x.shape)
     if wanted[1]:
-        dweight, _ = multiply(device, spec_of(weight), _transposed(gz), _matrix(device, x, rows))
+        dweight, _ = multiply(device, spec_of(weight), swapped(gz), _matrix(device, x, rows))
     return dx, dweight, dbias
 
 
@@ -67,18 +68,6 @@ def _program(device: Device, g: Buffer, bias: Buffer | None, activation: str | N
 
 
 def _matrix(device: Device, buf: Buffer, rows: int) -> Buffer:
-    """buf (..., n) as (rows, n): a view where one stride walks the rows."""
-    walk = [axis for axis in zip(buf.shape[:-1], buf.strides[:-1], strict=True) if axis[0] != 1]
-    if any(outer != length * inner for (_, outer), (length, inner) in pairwise(walk)):
-        return _reshaped(dense(device, buf), (rows, buf.shape[-1]))
-    step = walk[-1][1] if walk else 0
-    return buf._replace(shape=(rows, buf.shape[-1]), strides=(step, buf.strides[-1]))
-
-
-def _reshaped(buf: Buffer, shape: tuple[int, ...]) -> Buffer:
-    """A dense buffer in another shape."""
-    return buf._replace(shape=shape, strides=row_major(shape))
-
-
-def _transposed(matrix: Buffer) -> Buffer:
-    return matrix._replace(shape=matrix.shape[::-1], strides=matrix.strides[::-1])
+    """buf (..., n) as (rows, n)."""
+    out = Spec((rows, buf.shape[-1]), buf.dtype)
+    return reshape(device, out, buf, shape=out.shape)

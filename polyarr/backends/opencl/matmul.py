@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, broadcast_strides, joined, pieces
 from polyarr.backends.opencl.measure import Launch, best_tile
 from polyarr.backends.opencl.program import STORED, types
 from polyarr.backends.opencl.reduce import launcher as reduction
@@ -27,7 +28,6 @@ CPU_PART, GPU_PART = 2**13, 2**6  # so many: a CPU's kernel adds up by blocks, a
 MOST_PARTS = 2**14
 SUM = reduction("sum")
 
-Shape = tuple[int, ...]
 Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
 
 
@@ -112,21 +112,15 @@ def _in_parts(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Bu
     length = depth // parts
     products = []
     for first, count, each in ((0, parts, length), (parts * length, 1, depth - parts * length)):
-        pair = (_cut(a, axis, first, count, each, lead) for a, axis in ((x, -1), (y, -2)))
+        pair = (pieces(_with_batch(a, lead), axis, first, count, each) for a, axis in ((x, -1), (y, -2)))
         products.append(_multiply(device, Spec((count, *out.shape), out.dtype), *pair, None, PLAIN)[0])
-    joined = concat(device, Spec((parts + 1, *out.shape), out.dtype), tuple(products), axis=0)
-    return SUM(device, out, joined, axis=(0,))
+    stacked = concat(device, Spec((parts + 1, *out.shape), out.dtype), tuple(products), axis=0)
+    return SUM(device, out, stacked, axis=(0,))
 
 
-def _cut(buf: Buffer, axis: int, first: int, count: int, each: int, lead: int) -> Buffer:
-    """A view of count pieces of an operand, side by side along a new leading axis, from first on along the axis."""
-    step, missing = buf.strides[axis], lead + 2 - buf.ndim
-    shape = [*buf.shape]
-    shape[axis] = each
-    return buf._replace(
-        shape=(count, *(1,) * missing, *shape), strides=(each * step, *(0,) * missing, *buf.strides),
-        offset=buf.offset + first * step,
-    )  # fmt: skip
+def _with_batch(matrices: Buffer, lead: int) -> Buffer:
+    """With as many leading axes, the missing ones of length 1."""
+    return broadcast(matrices, (1,) * (lead + 2 - matrices.ndim) + matrices.shape)
 
 
 def _multiply(
@@ -157,11 +151,7 @@ def _repaired(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, 
 
 def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
     """A dense copy that repeats what broadcasting would repeat."""
-    lead = len(out.shape) - len(buf.shape)
-    shape, strides = (1,) * lead + buf.shape, (0,) * lead + buf.strides
-    batch = tuple(0 if length == 1 else stride for length, stride in zip(shape[:-2], strides, strict=False))
-    spread = buf._replace(shape=out.shape[:-2] + buf.shape[-2:], strides=batch + buf.strides[-2:])
-    return dense(device, spread)
+    return dense(device, broadcast(buf, out.shape[:-2] + buf.shape[-2:]))
 
 
 # ---- the problem -------------------------------------------------------------------------------------------
@@ -173,39 +163,22 @@ def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shap
     if k == 0:  # nothing is read, whatever the strides
         x_strides, y_strides = (0,) * len(x_strides), (0,) * len(y_strides)
     batch = out[:-2]
-    walks = zip(batch, _spread(batch, x, x_strides), _spread(batch, y, y_strides), strict=True)
-    axes = [axis for axis in walks if axis[0] != 1]
+    steps = (broadcast_strides(s[:-2], t[:-2], len(batch)) for s, t in ((x, x_strides), (y, y_strides)))
+    axes = joined(zip(batch, zip(*steps, strict=True), strict=True))
     row = x_strides[-2]
     # Rows of a batch that meet the same y are rows of one taller matrix.
-    while axes and axes[-1][2] == 0 and (m == 1 or axes[-1][1] == row * m):
-        length, stride, _ = axes.pop()
+    while axes and axes[-1][1][1] == 0 and (m == 1 or axes[-1][1][0] == row * m):
+        length, (stride, _) = axes.pop()
         row = stride if m == 1 else row
         m *= length
-    axes = _merged(axes)
     if len(axes) > 2:
         return None
-    (outer, x_outer, y_outer), (inner, x_inner, y_inner) = [(1, 0, 0)] * (2 - len(axes)) + axes
+    (outer, (x_outer, y_outer)), (inner, (x_inner, y_inner)) = [(1, (0, 0))] * (2 - len(axes)) + axes
     left = _operand(row, x_strides[-1], m, k)
     right = _operand(y_strides[-1], y_strides[-2], n, k)
     return Problem(
         outer * inner, inner, m, n, k, Operand(*left, x_outer, x_inner), Operand(*right, y_outer, y_inner)
     )  # fmt: skip
-
-
-def _spread(batch: Shape, shape: Shape, strides: Shape) -> list[int]:
-    """An operand's strides along the batch axes, 0 where it is repeated."""
-    own = [0 if length == 1 else stride for length, stride in zip(shape[:-2], strides, strict=False)]
-    return [0] * (len(batch) - len(own)) + own
-
-
-def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Join neighbouring axes that one stride per operand can walk."""
-    merged: list[tuple[int, int, int]] = []
-    for length, x, y in axes:
-        if merged and merged[-1][1] == length * x and merged[-1][2] == length * y:
-            length *= merged.pop()[0]
-        merged.append((length, x, y))
-    return merged
 
 
 def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from polyarr.backends.opencl.compiled import compiler_of
 from polyarr.backends.opencl.pocl import target_of
 from polyarr.backends.opencl.source import Arguments, arguments_of, source_of
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
+from polyarr.core.spec import bfloat16, float16, float32, float64
 from polyarr.core.spec import bool as bool_
 
 # The C types of a dtype: T is how an element is stored, ACC what arithmetic on it is done in.
@@ -111,8 +111,3 @@ def _compiler_log(text: str) -> str:
     log = log.partition("\n(options: ")[0].partition("\n")[2]
     lines = dict.fromkeys(line.rstrip() for line in log.splitlines() if line.strip() and " failed to build" not in line)
     return "\n".join(lines) or text
-
-
-def spec_of(buf: Any) -> Spec:
-    """The Spec of a buffer."""
-    return Spec(buf.shape, buf.dtype)

@@ -1,6 +1,7 @@
 """random_bits: the numbers of Philox4x32-10, a pure function of key, counter and position."""
 
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.core.spec import Spec
 
 GROUP = 128  # work-items per group on a GPU

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device, row_major
-from polyarr.backends.opencl.elementwise import collapse
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, collapse, permuted, row_major
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64, int64
@@ -126,9 +126,8 @@ def _joined(shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int]) -
 def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, Window]:
     """A dense copy with the reduced axes last, and its window."""
     order = [a for a in range(x.ndim) if a not in axes] + sorted(axes)
-    view = x._replace(shape=tuple(x.shape[a] for a in order), strides=tuple(x.strides[a] for a in order))
     rows = tuple(range(x.ndim - len(axes), x.ndim))
-    copy = dense(device, view)
+    copy = dense(device, permuted(x, order))
     strides = row_major(copy.shape)  # one without elements keeps any strides
     return copy, _window(copy.shape, strides, rows)  # type: ignore[return-value]
 

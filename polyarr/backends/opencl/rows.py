@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
-from polyarr.backends.opencl.program import Program, spec_of, types
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, spec_of
+from polyarr.backends.opencl.program import Program, types
 from polyarr.core.spec import Spec, float64
 
 CPU_GROUPS = 8  # work-groups per core: enough to balance, each long enough to be worth its start
@@ -80,16 +81,6 @@ def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """How many rows, and the length of the last axis."""
     cols = shape[-1]
     return Spec(shape[:-1], float64).size, cols
-
-
-def move_axis(buf: Buffer, source: int, target: int) -> Buffer:
-    """A view in which axis source stands at target."""
-    if source == target:
-        return buf
-    axes = list(range(buf.ndim))
-    axes.insert(target, axes.pop(source))
-    shape, strides = (tuple(values[a] for a in axes) for values in (buf.shape, buf.strides))
-    return buf._replace(shape=shape, strides=strides)
 
 
 def dense_or_none(device: Device, buf: Buffer | None) -> Buffer | None:

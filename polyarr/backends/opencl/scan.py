@@ -8,7 +8,8 @@ import numpy as np
 
 from polyarr.backends.opencl import reduce, segments
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device, row_major
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, row_major
 from polyarr.backends.opencl.program import types
 from polyarr.core.spec import FLOATS, Spec
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl import sort
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.source import SCALARS
 from polyarr.core.spec import Spec, float32, float64

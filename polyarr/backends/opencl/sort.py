@@ -5,7 +5,8 @@ from functools import lru_cache
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Buffer, Device
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, swapped
 from polyarr.backends.opencl.program import Program
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
@@ -20,13 +21,13 @@ INT32 = np.dtype("int32")
 def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
     """The order that sorts x along axis, with nan as the largest value."""
     last = x.ndim - 1
-    x = dense(device, _swap(x, axis, last))
+    x = dense(device, swapped(x, axis, last))
     result = device.empty(Spec(x.shape, out.dtype))
     if result.size:
         program = _build(device, x.dtype, descending)
         index = _sorted(device, program, x)
         program.widen((result.size,), None, index.memory, result.memory)
-    return _swap(result, axis, last)
+    return swapped(result, axis, last)
 
 
 def order(device: Device, x: Buffer) -> Buffer:
@@ -56,15 +57,6 @@ def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
         memories, index, other_index = (*memories[2:], *memories[:2]), other_index, index
         width *= 2
     return index
-
-
-def _swap(buf: Buffer, a: int, b: int) -> Buffer:
-    """A view with two axes exchanged."""
-    if a == b:
-        return buf
-    axes = list(range(buf.ndim))
-    axes[a], axes[b] = b, a
-    return buf._replace(shape=tuple(buf.shape[i] for i in axes), strides=tuple(buf.strides[i] for i in axes))
 
 
 @lru_cache

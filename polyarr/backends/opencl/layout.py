@@ -1,0 +1,191 @@
+"""Where elements lie: buffers as strided windows, and everything that is computed from shapes and strides alone.
+
+A *view* is another window on the same memory. Strides and offsets count elements. An axis has a *step*: its stride, or
+0 where it has one element or is repeated. Axes *run together* where one step walks them all; then they are joined.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.faults import Origin
+from polyarr.core.spec import Spec
+
+Shape = tuple[int, ...]
+Strides = tuple[int, ...]
+Axis = tuple[int, tuple[int, ...]]  # its length, and its step in each of several arrays
+
+
+class Buffer(NamedTuple):
+    """A strided window on device memory. origin is who made it, for faults."""
+
+    memory: Any
+    shape: Shape
+    dtype: np.dtype
+    strides: Strides
+    offset: int = 0
+    origin: Origin | None = None
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+    @property
+    def is_dense(self) -> bool:
+        """True for a row-major buffer without gaps that begins where its memory begins."""
+        return not self.offset and is_gapless(self.shape, self.strides)
+
+
+def spec_of(buf: Buffer) -> Spec:
+    """The Spec of a buffer."""
+    return Spec(buf.shape, buf.dtype)
+
+
+# ---- strides -----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8192)
+def row_major(shape: Shape) -> Strides:
+    """The strides of a gapless array whose last axis runs fastest."""
+    strides, step = [0] * len(shape), 1
+    for i in range(len(shape) - 1, -1, -1):
+        strides[i] = step
+        step *= shape[i]
+    return tuple(strides)
+
+
+@lru_cache(maxsize=8192)
+def is_gapless(shape: Shape, strides: Strides) -> bool:
+    """True if the strides of the axes longer than 1 are those of a row-major array."""
+    expected = row_major(shape)
+    return 0 in shape or all(n == 1 or s == e for n, s, e in zip(shape, strides, expected, strict=True))
+
+
+def steps_of(shape: Shape, strides: Strides) -> Strides:
+    """The strides, 0 along axes of one element."""
+    return tuple([0 if length == 1 else stride for length, stride in zip(shape, strides, strict=True)])
+
+
+def broadcast_strides(shape: Shape, strides: Strides, ndim: int) -> Strides:
+    """The strides along the ndim axes that an array is broadcast to: 0 where it is repeated."""
+    return (0,) * (ndim - len(shape)) + steps_of(shape, strides)
+
+
+def joined(axes: Iterable[Axis]) -> list[Axis]:
+    """The axes longer than 1, those that run together in all arrays as one."""
+    found: list[Axis] = []
+    for length, steps in axes:
+        if length == 1:
+            continue
+        if found and all(outer == inner * length for outer, inner in zip(found[-1][1], steps, strict=True)):
+            length *= found.pop()[0]
+        found.append((length, steps))
+    return found
+
+
+def collapse(shape: Shape, strides: list[Strides]) -> tuple[Shape, tuple[Strides, ...]]:
+    """The same elements of several arrays in the same order with as few axes as can be, but at least one."""
+    axes = joined(zip(shape, zip(*strides, strict=True), strict=True)) or [(1, (1,) * len(strides))]
+    return tuple(length for length, _ in axes), tuple(zip(*(steps for _, steps in axes), strict=True))
+
+
+@lru_cache(maxsize=8192)
+def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
+    """The strides that show an array under another shape of the same size, or None if there are none.
+
+    Both shapes are cut into the shortest runs of axes with equal products. Within a run the old axes must run
+    together, and the new axes then divide that one among them.
+    """
+    if 0 in wanted:
+        return row_major(wanted)
+    old = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length != 1]
+    new: list[int] = [0] * len(wanted)
+    end_old, end_new = len(old), len(wanted)
+    while end_new:
+        begin_old, begin_new = end_old, end_new - 1
+        have, need = 1, wanted[begin_new]
+        while have != need:
+            if have < need:
+                begin_old -= 1
+                have *= old[begin_old][0]
+            else:
+                begin_new -= 1
+                need *= wanted[begin_new]
+        run = old[begin_old:end_old]
+        if any(outer[1] != inner[0] * inner[1] for outer, inner in pairwise(run)):
+            return None
+        step = run[-1][1] if run else 1
+        for axis in range(end_new - 1, begin_new - 1, -1):
+            new[axis] = step
+            step *= wanted[axis]
+        end_old, end_new = begin_old, begin_new
+    return tuple(new)
+
+
+# ---- views -------------------------------------------------------------------------------------------------------
+
+
+def reshaped(buf: Buffer, shape: Shape) -> Buffer:
+    """A dense buffer in another shape."""
+    return buf._replace(shape=shape, strides=row_major(shape))
+
+
+def permuted(buf: Buffer, axes: Iterable[int]) -> Buffer:
+    """The axes in another order."""
+    order = [*axes]
+    return buf._replace(
+        shape=tuple([buf.shape[a] for a in order]), strides=tuple([buf.strides[a] for a in order])
+    )  # fmt: skip
+
+
+def swapped(buf: Buffer, a: int = -2, b: int = -1) -> Buffer:
+    """Two axes exchanged; the last two are those of matrices."""
+    axes = [*range(buf.ndim)]
+    axes[a], axes[b] = axes[b], axes[a]
+    return permuted(buf, axes)
+
+
+def moved(buf: Buffer, source: int, target: int) -> Buffer:
+    """Axis source where target was."""
+    if source == target:
+        return buf
+    axes = [*range(buf.ndim)]
+    axes.insert(target, axes.pop(source))
+    return permuted(buf, axes)
+
+
+def broadcast(buf: Buffer, shape: Shape) -> Buffer:
+    """Repeated along axes of one element, and along axes that come before its own."""
+    if buf.shape == shape:
+        return buf
+    return buf._replace(shape=shape, strides=broadcast_strides(buf.shape, buf.strides, len(shape)))
+
+
+def window(buf: Buffer, shape: Shape, starts: tuple[int, ...], steps: tuple[int, ...]) -> Buffer:
+    """The elements at starts + i * steps, along each axis."""
+    offset = buf.offset
+    if 0 not in shape:
+        offset += sum([start * stride for start, stride in zip(starts, buf.strides, strict=True)])
+    strides = tuple([step * stride for step, stride in zip(steps, buf.strides, strict=True)])
+    return buf._replace(shape=shape, strides=strides, offset=offset)
+
+
+def pieces(buf: Buffer, axis: int, first: int, count: int, each: int) -> Buffer:
+    """As many pieces of an axis, each so long and from first on, side by side along a new leading axis."""
+    step, shape = buf.strides[axis], [*buf.shape]
+    shape[axis] = each
+    return buf._replace(
+        shape=(count, *shape), strides=(each * step, *buf.strides), offset=buf.offset + first * step
+    )  # fmt: skip
