@@ -109,7 +109,7 @@ def main():
     if torch is not None and options.threads:
         torch.set_num_threads(options.threads)
     device = select()
-    if not device.is_cpu:
+    if not device.features.is_cpu:
         parser.error(f"{device.name} is no CPU: choose one by POLYARR_DEVICE")
     pa.set_backend(device.name)
     began = time.perf_counter()

@@ -12,6 +12,7 @@ import pytest
 from polyarr.core.errors import BackendError
 
 pytest.importorskip("pyopencl")
+CpuGeometry = import_module("polyarr.backends.opencl.geometry").CpuGeometry
 pocl, tuning, measure, matmul, speed, devices, tune = (
     import_module(f"polyarr.backends.opencl.{name}")
     for name in ("pocl", "tuning", "measure", "matmul", "speed", "devices", "tune")
@@ -26,7 +27,7 @@ class Machine:
     """A device as tuning sees one."""
 
     def __init__(self, floats: int = 8, local_memory: int = 1 << 19, native: int = 16) -> None:
-        self.floats, self.is_cpu = floats, True
+        self.floats, self.geometry = floats, CpuGeometry(2)
         self.features = SimpleNamespace(local_memory=local_memory)
         self.cl_device = SimpleNamespace(
             name=" Some CPU ", vendor="Someone", driver_version="1.0", native_vector_width_float=native,
@@ -104,7 +105,7 @@ def test_candidates_suit_the_processor(home, processor, floats, local_memory, fi
 def test_results_do_not_depend_on_the_tile(backend, home):
     """To the last bit: which tile was the fastest on a day must not show."""
     device = devices.select()
-    if not device.is_cpu:
+    if not device.features.is_cpu:
         pytest.skip("no CPU")
     m, n, k = 45, 131, 300
     generator = np.random.default_rng(1)
@@ -312,7 +313,7 @@ def test_nothing_is_measured_that_could_not_be_kept(home, monkeypatch):
 def test_a_tile_is_checked_before_it_is_timed(backend, fault):
     """Against NumPy, with a row after the result that must stay as it was."""
     device = devices.select()
-    if not device.is_cpu:
+    if not device.features.is_cpu:
         pytest.skip("no CPU")
     enqueue_copy = import_module("pyopencl").enqueue_copy
     (m, n, _), spoil = measure.ODD, {"sum": 0, "edge": -1, "overrun": 0}
@@ -337,7 +338,7 @@ def test_a_tile_is_checked_before_it_is_timed(backend, fault):
 def test_no_product_beats_the_peak(backend):
     """The peak is one: and a product of this tile comes within a factor that no noise explains."""
     device = devices.select()
-    if not device.is_cpu:
+    if not device.features.is_cpu:
         pytest.skip("no CPU")
     found = speed.speed_of(device)
     assert 0.02 * found.peak < found.product < 1.3 * found.peak
@@ -350,7 +351,7 @@ def test_no_product_beats_the_peak(backend):
 @pytest.mark.parametrize(("rate", "level"), [(90.0, "ok"), (20.0, "warning")])
 def test_doctor_holds_a_product_against_the_peak(backend, monkeypatch, rate, level):
     device = devices.select()
-    if not device.is_cpu:
+    if not device.features.is_cpu:
         pytest.skip("no CPU")
     monkeypatch.setattr(speed, "rate_of", lambda device, run: rate)
     monkeypatch.setattr(speed, "peak_rate", lambda device, dtype: 100.0)
@@ -369,7 +370,7 @@ def test_doctor_holds_a_product_against_the_peak(backend, monkeypatch, rate, lev
 @on_opencl
 def test_the_command_keeps_the_fastest_tile(backend, home, monkeypatch, capsys):
     device = devices.select()
-    if not device.is_cpu:
+    if not device.features.is_cpu:
         pytest.skip("no CPU")
     likely, other = tuning.candidates(device, FLOAT32)[:2]
     rates = {likely: 10.0, other: 20.0}

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import elementwise, global_norm, index, matmul, measure, reduce, segments, sort
+from polyarr.backends.opencl import global_norm, matmul, measure, sort
 from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.geometry import CpuGeometry, GpuGeometry, geometry_of
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.table import make_kernels
@@ -26,11 +27,11 @@ class SanitizedDevice(Device):
     def __init__(self, *, is_cpu: bool) -> None:
         self._kept: list[cl.Buffer] = []
         super().__init__(cl.get_platforms()[0].get_devices()[0], "oclgrind")
-        self.is_cpu = is_cpu
         self.features = self.features._replace(is_cpu=is_cpu)
+        self.geometry = geometry_of(self.features)
 
     def build(self, stem: str, **defines: Any) -> Program:
-        return super().build(stem, IS_CPU=int(self.is_cpu), **KNOWN_AS, **defines)
+        return super().build(stem, IS_CPU=int(self.features.is_cpu), **KNOWN_AS, **defines)
 
     def _allocate(self, nbytes: int) -> Any:
         self._kept.append(cl.Buffer(self.context, cl.mem_flags.READ_WRITE, (nbytes + 3) & ~3))
@@ -43,12 +44,10 @@ class SanitizedDevice(Device):
 
 def shrink() -> None:
     """Cut small arrays among several work-items, so that races between these show."""
-    elementwise.CPU_BLOCK = 64
-    reduce.CPU_PART, reduce.GPU_PART = 512, 256
-    index.SPAN = 8
-    segments.LEAST_PART = 16
-    sort.CPU_TILE = sort.CPU_SPAN = 64
-    sort.GPU_TILE = 2 * sort.GROUP
+    CpuGeometry.block, CpuGeometry.span, CpuGeometry.least_part = 64, 8, 16
+    CpuGeometry.part, GpuGeometry.part = 512, 256
+    CpuGeometry.sort_tile = CpuGeometry.sort_span = 64
+    GpuGeometry.sort_tile = 2 * sort.GROUP
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE = 1, 32
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1

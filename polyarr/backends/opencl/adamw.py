@@ -8,7 +8,7 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import block_launch, block_macros
+from polyarr.backends.opencl.rows import block_launch
 from polyarr.core.spec import Spec
 
 PLACES = 12  # parameters per launch; adamw.cl repeats its arguments as often
@@ -42,11 +42,11 @@ def _launch(
     device: Device, tensors: Sequence[Any], rates: Sequence[float], scale: float | Buffer, lr: float, decoupled: bool
 ) -> None:
     p, g, m, *_ = tensors[0]
-    acc, macros = p.dtype, block_macros(device.is_cpu)
+    acc, group = p.dtype, (device.geometry.blocks["GROUP"],)
     on_device = isinstance(scale, Buffer)
     scales = dense(device, scale) if on_device else p
     program = device.build(
-        "adamw", **types(acc), **macros, **_names("G", g.dtype), **_names("M", m.dtype),
+        "adamw", **types(acc), **device.geometry.blocks, **_names("G", g.dtype), **_names("M", m.dtype),
         **_names("S", scales.dtype), DECOUPLED=int(decoupled), SCALE_ON_DEVICE=int(on_device),
     )  # fmt: skip
     args, work = [*rates, 1.0 if on_device else scale, scales.memory], 0
@@ -54,9 +54,9 @@ def _launch(
         size = buffers[0].size
         args += [b.memory for b in buffers]
         args += [size, decay * lr if decoupled else decay]
-        work += block_launch(macros, size)[0][0]
+        work += block_launch(device, size)[0][0]
     unused = [*args[9:16], 0, 0.0]  # a place without elements
-    program.adamw((work,), (macros["GROUP"],), *args, *unused * (PLACES - len(tensors)))
+    program.adamw((work,), group, *args, *unused * (PLACES - len(tensors)))
 
 
 def _names(letter: str, dtype: Any) -> dict[str, str]:

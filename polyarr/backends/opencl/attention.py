@@ -1,7 +1,7 @@
 """Attention without the matrix of scores: tiles, online softmax, and a backward pass that makes the weights again."""
 
-import functools
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -92,17 +92,17 @@ def backward(
     program, tile = _program(
         device, q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=True
     )
-    launch = _backward_on_cpu if device.is_cpu else functools.partial(_backward_on_gpu, wanted)
-    launch(device, program, tile, prod(lead), inputs, at, saved, gradients, numbers)
+    launch = FAMILIES[device.geometry.kind].backward
+    launch(device, program, tile, prod(lead), inputs, at, saved, gradients, wanted, numbers)
     found = zip(gradients, (q, k, v), wanted, strict=False)
     return (*(_unbroadcast(device, dx, x.shape) if want else None for dx, x, want in found), None, None, None)
 
 
 def _backward_on_cpu(
     device: Device, program: Program, tile: CpuTile, batch: int, inputs: tuple[Buffer, ...], at: tuple[bytes, ...],
-    saved: Saved, gradients: tuple[Buffer, ...], numbers: tuple[Any, ...],
+    saved: Saved, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...], numbers: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """One launch where there are enough (batch, head) pairs; else keys are divided too, and a second adds up dq."""
+    """One launch, which gives all three; where (batch, head) pairs are few keys are divided, and a second adds up dq."""
     (dq, dk, dv), (inner, t, s) = gradients, numbers[:3]
     wanted = device.features.compute_units * ITEMS_PER_CORE
     parts = max(1, min(-(-s // tile.BK), -(-wanted // max(batch, 1))))
@@ -121,9 +121,8 @@ def _backward_on_cpu(
 
 
 def _backward_on_gpu(
-    wanted: tuple[bool, ...], device: Device, program: Program, tile: GpuTile, batch: int,
-    inputs: tuple[Buffer, ...], at: tuple[bytes, ...], saved: Saved, gradients: tuple[Buffer, ...],
-    numbers: tuple[Any, ...],
+    device: Device, program: Program, tile: GpuTile, batch: int, inputs: tuple[Buffer, ...], at: tuple[bytes, ...],
+    saved: Saved, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...], numbers: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Three launches: sum(dout out) of each row, dq by blocks of queries, dk and dv by blocks of keys."""
     (dq, dk, dv), (inner, t, s) = gradients, numbers[:3]
@@ -156,13 +155,12 @@ def _program(
     backward: bool,
 ) -> tuple[Program, CpuTile | GpuTile]:  # fmt: skip
     """The kernels for q and v with rows of these lengths, and their tile."""
-    stem = "attention_cpu" if device.is_cpu else "attention_gpu"
     tile = _tile(device, dtype.itemsize, t, lengths, backward=backward)
     names = types(bool_ if mask is None else mask)
     program = device.build(
-        stem, **types(dtype), MASK=0 if mask is None else 1 if mask == bool_ else 2, MASK_T=names["T"],
-        MASK_LOAD=names["LOAD"], D=lengths[0], DV=lengths[1], DROPOUT=int(dropout), BACKWARD=int(backward),
-        **tile._asdict(),
+        f"attention_{device.geometry.kind}", **types(dtype), MASK=0 if mask is None else 1 if mask == bool_ else 2,
+        MASK_T=names["T"], MASK_LOAD=names["LOAD"], D=lengths[0], DV=lengths[1], DROPOUT=int(dropout),
+        BACKWARD=int(backward), **tile._asdict(),
     )  # fmt: skip
     return program, tile
 
@@ -170,8 +168,7 @@ def _program(
 @lru_cache(maxsize=512)
 def _tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], *, backward: bool) -> Any:
     """The tile for t queries and rows of these lengths; None if none fits: some drivers would crash in the kernel."""
-    choose = _cpu_tile if device.is_cpu else _gpu_tile
-    return choose(device, max(4, itemsize), t, lengths, backward)
+    return FAMILIES[device.geometry.kind].tile(device, max(4, itemsize), t, lengths, backward)
 
 
 def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile | None:
@@ -213,6 +210,15 @@ def _gpu_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward:
     shared = max(scores, tile.STREAM * q_width)
     return itemsize * (tile.OWN * q_width + shared + tile.STREAM * v_width + tile.OWN * tile.TX)
 
+
+class Family(NamedTuple):
+    """The kernels for a kind of device: the choice of a tile, and the launches of the backward pass."""
+
+    tile: Callable[..., CpuTile | GpuTile | None]
+    backward: Callable[..., None]
+
+
+FAMILIES = {"cpu": Family(_cpu_tile, _backward_on_cpu), "gpu": Family(_gpu_tile, _backward_on_gpu)}
 
 # ---- layouts -----------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
-CPU_TILE, GPU_TILE, GPU_GROUP_ROWS = 16, 32, 8
-MAX_BATCH = 65535  # groups along the third axis of a GPU
+SHORTEST = 8  # rows or columns that are worth a tile
 
 
 class Transposed(NamedTuple):
@@ -66,17 +65,14 @@ def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...]
     if 0 in shape:
         return None
     lengths, (steps,) = collapse(shape, [strides])
-    if not 2 <= len(lengths) <= 4 or steps[-2] != 1 or min(lengths[-2:]) < CPU_TILE // 2:
+    if not 2 <= len(lengths) <= 4 or steps[-2] != 1 or min(lengths[-2:]) < SHORTEST:
         return None
     outer, inner, rows, columns = (1,) * (4 - len(lengths)) + lengths
     outer_step, inner_step, _, step = (0,) * (4 - len(lengths)) + steps
-    tile, group_rows = (CPU_TILE, 1) if device.is_cpu else (GPU_TILE, GPU_GROUP_ROWS)
-    high, wide = -(-rows // tile), -(-columns // tile)
-    if not device.is_cpu and max(high, outer * inner) > MAX_BATCH:
+    geometry = device.geometry
+    cut = geometry.tiles(-(-rows // geometry.tile), -(-columns // geometry.tile), outer * inner)
+    if cut is None:
         return None
-    kernel = device.build("copy", WORD=WORDS[itemsize], TILE=tile, GROUP_ROWS=group_rows).copy_transposed
+    program = device.build("copy", WORD=WORDS[itemsize], TILE=geometry.tile, GROUP_ROWS=geometry.tile_rows)
     arguments = (inner, rows, columns, outer_step, inner_step, step)
-    if device.is_cpu:
-        return Transposed(kernel, (high, outer * inner), (1, 1), arguments)
-    work = (wide * tile, high * group_rows, outer * inner)
-    return Transposed(kernel, work, (tile, group_rows, 1), arguments)
+    return Transposed(program.copy_transposed, cut.work, cut.group, arguments)

@@ -5,12 +5,10 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.elementwise import COPY, cpu_block, launch
+from polyarr.backends.opencl.elementwise import COPY, launch
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import types
 from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
-
-GPU_GROUP = 256
 
 
 def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
@@ -21,13 +19,11 @@ def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[in
 def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
     """start, start + step ... : size of them. Floats are computed in the widest type that the device has."""
     counter, argument = _counter(device, dtype)
-    group = 1 if device.is_cpu else GPU_GROUP
-    per_item = cpu_block(device, size) if device.is_cpu else 1
-    stored = types(dtype)
-    program = device.build("create", T=stored["T"], ACC=stored["ACC"], STORE=stored["STORE"], COUNTER=counter, WG=group)
+    work, group, each = device.geometry.items(size)
+    stored = {name: macro for name, macro in types(dtype).items() if name != "LOAD"}
+    program = device.build("create", **stored, COUNTER=counter, WG=group[0])
     result = device.empty(out)
-    work = -(-size // (per_item * group)) * group
-    program.arange((work,), (group,), result.memory, argument(start), argument(step), size, per_item)
+    program.arange(work, group, result.memory, argument(start), argument(step), size, each)
     return result
 
 

@@ -14,6 +14,7 @@ import pyopencl.tools
 
 from polyarr.backends.opencl.commands import Commands
 from polyarr.backends.opencl.faults import Faults
+from polyarr.backends.opencl.geometry import geometry_of
 from polyarr.backends.opencl.layout import Buffer, row_major
 from polyarr.backends.opencl.pocl import name_the_processor
 from polyarr.backends.opencl.program import Program, ProgramCache
@@ -94,14 +95,15 @@ class Device:
         name_the_processor(cl_device)
         self.cl_device, self.name = cl_device, name
         self.features = features_of(cl_device)
-        self.is_cpu = self.features.is_cpu
+        self.geometry = geometry_of(self.features)
         self.context = cl.Context([cl_device])
         self.commands = Commands(self.context, cl_device)
         self.queue, self.lock = self.commands.queue, self.commands.lock
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
         self.pool = cl.tools.MemoryPool(self._allocator)
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
-        self.programs = ProgramCache(self.context, cl_device, self.commands)
+        known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
+        self.programs = ProgramCache(self.context, cl_device, self.commands, known)
         self.faults = Faults(self)
         atexit.register(self._at_exit)
         self._uploads: deque[Any] = deque()  # each event keeps its host array alive, and waits when it is dropped

@@ -4,7 +4,7 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import block_launch, block_macros
+from polyarr.backends.opencl.rows import block_launch
 from polyarr.core.spec import Spec
 
 WORD = (1 << 64) - 1
@@ -13,9 +13,8 @@ WORD = (1 << 64) - 1
 def dropout(device: Device, out: Spec, x: Buffer, key: int, counter: int, *, rate: float) -> Buffer:
     """Zero elements at the rate, and scale the others up to keep the mean."""
     x, y = dense(device, x), device.empty(out)
-    macros = block_macros(device.is_cpu)
-    program = device.build("dropout", **types(x.dtype), **macros, BATCH=16 if device.is_cpu else 1)
-    work, group = block_launch(macros, x.size)
+    program = device.build("dropout", **types(x.dtype), **device.geometry.blocks, BATCH=device.geometry.draws)
+    work, group = block_launch(device, x.size)
     scale = 1 / (1 - rate) if rate < 1 else 0.0
     program.dropout(
         work, group, x.memory, y.memory, x.size, round(rate * 2**24), scale, counter & WORD, key & WORD

@@ -92,9 +92,6 @@ ABSENT, NUMBER = "ABSENT", "NUMBER"
 INT64 = np.dtype("int64")
 STEPS = {0: "REPEATED", 1: "DENSE"}
 OPERANDS = {ABSENT: (), **dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))}
-CPU_BLOCK = 16384  # elements: below this a second work-item costs more than it brings
-CPU_ITEMS_PER_CORE = 4  # so that a core that comes late takes fewer
-GPU_GROUP, GPU_PER_ITEM = 256, 4
 
 class Plan(NamedTuple):
     """What one combination of expression, dtypes and layouts needs at every launch."""
@@ -174,8 +171,7 @@ def _plan(
         out.shape,
         [_strides_along(o, len(out.shape)) for o in operands] + [steps_of(out.shape, strides)],
     )
-    group, per_item = (1, 1) if device.is_cpu else (GPU_GROUP, GPU_PER_ITEM)
-    per_group = cpu_block(device, out.size) if device.is_cpu else group * per_item
+    work, group, block = device.geometry.elements(out.size)
     kinds = [o if o == NUMBER else ABSENT if o is None else _kind(s) for o, s in zip(operands, steps, strict=False)]
     stored, result = types(dtype), types(out.dtype)
     program = device.build(
@@ -192,17 +188,16 @@ def _plan(
         BOOLEAN=int(dtype == bool_),
         OUT_T=result["T"],
         OUT_STORE=result["STORE"],
-        WG=group,
-        PER_ITEM=per_item,
+        WG=group[0],
+        PER_ITEM=device.geometry.per_item,
     )
-    layout = np.array([*lengths, *(step for s in steps for step in s), out.size, per_group], np.int64)
-    work = -(-out.size // per_group) * group
+    layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
     number = SCALARS[stored["ACC"]]
     program.elementwise.arguments = (
         *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, None
     )
-    return Plan(program.elementwise, (work,), (group,), layout.view(f"V{layout.nbytes}")[0], argument)
+    return Plan(program.elementwise, work, group, layout.view(f"V{layout.nbytes}")[0], argument)
 
 
 def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:
@@ -218,9 +213,3 @@ def _to_argument(dtype: np.dtype, *, is_compared: bool) -> Callable[[Number], An
     """What turns a Python number into a kernel argument: float32 for narrow floats, rounded first if it is compared."""
     argument = SCALARS[types(dtype)["ACC"]].type
     return (lambda number: argument(dtype.type(number))) if is_compared and dtype in NARROW else argument
-
-
-def cpu_block(device: Device, size: int) -> int:
-    """How many consecutive elements one work-item should take: a few items per core, whole vectors each."""
-    share = -(-size // (device.features.compute_units * CPU_ITEMS_PER_CORE))
-    return max(CPU_BLOCK, (share + 63) // 64 * 64)

@@ -4,7 +4,7 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.program import Program, types
-from polyarr.backends.opencl.rows import block_launch, block_macros
+from polyarr.backends.opencl.rows import block_launch
 from polyarr.core.spec import Spec
 
 
@@ -27,6 +27,6 @@ def gelu_backward(
 
 
 def _program(device: Device, x: Buffer, approximate: str) -> tuple[Program, tuple[int], tuple[int]]:
-    macros, form = block_macros(device.is_cpu), "gelu_tanh" if approximate == "tanh" else "gelu"
-    program = device.build("gelu", **types(x.dtype), **macros, FLOATING=1, ACTIVATION=form)
-    return program, *block_launch(macros, x.size)
+    form = "gelu_tanh" if approximate == "tanh" else "gelu"
+    program = device.build("gelu", **types(x.dtype), **device.geometry.blocks, FLOATING=1, ACTIVATION=form)
+    return program, *block_launch(device, x.size)

@@ -45,6 +45,6 @@ def _blocks(array: Buffer) -> int:
 
 
 def _program(device: Device, dtype: np.dtype, summed: np.dtype) -> tuple[Program, int]:
-    lanes, wide = (1, 16) if device.is_cpu else (256, 4)
+    lanes = device.geometry.norm
     macros = types(dtype) | {"ACC": types(summed)["ACC"]}
-    return device.build("global_norm", **macros, LANES=lanes, WIDE=wide, ROWS=1, BLOCK=BLOCK), lanes
+    return device.build("global_norm", **macros, **lanes, ROWS=1, BLOCK=BLOCK), lanes["LANES"]

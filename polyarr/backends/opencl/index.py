@@ -12,8 +12,6 @@ from polyarr.backends.opencl.layout import Buffer, broadcast
 from polyarr.backends.opencl.program import Program
 from polyarr.core.spec import Spec
 
-GROUP = 128  # work-items per group on a GPU
-SPAN = 1024  # a work-item on a CPU takes at least as many elements
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4", 32: "uint8", 64: "uint16"}
 INT32 = np.dtype("int32")
 
@@ -29,11 +27,11 @@ def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) ->
         return result
     program = _build(device, word, indices, total // word)
     args = (x.memory, indices.memory, result.memory, *fault, x.shape[axis], indices.size, row // word)
-    if device.is_cpu:
-        items, group, span = spread(device, rows, max(1, SPAN * word // row))
+    if device.geometry.moves_rows:
+        items, group, span = device.geometry.items(rows, max(1, device.geometry.span * word // row))
         program.take_rows(items, group, *args, rows, span)
     else:
-        items, group, _ = spread(device, total // word)
+        items, group, _ = device.geometry.items(total // word)
         program.take_words(items, group, *args, total // word)
     return result
 
@@ -44,7 +42,7 @@ def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, ax
     n, count = x.shape[axis], indices.shape[axis]
     x = dense(device, broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
     indices, result = dense(device, broadcast(indices, out.shape)), device.empty(out)
-    items, group, span = spread(device, out.size)
+    items, group, span = device.geometry.items(out.size)
     _build(device, x.dtype.itemsize, indices, out.size).take_along_axis(
         items, group, x.memory, indices.memory, result.memory, *fault,
         n, count, prod(out.shape[axis + 1 :]), out.size, span,
@@ -64,9 +62,9 @@ def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buff
         return result
     device.fill_zero(winner)
     program = _build(device, word, indices, total // word)
-    items, group, span = spread(device, indices.size)
+    items, group, span = device.geometry.items(indices.size)
     program.scatter_mark(items, group, indices.memory, winner.memory, *fault, x.shape[axis], indices.size, span)
-    items, group, span = spread(device, total // word)
+    items, group, span = device.geometry.items(total // word)
     program.scatter_gather(
         items, group, x.memory, updates.memory, winner.memory, result.memory,
         x.shape[axis], indices.size, row // word, total // word, span,
@@ -88,22 +86,14 @@ def scatter_add(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: 
 
 def check(device: Device, fault: Any, indices: Buffer, n: int) -> None:
     """Note an index out of range for an axis of length n, where an op has nothing to move."""
-    items, group, span = spread(device, indices.size)
+    items, group, span = device.geometry.items(indices.size)
     program = _build(device, 1, indices, indices.size)
     program.check_indices(items, group, indices.memory, *fault, n, indices.size, span)
 
 
-def spread(device: Device, total: int, least: int = SPAN) -> tuple[tuple[int], tuple[int], int]:
-    """Global size, group size and how many neighbours each work-item takes, for a kernel over total elements."""
-    if device.is_cpu:
-        items = min(8 * device.features.compute_units, -(-total // least))
-        return (items,), (1,), -(-total // items) if items else 1
-    return (-(-total // GROUP) * GROUP,), (GROUP,), 1
-
-
 def _word(device: Device, row: int) -> int:
     """The bytes that are moved at once, so that a row is whole words."""
-    return gcd(row, 64 if device.is_cpu else 16)
+    return gcd(row, device.geometry.word)
 
 
 def _build(device: Device, word: int, indices: Buffer, positions: int) -> Program:

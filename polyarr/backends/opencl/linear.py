@@ -10,9 +10,6 @@ from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
-CPU_LANES = {"LANES": 1, "WIDE": 32, "SLICES": 1}
-GPU_LANES = {"LANES": 32, "WIDE": 1, "SLICES": 8}
-
 
 def forward(
     device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, *, activation: str | None
@@ -52,7 +49,7 @@ def _through_activation(
     g = dense(device, g)
     gz = g if activation is None else device.empty(spec_of(g))
     dbias = None if bias is None else device.empty(spec_of(bias))
-    lanes = CPU_LANES if device.is_cpu else GPU_LANES
+    lanes = device.geometry.linear
     groups = -(-g.shape[1] // (lanes["LANES"] * lanes["WIDE"]))
     _program(device, g, bias, activation).linear_gradient(
         (groups * lanes["LANES"], lanes["SLICES"]), (lanes["LANES"], lanes["SLICES"]),
@@ -63,8 +60,7 @@ def _through_activation(
 
 def _program(device: Device, g: Buffer, bias: Buffer | None, activation: str | None) -> Program:
     macros = Epilogue(bias is not None, activation or "none").macros(g.dtype)
-    lanes = CPU_LANES if device.is_cpu else GPU_LANES
-    return device.build("linear", **macros, **lanes, ACTIVATES=int(activation is not None))
+    return device.build("linear", **macros, **device.geometry.linear, ACTIVATES=int(activation is not None))
 
 
 def _matrix(device: Device, buf: Buffer, rows: int) -> Buffer:

@@ -21,10 +21,8 @@ from polyarr.core.spec import FLOATS, Spec, float32, float64
 JOIN_ITEMS = 128  # the work-group of the kernel that adds the slices of k
 THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
 GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
-LARGEST_STEP = 2**22  # so that offsets inside a tile fit an int
 LEAST_SLICE = 256  # a slice of k that is worth its own work-group
-DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts of at least
-CPU_PART, GPU_PART = 2**13, 2**6  # so many: a CPU's kernel adds up by blocks, a GPU's one by one
+DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts
 MOST_PARTS = 2**14
 SUM = reduction("sum")
 
@@ -98,9 +96,8 @@ def multiply(
 ) -> tuple[Buffer, Buffer | None]:
     """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense."""
     if x.shape[-1] >= 2 * DEEP and epilogue == PLAIN and out.dtype in (float32, float64):
-        shortest = CPU_PART if device.is_cpu else GPU_PART
         room = (x.size + y.size) // (4 * max(out.size, 1))  # for partial results: a quarter of what x and y take
-        parts = min(x.shape[-1] // shortest, MOST_PARTS, room)
+        parts = min(x.shape[-1] // device.geometry.product_part, MOST_PARTS, room)
         if parts > 1:
             return _in_parts(device, out, x, y, parts), None
     return _multiply(device, out, x, y, bias, epilogue)
@@ -208,14 +205,12 @@ def _plan(
     problem = problem_of(out.shape, x_shape, x_strides, y_shape, y_strides)
     if problem is None:
         return None
-    too_far = not device.is_cpu and max(problem.x.step, problem.y.step) > LARGEST_STEP
+    too_far = max(problem.x.step, problem.y.step) > device.geometry.largest_step
     if min(problem.m, problem.n) <= THIN_ROWS or too_far:
         return _thin_plan(device, out.dtype, problem, epilogue)
     if 1 not in (problem.x.kept, problem.x.deep) or 1 not in (problem.y.kept, problem.y.deep):
         return None
-    if device.is_cpu:
-        return _cpu_plan(device, out.dtype, problem, epilogue)
-    return _gpu_plan(device, out.dtype, problem, aligned, epilogue)
+    return FAMILIES[device.geometry.kind].plan(device, out.dtype, problem, aligned, epilogue)
 
 
 def _batch_strides(p: Problem) -> tuple[int, ...]:
@@ -226,7 +221,9 @@ def _along(p: Problem) -> dict[str, int]:
     return {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
 
 
-def _cpu_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -> Plan:
+def _cpu_plan(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan:
     """One work-item per block of rows and columns."""
     params = best_tile(device, dtype, 2 * p.batch * p.m * p.n * p.k, one_block)
     launch = _cpu_launch(device, dtype, p, epilogue, params, cpu_blocks(params, p, device.features.compute_units))
@@ -342,10 +339,10 @@ def _thin_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) 
     if tall:
         p = transposed(p)
         out_strides, bias_strides = (1, p.m), (1, 0)
-    lanes = _thin_lanes(device, p)
+    lanes = FAMILIES[device.geometry.kind].thin_lanes(device, p.y.along_k)
     program = device.build("matmul_thin", **epilogue.macros(dtype), **_along(p), **lanes)
     span = lanes["ROWS"] if p.y.along_k else lanes["LANES"] * lanes["WIDE"]
-    each = _blocks(p.n, 8 * device.features.compute_units) if device.is_cpu and p.y.along_k else 1
+    each = device.geometry.thin_columns(p.n, p.y.along_k)
     work = _blocks(p.n, span * each) * lanes["LANES"], lanes["ROWS"], p.batch
     scalars, batch = (p.m, p.n, p.k, each, *out_strides, *bias_strides), _batch_strides(p)
 
@@ -366,7 +363,19 @@ def transposed(p: Problem) -> Problem:
     return p._replace(m=p.n, n=p.m, x=p.y, y=p.x)
 
 
-def _thin_lanes(device: Device, p: Problem) -> dict[str, int]:
-    if device.is_cpu:
-        return {"LANES": 1, "ROWS": 1, "WIDE": (1 if p.y.along_k else 4) * vector_width(device)}
-    return {"LANES": 32, "ROWS": 4 if p.y.along_k else 8, "WIDE": 4 if p.y.along_k else 1}
+def _cpu_thin_lanes(device: Device, along_k: bool) -> dict[str, int]:
+    return {"LANES": 1, "ROWS": 1, "WIDE": (1 if along_k else 4) * vector_width(device)}
+
+
+def _gpu_thin_lanes(device: Device, along_k: bool) -> dict[str, int]:
+    return {"LANES": 32, "ROWS": 4 if along_k else 8, "WIDE": 4 if along_k else 1}
+
+
+class Family(NamedTuple):
+    """The kernels for a kind of device: the plan of a product, and the lanes of a thin one."""
+
+    plan: Callable[..., Plan]
+    thin_lanes: Callable[[Device, bool], dict[str, int]]
+
+
+FAMILIES = {"cpu": Family(_cpu_plan, _cpu_thin_lanes), "gpu": Family(_gpu_plan, _gpu_thin_lanes)}

@@ -60,10 +60,10 @@ class Program:
 
 
 class ProgramCache:
-    """Programs by file and macros, for one device. What was compiled is kept on disk by the compiler."""
+    """Programs by file and macros, for one device, of which the macros `known` tell. Compilers keep them on disk."""
 
-    def __init__(self, context: cl.Context, device: cl.Device, commands: Commands) -> None:
-        self._device, self._commands = device, commands
+    def __init__(self, context: cl.Context, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
+        self._device, self._commands, self._known = device, commands, known
         self.compiler = compiler_of(context, device)
         self._programs: dict[Any, Program] = {}
 
@@ -98,9 +98,7 @@ class ProgramCache:
 
     def text(self, stem: str, defines: dict[str, Any]) -> str:
         """What the compiler gets: what is known of the device, the macros, the files."""
-        is_cpu = int(bool(self._device.type & cl.device_type.CPU))
-        fp64 = int("cl_khr_fp64" in self._device.extensions.split())
-        macros = {"IS_CPU": is_cpu, "HAS_FP64": fp64, **defines}
+        macros = {**self._known, **defines}
         target = f"// {target_of(self._device)}\n"  # caches must not take one processor's binary for another's
         return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source_of(stem)
 

@@ -19,11 +19,6 @@ JOINS = {
     "max": ("LARGEST", "first"),
     "min": ("LEAST", "first"),
 }
-CPU_COLUMNS, GPU_COLUMNS = 128, 32
-CPU_PARTIALS, GPU_PARTIALS = 32, 4
-GPU_GROUP = 256
-CPU_PART, GPU_PART = 1 << 16, 1 << 12  # elements: what is worth a work-item or a group of its own
-GPU_GROUPS_PER_UNIT = 8
 
 
 class Window(NamedTuple):
@@ -142,13 +137,12 @@ def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window,
     parts, part_length = _parts(device, window, by_columns)
     accumulator = _accumulator(device, name, dtype, dtype if find else out.dtype)
     result = out if parts == 1 else Spec((parts, outputs), int64 if find else accumulator)
-    lanes = 1 if device.is_cpu else _lanes(part_length)
+    geometry, lanes = device.geometry, device.geometry.lanes(part_length)
     program = _build(device, name, dtype, accumulator, result.dtype, window.stride, lanes, find=find)
     partial = None if parts == 1 else result
     if by_columns:
-        columns, depth = (CPU_COLUMNS, 1) if device.is_cpu else (GPU_COLUMNS, GPU_GROUP // GPU_COLUMNS)
-        group = (1, 1, 1) if device.is_cpu else (columns, depth, 1)
-        work = (-(-window.inner // columns) * group[0], window.outer * group[1], parts)
+        group = (min(geometry.columns, geometry.reduction_group), geometry.column_rows, 1)
+        work = (-(-window.inner // geometry.columns) * group[0], window.outer * group[1], parts)
         arguments = (window.inner, window.length, window.outer_stride, window.stride, part_length)
         return Plan(program.find_columns if find else program.reduce_columns, work, group, arguments, partial)
     kernel = program.find_rows if find else program.reduce_rows
@@ -165,10 +159,7 @@ def _rows_plan(
     partial: Spec | None,
 ) -> Plan:
     rows = window.outer * window.inner
-    per_item = max(1, min(-(-rows // (4 * device.features.compute_units)), CPU_PART)) if device.is_cpu else 1
-    if device.is_cpu and rows * window.length < CPU_PART:
-        per_item = max(rows, 1)
-    group = 1 if device.is_cpu else GPU_GROUP
+    per_item, group = device.geometry.rows_per_item(rows, window.length), device.geometry.reduction_group
     work = (-(-rows // (per_item * group // lanes)) * group, parts)
     arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, window.stride)
     return Plan(kernel, work, (group, 1), (*arguments, part_length, per_item), partial)
@@ -186,7 +177,7 @@ def _build(
     find: bool,
 ) -> Any:
     join, start = JOINS[name]
-    stored, written = types(dtype), types(result)
+    geometry, stored, written = device.geometry, types(dtype), types(result)
     return device.build(
         "reduce",
         T=stored["T"],
@@ -197,12 +188,12 @@ def _build(
         JOIN=join,
         START=start,
         FIND=int(find),
-        VECTORS=int(device.is_cpu and stride == 1 and stored["T"] == types(accumulator)["ACC"]),
+        VECTORS=int(geometry.has_vectors and stride == 1 and stored["T"] == types(accumulator)["ACC"]),
         STRIDE=1 if stride == 1 else "stride",
-        WG=1 if device.is_cpu else GPU_GROUP,
+        WG=geometry.reduction_group,
         LANES=lanes,
-        PARTIALS=CPU_PARTIALS if device.is_cpu else GPU_PARTIALS,
-        COLUMNS=CPU_COLUMNS if device.is_cpu else GPU_COLUMNS,
+        PARTIALS=geometry.partials,
+        COLUMNS=geometry.columns,
     )
 
 
@@ -219,25 +210,9 @@ def _accumulator(device: Device, name: str, dtype: np.dtype, out: np.dtype) -> n
 
 def _parts(device: Device, window: Window, by_columns: bool) -> tuple[int, int]:
     """Into how many parts to cut the length, and how long they are: enough work for the device, if it is worth it."""
-    outputs, units = max(window.outer * window.inner, 1), device.features.compute_units
-    if device.is_cpu:
-        columns = min(window.inner, CPU_COLUMNS) if by_columns else 1
-        items, wanted, smallest = -(-outputs // columns), 4 * units, max(1, CPU_PART // columns)
-    else:
-        columns = GPU_COLUMNS if by_columns else 1
-        items, wanted, smallest = (
-            -(-outputs // columns),
-            GPU_GROUPS_PER_UNIT * units,
-            max(1, GPU_PART // columns),
-        )
-    parts = max(1, min(-(-wanted // items), window.length // smallest))
+    geometry = device.geometry
+    columns = geometry.column_share(window.inner) if by_columns else 1
+    items, wanted = -(-max(window.outer * window.inner, 1) // columns), geometry.parts_per_unit * geometry.units
+    parts = max(1, min(-(-wanted // items), window.length // max(1, geometry.part // columns)))
     part_length = max(1, -(-window.length // parts))
     return max(1, -(-window.length // part_length)), part_length
-
-
-def _lanes(length: int) -> int:
-    """Work-items per row on a GPU: a power of two that gives each a few elements."""
-    lanes = 1
-    while lanes < GPU_GROUP and lanes * GPU_PARTIALS < length:
-        lanes *= 2
-    return lanes

@@ -13,9 +13,6 @@ from polyarr.backends.opencl.layout import Buffer, row_major
 from polyarr.backends.opencl.program import types
 from polyarr.core.spec import FLOATS, Spec
 
-GPU_GROUP = 256
-CPU_COLUMNS = 64
-CPU_PART = 1 << 14  # elements that are worth a work-item of their own
 SUM = reduce.launcher("sum")
 
 
@@ -27,27 +24,27 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
         return result
     sums = segments.sum_dtype(device, out.dtype)
     program = _program(device, x.dtype, out.dtype, sums)
-    if not device.is_cpu and inner == 1:
-        program.scan_rows((outer * GPU_GROUP,), (GPU_GROUP,), x.memory, result.memory, length)
+    group = device.geometry.scan_group
+    if device.geometry.scans_rows and inner == 1:
+        program.scan_rows((outer * group,), (group,), x.memory, result.memory, length)
         return result
     part_length = _part_length(device, outer, length, inner)
     parts = -(-length // part_length)
     starts = result if parts == 1 else _part_sums(device, x, sums, (outer, parts - 1, part_length, inner), length)
-    width, columns = (1, CPU_COLUMNS) if device.is_cpu else (GPU_GROUP, GPU_GROUP)
-    work = (-(-inner // columns) * width, outer, parts)
+    work = (-(-inner // (group * device.geometry.scan_columns)) * group, outer, parts)
     program.scan_columns(
-        work, (width, 1, 1), x.memory, result.memory, starts.memory, inner, length, part_length
+        work, (group, 1, 1), x.memory, result.memory, starts.memory, inner, length, part_length
     )  # fmt: skip
     return result
 
 
 def _part_length(device: Device, outer: int, length: int, inner: int) -> int:
-    """How much of the length one work-item takes: all of it, unless there are too few items for a CPU's cores."""
-    columns = min(inner, CPU_COLUMNS)
-    items, wanted = outer * -(-inner // columns), 2 * device.features.compute_units
-    if not device.is_cpu or items >= wanted:
+    """How much of the length one work-item takes: all of it, unless there are too few items."""
+    columns, wanted = min(inner, device.geometry.scan_columns), device.geometry.scan_items
+    items = outer * -(-inner // columns)
+    if items >= wanted:
         return length
-    return max(-(-length // -(-wanted // items)), -(-CPU_PART // columns))
+    return max(-(-length // -(-wanted // items)), -(-device.geometry.scan_part // columns))
 
 
 def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...], length: int) -> Buffer:
@@ -61,7 +58,7 @@ def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...
 @lru_cache(maxsize=256)
 def _program(device: Device, dtype: np.dtype, out: np.dtype, sums: np.dtype) -> Any:
     stored, written = types(dtype), types(out)
-    wg, columns = (1, CPU_COLUMNS) if device.is_cpu else (GPU_GROUP, 1)
+    wg, columns = device.geometry.scan_group, device.geometry.scan_columns
     read = {"T": stored["T"], "LOAD": stored["LOAD"]}
     write = {"OUT_T": written["T"], "A": types(sums)["ACC"], "STORE": written["STORE"]}
     compensated = int(sums in FLOATS and written["ACC"] == types(sums)["ACC"])

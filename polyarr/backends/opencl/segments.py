@@ -18,13 +18,13 @@ from polyarr.core.spec import Spec, float32, float64
 
 GROUP = 128  # work-items per group on a GPU, a power of two
 COLUMNS = 64  # columns that a CPU's work-item sums at once
-FEW, LEAST_PART = 4096, 4096  # numbers in all slices; updates that are worth a work-item
+FEW = 4096  # numbers in all slices
 INT32 = np.dtype("int32")
 
 
 def adds_atomically(device: Device) -> bool:
     """True on a GPU with POLYARR_DETERMINISTIC=0: it adds float32 in any order, so the last bits vary."""
-    return not device.is_cpu and os.environ.get("POLYARR_DETERMINISTIC") == "0"
+    return not device.features.is_cpu and os.environ.get("POLYARR_DETERMINISTIC") == "0"
 
 
 def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
@@ -34,36 +34,47 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
         return
     program = _build(device, result.dtype, indices.dtype)
     keys = device.empty(Spec((indices.size,), INT32))
-    items = min(indices.size, 64) if device.is_cpu else -(-indices.size // GROUP) * GROUP
-    program.wrap_indices((items,), None, indices.memory, keys.memory, *fault, n, indices.size)
+    items, group, _ = device.geometry.items(indices.size)
+    program.wrap_indices(items, group, indices.memory, keys.memory, *fault, n, indices.size)
     if result.dtype == float32 and adds_atomically(device):
         items, pointers = -(-updates.size // GROUP) * GROUP, (result.memory, updates.memory, keys.memory)
         program.add_atomically((items,), (GROUP,), *pointers, n, keys.size, inner, updates.size)
         return
-    if device.is_cpu and n * inner <= FEW and keys.size > n and sum_dtype(device, result.dtype) != float32:
+    if device.geometry.sums_few and n * inner <= FEW and keys.size > n and sum_dtype(device, result.dtype) != float32:
         _add_serially(device, program, result, updates, keys, (outer, n, inner))
         return
     order = sort.order(device, keys)
     args = (result.memory, updates.memory, keys.memory, order.memory, n, keys.size, inner)
-    if device.is_cpu:
-        spans = min(4 * device.features.compute_units, -(-keys.size // 16))
-        work = (spans, -(-inner // COLUMNS), outer)
-        program.segments_serial(work, (1, 1, 1), *args, -(-keys.size // spans))
-    else:
-        lanes = _lanes(n, keys.size, inner)
-        blocks = -(-inner // lanes)
-        program.segments_group((GROUP * blocks * keys.size * outer,), (GROUP,), *args, blocks, lanes)
+    FAMILIES[device.geometry.kind](device, program, args, (outer, n, inner), keys.size)
+
+
+def _sum_in_spans(device: Device, program: Program, args: Any, shape: tuple[int, int, int], count: int) -> None:
+    """A work-item for a span of the sorted updates and a block of columns."""
+    outer, _, inner = shape
+    spans = min(4 * device.geometry.units, -(-count // 16))
+    program.segments_serial((spans, -(-inner // COLUMNS), outer), (1, 1, 1), *args, -(-count // spans))
+
+
+def _sum_in_groups(device: Device, program: Program, args: Any, shape: tuple[int, int, int], count: int) -> None:
+    """A group for each update that might begin a segment, and for a block of columns."""
+    outer, n, inner = shape
+    lanes = _lanes(n, count, inner)
+    blocks = -(-inner // lanes)
+    program.segments_group((GROUP * blocks * count * outer,), (GROUP,), *args, blocks, lanes)
+
+
+FAMILIES = {"cpu": _sum_in_spans, "gpu": _sum_in_groups}
 
 
 def _add_serially(
     device: Device, program: Program, result: Buffer, updates: Buffer, keys: Buffer, shape: tuple[int, int, int]
 ) -> None:
     outer, n, inner = shape
-    parts = min(4 * device.features.compute_units, -(-keys.size // LEAST_PART))
+    parts = min(4 * device.geometry.units, -(-keys.size // device.geometry.least_part))
     partial = device.empty(Spec((parts, *shape), sum_dtype(device, result.dtype)))
     args = (n, keys.size, inner, -(-keys.size // parts))
     program.slots_serial((parts, outer), (1, 1), partial.memory, updates.memory, keys.memory, *args)
-    items = min(-(-result.size // COLUMNS), 8 * device.features.compute_units)
+    items = min(-(-result.size // COLUMNS), 8 * device.geometry.units)
     program.slots_join((items,), None, result.memory, partial.memory, parts, result.size)
 
 

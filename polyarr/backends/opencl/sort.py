@@ -1,6 +1,7 @@
 """argsort: short tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length."""
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +11,7 @@ from polyarr.backends.opencl.layout import Buffer, swapped
 from polyarr.backends.opencl.program import Program
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
-GROUP = 256  # work-items per group on a GPU
-CPU_TILE, CPU_SPAN = 4096, 4096  # elements that are sorted at once, elements that a work-item merges
-GPU_TILE, GPU_SPAN = 2048, 8
+GROUP = 256  # work-items that sort a tile on a GPU
 UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
 INT32 = np.dtype("int32")
@@ -38,25 +37,38 @@ def order(device: Device, x: Buffer) -> Buffer:
 def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
     n = x.shape[-1]
     rows = x.size // n
-    tile, span = (CPU_TILE, CPU_SPAN) if device.is_cpu else (GPU_TILE, GPU_SPAN)
+    tile, span = device.geometry.sort_tile, device.geometry.sort_span
     keys, index, other_keys, other_index = (
         device.empty(Spec(x.shape, dtype)) for dtype in (_key_dtype(x.dtype), INT32, _key_dtype(x.dtype), INT32)
     )
     memories = (keys.memory, index.memory, other_keys.memory, other_index.memory)
-    if device.is_cpu:
-        tiles = rows * -(-n // tile)
-        items = min(tiles, 8 * device.features.compute_units)
-        program.sort_tiles_serial((items,), (1,), x.memory, *memories, n, tile, tiles, -(-tiles // items))
-    else:
-        program.sort_tiles_group((rows * -(-n // GROUP) * GROUP,), (GROUP,), x.memory, *memories[:2], n, tile)
+    FAMILIES[device.geometry.kind](device, program, x, memories, tile)
     width = tile
     while width < n:
         pieces = rows * -(-n // span)
-        work, group = (pieces, 1) if device.is_cpu else (-(-pieces // GROUP) * GROUP, GROUP)
-        program.merge_runs((work,), (group,), *memories, n, width, pieces, span)
+        work, group, _ = device.geometry.one_each(pieces)
+        program.merge_runs(work, group, *memories, n, width, pieces, span)
         memories, index, other_index = (*memories[2:], *memories[:2]), other_index, index
         width *= 2
     return index
+
+
+def _sort_serially(device: Device, program: Program, x: Buffer, memories: tuple[Any, ...], tile: int) -> None:
+    """Whole tiles by one work-item after the other."""
+    n = x.shape[-1]
+    tiles = x.size // n * -(-n // tile)
+    items, group, each = device.geometry.items(tiles, least=1)
+    program.sort_tiles_serial(items, group, x.memory, *memories, n, tile, tiles, each)
+
+
+def _sort_in_groups(device: Device, program: Program, x: Buffer, memories: tuple[Any, ...], tile: int) -> None:
+    """A work-item for each element, which counts those before it."""
+    n = x.shape[-1]
+    work = x.size // n * -(-n // GROUP) * GROUP
+    program.sort_tiles_group((work,), (GROUP,), x.memory, *memories[:2], n, tile)
+
+
+FAMILIES = {"cpu": _sort_serially, "gpu": _sort_in_groups}
 
 
 @lru_cache

@@ -41,8 +41,8 @@ def speed_of(device: Device) -> Speed:
 
 
 def diagnose(device: Device) -> list[tuple[str, str]]:
-    """One line for `polyarr doctor`; none for what is no CPU."""
-    if not device.is_cpu:
+    """One line for `polyarr doctor`; none where tiles are not measured."""
+    if not device.geometry.is_measured:
         return []
     speed = speed_of(device)
     if not speed.product:

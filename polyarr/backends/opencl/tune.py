@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="keep nothing")
     options = parser.parse_args(arguments)
     device, dtype = select(options.device), np.dtype(options.dtype)
-    if not device.is_cpu:
+    if not device.geometry.is_measured:
         parser.error(f"{device.name} is no CPU; its tiles are not measured")
     peak, began, rates = peak_rate(device, dtype), time.monotonic(), {}
     print(f"{identity(device)}: {peak:.0f} GFLOP/s at most, on one core")

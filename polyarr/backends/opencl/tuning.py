@@ -82,6 +82,7 @@ class GpuMatmul:
 
 
 MatmulParams = CpuMatmul | GpuMatmul
+PARAMETERS = {"cpu": CpuMatmul, "gpu": GpuMatmul}
 
 
 # ---- looking up ------------------------------------------------------------------------------------------------
@@ -158,7 +159,8 @@ def identity(device: Device) -> str:
 
 def kind_of(device: Device) -> str:
     """What the package has parameters for."""
-    return f"cpu with {vector_width(device)} floats" if device.is_cpu else "gpu"
+    kind = device.geometry.kind
+    return f"{kind} with {vector_width(device)} floats" if PARAMETERS[kind] is CpuMatmul else kind
 
 
 def accumulator_bytes(dtype: np.dtype) -> int:
@@ -168,7 +170,7 @@ def accumulator_bytes(dtype: np.dtype) -> int:
 
 def _fitting(entries: Any, device: Device, itemsize: int) -> tuple[Any, ...]:
     """Those entries that are parameters and fit the device."""
-    kind = CpuMatmul if device.is_cpu else GpuMatmul
+    kind = PARAMETERS[device.geometry.kind]
     names = set(kind.__dataclass_fields__)
     good = (
         kind(**entry)

@@ -1,0 +1,186 @@
+"""How work is cut for a device: into groups of which size, how many, and what each work-item takes.
+
+A CPU wants few and long work-items, each a group of its own; a GPU wants many short ones in groups that share rows.
+Launchers ask `device.geometry`, so that none asks what the device is. Where the kernels themselves differ, `kind` is
+what their files and families are called by.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+
+class Cut(NamedTuple):
+    """Global size, local size, and how much one work-item (of `elements`, one group) takes."""
+
+    work: tuple[int, ...]
+    group: tuple[int, ...]
+    each: int
+
+
+class CpuGeometry:
+    """For a CPU."""
+
+    kind = "cpu"
+    is_measured = True  # tiles of products are chosen by measuring
+
+    block, per_item = 16384, 1  # elements that are worth a group; elements per work-item and turn
+    items_per_unit = 4  # so that a core that comes late takes fewer
+    span = 1024  # elements that are worth a work-item that moves them
+    blocks: ClassVar = {"GROUP": 1, "BLOCK": 4096}
+    draws = 16  # blocks of random numbers that are drawn at once
+
+    groups_per_unit = 8  # of rows: enough to balance, each long enough to be worth its start
+    linear: ClassVar = {"LANES": 1, "WIDE": 32, "SLICES": 1}
+    norm: ClassVar = {"LANES": 1, "WIDE": 16}
+    column_sums: ClassVar = {"COLUMNS": 1, "SPLIT": 1, "TILE": 16}
+
+    columns, column_rows, partials = 128, 1, 32  # of a reduction: a group's, and what a work-item keeps
+    reduction_group, has_vectors = 1, True
+    part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
+    scan_group, scan_columns, scan_part, scans_rows = 1, 64, 1 << 14, False
+
+    word, moves_rows = 64, True  # bytes that are moved at once; whether a work-item takes whole rows
+    sums_few, least_part = True, 4096  # whether few short slices are summed apart; updates that are worth a part of it
+    sort_tile, sort_span = 4096, 4096  # elements that are sorted at once, elements that a work-item merges
+    tile, tile_rows = 16, 1  # of a transposed copy: its side, and work-items down it
+
+    product_part = 2**13  # of a deep product: a kernel adds up by blocks
+    largest_step = 2**62
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+        self.scan_items = 2 * units  # that should be at work
+
+    def elements(self, size: int) -> Cut:
+        """Groups of consecutive elements: a few per core, whole vectors each."""
+        share = -(-size // (self.units * self.items_per_unit))
+        block = max(self.block, (share + 63) // 64 * 64)
+        return Cut((-(-size // block),), (1,), block)
+
+    def items(self, total: int, least: int | None = None) -> Cut:
+        """Work-items for neighbours, at least so many each."""
+        items = min(8 * self.units, -(-total // (least or self.span)))
+        return Cut((items,), (1,), -(-total // items) if items else 1)
+
+    def one_each(self, total: int) -> Cut:
+        """A work-item each."""
+        return Cut((total,), (1,), 1)
+
+    def row_macros(self, cols: int) -> dict[str, int]:
+        """LANES work-items share a row, ROWS rows share a work-group, WIDE partial results per work-item."""
+        wide = 8 if cols <= 128 else 16 if cols <= 512 else 32  # folding many costs more than a short row itself
+        return {"LANES": 1, "WIDE": wide, "ROWS": 1}
+
+    def row_groups(self, sets: int, persistent: bool) -> int:
+        """How many groups take the sets of rows; persistent ones leave a partial result each."""
+        return self.units * self.groups_per_unit
+
+    def lanes(self, length: int) -> int:
+        """Work-items that share a row of a reduction."""
+        return 1
+
+    def column_share(self, inner: int) -> int:
+        """Columns that a group reduces."""
+        return min(inner, self.columns)
+
+    def rows_per_item(self, rows: int, length: int) -> int:
+        """Rows that a work-item reduces."""
+        if rows * length < self.part:
+            return max(rows, 1)
+        return max(1, min(-(-rows // (4 * self.units)), self.part))
+
+    def tiles(self, high: int, wide: int, batch: int) -> Cut | None:
+        """Groups for the tiles of a transposed copy; None if there are too many."""
+        return Cut((high, batch), (1, 1), 1)
+
+    def thin_columns(self, n: int, along_k: bool) -> int:
+        """Columns of a thin product that a work-item takes, one after the other."""
+        return -(-n // (8 * self.units)) if along_k else 1
+
+
+class GpuGeometry:
+    """For a GPU, and for whatever is no CPU."""
+
+    kind = "gpu"
+    is_measured = False
+
+    group, per_item = 256, 4
+    items_group = 128
+    blocks: ClassVar = {"GROUP": 256, "BLOCK": 1024}
+    draws = 1
+
+    row_items, groups_per_unit = 256, 4
+    linear: ClassVar = {"LANES": 32, "WIDE": 1, "SLICES": 8}
+    norm: ClassVar = {"LANES": 256, "WIDE": 4}
+    column_sums: ClassVar = {"COLUMNS": 32, "SPLIT": 8, "TILE": 1}
+
+    columns, column_rows, partials = 32, 8, 4
+    reduction_group, has_vectors = 256, False
+    part, parts_per_unit = 1 << 12, 8
+    scan_group, scan_columns, scan_part, scans_rows = 256, 1, 1, True
+    scan_items = 0
+
+    word, moves_rows = 16, False
+    sums_few, least_part = False, 4096
+    sort_tile, sort_span = 2048, 8
+    tile, tile_rows, most_batches = 32, 8, 65535  # the last: groups along the third axis
+
+    product_part = 2**6  # a kernel adds up one by one
+    largest_step = 2**22  # so that offsets inside a tile fit an int
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+
+    def elements(self, size: int) -> Cut:
+        """Groups of consecutive elements."""
+        block = self.group * self.per_item
+        return Cut((-(-size // block) * self.group,), (self.group,), block)
+
+    def items(self, total: int, least: int | None = None) -> Cut:
+        """A work-item each, in whole groups."""
+        return Cut((-(-total // self.items_group) * self.items_group,), (self.items_group,), 1)
+
+    one_each = items
+
+    def row_macros(self, cols: int) -> dict[str, int]:
+        """As a CPU's: a power of two lanes, each with some columns, and groups that are not small."""
+        lanes = 8
+        while lanes < self.row_items and lanes * 4 < cols:
+            lanes *= 2
+        return {"LANES": lanes, "WIDE": 4, "ROWS": max(1, self.row_items // 2 // lanes)}
+
+    def row_groups(self, sets: int, persistent: bool) -> int:
+        """One for each set, unless each leaves a partial result: then they are few."""
+        return self.units * self.groups_per_unit if persistent else sets
+
+    def lanes(self, length: int) -> int:
+        """A power of two that gives each a few elements."""
+        lanes = 1
+        while lanes < self.reduction_group and lanes * self.partials < length:
+            lanes *= 2
+        return lanes
+
+    def column_share(self, inner: int) -> int:
+        """Columns that a group reduces."""
+        return self.columns
+
+    def rows_per_item(self, rows: int, length: int) -> int:
+        """Rows that the work-items which share one reduce."""
+        return 1
+
+    def tiles(self, high: int, wide: int, batch: int) -> Cut | None:
+        """A group for each tile of a transposed copy; None if there are too many."""
+        if max(high, batch) > self.most_batches:
+            return None
+        return Cut((wide * self.tile, high * self.tile_rows, batch), (self.tile, self.tile_rows, 1), 1)
+
+    def thin_columns(self, n: int, along_k: bool) -> int:
+        """Columns of a thin product that a work-item takes."""
+        return 1
+
+
+Geometry = CpuGeometry | GpuGeometry
+
+
+def geometry_of(features: Any) -> Geometry:
+    """How to cut work for a device with these features."""
+    return (CpuGeometry if features.is_cpu else GpuGeometry)(features.compute_units)
