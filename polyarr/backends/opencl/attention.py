@@ -102,10 +102,10 @@ def _backward_on_cpu(
     device: Device, program: Program, tile: CpuTile, batch: int, inputs: tuple[Buffer, ...], at: tuple[bytes, ...],
     saved: Saved, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...], numbers: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """One launch, which gives all three; where (batch, head) pairs are few keys are divided, and a second adds up dq."""
+    """One launch, which gives all three; few (batch, head) pairs have their keys divided, and a second adds up dq."""
     (dq, dk, dv), (inner, t, s) = gradients, numbers[:3]
-    wanted = device.features.compute_units * ITEMS_PER_CORE
-    parts = max(1, min(-(-s // tile.BK), -(-wanted // max(batch, 1))))
+    enough = device.features.compute_units * ITEMS_PER_CORE
+    parts = max(1, min(-(-s // tile.BK), -(-enough // max(batch, 1))))
     partial, partial_at = dq, at[6]
     direct = parts == 1 and dq.dtype == _accumulated(dq.dtype)
     if not direct:
