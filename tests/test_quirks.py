@@ -125,18 +125,12 @@ def test_no_device_is_put_down_to_what_hides_it(backend, monkeypatch):
 @pytest.fixture
 def shrunk(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """The backend, as if its device had little local memory; afterwards no kernel may have asked for more."""
-    attention, matmul, tuning = (
-        import_module(f"polyarr.backends.opencl.{name}") for name in ("attention", "matmul", "tuning")
-    )
+    plans = import_module("polyarr.backends.opencl.plans")
     device, programs = import_module("polyarr.backends.opencl.devices").select(), {}
     monkeypatch.setattr(device, "features", device.features._replace(local_memory=LITTLE))
     monkeypatch.setattr(device.programs, "_programs", programs)
-    caches = (attention._program, attention._tile, matmul._plan, tuning.lookup)
-    for cached in caches:
-        cached.cache_clear()
+    monkeypatch.setattr(device, "plans", plans.Plans(device))
     yield backend
-    for cached in caches:
-        cached.cache_clear()
     asked = import_module("pyopencl").kernel_work_group_info.LOCAL_MEM_SIZE
     kernels = [kernel for program in programs.values() for kernel in program.kernels.values()]
     assert {k.name for k in kernels if k.cl_kernel.get_work_group_info(asked, device.cl_device) > LITTLE} == set()

@@ -13,6 +13,7 @@ from polyarr.core.errors import BackendError
 
 pytest.importorskip("pyopencl")
 CpuGeometry = import_module("polyarr.backends.opencl.geometry").CpuGeometry
+Plans = import_module("polyarr.backends.opencl.plans").Plans
 pocl, tuning, measure, matmul, speed, devices, tune = (
     import_module(f"polyarr.backends.opencl.{name}")
     for name in ("pocl", "tuning", "measure", "matmul", "speed", "devices", "tune")
@@ -27,7 +28,7 @@ class Machine:
     """A device as tuning sees one."""
 
     def __init__(self, floats: int = 8, local_memory: int = 1 << 19, native: int = 16) -> None:
-        self.floats, self.geometry = floats, CpuGeometry(2)
+        self.floats, self.geometry, self.plans = floats, CpuGeometry(2), Plans(self)
         self.features = SimpleNamespace(local_memory=local_memory)
         self.cl_device = SimpleNamespace(
             name=" Some CPU ", vendor="Someone", driver_version="1.0", native_vector_width_float=native,
@@ -55,10 +56,9 @@ def home(tmp_path, monkeypatch):
 
 def forget() -> None:
     """Everything that this process knows of tiles."""
-    for cached in (
-        tuning.lookup, tuning._user_table, tuning.vector_width, tuning.identity, measure._settle, matmul._plan
-    ):  # fmt: skip
-        cached.cache_clear()
+    tuning._user_table.cache_clear()
+    for device in devices._devices.values():
+        device.plans.clear()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_only_the_first_sizeable_product_measures(home, monkeypatch, operations,
     machine.lock = threading.RLock()
     for _ in range(2):
         tile = measure.best_tile(machine, dtype, operations, None)
-        measure._settle.cache_clear()  # as in the next process
+        machine.plans.clear()  # as in the next process
     assert len(calls) == measured
     assert tile == tuning.candidates(machine, dtype)[-1 if measured else 0]
 

@@ -1,6 +1,5 @@
 """What is run under the sanitiser: every op with a kernel, on shapes too small and too odd to fill a tile."""
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -194,12 +193,13 @@ def refused(op: Callable, *arrays: Any) -> None:
 
 
 def in_any_order(op: Callable, *arrays: Any) -> Any:
-    """Call an op that may add atomically."""
-    os.environ["POLYARR_DETERMINISTIC"] = "0"
+    """Call an op that may add atomically, as if the device had been started with POLYARR_DETERMINISTIC=0."""
+    device = polyarr.get_backend().upload.__self__
+    device.deterministic = False
     try:
         return op(*arrays)
     finally:
-        del os.environ["POLYARR_DETERMINISTIC"]
+        device.deterministic = True
 
 
 def sorts() -> Iterator[Case]:

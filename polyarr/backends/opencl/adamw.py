@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
+import numpy as np
+
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.plans import Launch
 from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import block_launch
+from polyarr.backends.opencl.rows import blocks_of
 from polyarr.core.spec import Spec
 
 PLACES = 12  # parameters per launch; adamw.cl repeats its arguments as often
@@ -41,22 +44,28 @@ def adamw(
 def _launch(
     device: Device, tensors: Sequence[Any], rates: Sequence[float], scale: float | Buffer, lr: float, decoupled: bool
 ) -> None:
-    p, g, m, *_ = tensors[0]
-    acc, group = p.dtype, (device.geometry.blocks["GROUP"],)
     on_device = isinstance(scale, Buffer)
-    scales = dense(device, scale) if on_device else p
-    program = device.build(
-        "adamw", **types(acc), **device.geometry.blocks, **_names("G", g.dtype), **_names("M", m.dtype),
-        **_names("S", scales.dtype), DECOUPLED=int(decoupled), SCALE_ON_DEVICE=int(on_device),
-    )  # fmt: skip
-    args, work = [*rates, 1.0 if on_device else scale, scales.memory], 0
+    scales = dense(device, scale) if on_device else tensors[0][0]
+    dtypes, sizes = tuple([b.dtype for b in (*tensors[0][:3], scales)]), tuple([t[0].size for t in tensors])
+    plan = device.plans[_plan](dtypes, sizes, decoupled, on_device)
+    args = [*rates, 1.0 if on_device else scale, scales.memory]
     for *buffers, decay in tensors:
-        size = buffers[0].size
         args += [b.memory for b in buffers]
-        args += [size, decay * lr if decoupled else decay]
-        work += block_launch(device, size)[0][0]
+        args += [buffers[0].size, decay * lr if decoupled else decay]
     unused = [*args[9:16], 0, 0.0]  # a place without elements
-    program.adamw((work,), group, *args, *unused * (PLACES - len(tensors)))
+    plan.kernel(plan.work, plan.group, *args, *unused * (PLACES - len(tensors)))
+
+
+def _plan(
+    device: Device, dtypes: tuple[np.dtype, ...], sizes: tuple[int, ...], decoupled: bool, on_device: bool
+) -> Launch:
+    """For the dtypes of parameters, gradients, moments and the scale."""
+    p, *others = dtypes
+    names = {k: v for letter, dtype in zip("GMS", others, strict=True) for k, v in _names(letter, dtype).items()}
+    flags = {"DECOUPLED": int(decoupled), "SCALE_ON_DEVICE": int(on_device)}
+    program = device.build("adamw", **types(p), **device.geometry.blocks, **names, **flags)
+    group = device.geometry.blocks["GROUP"]
+    return Launch(program.adamw, (group * sum(blocks_of(device, size) for size in sizes),), (group,), ())
 
 
 def _names(letter: str, dtype: Any) -> dict[str, str]:

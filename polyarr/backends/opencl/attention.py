@@ -64,14 +64,14 @@ def forward(
     NotImplemented if rows are so long that no tile fits into the device's local memory, forward or backward.
     """
     lead, (t, s), lengths = out.shape[:-2], (q.shape[-2], k.shape[-2]), (q.shape[-1], v.shape[-1])
-    if not all(_tile(device, q.dtype.itemsize, t, lengths, backward=backward) for backward in (False, True)):
+    if not device.plans[_fits](q.dtype.itemsize, t, lengths):
         return NotImplemented
     result = _by_rows(device, out.shape, out.dtype)
     saved = Saved(result, device.empty(Spec(out.shape[:-1], _accumulated(out.dtype))))
     inputs, at, inner = _laid_out(device, lead, (q, k, v, mask), (result,))
     numbers = _numbers(inner, t, s, causal, scale, key, counter, dropout_rate)
-    program, tile = _program(
-        device, q.dtype, mask and mask.dtype, t, lengths, dropout=dropout_rate > 0, backward=False
+    program, tile = device.plans[_program](
+        q.dtype, mask and mask.dtype, t, lengths, dropout=dropout_rate > 0, backward=False
     )
     work, group = _launch(tile, t, prod(lead))
     program.attention_forward(
@@ -89,8 +89,8 @@ def backward(
     gradients = tuple(_by_rows(device, (*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v))
     inputs, at, inner = _laid_out(device, lead, (q, k, v, mask, g), (saved.out, *gradients))
     numbers = _numbers(inner, t, s, causal, scale, key, counter, dropout_rate)
-    program, tile = _program(
-        device, q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=True
+    program, tile = device.plans[_program](
+        q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=True
     )
     launch = FAMILIES[device.geometry.kind].backward
     launch(device, program, tile, prod(lead), inputs, at, saved, gradients, wanted, numbers)
@@ -149,7 +149,6 @@ def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, 
 # ---- programs ----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=512)
 def _program(
     device: Device, dtype: np.dtype, mask: np.dtype | None, t: int, lengths: tuple[int, int], *, dropout: bool,
     backward: bool,
@@ -165,7 +164,11 @@ def _program(
     return program, tile
 
 
-@lru_cache(maxsize=512)
+def _fits(device: Device, itemsize: int, t: int, lengths: tuple[int, int]) -> bool:
+    """True if there are tiles for both passes."""
+    return all(_tile(device, itemsize, t, lengths, backward=backward) for backward in (False, True))
+
+
 def _tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], *, backward: bool) -> Any:
     """The tile for t queries and rows of these lengths; None if none fits: some drivers would crash in the kernel."""
     return FAMILIES[device.geometry.kind].tile(device, max(4, itemsize), t, lengths, backward)
@@ -239,11 +242,13 @@ def _laid_out(
     last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
     found = [broadcast(x, (*lead, *x.shape[-2:])) for x in last]
     found.insert(3, found[0] if mask is None else broadcast(mask, (*lead, q.shape[-2], k.shape[-2])))
-    layouts = _layouts(lead, tuple((x.strides, x.offset) for x in (*found, *results)))
+    layouts = _steps(lead, tuple([x.strides for x in (*found, *results)]))
     if layouts is None:
         found = [dense(device, x) for x in found]
-        layouts = _layouts(lead, tuple((x.strides, x.offset) for x in (*found, *results)))
-    return tuple(found), *layouts
+        layouts = _steps(lead, tuple([x.strides for x in (*found, *results)]))
+    steps, inner = layouts
+    starts = [struct.pack("q", x.offset) for x in (*found, *results)]
+    return tuple(found), tuple([start + step for start, step in zip(starts, steps, strict=True)]), inner
 
 
 def _with_unit_step(device: Device, x: Buffer) -> Buffer:
@@ -251,14 +256,13 @@ def _with_unit_step(device: Device, x: Buffer) -> Buffer:
 
 
 @lru_cache(maxsize=1024)
-def _layouts(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[tuple[bytes, ...], int] | None:
-    """The layouts if the leading axes of all arrays join into two, else None."""
-    lengths, steps = collapse(lead, [strides[:-2] for strides, _ in arrays])
+def _steps(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[list[bytes], int] | None:
+    """The layouts but for where arrays start, if the leading axes of all join into two, else None."""
+    lengths, steps = collapse(lead, [strides[:-2] for strides in arrays])
     if len(lengths) > 2:
         return None
     pairs = [(0, *step) if len(lengths) == 1 else step for step in steps]
-    found = [_layout(at, *pair, strides[-2]) for (strides, at), pair in zip(arrays, pairs, strict=True)]
-    return tuple(found), lengths[-1]
+    return [struct.pack("3q", *pair, a[-2]) for a, pair in zip(arrays, pairs, strict=True)], lengths[-1]
 
 
 def _layout(offset: int, outer: int, inner: int, row: int) -> bytes:

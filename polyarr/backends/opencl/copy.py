@@ -1,27 +1,16 @@
 """Copies between layouts. They move bits, so that every dtype works on every device and no nan changes."""
 
-from functools import lru_cache
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import COPY, launch
 from polyarr.backends.opencl.layout import Buffer, collapse
+from polyarr.backends.opencl.plans import Launch
 from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 SHORTEST = 8  # rows or columns that are worth a tile
-
-
-class Transposed(NamedTuple):
-    """How a copy of transposed matrices is launched."""
-
-    kernel: Any
-    work: tuple[int, ...]
-    group: tuple[int, ...]
-    arguments: tuple[int, ...]
 
 
 def dense(device: Device, buf: Buffer) -> Buffer:
@@ -40,10 +29,10 @@ def download(device: Device, buf: Buffer) -> np.ndarray:
 
 def duplicate(device: Device, buf: Buffer) -> Buffer:
     """A dense copy of buf."""
-    plan = _transposed(device, buf.shape, buf.strides, buf.dtype.itemsize)
+    plan = device.plans[_transposed](buf.shape, buf.strides, buf.dtype.itemsize)
     if plan is not None:
         result = device.empty(Spec(buf.shape, buf.dtype))
-        plan.kernel(plan.work, plan.group, buf.memory, buf.offset, result.memory, *plan.arguments)
+        plan.kernel(plan.work, plan.group, buf.memory, buf.offset, result.memory, *plan.numbers)
         return result
     bits = _as_bits(buf)
     return launch(device, COPY, Spec(bits.shape, bits.dtype), bits)._replace(dtype=buf.dtype)
@@ -59,8 +48,7 @@ def _as_bits(buf: Buffer) -> Buffer:
     return buf._replace(dtype=BITS[buf.dtype.itemsize])
 
 
-@lru_cache(maxsize=4096)
-def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Transposed | None:
+def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Launch | None:
     """The plan for matrices whose columns are dense, in at most two axes of batches; None for anything else."""
     if 0 in shape:
         return None
@@ -74,5 +62,5 @@ def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...]
     if cut is None:
         return None
     program = device.build("copy", WORD=WORDS[itemsize], TILE=geometry.tile, GROUP_ROWS=geometry.tile_rows)
-    arguments = (inner, rows, columns, outer_step, inner_step, step)
-    return Transposed(program.copy_transposed, cut.work, cut.group, arguments)
+    numbers = (inner, rows, columns, outer_step, inner_step, step)
+    return Launch(program.copy_transposed, cut.work, cut.group, numbers)

@@ -7,6 +7,7 @@ import numpy as np
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import COPY, launch
 from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.plans import Launch
 from polyarr.backends.opencl.program import types
 from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 
@@ -18,21 +19,25 @@ def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[in
 
 def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
     """start, start + step ... : size of them. Floats are computed in the widest type that the device has."""
-    counter, argument = _counter(device, dtype)
-    work, group, each = device.geometry.items(size)
-    stored = {name: macro for name, macro in types(dtype).items() if name != "LOAD"}
-    program = device.build("create", **stored, COUNTER=counter, WG=group[0])
-    result = device.empty(out)
-    program.arange(work, group, result.memory, argument(start), argument(step), size, each)
+    plan, result = device.plans[_plan](dtype, size), device.empty(out)
+    argument = float if dtype in FLOATS else _wrapped if dtype in UNSIGNED else int
+    plan.kernel(plan.work, plan.group, result.memory, argument(start), argument(step), *plan.numbers)
     return result
 
 
-def _counter(device: Device, dtype: np.dtype) -> tuple[str, Any]:
+def _plan(device: Device, dtype: np.dtype, size: int) -> Launch:
+    work, group, each = device.geometry.items(size)
+    stored = {name: macro for name, macro in types(dtype).items() if name != "LOAD"}
+    program = device.build("create", **stored, COUNTER=_counter(device, dtype), WG=group[0])
+    return Launch(program.arange, work, group, (size, each))
+
+
+def _counter(device: Device, dtype: np.dtype) -> str:
     if dtype in FLOATS:
-        return "double" if device.features.fp64 else "float", float
-    # Two's complement: a negative step of unsigned integers wraps to what it should be.
-    return ("ulong", _wrapped) if dtype in UNSIGNED else ("long", int)
+        return "double" if device.features.fp64 else "float"
+    return "ulong" if dtype in UNSIGNED else "long"
 
 
 def _wrapped(number: int) -> int:
+    """In two's complement a negative step of unsigned integers wraps to what it should be."""
     return int(number) & 0xFFFFFFFFFFFFFFFF

@@ -3,6 +3,8 @@
 import atexit
 import ctypes
 import gc
+import os
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from polyarr.backends.opencl.commands import Commands
 from polyarr.backends.opencl.faults import Faults
 from polyarr.backends.opencl.geometry import geometry_of
 from polyarr.backends.opencl.layout import Buffer, row_major
+from polyarr.backends.opencl.plans import Plans
 from polyarr.backends.opencl.pocl import name_the_processor
 from polyarr.backends.opencl.program import Program, ProgramCache
 from polyarr.backends.opencl.quirks import NVIDIA
@@ -63,6 +66,12 @@ def features_of(device: cl.Device) -> Features:
     )
 
 
+def _at_exit(device: "weakref.ref[Device]") -> None:
+    alive = device()
+    if alive is not None:
+        alive.end()
+
+
 class Refusal:
     """A lock that nobody gets."""
 
@@ -95,7 +104,8 @@ class Device:
         name_the_processor(cl_device)
         self.cl_device, self.name = cl_device, name
         self.features = features_of(cl_device)
-        self.geometry = geometry_of(self.features)
+        self.geometry, self.plans = geometry_of(self.features), Plans(self)
+        self.deterministic = os.environ.get("POLYARR_DETERMINISTIC") != "0"
         self.context = cl.Context([cl_device])
         self.commands = Commands(self.context, cl_device)
         self.queue, self.lock = self.commands.queue, self.commands.lock
@@ -105,10 +115,11 @@ class Device:
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
         self.programs = ProgramCache(self.context, cl_device, self.commands, known)
         self.faults = Faults(self)
-        atexit.register(self._at_exit)
+        atexit.register(_at_exit, weakref.ref(self))
         self._uploads: deque[Any] = deque()  # each event keeps its host array alive, and waits when it is dropped
 
-    def _at_exit(self) -> None:
+    def end(self) -> None:
+        """The process ends."""
         with suppress(BackendError, cl.Error), self.lock:  # a device that was lost keeps nothing
             self.commands.finish()
             self.programs.compiler.keep_all()

@@ -3,8 +3,7 @@
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import block_launch
+from polyarr.backends.opencl.rows import block_plan
 from polyarr.core.spec import Spec
 
 WORD = (1 << 64) - 1
@@ -13,10 +12,8 @@ WORD = (1 << 64) - 1
 def dropout(device: Device, out: Spec, x: Buffer, key: int, counter: int, *, rate: float) -> Buffer:
     """Zero elements at the rate, and scale the others up to keep the mean."""
     x, y = dense(device, x), device.empty(out)
-    program = device.build("dropout", **types(x.dtype), **device.geometry.blocks, BATCH=device.geometry.draws)
-    work, group = block_launch(device, x.size)
+    plan = device.plans[block_plan]("dropout", "dropout", x.dtype, x.size, BATCH=device.geometry.draws)
     scale = 1 / (1 - rate) if rate < 1 else 0.0
-    program.dropout(
-        work, group, x.memory, y.memory, x.size, round(rate * 2**24), scale, counter & WORD, key & WORD
-    )
+    numbers = round(rate * 2**24), scale, counter & WORD, key & WORD
+    plan.kernel(plan.work, plan.group, x.memory, y.memory, *plan.numbers, *numbers)
     return y

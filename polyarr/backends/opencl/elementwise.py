@@ -1,7 +1,7 @@
 """Elementwise ops: one kernel file serves every expression, dtype, layout and number of axes."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,7 +142,7 @@ def launch(
     """Compute the expression into a new dense buffer, or into the target, a window of out's shape and dtype."""
     dtype = x.dtype if type(x) is Buffer else y.dtype if type(y) is Buffer else out.dtype
     result = device.empty(out) if target is None else target
-    plan = _plan(device, expression, dtype, out, result.strides, _layout(x), _layout(y), _layout(condition))
+    plan = device.plans[_plan](expression, dtype, out, result.strides, _layout(x), _layout(y), _layout(condition))
     arguments = []
     for operand in (x, y, condition):
         if type(operand) is Buffer:
@@ -163,7 +163,6 @@ def _layout(operand: Buffer | Number | None) -> Any:
     return operand if operand is None else NUMBER
 
 
-@lru_cache(maxsize=8192)
 def _plan(
     device: Device, expression: str, dtype: np.dtype, out: Spec, strides: tuple[int, ...], *operands: Any
 ) -> Plan:

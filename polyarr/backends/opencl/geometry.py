@@ -39,6 +39,7 @@ class CpuGeometry:
     scan_group, scan_columns, scan_part, scans_rows = 1, 64, 1 << 14, False
 
     word, moves_rows = 64, True  # bytes that are moved at once; whether a work-item takes whole rows
+    adds_atomically = False  # where the order need not be the same every time
     sums_few, least_part = True, 4096  # whether few short slices are summed apart; updates that are worth a part of it
     sort_tile, sort_span = 4096, 4096  # elements that are sorted at once, elements that a work-item merges
     tile, tile_rows = 16, 1  # of a transposed copy: its side, and work-items down it
@@ -120,6 +121,7 @@ class GpuGeometry:
     scan_items = 0
 
     word, moves_rows = 16, False
+    adds_atomically = True
     sums_few, least_part = False, 4096
     sort_tile, sort_span = 2048, 8
     tile, tile_rows, most_batches = 32, 8, 65535  # the last: groups along the third axis

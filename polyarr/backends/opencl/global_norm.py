@@ -25,14 +25,14 @@ def global_norm(device: Device, out: Spec, arrays: tuple[Buffer, ...]) -> Buffer
     for same in by_dtype.values():
         for i in range(0, len(same), PLACES):
             first += _launch(device, partials, first, same[i : i + PLACES])
-    program, lanes = _program(device, out.dtype, out.dtype)
+    program, lanes = device.plans[_program](out.dtype, out.dtype)
     program.global_norm_root((lanes, 1), (lanes, 1), partials.memory, result.memory, count)
     return result
 
 
 def _launch(device: Device, partials: Buffer, first: int, arrays: Sequence[Buffer]) -> int:
     """Enqueue the sums of these arrays' blocks. How many there are."""
-    program, lanes = _program(device, arrays[0].dtype, partials.dtype)
+    program, lanes = device.plans[_program](arrays[0].dtype, partials.dtype)
     args = [arg for a in arrays for arg in (a.memory, a.size)]
     args += [arrays[0].memory, 0] * (PLACES - len(arrays))  # a place without elements
     count = sum(map(_blocks, arrays))

@@ -13,6 +13,7 @@ from polyarr.backends.opencl.program import Program
 from polyarr.core.spec import Spec
 
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4", 32: "uint8", 64: "uint16"}
+FAR = 2**31  # words that 32 bits do not count
 INT32 = np.dtype("int32")
 
 
@@ -25,7 +26,7 @@ def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) ->
     if total == 0:
         check(device, fault, indices, x.shape[axis])
         return result
-    program = _build(device, word, indices, total // word)
+    program = device.plans[_program](word, indices.dtype, total // word < FAR)
     args = (x.memory, indices.memory, result.memory, *fault, x.shape[axis], indices.size, row // word)
     if device.geometry.moves_rows:
         items, group, span = device.geometry.items(rows, max(1, device.geometry.span * word // row))
@@ -43,7 +44,7 @@ def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, ax
     x = dense(device, broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
     indices, result = dense(device, broadcast(indices, out.shape)), device.empty(out)
     items, group, span = device.geometry.items(out.size)
-    _build(device, x.dtype.itemsize, indices, out.size).take_along_axis(
+    device.plans[_program](x.dtype.itemsize, indices.dtype, out.size < FAR).take_along_axis(
         items, group, x.memory, indices.memory, result.memory, *fault,
         n, count, prod(out.shape[axis + 1 :]), out.size, span,
     )  # fmt: skip
@@ -61,7 +62,7 @@ def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buff
         check(device, fault, indices, x.shape[axis])
         return result
     device.fill_zero(winner)
-    program = _build(device, word, indices, total // word)
+    program = device.plans[_program](word, indices.dtype, total // word < FAR)
     items, group, span = device.geometry.items(indices.size)
     program.scatter_mark(items, group, indices.memory, winner.memory, *fault, x.shape[axis], indices.size, span)
     items, group, span = device.geometry.items(total // word)
@@ -87,7 +88,7 @@ def scatter_add(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: 
 def check(device: Device, fault: Any, indices: Buffer, n: int) -> None:
     """Note an index out of range for an axis of length n, where an op has nothing to move."""
     items, group, span = device.geometry.items(indices.size)
-    program = _build(device, 1, indices, indices.size)
+    program = device.plans[_program](1, indices.dtype, indices.size < FAR)
     program.check_indices(items, group, indices.memory, *fault, n, indices.size, span)
 
 
@@ -96,6 +97,7 @@ def _word(device: Device, row: int) -> int:
     return gcd(row, device.geometry.word)
 
 
-def _build(device: Device, word: int, indices: Buffer, positions: int) -> Program:
-    index = "int" if indices.dtype == INT32 else "long"
-    return device.build("index", WORD=WORDS[word], INDEX=index, POSITION="uint" if positions < 2**31 else "ulong")
+def _program(device: Device, word: int, dtype: np.dtype, near: bool) -> Program:
+    """For words of so many bytes, indices of this dtype, and positions that are near enough for 32 bits."""
+    index = "int" if dtype == INT32 else "long"
+    return device.build("index", WORD=WORDS[word], INDEX=index, POSITION="uint" if near else "ulong")

@@ -2,11 +2,13 @@
 
 from math import prod
 
+import numpy as np
+
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, reshaped, spec_of, swapped
 from polyarr.backends.opencl.matmul import Epilogue, multiply
-from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.plans import Launch
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
@@ -49,18 +51,18 @@ def _through_activation(
     g = dense(device, g)
     gz = g if activation is None else device.empty(spec_of(g))
     dbias = None if bias is None else device.empty(spec_of(bias))
-    lanes = device.geometry.linear
-    groups = -(-g.shape[1] // (lanes["LANES"] * lanes["WIDE"]))
-    _program(device, g, bias, activation).linear_gradient(
-        (groups * lanes["LANES"], lanes["SLICES"]), (lanes["LANES"], lanes["SLICES"]),
-        g.memory, saved and saved.memory, gz.memory, dbias and dbias.memory, *g.shape,
-    )  # fmt: skip
+    plan = device.plans[_plan](g.shape, g.dtype, bias is not None, activation)
+    arrays = g.memory, saved and saved.memory, gz.memory, dbias and dbias.memory
+    plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
     return gz, dbias
 
 
-def _program(device: Device, g: Buffer, bias: Buffer | None, activation: str | None) -> Program:
-    macros = Epilogue(bias is not None, activation or "none").macros(g.dtype)
-    return device.build("linear", **macros, **device.geometry.linear, ACTIVATES=int(activation is not None))
+def _plan(device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None) -> Launch:
+    lanes, slices = device.geometry.linear["LANES"], device.geometry.linear["SLICES"]
+    groups = -(-shape[1] // (lanes * device.geometry.linear["WIDE"]))
+    macros = Epilogue(bias, activation or "none").macros(dtype)
+    program = device.build("linear", **macros, **device.geometry.linear, ACTIVATES=int(activation is not None))
+    return Launch(program.linear_gradient, (groups * lanes, slices), (lanes, slices), shape)
 
 
 def _matrix(device: Device, buf: Buffer, rows: int) -> Buffer:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,7 +136,7 @@ def _multiply(
 
 def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | None:
     aligned = x.offset % 4 == 0, y.offset % 4 == 0
-    return _plan(device, out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
+    return device.plans[_plan](out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
 
 
 def _repaired(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, Buffer]:
@@ -190,7 +190,6 @@ def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
 # ---- the plan ----------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)
 def _plan(
     device: Device,
     out: Spec,
@@ -289,7 +288,7 @@ def _gpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
     """One work-group per tile; a long k with few tiles is cut into slices, which a second kernel adds."""
-    params, slices = gpu_tiles(lookup(device, dtype), p, device.features.compute_units)
+    params, slices = gpu_tiles(device.plans[lookup](dtype), p, device.features.compute_units)
     slice_length = _share(p.k, slices, params.TILE_K) if p.k else 1
     slices = max(_blocks(p.k, slice_length), 1)
     widths = {

@@ -6,7 +6,7 @@ Nothing is measured at import, and on each processor and driver only once: see d
 import os
 import time
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,10 @@ Block = Callable[[Device, np.dtype, CpuMatmul, tuple[int, int, int]], Launch]  #
 def best_tile(device: Device, dtype: np.dtype, operations: int, block: Block) -> CpuMatmul:
     """The tile for a product of so many operations; at the first sizeable one, it is chosen by measuring."""
     if operations >= SIZEABLE and dtype in (float32, float64):
-        _settle(device, dtype, block)
-    return lookup(device, dtype)[0]
+        device.plans[_settle](dtype, block)
+    return device.plans[lookup](dtype)[0]
 
 
-@lru_cache
 def _settle(device: Device, dtype: np.dtype, block: Block) -> None:
     """Measure, unless that was done before, is not wanted, or could not be kept for the next process."""
     unwanted = os.environ.get("POLYARR_TUNE") == "0" or os.environ.get("POLYARR_NO_CACHE") == "1"

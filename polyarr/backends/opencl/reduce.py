@@ -64,7 +64,7 @@ def _reduce(
 
 
 def _launch(device: Device, name: str, out: Spec, x: Buffer, window: Window) -> Buffer:
-    plan = _plan(device, name, out, x.dtype, window)
+    plan = device.plans[_plan](name, out, x.dtype, window)
     result = device.empty(out if plan.partial is None else plan.partial)
     plan.kernel(plan.work, plan.group, x.memory, x.offset, result.memory, *plan.arguments)
     return result if plan.partial is None else _join_parts(device, name, out, result)
@@ -92,7 +92,7 @@ def _find(name: str, device: Device, out: Spec, x: Buffer, axis: int | None) -> 
     if window is None:
         x, window = _in_rows(device, x, (axis,))
     wanted = _launch(device, name, Spec((window.outer * window.inner,), x.dtype), x, window)
-    plan = _plan(device, name, out, x.dtype, window, find=True)
+    plan = device.plans[_plan](name, out, x.dtype, window, find=True)
     result = device.empty(out if plan.partial is None else plan.partial)
     plan.kernel(plan.work, plan.group, x.memory, x.offset, wanted.memory, result.memory, *plan.arguments)
     return result if plan.partial is None else _join_parts(device, "min", out, result)
@@ -130,7 +130,6 @@ def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, 
 # ---- plans -------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)
 def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, *, find: bool = False) -> Plan:
     outputs = window.outer * window.inner
     by_columns = window.inner_stride == 1 and window.inner > 1 and (window.stride != 1 or window.length == 1)

@@ -1,4 +1,4 @@
-"""Launch geometry of the kernels that work row by row or block by block, and sums over columns."""
+"""Plans of the kernels that work row by row or block by block, and sums over columns."""
 
 from typing import Any
 
@@ -6,37 +6,43 @@ import numpy as np
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.geometry import Cut
 from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.program import Program, types
+from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.program import types
 from polyarr.core.spec import Spec, float64
 
 LONGEST = 256  # rows that a group adds up one by one where it leaves a partial result
 
 
-def row_launch(device: Device, rows: int, cols: int, persistent: bool = False) -> Cut:
-    """Global and local size, and how many sets of ROWS rows a work-group takes.
+def row_plan(
+    device: Device, stem: str, which: str, dtype: np.dtype, shape: tuple[int, ...], persistent: bool = False,
+    **defines: Any,
+) -> Launch:  # fmt: skip
+    """The launch of <stem>_<which>, which works along rows; numbers are rows, cols, and sets of rows per group.
 
     Groups are persistent where each leaves a partial result: they are few then, but not so few that the sum of their
     rows would lose digits.
     """
+    rows, cols = rows_of(shape)
     macros = device.geometry.row_macros(cols)
     sets = -(-rows // macros["ROWS"])
     each = max(1, -(-sets // max(device.geometry.row_groups(sets, persistent), 1)))
     each = min(each, LONGEST) if persistent else each
-    groups = -(-sets // each)
-    return Cut((macros["LANES"], groups * macros["ROWS"]), (macros["LANES"], macros["ROWS"]), each)
+    work, group = (macros["LANES"], -(-sets // each) * macros["ROWS"]), (macros["LANES"], macros["ROWS"])
+    program = device.build(stem, **types(dtype), **macros, **defines)
+    return Launch(getattr(program, f"{stem}_{which}"), work, group, (rows, cols, each))
 
 
-def row_program(device: Device, stem: str, dtype: np.dtype, cols: int, **defines: Any) -> Program:
-    """The program of a row kernel for rows of this length."""
-    return device.build(stem, **types(dtype), **device.geometry.row_macros(cols), **defines)
+def block_plan(device: Device, stem: str, kernel: str, dtype: np.dtype, size: int, **defines: Any) -> Launch:
+    """The launch of a kernel whose groups take blocks of consecutive elements; the number is the size."""
+    program = device.build(stem, **types(dtype), **device.geometry.blocks, **defines)
+    group = device.geometry.blocks["GROUP"]
+    return Launch(getattr(program, kernel), (blocks_of(device, size) * group,), (group,), (size,))
 
 
-def block_launch(device: Device, size: int) -> tuple[tuple[int], tuple[int]]:
-    """Global and local size for so many elements, where a group takes a block of consecutive ones."""
-    macros = device.geometry.blocks
-    return (-(-size // macros["BLOCK"]) * macros["GROUP"],), (macros["GROUP"],)
+def blocks_of(device: Device, size: int) -> int:
+    """How many blocks so many elements are."""
+    return -(-size // device.geometry.blocks["BLOCK"])
 
 
 def wide(dtype: np.dtype) -> np.dtype:
@@ -59,11 +65,15 @@ def column_sums(device: Device, like: Buffer | None, partials: Buffer | None) ->
     """The sums over axis 0 of partials (parts, cols), with the shape (cols) and the dtype of like; None for None."""
     if like is None or partials is None:
         return None
-    out = spec_of(like)
-    result = device.empty(out)
-    parts, cols = partials.shape
-    columns, split, tile = device.geometry.column_sums.values()
-    program = device.build("rows", **types(out.dtype), **device.geometry.column_sums)
-    groups = -(-cols // (columns * tile))
-    program.column_sums((groups * columns, split), (columns, split), partials.memory, result.memory, parts, cols)
+    result = device.empty(spec_of(like))
+    plan = device.plans[_column_sums](like.dtype, partials.shape)
+    plan.kernel(plan.work, plan.group, partials.memory, result.memory, *plan.numbers)
     return result
+
+
+def _column_sums(device: Device, dtype: np.dtype, shape: tuple[int, int]) -> Launch:
+    macros = device.geometry.column_sums
+    columns, split = macros["COLUMNS"], macros["SPLIT"]
+    kernel = device.build("rows", **types(dtype), **macros).column_sums
+    groups = -(-shape[1] // (columns * macros["TILE"]))
+    return Launch(kernel, (groups * columns, split), (columns, split), shape)

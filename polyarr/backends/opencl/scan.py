@@ -1,6 +1,5 @@
 """Running sums along an axis."""
 
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -23,7 +22,7 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
     if not out.size:
         return result
     sums = segments.sum_dtype(device, out.dtype)
-    program = _program(device, x.dtype, out.dtype, sums)
+    program = device.plans[_program](x.dtype, out.dtype, sums)
     group = device.geometry.scan_group
     if device.geometry.scans_rows and inner == 1:
         program.scan_rows((outer * group,), (group,), x.memory, result.memory, length)
@@ -55,7 +54,6 @@ def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...
     return SUM(device, Spec((outer, parts, inner), dtype), view, axis=(2,))
 
 
-@lru_cache(maxsize=256)
 def _program(device: Device, dtype: np.dtype, out: np.dtype, sums: np.dtype) -> Any:
     stored, written = types(dtype), types(out)
     wg, columns = device.geometry.scan_group, device.geometry.scan_columns

@@ -3,7 +3,6 @@
 Where the slices are few and short, a CPU needs no sort.
 """
 
-import os
 from math import prod
 from typing import Any
 
@@ -23,8 +22,8 @@ INT32 = np.dtype("int32")
 
 
 def adds_atomically(device: Device) -> bool:
-    """True on a GPU with POLYARR_DETERMINISTIC=0: it adds float32 in any order, so the last bits vary."""
-    return not device.features.is_cpu and os.environ.get("POLYARR_DETERMINISTIC") == "0"
+    """True on a GPU that started with POLYARR_DETERMINISTIC=0: it adds float32 in any order, so the last bits vary."""
+    return device.geometry.adds_atomically and not device.deterministic
 
 
 def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
@@ -32,7 +31,7 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
     outer, n, inner = prod(result.shape[:axis]), result.shape[axis], prod(result.shape[axis + 1 :])
     if updates.size == 0 or result.size == 0:
         return
-    program = _build(device, result.dtype, indices.dtype)
+    program = device.plans[_program](result.dtype, indices.dtype)
     keys = device.empty(Spec((indices.size,), INT32))
     items, group, _ = device.geometry.items(indices.size)
     program.wrap_indices(items, group, indices.memory, keys.memory, *fault, n, indices.size)
@@ -93,7 +92,7 @@ def _lanes(n: int, count: int, inner: int) -> int:
     return min(wanted, 1 << (inner - 1).bit_length())
 
 
-def _build(device: Device, dtype: np.dtype, index: np.dtype) -> Program:
+def _program(device: Device, dtype: np.dtype, index: np.dtype) -> Program:
     atomics = 0 if dtype != float32 else 2 if device.features.nvidia else 1
     index_type = "int" if index == INT32 else "long"
     wide = types(sum_dtype(device, dtype))["ACC"]

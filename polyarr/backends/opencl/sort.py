@@ -23,7 +23,7 @@ def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool
     x = dense(device, swapped(x, axis, last))
     result = device.empty(Spec(x.shape, out.dtype))
     if result.size:
-        program = _build(device, x.dtype, descending)
+        program = device.plans[_program](x.dtype, descending)
         index = _sorted(device, program, x)
         program.widen((result.size,), None, index.memory, result.memory)
     return swapped(result, axis, last)
@@ -31,7 +31,7 @@ def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool
 
 def order(device: Device, x: Buffer) -> Buffer:
     """The order that sorts a dense 1-d x, as int32."""
-    return _sorted(device, _build(device, x.dtype, descending=False), x)
+    return _sorted(device, device.plans[_program](x.dtype, False), x)
 
 
 def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
@@ -76,7 +76,7 @@ def _key_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(f"uint{8 * dtype.itemsize}")
 
 
-def _build(device: Device, dtype: np.dtype, descending: bool) -> Program:
+def _program(device: Device, dtype: np.dtype, descending: bool) -> Program:
     kind = 2 if dtype in FLOATS else 1 if dtype in SIGNED else 0
     infinity = INFINITIES.get(dtype, "0x7ff0000000000000UL")
     return device.build(

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -88,7 +88,6 @@ PARAMETERS = {"cpu": CpuMatmul, "gpu": GpuMatmul}
 # ---- looking up ------------------------------------------------------------------------------------------------
 
 
-@lru_cache
 def lookup(device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
     """The best known parameters for a device: for a GPU largest tiles first, for a CPU the best first.
 
@@ -138,7 +137,6 @@ def space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
             yield params
 
 
-@lru_cache
 def vector_width(device: Device) -> int:
     """How many floats a vector register of a CPU holds: as the compiler says, or else the device."""
     floats = compiled_floats(device.cl_device)
@@ -149,7 +147,6 @@ def _names(device: Device) -> tuple[str, ...]:
     return identity(device), device.cl_device.name.strip(), device.cl_device.vendor.strip(), kind_of(device)
 
 
-@lru_cache
 def identity(device: Device) -> str:
     """All that a measurement is good for: this polyarr, this processor, this driver and its target."""
     driver = f"{device.cl_device.name.strip()}, driver {device.cl_device.driver_version.strip()}"
@@ -218,7 +215,7 @@ def remember(device: Device, dtype: np.dtype, params: CpuMatmul, facts: dict[str
         with contextlib.suppress(OSError, ValueError):
             _write({**read_user_file(), identity(device): entry})
         table[identity(device)] = entry
-        lookup.cache_clear()
+        device.plans.pop(lookup, None)
 
 
 def _write(table: Table) -> None:
