@@ -16,7 +16,8 @@ COMPUTE = (
     ops.abs, ops.sign, ops.floor, ops.log, ops.sqrt, ops.square, ops.less, ops.nextafter, ops.sum, ops.hypot,
 )  # fmt: skip
 FLUSHED = frozenset({float32, float64})
-NAMES = {f"{kind}-{op.name}" for op in COMPUTE for kind in ("forward", "special", "backward", "float64", "float16")}
+KINDS = ("forward", "special", "numbers", "backward", "float64", "float16")
+NAMES = {f"{kind}-{op.name}" for op in COMPUTE for kind in KINDS}
 CASES = [case for case in cases() if case.name in NAMES]
 
 

@@ -253,7 +253,7 @@ class Data:
     layout  a key of LAYOUTS; one of REPEATING repeats the first slice along the axis that the seed picks
     limit   for values that are indices: how many elements there are to index; for "spread": the largest number,
             negative where there are to be both signs
-    flushed  whether what is below the smallest normal number is 0
+    flushed  whether what is below the smallest normal number is 0, among floats
     """
 
     shape: tuple[int, ...]
@@ -277,7 +277,7 @@ class Data:
         """The values, in the dtype."""
         dtype, rng = as_dtype(self.dtype), np.random.default_rng(self.seed)
         host = self._drawn(rng, int(np.prod(self.shape, dtype=np.int64)), dtype).reshape(self.shape)
-        if self.flushed:
+        if self.flushed and self.is_floating:
             host = np.where(np.abs(host) < finfo(dtype).smallest_normal, np.copysign(dtype.type(0), host), host)
         return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout in REPEATING else host
 
