@@ -47,6 +47,7 @@ LAYERS = {
 TOP = 7
 # Heavy third-party libraries, which only a command or a backend's start may load.
 HEAVY = {"pyopencl", "matplotlib", "safetensors", "tqdm", "hypothesis", "torch"}
+SHARED = "polyarr.backends.kernels"  # what a backend may be made of; it knows none of them
 BACKEND_NAMES = {"numpy", "opencl"}
 MAX_FILE, MAX_FUNCTION = 600, 40
 
@@ -95,8 +96,8 @@ def _strays(name: str, target: str) -> bool:
     if not name.startswith("polyarr.backends."):
         return False
     own = ".".join(name.split(".")[:3])
-    other_backend = target.startswith("polyarr.backends.") and not f"{target}.".startswith(f"{own}.")
-    return other_backend or target.startswith("polyarr.autograd")
+    others = target.startswith("polyarr.backends.") and not f"{target}.".startswith((f"{own}.", f"{SHARED}."))
+    return others or target.startswith("polyarr.autograd")
 
 
 def in_functions(trees: dict[str, ast.AST]) -> list[str]:
@@ -266,6 +267,8 @@ def planted(module: str, source: str) -> dict[str, ast.AST]:
         (upward, "polyarr.core.op", "from polyarr.plugins import DeviceInfo"),
         (upward, "polyarr.ops.nn", "import polyarr"),
         (upward, "polyarr.backends.opencl.table", "from polyarr.backends.numpy import start"),
+        (upward, "polyarr.backends.kernels", "from polyarr.backends.numpy.table import KERNELS"),
+        (upward, "polyarr.backends.kernels", "from polyarr.autograd import grad"),
         (upward, "polyarr.backends.opencl.table", "from polyarr import autograd"),
         (upward, "polyarr.nn.linear", "def f():\n    from polyarr.training import loop"),
         (in_functions, "polyarr.nn.linear", "def f():\n    import json"),

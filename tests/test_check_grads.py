@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import polyarr as pa
 from polyarr import nn, ops, plugins
-from polyarr.backends.numpy.table import make_kernels
+from polyarr.backends.kernels import make_kernels
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError, DtypeError, GradientError

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import polyarr as pa
 from polyarr import diagnosis, ops, plugins
-from polyarr.backends.numpy.table import make_kernels
+from polyarr.backends.kernels import make_kernels
 from polyarr.cli import main
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend

@@ -1,9 +1,9 @@
-"""A polyarr backend on JAX: NumPy's table of kernels, with JAX's functions in it."""
+"""A polyarr backend on JAX: a table of kernels, made of JAX's functions."""
 
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.numpy.table import make_kernels
+from polyarr.backends.kernels import make_kernels
 from polyarr.core.backend import Backend
 from polyarr.core.spec import FLOATS, float16
 from polyarr.plugins import hookimpl

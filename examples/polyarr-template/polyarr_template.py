@@ -1,9 +1,11 @@
 """A polyarr backend to begin with: replace NumPy by your library, then kernels one by one by better ones."""
 
+import math
+
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.numpy.table import make_kernels
+from polyarr.backends.kernels import make_kernels
 from polyarr.core.backend import Backend
 from polyarr.plugins import hookimpl
 
@@ -13,7 +15,7 @@ INSTALL = "pip install polyarr-template"  # the command that brings what start()
 
 def start():
     """Import what is heavy or may be missing here, so that a failure touches nobody but who asks for the backend."""
-    kernels = make_kernels(np)  # or your own dict: docs/write-a-backend.md lists what it needs
+    kernels = make_kernels(np, erf=np.vectorize(math.erf, "d"))  # or your own dict: docs/write-a-backend.md
     kernels[ops.square] = square
     return Backend(NAME, kernels, upload, download, device=describe())
 

@@ -5,12 +5,11 @@ import functools
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.numpy import philox
-from polyarr.backends.numpy.table import argsort, elementwise, scatter, scatter_add
+from polyarr.backends.numpy.table import KERNELS
 from tests.negative_controls.table import differs, kernels
 
 plant = functools.partial(kernels, "numpy")
-exp = elementwise(np, np.exp)
+exp = KERNELS[ops.exp]
 
 
 # ---- layouts -------------------------------------------------------------------------------------------------
@@ -28,7 +27,7 @@ plant(
 )
 plant(
     {"layout-matrix_product": differs()},
-    {ops.matrix_product: lambda out, x, y: elementwise(np, np.matmul)(out, x, as_if_dense(y))},
+    {ops.matrix_product: lambda out, x, y: KERNELS[ops.matrix_product](out, x, as_if_dense(y))},
     "a transposed operand is read as if it were not",
 )
 
@@ -47,7 +46,7 @@ plant(
     {"layout-exp": differs(), "layout-add": differs()},
     {
         ops.exp: lambda out, x: exp(out, from_the_start(x)),
-        ops.add: lambda out, x, y: elementwise(np, np.add)(out, *map(from_the_start_or_number, (x, y))),
+        ops.add: lambda out, x, y: KERNELS[ops.add](out, *map(from_the_start_or_number, (x, y))),
     },
     "the offset of a view is ignored",
 )
@@ -85,8 +84,8 @@ plant(
 plant(
     {"whole-bad-indices": r"scatter_add on numpy: index 3 of 3 elements gave \[2.0, 2.0, 5.0\]; expected an Ind"},
     {
-        ops.scatter_add: lambda out, x, indices, updates, *, axis: scatter_add(
-            out, x, clamped(x, indices, axis), updates, axis=axis, xp=np
+        ops.scatter_add: lambda out, x, indices, updates, *, axis: KERNELS[ops.scatter_add](
+            out, x, clamped(x, indices, axis), updates, axis=axis
         )
     },
     "scatter_add clamps an index that is out of range",
@@ -97,13 +96,12 @@ def reversed_scatter(out, x, indices, updates, *, axis):
     """Duplicates in the opposite order: the first one counts."""
     flat = indices.reshape(-1)[::-1]
     lead, trail = x.shape[:axis], x.shape[axis + 1 :]
-    return scatter(
+    return KERNELS[ops.scatter](
         out,
         x,
         flat,
         updates.reshape(*lead, -1 if flat.size else 0, *trail)[(*(slice(None),) * axis, slice(None, None, -1))],
         axis=axis,
-        xp=np,
     )
 
 
@@ -127,7 +125,7 @@ plant(
 
 def last_among_ties(out, x, *, axis, descending, stable):
     backwards = np.flip(x, axis)
-    return x.shape[axis] - 1 - argsort(out, backwards, axis=axis, descending=descending, stable=stable, xp=np)
+    return x.shape[axis] - 1 - KERNELS[ops.argsort](out, backwards, axis=axis, descending=descending, stable=stable)
 
 
 def last_largest(out, x, *, axis, keepdims):
@@ -148,7 +146,7 @@ plant({"forward-argmax": differs(dtype="int64")}, {ops.argmax: last_largest}, "a
 
 def nan_first(out, x, *, axis, descending, stable):
     x = np.where(np.isnan(x), -np.inf, x) if x.dtype.kind == "f" else x
-    return argsort(out, x, axis=axis, descending=descending, stable=stable, xp=np)
+    return KERNELS[ops.argsort](out, x, axis=axis, descending=descending, stable=stable)
 
 
 plant(
@@ -164,7 +162,7 @@ plant(
 def bits(turned_key=False, counter_bits=64):
     def kernel(out, key, counter, like, *, shape):
         key = (key >> 32 | key << 32) & 2**64 - 1 if turned_key else key
-        return philox.random_bits(out, key, counter & 2**counter_bits - 1, like, shape=shape, xp=np)
+        return KERNELS[ops.random_bits](out, key, counter & 2**counter_bits - 1, like, shape=shape)
 
     return {ops.random_bits: kernel}
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.numpy.table import wide
+from polyarr.backends.numpy.table import NUMPY
 from polyarr.core.backend import Fused
 from polyarr.testing import references
 
@@ -34,7 +34,7 @@ def fused(forward, backward):
 
 def widened(a):
     """a in the dtype that arithmetic on it is done in; numbers and None as they are."""
-    return a.astype(wide(a.dtype), copy=False) if isinstance(a, np.ndarray) else a
+    return NUMPY.widened(a) if isinstance(a, np.ndarray) else a
 
 
 def rows_summed(a):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812  as everybody writes it
 
 from polyarr import ops
-from polyarr.backends.numpy.table import make_kernels
+from polyarr.backends.kernels import make_kernels
 from polyarr.core.backend import Fused
 from polyarr.core.spec import DTYPES, bfloat16, uint16, uint32, uint64
 

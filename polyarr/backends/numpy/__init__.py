@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.numpy.table import make_kernels
+from polyarr.backends.numpy.table import KERNELS
 from polyarr.core.backend import Backend
 from polyarr.plugins import hookimpl
 
 
 def start() -> Backend:
     """The backend. Its buffers are NumPy arrays."""
-    return Backend("numpy", make_kernels(np), upload=np.array, download=_download, device="the host's CPU, NumPy")
+    return Backend("numpy", KERNELS, upload=np.array, download=_download, device="the host's CPU, NumPy")
 
 
 def _download(buf: np.ndarray) -> np.ndarray:

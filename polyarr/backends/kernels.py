@@ -1,0 +1,383 @@
+"""A table of kernels for any library that has the names of the array API standard, made of nothing but these names.
+
+So it works for arrays that never change, for dtypes that are not NumPy's, and for libraries without index arrays.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyarr import ops
+from polyarr.core.op import Op
+from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, NARROW, SIGNED, Spec, float32, float64, int64, uint32
+from polyarr.core.spec import bool as bool_
+
+DEPTH = 512  # up to as many products are summed in their own dtype
+WORD = 0xFFFFFFFF  # the low 32 bits
+quiet = np.errstate(all="ignore")  # for NumPy, and what is built on it: infinity is a result, not news
+
+# The ops that the standard has under the same name, with the same meaning.
+SAME_NAME = (
+    ops.negative, ops.abs, ops.sign, ops.floor, ops.ceil, ops.trunc, ops.round, ops.exp, ops.expm1, ops.log, ops.log1p,
+    ops.log2, ops.log10, ops.sqrt, ops.square, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos, ops.atan, ops.sinh,
+    ops.cosh, ops.tanh, ops.asinh, ops.acosh, ops.atanh, ops.isnan, ops.isinf, ops.isfinite, ops.signbit,
+    ops.bitwise_invert, ops.add, ops.subtract, ops.multiply, ops.divide, ops.maximum, ops.minimum, ops.atan2, ops.hypot,
+    ops.copysign, ops.logaddexp, ops.equal, ops.not_equal, ops.less, ops.less_equal, ops.greater, ops.greater_equal,
+    ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor, ops.bitwise_left_shift, ops.bitwise_right_shift,
+)  # fmt: skip
+
+
+class Library:
+    """A namespace of the array API standard, and its dtypes by polyarr's."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        if isinstance(xp.zeros(()).dtype, np.dtype):
+            self.native = {dtype: dtype for dtype in DTYPES}
+        else:
+            self.native = {dtype: getattr(xp, dtype.name) for dtype in DTYPES if hasattr(xp, dtype.name)}
+        self.wide = {self.native[dtype]: self.native[float32] for dtype in NARROW if dtype in self.native}
+        self.signed = {self.native[dtype] for dtype in SIGNED}
+        self.integers = {self.native[dtype] for dtype in INTEGERS if dtype in self.native}
+
+    def __getattr__(self, name: str) -> Any:
+        """A function of the namespace; the next time it is found without asking."""
+        return self.__dict__.setdefault(name, getattr(self.xp, name))
+
+    def cast(self, x: Any, dtype: np.dtype) -> Any:
+        """An array of a dtype of polyarr's, out of an array or a Python number."""
+        return self.xp.asarray(x, dtype=self.native[dtype])
+
+    def widened(self, x: Any) -> Any:
+        """x in the dtype in which arithmetic on it is done."""
+        return self.xp.asarray(x, dtype=self.wide[x.dtype]) if x.dtype in self.wide else x
+
+
+def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
+    """Op -> kernel, from the functions of xp, a namespace of the array API standard; erf is what the standard lacks.
+
+    Nothing else is asked of its arrays than the standard does, not even that they can be assigned to. An op whose
+    function xp lacks is left out.
+    """
+    lib = Library(xp)
+    found = {op: getattr(xp, op.name) for op in SAME_NAME if hasattr(xp, op.name)}
+    found |= {op: functools.partial(fn, lib) for op, fn in ARITHMETIC.items()}
+    if erf := erf or getattr(xp, "erf", None):
+        found[ops.erf] = erf
+    computing = {
+        **{op: elementwise(lib, fn) for op, fn in found.items()},
+        **{op: long_sum(lib, fn) for op, fn in ((ops.sum, xp.sum), (ops.prod, xp.prod))},
+        **{op: reduction(lib, fn) for op, fn in ((ops.max, xp.max), (ops.min, xp.min))},
+        **{op: reduction(lib, fn) for op, fn in ((ops.argmax, xp.argmax), (ops.argmin, xp.argmin))},
+        **{op: functools.partial(fn, lib) for op, fn in COMPUTING.items()},
+    }
+    moving = {op: functools.partial(fn, lib) for op, fn in MOVING.items()}
+    return {op: quiet(kernel) for op, kernel in computing.items()} | moving
+
+
+# ---- kernels from functions --------------------------------------------------------------------------------------
+
+
+def elementwise(lib: Library, fn: Callable) -> Callable:
+    """A kernel out of a function of arrays: numbers take the arrays' dtype, narrow floats are widened and rounded."""
+    asarray, wide, cast = lib.asarray, lib.wide, lib.cast
+
+    def kernel(out: Spec, *bufs: Any) -> Any:
+        stored = next(b.dtype for b in bufs if hasattr(b, "dtype"))
+        dtype = wide.get(stored, stored)
+        if dtype != stored and out.dtype == bool_:  # what is compared is compared as it is stored
+            bufs = tuple(asarray(b, dtype=stored) for b in bufs)
+        return cast(fn(*[asarray(b, dtype=dtype) for b in bufs]), out.dtype)
+
+    return kernel
+
+
+def reduction(lib: Library, fn: Callable) -> Callable:
+    """A kernel out of a reduction that takes axis and keepdims."""
+
+    def kernel(out: Spec, x: Any, *, axis: Any, keepdims: bool) -> Any:
+        if not out.size:
+            return lib.zeros(out.shape, dtype=lib.native[out.dtype])
+        return lib.cast(fn(lib.widened(x), axis=axis, keepdims=keepdims), out.dtype)
+
+    return kernel
+
+
+def long_sum(lib: Library, fn: Callable) -> Callable:
+    """A kernel out of sum or prod in which floats lose no digits, however many there are: they add up in float64.
+
+    They are reduced as rows side by side: a library that adds in pairs does so there, and not every one has more axes.
+    """
+
+    def kernel(out: Spec, x: Any, *, axis: tuple, keepdims: bool, dtype: np.dtype) -> Any:
+        kept = tuple(i for i in range(x.ndim) if i not in axis)
+        shape = (*(x.shape[i] for i in kept), math.prod(x.shape[i] for i in axis))
+        rows = lib.reshape(lib.permute_dims(lib.cast(x, dtype), (*kept, *axis)), shape, copy=True)
+        added = fn(rows, axis=-1, dtype=lib.native[float64 if dtype in FLOATS else dtype])
+        return lib.cast(lib.reshape(added, out.shape), out.dtype)
+
+    return kernel
+
+
+# ---- arithmetic that libraries do not agree on -------------------------------------------------------------------
+
+
+def floor_divide(lib: Library, x: Any, y: Any) -> Any:
+    """x // y; with an infinity it is the floor of the quotient, as the standard asks, where NumPy takes a remainder."""
+    if x.dtype in lib.integers:  # processors stop at x / 0, and at the smallest number / -1
+        found = lib.where(y == 0, 0, lib.floor_divide(x, lib.where(stops(lib, y), 1, y)))
+        return lib.where(y == -1, -x, found) if x.dtype in lib.signed else found
+    return lib.where(lib.isinf(x) | lib.isinf(y), lib.floor(x / y), lib.floor_divide(x, y))
+
+
+def remainder(lib: Library, x: Any, y: Any) -> Any:
+    """x modulo y, with the sign of y; 0 for an integer modulo zero."""
+    if x.dtype in lib.integers:
+        return lib.where(stops(lib, y), 0, lib.remainder(x, lib.where(stops(lib, y), 1, y)))
+    found = lib.remainder(x, y)
+    return lib.where(found == 0, lib.copysign(found, y), found)
+
+
+def stops(lib: Library, y: Any) -> Any:
+    """Where an integer division by y makes some processors stop."""
+    return (y == 0) | (y == -1) if y.dtype in lib.signed else y == 0
+
+
+def power(lib: Library, x: Any, y: Any) -> Any:
+    """x**y; for integers a negative exponent gives 0 unless the base is 1 or -1, where NumPy would raise."""
+    if x.dtype not in lib.integers:  # where all exponents are 0.5, NumPy takes a square root, which is nan
+        return lib.where((x == -math.inf) & (y == 0.5), math.inf, lib.pow(x, y))
+    if x.dtype not in lib.signed:
+        return lib.pow(x, y)
+    reciprocal = lib.where(x == 1, x, lib.where(x == -1, 1 - 2 * (y & 1), 0))
+    return lib.where(y < 0, reciprocal, lib.pow(x, lib.where(y < 0, 0, y)))
+
+
+def matrix_product(lib: Library, x: Any, y: Any) -> Any:
+    """The product; one of great depth in parts, which are added in float64: BLAS adds up in the dtype itself."""
+    depth = x.shape[-1]
+    if depth <= DEPTH or x.dtype in lib.integers:
+        return lib.matmul(x, y)
+    total = 0.0
+    for start in range(0, depth, DEPTH):
+        part = slice(start, min(start + DEPTH, depth))
+        total = total + lib.cast(lib.matmul(x[..., part], y[..., part, :]), float64)
+    return total
+
+
+ARITHMETIC = {
+    ops.floor_divide: floor_divide,
+    ops.remainder: remainder,
+    ops.pow: power,
+    ops.matrix_product: matrix_product,
+}
+
+
+# ---- one array, or two, that need more than their elements -------------------------------------------------------
+
+
+def nextafter(lib: Library, out: Spec, x: Any, y: Any) -> Any:
+    """The neighbour in the dtype itself: nothing is widened."""
+    return lib.cast(lib.nextafter(lib.cast(x, out.dtype), lib.cast(y, out.dtype)), out.dtype)
+
+
+def where(lib: Library, out: Spec, condition: Any, x: Any, y: Any) -> Any:
+    """A choice moves values and computes nothing, so the dtype stays."""
+    return lib.where(condition, lib.cast(x, out.dtype), lib.cast(y, out.dtype))
+
+
+def astype(lib: Library, out: Spec, x: Any, *, dtype: np.dtype) -> Any:
+    """The library's conversion; what a float outside an integer's range becomes is undefined."""
+    return lib.cast(x, dtype)
+
+
+def cumulative_sum(lib: Library, out: Spec, x: Any, *, axis: int, dtype: np.dtype) -> Any:
+    """Floats are accumulated in float64."""
+    added = lib.native[float64 if dtype in FLOATS else dtype]
+    return lib.cast(lib.cumulative_sum(lib.asarray(x, dtype=added), axis=axis, dtype=added), dtype)
+
+
+def full(lib: Library, out: Spec, value: Any, like: Any, *, shape: tuple, dtype: np.dtype) -> Any:
+    """The value everywhere."""
+    return lib.full(shape, value, dtype=lib.native[dtype])
+
+
+def arange(lib: Library, out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype) -> Any:
+    """Computed in the widest dtype of the kind; integers modulo 2**64."""
+    if dtype in FLOATS:
+        return lib.cast(lib.arange(size, dtype=lib.native[float64]) * float(step) + float(start), dtype)
+    return lib.cast(lib.arange(size, dtype=lib.native[int64]) * signed(step) + signed(start), dtype)
+
+
+def signed(number: int) -> int:
+    """The 64-bit integer with the same lowest 64 bits."""
+    return (int(number) + 2**63) % 2**64 - 2**63
+
+
+# ---- windows -----------------------------------------------------------------------------------------------------
+
+
+def window(starts: tuple, steps: tuple, shape: tuple) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+    """The slices of a window, forwards, for not every library has negative steps; and the axes to be flipped then."""
+    ends = [start + (count - 1) * step for start, step, count in zip(starts, steps, shape, strict=True)]
+    slices = tuple(
+        slice(min(start, end), max(start, end) + 1, abs(step)) if count else slice(0, 0)
+        for start, end, step, count in zip(starts, ends, steps, shape, strict=True)
+    )
+    return slices, tuple(axis for axis, step in enumerate(steps) if step < 0)
+
+
+def slice_(lib: Library, out: Spec, x: Any, *, starts: tuple, steps: tuple, shape: tuple) -> Any:
+    """A view, where the library has them."""
+    slices, flipped = window(starts, steps, shape)
+    return lib.flip(x[slices], axis=flipped) if flipped else x[slices]
+
+
+def slice_update(lib: Library, out: Spec, x: Any, value: Any, *, starts: tuple, steps: tuple) -> Any:
+    """value where the window is and x elsewhere: along each axis, an element of value is looked up for each of x."""
+    if 0 in value.shape:
+        return x
+    hit = None
+    for axis, (start, step, n, count) in enumerate(zip(starts, steps, x.shape, value.shape, strict=True)):
+        if count == n and step == 1:
+            continue
+        number = lib.arange(n, dtype=lib.native[int64]) - start
+        found = lib.floor_divide(number, lib.full_like(number, step))
+        inside = (found * step == number) & (found >= 0) & (found < count)
+        value = lib.take(value, lib.where(inside, found, 0), axis=axis)
+        inside = beside(lib, inside, x, axis)
+        hit = inside if hit is None else hit & inside
+    return value if hit is None else lib.where(hit, value, x)
+
+
+# ---- indices and order -------------------------------------------------------------------------------------------
+
+
+def places(lib: Library, op: str, indices: Any, n: int) -> Any:
+    """The indices in one row, from 0 to n - 1; IndexError for one that is out of range."""
+    flat = lib.reshape(indices, (-1,))
+    if flat.shape == (0,):
+        return flat
+    low = int(lib.min(flat))
+    for index in (low, int(lib.max(flat))):
+        if not -n <= index < n:
+            raise IndexError(f"{op}: index {index} is out of range for an axis of length {n}")
+    return lib.where(flat < 0, flat + n, flat) if low < 0 else flat
+
+
+def take(lib: Library, out: Spec, x: Any, indices: Any, *, axis: int) -> Any:
+    """The elements at indices."""
+    at = places(lib, "take", indices, x.shape[axis])
+    if not out.size:
+        return lib.zeros(out.shape, dtype=lib.native[out.dtype])
+    return lib.reshape(lib.take(x, at, axis=axis), out.shape)
+
+
+def scatter(lib: Library, out: Spec, x: Any, indices: Any, updates: Any, *, axis: int) -> Any:
+    """For each place the last of its updates, where it has one."""
+    at = places(lib, "scatter", indices, x.shape[axis])
+    if not out.size or at.shape == (0,):
+        return x
+    order, ends, counts = by_place(lib, at, x.shape[axis])
+    last = lib.take(order, lib.where(counts > 0, ends - 1, 0), axis=0)
+    found = lib.take(in_a_row(lib, updates, at, x, axis), last, axis=axis)
+    return lib.where(beside(lib, counts > 0, x, axis), found, x)
+
+
+def scatter_add(lib: Library, out: Spec, x: Any, indices: Any, updates: Any, *, axis: int) -> Any:
+    """For each place x and its updates: those are sorted by place, and neighbours are added in pairs, pairs of pairs...
+
+    Floats are added in float64, for there may be many.
+    """
+    at = places(lib, "scatter_add", indices, x.shape[axis])
+    if not out.size or at.shape == (0,):
+        return x
+    order, ends, counts = by_place(lib, at, x.shape[axis])
+    exact = float64 if out.dtype in FLOATS else out.dtype
+    total = lib.cast(lib.take(in_a_row(lib, updates, at, x, axis), order, axis=axis), exact)
+    place, step, longest = lib.take(at, order, axis=0), 1, int(lib.max(counts))
+    lead = (slice(None),) * axis
+    while step < longest:  # total[i] is the sum of up to `step` updates that end at i, all for one place
+        before, after = total[(*lead, slice(None, -step), ...)], total[(*lead, slice(step, None), ...)]
+        same = beside(lib, place[step:] == place[:-step], x, axis)
+        added = lib.where(same, after + before, after)
+        total = lib.concat([total[(*lead, slice(None, step), ...)], added], axis=axis)
+        step *= 2
+    found = lib.take(total, lib.where(counts > 0, ends - 1, 0), axis=axis)
+    return lib.where(beside(lib, counts > 0, x, axis), lib.cast(lib.cast(x, exact) + found, out.dtype), x)
+
+
+def by_place(lib: Library, at: Any, n: int) -> tuple[Any, Any, Any]:
+    """Of places from 0 to n - 1: their order; for each of the n, where it ends in this order; how often it occurs."""
+    order = lib.argsort(at, axis=0, stable=True)
+    ordered, numbers = lib.take(at, order, axis=0), lib.arange(n, dtype=at.dtype)
+    ends = lib.searchsorted(ordered, numbers, side="right")
+    return order, ends, ends - lib.searchsorted(ordered, numbers, side="left")
+
+
+def in_a_row(lib: Library, updates: Any, at: Any, x: Any, axis: int) -> Any:
+    """The updates with the axes of the indices as one."""
+    return lib.reshape(updates, (*x.shape[:axis], at.shape[0], *x.shape[axis + 1 :]))
+
+
+def beside(lib: Library, row: Any, x: Any, axis: int) -> Any:
+    """A row as an array that broadcasts along this axis of x."""
+    return lib.reshape(row, (-1,) + (1,) * (x.ndim - axis - 1))
+
+
+def argsort(lib: Library, out: Spec, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
+    """Stable both ways: descending is the ascending order of the reversed array, read backwards."""
+    x = lib.widened(x)
+    if not descending:
+        return lib.argsort(x, axis=axis, stable=True)
+    order = lib.argsort(lib.flip(x, axis=axis), axis=axis, stable=True)
+    return x.shape[axis] - 1 - lib.flip(order, axis=axis)
+
+
+# ---- random bits -------------------------------------------------------------------------------------------------
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+
+
+def philox(counter: list, key: tuple[int, int]) -> list:
+    """Philox4x32-10: four words per block out of four counter words and two key words, in arrays of int64.
+
+    Products are right modulo 2**64, whatever their sign, and no dtype without a sign is needed.
+    """
+    a, b, c, d = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        left, right = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        a, b, c, d = (right >> 32 & WORD) ^ b ^ k0, right & WORD, (left >> 32 & WORD) ^ d ^ k1, left & WORD
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return [a, b, c, d]
+
+
+def random_bits(lib: Library, out: Spec, key: int, counter: int, like: Any, *, shape: tuple[int, ...]) -> Any:
+    """The bits that ops.random_bits defines."""
+    block = lib.arange((out.size + 3) // 4, dtype=lib.native[int64])
+    words = [block & WORD, block >> 32]
+    words += [lib.full_like(block, counter & WORD), lib.full_like(block, counter >> 32 & WORD)]
+    found = lib.stack(philox(words, (key & WORD, key >> 32 & WORD)), axis=-1)
+    return lib.cast(lib.reshape(lib.reshape(found, (-1,))[: out.size], shape), uint32)
+
+
+# ---- the rest of the table ---------------------------------------------------------------------------------------
+
+COMPUTING = {
+    ops.nextafter: nextafter, ops.astype: astype, ops.cumulative_sum: cumulative_sum, ops.arange: arange,
+    ops.scatter_add: scatter_add, ops.random_bits: random_bits,
+}  # fmt: skip
+MOVING = {
+    ops.full: full, ops.where: where, ops.slice: slice_, ops.slice_update: slice_update, ops.take: take,
+    ops.scatter: scatter, ops.argsort: argsort,
+    ops.reshape: lambda lib, out, x, *, shape: lib.reshape(x, shape),
+    ops.permute_dims: lambda lib, out, x, *, axes: lib.permute_dims(x, axes),
+    ops.broadcast_to: lambda lib, out, x, *, shape: lib.broadcast_to(x, shape),
+    ops.concat: lambda lib, out, arrays, *, axis: lib.concat(arrays, axis=axis),
+}  # fmt: skip
