@@ -100,6 +100,9 @@ def test_a_stranger_on_either_side_is_a_type_error(on_numpy: Backend, fn, other:
     x = pa.ones(2)
     if isinstance(other, str) and fn is operator.mod:
         return  # formats the text
+    if fn in (operator.eq, operator.ne) and not isinstance(other, (np.ndarray, list)):
+        assert fn(x, other) is fn(other, x) is (fn is operator.ne)  # they are not alike, as Python has it
+        return
     for call in (lambda: fn(x, other), lambda: fn(other, x)):
         with pytest.raises(TypeError):
             call()

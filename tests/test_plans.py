@@ -76,7 +76,7 @@ def test_what_changes_from_step_to_step_is_no_part_of_a_plan(backend):
     device, w, params = devices.select(), pa.ones((32, 8)), pa.ones((4, 8))
 
     def kept():
-        found = {(make.__module__, make.__name__): cached.cache_info().currsize for make, cached in device.plans.items()}
+        found = {(of.__module__, of.__name__): cached.cache_info().currsize for of, cached in device.plans.items()}
         return {**found, "steps": attention._steps.cache_info().currsize, "programs": len(device.programs._programs)}
 
     for i in (1, 2):

@@ -1,5 +1,6 @@
 """Array: a handle on a buffer of one backend; and what is done to arrays, or to whatever an op takes, as a whole."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,15 @@ class Array:
         return host
 
     def to(self, backend: str | Backend) -> "Array":
-        """The same values on another backend, through the host. A gradient comes back the same way."""
-        target = get_backend(backend)
-        if target is self.backend:
+        """The same values on another backend; a gradient comes back the same way.
+
+        Between backends of one home nothing is copied. Others are asked for a transfer of their own, then for DLPack;
+        otherwise the values go through the host.
+        """
+        target, source = get_backend(backend), self.backend
+        if target is source:
             return self
-        moved, source = from_numpy(self.numpy(), target), self.backend
+        moved = _moved(self, target)
         if (read := reads.get()) is not None:
             read.note(self)
         if self.node is not None and is_recording():
@@ -77,6 +82,20 @@ class Array:
 
 def _restored(host: np.ndarray, backend: str) -> Array:
     return from_numpy(host, get_backend(backend))
+
+
+def _moved(a: Array, target: Backend) -> Array:
+    source = a.backend
+    if source.meets(target):
+        return Array(target, a.buf, a.spec)
+    found = NotImplemented
+    if a.spec.dtype in target.dtypes:
+        if source.transfer is not None:
+            found = source.transfer(a.buf, target)
+        if found is NotImplemented and source.dlpack and target.dlpack:
+            with contextlib.suppress(BufferError):  # another device, say
+                found = target.dlpack.adopt(source.dlpack.export(a.buf))
+    return from_numpy(a.numpy(), target) if found is NotImplemented else Array(target, found, a.spec)
 
 
 def from_numpy(host: np.ndarray, backend: Backend) -> Array:

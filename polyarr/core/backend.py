@@ -56,6 +56,17 @@ def family_of(name: str) -> str:
     return name.partition(":")[0]
 
 
+class DLPack(NamedTuple):
+    """How a backend shares buffers without a copy.
+
+    export  buffer -> an object with __dlpack__ and __dlpack_device__
+    adopt   such an object -> a buffer, which may share its memory; BufferError for a device or dtype that it lacks
+    """
+
+    export: Callable[[Any], Any]
+    adopt: Callable[[Any], Any]
+
+
 class Backend(NamedTuple):
     """A backend, as a value.
 
@@ -73,6 +84,10 @@ class Backend(NamedTuple):
                  raises BackendError if something outside was written to. None: the backend cannot tell
     flushes      the dtypes in which a number below the smallest normal one may be taken as 0, and given as 0: compilers
                  and GPUs do so for speed. The conformance kit then asks for no more
+    home         what memory it computes in: arrays meet where their backends' homes are equal, whichever kernels
+                 those have. None: a home of its name
+    transfer     (buffer, target backend) -> a buffer of the target, or NotImplemented: a way that spares the host
+    dlpack       how buffers are shared with others through DLPack. None: not at all
     handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
                  it. None: nothing but the buffers
     """
@@ -89,6 +104,17 @@ class Backend(NamedTuple):
     guarded: Callable[[], AbstractContextManager] | None = None
     flushes: frozenset[np.dtype] = frozenset()
     handle: Any = None
+    home: Any = None
+    transfer: Callable[[Any, "Backend"], Any] | None = None
+    dlpack: DLPack | None = None
+
+    def meets(self, other: "Backend") -> bool:
+        """True if an array of one and an array of the other may be inputs of one op."""
+        return self is other or self._home == other._home
+
+    @property
+    def _home(self) -> Any:
+        return self.name if self.home is None else self.home
 
     @property
     def family(self) -> str:

@@ -67,8 +67,8 @@ def usage(op: Any, missing: list[str], unknown: set[str]) -> str:
 
 
 def mixed(op: Any, args: Any) -> str:
-    backends = {id(a.backend): a.backend.name for a in flatten(args) if type(a) is Array}
-    names = " and ".join(repr(name) for name in backends.values())
+    found = list({id(a.backend): a.backend.name for a in flatten(args) if type(a) is Array}.values())
+    names = " and ".join(map(repr, found)) if len({*found}) > 1 else f"{len(found)} backends called {found[0]!r}"
     return f"{op.name}: inputs live on {names}; bring them to one backend with .to(name)"
 
 

@@ -177,9 +177,10 @@ class Op:
             if kind is Array:
                 specs.append(a.spec)
                 if a.backend is not backend:
-                    if backend is not None:
+                    if backend is None:
+                        backend = a.backend
+                    elif not backend.meets(a.backend):
                         raise BackendError(mixed(self, args))
-                    backend = a.backend
                 tracked = tracked or a.node is not None
             elif kind in NUMBERS:
                 specs.append(NUMBERS[kind])
@@ -195,14 +196,19 @@ class Op:
         return self._run(args, tuple(specs), backend, tracked, params)
 
     def _call_unusual(self, args: tuple, params: dict[str, Any]) -> Any:
-        """The call with a list of arrays, a NumPy scalar or something that is no input at all."""
+        """The call with a list of arrays, a NumPy scalar, what takes over the call, or what is no input at all."""
+        for a in flatten(tuple(tuple(a) if type(a) is list else a for a in args)):
+            if type(a) is not Array and hasattr(type(a), "polyarr_op"):
+                found = a.polyarr_op(self, args, params)
+                if found is not NotImplemented:
+                    return found
         args = tuple(accepted(self, name, a) for name, a in zip(self.inputs, args, strict=True))
         flat = [a for a in flatten(args) if a is not None]
         specs = tuple(map(spec_of, args))
         if any(type(a) is Spec for a in flat):
             return self.plan(specs, params).out
         arrays = [a for a in flat if type(a) is Array]
-        if any(a.backend is not arrays[0].backend for a in arrays):
+        if any(not arrays[0].backend.meets(a.backend) for a in arrays):
             raise BackendError(mixed(self, flat))
         tracked = any(a.node is not None for a in arrays)
         return self._run(args, specs, arrays[0].backend if arrays else None, tracked, params)

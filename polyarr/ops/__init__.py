@@ -182,13 +182,32 @@ BINARY = {
     "rshift": bitwise_right_shift,
 }
 COMPARISONS = {"eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal}
+REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}  # of any other, "r" and its name
 UNARY = {"neg": negative, "pos": positive, "abs": abs, "invert": bitwise_invert}
 # The methods that NumPy's, PyTorch's and MLX's arrays have in common; everything else is a function.
 NAMED = (all, any, argmax, argmin, max, mean, min, prod, squeeze, std, sum, var)
 
 
-def _forward(op: Callable) -> Callable:
-    return lambda self, other: op(self, other)
+OPERANDS = {Array, Spec, builtins.bool, int, float}
+OF_NUMBERS = (np.ndarray, np.generic, list, tuple)  # which ops take, or refuse with a word on what to do
+
+
+def _is_foreign(other: Any, reflected: str) -> bool:
+    """True for an operand that polyarr knows nothing of, and that may know what to do with an array."""
+    if type(other) in OPERANDS or isinstance(other, OF_NUMBERS) or hasattr(type(other), "polyarr_op"):
+        return False
+    return hasattr(type(other), reflected)
+
+
+def _forward(name: str, op: Callable) -> Callable:
+    reflected = f"__{REFLECTED.get(name, f'r{name}')}__"
+
+    def method(self: Any, other: Any) -> Any:
+        if type(other) not in OPERANDS and _is_foreign(other, reflected):
+            return NotImplemented
+        return op(self, other)
+
+    return method
 
 
 def _reflected(op: Callable) -> Callable:
@@ -207,7 +226,11 @@ def _named(op: Op) -> Callable:
 
 
 def _in_place(name: str, op: Callable) -> Callable:
+    reflected = f"__r{name}__"
+
     def update(self: Array, other: Any) -> Array:
+        if _is_foreign(other, reflected):
+            return NotImplemented
         found = op(self, other)
         if found.spec != self.spec:
             error = ShapeError if found.shape != self.shape else DtypeError
@@ -221,14 +244,14 @@ def _in_place(name: str, op: Callable) -> Callable:
 for _cls in (Array, Spec):  # an op runs on Specs too: that is inference
     setattr(_cls, "astype", lambda self, dtype: astype(self, dtype=dtype))  # noqa: B010  mypy knows no such attribute
     for _name, _op in BINARY.items():
-        setattr(_cls, f"__{_name}__", _forward(_op))
+        setattr(_cls, f"__{_name}__", _forward(_name, _op))
         setattr(_cls, f"__r{_name}__", _reflected(_op))
     for _name, _unary in UNARY.items():
         setattr(_cls, f"__{_name}__", lambda self, op=_unary: op(self))
     for _named_op in NAMED:
         setattr(_cls, _named_op.name, _named(_named_op))
 for _name, _op in COMPARISONS.items():
-    setattr(Array, f"__{_name}__", _forward(_op))
+    setattr(Array, f"__{_name}__", _forward(_name, _op))
 for _name, _op in BINARY.items():
     setattr(Array, f"__i{_name}__", _in_place(_name, _op))
 

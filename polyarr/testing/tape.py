@@ -38,6 +38,7 @@ class Watched:
             kernels={op: self._watched(op, kernel) for op, kernel in backend.kernels.items()},
             upload=lambda host: Held(backend.upload(host)),
             download=lambda held: backend.download(held.buf),
+            home=self,
         )
 
     def alive(self) -> int:

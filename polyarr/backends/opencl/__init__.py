@@ -36,6 +36,7 @@ def start(device: str | None = None) -> Backend:
             unordered=unordered(found),
             guarded=found.guarded,
             handle=handle_of(found),
+            home=found,
         )
     return _backends[found]
 

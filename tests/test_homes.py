@@ -1,0 +1,180 @@
+"""Which arrays may meet, how they move between backends, and what takes over a call that is no array."""
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.backend import Backend, DLPack, transfers
+from polyarr.core.current import get_backend, use_backend
+from polyarr.core.errors import BackendError
+from polyarr.plugins import fresh, hookimpl, register_plugin
+
+pytestmark = pytest.mark.usefixtures("on_numpy")
+X = np.arange(6.0).reshape(2, 3)
+
+
+def on(backend: Backend, values: Any = X) -> pa.Array:
+    with use_backend(backend):
+        return pa.asarray(values)
+
+
+def numpy_called(name: str, **fields: Any) -> Backend:
+    return get_backend("numpy")._replace(name=name, **fields)
+
+
+# ---- homes -------------------------------------------------------------------------------------------------------
+
+
+def test_what_shares_a_home_meets(backend: Backend) -> None:
+    """Other kernels of the same memory: a backend without its pairs, and one with kernels of somebody else."""
+    if pa.float64 not in backend.dtypes:
+        pytest.skip("computes with other numbers")
+    plain = backend.without_fused()
+    other = backend._replace(kernels={**backend.kernels, ops.negative: backend.kernels[ops.abs]})
+    found = on(backend) + on(plain) * on(other)
+    np.testing.assert_allclose(found.numpy(), X + X * X)
+    assert ops.stack([on(backend), on(plain)]).shape == (2, 2, 3)
+    before = transfers()
+    moved = on(backend).to(plain)
+    assert moved.backend is plain and transfers().downloads == before.downloads
+    g = pa.grad(lambda x: ops.sum(x.to(plain) ** 2))(on(backend))
+    assert g.backend is not None and np.array_equal(g.numpy(), 2 * X)
+
+
+def test_a_backend_and_its_device_meet_with_any_plugin() -> None:
+    class Toy:
+        @hookimpl
+        def polyarr_backends(self, register: Any) -> None:
+            register("toy", lambda device="0": numpy_called(f"toy:{device}"), api=2)
+
+        @hookimpl
+        def polyarr_kernels(self, backend: Backend) -> dict:
+            return {ops.negative: lambda out, x: -x} if backend.family == "toy" else {}
+
+    with fresh():
+        register_plugin(Toy())
+        found = on(get_backend("toy")) + on(get_backend("toy:0"))
+        assert np.array_equal(found.numpy(), 2 * X)
+        with pytest.raises(BackendError, match="inputs live on 'toy:0' and 'toy:1'; bring them to one backend"):
+            on(get_backend("toy:0")) + on(get_backend("toy:1"))
+
+
+def test_homes_that_differ_do_not_meet() -> None:
+    one, other = numpy_called("a", home=1), numpy_called("a", home=2)
+    with pytest.raises(BackendError, match="add: inputs live on 2 backends called 'a'; bring them to one backend"):
+        on(one) + on(other)
+    with pytest.raises(BackendError, match="inputs live on"):
+        ops.stack([on(one), on(other)])
+    assert np.array_equal((on(one) + on(numpy_called("b", home=1))).numpy(), 2 * X)
+
+
+# ---- moving ------------------------------------------------------------------------------------------------------
+
+
+def test_a_transfer_of_the_backends_own_spares_the_host() -> None:
+    def transfer(buf: np.ndarray, target: Backend) -> Any:
+        asked.append(target.name)
+        return np.array(buf) if target.name == "b" else NotImplemented
+
+    asked: list[str] = []
+    a, b, c = numpy_called("a", transfer=transfer), numpy_called("b"), numpy_called("c")
+    x, before = on(a), transfers()
+    assert np.array_equal(x.to(b).numpy(), X) and transfers().downloads == before.downloads + 1  # of .numpy()
+    assert np.array_equal(x.to(c).numpy(), X) and transfers().downloads == before.downloads + 3
+    assert asked == ["b", "c"]
+    g = pa.grad(lambda x: ops.sum(x.to(b) ** 2))(x)
+    assert g.backend is a and np.array_equal(g.numpy(), 2 * X)
+
+
+def test_dlpack_spares_the_host_where_both_have_it() -> None:
+    def refuse(_: Any) -> Any:
+        raise BufferError("lives on another device")
+
+    share = DLPack(lambda buf: buf, np.from_dlpack)
+    a, b = numpy_called("a", dlpack=share), numpy_called("b", dlpack=share)
+    x, before = on(a), transfers()
+    moved = x.to(b)
+    assert np.shares_memory(moved.buf, x.buf) and transfers().downloads == before.downloads
+    assert np.array_equal(x.to(numpy_called("c")).numpy(), X)
+    far = numpy_called("d", dlpack=DLPack(lambda buf: buf, refuse))
+    assert np.array_equal(x.to(far).numpy(), X) and transfers().downloads > before.downloads
+    with pytest.raises(pa.DtypeError, match="float64 on 'e'"):
+        x.to(numpy_called("e", dlpack=share, dtypes=frozenset({pa.float32})))
+
+
+# ---- other citizens ----------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Counts the calls it takes over, and runs them on what it holds."""
+
+    def __init__(self, array: pa.Array, calls: list) -> None:
+        self.array, self.calls = array, calls
+
+    def polyarr_op(self, op: Any, args: tuple, params: dict) -> Any:
+        def plain(a: Any) -> Any:
+            return tuple(map(plain, a)) if isinstance(a, (list, tuple)) else a.array if type(a) is Counted else a
+
+        self.calls.append((op.name, params))
+        return Counted(op(*map(plain, args), **params), self.calls)
+
+
+def test_an_argument_may_take_over_the_call() -> None:
+    calls: list = []
+    x = Counted(on(get_backend("numpy")), calls)
+    found = ops.sum(ops.concat([on(get_backend("numpy")) + x, x], axis=0), axis=1)
+    assert found.array.tolist() == [6.0, 24.0, 3.0, 12.0]
+    assert [name for name, _ in calls] == ["add", "concat", "sum"]
+    assert calls[1][1] == {"axis": 0} and calls[2][1]["axis"] == 1
+    assert (ops.sum(x=x)).array.item() == 15
+
+
+def test_an_argument_may_decline_the_call() -> None:
+    class Declines:
+        def polyarr_op(self, op: Any, args: tuple, params: dict) -> Any:
+            return NotImplemented
+
+    with pytest.raises(TypeError, match=r"add: y is a .*Declines; it must be a polyarr array"):
+        pa.ones(3) + Declines()
+
+
+class Foreign:
+    """Knows what to do with arrays, by Python's own protocol."""
+
+    def answer(self, other: Any) -> str:
+        return "mine"
+
+    __radd__ = __rmatmul__ = __rsub__ = __gt__ = __eq__ = __ne__ = answer
+    __hash__ = None
+
+
+def test_python_asks_the_other_operand() -> None:
+    x = pa.ones(3)
+    assert x + Foreign() == "mine" and x @ Foreign() == "mine" and x - Foreign() == "mine"
+    assert (x < Foreign()) == "mine" and (x == Foreign()) == "mine" and (x != Foreign()) == "mine"
+    with pytest.raises(TypeError, match="unsupported operand"):
+        x * Fraction(1, 2)
+    y = x
+    y += Foreign()
+    assert y == "mine"
+
+
+def test_an_array_is_not_none() -> None:
+    x = pa.ones(3)
+    assert (x == None) is False and (x != None) is True  # noqa: E711
+    assert (x == "ones") is False and x not in [None, "a"]
+    with pytest.raises(TypeError):
+        x < None  # noqa: B015
+
+
+@pytest.mark.parametrize("other", [np.ones(3), [1, 2, 3], (1, 2)])
+def test_arrays_of_others_and_lists_are_told_what_to_do(other: Any) -> None:
+    for compute in (lambda x: x + other, lambda x: x == other, lambda x: x < other):
+        with pytest.raises(TypeError, match="array"):
+            compute(pa.ones(3))
+    with pytest.raises(TypeError, match="array"):
+        other - pa.ones(3)
