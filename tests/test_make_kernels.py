@@ -1,5 +1,6 @@
 """make_kernels(xp) for libraries that have the names of the array API standard and are not NumPy."""
 
+import contextlib
 import importlib
 import math
 import sys
@@ -21,9 +22,22 @@ from polyarr.testing.compare import Lacking
 
 # The ops whose kernels NumPy's users write in a way that the standard does not know.
 UNLIKE = ("scatter", "scatter_add", "slice_update", "argsort", "floor_divide", "remainder", "take", "random_bits")
-JAX = Path(__file__).parents[1] / "examples" / "polyarr-jax"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+GPT = ("whole-complete", "whole-copies", "whole-training", "whole-generation")
 CASES = cases()
 HELD = [dtype for dtype in DTYPES if dtype not in NARROW]  # the standard has no others
+
+
+@contextlib.contextmanager
+def example(name, monkeypatch):
+    """The backend of an example, started."""
+    monkeypatch.syspath_prepend(EXAMPLES / f"polyarr-{name}")
+    try:
+        with plugins.fresh():
+            plugins.register_plugin(importlib.import_module(f"polyarr_{name}"))
+            yield pa.get_backend(name)
+    finally:
+        sys.modules.pop(f"polyarr_{name}", None)
 
 
 def failing(backend, effort, cases):
@@ -65,14 +79,14 @@ class Foreign:
     def __getitem__(self, key):
         each = key if type(key) is tuple else (key,)
         assert all(k.step is None or k.step > 0 for k in each if isinstance(k, slice)), "a negative step"
-        return Foreign(self.host[ours(key)])
+        return type(self)(self.host[ours(key)])
 
     def size(self):
         return self.host.size
 
 
 def operator(name):
-    return lambda a, b=None: Foreign(getattr(a.host, name)(*([] if b is None else [ours(b)])))
+    return lambda a, b=None: type(a)(getattr(a.host, name)(*([] if b is None else [ours(b)])))
 
 
 for _name in "add radd sub rsub mul rmul truediv and rand or xor rxor rshift eq ne lt le gt ge neg".split():
@@ -99,12 +113,14 @@ def ours(value):
 class Function:
     """A NumPy function as the library has it: with the standard's parameters, and without at()."""
 
+    array = Foreign
+
     def __init__(self, fn):
         self.fn = fn
 
     def __call__(self, *args, **kwargs):
         assert not kwargs.keys() & {"order", "kind", "out", "where", "mode"}
-        return Foreign(self.fn(*ours(args), **{name: ours(value) for name, value in kwargs.items()}))
+        return self.array(self.fn(*ours(args), **{name: ours(value) for name, value in kwargs.items()}))
 
 
 class ForeignLibrary:
@@ -121,6 +137,43 @@ class ForeignLibrary:
         return Function(fn)
 
 
+class OnGpu(Foreign):
+    """An array as CuPy has it: its dtype is NumPy's."""
+
+    dtype = property(lambda self: self.host.dtype)
+
+
+class GpuFunction(Function):
+    """A function that takes NumPy's dtypes, and nothing else of NumPy's."""
+
+    array = OnGpu
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **{k: Dtype(v) if k == "dtype" else v for k, v in kwargs.items()})
+
+
+class Gpu(types.ModuleType):
+    """CuPy, as its example uses it, and what CuPy computes otherwise than NumPy."""
+
+    cuda = types.SimpleNamespace(
+        Device=lambda: types.SimpleNamespace(id=0, synchronize=lambda: None),
+        runtime=types.SimpleNamespace(getDeviceProperties=lambda number: {"name": b"a GPU"}),
+    )
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "remainder":
+            return GpuFunction(lambda x, y: x - np.floor_divide(x, y) * y)
+        return GpuFunction(getattr(np, name))
+
+    def array(self, host):
+        return OnGpu(host.copy())
+
+    def asnumpy(self, buf, order):
+        return np.array(buf.host, order=order)
+
+
 def checked(xp, upload, download, chosen, dtypes=DTYPES):
     """What of the chosen cases fails for a library."""
     backend = Backend("foreign", make_kernels(xp), upload, download, dtypes=frozenset(dtypes))
@@ -130,6 +183,19 @@ def checked(xp, upload, download, chosen, dtypes=DTYPES):
 def test_make_kernels_mixes_no_libraries():
     core = [case for case in CASES if case.level == "core" and not case.name.startswith(("int16", "uint8"))]
     assert checked(ForeignLibrary(), lambda h: Foreign(h.copy()), lambda b: np.array(b.host, order="C"), core) == {}
+
+
+def test_the_example_on_cupy(monkeypatch):
+    """With arrays that behave as CuPy's do; the whole kit is for a machine with a GPU."""
+    gpu = Gpu("cupy")
+    special = types.SimpleNamespace(erf=GpuFunction(np.vectorize(math.erf, "d")))
+    names = {"cupy": gpu, "array_api_compat": types.SimpleNamespace(cupy=gpu), "array_api_compat.cupy": gpu}
+    for name, module in (names | {"cupyx.scipy.special": special, "cupyx.scipy": None, "cupyx": None}).items():
+        monkeypatch.setitem(sys.modules, name, module or types.ModuleType(name))
+    with example("cupy", monkeypatch) as backend:
+        assert (backend.name, backend.device) == ("cupy", "a GPU")
+        chosen = [case for case in CASES if case.subject in UNLIKE or case.name in (*GPT, "numbers-add")]
+        assert failing(backend, Effort(examples=1), chosen) == {}
 
 
 def test_an_op_that_the_library_lacks_is_left_out():
@@ -163,19 +229,10 @@ def test_of_many_updates_for_a_place(op, axis):
             checks.check_forward(op, backend, sample)
 
 
-@pytest.fixture
-def jax_backend(monkeypatch):
-    """The example, where JAX is installed."""
+def test_the_example_on_jax(monkeypatch):
+    """What every op's kernels are made of; the whole kit is for the example's own tests."""
     pytest.importorskip("jax")
-    monkeypatch.syspath_prepend(JAX)
-    with plugins.fresh():
-        plugins.register_plugin(importlib.import_module("polyarr_jax"))
-        yield pa.get_backend("jax")
-    sys.modules.pop("polyarr_jax")
-
-
-def test_make_kernels_for_jax(jax_backend):
-    """The kernels that JAX's own arrays would not stand as NumPy's do; the whole kit is for the example's own tests."""
-    whole = ("whole-complete", "whole-copies", "special-multiply")
-    some = [case for case in CASES if case.subject in UNLIKE or case.name in whole]
-    assert failing(jax_backend, Effort(examples=1), some) == {}
+    with example("jax", monkeypatch) as backend:
+        whole = ("whole-complete", "whole-copies", "special-multiply", "numbers-add")
+        chosen = [case for case in CASES if case.subject in UNLIKE or case.name in whole]
+        assert failing(backend, Effort(examples=1), chosen) == {}

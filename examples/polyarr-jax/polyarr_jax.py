@@ -3,7 +3,7 @@
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.kernels import make_kernels
+from polyarr.backends.kernels import Library, make_kernels
 from polyarr.core.backend import Backend
 from polyarr.core.spec import FLOATS, float16
 from polyarr.plugins import hookimpl
@@ -18,18 +18,21 @@ def start():
     import jax
 
     jax.config.update("jax_enable_x64", True)  # or else there is no float64, for the whole process
-    kernels = make_kernels(jax.numpy, erf=jax.scipy.special.erf)
+
+    def matmul(x, y):  # on a CPU, XLA adds products one by one
+        return jax.numpy.matmul(x, y, preferred_element_type="float64" if x.dtype in FLOATS else None)
+
+    library = Library(jax.numpy)
+    library.matmul = matmul
+    kernels = make_kernels(library, erf=jax.scipy.special.erf)
     for op in (ops.sinh, ops.cosh):  # JAX's lose a digit of large numbers; polyarr's definitions run instead
         del kernels[op]
     flushed = frozenset(FLOATS) - {float16}  # by XLA; the small numbers of float16 are ordinary ones in float32
-    return Backend("jax", kernels, upload, download, flushes=flushed, device=str(jax.devices()[0]))
-
-
-def upload(host):
-    import jax
-
-    return jax.numpy.array(host.copy())  # JAX may go on reading what it was given
-
-
-def download(buf):
-    return np.array(buf, order="C")
+    return Backend(
+        "jax",
+        kernels,
+        upload=lambda host: jax.numpy.array(host.copy()),  # JAX may go on reading what it was given
+        download=lambda buf: np.array(buf, order="C"),
+        device=str(jax.devices()[0]),
+        flushes=flushed,
+    )

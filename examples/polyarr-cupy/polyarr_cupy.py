@@ -1,0 +1,37 @@
+"""A polyarr backend on CuPy, on an NVIDIA or AMD GPU: a table of kernels, made of CuPy's functions."""
+
+from polyarr.backends.kernels import Library, make_kernels
+from polyarr.core.backend import Backend
+from polyarr.core.spec import DTYPES, bfloat16, float32
+from polyarr.plugins import hookimpl
+
+
+@hookimpl
+def polyarr_backends(register):
+    register("cupy", start, summary="CuPy's arrays on a GPU", install_hint="pip install cupy-cuda13x array-api-compat")
+
+
+def start():
+    import array_api_compat.cupy as xp
+    import cupy
+    from cupyx.scipy.special import erf
+
+    def remainder(x, y):  # CuPy's own loses the digits of a large quotient, and gives nan for an infinite y
+        if x.dtype.kind != "f":
+            return cupy.remainder(x, y)
+        found = cupy.fmod(x, y)
+        return cupy.where((found != 0) & ((found < 0) != (y < 0)), found + y, found)
+
+    library = Library(xp)
+    library.remainder = remainder
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return Backend(
+        "cupy",
+        make_kernels(library, erf),
+        upload=cupy.array,
+        download=lambda buf: cupy.asnumpy(buf, order="C"),
+        synchronize=lambda: cupy.cuda.Device().synchronize(),
+        dtypes=frozenset(DTYPES) - {bfloat16},
+        device=properties["name"].decode(),
+        flushes=frozenset({float32}),
+    )
