@@ -6,6 +6,7 @@ them again, and they mean the same numbers on every machine, so that a failure c
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -275,11 +276,8 @@ class Data:
 
     def numpy(self) -> np.ndarray:
         """The values, in the dtype."""
-        dtype, rng = as_dtype(self.dtype), np.random.default_rng(self.seed)
-        host = self._drawn(rng, int(np.prod(self.shape, dtype=np.int64)), dtype).reshape(self.shape)
-        if self.flushed and self.is_floating:
-            host = np.where(np.abs(host) < finfo(dtype).smallest_normal, np.copysign(dtype.type(0), host), host)
-        return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout in REPEATING else host
+        host = _made(self if self.layout == "plain" else replace(self, layout="plain"))
+        return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout in REPEATING else host.copy()
 
     @property
     def repeats_along_rows(self) -> bool:
@@ -323,6 +321,16 @@ class Data:
         return LAYOUTS[self.layout](
             host, self._axis, lambda a: from_numpy(np.ascontiguousarray(a).reshape(a.shape), backend)
         )
+
+
+@functools.lru_cache(maxsize=32)
+def _made(data: Data) -> np.ndarray:
+    """The values before they lie in a layout. A check makes its inputs some ten times: in layouts, wide, as bounds."""
+    dtype, rng = as_dtype(data.dtype), np.random.default_rng(data.seed)
+    host = data._drawn(rng, math.prod(data.shape), dtype).reshape(data.shape)
+    if data.flushed and data.is_floating:
+        host = np.where(np.abs(host) < finfo(dtype).smallest_normal, np.copysign(dtype.type(0), host), host)
+    return host
 
 
 @dataclass(frozen=True, repr=False)
