@@ -4,7 +4,7 @@ BIN := .venv/bin
 INTEL := .venv-intel
 JOBS ?= 2
 
-.PHONY: venv demo test types suite sanitized thorough test-intel sanitize bench clean
+.PHONY: venv demo stubs test types suite sanitized thorough test-intel sanitize bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,6 +20,10 @@ demo: venv
 	$(BIN)/polyarr train --preset demo --out runs/demo --overwrite
 	$(BIN)/polyarr generate runs/demo --prompt "def " --tokens 400 --seed 1
 	@echo "the loss curve is in runs/demo/loss.png"
+
+# What type checkers see of the ops, out of the ops.
+stubs: venv
+	$(BIN)/python -m tests.typed.stubs
 
 test: venv
 	$(BIN)/ruff check .

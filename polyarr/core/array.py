@@ -12,10 +12,15 @@ from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, NARROW, Spec, float32, int64, uint64
 from polyarr.core.tape import Node, hold, is_recording, reads
 
+if TYPE_CHECKING:  # the operators and the other methods, which polyarr.ops gives to Array
+    from polyarr.core.methods import Methods
+else:
+    Methods = object
+
 NUMBERS = {kind: Spec((), kind) for kind in (bool, int, float)}  # the Spec of a Python number, by its type
 
 
-class Array:
+class Array(Methods):
     """An n-dimensional array on one backend: a handle on a buffer that never changes.
 
     `x[i] = v` and `x += y` give the handle a new buffer; other handles on the old one do not see it.
@@ -27,11 +32,30 @@ class Array:
     def __init__(self, backend: Backend, buf: Any, spec: Spec, node: Node | None = None) -> None:
         self.backend, self.buf, self.spec, self.node = backend, buf, spec, node
 
-    shape = property(lambda self: self.spec.shape, doc="The length of each axis.")
-    dtype = property(lambda self: self.spec.dtype, doc="The element type, a numpy.dtype.")
-    ndim = property(lambda self: len(self.spec.shape), doc="The number of axes.")
-    size = property(lambda self: self.spec.size, doc="The number of elements.")
-    device = property(lambda self: self.backend.name, doc="The name of the backend that holds the array.")
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element type."""
+        return self.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.spec.size
+
+    @property
+    def device(self) -> str:
+        """The name of the backend that holds the array."""
+        return self.backend.name
 
     def numpy(self) -> np.ndarray:
         """A copy on the host. Waits for the backend."""
@@ -71,10 +95,6 @@ class Array:
         if (read := reads.get()) is not None:
             read.rebinds(self)
         self.buf, self.spec, self.node = other.buf, other.spec, other.node
-
-    if TYPE_CHECKING:  # the operators and the rest come from polyarr.ops
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def __reduce__(self) -> tuple:
         return _restored, (self.numpy(), self.backend.name)

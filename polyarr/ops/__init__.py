@@ -3,7 +3,7 @@
 import builtins
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,161 +12,34 @@ from polyarr.core.array import Array
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec
-from polyarr.ops.create import arange, empty_like, full, full_like, ones_like, zeros_like
-from polyarr.ops.elementwise import (
-    abs,
-    acos,
-    acosh,
-    add,
-    asin,
-    asinh,
-    atan,
-    atan2,
-    atanh,
-    ceil,
-    clip,
-    conj,
-    copysign,
-    cos,
-    cosh,
-    divide,
-    erf,
-    exp,
-    expm1,
-    floor,
-    floor_divide,
-    hypot,
-    imag,
-    isfinite,
-    isinf,
-    log,
-    log1p,
-    log2,
-    log10,
-    logaddexp,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    nextafter,
-    positive,
-    pow,
-    real,
-    reciprocal,
-    relu,
-    remainder,
-    round,
-    rsqrt,
-    sigmoid,
-    sign,
-    signbit,
-    silu,
-    sin,
-    sinh,
-    sqrt,
-    square,
-    subtract,
-    tan,
-    tanh,
-    trunc,
-)
-from polyarr.ops.getitem import get_item, nonzero, set_item
-from polyarr.ops.index import (
-    argsort,
-    scatter,
-    scatter_add,
-    scatter_add_along_axis,
-    sort,
-    take,
-    take_along_axis,
-    topk,
-)
-from polyarr.ops.linalg import einsum, matmul, matrix_product, outer, tensordot, vecdot
-from polyarr.ops.logic import (
-    astype,
-    bitwise_and,
-    bitwise_invert,
-    bitwise_left_shift,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
-    equal,
-    greater,
-    greater_equal,
-    isnan,
-    less,
-    less_equal,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
-    not_equal,
-    where,
-)
-from polyarr.ops.nn import (
+from polyarr.ops.catalogue import *
+from polyarr.ops.catalogue import (
     adamw,
-    attention,
-    cross_entropy,
-    dropout,
-    embedding,
-    gelu,
-    layer_norm,
-    linear,
-    log_softmax,
-    mse,
-    rms_norm,
-    sgd,
-    softmax,
-)
-from polyarr.ops.random import random_bits
-from polyarr.ops.reduce import (
-    all,
-    any,
-    argmax,
-    argmin,
-    cumulative_sum,
-    global_norm,
-    logsumexp,
-    max,
-    mean,
-    min,
-    prod,
-    std,
-    sum,
-    var,
-)
-from polyarr.ops.shape import (
-    broadcast_arrays,
-    broadcast_shapes,
-    broadcast_to,
+    arange,
+    astype,
     concat,
-    expand_dims,
-    flip,
-    matrix_transpose,
-    moveaxis,
-    one_axis,
-    pad,
-    permute_dims,
+    cumulative_sum,
+    full,
+    matrix_product,
+    random_bits,
     repeat,
     reshape,
-    roll,
+    sgd,
     slice,
     slice_update,
-    split,
-    squeeze,
-    stack,
-    tile,
-    tril,
-    triu,
-    unstack,
+    where,
 )
+from polyarr.ops.create import empty_like, full_like, ones_like, zeros_like
+from polyarr.ops.getitem import get_item, nonzero, set_item
+from polyarr.ops.linalg import einsum
+from polyarr.ops.shape import broadcast_arrays, broadcast_shapes, one_axis
 
 
 def _power(x: Any, y: Any) -> Any:
     return square(x) if type(y) in (int, float) and y == 2 else pow(x, y)
 
 
-BINARY = {
+BINARY: dict[str, Callable] = {
     "add": add,
     "sub": subtract,
     "mul": multiply,
@@ -265,7 +138,7 @@ def _scalar(x: Array, asked: str, kind: str = "number") -> Any:
     return x.numpy().reshape(()).item()
 
 
-def _iterate(x: Array) -> Any:
+def _iterate(x: Array) -> Iterator[Array]:
     if not x.shape:
         raise TypeError(f"iteration: x is {x.spec}; an array without axes cannot be iterated over")
     return iter(unstack(x))

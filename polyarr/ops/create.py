@@ -2,7 +2,10 @@
 
 import math
 import operator
+from typing import Any
 
+from polyarr.core.array import Array
+from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import primitive
 from polyarr.core.spec import Spec, as_dtype, check_kind, float32, int64
@@ -55,7 +58,7 @@ full.vjp(value=None, like=None)
 arange.vjp(start=None, step=None, like=None)
 
 
-def full_like(x, fill_value, *, dtype=None, device=None):
+def full_like(x: Array, fill_value: float, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """An array of fill_value with x's shape, and its dtype and device unless others are given."""
     if not hasattr(x, "shape"):
         raise TypeError(f"full_like: x is {type(x).__name__}; it must be an array")
@@ -63,17 +66,17 @@ def full_like(x, fill_value, *, dtype=None, device=None):
     return made if device is None else made.to(device)
 
 
-def ones_like(x, *, dtype=None, device=None):
+def ones_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """An array of ones with x's shape, and its dtype and device unless others are given."""
     return full_like(x, 1, dtype=dtype, device=device)
 
 
-def zeros_like(x, *, dtype=None, device=None):
+def zeros_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """An array of zeros with x's shape, and its dtype and device unless others are given."""
     return full_like(x, 0, dtype=dtype, device=device)
 
 
-def empty_like(x, *, dtype=None, device=None):
+def empty_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """An array like x for which no values are promised. It holds zeros."""
     return zeros_like(x, dtype=dtype, device=device)
 

@@ -20,7 +20,7 @@ from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import broadcast_to, permute_dims, reshape, slice, slice_update
 
 
-def get_item(x: Array, key: Any) -> Any:
+def get_item(x: Array, key: Any) -> Array:
     """x[key], for ints, slices, ..., None, integer arrays and one boolean mask.
 
     Errors:  IndexError for a key that x does not have, or of a wrong type

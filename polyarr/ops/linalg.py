@@ -6,7 +6,7 @@ import string
 
 import numpy as np
 
-from polyarr.core.array import spec_of
+from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind
@@ -124,7 +124,7 @@ def tensordot(x, y, *, axes=2):
     return reshape(out, shape=(*(x.shape[i] for i in free_x), *(y.shape[i] for i in free_y)))
 
 
-def einsum(subscripts: str, *operands):
+def einsum(subscripts: str, *operands: Array) -> Array:
     """Sums of products in Einstein's notation, such as "bhtd,bhsd->bhts". NumPy's planner chooses the order of pairs.
 
     Shapes:  as the subscripts say; "..." stands for leading axes that broadcast

@@ -4,8 +4,9 @@ import builtins
 import itertools
 import math
 import operator
+from typing import Any
 
-from polyarr.core.array import spec_of
+from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast
@@ -411,13 +412,13 @@ def _below(op: str, x, k: int):
     return less_equal(arange(0, 1, x, size=n, dtype="int64"), rows)
 
 
-def broadcast_arrays(*arrays):
+def broadcast_arrays(*arrays: Array) -> list[Array]:
     """The arrays, each stretched to the shape they share, as a list."""
     shape = broadcast("broadcast_arrays", *map(spec_of, arrays)) if arrays else ()
     return [broadcast_to(a, shape=shape) for a in arrays]
 
 
-def broadcast_shapes(*shapes):
+def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
     """The shape that arrays of these shapes broadcast to.
 
     Errors:  ShapeError if two lengths differ and neither is 1, or for a negative one; TypeError for what is no shape

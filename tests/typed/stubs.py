@@ -1,0 +1,200 @@
+"""Write the stubs: what type checkers see of the ops and of an array's methods. To be run as `make stubs`.
+
+Signatures and defaults are those of the ops, and methods are those that polyarr.ops gives to Array. Types go by the
+names of parameters: see PARAMETERS, in which a new name needs a line unless its default says what it is.
+"""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polyarr import ops
+from polyarr.core.array import NUMBERS, Array
+from polyarr.core.op import Op
+from polyarr.core.spec import DTYPES, Spec
+from polyarr.ops import catalogue
+
+ROOT = Path(__file__).parents[2]
+NOTE = "# Written by `make stubs` out of the ops, which are the place for changes.\n"
+
+ARRAYS, INTS = "Sequence[Array]", "int | Sequence[int]"
+INPUTS = {  # that are not one array
+    "arrays": ARRAYS, "params": ARRAYS, "grads": ARRAYS, "velocity": ARRAYS, "m": ARRAYS, "adamw.v": ARRAYS,
+    "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "arange.step": "float",
+    "full.value": "float", "key": "int", "counter": "int",
+}  # fmt: skip
+PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
+    "axis": INTS, "argmax.axis": "int", "argmin.axis": "int", "cumulative_sum.axis": "int", "repeat.axis": "int",
+    "axes": "Sequence[int]", "tensordot.axes": "int | Sequence[Sequence[int]]", "constant_values": "float",
+    "destination": INTS, "source": INTS, "shape": INTS, "shift": INTS, "repetitions": INTS, "indices_or_sections": INTS,
+    "pad_width": "int | Sequence[int] | Sequence[Sequence[int]]", "starts": "Sequence[int]", "steps": "Sequence[int]",
+    "dtype": "DType", "size": "int", "repeats": "int", "k": "int",
+    "activation": "str", "scale": "float", "eps": "float", "rate": "float",
+    "momentum": "float", "beta1": "float", "beta2": "float", "weight_decay": "float | Sequence[float]",
+    "nesterov": "bool", "decoupled": "bool",
+}  # fmt: skip
+RESULTS = {  # that are not one array
+    "split": "tuple[Array, ...]", "unstack": "tuple[Array, ...]", "topk": "tuple[Array, Array]",
+    "sgd": "tuple[tuple[Array, ...], ...]", "adamw": "tuple[tuple[Array, ...], ...]",
+}  # fmt: skip
+PLAIN = {  # the methods that are not an op and do not say it themselves
+    "__eq__": "(self, y: object, /) -> Array: ...  # type: ignore[override]",
+    "__ne__": "(self, y: object, /) -> Array: ...  # type: ignore[override]",
+    "__setitem__": "(self, key: Any, value: Array | float, /) -> None: ...",
+    "__bool__": "(self) -> bool: ...", "__int__": "(self) -> int: ...", "__float__": "(self) -> float: ...",
+    "__complex__": "(self) -> complex: ...", "__dlpack_device__": "(self) -> tuple[int, int]: ...",
+    "__deepcopy__": "(self, memo: Any) -> Array: ...", "__copy__": "(self) -> Array: ...",
+    "astype": "(self, dtype: DType) -> Array: ...", "tolist": "(self) -> Any: ...",
+}  # fmt: skip
+
+OPS_HEAD = '''"""Every op, as type checkers see it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
+
+from polyarr.core.array import Array
+from polyarr.core.op import Op
+
+DType = np.dtype[Any] | type | str
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+class _Op(Op, Generic[P, R]):
+    def __call__(self, *args: P.args, **params: P.kwargs) -> R: ...
+
+def _op(face: Callable[P, R]) -> _Op[P, R]: ...
+'''
+METHODS_HEAD = '''"""What polyarr.ops gives to Array, as type checkers see it; no program meets this class."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyarr.core.array import Array
+
+DType = np.dtype[Any] | type | str
+
+class Methods:
+    __hash__: None  # type: ignore[assignment]
+'''
+
+
+def stubs() -> dict[Path, str]:
+    """The text of every stub."""
+    return {
+        ROOT / "polyarr/ops/catalogue.pyi": NOTE + OPS_HEAD + "".join(map(_function, _ops())) + _exports(),
+        ROOT / "polyarr/core/methods.pyi": NOTE + METHODS_HEAD + "".join(_methods()),
+    }
+
+
+def _ops() -> list[Op]:
+    return [op for op in vars(catalogue).values() if isinstance(op, Op)]
+
+
+def _function(op: Op) -> str:
+    return f"\n@_op\ndef {op.name}({', '.join(_arguments(op))}) -> {RESULTS.get(op.name, 'Array')}: ...\n"
+
+
+def _exports() -> str:
+    return "\n__all__ = [\n" + "".join(f'    "{name}",\n' for name in sorted(catalogue.__all__)) + "]\n"
+
+
+# ---- the arguments of an op --------------------------------------------------------------------------------------
+
+
+def _arguments(op: Op) -> list[str]:
+    arguments = list(inspect.signature(op).parameters.values())
+    found = [_argument(op, a) for a in arguments]
+    named = next((i for i, a in enumerate(arguments) if a.kind is a.KEYWORD_ONLY), None)
+    return found if named is None else [*found[:named], "*", *found[named:]]
+
+
+def _argument(op: Op, a: inspect.Parameter) -> str:
+    kind = _input(op, a.name) if a.name in op.inputs else _parameter(op, a)
+    if a.default is a.empty:
+        return f"{a.name}: {kind}"
+    return f"{a.name}: {kind}{' | None' if a.default is None else ''} = {a.default!r}"
+
+
+def _input(op: Op, name: str) -> str:
+    listed = INPUTS.get(f"{op.name}.{name}") or INPUTS.get(name)
+    return listed or ("Array | float" if _takes_numbers(op, name) else "Array")
+
+
+def _takes_numbers(op: Op, name: str) -> bool:
+    """Whether a Python number may stand in the place of an input beside arrays."""
+    if len(op.promoted) < 2 or op.inputs.index(name) not in op.promoted:
+        return False
+    for dtype in DTYPES:
+        number = {"b": bool, "i": int, "u": int}.get(dtype.kind, float)
+        try:
+            op.plan(tuple(NUMBERS[number] if i == name else Spec((2, 2), dtype) for i in op.inputs), op.defaults)
+        except (TypeError, ValueError, IndexError):
+            continue
+        return True
+    return False
+
+
+def _parameter(op: Op, a: inspect.Parameter) -> str:
+    if a.name == "axis" and type(a.default) is int:
+        return "int"
+    if kind := PARAMETERS.get(f"{op.name}.{a.name}") or PARAMETERS.get(a.name):
+        return kind
+    if type(a.default) in (bool, int, float, str):
+        return type(a.default).__name__
+    raise TypeError(f"{op.name}: nothing says what {a.name} is; PARAMETERS in {Path(__file__).name} must have a line")
+
+
+# ---- the methods of an array -------------------------------------------------------------------------------------
+
+_BINARY = {**ops.BINARY, "pow": ops.pow}
+OPERATORS = {
+    **{f"__{way}{name}__": op for name, op in _BINARY.items() for way in ("", "r", "i")},
+    **{f"__{name}__": op for name, op in (ops.COMPARISONS | ops.UNARY).items()},
+}
+
+
+def _methods() -> list[str]:
+    given = {name: value for name, value in vars(Array).items() if _home(value).startswith("polyarr.ops")}
+    return [f"    @property\n    def {name}(self) -> Array: ...\n" if isinstance(value, property)
+            else f"    def {name}{_method(name, value)}\n" for name, value in given.items()]  # fmt: skip
+
+
+def _home(value: Any) -> str:
+    return getattr(value.fget if isinstance(value, property) else value, "__module__", "")
+
+
+def _method(name: str, value: Callable) -> str:
+    signature, op = inspect.signature(value), getattr(ops, name, None)
+    if name in PLAIN:
+        return PLAIN[name]
+    if name in OPERATORS:
+        others = [f"{i}: {_input(OPERATORS[name], i)}" for i in OPERATORS[name].inputs[1:]]
+        return f"({', '.join(['self', *others, '/'])}) -> Array: ..."
+    if isinstance(op, Op) and signature == inspect.signature(op):
+        return f"({', '.join(['self', *_arguments(op)[1:]])}) -> {RESULTS.get(name, 'Array')}: ..."
+    if any(a.annotation is a.empty for a in signature.parameters.values()) or signature.return_annotation is None:
+        raise TypeError(f"Array.{name}: nothing says what it takes and gives; annotate it, or give it a line in PLAIN")
+    return _spelt(signature) + ": ..."
+
+
+def _spelt(signature: inspect.Signature) -> str:
+    """A signature that is annotated, as the stub has it."""
+    text = str(signature).replace("(x: polyarr.core.array.Array", "(self").replace("numpy.", "np.")
+    return text.replace("polyarr.core.array.", "").replace("collections.abc.", "")
+
+
+def main() -> None:
+    """Write every stub that differs."""
+    for path, text in stubs().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
