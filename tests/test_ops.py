@@ -1,4 +1,6 @@
-"""What of the ops is not for the conformance kit: the variance of equal numbers, and a body in place of kernels."""
+"""What of the ops is not for the conformance kit: what they say of themselves, equal numbers, bodies for kernels."""
+
+import pydoc
 
 import numpy as np
 import pytest
@@ -26,3 +28,8 @@ def test_inverse_hyperbolic_functions_as_other_ops(on_numpy: Backend, op: Op, ex
         x = pa.asarray([0.0, 0.3, 1.0, 1.5, 2.5, 100.0, large, np.inf, -0.5, -200.0, -large, -np.inf], dtype=dtype)
         expected = exact(x.numpy().astype("float64"))
         np.testing.assert_allclose(op(x).numpy().astype("float64"), expected, rtol=4 * float(pa.finfo(dtype).eps))
+
+
+def test_help_shows_what_an_op_takes() -> None:
+    text = pydoc.plain(pydoc.render_doc(pa.softmax))
+    assert "softmax(x, axis=-1)" in text and "divided by its sum" in text

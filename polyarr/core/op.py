@@ -81,7 +81,7 @@ class Op:
         OPS.append(self)
 
     def __repr__(self) -> str:
-        return f"<op {self.name}>"
+        return f"<op {self.name}{self.__signature__}>"  # which is what help() shows of a value
 
     def __reduce__(self) -> tuple:
         return _op_called, (self.name,)
