@@ -12,7 +12,7 @@ from polyarr.core.errors import GradientError, ShapeError
 from polyarr.core.record import Pair
 from polyarr.core.spec import FLOATS, Spec
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording
-from polyarr.ops.given import described
+from polyarr.ops.given import described, told
 
 
 def grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
@@ -458,7 +458,7 @@ def _check_callable(transform: str, fn: Any) -> None:
 def _wanted(argnums: Any) -> tuple[int, ...]:
     found = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
     if not found or not all(isinstance(i, int) for i in found):
-        raise GradientError(f"value_and_grad: argnums is {argnums!r}; it must be an int or a tuple of ints")
+        raise GradientError(f"value_and_grad: argnums is {told(argnums)}; it must be an int or a tuple of ints")
     return found
 
 

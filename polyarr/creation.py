@@ -1,7 +1,6 @@
 """Making arrays: from data, or full of numbers."""
 
 import math
-import operator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, as_dtype, bfloat16, check_number, float32, int64, promote
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
+from polyarr.ops.given import check_array, described, number, whole
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
@@ -95,6 +95,8 @@ def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | Non
 
     Errors:  BufferError where copy is False, unless x is a polyarr array that stays where it is
     """
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"from_dlpack: x is {described(x)}; it must speak DLPack (see polyarr.asarray)")
     try:
         return asarray(x if isinstance(x, Array) else np.from_dlpack(x), device=device, copy=copy)
     except ValueError as error:
@@ -117,17 +119,17 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
 
 def zeros(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
     """An array of zeros."""
-    return full(shape, 0, dtype=dtype or float32, device=device)
+    return full(shape_of("zeros", shape), 0, dtype=float32 if dtype is None else dtype, device=device)
 
 
 def ones(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
     """An array of ones."""
-    return full(shape, 1, dtype=dtype or float32, device=device)
+    return full(shape_of("ones", shape), 1, dtype=float32 if dtype is None else dtype, device=device)
 
 
 def empty(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
     """An array for which no values are promised. It holds zeros."""
-    return zeros(shape, dtype=dtype, device=device)
+    return zeros(shape_of("empty", shape), dtype=dtype, device=device)
 
 
 def arange(
@@ -145,7 +147,7 @@ def arange(
              dtype, or there is no end of them
     """
     start, stop = (0, start) if stop is None else (start, stop)
-    start, stop, step = (_number("arange", name, v) for name, v in (("start", start), ("stop", stop), ("step", step)))
+    start, stop, step = (number("arange", name, v) for name, v in (("start", start), ("stop", stop), ("step", step)))
     if step == 0:
         raise ValueError("arange: step is 0; it must not be")
     natural = int64 if all(isinstance(v, int) for v in (start, stop, step)) else float32
@@ -170,8 +172,8 @@ def linspace(
 
     Errors:  TypeError for what is no number; ShapeError for a negative num; OverflowError if an element is beyond dtype
     """
-    start, stop = _number("linspace", "start", start), _number("linspace", "stop", stop)
-    dtype = as_dtype(dtype or float32)
+    start, stop = number("linspace", "start", start), number("linspace", "stop", stop)
+    dtype = as_dtype(float32 if dtype is None else dtype)
     (num,) = shape_of("linspace", num, "num")
     with np.errstate(all="ignore"):  # what is not finite, or spans more than a float holds, is inf and nan
         found = np.linspace(start, stop, num, endpoint=endpoint)
@@ -180,34 +182,23 @@ def linspace(
     return asarray(found, dtype=dtype, device=device)
 
 
-def _number(op: str, name: str, value: Any) -> float:
-    """A Python int or float, out of one or out of anything that is a single number, such as an array without axes."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        pass
-    try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        return float(value)
-    except TypeError:
-        raise TypeError(f"{op}: {name} is {type(value).__name__}; it must be a number") from None
-
-
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = float32, device: str | Backend | None = None
 ) -> Array:
     """A matrix with ones on the k-th diagonal and zeros elsewhere."""
     n_rows, n_cols = shape_of("eye", (n_rows, n_rows if n_cols is None else n_cols))
+    k = whole("eye", "k", k)
     k = max(-n_rows, min(k, n_cols))  # beyond these the matrix is all zeros, and k may be too large for int64
     rows = ops.reshape(arange(k, n_rows + k, device=device), shape=(n_rows, 1))
-    return ops.equal(rows, arange(n_cols, device=device)).astype(dtype or float32)
+    return ops.equal(rows, arange(n_cols, device=device)).astype(float32 if dtype is None else dtype)
 
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
     """One array per one-dimensional input, each spread over the grid that all of them span."""
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing is {indexing!r}; it must be 'xy' or 'ij'")
+    for a in arrays:
+        check_array("meshgrid", "an input", a)
     n = len(arrays)
     place = [1, 0, *range(2, n)] if indexing == "xy" and n > 1 else list(range(n))
     shapes = [tuple(-1 if j == place[i] else 1 for j in range(n)) for i in range(n)]

@@ -12,6 +12,8 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64
 from polyarr.ops.create import shape_of
+from polyarr.ops.given import check_array, number, whole
+from polyarr.ops.shape import one_axis
 
 TWO_PI = 2 * math.pi
 _MASK = 2**64 - 1
@@ -91,6 +93,7 @@ def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any 
     Dtypes:  -> dtype, floating; 24 random bits each, 53 in float64, 11 in float16, 8 in bfloat16
     """
     shape, dtype = shape_of("random.uniform", shape), as_dtype(dtype)
+    low, high = number("random.uniform", "low", low), number("random.uniform", "high", high)
     if dtype == float64:
         words = bits((2, *shape))
         upper = (words[0] >> 5).astype(float64) * 2.0**26
@@ -109,6 +112,7 @@ def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any =
     Source:  Box, Muller 1958
     """
     shape, dtype = shape_of("random.normal", shape), as_dtype(dtype)
+    mean, std = number("random.normal", "mean", mean), number("random.normal", "std", std)
     wide = float64 if dtype == float64 else float32
     size = math.prod(shape)
     words = bits((2, (size + 1) // 2)).astype(wide)
@@ -126,6 +130,7 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
     Dtypes:  -> dtype, integer
     Errors:  ValueError unless low < high <= low + 2^32
     """
+    low, high = whole("random.randint", "low", low), whole("random.randint", "high", high)
     if not 0 < high - low <= 2**32:
         raise ValueError(f"random.randint: low is {low}, high is {high}; need low < high <= low + 2**32")
     scaled = bits(shape).astype("uint64") * (high - low) >> 32
@@ -139,6 +144,7 @@ def bernoulli(p: float, shape: Any = ()) -> Array:
     Dtypes:  -> bool
     Errors:  ValueError unless 0 <= p <= 1
     """
+    p = number("random.bernoulli", "p", p)
     if not 0 <= p <= 1:
         raise ValueError(f"random.bernoulli: p is {p}; it must be from 0 to 1")
     return (bits(shape) >> 8) < round(p * 2**24)
@@ -150,6 +156,9 @@ def permutation(x: int | Array, *, axis: int = 0) -> Array:
     Shapes:  n -> (n,), or x's
     Dtypes:  -> int64, or x's
     """
+    if not isinstance(x, int):
+        check_array("random.permutation", "x", x)
+        axis = one_axis("random.permutation", x, axis)
     n = x if isinstance(x, int) else x.shape[axis]
     order = ops.argsort(bits((n,)))
     return order if isinstance(x, int) else ops.take(x, order, axis=axis)
@@ -161,6 +170,7 @@ def choice_from_logits(logits: Array) -> Array:
     Shapes:  (..., v) -> (...)
     Dtypes:  floating -> int64
     """
+    check_array("random.choice_from_logits", "logits", logits)
     # 23 bits: with more, the half is rounded away, the unit can be 1, and the noise infinite.
     unit = ((bits(logits.shape) >> 9).astype(float32) + 0.5) * 2.0**-23
     noise = -ops.log(-ops.log(unit))

@@ -94,3 +94,95 @@ def test_other_names_lead_to_the_nearest() -> None:
     from polyarr import training  # a part that the package does not load by itself
 
     assert training.__name__ == "polyarr.training"
+
+
+# ---- arguments of a wrong kind -----------------------------------------------------------------------------------
+
+WRONG = ("abc", 1.5, 1j, object(), ("a",), {}, float, np.ones(2), pa.ones((2, 2), device="numpy"))
+# What is no op, with one argument that is no array.
+FUNCTIONS = {
+    "broadcast_arrays": lambda a: pa.broadcast_arrays(matrix(), a),
+    "count_nonzero": pa.count_nonzero,
+    "cumulative_prod": lambda a: pa.cumulative_prod(a, axis=0),
+    "diff": pa.diff,
+    "einsum": lambda a: pa.einsum("i->", a),
+    "full_like": lambda a: pa.full_like(a, 1),
+    "meshgrid": lambda a: pa.meshgrid(a),
+    "nonzero": pa.nonzero,
+    "random.choice_from_logits": pa.random.choice_from_logits,
+    "random.permutation": pa.random.permutation,
+    "unique_all": pa.unique_all,
+}
+# Calls with one argument that must be an int or ints, by the name that the message must have.
+INTS = {
+    "sum: axis": lambda x, a: pa.sum(x, axis=a),
+    "mean: axis": lambda x, a: x.mean(axis=a),
+    "argmax: axis": lambda x, a: pa.argmax(x, axis=a),
+    "sort: axis": lambda x, a: pa.sort(x, axis=a),
+    "concat: axis": lambda x, a: pa.concat([x, x], axis=a),
+    "diff: axis": lambda x, a: pa.diff(x, axis=a),
+    "diff: n": lambda x, a: pa.diff(x, n=a),
+    "eye: k": lambda x, a: pa.eye(2, k=a),
+    "flip: axis": lambda x, a: pa.flip(x, axis=a),
+    "moveaxis: source": lambda x, a: pa.moveaxis(x, a, 0),
+    "moveaxis: destination": lambda x, a: pa.moveaxis(x, 0, a),
+    "permute_dims: axes": lambda x, a: pa.permute_dims(x, a),
+    "random.randint: high": lambda x, a: pa.random.randint(0, a),
+    "reshape: shape": lambda x, a: pa.reshape(x, a),
+    "roll: shift": lambda x, a: pa.roll(x, a, axis=0),
+    "roll: axis": lambda x, a: pa.roll(x, 1, axis=a),
+    "split: indices_or_sections": lambda x, a: pa.split(x, a),
+    "squeeze: axis": lambda x, a: pa.squeeze(x, a),
+    "tensordot: axes": lambda x, a: pa.tensordot(x, x, axes=a),
+    "pad: pad_width": lambda x, a: pa.pad(x, pad_width=a),
+    "topk: k": lambda x, a: pa.topk(x, k=a),
+    "tril: k": lambda x, a: pa.tril(x, k=a),
+    "zeros: shape": lambda x, a: pa.zeros(a),
+}
+NUMBERS = {
+    "attention: scale": lambda x, a: pa.attention(x, x, x, scale=a),
+    "dropout: rate": lambda x, a: pa.dropout(x, 1, 1, rate=a),
+    "random.bernoulli: p": lambda x, a: pa.random.bernoulli(a),
+    "random.normal: std": lambda x, a: pa.random.normal(std=a),
+    "random.uniform: low": lambda x, a: pa.random.uniform(low=a),
+    "var: correction": lambda x, a: pa.var(x, correction=a),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("given", (*WRONG[:-1], None, [1.0]), ids=lambda a: type(a).__name__)
+def test_what_is_no_array(name: str, given: object) -> None:
+    refused(lambda _: FUNCTIONS[name](given), TypeError, rf"^{name}: \w+( \w+)? is (None|a [\w.]+); it must be an? ")
+
+
+@pytest.mark.parametrize("name", INTS)
+@pytest.mark.parametrize("given", WRONG, ids=lambda a: type(a).__name__)
+def test_what_is_no_int(name: str, given: object) -> None:
+    refused(lambda x: INTS[name](x, given), TypeError, rf"^{name} is .*; it must be ")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("given", ("abc", 1j, object(), ("a",)), ids=lambda a: type(a).__name__)
+def test_what_is_no_number(name: str, given: object) -> None:
+    refused(lambda x: NUMBERS[name](x, given), TypeError, rf"^{name} is .*; it must be a number$")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: pa.einsum(x, x), TypeError, r"^einsum: subscripts is float32\[2, 3\]; it must be a str"),
+        (lambda x: pa.from_dlpack([1]), TypeError, "^from_dlpack: x is a list; it must speak DLPack"),
+        (lambda x: pa.moveaxis(x, (0, 1), (0,)), ShapeError, r"source is \(0, 1\), destination is \(0,\); they must"),
+        (lambda x: pa.roll(x, (1, 1), axis=0), ShapeError, "there must be one shift per axis"),
+        (lambda x: pa.ops.global_norm(x), TypeError, "^global_norm: got no list of arrays"),
+        (lambda x: pa.diff(x, prepend=[1.0]), TypeError, "^diff: prepend is a list; it must be a polyarr array"),
+        (lambda x: pa.zeros(2, dtype=""), DtypeError, "no dtype ''"),
+        (lambda x: pa.random.permutation(x, axis=5), ShapeError, r"^random\.permutation: .*axis 5 must be from"),
+    ],
+)
+def test_other_bad_calls(call: Callable, error: type[Exception], message: str) -> None:
+    refused(call, error, message)
+
+
+def test_differences_of_an_absurd_order_end() -> None:
+    assert pa.diff(matrix(), n=10**30).shape == (2, 0)

@@ -1,7 +1,6 @@
 """Ops that make arrays out of parameters, on the backend of `like` or the current one."""
 
 import math
-import operator
 from typing import Any
 
 from polyarr.core.array import Array
@@ -10,6 +9,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import primitive
 from polyarr.core.spec import Spec, as_dtype, check_kind, float32, int64
 from polyarr.core.spec import bool as bool_
+from polyarr.ops.given import check_array, wholes
 
 NATURAL = {bool: bool_, int: int64, float: float32}  # the dtypes of Python's numbers, the narrowest kind first
 
@@ -19,10 +19,7 @@ def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:
 
     Errors:  ShapeError for a negative length, TypeError for one that is no integer
     """
-    try:
-        found = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
-    except TypeError:
-        raise TypeError(f"{op}: {name} is {shape!r}; it must be an int or a tuple of ints") from None
+    found = wholes(op, name, shape)
     if any(n < 0 for n in found):
         raise ShapeError(f"{op}: {name} is {list(found)}; lengths must not be negative")
     return found
@@ -60,8 +57,7 @@ arange.vjp(start=None, step=None, like=None)
 
 def full_like(x: Array, fill_value: float, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """An array of fill_value with x's shape, and its dtype and device unless others are given."""
-    if not hasattr(x, "shape"):
-        raise TypeError(f"full_like: x is {type(x).__name__}; it must be an array")
+    check_array("full_like", "x", x)
     made = full(fill_value, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
     return made if device is None else made.to(device)
 

@@ -1,5 +1,6 @@
-"""What functions that are no Op say of an argument that is no array; an Op says it by itself."""
+"""What is said of an argument of a wrong kind. Of inputs that are no arrays an Op says it by itself."""
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,42 @@ def check_array(op: str, name: str, value: Any) -> None:
     """Raise TypeError unless value is an Array, or the Spec of one."""
     if type(value) not in (Array, Spec):
         raise TypeError(f"{op}: {name} is {described(value)}; {ARRAY}")
+
+
+def told(value: Any) -> str:
+    """What was given, as it was written where that is short."""
+    written = repr(value) if isinstance(value, (str, int, float, complex, tuple, list)) else ""
+    return written if written and "\n" not in written and len(written) < 60 else described(value)
+
+
+def whole(op: str, name: str, value: Any) -> int:
+    """value as an int, or TypeError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {told(value)}; it must be an int") from None
+
+
+def wholes(op: str, name: str, value: Any) -> tuple[int, ...]:
+    """An int, or a tuple or list of them, as a tuple; or TypeError."""
+    try:
+        return tuple(map(operator.index, value if isinstance(value, (tuple, list)) else (value,)))
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints") from None
+
+
+def number(op: str, name: str, value: Any) -> float:
+    """A Python int or float, out of one or out of anything that is a single number, such as an array without axes."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        pass
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {told(value)}; it must be a number") from None
 
 
 def check_fits(op: str, name: str, number: Any, dtype: np.dtype) -> None:

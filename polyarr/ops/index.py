@@ -7,6 +7,7 @@ from polyarr.core.spec import Spec, broadcast, check_kind, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, multiply
+from polyarr.ops.given import whole
 from polyarr.ops.shape import broadcast_to, one_axis, reshape, slice
 
 
@@ -162,6 +163,7 @@ def sort(x, *, axis=-1, descending=False, stable=True):
     Errors:  ShapeError for an axis that x lacks
     Grads:   x
     """
+    axis = one_axis("sort", x, axis)
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
 
@@ -174,7 +176,7 @@ def topk(x, *, k, axis=-1):
     Errors:  ShapeError if k is larger than n
     Grads:   x, through the values
     """
-    at = one_axis("topk", x, axis)
+    at, k = one_axis("topk", x, axis), whole("topk", "k", k)
     if not 0 <= k <= x.shape[at]:
         raise ShapeError(f"topk: x is {spec_of(x)}; k is {k}, it must be from 0 to {x.shape[at]}")
     shape = (*x.shape[:at], k, *x.shape[at + 1 :])

@@ -11,6 +11,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind
 from polyarr.ops.elementwise import multiply
+from polyarr.ops.given import check_array, described, told, wholes
 from polyarr.ops.reduce import sum
 from polyarr.ops.shape import matrix_transpose, one_axis, permute_dims, reshape, slice
 
@@ -109,8 +110,10 @@ def tensordot(x, y, *, axes=2):
         if not 0 <= axes <= min(len(x.shape), len(y.shape)):
             raise ShapeError(f"tensordot: x is {spec_of(x)}, y is {spec_of(y)}; axes is {axes}, more than they have")
         axes = (tuple(range(len(x.shape) - axes, len(x.shape))), tuple(range(axes)))
-    left = tuple(one_axis("tensordot", x, a) for a in axes[0])
-    right = tuple(one_axis("tensordot", y, a) for a in axes[1])
+    if not isinstance(axes, (tuple, list)) or len(axes) != 2:
+        raise TypeError(f"tensordot: axes is {told(axes)}; it must be an int, or the axes of x and those of y")
+    left = tuple(one_axis("tensordot", x, a) for a in wholes("tensordot", "axes", axes[0]))
+    right = tuple(one_axis("tensordot", y, a) for a in wholes("tensordot", "axes", axes[1]))
     if [x.shape[a] for a in left] != [y.shape[a] for a in right]:
         raise ShapeError(f"tensordot: x is {spec_of(x)}, y is {spec_of(y)}; axes {axes} pair different lengths")
     free_x = tuple(i for i in range(len(x.shape)) if i not in left)
@@ -132,6 +135,10 @@ def einsum(subscripts: str, *operands: Array) -> Array:
     Errors:  ShapeError if the subscripts and the operands do not fit
     Grads:   every operand
     """
+    if not isinstance(subscripts, str):
+        raise TypeError(f"einsum: subscripts is {described(subscripts)}; it must be a str such as 'ij,jk->ik'")
+    for a in operands:
+        check_array("einsum", "an operand", a)
     inputs, output = _subscripts(subscripts, operands)
     stand_ins = [np.broadcast_to(np.float32(0), a.shape) for a in operands]
     try:

@@ -26,6 +26,7 @@ from polyarr.ops.elementwise import (
     subtract,
     tanh,
 )
+from polyarr.ops.given import number
 from polyarr.ops.index import take, take_along_axis
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import (
@@ -206,6 +207,7 @@ def dropout(x, key, counter, *, rate):
     Source:  Srivastava et al. 2014, JMLR 15
     """
     check_kind("dropout", "x", spec_of(x), "floating")
+    rate = number("dropout", "rate", rate)
     if not 0 <= rate <= 1:
         raise ValueError(f"dropout: rate is {rate}; it must be from 0 to 1")
     scale = 1 / (1 - rate) if rate < 1 else 0.0
@@ -246,6 +248,7 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
             f"cross_entropy: targets is {spec_of(targets)}, logits is {spec_of(logits)}; "
             f"targets must be {list(logits.shape[:-1])}"
         )
+    label_smoothing = number("cross_entropy", "label_smoothing", label_smoothing)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"cross_entropy: reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
     counted, classes = not_equal(targets, ignore_index), logits.shape[-1]
@@ -275,7 +278,8 @@ def mse(x, y):
 
 
 def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate):
-    return {"scale": 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), "causal": bool(causal)}
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(number("attention", "scale", scale))
+    return {"scale": scale, "causal": bool(causal)}
 
 
 def _check_attention(q, k, v, mask, causal: bool) -> None:

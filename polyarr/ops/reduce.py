@@ -2,7 +2,6 @@
 
 import builtins
 import math
-import operator
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from polyarr.ops.elementwise import (
     square,
     subtract,
 )
+from polyarr.ops.given import number, whole, wholes
 from polyarr.ops.logic import astype, equal, not_equal, where
 from polyarr.ops.shape import broadcast_to, concat, flip, permute_dims, reshape, slice, squeeze
 
@@ -33,7 +33,7 @@ def axes_of(op: str, x, axis) -> tuple[int, ...]:
     """
     if axis is None:
         return tuple(range(len(x.shape)))
-    given = map(operator.index, axis if isinstance(axis, (tuple, list)) else (axis,))
+    given = wholes(op, "axis", axis)
     ndim = len(x.shape)
     found = tuple(sorted(a + ndim if a < 0 else +a for a in given))  # + makes an int of a bool
     if builtins.any(not 0 <= a < ndim for a in found) or len(set(found)) < len(found):
@@ -45,7 +45,7 @@ def axes_of(op: str, x, axis) -> tuple[int, ...]:
 
 def axis_of(op: str, x, axis: int) -> int:
     """The one axis that `axis` names, non-negative."""
-    return axes_of(op, x, operator.index(axis))[0]
+    return axes_of(op, x, whole(op, "axis", axis))[0]
 
 
 def kept_shape(x, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -254,6 +254,7 @@ def any(x, *, axis=None, keepdims=False):
     Errors:  ShapeError for an axis that x lacks
     Grads:   none
     """
+    axis = axes_of("any", x, axis)
     return not_equal(sum(astype(not_equal(x, _zero(x)), dtype="int32"), axis=axis, keepdims=keepdims), 0)
 
 
@@ -266,6 +267,7 @@ def all(x, *, axis=None, keepdims=False):
     Errors:  ShapeError for an axis that x lacks
     Grads:   none
     """
+    axis = axes_of("all", x, axis)
     return equal(sum(astype(equal(x, _zero(x)), dtype="int32"), axis=axis, keepdims=keepdims), 0)
 
 
@@ -283,6 +285,7 @@ def mean(x, *, axis=None, keepdims=False):
     Grads:   x
     """
     check_kind("mean", "x", _spec(x), "floating")
+    axis = axes_of("mean", x, axis)
     return divide(sum(x, axis=axis, keepdims=keepdims), float(_count(x, axis)))
 
 
@@ -295,6 +298,8 @@ def var(x, *, axis=None, correction=0.0, keepdims=False):
     Errors:  DtypeError unless x is floating-point, ShapeError for an axis that x lacks
     Grads:   x
     """
+    axis = axes_of("var", x, axis)
+    correction = number("var", "correction", correction)
     centred = subtract(x, mean(x, axis=axis, keepdims=True))
     # The mean of equal numbers is off by a rounding; that of what is left of them is not.
     centred = subtract(centred, mean(centred, axis=axis, keepdims=True))
@@ -313,7 +318,7 @@ def std(x, *, axis=None, correction=0.0, keepdims=False):
     Errors:  DtypeError unless x is floating-point, ShapeError for an axis that x lacks
     Grads:   x
     """
-    return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+    return sqrt(var(x, axis=axes_of("std", x, axis), correction=correction, keepdims=keepdims))
 
 
 @fused
@@ -353,8 +358,8 @@ def global_norm(arrays):
     Errors:  TypeError for an empty list
     Grads:   arrays; 0 where the norm is 0
     """
-    if not arrays:
-        raise TypeError("global_norm: got no arrays; it needs at least one")
+    if not isinstance(arrays, tuple) or not arrays or not builtins.all(hasattr(a, "shape") for a in arrays):
+        raise TypeError("global_norm: got no list of arrays; it needs one, with at least one array")
     wide = float64 if builtins.any(a.dtype == float64 for a in arrays) else float32
     squares = [sum(square(astype(a, dtype=wide))) for a in arrays]
     total = squares[0]

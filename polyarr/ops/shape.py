@@ -3,7 +3,6 @@
 import builtins
 import itertools
 import math
-import operator
 from typing import Any
 
 from polyarr.core.array import Array, spec_of
@@ -12,6 +11,7 @@ from polyarr.core.op import fused, primitive
 from polyarr.core.spec import Spec, broadcast
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
+from polyarr.ops.given import check_array, whole, wholes
 from polyarr.ops.logic import less_equal, where
 
 
@@ -20,7 +20,7 @@ def one_axis(op: str, x, axis: int, extra: int = 0) -> int:
 
     Errors:  ShapeError if x has no such axis, TypeError unless axis is an int
     """
-    axis, ndim = operator.index(axis), len(x.shape) + extra
+    axis, ndim = whole(op, "axis", axis), len(x.shape) + extra
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{op}: x is {spec_of(x)}; axis {axis} must be from {-ndim} to {ndim - 1}")
     return axis % ndim
@@ -38,7 +38,7 @@ def reshape(x, *, shape):
     Errors:  ShapeError if shape holds another number of elements
     Grads:   x
     """
-    given = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
+    given = wholes("reshape", "shape", shape)
     rest = math.prod(n for n in given if n != -1)
     found = tuple(x.size // rest if n == -1 and rest else n for n in given)
     if given.count(-1) > 1 or any(n < 0 for n in found) or math.prod(found) != x.size:
@@ -55,6 +55,7 @@ def permute_dims(x, *, axes):
     Errors:  ShapeError if axes does not name every axis once
     Grads:   x
     """
+    axes = wholes("permute_dims", "axes", axes)
     found = tuple(one_axis("permute_dims", x, a) for a in axes)
     if sorted(found) != list(range(x.ndim)):
         raise ShapeError(f"permute_dims: x is {x}; axes {list(axes)} must name each of its axes once")
@@ -137,7 +138,7 @@ def squeeze(x, *, axis=None):
     Grads:   x
     """
     axis = tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
-    gone = {one_axis("squeeze", x, a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))}
+    gone = {one_axis("squeeze", x, a) for a in wholes("squeeze", "axis", axis)}
     if any(x.shape[a] != 1 for a in gone):
         raise ShapeError(f"squeeze: x is {spec_of(x)}; axis {axis} must have length 1")
     return reshape(x, shape=tuple(n for i, n in enumerate(x.shape) if i not in gone))
@@ -167,8 +168,10 @@ def moveaxis(x, *, source, destination):
     Errors:  ShapeError for an axis that x lacks
     Grads:   x
     """
-    pairs = [(source, destination)] if isinstance(source, int) else list(zip(source, destination, strict=True))
-    moved = {one_axis("moveaxis", x, d): one_axis("moveaxis", x, s) for s, d in pairs}
+    places = wholes("moveaxis", "source", source), wholes("moveaxis", "destination", destination)
+    if len(places[0]) != len(places[1]):
+        raise ShapeError(f"moveaxis: source is {source}, destination is {destination}; they must name as many axes")
+    moved = {one_axis("moveaxis", x, d): one_axis("moveaxis", x, s) for s, d in zip(*places, strict=True)}
     rest = iter(a for a in range(len(x.shape)) if a not in moved.values())
     return permute_dims(x, axes=tuple(moved[i] if i in moved else next(rest) for i in range(len(x.shape))))
 
@@ -182,7 +185,7 @@ def flip(x, *, axis=None):
     Errors:  ShapeError for an axis that x lacks
     Grads:   x
     """
-    given = range(len(x.shape)) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    given = range(len(x.shape)) if axis is None else wholes("flip", "axis", axis)
     turned = {one_axis("flip", x, a) for a in given}
     starts = tuple(builtins.max(n - 1, 0) if i in turned else 0 for i, n in enumerate(x.shape))
     return slice(x, starts=starts, steps=tuple(-1 if i in turned else 1 for i in range(len(x.shape))), shape=x.shape)
@@ -296,7 +299,8 @@ def split(x, *, indices_or_sections, axis=0):
                 f"split: x is {spec_of(x)}; axis {at} does not divide into {indices_or_sections} equal parts"
             )
         return _parts(x, [n // indices_or_sections] * indices_or_sections, at)
-    cuts = [0, *(builtins.min(c if c >= 0 else c + n, n) for c in indices_or_sections), n]
+    places = wholes("split", "indices_or_sections", indices_or_sections)
+    cuts = [0, *(builtins.min(c if c >= 0 else c + n, n) for c in places), n]
     return _parts(x, [builtins.max(b - a, 0) for a, b in itertools.pairwise(cuts)], at)
 
 
@@ -309,8 +313,9 @@ def pad(x, *, pad_width, constant_values=0):
     Errors:  ShapeError for a negative width or a wrong number of pairs
     Grads:   x
     """
-    pairs = (pad_width,) * 2 if isinstance(pad_width, int) else tuple(pad_width)
-    pairs = tuple(tuple(p) for p in pairs) if pairs and not isinstance(pairs[0], int) else (pairs,) * len(x.shape)
+    nested = isinstance(pad_width, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in pad_width)
+    pairs = tuple(wholes("pad", "pad_width", p) for p in (pad_width if nested else (pad_width,)))
+    pairs = pairs if nested else (pairs[0] * (3 - len(pairs[0])),) * len(x.shape)  # one width counts for both sides
     if len(pairs) != len(x.shape) or any(len(p) != 2 or builtins.min(p) < 0 for p in pairs):
         raise ShapeError(f"pad: x is {spec_of(x)}, pad_width is {pad_width}; it must be one (before, after) per axis")
     shape = tuple(before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True))
@@ -330,8 +335,10 @@ def roll(x, *, shift, axis=None):
     """
     if axis is None:
         return reshape(roll(reshape(x, shape=(-1,)), shift=shift, axis=0), shape=x.shape)
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+    axes, shifts = wholes("roll", "axis", axis), wholes("roll", "shift", shift)
+    shifts = shifts if isinstance(shift, (tuple, list)) else shifts * len(axes)
+    if len(shifts) != len(axes):
+        raise ShapeError(f"roll: shift is {shift}, axis is {axis}; there must be one shift per axis")
     for by, a in zip(shifts, axes, strict=True):
         at = one_axis("roll", x, a)
         n = x.shape[at]
@@ -388,7 +395,7 @@ def tril(x, *, k=0):
     Errors:  ShapeError if x has fewer than two axes
     Grads:   x
     """
-    return where(_below("tril", x, k), x, False if x.dtype.kind == "b" else 0)
+    return where(_below("tril", x, whole("tril", "k", k)), x, False if x.dtype.kind == "b" else 0)
 
 
 @fused(widen=False)
@@ -400,7 +407,7 @@ def triu(x, *, k=0):
     Errors:  ShapeError if x has fewer than two axes
     Grads:   x
     """
-    return where(_below("triu", x, k - 1), False if x.dtype.kind == "b" else 0, x)
+    return where(_below("triu", x, whole("triu", "k", k) - 1), False if x.dtype.kind == "b" else 0, x)
 
 
 def _below(op: str, x, k: int):
@@ -414,6 +421,8 @@ def _below(op: str, x, k: int):
 
 def broadcast_arrays(*arrays: Array) -> list[Array]:
     """The arrays, each stretched to the shape they share, as a list."""
+    for a in arrays:
+        check_array("broadcast_arrays", "an input", a)
     shape = broadcast("broadcast_arrays", *map(spec_of, arrays)) if arrays else ()
     return [broadcast_to(a, shape=shape) for a in arrays]
 

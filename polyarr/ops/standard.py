@@ -15,7 +15,7 @@ from polyarr.ops import index, logic, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import multiply, subtract
-from polyarr.ops.given import check_fits
+from polyarr.ops.given import check_array, check_fits, whole
 from polyarr.ops.logic import not_equal
 from polyarr.ops.shape import one_axis
 
@@ -113,6 +113,7 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
     Errors:  ShapeError for an axis that x lacks, or an axis left out where x has several
     Grads:   x
     """
+    check_array("cumulative_prod", "x", x)
     if axis is None and x.ndim != 1:
         raise ShapeError(f"cumulative_prod: x is {x.spec}; axis must be given unless x has one axis")
     at = one_axis("cumulative_prod", x, 0 if axis is None else axis)
@@ -135,14 +136,18 @@ def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, 
     Errors:  ShapeError for an axis that x lacks; ValueError for a negative n
     Grads:   x, prepend, append
     """
-    at = one_axis("diff", x, axis)
+    check_array("diff", "x", x)
+    at, n = one_axis("diff", x, axis), whole("diff", "n", n)
     if n < 0:
         raise ValueError(f"diff: n is {n}; it must not be negative")
+    for name, a in (("prepend", prepend), ("append", append)):
+        if a is not None:
+            check_array("diff", name, a)
     if n == 0:
         return x.snapshot()  # itself, without prepend and append, as in NumPy
     parts = [a for a in (prepend, x, append) if a is not None]
     found = shapes.concat(parts, axis=at) if len(parts) > 1 else x
-    for _ in range(n):
+    for _ in range(min(n, found.shape[at])):
         count = max(found.shape[at] - 1, 0)
         found = subtract(_part(found, at, found.shape[at] - count, count), _part(found, at, 0, count))
     return found
@@ -156,6 +161,7 @@ def count_nonzero(x: Array, *, axis: Any = None, keepdims: bool = False) -> Arra
     Errors:  ShapeError for an axis that x lacks
     Grads:   none
     """
+    check_array("count_nonzero", "x", x)
     hits = not_equal(x, False if x.dtype == bool_ else 0)
     return reduce.sum(hits, axis=axis, keepdims=keepdims, dtype=int64)
 
