@@ -10,6 +10,7 @@ import pytest
 import polyarr as pa
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.op import OPS
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -71,6 +72,17 @@ def test_signatures_say_what_a_call_accepts(name: str, expected: list[str]) -> N
     found = inspect.signature(getattr(pa, name)).parameters
     assert list(found) == expected
     assert found[expected[1]].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD or name == "cumulative_sum"
+
+
+def test_a_public_name_is_the_op_or_a_function_that_takes_more() -> None:
+    """A table of kernels names ops: polyarr.ops.reshape, where polyarr.reshape is a function around it."""
+    named = {op.name: op for op in OPS if op.__module__.startswith("polyarr.") and hasattr(pa, op.name)}
+    assert all(getattr(pa.ops, name) is op for name, op in named.items())
+    apart = {name for name, op in named.items() if getattr(pa, name) is not op}
+    assert apart == {"arange", "astype", "concat", "cumulative_sum", "full", "repeat", "reshape", "where"}
+    for name in apart - {"arange", "full"}:
+        own, function = (list(inspect.signature(f).parameters) for f in (named[name], getattr(pa, name)))
+        assert function[: len(own)] == own
 
 
 def test_results_that_come_in_lists() -> None:

@@ -1,5 +1,9 @@
 """Functions of the array API standard that are calls of ops: other ways to call one, and short compositions.
 
+polyarr.reshape is a function of this file, polyarr.ops.reshape the op that it calls: what a backend has a kernel for,
+and what a table of kernels names. So it is with astype, concat, cumulative_sum, repeat and where, whose functions take
+more than the op does, and with arange and full of creation.py. Every other public op is one object under both names.
+
 The standard's `copy` says little here: a buffer never changes, so nobody can tell a copy from the original.
 """
 
