@@ -113,6 +113,9 @@ from polyarr.ops.standard import (
     reshape as reshape,
     where as where,
 )
+from polyarr.profiling import (
+    profile as profile,
+)
 from polyarr.saving import (
     load as load,
     save as save,

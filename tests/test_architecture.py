@@ -35,6 +35,7 @@ LAYERS = {
     "polyarr.random": 4,
     "polyarr.inspection": 4,
     "polyarr.backends": 4,
+    "polyarr.profiling": 5,
     "polyarr.nn": 5,
     "polyarr.optim": 5,
     "polyarr.text": 5,

@@ -43,11 +43,30 @@ class Fused(NamedTuple):
     backward: Callable[..., Any]
 
 
+class Launch(NamedTuple):
+    """Something that a device was given to do, as told to whoever watches.
+
+    name   of the kernel, or of what moves bytes
+    work   a kernel's global size, or how many bytes are moved; empty where that is not known
+    group  a kernel's local size; None for what is no kernel
+    times  () -> when it began and ended on the device, in seconds of time.perf_counter; waits for it
+    """
+
+    name: str
+    work: tuple[int, ...]
+    group: tuple[int, ...] | None
+    times: Callable[[], tuple[float, float]]
+
+
 def _nothing() -> None:
     """For a backend whose kernels have finished when they return."""
 
 
 def _no_memory_report() -> dict[str, int]:
+    return {}
+
+
+def _no_peaks() -> dict[str, float]:
     return {}
 
 
@@ -88,6 +107,10 @@ class Backend(NamedTuple):
                  those have. None: a home of its name
     transfer     (buffer, target backend) -> a buffer of the target, or NotImplemented: a way that spares the host
     dlpack       how buffers are shared with others through DLPack. None: not at all
+    noting       (note) -> a context within which note(launch) is called for all that the device is given to do; it
+                 gives the ids of the kernels, and halves of pairs, of which that is true. None: a kernel takes as long
+                 as its call
+    peaks        measures what the device can do at most: "GFLOP/s" in float32, and "GB/s"; empty where unknown
     handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
                  it. None: nothing but the buffers
     """
@@ -103,6 +126,8 @@ class Backend(NamedTuple):
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
     flushes: frozenset[np.dtype] = frozenset()
+    noting: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
+    peaks: Callable[[], dict[str, float]] = _no_peaks
     handle: Any = None
     home: Any = None
     transfer: Callable[[Any, "Backend"], Any] | None = None

@@ -20,13 +20,15 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.copy import download
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.handle import handle_of
-    from polyarr.backends.opencl.table import make_kernels, unordered
+    from polyarr.backends.opencl.noting import noting
+    from polyarr.backends.opencl.table import halves, make_kernels, unordered
 
     found = select(device)
     if found not in _backends:
+        kernels = make_kernels(found)
         _backends[found] = Backend(
             found.name,
-            make_kernels(found),
+            kernels,
             upload=found.upload,
             download=partial(download, found),
             synchronize=found.synchronize,
@@ -35,6 +37,7 @@ def start(device: str | None = None) -> Backend:
             memory=found.memory,
             unordered=unordered(found),
             guarded=found.guarded,
+            noting=partial(noting, found, frozenset(map(id, halves(kernels)))),
             handle=handle_of(found),
             home=found,
         )

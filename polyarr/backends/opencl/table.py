@@ -1,6 +1,6 @@
 """The table of kernels: Op -> launcher, or a Fused pair of launchers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyarr import ops
@@ -75,6 +75,12 @@ def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
     """The whole table for one device."""
     plain = {op: _following(device, launcher) for op, launcher in KERNELS.items()}
     return plain | {op: Fused(*(_following(device, half) for half in pair)) for op, pair in PAIRS.items()}
+
+
+def halves(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:
+    """The kernels of a table, and both halves of its pairs."""
+    for kernel in kernels.values():
+        yield from kernel if isinstance(kernel, Fused) else (kernel,)
 
 
 def _following(device: Device, launcher: Callable) -> Callable:

@@ -1,0 +1,58 @@
+"""How much work a call is, by its Specs: the bytes that it must read and write, and the operations of products."""
+
+from collections.abc import Callable
+from typing import Any
+
+from polyarr import ops
+from polyarr.core.array import flatten
+from polyarr.core.spec import Spec
+from polyarr.core.watch import Call
+
+
+def _product(out: Spec, x: Spec, *_: Any, **params: Any) -> float:
+    return 2 * out.size * x.shape[-1]
+
+
+def _attention(out: Spec, q: Spec, k: Spec, *_: Any, causal: bool = False, **params: Any) -> float:
+    t, s = q.shape[-2], k.shape[-2]
+    seen = t * s - t * (t - 1) / 2 if causal and s >= t else t * s
+    return 2 * (q.size + out.size) / max(t, 1) * seen
+
+
+# Op -> floating-point operations of (out, *specs, **params), and how often as many its gradient takes.
+OPERATIONS: dict[Any, tuple[Callable[..., float], float]] = {
+    ops.matrix_product: (_product, 2),
+    ops.matmul: (_product, 2),
+    ops.linear: (_product, 2),
+    ops.attention: (_attention, 2.5),
+}
+# Whose results may be views: nobody knows if bytes were moved.
+VIEWS = {ops.reshape, ops.permute_dims, ops.broadcast_to, ops.slice}
+# The input of which only some is read: as much as there is in the result.
+PARTLY_READ = {ops.take: 0, ops.take_along_axis: 0, ops.embedding: 0}
+
+
+def operations(call: Call) -> float:
+    """How many floating-point operations a call takes, for products; 0 where that is not known."""
+    if call.op not in OPERATIONS:
+        return 0
+    count, more = OPERATIONS[call.op]
+    if call.part == "backward":
+        return more * count(*call.specs, **call.params)
+    return count(call.out, *call.specs, **call.params)
+
+
+def moved(call: Call) -> int:
+    """How many bytes a call must at least read and write; 0 where that is not known."""
+    if call.op in VIEWS:
+        return 0
+    read = list(call.specs)
+    if call.op in PARTLY_READ:
+        at = PARTLY_READ[call.op] + (call.part == "backward")
+        read[at] = None if call.part == "backward" else call.out
+    return sum(nbytes(s) for s in flatten((*read, call.out)))
+
+
+def nbytes(spec: Any) -> int:
+    """The bytes of an array; 0 for a number or None."""
+    return spec.size * spec.dtype.itemsize if type(spec) is Spec and not spec.is_number else 0
