@@ -114,6 +114,7 @@ from polyarr.ops.standard import (
     where as where,
 )
 from polyarr.profiling import (
+    memory_stats as memory_stats,
     profile as profile,
 )
 from polyarr.saving import (

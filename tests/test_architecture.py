@@ -20,6 +20,7 @@ LAYERS = {
     "polyarr.version": 0,
     "polyarr.names": 0,
     "polyarr.extras": 0,
+    "polyarr.settings": 0,
     "polyarr.core.backend": 1,
     "polyarr.core.tape": 1,
     "polyarr.core.current": 1,

@@ -31,9 +31,7 @@ def layers():
 
 def assert_nobody_is_asked():
     assert [getattr(owner, name) for owner, name, _, _ in watch.STAND_INS] == [row[2] for row in watch.STAND_INS]
-    assert [row[:2] for row in watch.STAND_INS] == [
-        (Op, "_run"), (Op, "_run_kernel"), (Op, "run_body"), (Pair, "__call__"), (autograd, "_backward")
-    ]  # fmt: skip
+    assert {(Op, "_run"), (Pair, "__call__"), (autograd, "_backward")} < {row[:2] for row in watch.STAND_INS}
 
 
 def test_every_call_and_its_gradient_has_a_row(backend, layers):

@@ -1,6 +1,7 @@
 """`polyarr doctor`: try everything, say what is wrong and how to mend it."""
 
 import contextlib
+import difflib
 import importlib.metadata
 import json
 import os
@@ -25,6 +26,7 @@ from polyarr.diagnosis import BackendStatus, caches, diagnose, failures, overrid
 from polyarr.hooks import Diagnosis
 from polyarr.loading import PluginFailure, reason_of
 from polyarr.plugins import KNOWN, lacks_library
+from polyarr.settings import NAMES, unknown
 
 # What the other process runs, with this one's import path; not as a module, because it is not to look in this folder.
 PROGRAM = (
@@ -191,7 +193,13 @@ def _environment() -> list[Diagnosis]:
     lines = [Diagnosis("ok", f"polyarr {_version('polyarr')}"), Diagnosis("ok", versions)]
     lines += [Diagnosis("ok", f"{name} {_version(name)}") for name in ("numpy", "ml_dtypes", "pluggy")]
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("POLYARR_")}
-    return lines + [Diagnosis("ok", f"{name}={value}") for name, value in settings.items()]
+    lines += [Diagnosis("ok", f"{name}={value}") for name, value in settings.items() if name in NAMES]
+    return lines + [Diagnosis("warning", _nobody_reads(name)) for name in unknown()]
+
+
+def _nobody_reads(name: str) -> str:
+    close = difflib.get_close_matches(name, NAMES, 1)
+    return f"{name} is set, and means nothing to polyarr" + "".join(f"; did you mean {other}?" for other in close)
 
 
 def _version(distribution: str) -> str:

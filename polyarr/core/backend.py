@@ -97,7 +97,7 @@ class Backend(NamedTuple):
     synchronize  waits for everything that was enqueued
     dtypes       the dtypes that the backend can hold
     device       one line that says what the backend computes on
-    memory       bytes, by name: "in use", "held", "limit"; empty where unknown
+    memory       bytes, by name: "in use", "peak", "held", "limit"; empty where unknown
     unordered    the ops whose last bits may differ from call to call, as sums in no fixed order do
     guarded      () -> a context: what is allocated within it starts out as 0xff bytes between canaries; at its end it
                  raises BackendError if something outside was written to. None: the backend cannot tell

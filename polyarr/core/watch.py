@@ -48,7 +48,10 @@ class Call:
 
 
 class Watcher:
-    """Somebody who watches. Is called in the thread that computes, and must neither compute nor raise."""
+    """Somebody who watches. Is called in the thread that computes, and must not compute.
+
+    What `ended` raises is raised by the call.
+    """
 
     needs_launches = False  # True: devices are asked to note what they do and when, which slows them down
 
@@ -62,7 +65,8 @@ class Watcher:
         """The call is over; value is None if it has an error."""
 
 
-_watchers: tuple[Watcher, ...] = ()
+_present: tuple[Watcher, ...] = ()  # who watches in two blocks, one within the other, is here twice
+_watchers: tuple[Watcher, ...] = ()  # and here once
 _lock = threading.RLock()
 _here = threading.local()
 _notes: dict[int, tuple[Any, Any, Container[int]]] = {}  # by id of Backend.noting: itself, its context, own kernels
@@ -76,21 +80,32 @@ def innermost() -> Call | None:
 @contextlib.contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
     """Have somebody watch all threads in this block."""
-    _change((*_watchers, watcher))
+    _change(lambda present: [*present, watcher])
     try:
         yield
     finally:
-        _change(tuple(w for w in _watchers if w is not watcher))
+        _change(lambda present: _without(watcher, present))
 
 
-def _change(watchers: tuple[Watcher, ...]) -> None:
-    global _watchers
+def is_watching(watcher: Watcher) -> bool:
+    """True if somebody watches now."""
+    return any(w is watcher for w in _watchers)
+
+
+def _without(watcher: Watcher, present: tuple[Watcher, ...]) -> list[Watcher]:
+    """With one less of it."""
+    last = max(i for i, w in enumerate(present) if w is watcher)
+    return [w for i, w in enumerate(present) if i != last]
+
+
+def _change(change: Callable[[tuple[Watcher, ...]], list[Watcher]]) -> None:
+    global _present, _watchers
     with _lock:
-        was, _watchers = _watchers, watchers
-        if bool(was) != bool(watchers):
-            for owner, name, plain, watched in STAND_INS:
-                setattr(owner, name, watched if watchers else plain)
-        if not any(w.needs_launches for w in watchers):
+        _present = tuple(change(_present))
+        _watchers = tuple(dict.fromkeys(_present))
+        for owner, name, plain, watched in STAND_INS:
+            setattr(owner, name, watched if _watchers else plain)
+        if not any(w.needs_launches for w in _watchers):
             while _notes:
                 _notes.popitem()[1][1].__exit__(None, None, None)
 
@@ -117,7 +132,8 @@ def calling(call: Call) -> Iterator[Callable[[Any], Any]]:
             watcher.ended(call, value)
 
 
-def _begin(call: Call, part: str, out: Any) -> None:
+def begin(call: Call, part: str, out: Any) -> None:
+    """Tell everybody who watches what computes a call."""
     call.part, call.out = part, out
     for watcher in _watchers:
         watcher.begun(call)
@@ -182,7 +198,7 @@ def _run_kernel(
     call = innermost()
     if call is not None and kernel is not None:
         is_pair = type(kernel) is Fused
-        _begin(call, "forward" if is_pair else "kernel", plan.out)
+        begin(call, "forward" if is_pair else "kernel", plan.out)
         if is_pair:
             kernel = kernel._replace(forward=_seen(kernel.forward, call, backend))
         else:
@@ -193,12 +209,12 @@ def _run_kernel(
 def _run_body(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
     call = innermost()
     if call is not None and call.op is self and call.part in ("", "forward"):
-        _begin(call, "body", plan.out)
+        begin(call, "body", plan.out)
         return _PLAIN_RUN_BODY(self, plan, args, params)
     # Where a pair is differentiated, its body runs without a call of the op.
     call = Call(self, tuple(map(spec_of, args)), params, _backend_of(args))
     with calling(call) as found:
-        _begin(call, "body", plan.out)
+        begin(call, "body", plan.out)
         return found(_PLAIN_RUN_BODY(self, plan, args, params))
 
 
@@ -206,7 +222,7 @@ def _pull(self: Pair, node: Any, g: Any) -> Any:
     backend = _backend_of(self.args)
     call = Call(self.op, (self.plan.out, *map(spec_of, self.args)), self.params, backend, "backward")
     with calling(call) as found:
-        _begin(call, "backward", node.specs)
+        begin(call, "backward", node.specs)
         return found(_seen(self.fused.backward, call, backend, _PLAIN_PULL)(self, node, g))
 
 
@@ -221,3 +237,13 @@ STAND_INS: list[tuple[Any, str, Any, Any]] = [
     (Op, "run_body", _PLAIN_RUN_BODY, _run_body),
     (Pair, "__call__", _PLAIN_PULL, _pull),
 ]
+
+
+def stand_in(owner: Any, name: str, watched: Callable) -> Any:
+    """Have something else than a method or function be called while somebody watches. Gives the plain one."""
+    plain = getattr(owner, name)
+    with _lock:
+        STAND_INS.append((owner, name, plain, watched))
+        if _watchers:
+            setattr(owner, name, watched)
+    return plain

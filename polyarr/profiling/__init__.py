@@ -1,4 +1,8 @@
 """Seeing what happens: where the time goes, what runs, who holds the memory."""
 
+from polyarr.profiling import tracing as tracing  # which looks at the environment
+from polyarr.profiling.memory import Holder as Holder
+from polyarr.profiling.memory import MemoryStats as MemoryStats
+from polyarr.profiling.memory import memory_stats as memory_stats
 from polyarr.profiling.recorder import profile as profile
 from polyarr.profiling.summary import Row as Row

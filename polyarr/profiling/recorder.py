@@ -12,6 +12,7 @@ from polyarr.core import watch
 from polyarr.core.backend import Launch
 from polyarr.core.errors import BackendError
 from polyarr.core.watch import Call
+from polyarr.profiling.memory import noting_makers
 from polyarr.profiling.perfetto import trace_of
 from polyarr.profiling.summary import Row, Timed, bodies, kernels, ops, table_of
 
@@ -37,18 +38,19 @@ class profile(watch.Watcher):  # noqa: N801  reads as a verb, like the context m
         self.blocks: list[tuple[float, float]] = []  # when they began and ended
         self._timed: list[Timed] = []
         self._unread: list[tuple[Launch, Call | None]] = []
-        self._open: list[tuple[Any, float]] = []
+        self._open: list[tuple[contextlib.ExitStack, float]] = []
         self._lock = threading.RLock()
 
     def __enter__(self) -> "profile":
-        context = watch.watching(self)
-        context.__enter__()
-        self._open.append((context, time.perf_counter()))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(noting_makers())
+            stack.enter_context(watch.watching(self))
+            self._open.append((stack.pop_all(), time.perf_counter()))
         return self
 
     def __exit__(self, *_: object) -> None:
         context, began = self._open.pop()
-        context.__exit__(None, None, None)
+        context.close()
         with self._lock, contextlib.suppress(BackendError):
             for launch, _ in self._unread[-1:]:
                 launch.times()  # waits for the device, which belongs to the block
@@ -114,12 +116,11 @@ class _Walk:
     name = "gradient"
 
 
-_PLAIN_WALK = autograd._backward
-
-
 def _walk(*args: Any, **kwargs: Any) -> Any:
-    with watch.calling(Call(_Walk, (), {}, None, "walk")):
-        return _PLAIN_WALK(*args, **kwargs)
+    call = Call(_Walk, (), {}, None, "walk")
+    with watch.calling(call):
+        watch.begin(call, "walk", None)
+        return _plain_walk(*args, **kwargs)
 
 
-watch.STAND_INS.append((autograd, "_backward", _PLAIN_WALK, _walk))
+_plain_walk = watch.stand_in(autograd, "_backward", _walk)

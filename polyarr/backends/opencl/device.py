@@ -111,6 +111,7 @@ class Device:
         self.queue, self.lock = self.commands.queue, self.commands.lock
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
         self.pool = cl.tools.MemoryPool(self._allocator)
+        self._peak = 0  # the most bytes that were in use
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
         self.programs = ProgramCache(self.context, cl_device, self.commands, known)
@@ -163,7 +164,10 @@ class Device:
             # PoCL hands out more than the device has, until the system kills the process.
             if self.pool.managed_bytes + nbytes <= self.features.global_memory:
                 try:
-                    return self.pool.allocate(nbytes)
+                    memory = self.pool.allocate(nbytes)
+                    if (active := self.pool.active_bytes) > self._peak:
+                        self._peak = active
+                    return memory
                 except cl.Error:
                     pass
             self.trim()
@@ -182,10 +186,11 @@ class Device:
             self.pool.free_held()
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use by arrays, held by the pool, and on the device."""
+        """Bytes in use by arrays, now and at most, held by the pool, and on the device."""
         with self.lock:
             return {
                 "in use": self.pool.active_bytes,
+                "peak": self._peak,
                 "held": self.pool.managed_bytes,
                 "limit": self.features.global_memory,
                 "largest allocation": self.features.max_allocation,

@@ -1,7 +1,6 @@
 """Building kernels: macros, #line, the cache, and kernel objects that are fetched once."""
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from polyarr.backends.opencl.source import Arguments, arguments_of, source_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16, float16, float32, float64
 from polyarr.core.spec import bool as bool_
+from polyarr.settings import is_on
 
 # The C types of a dtype: T is how an element is stored, ACC what arithmetic on it is done in.
 STORED = {
@@ -79,15 +79,17 @@ class ProgramCache:
 
     def _build(self, stem: str, defines: dict[str, Any]) -> Program:
         source = self.text(stem, defines)
-        debug = os.environ.get("POLYARR_DEBUG")
+        debug = is_on("POLYARR_DEBUG")
         # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
         options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]
         name = hashlib.sha256("\n".join([*options, source]).encode()).hexdigest()
         try:
             with warnings.catch_warnings():
-                if not debug:
-                    warnings.simplefilter("ignore", cl.CompilerWarning)
+                warnings.simplefilter("ignore", cl.CompilerWarning)  # says only that there is a log
                 program = self.compiler.build(name, source, options)
+            log = program.get_build_info(self._device, cl.program_build_info.LOG) if debug else ""
+            if log.strip():
+                warnings.warn(f"{stem}.cl: {log.strip()}", cl.CompilerWarning, stacklevel=2)
             launched = partial(self.compiler.launched, name)
             return Program(program, self._commands, launched, arguments_of(stem, defines))
         except cl.Error as error:

@@ -1,0 +1,96 @@
+"""POLYARR_TRACE prints what runs; POLYARR_DEBUG has errors raised where their cause is. Both for the whole process."""
+
+import atexit
+import contextlib
+import sys
+import threading
+from typing import Any
+
+from polyarr import settings
+from polyarr.core import watch
+from polyarr.core.array import flatten
+from polyarr.core.backend import Launch
+from polyarr.core.errors import BackendError
+from polyarr.core.watch import Call
+from polyarr.profiling.memory import noting_makers
+from polyarr.profiling.summary import LEAVES
+from polyarr.profiling.work import moved
+
+INDENT = "  "
+
+
+class Tracer(watch.Watcher):
+    """Prints a line per call, beneath the one that it is made in; with launches, one for each of these, too."""
+
+    def __init__(self, launches: bool) -> None:
+        self.needs_launches = launches
+
+    def begun(self, call: Call) -> None:
+        """Print what computes a call."""
+        if call.backend is None:
+            self._print(call.depth, call.name)
+            return
+        params = "".join(f", {name}={value}" for name, value in call.params.items())
+        head = f"{call.name} {_specs(call.specs)}{params} -> {_specs((call.out,))}"
+        size = moved(call) if self.needs_launches and call.part in LEAVES else 0
+        work = f", {size:,} bytes" if size else ""
+        self._print(call.depth, f"{head}  [{call.backend.name}: {call.part}{work}]")
+
+    def launched(self, launch: Launch, call: Call | None) -> None:
+        """Print what a device was given to do. Waits for it."""
+        if not self.needs_launches:
+            return
+        began, ended = launch.times()
+        what = (
+            f" {launch.work} by {launch.group}"
+            if launch.group
+            else f" of {launch.work[0]:,} bytes"
+            if launch.work
+            else ""
+        )
+        self._print(call.depth + 1 if call else 0, f"| {launch.name}{what}, {(ended - began) * 1e6:,.1f} us")
+
+    def ended(self, call: Call, value: Any) -> None:
+        """Print what went wrong."""
+        if call.error is not None and (call.part in LEAVES or not call.part):
+            head = "" if call.part else f"{call.name} {_specs(call.specs)}  "
+            self._print(call.depth, f"{head}! {type(call.error).__name__}: {call.error}")
+
+    def _print(self, depth: int, line: str) -> None:
+        thread = threading.current_thread()
+        who = "" if thread is threading.main_thread() else f"{thread.name}: "
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+            sys.stderr.write(f"{who}{INDENT * depth}{line}\n")
+
+
+class Debugger(watch.Watcher):
+    """Waits for the device after each kernel, which raises what is wrong in the call that made it so."""
+
+    def ended(self, call: Call, value: Any) -> None:
+        """Wait."""
+        if call.error is None and call.part in LEAVES:
+            call.backend.synchronize()
+
+
+def _specs(specs: Any) -> str:
+    return ", ".join(str(s) for s in flatten(specs))
+
+
+def watch_as_set() -> contextlib.ExitStack:
+    """Begin to trace or debug as the environment says; closing what it gives ends that."""
+    stack, trace = contextlib.ExitStack(), settings.level("POLYARR_TRACE")
+    if trace:
+        stack.enter_context(noting_makers())
+        stack.enter_context(watch.watching(Tracer(launches=trace > 1)))
+    if settings.is_on("POLYARR_DEBUG"):
+        stack.enter_context(watch.watching(Debugger()))
+    return stack
+
+
+@atexit.register
+def _end() -> None:
+    with contextlib.suppress(BackendError):  # of a device that was lost, or in a forked process
+        _for_ever.close()
+
+
+_for_ever = watch_as_set()

@@ -1,0 +1,38 @@
+"""The environment variables that polyarr reads, each with its meaning: docs/debugging.md shows this table."""
+
+import os
+
+# name, with the value that turns it on where there is only one -> meaning
+VARIABLES = {
+    "POLYARR_BACKEND": "the backend to begin with; the library's default is numpy, the command's is opencl",
+    "POLYARR_DEVICE": "the OpenCL device: its number, or a part of its name or of its platform's",
+    "POLYARR_PLUGINS": "load only the plugins with these entry points, separated by commas; empty for none",
+    "POLYARR_STRICT_PLUGINS=1": "raise the errors of plugins instead of recording them",
+    "POLYARR_TRACE=1": "print each call of an op to stderr: its inputs, its result, and what computes it",
+    "POLYARR_TRACE=2": "also what the device is given to do, how it is divided, the bytes, and how long it took; waits "
+    "for the device each time",
+    "POLYARR_DEBUG=1": "wait for the device after each kernel, so that an error is raised where its cause is, and show "
+    "the compiler's warnings",
+    "POLYARR_NO_CACHE=1": "neither read nor write compiled kernels (otherwise in `polyarr/kernels` in the user's cache "
+    "folder, `~/.cache`)",
+    "POLYARR_TUNE=0": "do not time tiles of matrix products at the first large one on a processor",
+    "POLYARR_DETERMINISTIC=0": "let a GPU that is started now add at equal indices with atomics: not the same to the "
+    "last bit from run to run",
+}
+NAMES = tuple(dict.fromkeys(name.partition("=")[0] for name in VARIABLES))
+
+
+def is_on(name: str) -> bool:
+    """True if a variable is set, and not to 0."""
+    return os.environ.get(name, "") not in ("", "0")
+
+
+def level(name: str) -> int:
+    """The number that a variable is set to; 1 for anything else, 0 where it is not set."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else int(is_on(name))
+
+
+def unknown() -> list[str]:
+    """The variables of this process that begin like polyarr's, and that nobody reads."""
+    return sorted(name for name in os.environ if name.startswith("POLYARR_") and name not in NAMES)

@@ -1,0 +1,222 @@
+"""POLYARR_TRACE, POLYARR_DEBUG, memory_stats, and the table of settings."""
+
+import re
+import threading
+import warnings
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import settings
+from polyarr.core import watch
+from polyarr.profiling import tracing
+from polyarr.settings import NAMES, VARIABLES
+
+on_opencl = pytest.mark.polyarr_backend("opencl")
+PACKAGE = Path(pa.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "debugging.md"
+
+
+@pytest.fixture
+def traced(backend, monkeypatch, capsys):
+    """A function that gives what a function of x prints at a level of POLYARR_TRACE."""
+    x = pa.asarray(np.ones((2, 3), np.float32))
+    fn = pa.grad(lambda x: pa.mean(pa.softmax(x * 2.0)))
+    fn(x)
+
+    def lines(level, fn=fn):
+        monkeypatch.setenv("POLYARR_TRACE", level)
+        with tracing.watch_as_set():
+            fn(x)
+        return capsys.readouterr().err.splitlines()
+
+    return lines
+
+
+# ---- tracing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_has_a_line_per_call(backend, traced):
+    """With Specs, parameters, backend and what computes; what a body calls beneath it; the gradient's way back."""
+    lines = traced("1")
+    where = backend.name
+    assert f"multiply float32[2, 3], a Python float -> float32[2, 3]  [{where}: kernel]" in lines
+    body = lines.index(f"mean float32[2, 3], axis=None, keepdims=False -> float32[]  [{where}: body]")
+    assert lines[body + 1].startswith("  sum float32[2, 3], axis=None")
+    way_back = lines[lines.index("gradient") + 1 :]
+    assert way_back and all(line.startswith("  ") for line in way_back)
+    if pa.softmax in backend.kernels:
+        assert f"softmax float32[2, 3], axis=-1 -> float32[2, 3]  [{where}: forward]" in lines
+        assert any(
+            line.startswith("  softmax backward ") and line.endswith(f"[{where}: backward]") for line in way_back
+        )
+    else:
+        assert f"softmax float32[2, 3], axis=-1 -> float32[2, 3]  [{where}: body]" in lines
+    assert not any("|" in line or "bytes" in line for line in lines)
+
+
+def test_level_two_adds_launches_with_their_times(backend, traced):
+    lines = traced("2")
+    at = lines.index(f"multiply float32[2, 3], a Python float -> float32[2, 3]  [{backend.name}: kernel, 48 bytes]")
+    geometry = r" \(\d+,\) by \(\d+,\)" if backend.noting else ""
+    assert re.fullmatch(rf"  \| \w+{geometry}, [\d,.]+ us", lines[at + 1])
+
+
+@on_opencl
+def test_level_two_shows_what_is_moved(backend, traced):
+    lines = traced("2", lambda x: (x + 1.0, pa.asarray([1.0, 2.0, 3.0], dtype=pa.float32).numpy()))
+    assert any(re.fullmatch(r"\| upload of 12 bytes, [\d,.]+ us", line) for line in lines)
+    assert any(re.fullmatch(r"\| transfer of 12 bytes, [\d,.]+ us", line) for line in lines)
+
+
+def test_a_trace_names_errors_and_threads(traced):
+    def fails(x):
+        with pytest.raises(pa.ShapeError):
+            x @ x
+        thread = threading.Thread(target=lambda: pa.exp(x), name="worker")
+        thread.start()
+        thread.join()
+
+    lines = traced("1", fails)
+    assert lines[0] == (
+        "matmul float32[2, 3], float32[2, 3]  ! ShapeError: matmul: x is float32[2, 3], y is float32[2, 3]; "
+        "x.shape[-1] must equal y.shape[-2]"
+    )
+    assert lines[1].startswith("worker: exp float32[2, 3] -> float32[2, 3]  [")
+
+
+@pytest.mark.parametrize("level", ["", "0"])
+def test_no_trace_is_printed_without_a_level(traced, level):
+    assert traced(level) == [] and not watch._watchers
+
+
+def test_a_closed_stderr_stops_nothing(traced, monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    assert traced("1") == []
+
+
+# ---- debugging -----------------------------------------------------------------------------------------------------
+
+
+@on_opencl
+@pytest.mark.parametrize(("value", "at_once"), [("1", True), ("0", False)])
+def test_debug_raises_errors_where_they_are_made(backend, monkeypatch, value, at_once):
+    """Without it, an index out of range is found by the next read."""
+    monkeypatch.setenv("POLYARR_DEBUG", value)
+    warnings.simplefilter("ignore")  # of the compiler
+    x, at = pa.asarray([1.0, 2.0]), pa.asarray([7])
+    with tracing.watch_as_set():
+        if at_once:
+            with pytest.raises(IndexError, match="index 7 is out of range"):
+                pa.take(x, at)
+        else:
+            y = pa.take(x, at)
+            with pytest.raises(IndexError, match="index 7 is out of range"):
+                y.numpy()
+    assert pa.take(x, pa.asarray([1])).numpy() == [2.0]
+
+
+@on_opencl
+@pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False)])
+def test_debug_shows_the_compilers_own_words(backend, monkeypatch, tmp_path, value, shown):
+    """And not only that there are some."""
+    cl, program = import_module("pyopencl"), import_module("polyarr.backends.opencl.program")
+    monkeypatch.setenv("POLYARR_DEBUG", value)
+    device = import_module("polyarr.backends.opencl.devices").select()
+    source = (
+        f"#warning so odd\n__kernel void odd(__global int *x) {{ x[0] = 1; }}\n// {tmp_path}"  # never compiled before
+    )
+    monkeypatch.setattr(program, "source_of", lambda stem: source)
+    monkeypatch.setattr(program, "arguments_of", lambda stem, macros: {"odd": None})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program.ProgramCache(device.context, device.cl_device, device.commands).get("odd", {})
+    assert [("so odd" in str(w.message), w.category) for w in caught] == [(True, cl.CompilerWarning)] * shown
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_held_by_arrays_of_ops(backend):
+    """Views and second handles hold nothing of their own; what is dropped is not held."""
+    with pa.profile():
+        x = pa.asarray(np.ones((50, 77), np.float32))
+        kept = [pa.exp(x) for _ in range(3)]
+        views = [x.T, x[2:], x.untracked(), pa.reshape(kept[0], (77, 50))]
+        pa.sin(x)
+        stats = pa.memory_stats()
+    rows = {(h.op, h.arrays): h for h in stats.holders if h.spec == x.spec}
+    assert {("exp", 3), ("asarray", 1)} <= rows.keys() and not any(op == "sin" for op, _ in rows)
+    assert rows["exp", 3].nbytes == 3 * 50 * 77 * 4
+    assert not any(h.spec in {v.spec for v in views} - {x.spec} for h in stats.holders)
+    assert stats.in_use >= 4 * 50 * 77 * 4 and stats.backend == backend.name
+    assert "3 x float32[50, 77]  exp" in str(stats) and str(stats).startswith(f"{backend.name}: bytes in use ")
+    assert all(h.op == "" for h in pa.memory_stats().holders), (
+        "outside of a block, memory may be another array's by now"
+    )
+
+
+def test_what_a_gradient_keeps_is_held(backend):
+    """In the middle of a function, the results that the tape will need."""
+    found = []
+
+    def fn(x):
+        y = pa.mean(pa.tanh(pa.exp(x)))
+        found.append(pa.memory_stats())
+        return y
+
+    with pa.profile():
+        pa.grad(fn)(pa.ones((61, 43)))
+    (stats,) = found
+    assert {"exp", "tanh"} & {h.op for h in stats.holders if h.spec.shape == (61, 43)}
+
+
+@on_opencl
+def test_the_peak_stays_when_memory_is_given_back(backend):
+    before = pa.memory_stats()
+    x = pa.ones((before.peak - before.in_use + 5000,), dtype=pa.uint8)
+    during = pa.memory_stats()
+    assert during.peak > before.peak and during.peak >= during.in_use
+    del x
+    after = pa.memory_stats()
+    assert after.peak >= during.peak and after.in_use < during.in_use
+    assert after.pool >= after.in_use and after.limit > 0
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+
+def named(sources):
+    """The variables that source files name."""
+    return {name for text in sources for name in re.findall(r"\bPOLYARR_[A-Z_]*[A-Z]", text)}
+
+
+def test_every_variable_is_in_the_table():
+    """What the source names is what the table has: neither more, nor less."""
+    sources = {p: p.read_text() for p in PACKAGE.rglob("*") if p.suffix in (".py", ".cl")}
+    del sources[PACKAGE / "settings.py"]
+    assert named(sources.values()) == set(NAMES)
+    assert named([*sources.values(), 'os.environ.get("POLYARR_NEW")']) - set(NAMES) == {"POLYARR_NEW"}
+
+
+def test_the_page_shows_the_table():
+    """Row by row, in the same order."""
+    rows = [line for line in PAGE.read_text().partition("\n| environment variable |")[2].splitlines()[2:] if line]
+    assert rows == [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
+
+
+@pytest.mark.parametrize(
+    ("value", "on", "level"), [("", False, 0), ("0", False, 0), ("1", True, 1), ("2", True, 2), ("yes", True, 1)]
+)
+def test_values_of_switches(monkeypatch, value, on, level):
+    monkeypatch.setenv("POLYARR_DEBUG", value)
+    assert (settings.is_on("POLYARR_DEBUG"), settings.level("POLYARR_DEBUG")) == (on, level)
+
+
+def test_settings_that_mean_nothing_are_found(monkeypatch):
+    monkeypatch.setenv("POLYARR_DEVCE", "1")
+    monkeypatch.setenv("POLYARR_DEVICE", "0")
+    assert "POLYARR_DEVCE" in settings.unknown() and "POLYARR_DEVICE" not in settings.unknown()
