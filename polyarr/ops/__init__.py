@@ -14,25 +14,40 @@ from polyarr.core.op import Op
 from polyarr.core.spec import Spec
 from polyarr.ops.catalogue import *
 from polyarr.ops.catalogue import (
-    adamw,
-    arange,
-    astype,
-    concat,
-    cumulative_sum,
-    full,
-    matrix_product,
-    random_bits,
-    repeat,
-    reshape,
-    sgd,
-    slice,
-    slice_update,
-    where,
+    adamw as adamw,
+    arange as arange,
+    astype as astype,
+    concat as concat,
+    cumulative_sum as cumulative_sum,
+    full as full,
+    matrix_product as matrix_product,
+    random_bits as random_bits,
+    repeat as repeat,
+    reshape as reshape,
+    sgd as sgd,
+    slice as slice,
+    slice_update as slice_update,
+    where as where,
 )
-from polyarr.ops.create import empty_like, full_like, ones_like, zeros_like
-from polyarr.ops.getitem import get_item, nonzero, set_item
-from polyarr.ops.linalg import einsum
-from polyarr.ops.shape import broadcast_arrays, broadcast_shapes, one_axis
+from polyarr.ops.create import (
+    empty_like as empty_like,
+    full_like as full_like,
+    ones_like as ones_like,
+    zeros_like as zeros_like,
+)
+from polyarr.ops.getitem import (
+    get_item as get_item,
+    nonzero as nonzero,
+    set_item as set_item,
+)
+from polyarr.ops.linalg import (
+    einsum as einsum,
+)
+from polyarr.ops.shape import (
+    broadcast_arrays as broadcast_arrays,
+    broadcast_shapes as broadcast_shapes,
+    one_axis,
+)
 
 
 def _power(x: Any, y: Any) -> Any:
