@@ -14,21 +14,20 @@ pytest.importorskip("pyopencl")
 on_opencl = pytest.mark.polyarr_backend("opencl")
 commands, devices = (import_module(f"polyarr.backends.opencl.{name}") for name in ("commands", "devices"))
 DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64"}
-REACHES_THE_QUEUE = re.compile(r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(")
+# What is done in one room only, and where; and code that does it elsewhere.
+ROOMS = [
+    (r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(", {"commands.py"}, "cl.enqueue_copy(queue, a, b)"),
+    (r"\.is_cpu\b", {"geometry.py", "device.py"}, "4 if device.features.is_cpu else 8"),
+    (r"_cache(\(.*\))?\ndef \w+\(\s*device: Device", {"plans.py"}, "@lru_cache(maxsize=8)\ndef tile(device: Device):"),
+]
 
 
-def strays(sources: dict[str, str]) -> list[str]:
-    """The files that reach the queue by themselves."""
-    return [name for name, text in sources.items() if name != "commands.py" and REACHES_THE_QUEUE.search(text)]
-
-
-def test_only_commands_reach_the_queue():
-    """So that whoever wants to see, time or repeat what runs has one place to stand at."""
-    folder = Path(commands.__file__).parent
-    sources = {path.name: path.read_text() for path in folder.glob("*.py")}
-    assert "commands.py" in sources and strays(sources) == []
-    for planted in ("cl.enqueue_copy(device.queue, a, b)", "self.queue.finish()", "cl.Kernel(program, 'f')"):
-        assert strays({"planted.py": planted}) == ["planted.py"]
+@pytest.mark.parametrize(("pattern", "rooms", "planted"), ROOMS, ids=["the queue", "the kind of device", "caches"])
+def test_one_room_each(pattern, rooms, planted):
+    """For the queue, so that whoever wants to see, time or repeat what runs has one place to stand at."""
+    sources = {path.name: path.read_text() for path in Path(commands.__file__).parent.glob("*.py")}
+    assert rooms <= set(sources) and re.search(pattern, planted)
+    assert {name for name, text in sources.items() if re.search(pattern, text)} - rooms == set()
 
 
 @pytest.fixture

@@ -130,15 +130,9 @@ def astype(device: Device, out: Spec, x: Buffer, *, dtype: np.dtype) -> Buffer:
 
 
 def launch(
-    device: Device,
-    expression: str,
-    out: Spec,
-    x: Buffer | Number,
-    y: Buffer | Number | None = None,
-    condition: Buffer | None = None,
-    *,
-    target: Buffer | None = None,
-) -> Buffer:
+    device: Device, expression: str, out: Spec, x: Buffer | Number, y: Buffer | Number | None = None,
+    condition: Buffer | None = None, *, target: Buffer | None = None,
+) -> Buffer:  # fmt: skip
     """Compute the expression into a new dense buffer, or into the target, a window of out's shape and dtype."""
     dtype = x.dtype if type(x) is Buffer else y.dtype if type(y) is Buffer else out.dtype
     result = device.empty(out) if target is None else target

@@ -191,15 +191,9 @@ def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
 
 
 def _plan(
-    device: Device,
-    out: Spec,
-    x_shape: Shape,
-    x_strides: Shape,
-    y_shape: Shape,
-    y_strides: Shape,
-    aligned: tuple[bool, bool],
-    epilogue: Epilogue,
-) -> Plan | None:
+    device: Device, out: Spec, x_shape: Shape, x_strides: Shape, y_shape: Shape, y_strides: Shape,
+    aligned: tuple[bool, bool], epilogue: Epilogue,
+) -> Plan | None:  # fmt: skip
     """How to run a product, or None if an operand must be copied first."""
     problem = problem_of(out.shape, x_shape, x_strides, y_shape, y_strides)
     if problem is None:

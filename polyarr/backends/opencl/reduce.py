@@ -48,14 +48,7 @@ def launcher(name: str) -> Any:
 
 
 def _reduce(
-    name: str,
-    device: Device,
-    out: Spec,
-    x: Buffer,
-    *,
-    axis: tuple[int, ...],
-    keepdims: bool = False,
-    dtype: Any = None,
+    name: str, device: Device, out: Spec, x: Buffer, *, axis: tuple[int, ...], keepdims: bool = False, dtype: Any = None
 ) -> Buffer:
     window = _window(x.shape, x.strides, axis)
     if window is None:  # too many axes that do not run together: reduce the rows of a copy
@@ -149,13 +142,7 @@ def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window,
 
 
 def _rows_plan(
-    device: Device,
-    kernel: Any,
-    window: Window,
-    lanes: int,
-    parts: int,
-    part_length: int,
-    partial: Spec | None,
+    device: Device, kernel: Any, window: Window, lanes: int, parts: int, part_length: int, partial: Spec | None
 ) -> Plan:
     rows = window.outer * window.inner
     per_item, group = device.geometry.rows_per_item(rows, window.length), device.geometry.reduction_group
@@ -165,35 +152,18 @@ def _rows_plan(
 
 
 def _build(
-    device: Device,
-    name: str,
-    dtype: np.dtype,
-    accumulator: np.dtype,
-    result: np.dtype,
-    stride: int,
-    lanes: int,
-    *,
-    find: bool,
-) -> Any:
+    device: Device, name: str, dtype: np.dtype, accumulator: np.dtype, result: np.dtype, stride: int, lanes: int,
+    *, find: bool,
+) -> Any:  # fmt: skip
     join, start = JOINS[name]
     geometry, stored, written = device.geometry, types(dtype), types(result)
     return device.build(
         "reduce",
-        T=stored["T"],
-        LOAD=stored["LOAD"],
-        A=types(accumulator)["ACC"],
-        OUT_T=written["T"],
-        STORE=written["STORE"],
-        JOIN=join,
-        START=start,
-        FIND=int(find),
+        T=stored["T"], LOAD=stored["LOAD"], A=types(accumulator)["ACC"], OUT_T=written["T"], STORE=written["STORE"],
+        JOIN=join, START=start, FIND=int(find), STRIDE=1 if stride == 1 else "stride",
         VECTORS=int(geometry.has_vectors and stride == 1 and stored["T"] == types(accumulator)["ACC"]),
-        STRIDE=1 if stride == 1 else "stride",
-        WG=geometry.reduction_group,
-        LANES=lanes,
-        PARTIALS=geometry.partials,
-        COLUMNS=geometry.columns,
-    )
+        WG=geometry.reduction_group, LANES=lanes, PARTIALS=geometry.partials, COLUMNS=geometry.columns,
+    )  # fmt: skip
 
 
 def _accumulator(device: Device, name: str, dtype: np.dtype, out: np.dtype) -> np.dtype:

@@ -25,13 +25,7 @@ def broadcast_to(device: Device, out: Spec, x: Buffer, *, shape: tuple[int, ...]
 
 
 def slice(
-    device: Device,
-    out: Spec,
-    x: Buffer,
-    *,
-    starts: tuple[int, ...],
-    steps: tuple[int, ...],
-    shape: tuple[int, ...],
+    device: Device, out: Spec, x: Buffer, *, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]
 ) -> Buffer:
     """Every steps-th element of x from starts on, along each axis; a view."""
     return window(x, out.shape, starts, steps)
