@@ -184,13 +184,15 @@ def _plan(
         WG=group[0],
         PER_ITEM=device.geometry.per_item,
     )
-    layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
+    numbers = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
+    layout = numbers.view(f"V{numbers.nbytes}")[0]
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
     number = SCALARS[stored["ACC"]]
+    # The layout's own dtype, too: PyOpenCL is slow to see what an argument without one is.
     program.elementwise.arguments = (
-        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, None
+        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, layout.dtype
     )
-    return Plan(program.elementwise, work, group, layout.view(f"V{layout.nbytes}")[0], argument)
+    return Plan(program.elementwise, work, group, layout, argument)
 
 
 def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:
