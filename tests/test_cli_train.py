@@ -1,5 +1,6 @@
 """`polyarr train` and `polyarr generate`, as processes: what they write, and one clear line for all that is wrong."""
 
+import json
 import os
 import re
 import shutil
@@ -261,3 +262,22 @@ def test_a_missing_library_says_what_to_install(trained, tmp_path, module):
     code, _, err = run(*command, cwd=folder, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert code == 1 and f"{module} cannot be imported" in err and "pip install 'polyarr[train]'" in err
     assert err.count("\n") == 1 and not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(("steps", "profiled"), [(2, "steps 1 to 2 of"), (7, "steps 6 to 7 of")])
+def test_a_few_steps_are_profiled(trained, steps, profiled):
+    """A table, a trace, and the same training as without."""
+    folder, out = trained[0], f"profiled{steps}"
+    arguments = ("--backend", "numpy", "--seed", "1", "--data", "a.txt", "--steps", steps)
+    code, printed, _ = run("train", *arguments, "--out", out, "--profile", f"{out}/trace.json", cwd=folder)
+    assert code == 0 and profiled in printed and "matrix_product (gradient)" in printed
+    spans = json.loads((folder / out / "trace.json").read_text())["traceEvents"]
+    assert {"gradient", "adamw"} <= {span["name"] for span in spans}
+    if steps == 2:
+        assert info(folder / out)["history"][-1]["val"] == info(folder / "run")["history"][-1]["val"]
+
+
+def test_a_trace_that_cannot_be_written_is_found_at_once(trained):
+    arguments = (*SHORT, "--data", "a.txt", "--out", "new")
+    code, _, errors = run("train", *arguments, "--profile", "a.txt/trace.json", cwd=trained[0])
+    assert code != 0 and "a.txt" in errors and len(errors.splitlines()) == 1

@@ -186,6 +186,19 @@ def test_the_peak_stays_when_memory_is_given_back(backend):
     assert after.pool >= after.in_use and after.limit > 0
 
 
+@on_opencl
+def test_peaks_are_measured_once(backend):
+    """What the table is held against."""
+    peaks = backend.peaks()
+    assert peaks["GB/s"] > 0 and peaks.get("GFLOP/s", 1) > 0 and backend.peaks() is peaks
+    x = pa.ones((64, 64), dtype=pa.float32)
+    with pa.profile() as p:
+        x @ x
+    table = p.table(peaks=True)
+    assert f" {peaks['GB/s']:,.0f} GB/s" in table.splitlines()[1]
+    assert re.search(r"of peak\nmatrix_product +1 +.*\d%\n", table)
+
+
 # ---- settings ------------------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,10 @@ _positive = click.IntRange(min=1)
     "--resume", is_flag=True, help="Go on with the run in --out, to as many --steps; it keeps its schedule."
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
+@click.option(
+    "--profile", type=click.Path(dir_okay=False, path_type=Path),
+    help="Print where the time of a few steps goes, and write a trace of them for ui.perfetto.dev.",
+)
 def command(
     data: Path | None,
     preset: str | None,
@@ -58,6 +62,7 @@ def command(
     out: Path | None,
     resume: bool,
     overwrite: bool,
+    profile: Path | None,
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
     _check_options(preset, seed, out, lr, resume, overwrite)
@@ -71,8 +76,10 @@ def command(
         out = out or Path("runs") / preset
         run = _new(data, backend, preset, 1337 if seed is None else seed, out, overwrite, changes)
     _check_writable(out)
+    if profile is not None:
+        _check_writable(profile.parent)
     _introduce(run)
-    _conclude(train(run, out), out)
+    _conclude(train(run, out, profile=profile), out)
 
 
 def _check_options(

@@ -26,6 +26,7 @@ from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpo
 from polyarr.training.data import evaluation_windows, random_windows
 from polyarr.training.files import CURVE, alone_in, remove_left_overs
 from polyarr.training.plot import save_curve
+from polyarr.training.profiled import profiled_steps
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
 
@@ -99,8 +100,10 @@ def checksum(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> Run:
+def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None, profile: Path | None = None) -> Run:
     """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
+
+    profile  a file for the trace of a few steps, of which a table is printed, too
 
     Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
              or another training writes to it
@@ -108,18 +111,20 @@ def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None) -> 
     check(_checkpoint(run, None))  # now, rather than at the first evaluation
     with alone_in(folder):
         remove_left_overs(folder)
-        _train(run, folder, echo or _echo)
+        _train(run, folder, echo or _echo, profile)
         validation = [(row["step"], row["val"]) for row in run.history]
         save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps")
     return run
 
 
-def _train(run: Run, folder: Path, echo: Callable[[str], None]) -> None:
+def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | None) -> None:
     recipe, optimizer = run.recipe, run.recipe.optimizer()
-    with _interrupt() as interruption, _progress(run) as bar:
+    profiled = profiled_steps(profile, recipe.steps - run.step, echo)
+    with _interrupt() as interruption, _progress(run) as bar, profiled as before_step:
         unread: list[Array] = []
         started = time.perf_counter()
         while run.step < recipe.steps and not interruption():
+            before_step()
             unread.append(_one_step(run, optimizer))
             is_due = run.step % recipe.eval_every == 0 or run.step == recipe.steps
             if is_due or run.step % READ_EVERY == 0:

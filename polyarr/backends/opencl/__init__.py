@@ -21,6 +21,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.noting import noting
+    from polyarr.backends.opencl.speed import peaks_of
     from polyarr.backends.opencl.table import halves, make_kernels, unordered
 
     found = select(device)
@@ -38,6 +39,7 @@ def start(device: str | None = None) -> Backend:
             unordered=unordered(found),
             guarded=found.guarded,
             noting=partial(noting, found, frozenset(map(id, halves(kernels)))),
+            peaks=found.plans[peaks_of],
             handle=handle_of(found),
             home=found,
         )

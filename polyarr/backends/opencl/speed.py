@@ -1,5 +1,6 @@
-"""How near to its own peak a CPU comes in a matrix product."""
+"""What a device can do at most, and how near to it a CPU comes in a matrix product."""
 
+import time
 from typing import NamedTuple
 
 from polyarr.backends.opencl.device import Device
@@ -7,8 +8,9 @@ from polyarr.backends.opencl.matmul import one_block
 from polyarr.backends.opencl.measure import SIZEABLE, best_tile, checked_run, peak_rate, rate_of
 from polyarr.backends.opencl.pocl import processor_name, target_of
 from polyarr.backends.opencl.tuning import CpuMatmul, read_user_file, user_file, vector_width
-from polyarr.core.spec import float32
+from polyarr.core.spec import Spec, float32
 
+COPIED, COPIES = 2**28, 5  # bytes that a copy moves, more than caches hold, and how often
 FAR = 0.5  # of the peak: a product that does not reach it has the wrong tile, or the machine is busy
 
 
@@ -38,6 +40,24 @@ def speed_of(device: Device) -> Speed:
         run, peak = checked_run(device, float32, tile, one_block), peak_rate(device, float32)
         rate = rate_of(device, run) if run else 0.0
     return Speed(rate, peak, tile, processor_name(), target_of(device.cl_device), vector_width(device))
+
+
+def peaks_of(device: Device) -> dict[str, float]:
+    """What a device can do at most, measured: on a CPU multiply-adds in float32 on all cores; bytes copied."""
+    with device.lock:
+        cores = device.features.compute_units
+        peaks = {"GFLOP/s": peak_rate(device, float32) * cores} if device.geometry.is_measured else {}
+        words = device.empty(Spec((min(COPIED, device.features.max_allocation // 4) // 4,), float32))
+        copied, size = device.empty(Spec(words.shape, float32)), words.size * 4
+        device.fill_zero(words)
+        times = []
+        for _ in range(COPIES):
+            device.commands.finish()
+            began = time.perf_counter()
+            device.commands.copy((size,), None, copied.memory, words.memory)
+            device.commands.finish()
+            times.append(time.perf_counter() - began)
+    return {**peaks, "GB/s": 2e-9 * size / min(times)}
 
 
 def diagnose(device: Device) -> list[tuple[str, str]]:
