@@ -254,7 +254,8 @@ def test_planted_faults_of_a_trace_are_found():
 def test_the_queue_is_the_plain_one_before_and_after(backend):
     """A queue that notes times costs, so it serves only in a block."""
     commands, noting = (import_module(f"polyarr.backends.opencl.{n}") for n in ("commands", "noting"))
-    queue, plain = backend.handle.queue, commands.Command.__call__
+    device = import_module("polyarr.backends.opencl.device").Device
+    queue, plain, allocate = backend.handle.queue, commands.Command.__call__, device._allocate
     x = pa.asarray([1.0, 2.0])
     held = import_module("polyarr.backends.opencl.devices").select().commands
     assert held.queue is queue
@@ -263,6 +264,7 @@ def test_the_queue_is_the_plain_one_before_and_after(backend):
         assert held.queue is not queue and commands.Command.__call__ is not plain
         raise ZeroDivisionError
     assert held.queue is queue and commands.Command.__call__ is plain and noting._notes == {}
+    assert device._allocate is allocate
     assert np.allclose(y.numpy(), np.exp([1.0, 2.0]))
 
 

@@ -233,3 +233,8 @@ def test_settings_that_mean_nothing_are_found(monkeypatch):
     monkeypatch.setenv("POLYARR_DEVCE", "1")
     monkeypatch.setenv("POLYARR_DEVICE", "0")
     assert "POLYARR_DEVCE" in settings.unknown() and "POLYARR_DEVICE" not in settings.unknown()
+    lines = [line for line in import_module("polyarr.cli.doctor")._environment() if "POLYARR_DEV" in line.text]
+    assert [(line.level, line.text) for line in lines] == [
+        ("ok", "POLYARR_DEVICE=0"),
+        ("warning", "POLYARR_DEVCE is set, and means nothing to polyarr; did you mean POLYARR_DEVICE?"),
+    ]
