@@ -28,7 +28,7 @@ class Optimizer:
     clip          the largest global norm of the gradients; larger ones are scaled down to it
     """
 
-    lr: float | Schedule = 1e-3
+    lr: float | Array | Schedule = 1e-3
     weight_decay: float = 0.0
     clip: float | None = None
     decays: Callable[[str, Array], bool] = at_least_two_axes
@@ -49,9 +49,9 @@ class Optimizer:
         zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
         return {"step": 0, **zeros}
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate after so many steps."""
-        return self.lr(step) if callable(self.lr) else self.lr
+    def learning_rate(self, step: int | Array) -> float | Array:
+        """The learning rate after so many steps. A schedule is given a Python number, for which an array is read."""
+        return self.lr(step.item() if type(step) is Array else step) if callable(self.lr) else self.lr
 
     def update(self, grads: Any, state: State, model: Any) -> tuple[Any, State]:
         """One step: a new model and a new state. The old ones stay as they are.
@@ -78,7 +78,7 @@ class Optimizer:
 
     def _check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
         name, order = f"{type(self).__name__}.update", "call update(grads, state, model)"
-        if not isinstance(state, dict) or not isinstance(state.get("step", 0), int):
+        if not isinstance(state, dict) or not isinstance(state.get("step", 0), (int, Array)):
             raise TypeError(f"{name}: state is {type(state).__name__}; it must be as init(model) makes it; {order}")
         if _holds_gradients(model) and not _holds_gradients(grads):
             raise ValueError(f"{name}: model holds gradients; {order}")

@@ -20,16 +20,20 @@ _MASK = 2**64 - 1
 _BITS = {float16: 11, bfloat16: 8}  # as many as the dtype tells apart below 1; more would round up to 1
 
 
+def _in_64_bits(seed: Any) -> Any:
+    return seed if type(seed) is Array else seed & _MASK
+
+
 class Generator:
     """A source of (key, counter) pairs, each of which is used for one draw."""
 
     def __init__(self, seed: int, counter: int = 0) -> None:
-        self.seed, self.counter, self._lock = seed & _MASK, counter, threading.Lock()
+        self.seed, self.counter, self._lock = _in_64_bits(seed), counter, threading.Lock()
 
     def draw(self) -> tuple[int, int]:
         """The next (key, counter)."""
         with self._lock:
-            self.counter += 1
+            self.counter = self.counter + 1  # of an array, another array
             return self.seed, self.counter
 
 
@@ -58,7 +62,7 @@ def get_state() -> tuple[int, int]:
 
 
 def set_state(state: tuple[int, int]) -> None:
-    """Go back, or ahead, to a state that get_state gave."""
+    """Go back, or ahead, to a state that get_state gave. Its numbers may be arrays of integers without axes."""
     _generator().seed, _generator().counter = state
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyarr.core.array import NUMBERS
+from polyarr.core.binding import bound_by_name
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, as_dtype
 from polyarr.testing import SAMPLES, Data, Sample
@@ -56,7 +57,8 @@ def kit_calls() -> set[str]:
 
 def call(op: Op, sample: Sample) -> str:
     arguments = [*map(written, sample.inputs), *(f"{name}={value!r}" for name, value in sample.params.items())]
-    out = op.plan(tuple(map(spec, sample.inputs)), {**op.defaults, **sample.params}).out
+    inputs, params = bound_by_name(op, sample.inputs, sample.params)  # a number may be given by name
+    out = op.plan(tuple(map(spec, inputs)), {**op.defaults, **params}).out
     result = "Array" if type(out) is Spec else "tuple[Array | tuple[Array, ...], ...]"
     return f"{result} = ops.{op.name}({', '.join(arguments)})"
 

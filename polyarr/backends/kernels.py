@@ -230,13 +230,13 @@ def window(starts: tuple, steps: tuple, shape: tuple) -> tuple[tuple[slice, ...]
     return slices, tuple(axis for axis, step in enumerate(steps) if step < 0)
 
 
-def slice_(lib: Library, out: Spec, x: Any, *, starts: tuple, steps: tuple, shape: tuple) -> Any:
+def slice_(lib: Library, out: Spec, x: Any, starts: tuple, *, steps: tuple, shape: tuple) -> Any:
     """A view, where the library has them."""
     slices, flipped = window(starts, steps, shape)
     return lib.flip(x[slices], axis=flipped) if flipped else x[slices]
 
 
-def slice_update(lib: Library, out: Spec, x: Any, value: Any, *, starts: tuple, steps: tuple) -> Any:
+def slice_update(lib: Library, out: Spec, x: Any, value: Any, starts: tuple, *, steps: tuple) -> Any:
     """value where the window is and x elsewhere: along each axis, an element of value is looked up for each of x."""
     if 0 in value.shape:
         return x

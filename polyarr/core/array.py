@@ -211,6 +211,13 @@ def arrays(backend: Backend, buf: Any, out: Any) -> Any:
     return tuple(arrays(backend, b, o) for b, o in zip(buf, out, strict=True))
 
 
+def number_of(a: Any) -> Any:
+    """An array without axes as a Python number, read from its backend; numbers as they are; of a list every member."""
+    if type(a) is Array:
+        return a.numpy()[()].item()
+    return tuple(map(number_of, a)) if type(a) is tuple else a
+
+
 def untracked(a: Any) -> Any:
     """The same, unknown to the tape."""
     if type(a) is Array:
@@ -219,5 +226,7 @@ def untracked(a: Any) -> Any:
 
 
 def snapshot(a: Any) -> Any:
-    """A handle of its own, which nobody else rebinds."""
-    return a.snapshot() if type(a) is Array else a
+    """A handle of its own, which nobody else rebinds; of a list for every member."""
+    if type(a) is Array:
+        return a.snapshot()
+    return tuple(map(snapshot, a)) if type(a) is tuple else a

@@ -29,6 +29,7 @@ it nobody used is zeros. For an input that is a list, the gradient and `wanted` 
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +112,8 @@ class Backend(NamedTuple):
                  gives the ids of the kernels, and halves of pairs, of which that is true. None: a kernel takes as long
                  as its call
     peaks        measures what the device can do at most: "GFLOP/s" in float32, and "GB/s"; empty where unknown
+    reads        op -> the inputs, among those that are numbers, that its kernel also takes as arrays without axes, and
+                 reads from memory; any other number comes as Python's
     handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
                  it. None: nothing but the buffers
     """
@@ -128,6 +131,7 @@ class Backend(NamedTuple):
     flushes: frozenset[np.dtype] = frozenset()
     noting: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
     peaks: Callable[[], dict[str, float]] = _no_peaks
+    reads: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
     handle: Any = None
     home: Any = None
     transfer: Callable[[Any, "Backend"], Any] | None = None

@@ -14,6 +14,7 @@ from polyarr.core.array import (
     cast,
     cast_spec,
     flatten,
+    number_of,
     rounded,
     spec_of,
     unheld,
@@ -60,13 +61,15 @@ class Op:
         promoted: str = "",
         indices: str = "",
         fits: str = "",
+        numbers: str = "",
+        checks: Callable | None = None,
         canonical: Callable | None = None,
         widen: bool = True,
     ) -> None:
         self.name, self.__doc__ = face.__name__.strip("_"), face.__doc__
         self.__name__, self.__module__, self.__wrapped__ = self.name, face.__module__, face
         self.rule, self.body = rule or body, body
-        self.canonical, self.widen = canonical, widen
+        self.canonical, self.checks, self.widen = canonical, checks, widen
         arguments = inspect.signature(face).parameters.values()
         self.inputs = tuple(a.name for a in arguments if a.kind is not a.KEYWORD_ONLY)
         self.optional = {a.name: a.default for a in arguments if a.kind is not a.KEYWORD_ONLY}
@@ -74,6 +77,7 @@ class Op:
         self.__signature__ = signature(list(arguments))
         self.promoted = tuple(self.inputs.index(name) for name in promoted.split())
         self.indices = tuple(self.inputs.index(name) for name in indices.split())
+        self.numbers = tuple(self.inputs.index(name) for name in numbers.split())
         self.fitting = tuple(self.inputs.index(name) for name in fits.split())
         self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
         self.gradients: list[tuple[int, Callable, tuple[Need | None, ...]]] = []  # the rules, as record.py takes them
@@ -189,10 +193,12 @@ class Op:
                 specs.append(a)
             elif a is None:
                 specs.append(None)
+            elif kind is tuple and None not in (found := tuple([NUMBERS.get(type(m)) for m in a])):
+                specs.append(found)
             else:
                 return self._call_unusual(args, params)
         if symbolic:
-            return self.plan(tuple(specs), params).out
+            return self._inferred(args, tuple(specs), params)
         return self._run(args, tuple(specs), backend, tracked, params)
 
     def _call_unusual(self, args: tuple, params: dict[str, Any]) -> Any:
@@ -206,12 +212,19 @@ class Op:
         flat = [a for a in flatten(args) if a is not None]
         specs = tuple(map(spec_of, args))
         if any(type(a) is Spec for a in flat):
-            return self.plan(specs, params).out
+            return self._inferred(args, specs, params)
         arrays = [a for a in flat if type(a) is Array]
         if any(not arrays[0].backend.meets(a.backend) for a in arrays):
             raise BackendError(mixed(self, flat))
         tracked = any(a.node is not None for a in arrays)
         return self._run(args, specs, arrays[0].backend if arrays else None, tracked, params)
+
+    def _inferred(self, args: tuple, specs: tuple, params: dict[str, Any]) -> Any:
+        """The result's Spec, for a call with Specs."""
+        out = self.plan(specs, params).out
+        if self.checks is not None:
+            self.checks(*args, **params)
+        return out
 
     def _run(self, args: tuple, specs: tuple, backend: Backend | None, tracked: bool, params: dict[str, Any]) -> Any:
         plan = self.plan(specs, params)
@@ -231,12 +244,24 @@ class Op:
         kernel = backend.kernels.get(self)
         if self.body is not None and self._needs_body(kernel, tracked):
             return self.run_body(plan, args, params)
+        if self.numbers and kernel is not None:
+            args = self._with_numbers(args, backend)
+        if self.checks is not None:
+            self.checks(*args, **params)
         if self.body is None:
             if kernel is None:
                 raise BackendError(lacking(self, backend))
             if plan.out.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.out.dtype, backend))
         return self._run_kernel(kernel, backend, args, plan, tracked, params)
+
+    def _with_numbers(self, args: tuple, backend: Backend) -> tuple:
+        """The inputs that are numbers, as the backend's kernel takes them: plain, unless it says that it reads them."""
+        reads = backend.reads.get(self, ())
+        plain = [i for i in self.numbers if self.inputs[i] not in reads]
+        if all(type(a) is not Array for a in flatten(tuple([args[i] for i in plain]))):
+            return args
+        return tuple([number_of(a) if i in plain else a for i, a in enumerate(args)])
 
     def _needs_body(self, kernel: Any, tracked: bool) -> bool:
         """True where nothing but the body can serve: no kernel, or a forward kernel without a stated VJP."""
@@ -275,17 +300,29 @@ class Op:
 
 
 def primitive(
-    face: Callable | None = None, *, promote: str = "", indices: str = "", fits: str = "", widen: bool = False
+    face: Callable | None = None,
+    *,
+    promote: str = "",
+    indices: str = "",
+    fits: str = "",
+    numbers: str = "",
+    checks: Callable | None = None,
+    widen: bool = False,
 ) -> Any:
     """An op that every backend implements. The decorated function is its rule from Specs to a Spec.
 
     promote    the inputs that share one dtype
     indices    the inputs that kernels get as int32 or int64, whatever integers they are
+    numbers    the inputs that are numbers, or lists of them, and change from call to call: Python's, or arrays without
+               axes. They are in no key of a cache. Kernels get Python numbers, unless Backend.reads says otherwise
+    checks     (*args, **params), which raises for values of numbers that cannot be
     fits       the inputs that, as Python numbers, must fit the result's dtype; what is promoted must fit the arrays'
     widen      run the VJP rules on float16 and bfloat16 in float32; for rules in which more than one op rounds
     """
     if face is None:
-        return lambda face: Op(face, rule=face, promoted=promote, indices=indices, fits=fits, widen=widen)
+        return lambda face: Op(
+            face, rule=face, promoted=promote, indices=indices, fits=fits, numbers=numbers, checks=checks, widen=widen
+        )
     return Op(face, rule=face, widen=widen)
 
 
@@ -294,6 +331,7 @@ def fused(
     *,
     promote: str = "",
     indices: str = "",
+    numbers: str = "",
     canonical: Callable | None = None,
     infer: Callable | None = None,
     widen: bool = True,
@@ -302,13 +340,22 @@ def fused(
 
     promote    the inputs that share one dtype
     indices    the inputs that kernels get as int32 or int64, whatever integers they are
+    numbers    the inputs that are numbers, or lists of them, and change from call to call: Python's, or arrays without
+               axes. They are in no key of a cache. Kernels get Python numbers, unless Backend.reads says otherwise
     canonical  (*specs, **params) -> the parameters that change, in the form that kernels expect
     infer      (*specs, **params) -> the result's Spec, where the body cannot run on Specs
     widen      compute with float16 and bfloat16 in float32, and round once; False where at most one op rounds
     """
     if face is None:
         return lambda face: Op(
-            face, rule=infer, body=face, promoted=promote, indices=indices, canonical=canonical, widen=widen
+            face,
+            rule=infer,
+            body=face,
+            promoted=promote,
+            indices=indices,
+            numbers=numbers,
+            canonical=canonical,
+            widen=widen,
         )
     return Op(face, body=face)
 

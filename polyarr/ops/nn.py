@@ -5,7 +5,7 @@ import math
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused
-from polyarr.core.spec import FLOATS, broadcast, check_kind
+from polyarr.core.spec import FLOATS, broadcast, check_kind, float32
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
@@ -15,6 +15,7 @@ from polyarr.ops.elementwise import (
     divide,
     erf,
     exp,
+    expm1,
     isfinite,
     log,
     multiply,
@@ -194,7 +195,7 @@ def embedding(weight, indices):
     return take(weight, indices, axis=0)
 
 
-@fused(widen=False)
+@fused(numbers="key counter", widen=False)
 def dropout(x, key, counter, *, rate):
     """x with each element set to 0 with probability rate, and the others divided by 1 - rate.
 
@@ -302,7 +303,7 @@ def _check_attention(q, k, v, mask, causal: bool) -> None:
             )
 
 
-@fused(promote="q k v", canonical=_canonical_attention)
+@fused(promote="q k v", numbers="key counter", canonical=_canonical_attention)
 def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None, dropout_rate=0.0):
     """Scaled dot-product attention: softmax(q k^T * scale) v, over the positions that may be seen.
 
@@ -362,7 +363,7 @@ def _like_first(count: int):
     return infer
 
 
-@fused(infer=_like_first(2))
+@fused(infer=_like_first(2), numbers="lr scale")
 def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, nesterov):
     """One step of stochastic gradient descent with momentum over lists of arrays.
 
@@ -384,7 +385,7 @@ def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, neste
     return tuple(new_params), tuple(new_velocity)
 
 
-@fused(infer=_like_first(3))
+@fused(infer=_like_first(3), numbers="lr step scale")
 def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight_decay, decoupled):
     """One step of AdamW (decoupled) or Adam over lists of arrays.
 
@@ -407,10 +408,17 @@ def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight
             shrunk, g = p_wide, add(g, multiply(p_wide, decay)) if decay else g
         first = add(multiply(first, beta1), multiply(g, 1 - beta1))
         second = add(multiply(second, beta2), multiply(square(g), 1 - beta2))
-        root = add(sqrt(multiply(second, 1 / (1 - beta2**step))), eps)
-        moved = subtract(shrunk, divide(multiply(first, lr / (1 - beta1**step)), root))
+        root = add(sqrt(multiply(second, 1 / _one_minus_power(beta2, step))), eps)
+        moved = subtract(shrunk, divide(multiply(first, lr / _one_minus_power(beta1, step)), root))
         found.append((astype(moved, dtype=p.dtype), first, second))
     return tuple(zip(*found, strict=True)) if found else ((), (), ())
+
+
+def _one_minus_power(beta: float, step):
+    """1 - beta^step; of a step in an array as -expm1(step log(beta)), which keeps its digits in float32."""
+    if isinstance(step, (int, float)) or beta == 0:
+        return 1 - beta**step if beta else 1.0
+    return -expm1(multiply(astype(step, dtype=float32), math.log(beta)))
 
 
 def _scaled(g, scale, dtype):

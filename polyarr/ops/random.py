@@ -5,7 +5,7 @@ from polyarr.core.spec import Spec, uint32
 from polyarr.ops.create import shape_of
 
 
-@primitive
+@primitive(numbers="key counter")
 def random_bits(key, counter, like=None, *, shape):
     """Uniform 32-bit integers by Philox4x32-10: element i is word i % 4 of block i // 4.
 

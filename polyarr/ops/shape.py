@@ -8,7 +8,7 @@ from typing import Any
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive
-from polyarr.core.spec import Spec, broadcast
+from polyarr.core.spec import INTEGERS, Spec, broadcast
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
 from polyarr.ops.given import check_array, whole, wholes
@@ -78,8 +78,34 @@ def broadcast_to(x, *, shape):
     return Spec(shape, x.dtype), {"shape": shape}
 
 
-@primitive
-def slice(x, *, starts, steps, shape):
+def _check_number(op: str, name: str, a) -> None:
+    """Raise unless a Spec is that of an integer."""
+    if type(a) is not Spec or a.shape or a.dtype not in (int, *INTEGERS):
+        raise TypeError(f"{op}: {name} is {a}; it must be an int, or an array of integers without axes")
+
+
+def _check_starts(op: str, x: Spec, starts, steps, shape) -> None:
+    if type(starts) is not tuple or not len(starts) == len(steps) == len(shape) == x.ndim:
+        raise ShapeError(f"{op}: x is {x}; starts, steps and the window's shape must have {x.ndim} entries")
+    for start in starts:
+        _check_number(op, "one of starts", start)
+
+
+def _check_window(op: str, x, starts, steps, shape) -> None:
+    """Raise if the window, as far as its starts are known here, leaves x."""
+    for start, step, count, length in zip(starts, steps, shape, x.shape, strict=True):
+        if count and type(start) is int:
+            last = start + (count - 1) * step
+            if not (0 <= start < length and 0 <= last < length and step):
+                window = f"the window {list(starts)} by {list(steps)}, {list(shape)}"
+                raise ShapeError(f"{op}: x is {spec_of(x)}; {window} leaves it")
+
+
+@primitive(
+    numbers="starts",
+    checks=lambda x, starts, *, steps, shape: _check_window("slice", x, starts, steps, shape),
+)
+def slice(x, starts, *, steps, shape):
     """The window of x with element i * step + start along each axis; steps may be negative.
 
     This is what `x[2:, ::-1]` runs. Parameters are per axis, and lie within x.
@@ -89,12 +115,15 @@ def slice(x, *, starts, steps, shape):
     Errors:  ShapeError if the window leaves x
     Grads:   x
     """
-    _check_window("slice", x, starts, steps, shape)
+    _check_starts("slice", x, starts, steps, shape)
     return Spec(shape, x.dtype)
 
 
-@primitive(promote="")
-def slice_update(x, value, *, starts, steps):
+@primitive(
+    numbers="starts",
+    checks=lambda x, value, starts, *, steps: _check_window("slice_update", x, starts, steps, value.shape),
+)
+def slice_update(x, value, starts, *, steps):
     """x with a window replaced by value: what `x[2:, ::-1] = value` runs.
 
     Shapes:  x any, value the window's shape -> x's
@@ -102,17 +131,8 @@ def slice_update(x, value, *, starts, steps):
     Errors:  ShapeError if the window leaves x
     Grads:   x, value
     """
-    _check_window("slice_update", x, starts, steps, value.shape)
+    _check_starts("slice_update", x, starts, steps, value.shape)
     return Spec(x.shape, x.dtype)
-
-
-def _check_window(op: str, x: Spec, starts, steps, shape) -> None:
-    if not len(starts) == len(steps) == len(shape) == x.ndim:
-        raise ShapeError(f"{op}: x is {x}; starts, steps and the window's shape must have {x.ndim} entries")
-    for start, step, count, length in zip(starts, steps, shape, x.shape, strict=True):
-        last = start + (count - 1) * step
-        if count and not (0 <= start < length and 0 <= last < length and step):
-            raise ShapeError(f"{op}: x is {x}; the window {list(starts)} by {list(steps)}, {list(shape)} leaves it")
 
 
 @fused(widen=False)
@@ -197,13 +217,15 @@ broadcast_to.vjp(x=lambda g: g)
 slice.vjp(
     x=lambda g, x_spec, starts, steps: slice_update(
         full(0, g, shape=x_spec.shape, dtype=g.dtype), g, starts=starts, steps=steps
-    )
+    ),
+    starts=None,
 )
 slice_update.vjp(
     x=lambda g, value_spec, starts, steps: slice_update(
         g, full(0, g, shape=value_spec.shape, dtype=g.dtype), starts=starts, steps=steps
     ),
     value=lambda g, value_spec, starts, steps: slice(g, starts=starts, steps=steps, shape=value_spec.shape),
+    starts=None,
 )
 
 

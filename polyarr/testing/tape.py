@@ -97,7 +97,7 @@ def check_tape(op: Op, backend: Backend, sample: Sample) -> None:
         value, pull = polyarr.vjp(fn, *sample.arrays(watch.backend))
     if watch.declined:
         raise Lacking(f"the pair of {backend.name} declines this call")
-    named = [a for a, name in zip(inputs, op.inputs, strict=True) if is_pair or name in _needs(op)]
+    named = [a for a, name in zip(inputs, op.inputs, strict=False) if is_pair or name in _needs(op)]
     results = sum(map(_carries, tree.leaves(value))) if "out" in _needs(op) and not is_pair else 0
     most = sum(map(_carries, flatten(tuple(named)))) + results
     inputs.clear()

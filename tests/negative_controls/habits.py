@@ -246,11 +246,11 @@ def a_kernel_takes_other_arguments(backend):
 @fault("numpy", {"forward-unstack": differs(r"result \d+")})
 def a_window_begins_too_late(backend):
     def change(kernel):
-        def changed(out, x, *, starts, steps, shape):
+        def changed(out, x, starts, *, steps, shape):
             late = tuple(
                 start + (0 < start < n - count) for start, n, count in zip(starts, x.shape, shape, strict=True)
             )
-            return kernel(out, x, starts=late if set(steps) == {1} else starts, steps=steps, shape=shape)
+            return kernel(out, x, late if set(steps) == {1} else starts, steps=steps, shape=shape)
 
         return changed
 

@@ -22,13 +22,14 @@ ARRAYS, INTS = "Sequence[Array]", "int | Sequence[int]"
 INPUTS = {  # that are not one array
     "arrays": ARRAYS, "params": ARRAYS, "grads": ARRAYS, "velocity": ARRAYS, "m": ARRAYS, "adamw.v": ARRAYS,
     "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "arange.step": "float",
-    "full.value": "float", "key": "int", "counter": "int",
+    "full.value": "float", "key": "Array | int", "counter": "Array | int",
+    "starts": "Sequence[Array | int]",
 }  # fmt: skip
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
     "axis": INTS, "argmax.axis": "int", "argmin.axis": "int", "cumulative_sum.axis": "int", "repeat.axis": "int",
     "axes": "Sequence[int]", "tensordot.axes": "int | Sequence[Sequence[int]]", "constant_values": "float",
     "destination": INTS, "source": INTS, "shape": INTS, "shift": INTS, "repetitions": INTS, "indices_or_sections": INTS,
-    "pad_width": "int | Sequence[int] | Sequence[Sequence[int]]", "starts": "Sequence[int]", "steps": "Sequence[int]",
+    "pad_width": "int | Sequence[int] | Sequence[Sequence[int]]", "steps": "Sequence[int]",
     "dtype": "DType", "size": "int", "repeats": "int", "k": "int",
     "activation": "str", "scale": "float", "eps": "float", "rate": "float",
     "momentum": "float", "beta1": "float", "beta2": "float", "weight_decay": "float | Sequence[float]",

@@ -170,12 +170,12 @@ def window(starts, steps, shape):
     return tuple(slices), flipped
 
 
-def slice_(out, x, *, starts, steps, shape):
+def slice_(out, x, starts, *, steps, shape):
     slices, flipped = window(starts, steps, shape)
     return x[slices].flip(flipped) if flipped else x[slices]
 
 
-def slice_update(out, x, value, *, starts, steps):
+def slice_update(out, x, value, starts, *, steps):
     slices, flipped = window(starts, steps, value.shape)
     new = x.clone(memory_format=torch.contiguous_format)
     new[slices] = value.flip(flipped) if flipped else value

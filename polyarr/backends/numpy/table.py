@@ -33,7 +33,7 @@ def running_sums(x: np.ndarray) -> np.ndarray:
     return (within + before[..., None]).reshape(*lead, blocks * BLOCK)[..., :length]
 
 
-def slice_update(out: Spec, x: np.ndarray, value: np.ndarray, *, starts: tuple, steps: tuple) -> np.ndarray:
+def slice_update(out: Spec, x: np.ndarray, value: np.ndarray, starts: tuple, *, steps: tuple) -> np.ndarray:
     """A copy of x with the window filled."""
     slices, flipped = window(starts, steps, value.shape)
     new = np.array(x)

@@ -22,7 +22,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.noting import noting
     from polyarr.backends.opencl.speed import peaks_of
-    from polyarr.backends.opencl.table import halves, make_kernels, unordered
+    from polyarr.backends.opencl.table import READS, halves, make_kernels, unordered
 
     found = select(device)
     if found not in _backends:

@@ -25,14 +25,14 @@ def broadcast_to(device: Device, out: Spec, x: Buffer, *, shape: tuple[int, ...]
 
 
 def slice(
-    device: Device, out: Spec, x: Buffer, *, starts: tuple[int, ...], steps: tuple[int, ...], shape: tuple[int, ...]
+    device: Device, out: Spec, x: Buffer, starts: tuple[int, ...], *, steps: tuple[int, ...], shape: tuple[int, ...]
 ) -> Buffer:
     """Every steps-th element of x from starts on, along each axis; a view."""
     return window(x, out.shape, starts, steps)
 
 
 def slice_update(
-    device: Device, out: Spec, x: Buffer, value: Buffer, *, starts: tuple[int, ...], steps: tuple[int, ...]
+    device: Device, out: Spec, x: Buffer, value: Buffer, starts: tuple[int, ...], *, steps: tuple[int, ...]
 ) -> Buffer:
     """A copy of x in which the window at starts, steps holds value."""
     result = duplicate(device, x)

@@ -58,6 +58,8 @@ KERNELS = {
     ops.adamw: adamw.adamw,
 }
 
+READS = {ops.adamw: ("scale",)}  # numbers that a kernel reads from memory, where they are there
+
 PAIRS = {
     ops.softmax: (softmax.softmax, softmax.softmax_backward),
     ops.log_softmax: (softmax.log_softmax, softmax.log_softmax_backward),
