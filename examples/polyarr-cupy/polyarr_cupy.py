@@ -8,7 +8,8 @@ from polyarr.plugins import hookimpl
 
 @hookimpl
 def polyarr_backends(register):
-    register("cupy", start, summary="CuPy's arrays on a GPU", install_hint="pip install cupy-cuda13x array-api-compat")
+    hint = "pip install cupy-cuda13x array-api-compat"
+    register("cupy", start, summary="CuPy's arrays on a GPU", install_hint=hint, api=2)
 
 
 def start():

@@ -41,9 +41,9 @@ def whole(op: str, name: str, value: Any) -> int:
 
 
 def wholes(op: str, name: str, value: Any) -> tuple[int, ...]:
-    """An int, or a tuple or list of them, as a tuple; or TypeError."""
+    """An int, or a tuple, list or range of them, as a tuple; or TypeError."""
     try:
-        return tuple(map(operator.index, value if isinstance(value, (tuple, list)) else (value,)))
+        return tuple(map(operator.index, value if isinstance(value, (tuple, list, range)) else (value,)))
     except TypeError:
         raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints") from None
 

@@ -167,8 +167,8 @@ def swapped(pair):
     """The pair, with the gradients of k and v exchanged where their shapes allow it."""
 
     def backward(g, saved, q, k, v, *rest, **params):
-        dq, dk, dv, dmask = pair.backward(g, saved, q, k, v, *rest, **params)
-        return (dq, dv, dk, dmask) if k.shape == v.shape else (dq, dk, dv, dmask)
+        dq, dk, dv, *others = pair.backward(g, saved, q, k, v, *rest, **params)
+        return (dq, dv, dk, *others) if k.shape == v.shape else (dq, dk, dv, *others)
 
     return pair._replace(backward=backward)
 
@@ -177,6 +177,16 @@ def without_dropout(pair):
     """The pair, whose gradient forgets the dropout."""
     backward = pair.backward
     return pair._replace(backward=lambda g, saved, *bufs, **params: backward(g, (saved[0], 1), *bufs, **params))
+
+
+def right_together(pair):
+    """The pair, whose second gradient is right only if the first is wanted, too."""
+
+    def backward(g, saved, *bufs, wanted, **params):
+        first, second, *rest = pair.backward(g, saved, *bufs, wanted=wanted, **params)
+        return first, second if wanted[0] else second * 2, *rest
+
+    return pair._replace(backward=backward)
 
 
 def remembering(pair):
@@ -190,6 +200,8 @@ def remembering(pair):
 
 
 plant("layer_norm keeps the eps of the first call", {ops.layer_norm: remembering(pairs.layer_norm())}, NORM[0])
+WANTED = ("wanted-rms_norm", "asked for alone, d/dweight .* differs at ")
+plant("the weight of rms_norm alone", {ops.rms_norm: right_together(pairs.rms_norm())}, WANTED)
 plant("attention exchanges two gradients", {ops.attention: swapped(pairs.attention())}, "backward-attention")
 plant(
     "attention's gradient forgets the dropout",

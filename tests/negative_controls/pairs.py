@@ -25,9 +25,8 @@ def fused(forward, backward):
     def pull(g, saved, *bufs, wanted, **params):
         with np.errstate(all="ignore"):
             grads = backward(widened(g), saved, *map(widened, bufs), **params)
-        return tuple(
-            d if d is None else np.asarray(d).astype(b.dtype, copy=False) for d, b in zip(grads, bufs, strict=False)
-        )
+        full = (*grads, *(None,) * (len(bufs) - len(grads)))  # of numbers there is none
+        return tuple(d if d is None else np.asarray(d).astype(b.dtype) for d, b in zip(full, bufs, strict=True))
 
     return Fused(run, pull)
 

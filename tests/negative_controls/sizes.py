@@ -135,7 +135,7 @@ spoilt(
     ops.slice_update,
     "slice_update: rows after the 128th keep what they were",
     has_rows,
-    lambda y, x, v: y.__setitem__(slice(128, None), x[128:]),
+    lambda y, x, v, starts: y.__setitem__(slice(128, None), x[128:]),
 )
 
 # ---- axes --------------------------------------------------------------------------------------------------------
