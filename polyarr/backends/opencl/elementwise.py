@@ -9,7 +9,7 @@ import numpy as np
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, steps_of
 from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.source import SCALARS
+from polyarr.backends.opencl.source import SCALARS, STRUCTURE
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
 from polyarr.core.spec import bool as bool_
 
@@ -99,7 +99,7 @@ class Plan(NamedTuple):
     kernel: Any
     work: tuple[int, ...]
     group: tuple[int, ...]
-    layout: np.void
+    layout: bytes
     argument: Callable[[Number], Any]
 
 
@@ -184,15 +184,13 @@ def _plan(
         WG=group[0],
         PER_ITEM=device.geometry.per_item,
     )
-    numbers = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
-    layout = numbers.view(f"V{numbers.nbytes}")[0]
+    layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
     number = SCALARS[stored["ACC"]]
-    # The layout's own dtype, too: PyOpenCL is slow to see what an argument without one is.
     program.elementwise.arguments = (
-        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, layout.dtype
+        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, STRUCTURE
     )
-    return Plan(program.elementwise, work, group, layout, argument)
+    return Plan(program.elementwise, work, group, layout.tobytes(), argument)
 
 
 def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:

@@ -24,7 +24,8 @@ SCALARS = {
 }
 
 MEMORY = "memory"
-Arguments = tuple[Any, ...]  # of a kernel: a dtype for each number, None for memory and for structures
+STRUCTURE = np.dtype("V")  # given as bytes; without a type, PyOpenCL would try everything else first, for 10 us
+Arguments = tuple[Any, ...]  # of a kernel: a dtype for each number, STRUCTURE, or None for memory
 
 
 @cache
@@ -43,9 +44,13 @@ def arguments_of(stem: str, macros: Mapping[str, Any]) -> dict[str, Arguments | 
     """What the kernels of a file take under these macros, by name; None where the file alone does not tell."""
     named = _type_names(stem)
     return {
-        kernel: names and tuple(SCALARS.get(macros.get(name, name)) for name in names)
+        kernel: names and tuple(_passed_as(macros.get(name, name)) for name in names)
         for kernel, names in named.items()
     }
+
+
+def _passed_as(name: str) -> np.dtype | None:
+    return None if name == MEMORY else SCALARS.get(name, STRUCTURE)
 
 
 @cache
