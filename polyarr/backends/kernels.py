@@ -83,14 +83,21 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
 
 def elementwise(lib: Library, fn: Callable) -> Callable:
     """A kernel out of a function of arrays: numbers take the arrays' dtype, narrow floats are widened and rounded."""
-    asarray, wide, cast = lib.asarray, lib.wide, lib.cast
+    asarray, native, wide = lib.asarray, lib.native, lib.wide
+
+    def widened(out: Spec, bufs: tuple, stored: Any) -> Any:
+        if out.dtype == bool_:  # what is compared is compared as it is stored
+            bufs = tuple(asarray(b, dtype=stored) for b in bufs)
+        return asarray(fn(*[asarray(b, dtype=wide[stored]) for b in bufs]), dtype=native[out.dtype])
 
     def kernel(out: Spec, *bufs: Any) -> Any:
-        stored = next(b.dtype for b in bufs if hasattr(b, "dtype"))
-        dtype = wide.get(stored, stored)
-        if dtype != stored and out.dtype == bool_:  # what is compared is compared as it is stored
-            bufs = tuple(asarray(b, dtype=stored) for b in bufs)
-        return cast(fn(*[asarray(b, dtype=dtype) for b in bufs]), out.dtype)
+        for x in bufs:
+            if hasattr(x, "dtype"):
+                break
+        if x.dtype in wide:
+            return widened(out, bufs, x.dtype)
+        found = fn(*[b if hasattr(b, "dtype") else asarray(b, dtype=x.dtype) for b in bufs])
+        return asarray(found, dtype=native[out.dtype])
 
     return kernel
 

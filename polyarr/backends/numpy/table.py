@@ -1,15 +1,53 @@
-"""The table of kernels, with what NumPy does better than by the standard's names: in place, or to the last digit."""
+"""The table of kernels, with what NumPy does better than by the names of the standard: at once, to the last digit."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.kernels import Library, in_a_row, make_kernels, places, quiet, window
+from polyarr.backends.kernels import (
+    Library,
+    elementwise,
+    floor_divide,
+    in_a_row,
+    long_sum,
+    make_kernels,
+    places,
+    quiet,
+    window,
+)
 from polyarr.core.spec import FLOATS, Spec, float64
 
-BLOCK = 64  # numbers that a running sum adds one by one
+BLOCK = 64  # numbers that may be added one by one
 NUMPY = Library(np)
+
+
+def short_sum(fn: Callable) -> Callable:
+    """A kernel out of np.sum or np.prod, which reduces few numbers as they lie."""
+    long = long_sum(NUMPY, fn)
+
+    def kernel(out: Spec, x: np.ndarray, *, axis: tuple, keepdims: bool, dtype: np.dtype) -> np.ndarray:
+        if x.size > BLOCK or dtype != x.dtype:
+            return long(out, x, axis=axis, keepdims=keepdims, dtype=dtype)
+        added = fn(x, axis=axis, keepdims=keepdims, dtype=float64 if dtype in FLOATS else dtype)
+        return np.asarray(added, dtype=dtype)
+
+    return kernel
+
+
+def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x // y; of integers, NumPy's is 0 where y is 0."""
+    return floor_divide(NUMPY, x, y) if x.dtype in FLOATS else np.floor_divide(x, y)
+
+
+def slice_(out: Spec, x: np.ndarray, *, starts: tuple, steps: tuple, shape: tuple) -> np.ndarray:
+    """A view."""
+    slices = [slice(at, at + step * n, step) for at, step, n in zip(starts, steps, shape, strict=True)]
+    if min(steps, default=1) < 0:  # where one that reaches the first element ends, only None would say
+        slices, flipped = window(starts, steps, shape)
+        return np.flip(x[slices], flipped)
+    return x[(*slices, ...)]
 
 
 def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype) -> np.ndarray:
@@ -57,6 +95,13 @@ def scatter_add(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarr
 
 
 KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
+    ops.sum: quiet(short_sum(np.sum)),
+    ops.prod: quiet(short_sum(np.prod)),
+    ops.floor_divide: quiet(elementwise(NUMPY, quotient)),
+    ops.remainder: quiet(elementwise(NUMPY, np.remainder)),
+    ops.reshape: lambda out, x, *, shape: x.reshape(shape),
+    ops.permute_dims: lambda out, x, *, axes: x.transpose(axes),
+    ops.slice: slice_,
     ops.cumulative_sum: quiet(cumulative_sum),
     ops.slice_update: slice_update,
     ops.scatter: scatter,
