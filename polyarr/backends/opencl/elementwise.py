@@ -1,7 +1,6 @@
 """Elementwise ops: one kernel file serves every expression, dtype, layout and number of axes."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,13 +107,8 @@ class Plan(NamedTuple):
 
 def launcher(name: str) -> Callable[..., Buffer]:
     """The launcher(device, out, x) or launcher(device, out, x, y) of the op called name."""
-    return partial(_unary_or_binary, EXPRESSIONS[name])
-
-
-def _unary_or_binary(
-    expression: str, device: Device, out: Spec, x: Buffer | Number, y: Buffer | Number | None = None
-) -> Buffer:
-    return launch(device, expression, out, x, y)
+    expression = EXPRESSIONS[name]
+    return lambda device, out, x, y=None: launch(device, expression, out, x, y)
 
 
 def where(device: Device, out: Spec, condition: Buffer, x: Buffer | Number, y: Buffer | Number) -> Buffer:
