@@ -1,6 +1,7 @@
 """What of the ops is not for the conformance kit: what they say of themselves, equal numbers, bodies for kernels."""
 
 import pydoc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -33,3 +34,22 @@ def test_inverse_hyperbolic_functions_as_other_ops(on_numpy: Backend, op: Op, ex
 def test_help_shows_what_an_op_takes() -> None:
     text = pydoc.plain(pydoc.render_doc(pa.softmax))
     assert "softmax(x, axis=-1)" in text and "divided by its sum" in text
+
+
+def test_plans_of_an_op_go_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new shape at every call, as in generation, never has all that is known of an op forgotten at once."""
+    monkeypatch.setattr("polyarr.core.op._PLANS_KEPT", 8)
+    monkeypatch.setattr(ops.exp, "_plans", {})
+
+    def grow(start: int) -> list[bool]:
+        return [ops.exp.plan((pa.Spec((n,), pa.float32),), {}).out.shape == (n,) for n in range(start, start + 100)]
+
+    counts = []
+    for n in range(50):
+        ops.exp.plan((pa.Spec((n,), pa.float32),), {})
+        counts.append(len(ops.exp._plans))
+        assert (pa.Spec((n,), pa.float32),) in [key[0] for key in ops.exp._plans]
+    assert max(counts) == 8 and min(counts[8:]) == 5
+    with ThreadPoolExecutor(4) as pool:
+        assert all(all(found) for found in pool.map(grow, (0, 20, 40, 60)))
+    assert len(ops.exp._plans) <= 8 + 4

@@ -226,7 +226,7 @@ def untracked(a: Any) -> Any:
 
 
 def snapshot(a: Any) -> Any:
-    """A handle of its own, which nobody else rebinds; of a list for every member."""
+    """A handle of its own, which nobody else rebinds, on what an operation took; of a list for every member."""
     if type(a) is Array:
-        return a.snapshot()
+        return Array(a.backend, a.buf, a.spec, a.node)
     return tuple(map(snapshot, a)) if type(a) is tuple else a

@@ -30,7 +30,7 @@ from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int3
 from polyarr.core.tape import is_recording, reads
 
 OPS: list["Op"] = []  # every Op, in order of definition
-_PLANS_KEPT = 4096
+_PLANS_KEPT = 4096  # per op
 
 
 class Plan(NamedTuple):
@@ -118,7 +118,8 @@ class Op:
             plan = self.plan(specs, params)
             return plan._replace(params=params) if plan.params is None else plan
         if len(self._plans) >= _PLANS_KEPT:
-            self._plans.clear()
+            for oldest in list(self._plans)[: _PLANS_KEPT // 2]:  # what is still needed is found anew, once
+                self._plans.pop(oldest, None)
         plan = self._plans[key] = self._infer(specs, params)
         return plan
 
@@ -185,7 +186,8 @@ class Op:
                         backend = a.backend
                     elif not backend.meets(a.backend):
                         raise BackendError(mixed(self, args))
-                tracked = tracked or a.node is not None
+                if a.node is not None:
+                    tracked = True
             elif kind in NUMBERS:
                 specs.append(NUMBERS[kind])
             elif kind is Spec:
@@ -242,17 +244,17 @@ class Op:
                     read.note(a)
         tracked = tracked and is_recording()
         kernel = backend.kernels.get(self)
-        if self.body is not None and self._needs_body(kernel, tracked):
-            return self.run_body(plan, args, params)
-        if self.numbers and kernel is not None:
-            args = self._with_numbers(args, backend)
-        if self.checks is not None:
-            self.checks(*args, **params)
         if self.body is None:
             if kernel is None:
                 raise BackendError(lacking(self, backend))
             if plan.out.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.out.dtype, backend))
+        elif self._needs_body(kernel, tracked):
+            return self.run_body(plan, args, params)
+        if self.numbers and kernel is not None:
+            args = self._with_numbers(args, backend)
+        if self.checks is not None:
+            self.checks(*args, **params)
         return self._run_kernel(kernel, backend, args, plan, tracked, params)
 
     def _with_numbers(self, args: tuple, backend: Backend) -> tuple:
@@ -291,7 +293,9 @@ class Op:
                 record_pair(self, kernel, args, params, plan, saved, value)
             return value
         else:
-            value = arrays(backend, kernel(plan.out, *[buffer(a) for a in args], **params), plan.out)
+            out = plan.out
+            buf = kernel(out, *[a.buf if type(a) is Array else buffer(a) for a in args], **params)
+            value = Array(backend, buf, out) if type(out) is Spec else arrays(backend, buf, out)
         if tracked and plan.carries:
             record_rules(self, args, params, plan, value)
         return value

@@ -180,10 +180,13 @@ def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value:
             specs += [a[j].spec for j in members]
         else:
             continue
-        names_result = names_result or None in needs
-        work.append((rule, [_OUT if need is None else need(args, params) for need in needs], members))
+        kept: Any = ()
+        if needs:
+            names_result = names_result or None in needs
+            kept = [_OUT if need is None else need(args, params) for need in needs]
+        work.append((rule, kept, members))
     if parents:
-        out = plan.out
-        backend = value.backend if type(value) is Array else next(flatten(value)).backend
-        result = (backend, buffer(value)) if names_result else None
+        out, result = plan.out, None
+        if names_result:
+            result = (value if type(value) is Array else next(flatten(value))).backend, buffer(value)
         track(value, Node(tuple(parents), tuple(specs), Rules(work, result, out, plan.widened), _results(out)))
