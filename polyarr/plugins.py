@@ -131,13 +131,20 @@ def _checked(backend: Any, name: str) -> Backend:
         raise TypeError(f"start() must return a Backend, not {type(backend).__name__}")
     if backend.family != name:
         raise ValueError(f"start() returned a Backend called {backend.name!r}; it must be {name!r}, or '{name}:device'")
-    _check_pairs(backend.kernels)
+    _check_kernels("its table", backend.kernels)
     return backend
 
 
-def _check_pairs(kernels: Mapping[Any, Any]) -> None:
-    """Raise BackendError for a Fused pair of API 1, which would fail only when it is asked for a gradient."""
+def _check_kernels(giver: str, kernels: Mapping[Any, Any]) -> None:
+    """Raise BackendError for what nobody would ever find, or call: a key that is no op, a value that is no kernel.
+
+    And for a Fused pair of API 1, which would fail only when it is asked for a gradient.
+    """
     for op, kernel in kernels.items():
+        if not hasattr(op, "inputs") or not (callable(kernel) or isinstance(kernel, Fused)):
+            ours = not hasattr(op, "inputs") and str(getattr(op, "__module__", "")).startswith("polyarr.")
+            hint = f"; {op.__name__} is a function around an op, use polyarr.ops.{op.__name__}" if ours else ""
+            raise BackendError(f"{giver} gave {op!r}: {kernel!r}; it must give op -> kernel or Fused pair{hint}")
         if isinstance(kernel, Fused) and not _takes_wanted(kernel.backward):
             raise BackendError(
                 f"{op.name}: backward of its pair takes no wanted; since api 2 it is "
@@ -174,13 +181,11 @@ def _kernels_of(plugin: Plugin, backend: Backend, taken: list[Override]) -> dict
     found: dict[Any, Any] = {}
     for answer in plugin.manager.hook.polyarr_kernels(backend=backend):
         found.update(answer)
-    for op, kernel in found.items():
-        if not hasattr(op, "inputs") or not (callable(kernel) or isinstance(kernel, Fused)):
-            raise BackendError(f"polyarr_kernels gave {op!r}: {kernel!r}; it must give op -> kernel or Fused pair")
+    _check_kernels("polyarr_kernels", found)
+    for op in found:
         for row in taken:
             if row.op == op.name:
                 raise BackendError(f"{op.name} is already replaced by {row.distribution}; uninstall one of the two")
-    _check_pairs(found)
     return found
 
 

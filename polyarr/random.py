@@ -12,7 +12,7 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64
 from polyarr.ops.create import shape_of
-from polyarr.ops.given import check_array, number, whole
+from polyarr.ops.given import check_array, number, told, whole
 from polyarr.ops.shape import one_axis
 
 TWO_PI = 2 * math.pi
@@ -62,8 +62,14 @@ def get_state() -> tuple[int, int]:
 
 
 def set_state(state: tuple[int, int]) -> None:
-    """Go back, or ahead, to a state that get_state gave. Its numbers may be arrays of integers without axes."""
-    _generator().seed, _generator().counter = state
+    """Go back, or ahead, to a state that get_state gave. Its numbers may be arrays of integers without axes.
+
+    Errors:  TypeError if it is no tuple of a seed and a counter
+    """
+    if not isinstance(state, (tuple, list)) or len(state) != 2:
+        raise TypeError(f"random.set_state: state is {told(state)}; it must be a tuple that get_state gave")
+    seed, counter = (part if type(part) is Array else whole("random.set_state", "state", part) for part in state)
+    _generator().seed, _generator().counter = seed, counter
 
 
 @contextmanager

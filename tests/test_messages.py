@@ -1,17 +1,22 @@
 """What a bad call is told: one line that names what the user wrote, what was given and what is required."""
 
 import copy
+import math
 import operator
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import names
+from polyarr import names, plugins
+from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
-from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.errors import BackendError, DtypeError, ShapeError
+from polyarr.core.op import OPS, primitive
+from polyarr.plugins import hookimpl
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -175,6 +180,32 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.moveaxis(x, (0, 1), (0,)), ShapeError, r"source is \(0, 1\), destination is \(0,\); they must"),
         (lambda x: pa.roll(x, (1, 1), axis=0), ShapeError, "there must be one shift per axis"),
         (lambda x: pa.ops.global_norm(x), TypeError, "^global_norm: got no list of arrays"),
+        (lambda x: pa.sum(3.0), TypeError, "^sum: x is a Python float; it must be an array$"),
+        (lambda x: pa.prod(3), TypeError, "^prod: x is a Python int; it must be an array$"),
+        (lambda x: pa.argmax(3), TypeError, "^argmax: x is a Python int; it must be an array$"),
+        (lambda x: pa.reshape(3, (1,)), TypeError, "^reshape: x is a Python int; it must be an array$"),
+        (lambda x: pa.take(x, 1.5), DtypeError, "^take: indices is a Python float; it must be integers$"),
+        (lambda x: pa.linear(x, None), TypeError, "^linear: weight is None; it must be an array$"),
+        (lambda x: pa.linear([x], x), TypeError, "^linear: x is a list; it must be an array$"),
+        (lambda x: pa.zeros(2, device=[1]), TypeError, r"^a backend is given by name or as a Backend, not as \[1\]$"),
+        (lambda x: get_backend(np.ones((9, 9))), TypeError, "not as a numpy.ndarray$"),
+        (lambda x: pa.asarray(1, dtype=np.ones((9, 9))), DtypeError, "^no dtype a numpy.ndarray; polyarr has"),
+        (lambda x: pa.asarray(1, dtype=("a", 2, 3)), DtypeError, r"^no dtype \('a', 2, 3\); polyarr has"),
+        (lambda x: pa.dropout(x, key="a"), TypeError, "^dropout: missing counter"),
+        (lambda x: pa.dropout(x, "a", 1, rate=0.5), TypeError, "^dropout: key is a builtins.str"),
+        (
+            lambda x: pa.dropout(x, 1.5, 1, rate=0.5),
+            TypeError,
+            "^random_bits: key is a Python float; it must be an int$",
+        ),
+        (
+            lambda x: pa.random.set_state((1, 2, 3)),
+            TypeError,
+            r"state is \(1, 2, 3\); it must be a tuple that get_state",
+        ),
+        (lambda x: pa.random.set_state((1, "a")), TypeError, "state is 'a'; it must be an int$"),
+        (lambda x: pa.nonzero(x.spec), TypeError, "^nonzero: x is float32.*, whose values decide the shape$"),
+        (lambda x: pa.cumulative_prod(x.spec), ShapeError, "^cumulative_prod: .*axis must be given"),
         (lambda x: pa.diff(x, prepend=[1.0]), TypeError, "^diff: prepend is a list; it must be a polyarr array"),
         (lambda x: pa.zeros(2, dtype=""), DtypeError, "no dtype ''"),
         (lambda x: pa.random.permutation(x, axis=5), ShapeError, r"^random\.permutation: .*axis 5 must be from"),
@@ -186,3 +217,45 @@ def test_other_bad_calls(call: Callable, error: type[Exception], message: str) -
 
 def test_differences_of_an_absurd_order_end() -> None:
     assert pa.diff(matrix(), n=10**30).shape == (2, 0)
+
+
+def test_a_running_product_of_a_spec() -> None:
+    assert pa.cumulative_prod(matrix().spec, axis=0) == matrix().spec
+
+
+def test_diagonals_beyond_all_integers(backend: Backend) -> None:
+    with pa.use_backend(backend):
+        x = matrix()
+        zeros = [[0.0] * 3] * 2
+        assert pa.tril(x, k=10**30).tolist() == pa.triu(x, k=-(10**30)).tolist() == x.tolist()
+        assert pa.tril(x, k=-(10**30)).tolist() == pa.triu(x, k=10**30).tolist() == zeros
+
+
+def test_a_fault_of_a_rule_is_no_fault_of_the_call() -> None:
+    """An AttributeError is the user's only if what lacks the attribute was given."""
+
+    @primitive
+    def broken(x, y=None):
+        return x.shapes if y is None else math.nothing
+
+    OPS.remove(broken)
+    for args in ((matrix(),), (matrix(), None), (None, 1.0), (matrix(), [matrix()])):
+        with pytest.raises(AttributeError, match=r"shapes|nothing") as found:
+            broken(*args)
+        assert found.value.__cause__ is None
+
+
+def test_the_key_of_a_kernel_is_an_op() -> None:
+    """Not the function around one, which nobody would ever look for."""
+    for kernels, message in (
+        ({pa.reshape: len}, "reshape is a function around an op, use polyarr.ops.reshape; "),
+        ({"exp": len}, "its table gave 'exp': .*; it must give op -> kernel or Fused pair; "),
+        ({pa.exp: 3}, "its table gave <op exp.*>: 3; it must give op -> kernel or Fused pair; "),
+    ):
+        backend = Backend("odd", kernels, np.array, np.asarray)
+        offer = hookimpl(lambda register, start=lambda b=backend: b: register("odd", start, api=2))
+        plugin = SimpleNamespace(polyarr_backends=offer)
+        with plugins.fresh():
+            plugins.register_plugin(plugin)
+            with pytest.raises(BackendError, match=message):
+                get_backend("odd")

@@ -66,6 +66,17 @@ def usage(op: Any, missing: list[str], unknown: set[str]) -> str:
     return f"{op.name}: {given}; it takes {op.name}{inspect.signature(op.__wrapped__)}"
 
 
+def unfit(op: Any, specs: tuple, error: AttributeError) -> str:
+    """The complaint about the input that the op's rule took for an array, so that it met the error; "" for no input."""
+    for name, spec in zip(op.inputs, specs, strict=True):
+        if (type(spec) is Spec and not spec.is_number) or (spec is None and op.optional[name] is None):
+            continue
+        if error.obj is (spec.dtype if type(spec) is Spec else spec):
+            given = "a list" if type(spec) is tuple else spec
+            return f"{op.name}: {name} is {given}; it must be an array"
+    return ""
+
+
 def mixed(op: Any, args: Any) -> str:
     found = list({id(a.backend): a.backend.name for a in flatten(args) if type(a) is Array}.values())
     names = " and ".join(map(repr, found)) if len({*found}) > 1 else f"{len(found)} backends called {found[0]!r}"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
+from polyarr.core.spec import told
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +48,7 @@ def get_backend(name: str | Backend | None = None) -> Backend:
     if isinstance(name, Backend):
         return name
     if not isinstance(name, str):
-        raise TypeError(f"a backend is given by name or as a Backend, not as {name!r}")
+        raise TypeError(f"a backend is given by name or as a Backend, not as {told(name)}")
     return _named(name)
 
 

@@ -22,7 +22,7 @@ from polyarr.core.array import (
     widened,
 )
 from polyarr.core.backend import Backend, Fused
-from polyarr.core.binding import accepted, bound, bound_by_name, frozen, lacking, mixed, signature, usage
+from polyarr.core.binding import accepted, bound, bound_by_name, frozen, lacking, mixed, signature, unfit, usage
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError, DtypeError
 from polyarr.core.record import Need, need_of, record_pair, record_rules
@@ -134,10 +134,13 @@ class Op:
             if self.canonical:
                 params = {**params, **self.canonical(*specs, **params)}
             found = self.rule(*specs, **params)  # type: ignore[misc]
-        except AttributeError as error:  # the rule met None or a list where it takes an array
-            odd = [name for name, s in zip(self.inputs, specs, strict=True) if type(s) is not Spec]
-            raise TypeError(f"{self.name}: {' and '.join(odd)} must be one array") if odd else error from error
+        except AttributeError as error:
+            if complaint := unfit(self, specs, error):
+                raise TypeError(complaint) from error
+            raise
         out, canonical = found if type(found) is tuple and found and type(found[-1]) is dict else (found, None)
+        if type(out) is Spec and out.is_number:
+            raise TypeError(f"{self.name}: {self.inputs[0]} is {specs[0]}; it must be an array")
         if canonical is not None:
             params = {**params, **canonical}
         changed = params if self.canonical or canonical is not None else None
@@ -157,6 +160,8 @@ class Op:
         shared = self._shared_dtype(specs)
         casts = [shared if i in self.promoted else None for i in range(len(specs))]
         for i in self.indices:
+            if type(specs[i]) is Spec and specs[i].dtype in (float, bool):
+                raise DtypeError(f"{self.name}: {self.inputs[i]} is {specs[i]}; it must be integers")
             if type(specs[i]) is Spec and specs[i].dtype in INTEGERS and specs[i].dtype not in (int32, int64):
                 casts[i] = int64
         return None if all(c is None for c in casts) else tuple(casts)

@@ -79,6 +79,22 @@ class Spec:
     __repr__ = __str__
 
 
+def described(value: Any) -> str:
+    """What was given: an array by its Spec; of anything else the kind, a list, a numpy.ndarray."""
+    kind = type(value)
+    spec = getattr(value, "spec", value)
+    if type(spec) is Spec:
+        return str(spec)
+    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return "None" if value is None else f"a {home}{kind.__qualname__}"
+
+
+def told(value: Any) -> str:
+    """What was given, as it was written where that is short."""
+    written = repr(value) if isinstance(value, (str, int, float, complex, tuple, list, np.dtype)) else ""
+    return written if written and "\n" not in written and len(written) < 60 else described(value)
+
+
 def dtype_name(dtype: np.dtype | type) -> str:
     """The dtype's name as the standard spells it."""
     return dtype.__name__ if isinstance(dtype, type) else dtype.name
@@ -94,10 +110,10 @@ def as_dtype(dtype: object) -> np.dtype:
         return python[dtype]
     try:
         found = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError:
+    except (TypeError, ValueError):  # the second for a tuple or list that is no structure either
         found = None
     if dtype is None or found is None or found not in DTYPES:  # to NumPy, None is equal to float64
-        raise DtypeError(f"no dtype {dtype!r}; polyarr has {', '.join(d.name for d in DTYPES)}")
+        raise DtypeError(f"no dtype {told(dtype)}; polyarr has {', '.join(d.name for d in DTYPES)}")
     return found
 
 

@@ -115,7 +115,8 @@ def nonzero(x: Array) -> tuple[Array, ...]:
 
     Errors:  ShapeError if x has no axis
     """
-    check_array("nonzero", "x", x)
+    if type(x) is not Array:
+        raise TypeError(f"nonzero: x is {described(x)}; it must be a polyarr array, whose values decide the shape")
     if not x.shape:
         raise ShapeError(f"nonzero: x is {x.spec}; it must have at least one axis")
     flat = true_positions(not_equal(x, False if x.dtype == bool_ else 0))

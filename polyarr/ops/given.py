@@ -5,31 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.core.array import Array, spec_of
+from polyarr.core.array import Array
 from polyarr.core.spec import Spec, check_number, may_not_fit
+from polyarr.core.spec import described as described  # where all that is said of arguments is asked for
+from polyarr.core.spec import told as told
 
 ARRAY = "it must be a polyarr array (see polyarr.asarray)"
-
-
-def described(value: Any) -> str:
-    """What was given: an array by its Spec; of anything else the kind, a list, a numpy.ndarray."""
-    kind = type(value)
-    if kind in (Array, Spec):
-        return str(spec_of(value))
-    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return "None" if value is None else f"a {home}{kind.__qualname__}"
 
 
 def check_array(op: str, name: str, value: Any) -> None:
     """Raise TypeError unless value is an Array, or the Spec of one."""
     if type(value) not in (Array, Spec):
         raise TypeError(f"{op}: {name} is {described(value)}; {ARRAY}")
-
-
-def told(value: Any) -> str:
-    """What was given, as it was written where that is short."""
-    written = repr(value) if isinstance(value, (str, int, float, complex, tuple, list)) else ""
-    return written if written and "\n" not in written and len(written) < 60 else described(value)
 
 
 def whole(op: str, name: str, value: Any) -> int:

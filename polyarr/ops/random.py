@@ -1,7 +1,7 @@
 """Random bits: the one source of randomness, a pure function of key and counter."""
 
 from polyarr.core.op import primitive
-from polyarr.core.spec import Spec, uint32
+from polyarr.core.spec import INTEGERS, Spec, described, uint32
 from polyarr.ops.create import shape_of
 
 
@@ -18,6 +18,9 @@ def random_bits(key, counter, like=None, *, shape):
     Grads:   none
     Source:  Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"
     """
+    for name, given in (("key", key), ("counter", counter)):
+        if type(given) is not Spec or given.shape or given.dtype not in INTEGERS:
+            raise TypeError(f"random_bits: {name} is {described(given)}; it must be an int")
     shape = shape_of("random_bits", shape)
     return Spec(shape, uint32), {"shape": shape}
 

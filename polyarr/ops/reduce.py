@@ -54,6 +54,8 @@ def kept_shape(x, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _reduced(op: str, x: Spec, axis, keepdims: bool, dtype) -> tuple[Spec, dict]:
+    if x.is_number:
+        raise TypeError(f"{op}: x is {x}; it must be an array")
     axes = axes_of(op, x, axis)
     shape = kept_shape(x, axes) if keepdims else tuple(n for i, n in enumerate(x.shape) if i not in axes)
     return Spec(shape, dtype), {"axis": axes, "keepdims": bool(keepdims)}

@@ -437,6 +437,7 @@ def _below(op: str, x, k: int):
     if len(x.shape) < 2:
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least two axes")
     m, n = x.shape[-2:]
+    k = builtins.max(-m, builtins.min(k, n))  # beyond these all is on one side, and k may be too large for int64
     rows = reshape(arange(k, 1, x, size=m, dtype="int64"), shape=(m, 1))
     return less_equal(arange(0, 1, x, size=n, dtype="int64"), rows)
 

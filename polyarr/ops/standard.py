@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.core.array import Array, from_numpy
+from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import NARROW, Spec, as_dtype, float32, int64
 from polyarr.core.spec import bool as bool_
@@ -119,9 +119,9 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
     """
     check_array("cumulative_prod", "x", x)
     if axis is None and x.ndim != 1:
-        raise ShapeError(f"cumulative_prod: x is {x.spec}; axis must be given unless x has one axis")
+        raise ShapeError(f"cumulative_prod: x is {spec_of(x)}; axis must be given unless x has one axis")
     at = one_axis("cumulative_prod", x, 0 if axis is None else axis)
-    due = reduce.prod(x.spec, dtype=dtype).dtype
+    due = reduce.prod(spec_of(x), dtype=dtype).dtype
     found = logic.astype(x, dtype=float32 if due in NARROW else due)
     reach = 1
     while reach < x.shape[at]:  # after a step, each element is the product of twice as many
