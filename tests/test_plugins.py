@@ -1,9 +1,11 @@
 """The plugin loader: whatever a plugin does, everything else works and the failure is on record."""
 
 import asyncio
+import re
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -425,6 +427,14 @@ def test_a_wrong_plugin_in_this_process_raises():
         plugins.register_plugin(object())
     with pytest.raises(BackendError, match="'numpy' belongs to polyarr"):
         plugins.register_plugin(Toy("numpy"))
+
+
+def test_a_plugin_for_api_1_is_told_where_the_way_to_2_is_written():
+    spec = BackendSpec("toy", lambda: None, api=1)
+    with pytest.raises(BackendError, match="made for api 1") as raised:
+        loading._check(spec)
+    section, page = re.search(r"see '(.*)' in (\S+\.md)", str(raised.value)).groups()
+    assert f"\n## {section}\n" in (Path(__file__).parents[1] / page).read_text()
 
 
 def test_fresh_puts_everything_back():
