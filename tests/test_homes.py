@@ -133,6 +133,13 @@ def test_an_argument_may_take_over_the_call() -> None:
     assert (ops.sum(x=x)).array.item() == 15
 
 
+def test_an_argument_may_take_over_a_call_in_place() -> None:
+    x = on(get_backend("numpy"))
+    y: Any = x
+    y += Counted(x, [])
+    assert type(y) is Counted and y.array.tolist() == (x + x).tolist()
+
+
 def test_an_argument_may_decline_the_call() -> None:
     class Declines:
         def polyarr_op(self, op: Any, args: tuple, params: dict) -> Any:
@@ -171,6 +178,12 @@ def test_an_array_is_not_none() -> None:
         x < None  # noqa: B015
 
 
+class OfAnotherLibrary:
+    """An array, by its protocol; as PyTorch's and JAX's do, it knows nothing of polyarr's."""
+
+    def __dlpack__(self) -> None: ...
+
+
 @pytest.mark.parametrize("other", [np.ones(3), [1, 2, 3], (1, 2)])
 def test_arrays_of_others_and_lists_are_told_what_to_do(other: Any) -> None:
     for compute in (lambda x: x + other, lambda x: x == other, lambda x: x < other):
@@ -178,3 +191,9 @@ def test_arrays_of_others_and_lists_are_told_what_to_do(other: Any) -> None:
             compute(pa.ones(3))
     with pytest.raises(TypeError, match="array"):
         other - pa.ones(3)
+
+
+def test_an_array_of_another_library_is_not_just_unequal() -> None:
+    for compute in (lambda x, y: x == y, lambda x, y: x != y, lambda x, y: y == x):
+        with pytest.raises(TypeError, match=r"equal: y is a .*OfAnotherLibrary; it must be a polyarr array"):
+            compute(pa.ones(3), OfAnotherLibrary())

@@ -84,6 +84,8 @@ def _is_foreign(other: Any, reflected: str) -> bool:
     """True for an operand that polyarr knows nothing of, and that may know what to do with an array."""
     if type(other) in OPERANDS or isinstance(other, OF_NUMBERS) or hasattr(type(other), "polyarr_op"):
         return False
+    if reflected in ("__eq__", "__ne__") and hasattr(type(other), "__dlpack__"):
+        return False  # every object has these two, and Python would take another library's array to be unequal
     return hasattr(type(other), reflected)
 
 
@@ -116,10 +118,12 @@ def _named(op: Op) -> Callable:
 def _in_place(name: str, op: Callable) -> Callable:
     reflected = f"__r{name}__"
 
-    def update(self: Array, other: Any) -> Array:
+    def update(self: Array, other: Any) -> Any:
         if _is_foreign(other, reflected):
             return NotImplemented
         found = op(self, other)
+        if type(found) not in (Array, Spec):  # other took over the call
+            return found
         if found.spec != self.spec:
             error = ShapeError if found.shape != self.shape else DtypeError
             raise error(f"{name}: the result is {found.spec}; in place it must stay {self.spec}")
