@@ -159,6 +159,12 @@ def test_memory_is_held_by_arrays_of_ops(backend):
     )
 
 
+def test_an_array_that_another_thread_is_making_is_passed_over():
+    half = pa.Array.__new__(pa.Array)  # as it is before its __init__
+    assert pa.memory_stats().in_use is not None
+    del half
+
+
 def test_what_a_gradient_keeps_is_held(backend):
     """In the middle of a function, the results that the tape will need."""
     found = []

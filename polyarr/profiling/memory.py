@@ -128,7 +128,8 @@ def _held(backend: Backend) -> dict[int, Spec]:
             held[_key(buf)] = spec
 
     objects = gc.get_objects()
-    arrays = [o for o in objects if type(o) is Array and o.backend.name == backend.name]
+    whole = (o for o in objects if type(o) is Array and hasattr(o, "spec"))  # another thread may be making one
+    arrays = [a for a in whole if a.backend.name == backend.name]
     for a in arrays:
         add(a.buf, a.spec)
     kinds = {type(a.buf) for a in arrays}
