@@ -13,7 +13,7 @@ from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, floor_divide, multiply, remainder
-from polyarr.ops.given import ARRAY, check_array, check_fits, described
+from polyarr.ops.given import ARRAY, check_fits, described
 from polyarr.ops.index import checked_positions, scatter, take
 from polyarr.ops.logic import astype, not_equal, where
 from polyarr.ops.reduce import cumulative_sum

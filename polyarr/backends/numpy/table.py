@@ -41,7 +41,7 @@ def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return floor_divide(NUMPY, x, y) if x.dtype in FLOATS else np.floor_divide(x, y)
 
 
-def slice_(out: Spec, x: np.ndarray, *, starts: tuple, steps: tuple, shape: tuple) -> np.ndarray:
+def slice_(out: Spec, x: np.ndarray, starts: tuple, *, steps: tuple, shape: tuple) -> np.ndarray:
     """A view."""
     slices = [slice(at, at + step * n, step) for at, step, n in zip(starts, steps, shape, strict=True)]
     if min(steps, default=1) < 0:  # where one that reaches the first element ends, only None would say
