@@ -29,13 +29,17 @@ def get_item(x: Array, key: Any) -> Array:
         return take(_masked_rows(x, mask), true_positions(mask), axis=0)
     window, arrays, shape = _parse(x, key)
     if any(n != m or step != 1 for n, m, step in zip(window["shape"], x.shape, window["steps"], strict=True)):
-        x = slice(x, **window)
+        x = _seen_through(x, window)
     if not arrays:
         return x.snapshot() if x.shape == shape else reshape(x, shape=shape)
     lead = _lead(shape, arrays)
     x, flat = _flattened(x, arrays, lead)
     found = take(x, flat, axis=lead)
     return reshape(found, shape=_gathered_shape(shape, flat.shape))
+
+
+def _seen_through(x: Array, window: dict[str, Any]) -> Array:
+    return slice(x, window["starts"], steps=window["steps"], shape=window["shape"])  # by name, an input takes longer
 
 
 def set_item(x: Array, key: Any, value: Any) -> Array:
@@ -48,15 +52,15 @@ def set_item(x: Array, key: Any, value: Any) -> Array:
     window, arrays, shape = _parse(x, key)
     if not arrays:
         value = _value(x, value, shape)
-        return slice_update(x, reshape(value, shape=window["shape"]), starts=window["starts"], steps=window["steps"])
-    part, lead = slice(x, **window), _lead(shape, arrays)
+        return slice_update(x, reshape(value, shape=window["shape"]), window["starts"], steps=window["steps"])
+    part, lead = _seen_through(x, window), _lead(shape, arrays)
     view, flat = _flattened(part, arrays, lead)
     window_shape = (*view.shape[:lead], *flat.shape, *view.shape[lead + 1 :])
     value = reshape(_value(x, value, _gathered_shape(shape, flat.shape)), shape=window_shape)
     order = _joining_order(part.ndim, arrays, lead)
     placed = reshape(scatter(view, flat, value, axis=lead), shape=tuple(part.shape[i] for i in order))
     placed = permute_dims(placed, axes=tuple(order.index(i) for i in range(part.ndim)))
-    return slice_update(x, placed, starts=window["starts"], steps=window["steps"])
+    return slice_update(x, placed, window["starts"], steps=window["steps"])
 
 
 def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
