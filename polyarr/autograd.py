@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from polyarr import ops, random, tree
@@ -11,7 +12,7 @@ from polyarr.core.array import Array
 from polyarr.core.errors import GradientError, ShapeError
 from polyarr.core.record import Pair
 from polyarr.core.spec import FLOATS, Spec
-from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording
+from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
 from polyarr.ops.given import described, told
 
 
@@ -124,7 +125,7 @@ def checkpoint(fn: Callable) -> Callable:
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not is_recording():
+        if not _recorded_here((args, kwargs)):
             return fn(*args, **kwargs)
         state, args = random.get_state(), tree.map(_snapshot, (*args, kwargs))
         with paused(), reading() as read:
@@ -207,7 +208,7 @@ def custom_vjp(fn: Callable, forward: Callable | None = None, backward: Callable
     @functools.wraps(fn)
     def wrapped(*args: Any, **named: Any) -> Any:
         args = _by_position(fn, args, named) if named else args
-        if not is_recording():
+        if not _recorded_here(args) or any(fn is other for other in _in_forward.get()):
             return fn(*args)
         if forward is None or backward is None:
             raise GradientError(f"custom_vjp: {fn.__name__} has no gradient; state it by defvjp(forward, backward)")
@@ -215,6 +216,15 @@ def custom_vjp(fn: Callable, forward: Callable | None = None, backward: Callable
 
     wrapped.defvjp = defvjp  # type: ignore[attr-defined]
     return wrapped
+
+
+def _recorded_here(args: Any) -> bool:
+    """True inside a transform, and in a thread that computes with the arrays of one."""
+    return is_recording() or (records() and any(map(_is_tracked, tree.leaves(args))))
+
+
+# The functions of custom_vjp whose forward runs: there they are themselves, so that forward may call them.
+_in_forward: ContextVar[tuple[Callable, ...]] = ContextVar("polyarr_custom_vjp_forward", default=())
 
 
 def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) -> Any:
@@ -227,7 +237,11 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
         inner = list(args)
         for i in range(len(inner)):
             _track(inner, i)
-        value, kept = _two(forward(*inner), "custom_vjp: forward", "(value, kept)")
+        token = _in_forward.set((*_in_forward.get(), fn))
+        try:
+            value, kept = _two(forward(*inner), "custom_vjp: forward", "(value, kept)")
+        finally:
+            _in_forward.reset(token)
     value = tree.map(_untracked, value)
     if read.nodes:
         node, spec = next(iter(read.nodes.items()))
@@ -352,12 +366,18 @@ def _released(leaf: Any) -> Any:
 
 def _backward(seeds: list[tuple[Node | None, Array]], ends: list[Node], once: bool) -> list[Array | None]:
     """The gradients at the nodes `ends`, given the cotangents at some roots. None: no path leads there."""
+    if is_recording():
+        return _walked(seeds, ends, release=False)
+    with paused():  # also in a thread that another one's transform started: a transform within it stands alone
+        return _walked(seeds, ends, release=once)
+
+
+def _walked(seeds: list[tuple[Node | None, Array]], ends: list[Node], release: bool) -> list[Array | None]:
     grads: dict[Node, Any] = {}
     for root, g in seeds:
         if root is not None:
             grads[root] = grads[root] + g if root in grads else g
     finals = set(ends)
-    release = once and not is_recording()
     # Creation order is a topological order, so no recursion: sort once, walk down.
     for node in _between(list(grads), finals):
         g = grads.pop(node, None)

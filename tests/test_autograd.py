@@ -5,6 +5,7 @@ import math
 import threading
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError, GradientError, ShapeError
 from polyarr.core.spec import Spec
+from polyarr.core.tape import _transforms, paused
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -313,19 +315,6 @@ def test_threads_compute_gradients_at_once(backend: Backend) -> None:
         np.testing.assert_allclose(g, expected, rtol=1e-6)
 
 
-def test_another_thread_does_not_record() -> None:
-    recorded = []
-
-    def fn(a: Array) -> Array:
-        thread = threading.Thread(target=lambda: recorded.append((a * 2).node))
-        thread.start()
-        thread.join()
-        return ops.sum(a)
-
-    pa.grad(fn)(pa.asarray([1.0]))
-    assert recorded == [None]
-
-
 def test_use_backend_is_scoped_in_tasks() -> None:
     mirror = get_backend("numpy")._replace(name="mirror")
 
@@ -476,3 +465,44 @@ def _same(x: Array) -> Array:
 def test_bad_calls(call: Callable, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(pa.ones((2, 3), device="numpy"))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, pa.checkpoint])
+def test_threads_of_a_function_are_part_of_its_gradient(on_numpy: Backend, wrap: Callable) -> None:
+    """A new thread knows of no transform; what it computes from the transform's arrays counts all the same."""
+    square = wrap(lambda w: ops.sum(w * w))
+
+    def loss(w: Array) -> Array:
+        with ThreadPoolExecutor(2) as threads:
+            return sum(threads.map(lambda i: square(w) * i, (1, 2)))
+
+    assert pa.grad(loss)(pa.ones(3)).tolist() == [6, 6, 6]
+
+
+def test_a_thread_of_its_own_records_nothing(on_numpy: Backend) -> None:
+    """While another one differentiates."""
+
+    def loss(w: Array) -> Array:
+        with ThreadPoolExecutor(1) as threads:
+            value, g = threads.submit(pa.value_and_grad(lambda x: ops.sum(x * x)), pa.ones(2)).result()
+            assert value.node is None and g.node is None and g.tolist() == [2, 2]
+            assert threads.submit(lambda: (pa.ones(2) * 2).node).result() is None
+        with paused():
+            assert (w * 2).node is None
+        return ops.sum(w)
+
+    assert pa.grad(loss)(pa.ones(3)).tolist() == [1, 1, 1]
+    assert not _transforms
+
+
+def test_the_forward_of_custom_vjp_may_call_the_function(on_numpy: Backend) -> None:
+    """As JAX's documentation writes it."""
+
+    @pa.custom_vjp
+    def f(x: Array) -> Array:
+        return ops.sin(x)
+
+    f.defvjp(lambda x: (f(x), ops.cos(x)), lambda c, g: (g * c * 3,))
+    x = pa.asarray(1.0)
+    assert pa.grad(f)(x).item() == pytest.approx(3 * np.cos(1.0))
+    assert pa.grad(pa.grad(f))(x).item() == pytest.approx(-3 * np.sin(1.0))

@@ -10,7 +10,7 @@ from polyarr.core.backend import Backend, count_download, count_upload
 from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, NARROW, Spec, float32, int64, uint64
-from polyarr.core.tape import Node, hold, is_recording, reads
+from polyarr.core.tape import Node, hold, reads, records
 
 if TYPE_CHECKING:  # the operators and the other methods, which polyarr.ops gives to Array
     from polyarr.core.methods import Methods
@@ -76,7 +76,7 @@ class Array(Methods):
         moved = _moved(self, target)
         if (read := reads.get()) is not None:
             read.note(self)
-        if self.node is not None and is_recording():
+        if self.node is not None and records():
             moved.node = Node((self.node,), (self.spec,), lambda node, g: [g.to(source)])
         return moved
 

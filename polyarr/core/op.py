@@ -27,7 +27,7 @@ from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError, DtypeError
 from polyarr.core.record import Need, need_of, record_pair, record_rules
 from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int32, int64, may_not_fit, promote
-from polyarr.core.tape import is_recording, reads
+from polyarr.core.tape import reads, records
 
 OPS: list["Op"] = []  # every Op, in order of definition
 _PLANS_KEPT = 4096  # per op
@@ -247,7 +247,7 @@ class Op:
             for a in flatten(args):
                 if type(a) is Array:
                     read.note(a)
-        tracked = tracked and is_recording()
+        tracked = tracked and records()
         kernel = backend.kernels.get(self)
         if self.body is None:
             if kernel is None:

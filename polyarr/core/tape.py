@@ -8,7 +8,9 @@ from contextvars import ContextVar
 from typing import Any
 
 _created = itertools.count()
-_depth: ContextVar[int] = ContextVar("polyarr_recording_depth", default=0)
+# How many transforms there are around what runs; None where there never was one, as in a new thread.
+_depth: ContextVar[int | None] = ContextVar("polyarr_recording_depth", default=None)
+_transforms: set[object] = set()  # those that run now, in any thread
 reads: ContextVar["Reads | None"] = ContextVar("polyarr_reads", default=None)
 
 
@@ -43,16 +45,27 @@ class Result(Node):
 
 def is_recording() -> bool:
     """True inside a gradient transform."""
-    return _depth.get() > 0
+    return bool(_depth.get())
+
+
+def records() -> bool:
+    """True where what is computed from an array with a node is recorded.
+
+    That is inside a transform, and in a new thread while there is a transform in another: it may have started this one.
+    """
+    depth = _depth.get()
+    return bool(_transforms) if depth is None else depth > 0
 
 
 @contextmanager
 def recording() -> Iterator[None]:
     """Record what is computed from arrays that have a node."""
-    token = _depth.set(_depth.get() + 1)
+    token, own = _depth.set((_depth.get() or 0) + 1), object()
+    _transforms.add(own)
     try:
         yield
     finally:
+        _transforms.discard(own)
         _depth.reset(token)
 
 

@@ -42,6 +42,7 @@ def start(device: str | None = None) -> Backend:
             peaks=found.plans[peaks_of],
             handle=handle_of(found),
             home=found,
+            reads=READS,
         )
     return _backends[found]
 
