@@ -292,7 +292,7 @@ def test_a_device_may_follow_the_name(name):
 
     def start(device="0"):
         started.append(device)
-        return Backend(name, {ops.exp: None}, None, None)
+        return Backend(name, {ops.exp: abs}, None, None)
 
     plugins.register_plugin(offering("mine", start))
     assert get_backend("mine") is get_backend(name) and get_backend(name).family == "mine"

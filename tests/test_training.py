@@ -200,6 +200,15 @@ def test_two_trainings_keep_out_of_each_others_folder(tmp_path):
     assert load_checkpoint(tmp_path, "last").info["run"] == second.id
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C is a KeyboardInterrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interruption_while_saving_leaves_what_was_saved_before(tmp_path, monkeypatch):
     train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
