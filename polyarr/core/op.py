@@ -305,8 +305,6 @@ class Op:
             record_rules(self, args, params, plan, value)
         return value
 
-    # ---- arguments and messages ------------------------------------------------------------------------------
-
 
 def primitive(
     face: Callable | None = None,
