@@ -4,7 +4,7 @@ Type checkers read catalogue.pyi instead, which `make stubs` writes.
 """
 
 from polyarr.core.op import OPS
-from polyarr.ops import create, elementwise, index, linalg, logic, nn, random, reduce, shape  # noqa: F401  they fill OPS
+from polyarr.ops import create, elementwise, index, linalg, logic, nn, optim, random, reduce, shape  # noqa: F401  they fill OPS
 
 # What polyarr has in another form (see creation and ops.standard), and what is for layers and kernels alone.
 INNER = """adamw arange astype concat cumulative_sum full matrix_product random_bits repeat reshape sgd slice

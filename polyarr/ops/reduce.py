@@ -7,7 +7,7 @@ import numpy as np
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused, primitive
-from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, float32, float64, int64, uint64
+from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import (
@@ -349,33 +349,6 @@ def _softmax_times(g, x, axis):
     e = exp(subtract(x, where(isfinite(top), top, 0)))
     total = sum(e, axis=axes, keepdims=True)
     return multiply(_spread(g, x, axes), divide(e, where(equal(total, 0), 1, total)))
-
-
-@fused
-def global_norm(arrays):
-    """The Euclidean norm of all elements of all arrays.
-
-    Shapes:  a list of arrays -> ()
-    Dtypes:  floating -> float64 if one of them is, else float32
-    Errors:  TypeError for an empty list
-    Grads:   arrays; 0 where the norm is 0
-    """
-    if not isinstance(arrays, tuple) or not arrays or not builtins.all(hasattr(a, "shape") for a in arrays):
-        raise TypeError("global_norm: got no list of arrays; it needs one, with at least one array")
-    wide = float64 if builtins.any(a.dtype == float64 for a in arrays) else float32
-    squares = [sum(square(astype(a, dtype=wide))) for a in arrays]
-    total = squares[0]
-    for part in squares[1:]:
-        total = add(total, part)
-    return sqrt(total)
-
-
-global_norm.vjp(arrays=lambda g, arrays, out: [_norm_grad(g, a, out) for a in arrays])
-
-
-def _norm_grad(g, a, out):
-    scale = divide(g, where(equal(out, 0), 1, out))
-    return astype(multiply(astype(a, dtype=scale.dtype), scale), dtype=a.dtype)
 
 
 def _count(x, axis) -> int:

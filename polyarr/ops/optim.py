@@ -1,0 +1,120 @@
+"""What optimisers do with many arrays at once: the norm of all gradients, and the steps. See polyarr/optim.py."""
+
+import math
+
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import fused
+from polyarr.core.spec import float32, float64
+from polyarr.ops.elementwise import add, divide, expm1, multiply, sqrt, square, subtract
+from polyarr.ops.logic import astype, equal, where
+from polyarr.ops.reduce import sum
+
+
+@fused
+def global_norm(arrays):
+    """The Euclidean norm of all elements of all arrays.
+
+    Shapes:  a list of arrays -> ()
+    Dtypes:  floating -> float64 if one of them is, else float32
+    Errors:  TypeError for an empty list
+    Grads:   arrays; 0 where the norm is 0
+    """
+    if not isinstance(arrays, tuple) or not arrays or not all(hasattr(a, "shape") for a in arrays):
+        raise TypeError("global_norm: got no list of arrays; it needs one, with at least one array")
+    wide = float64 if any(a.dtype == float64 for a in arrays) else float32
+    squares = [sum(square(astype(a, dtype=wide))) for a in arrays]
+    total = squares[0]
+    for part in squares[1:]:
+        total = add(total, part)
+    return sqrt(total)
+
+
+global_norm.vjp(arrays=lambda g, arrays, out: [_norm_grad(g, a, out) for a in arrays])
+
+
+def _norm_grad(g, a, out):
+    scale = divide(g, where(equal(out, 0), 1, out))
+    return astype(multiply(astype(a, dtype=scale.dtype), scale), dtype=a.dtype)
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+def _like_first(count: int):
+    """A rule for a step over lists: the results are like the lists that go in."""
+
+    def infer(params, grads, *rest, weight_decay, **_):
+        states = rest[: count - 1]
+        for name, members in (("grads", grads), *((f"state {i}", s) for i, s in enumerate(states))):
+            if len(members) != len(params) or any(a.shape != p.shape for a, p in zip(members, params, strict=True)):
+                raise ShapeError(f"optimiser step: {name} has other shapes than params; every list must match params")
+        if len(weight_decay) != len(params):
+            raise ShapeError(
+                f"optimiser step: {len(weight_decay)} weight decays for {len(params)} params; give one each"
+            )
+        return (params, *states)
+
+    return infer
+
+
+@fused(infer=_like_first(2), numbers="lr scale")
+def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, nesterov):
+    """One step of stochastic gradient descent with momentum over lists of arrays.
+
+    g = scale * grad + weight_decay * p;  v = momentum * v + g;  p = p - lr * (v, or g + momentum * v with nesterov).
+
+    Shapes:  lists of arrays, alike -> (params, velocity)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if the lists differ
+    Grads:   params, grads, velocity
+    """
+    new_params, new_velocity = [], []
+    for p, g, v, decay in zip(params, grads, velocity, weight_decay, strict=True):
+        p_wide = astype(p, dtype=v.dtype)
+        g = add(_scaled(g, scale, v.dtype), multiply(p_wide, decay))
+        v = add(multiply(v, momentum), g)
+        step = add(g, multiply(v, momentum)) if nesterov else v
+        new_params.append(astype(subtract(p_wide, multiply(step, lr)), dtype=p.dtype))
+        new_velocity.append(v)
+    return tuple(new_params), tuple(new_velocity)
+
+
+@fused(infer=_like_first(3), numbers="lr step scale")
+def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight_decay, decoupled):
+    """One step of AdamW (decoupled) or Adam over lists of arrays.
+
+    g = scale * grad;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
+    p = p - lr * weight_decay * p - lr * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps).
+    Without decoupled, g gains weight_decay * p instead. step counts from 1; weight_decay has one entry per array.
+
+    Shapes:  lists of arrays, alike -> (params, m, v)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if the lists differ
+    Grads:   params, grads, m, v
+    Source:  Kingma, Ba 2014, arXiv:1412.6980; Loshchilov, Hutter 2017, arXiv:1711.05101
+    """
+    found = []
+    for p, g, first, second, decay in zip(params, grads, m, v, weight_decay, strict=True):
+        p_wide, g = astype(p, dtype=first.dtype), _scaled(g, scale, first.dtype)
+        if decay and decoupled:
+            shrunk = multiply(p_wide, 1 - lr * decay)
+        else:
+            shrunk, g = p_wide, add(g, multiply(p_wide, decay)) if decay else g
+        first = add(multiply(first, beta1), multiply(g, 1 - beta1))
+        second = add(multiply(second, beta2), multiply(square(g), 1 - beta2))
+        root = add(sqrt(multiply(second, 1 / _one_minus_power(beta2, step))), eps)
+        moved = subtract(shrunk, divide(multiply(first, lr / _one_minus_power(beta1, step)), root))
+        found.append((astype(moved, dtype=p.dtype), first, second))
+    return tuple(zip(*found, strict=True)) if found else ((), (), ())
+
+
+def _one_minus_power(beta: float, step):
+    """1 - beta^step; of a step in an array as -expm1(step log(beta)), which keeps its digits in float32."""
+    if isinstance(step, (int, float)) or beta == 0:
+        return 1 - beta**step if beta else 1.0
+    return -expm1(multiply(astype(step, dtype=float32), math.log(beta)))
+
+
+def _scaled(g, scale, dtype):
+    g = astype(g, dtype=dtype)
+    return multiply(g, scale if isinstance(scale, (int, float)) else astype(scale, dtype=dtype))
