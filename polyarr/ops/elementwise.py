@@ -1,16 +1,17 @@
-"""Elementwise ops that compute: arithmetic, functions of a real number, classes and signs. VJPs stand under the ops.
+"""Elementwise ops: arithmetic, functions of a real number, classes and signs, choosing and converting.
 
-Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the arrays' dtype.
+Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the arrays' dtype. Those that
+decide, such as equal and bitwise_and, are in logic.py. VJPs stand under the ops.
 """
 
 import math
 
-from polyarr.core.op import fused
-from polyarr.core.spec import Spec
+from polyarr.core.op import fused, primitive
+from polyarr.core.spec import Spec, as_dtype, broadcast, check_kind
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.declare import elementwise
-from polyarr.ops.logic import bitwise_and, bitwise_or, equal, greater, less, less_equal, not_equal, where
+from polyarr.ops.logic import bitwise_and, bitwise_or, equal, greater, less, less_equal, not_equal
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------
 
@@ -503,3 +504,35 @@ clip.vjp(
 def _within(g, x, min, max):
     g = g if min is None else where(less(x, min), 0, g)
     return g if max is None else where(less(max, x), 0, g)
+
+
+# ---- choosing and converting -----------------------------------------------------------------------------------
+
+
+@primitive(promote="x y")
+def where(condition, x, y):
+    """x where condition holds, y elsewhere.
+
+    Shapes:  the three inputs broadcast
+    Dtypes:  condition bool; x and y any, promoted
+    Errors:  ShapeError if they do not broadcast, DtypeError if condition is not bool
+    Grads:   x, y
+    """
+    check_kind("where", "condition", condition, "bool")
+    return Spec(broadcast("where", condition, x, y), next(s.dtype for s in (x, y) if not s.is_number))
+
+
+@primitive
+def astype(x, *, dtype):
+    """x converted to dtype. Floating-point to integer cuts the fraction off; to bool asks whether x is not 0.
+
+    Shapes:  any -> the same
+    Dtypes:  any -> dtype
+    Errors:  DtypeError for an unknown dtype
+    Grads:   x, if both dtypes are floating-point
+    """
+    return Spec(x.shape, as_dtype(dtype)), {"dtype": as_dtype(dtype)}
+
+
+where.vjp(condition=None, x=lambda g, condition: where(condition, g, 0), y=lambda g, condition: where(condition, 0, g))
+astype.vjp(x=lambda g, x_spec: astype(g, dtype=x_spec.dtype))

@@ -12,10 +12,10 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
-from polyarr.ops.elementwise import add, floor_divide, multiply, remainder
+from polyarr.ops.elementwise import add, astype, floor_divide, multiply, remainder, where
 from polyarr.ops.given import ARRAY, check_fits, described
 from polyarr.ops.index import checked_positions, scatter, take
-from polyarr.ops.logic import astype, not_equal, where
+from polyarr.ops.logic import not_equal
 from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import broadcast_to, permute_dims, reshape, slice, slice_update
 

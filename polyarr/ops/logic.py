@@ -1,10 +1,8 @@
-"""Elementwise ops that decide and do not compute: comparisons, bits and logic, choosing and converting.
+"""Elementwise ops that decide and do not compute: comparisons, bits and logic.
 
 They broadcast and promote as those of elementwise.py do.
 """
 
-from polyarr.core.op import primitive
-from polyarr.core.spec import Spec, as_dtype, broadcast, check_kind
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.declare import elementwise
 
@@ -129,35 +127,3 @@ for _op in (
     _op.vjp(x=None, y=None)
 for _op in (bitwise_invert, logical_not):
     _op.vjp(x=None)
-
-
-# ---- choosing and converting -----------------------------------------------------------------------------------
-
-
-@primitive(promote="x y")
-def where(condition, x, y):
-    """x where condition holds, y elsewhere.
-
-    Shapes:  the three inputs broadcast
-    Dtypes:  condition bool; x and y any, promoted
-    Errors:  ShapeError if they do not broadcast, DtypeError if condition is not bool
-    Grads:   x, y
-    """
-    check_kind("where", "condition", condition, "bool")
-    return Spec(broadcast("where", condition, x, y), next(s.dtype for s in (x, y) if not s.is_number))
-
-
-@primitive
-def astype(x, *, dtype):
-    """x converted to dtype. Floating-point to integer cuts the fraction off; to bool asks whether x is not 0.
-
-    Shapes:  any -> the same
-    Dtypes:  any -> dtype
-    Errors:  DtypeError for an unknown dtype
-    Grads:   x, if both dtypes are floating-point
-    """
-    return Spec(x.shape, as_dtype(dtype)), {"dtype": as_dtype(dtype)}
-
-
-where.vjp(condition=None, x=lambda g, condition: where(condition, g, 0), y=lambda g, condition: where(condition, 0, g))
-astype.vjp(x=lambda g, x_spec: astype(g, dtype=x_spec.dtype))

@@ -11,6 +11,7 @@ from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import (
     add,
+    astype,
     clip,
     divide,
     erf,
@@ -24,19 +25,12 @@ from polyarr.ops.elementwise import (
     square,
     subtract,
     tanh,
+    where,
 )
 from polyarr.ops.given import number
 from polyarr.ops.index import take, take_along_axis
 from polyarr.ops.linalg import matrix_product
-from polyarr.ops.logic import (
-    astype,
-    bitwise_right_shift,
-    equal,
-    greater_equal,
-    less,
-    not_equal,
-    where,
-)
+from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, not_equal
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import axis_of, max, mean, sum
 from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril

@@ -5,8 +5,8 @@ import math
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import fused
 from polyarr.core.spec import float32, float64
-from polyarr.ops.elementwise import add, divide, expm1, multiply, sqrt, square, subtract
-from polyarr.ops.logic import astype, equal, where
+from polyarr.ops.elementwise import add, astype, divide, expm1, multiply, sqrt, square, subtract, where
+from polyarr.ops.logic import equal
 from polyarr.ops.reduce import sum
 
 

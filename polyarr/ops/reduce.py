@@ -10,19 +10,9 @@ from polyarr.core.op import fused, primitive
 from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
-from polyarr.ops.elementwise import (
-    add,
-    divide,
-    exp,
-    isfinite,
-    log,
-    multiply,
-    sqrt,
-    square,
-    subtract,
-)
+from polyarr.ops.elementwise import add, astype, divide, exp, isfinite, log, multiply, sqrt, square, subtract, where
 from polyarr.ops.given import number, whole, wholes
-from polyarr.ops.logic import astype, equal, not_equal, where
+from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.shape import broadcast_to, concat, flip, permute_dims, reshape, slice, squeeze
 
 

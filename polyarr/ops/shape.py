@@ -11,8 +11,9 @@ from polyarr.core.op import fused, primitive
 from polyarr.core.spec import INTEGERS, Spec, broadcast
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
+from polyarr.ops.elementwise import where
 from polyarr.ops.given import check_array, whole, wholes
-from polyarr.ops.logic import less_equal, where
+from polyarr.ops.logic import less_equal
 
 
 def one_axis(op: str, x, axis: int, extra: int = 0) -> int:

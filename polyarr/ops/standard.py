@@ -15,7 +15,7 @@ from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import NARROW, Spec, as_dtype, float32, int64
 from polyarr.core.spec import bool as bool_
-from polyarr.ops import index, logic, reduce
+from polyarr.ops import elementwise, index, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import multiply, subtract
@@ -32,7 +32,7 @@ def astype(x: Array, dtype: Any, *, copy: bool = True, device: Any = None) -> Ar
     Errors:  DtypeError for an unknown dtype
     Grads:   x, if both dtypes are floating-point and x stays where it is
     """
-    found = x if not copy and as_dtype(dtype) == x.dtype else logic.astype(x, dtype=dtype)
+    found = x if not copy and as_dtype(dtype) == x.dtype else elementwise.astype(x, dtype=dtype)
     return found if device is None else found.to(device)
 
 
@@ -61,7 +61,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
         x, y = kind(x), kind(y)
         check_fits("where", "x", x, NATURAL[kind])
         x = full(x, condition, shape=(), dtype=NATURAL[kind])
-    return logic.where(condition, x, y)
+    return elementwise.where(condition, x, y)
 
 
 def concat(arrays: list[Array] | tuple[Array, ...], *, axis: int | None = 0) -> Array:
@@ -122,13 +122,13 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
         raise ShapeError(f"cumulative_prod: x is {spec_of(x)}; axis must be given unless x has one axis")
     at = one_axis("cumulative_prod", x, 0 if axis is None else axis)
     due = reduce.prod(spec_of(x), dtype=dtype).dtype
-    found = logic.astype(x, dtype=float32 if due in NARROW else due)
+    found = elementwise.astype(x, dtype=float32 if due in NARROW else due)
     reach = 1
     while reach < x.shape[at]:  # after a step, each element is the product of twice as many
         ones = full(1, x, shape=_with_length(x, at, reach), dtype=found.dtype)
         found = multiply(found, shapes.concat([ones, _part(found, at, 0, x.shape[at] - reach)], axis=at))
         reach *= 2
-    found = found if found.dtype == due else logic.astype(found, dtype=due)
+    found = found if found.dtype == due else elementwise.astype(found, dtype=due)
     return _led_by(1, found, at) if include_initial else found
 
 
