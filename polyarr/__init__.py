@@ -32,6 +32,7 @@ from polyarr.core.backend import (
 from polyarr.core.current import (
     get_backend as get_backend,
     set_backend as set_backend,
+    synchronize as synchronize,
     use_backend as use_backend,
 )
 from polyarr.core.errors import (
@@ -81,7 +82,6 @@ from polyarr.inspection import (
     can_cast as can_cast,
     isdtype as isdtype,
     result_type as result_type,
-    synchronize as synchronize,
 )
 from polyarr.ops import (
     broadcast_arrays as broadcast_arrays,

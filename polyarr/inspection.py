@@ -63,11 +63,6 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     return dtype in _GROUPS[kind] if isinstance(kind, str) and kind in _GROUPS else dtype == as_dtype(kind)
 
 
-def synchronize(backend: str | None = None) -> None:
-    """Wait until a backend (None: the current one) has finished everything that was enqueued."""
-    get_backend(backend).synchronize()
-
-
 class NamespaceInfo:
     """What the standard's inspection API answers."""
 

@@ -1,4 +1,4 @@
-"""Which backend is meant where none is named: the innermost use_backend's, else set_backend's, else the first."""
+"""The current backend, which is meant where none is named: use_backend's, else set_backend's, else the first."""
 
 import contextlib
 import functools
@@ -93,6 +93,14 @@ class use_backend:  # noqa: N801  reads as a verb, like the context managers of 
                 return fn(*args, **kwargs)
 
         return scoped  # type: ignore[return-value]
+
+
+def synchronize(backend: str | Backend | None = None) -> None:
+    """Wait until a backend (None: the current one) has finished everything that was enqueued.
+
+    Errors:  as get_backend, and what the work that it waited for met
+    """
+    get_backend(backend).synchronize()
 
 
 def forget_default(*backends: Backend) -> None:
