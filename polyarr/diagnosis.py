@@ -24,6 +24,7 @@ class BackendStatus(NamedTuple):
     state: str
     reason: str = ""
     summary: str = ""
+    install_hint: str = ""
     backend: Backend | None = None
     failure: PluginFailure | None = None
 
@@ -48,7 +49,8 @@ def status(start: bool = False) -> list[BackendStatus]:
 
 def _status_of(name: str, offers: list[tuple[Plugin, BackendSpec]], start: bool) -> BackendStatus:
     plugin, spec = offers[0]
-    row = BackendStatus(name, plugin.distribution, plugin.entry_point, "registered", summary=spec.summary)
+    owner = plugin.distribution, plugin.entry_point
+    row = BackendStatus(name, *owner, "registered", summary=spec.summary, install_hint=spec.install_hint)
     if len(offers) > 1:
         return row._replace(state="failed", reason=plugins.ambiguous(name, [plugin for plugin, _ in offers]))
     if start:

@@ -51,8 +51,6 @@ from polyarr.loading import (
 )
 from polyarr.loading import PluginWarning as PluginWarning  # for whoever filters warnings
 
-KNOWN = {"opencl": "pip install 'polyarr[opencl]'"}  # backend -> the command that brings what it needs
-
 Row = TypeVar("Row")
 
 
@@ -231,10 +229,9 @@ def _not_started(failure: PluginFailure, spec: BackendSpec) -> BackendError:
         with contextlib.suppress(PluginWarning):  # where warnings are errors, the error below says the same
             _registry.loader.warn(failure)
     message = f"backend {failure.backend!r} could not start: {reason_of(error)}"
-    hint = spec.install_hint or KNOWN.get(spec.name, "")
     way_out = ";"
-    if lacks_library(error) and hint:
-        message, way_out = f"{message}; install what it needs with: {hint}", ","
+    if lacks_library(error) and spec.install_hint:
+        message, way_out = f"{message}; install what it needs with: {spec.install_hint}", ","
     others = sorted({*_registry.loader.names} - _registry.not_started.keys())
     if others:
         message += f"{way_out} or use: {', '.join(others)}"
@@ -268,8 +265,6 @@ def _unknown(name: str, installed: list[str]) -> str:
     parts = [f"no backend called {name!r}; installed: {', '.join(installed)}"]
     parts += [f"did you mean {close!r}?" for close in difflib.get_close_matches(name, installed, 1)]
     parts += [str(failure) for failure in _registry.loader.failed]
-    if name in KNOWN:
-        parts.append(f"install it with: {KNOWN[name]}")
     return "; ".join(parts)
 
 

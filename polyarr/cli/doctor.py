@@ -24,8 +24,8 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.diagnosis import BackendStatus, caches, diagnose, failures, overrides, status, without_backend
 from polyarr.hooks import Diagnosis
-from polyarr.loading import PluginFailure, reason_of
-from polyarr.plugins import KNOWN, lacks_library
+from polyarr.loading import BUILT_IN, PluginFailure, reason_of
+from polyarr.plugins import lacks_library
 from polyarr.settings import NAMES, unknown
 
 # What the other process runs, with this one's import path; not as a module, because it is not to look in this folder.
@@ -227,8 +227,8 @@ def _computed(row: BackendStatus, backend: Backend) -> Diagnosis:
 def _explained(row: BackendStatus) -> Diagnosis:
     """A missing library of a backend that comes with polyarr is a choice; all else that failed is broken."""
     error = row.failure.exception if row.failure else None
-    if lacks_library(error) and row.name in KNOWN:
-        return Diagnosis("warning", f"{row.name}: not available ({error}); to have it: {KNOWN[row.name]}")
+    if lacks_library(error) and row.name in BUILT_IN:
+        return Diagnosis("warning", f"{row.name}: not available ({error}); to have it: {row.install_hint}")
     if row.failure and row.failure.stage in ("import", "register"):
         return _error(f"{row.reason}; update or uninstall it, or leave it out by POLYARR_PLUGINS")
     return _error(row.reason)

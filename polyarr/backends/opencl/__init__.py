@@ -69,7 +69,8 @@ if hasattr(os, "register_at_fork"):
 @hookimpl
 def polyarr_backends(register: Any) -> None:
     """Offer the backend opencl."""
-    register("opencl", start, summary="OpenCL 1.2 and later: GPUs, and CPUs through PoCL", api=2)
+    hint = "pip install 'polyarr[opencl]'"
+    register("opencl", start, summary="OpenCL 1.2 and later: GPUs, and CPUs through PoCL", install_hint=hint, api=2)
 
 
 @hookimpl
