@@ -414,7 +414,7 @@ def _between(roots: list[Node], ends: set[Node]) -> list[Node]:
 
 
 def _pull(node: Node, g: Any) -> list[Array | None]:
-    """A node's gradients. Where the pull itself is recorded, a fused op is differentiated through its body."""
+    """A node's gradients. Where the pull itself is recorded, an op with a pair is differentiated through its body."""
     if node.pull is None:
         raise GradientError("this graph was already pulled back; use vjp for a pull-back that can be called again")
     if type(g) is list:

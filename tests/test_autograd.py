@@ -202,7 +202,7 @@ def test_third_order() -> None:
     close(d3(scalar(0.7)), 24 * 0.7 - math.cos(0.7))
 
 
-def test_third_order_of_a_fused_op(backend: Backend) -> None:
+def test_third_order_of_an_op_with_a_pair(backend: Backend) -> None:
     def third(x: Array) -> Array:
         f = lambda a: ops.sum(ops.softmax(a) ** 2)
         g = lambda a: ops.sum(pa.grad(f)(a) ** 2)

@@ -184,16 +184,16 @@ def test_doctor_takes_a_missing_optional_library_for_a_choice(tmp_path):
 
 
 def test_ops_says_how_each_op_runs(plugin):
-    """On one backend or all; an op is fused if any backend brings a pair for it."""
+    """On one backend or all; which of them brings a pair for a composed op."""
     folder = plugin(PAIR)
     found = polyarr("ops", "--backend", "numpy", folder=folder)
     assert found.returncode == 0 and found.stderr == ""
     assert re.search(r"^exp +primitive +kernel +floating +function +16$", found.stdout, re.MULTILINE)
     assert re.search(r"^full +primitive +kernel +float32 +exact +0$", found.stdout, re.MULTILINE)
-    assert re.search(r"^logsumexp +fused +as other ops ", found.stdout, re.MULTILINE)
+    assert re.search(r"^logsumexp +composed +as other ops ", found.stdout, re.MULTILINE)
     assert "lacking" not in found.stdout
     rows = {row.pop("op"): row for row in json.loads(polyarr("ops", "--json", folder=folder).stdout)}
-    assert rows["logsumexp"]["kind"] == "fused"
+    assert rows["logsumexp"]["kind"] == "composed"
     assert rows["logsumexp"]["on"] | {"opencl:0": ""} == {"numpy": "as other ops", "opencl:0": "", "mirror": "pair"}
     del rows["exp"]["on"]
     assert rows["exp"] == {"kind": "primitive", "dtypes": "floating", "class": "function", "float32": 16}

@@ -85,8 +85,8 @@ def test_the_slope_of_logsumexp_is_softmax_even_where_the_result_is_coarse(backe
 @pytest.mark.parametrize("dtype", NARROW)
 def test_attention_rounds_its_result_and_not_its_scores(backend: Backend, dtype) -> None:
     q, k, v = (pa.random.normal((2, 5, 8), std=3).astype(dtype) for _ in range(3))
-    for fused in (True, False):
-        where = backend if fused else backend.without_fused()
+    for paired in (True, False):
+        where = backend if paired else backend.without_fused()
         q_, k_, v_ = (pa.asarray(a.numpy(), device=where) for a in (q, k, v))
         agree(lambda q, k, v: ops.attention(q, k, v, causal=True), q_, k_, v_, ulps=0.75)
 

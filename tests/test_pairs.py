@@ -11,7 +11,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
-from polyarr.core.op import OPS, Op, fused
+from polyarr.core.op import OPS, Op, composed
 from polyarr.testing import Data, Sample
 from polyarr.testing.compare import CheckFailure
 from polyarr.testing.tape import check_wanted
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
 def paired():
     """An op of a list and an array, with two results; a backend with a pair for it; and what the pair is asked for."""
 
-    @fused
+    @composed
     def sums_and_products(arrays, factor):
         """The sum of the arrays, and each product with factor, summed."""
         total = arrays[0]

@@ -1,4 +1,4 @@
-"""A plugin that replaces one kernel of a backend that others wrote: GELU on polyarr's NumPy backend, as a fused pair.
+"""A plugin that replaces one kernel of a backend that others wrote: GELU on polyarr's NumPy backend, as a Fused pair.
 
 Without it, the backend runs GELU's definition: seven ops forwards and some fifteen backwards, each with an array of its
 own. The pair keeps one array and works in place. polyarr asks for it once, when the backend starts.

@@ -20,17 +20,14 @@ from polyarr.testing.tolerance import TABLE
 def command(name: str | None, as_json: bool) -> None:
     """List the ops: how backends run each, what dtypes it takes, and how far off a result may be.
 
-    An op is primitive, composed of others, or fused: composed, and some backend here brings a pair of kernels for it.
+    An op is primitive, or composed of others. For one of those a backend may bring a kernel, or a pair of kernels.
     Results of a class may differ by so many times float32's eps from the exact ones (polyarr/testing/tolerance.py).
     """
-    asked = get_backend(name) if name else None
     with no_plugin_warnings():
-        running = [row.backend for row in status(start=True) if row.backend]
-    shown = [asked] if asked else running
-    paired = {op for b in [*running, *shown] for op, kernel in b.kernels.items() if isinstance(kernel, Fused)}
+        shown = [get_backend(name)] if name else [row.backend for row in status(start=True) if row.backend]
     checked = _checked()
     rows: list[dict[str, Any]] = [
-        {"op": op.name, "kind": _kind(op, paired), "on": {b.name: _how(op, b) for b in shown}, **checked.get(op, {})}
+        {"op": op.name, "kind": _kind(op), "on": {b.name: _how(op, b) for b in shown}, **checked.get(op, {})}
         for op in sorted(OPS, key=lambda op: op.name)
     ]
     if not checked:
@@ -45,10 +42,8 @@ def command(name: str | None, as_json: bool) -> None:
     )
 
 
-def _kind(op: Op, paired: set[Op]) -> str:
-    if op.body is None:
-        return "primitive"
-    return "fused" if op in paired else "composed"
+def _kind(op: Op) -> str:
+    return "primitive" if op.body is None else "composed"
 
 
 def _how(op: Op, backend: Backend) -> str:

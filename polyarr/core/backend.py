@@ -12,7 +12,7 @@ are all of the op's keyword parameters, checked and in canonical form (axes are 
 one op share one dtype wherever the op promotes; indices are int32 or int64. Shapes are not broadcast beforehand. A
 kernel never writes to an input, and may return a view of one.
 
-A kernel for a fused op is a Fused pair:
+A kernel for any other op, whose gradient is that of its body, is a Fused pair:
 
     forward(out, *buffers, **params)                        -> buffer, saved
     backward(g, saved, *buffers, wanted=(...), **params)    -> one buffer, or None, per input
@@ -38,7 +38,7 @@ from polyarr.core.spec import DTYPES
 
 
 class Fused(NamedTuple):
-    """Both halves of a fused op. There is no half a pair."""
+    """A backend's own way to compute a composed op and its gradient. There is no half a pair."""
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
@@ -154,7 +154,7 @@ class Backend(NamedTuple):
         return f"<backend {self.name} on {self.device}>"
 
     def without_fused(self) -> "Backend":
-        """The same backend, with every fused op left to its body."""
+        """The same backend without its pairs: their ops are left to their bodies."""
         return self._replace(kernels={op: k for op, k in self.kernels.items() if not isinstance(k, Fused)})
 
 

@@ -333,7 +333,7 @@ def primitive(
     return Op(face, rule=face, widen=widen)
 
 
-def fused(
+def composed(
     face: Callable | None = None,
     *,
     promote: str = "",

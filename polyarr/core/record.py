@@ -34,7 +34,7 @@ def nested(out: Any, members: Iterator) -> Any:
 
 
 class Pair:
-    """The pull of a fused op that ran its forward kernel: the backward kernel, or the body where that is recorded.
+    """The pull of an op that ran the forward of a pair: the backward kernel, or the body where that is recorded.
 
     args    what the op was called with, which its definition would need for a higher derivative
     saved   what forward saved, a tree of buffers and plain values

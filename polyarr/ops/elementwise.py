@@ -6,7 +6,7 @@ decide, such as equal and bitwise_and, are in logic.py. VJPs stand under the ops
 
 import math
 
-from polyarr.core.op import fused, primitive
+from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, as_dtype, broadcast, check_kind
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
@@ -480,7 +480,7 @@ nextafter.vjp(x=None, y=None)
 # ---- bounds ----------------------------------------------------------------------------------------------------
 
 
-@fused(promote="x min max", widen=False)
+@composed(promote="x min max", widen=False)
 def clip(x, min=None, max=None):
     """x, raised to min and lowered to max; either may be None.
 

@@ -2,7 +2,7 @@
 
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, primitive
+from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
@@ -78,7 +78,7 @@ def _canonical_axis(x, indices, *, axis):
     return {"axis": one_axis("take_along_axis", x, axis)}
 
 
-@fused(indices="indices", canonical=_canonical_axis, widen=False)
+@composed(indices="indices", canonical=_canonical_axis, widen=False)
 def take_along_axis(x, indices, *, axis=-1):
     """For each place, the element of x at indices along axis: what argsort and argmax point to.
 
@@ -91,7 +91,7 @@ def take_along_axis(x, indices, *, axis=-1):
     return take(reshape(x, shape=(-1,)), flat, axis=0)
 
 
-@fused(indices="indices", widen=False)
+@composed(indices="indices", widen=False)
 def scatter_add_along_axis(x, indices, updates, *, axis=-1):
     """x with updates added at indices along axis: the transpose of take_along_axis.
 
@@ -154,7 +154,7 @@ def argsort(x, *, axis=-1, descending=False, stable=True):
 argsort.vjp(x=None)
 
 
-@fused(widen=False)
+@composed(widen=False)
 def sort(x, *, axis=-1, descending=False, stable=True):
     """x in order along axis.
 
@@ -167,7 +167,7 @@ def sort(x, *, axis=-1, descending=False, stable=True):
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
 
-@fused(widen=False)
+@composed(widen=False)
 def topk(x, *, k, axis=-1):
     """The k largest elements along axis, in descending order, and their indices.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, primitive
+from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind
 from polyarr.ops.elementwise import multiply
 from polyarr.ops.given import check_array, described, told, wholes
@@ -46,7 +46,7 @@ def _right_grad(g, x, y_spec: Spec):
     return matrix_product(matrix_transpose(x), g)
 
 
-@fused(promote="x y", widen=False)
+@composed(promote="x y", widen=False)
 def matmul(x, y):
     """The matrix product; a one-dimensional x counts as a row, a one-dimensional y as a column.
 
@@ -67,7 +67,7 @@ def matmul(x, y):
     return reshape(out, shape=shape if left is x else (*shape[:-2], *shape[-1:]) if right is y else shape[:-1])
 
 
-@fused(promote="x y")
+@composed(promote="x y")
 def vecdot(x, y, *, axis=-1):
     """The sum of products along axis.
 
@@ -83,7 +83,7 @@ def vecdot(x, y, *, axis=-1):
     return sum(multiply(x, y), axis=at, dtype=x.dtype)
 
 
-@fused(promote="x y", widen=False)
+@composed(promote="x y", widen=False)
 def outer(x, y):
     """Every product of an element of x with one of y.
 
@@ -97,7 +97,7 @@ def outer(x, y):
     return multiply(reshape(x, shape=(-1, 1)), reshape(y, shape=(1, -1)))
 
 
-@fused(promote="x y", widen=False)
+@composed(promote="x y", widen=False)
 def tensordot(x, y, *, axes=2):
     """The sum of products over pairs of axes: the last n of x with the first n of y, or two tuples of axes.
 

@@ -4,7 +4,7 @@ import math
 
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused
+from polyarr.core.op import composed
 from polyarr.core.spec import FLOATS, broadcast, check_kind
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
@@ -40,7 +40,7 @@ def _canonical_axis(x, *, axis):
     return {"axis": axis_of("softmax", x, axis)}
 
 
-@fused(canonical=_canonical_axis)
+@composed(canonical=_canonical_axis)
 def softmax(x, *, axis=-1):
     """exp(x) divided by its sum over axis.
 
@@ -56,7 +56,7 @@ def softmax(x, *, axis=-1):
     return divide(e, sum(e, axis=axis, keepdims=True))
 
 
-@fused(canonical=_canonical_axis)
+@composed(canonical=_canonical_axis)
 def log_softmax(x, *, axis=-1):
     """x minus the logarithm of the sum of exp(x) over axis.
 
@@ -82,7 +82,7 @@ def _check_last(op: str, x, **named) -> None:
             raise ShapeError(f"{op}: {name} is {spec_of(a)}, x is {spec_of(x)}; {name} must be {list(x.shape[-1:])}")
 
 
-@fused(promote="x weight bias")
+@composed(promote="x weight bias")
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
@@ -102,7 +102,7 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
     return y if bias is None else add(y, bias)
 
 
-@fused(promote="x weight")
+@composed(promote="x weight")
 def rms_norm(x, weight=None, *, eps=1e-6):
     """Divide the last axis by its root mean square, then scale.
 
@@ -119,7 +119,7 @@ def rms_norm(x, weight=None, *, eps=1e-6):
     return y if weight is None else multiply(y, weight)
 
 
-@fused
+@composed
 def gelu(x, *, approximate="none"):
     """x times the normal distribution function of x: by erf ("none") or by the tanh formula ("tanh").
 
@@ -148,7 +148,7 @@ ACTIVATIONS = {
 }
 
 
-@fused(promote="x weight bias")
+@composed(promote="x weight bias")
 def linear(x, weight, bias=None, *, activation=None):
     """x times the transpose of weight, plus bias, through an activation.
 
@@ -173,7 +173,7 @@ def linear(x, weight, bias=None, *, activation=None):
     return reshape(ACTIVATIONS[activation](y), shape=(*x.shape[:-1], weight.shape[0]))
 
 
-@fused(indices="indices", widen=False)
+@composed(indices="indices", widen=False)
 def embedding(weight, indices):
     """The rows of weight at indices.
 
@@ -187,7 +187,7 @@ def embedding(weight, indices):
     return take(weight, indices, axis=0)
 
 
-@fused(numbers="key counter", widen=False)
+@composed(numbers="key counter", widen=False)
 def dropout(x, key, counter, *, rate):
     """x with each element set to 0 with probability rate, and the others divided by 1 - rate.
 
@@ -219,7 +219,7 @@ def _kept(like, key, counter, shape, rate: float):
     return greater_equal(bitwise_right_shift(bits, 8), round(rate * 2**24))
 
 
-@fused(indices="targets")
+@composed(indices="targets")
 def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, reduction="mean"):
     """The negative log-probability of the target class under softmax(logits).
 
@@ -258,7 +258,7 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     return sum(loss) if reduction == "sum" else divide(sum(loss), sum(astype(counted, dtype=logits.dtype)))
 
 
-@fused(promote="x y")
+@composed(promote="x y")
 def mse(x, y):
     """The mean square difference.
 
@@ -295,7 +295,7 @@ def _check_attention(q, k, v, mask, causal: bool) -> None:
             )
 
 
-@fused(promote="q k v", numbers="key counter", canonical=_canonical_attention)
+@composed(promote="q k v", numbers="key counter", canonical=_canonical_attention)
 def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None, dropout_rate=0.0):
     """Scaled dot-product attention: softmax(q k^T * scale) v, over the positions that may be seen.
 

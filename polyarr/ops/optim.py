@@ -3,14 +3,14 @@
 import math
 
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused
+from polyarr.core.op import composed
 from polyarr.core.spec import float32, float64
 from polyarr.ops.elementwise import add, astype, divide, expm1, multiply, sqrt, square, subtract, where
 from polyarr.ops.logic import equal
 from polyarr.ops.reduce import sum
 
 
-@fused
+@composed
 def global_norm(arrays):
     """The Euclidean norm of all elements of all arrays.
 
@@ -57,7 +57,7 @@ def _like_first(count: int):
     return infer
 
 
-@fused(infer=_like_first(2), numbers="lr scale")
+@composed(infer=_like_first(2), numbers="lr scale")
 def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, nesterov):
     """One step of stochastic gradient descent with momentum over lists of arrays.
 
@@ -79,7 +79,7 @@ def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, neste
     return tuple(new_params), tuple(new_velocity)
 
 
-@fused(infer=_like_first(3), numbers="lr step scale")
+@composed(infer=_like_first(3), numbers="lr step scale")
 def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight_decay, decoupled):
     """One step of AdamW (decoupled) or Adam over lists of arrays.
 

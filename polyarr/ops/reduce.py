@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, primitive
+from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
@@ -237,7 +237,7 @@ cumulative_sum.vjp(x=lambda g, x_spec, axis: _as(_reversed_sum(g, axis), x_spec)
 # ---- made of the above -----------------------------------------------------------------------------------------
 
 
-@fused(widen=False)
+@composed(widen=False)
 def any(x, *, axis=None, keepdims=False):
     """True where some element over axis is not 0.
 
@@ -250,7 +250,7 @@ def any(x, *, axis=None, keepdims=False):
     return not_equal(sum(astype(not_equal(x, _zero(x)), dtype="int32"), axis=axis, keepdims=keepdims), 0)
 
 
-@fused(widen=False)
+@composed(widen=False)
 def all(x, *, axis=None, keepdims=False):
     """True where no element over axis is 0.
 
@@ -267,7 +267,7 @@ def _zero(x):
     return False if x.dtype == bool_ else 0
 
 
-@fused
+@composed
 def mean(x, *, axis=None, keepdims=False):
     """The arithmetic mean over axis (None: all axes); nan of nothing.
 
@@ -281,7 +281,7 @@ def mean(x, *, axis=None, keepdims=False):
     return divide(sum(x, axis=axis, keepdims=keepdims), float(_count(x, axis)))
 
 
-@fused
+@composed
 def var(x, *, axis=None, correction=0.0, keepdims=False):
     """The variance over axis: the mean square distance from the mean, with n - correction as the divisor.
 
@@ -301,7 +301,7 @@ def var(x, *, axis=None, correction=0.0, keepdims=False):
     )
 
 
-@fused
+@composed
 def std(x, *, axis=None, correction=0.0, keepdims=False):
     """The square root of the variance over axis.
 
@@ -313,7 +313,7 @@ def std(x, *, axis=None, correction=0.0, keepdims=False):
     return sqrt(var(x, axis=axes_of("std", x, axis), correction=correction, keepdims=keepdims))
 
 
-@fused
+@composed
 def logsumexp(x, *, axis=None, keepdims=False):
     """log(sum(exp(x))) over axis, without overflow; -inf of nothing but -inf.
 

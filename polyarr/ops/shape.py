@@ -7,7 +7,7 @@ from typing import Any
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.op import fused, primitive
+from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, Spec, broadcast
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
@@ -136,7 +136,7 @@ def slice_update(x, value, starts, *, steps):
     return Spec(x.shape, x.dtype)
 
 
-@fused(widen=False)
+@composed(widen=False)
 def expand_dims(x, *, axis=0):
     """x with a new axis of length 1 at position axis.
 
@@ -149,7 +149,7 @@ def expand_dims(x, *, axis=0):
     return reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
 
 
-@fused(widen=False)
+@composed(widen=False)
 def squeeze(x, *, axis=None):
     """x without the axes named (None: all of length 1), which must have length 1.
 
@@ -165,7 +165,7 @@ def squeeze(x, *, axis=None):
     return reshape(x, shape=tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
-@fused(widen=False)
+@composed(widen=False)
 def matrix_transpose(x):
     """x with its last two axes swapped.
 
@@ -180,7 +180,7 @@ def matrix_transpose(x):
     return permute_dims(x, axes=(*range(n - 2), n - 1, n - 2))
 
 
-@fused(widen=False)
+@composed(widen=False)
 def moveaxis(x, *, source, destination):
     """x with the axes source moved to the positions destination.
 
@@ -197,7 +197,7 @@ def moveaxis(x, *, source, destination):
     return permute_dims(x, axes=tuple(moved[i] if i in moved else next(rest) for i in range(len(x.shape))))
 
 
-@fused(widen=False)
+@composed(widen=False)
 def flip(x, *, axis=None):
     """x with the order of its elements along axis (None: all axes) reversed.
 
@@ -273,7 +273,7 @@ def _parts(g, lengths, axis: int):
 concat.vjp(arrays=lambda g, arrays_spec, axis: _parts(g, [s.shape[axis] for s in arrays_spec], axis))
 
 
-@fused(promote="arrays", widen=False)
+@composed(promote="arrays", widen=False)
 def stack(arrays, *, axis=0):
     """The arrays, side by side along a new axis.
 
@@ -289,7 +289,7 @@ def stack(arrays, *, axis=0):
     return concat(tuple(expand_dims(a, axis=at) for a in arrays), axis=at)
 
 
-@fused(widen=False)
+@composed(widen=False)
 def unstack(x, *, axis=0):
     """The slices of x along axis, as a tuple of arrays without it.
 
@@ -305,7 +305,7 @@ def unstack(x, *, axis=0):
 unstack.vjp(x=lambda g, axis: stack(g, axis=axis))
 
 
-@fused(widen=False)
+@composed(widen=False)
 def split(x, *, indices_or_sections, axis=0):
     """x cut along axis: into so many equal parts (an int), or before each of the positions (a tuple).
 
@@ -327,7 +327,7 @@ def split(x, *, indices_or_sections, axis=0):
     return _parts(x, [builtins.max(b - a, 0) for a, b in itertools.pairwise(cuts)], at)
 
 
-@fused(widen=False)
+@composed(widen=False)
 def pad(x, *, pad_width, constant_values=0):
     """x with constant_values around it: pad_width is (before, after) for all axes, or one such pair per axis.
 
@@ -347,7 +347,7 @@ def pad(x, *, pad_width, constant_values=0):
     return slice_update(around, x, starts=starts, steps=(1,) * len(shape))
 
 
-@fused(widen=False)
+@composed(widen=False)
 def roll(x, *, shift, axis=None):
     """x with its elements moved by shift along axis (None: in the flattened x); what leaves at the end comes in front.
 
@@ -371,7 +371,7 @@ def roll(x, *, shift, axis=None):
     return x
 
 
-@fused(widen=False)
+@composed(widen=False)
 def tile(x, *, repetitions):
     """x repeated as a whole along each axis.
 
@@ -389,7 +389,7 @@ def tile(x, *, repetitions):
     return reshape(spread, shape=tuple(t * n for t, n in zip(times, lengths, strict=True)))
 
 
-@fused(widen=False)
+@composed(widen=False)
 def repeat(x, *, repeats, axis=None):
     """x with each element repeated in place along axis (None: in the flattened x).
 
@@ -409,7 +409,7 @@ def repeat(x, *, repeats, axis=None):
 # ---- triangles ---------------------------------------------------------------------------------------------------
 
 
-@fused(widen=False)
+@composed(widen=False)
 def tril(x, *, k=0):
     """x with zeros above the k-th diagonal.
 
@@ -421,7 +421,7 @@ def tril(x, *, k=0):
     return where(_below("tril", x, whole("tril", "k", k)), x, False if x.dtype.kind == "b" else 0)
 
 
-@fused(widen=False)
+@composed(widen=False)
 def triu(x, *, k=0):
     """x with zeros below the k-th diagonal.
 

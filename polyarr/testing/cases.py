@@ -4,7 +4,7 @@ A case belongs to a level, and each level contains those before it:
 
     core      the primitives: values, dtypes, layouts, habits; copies, random bits, threads, the cache of programs
     autograd  the gradients of the primitives, to the second order
-    nn        every other op, its gradients and its fused pair; layers
+    nn        every other op, its gradients and its Fused pair; layers
     gpt       a small GPT trains to NumPy's losses, and draws NumPy's tokens
 
 What a backend says that it lacks raises Lacking: a dtype, a pair, a report of its memory.

@@ -125,7 +125,7 @@ def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
     with use_backend(plain):
         expected = values(place, op(*sample.arrays(plain), **sample.params))
     for g, e in zip(got, expected, strict=True):
-        close(place, "the pair's result", g, e, "fused", max(FLOOR, largest(e)))
+        close(place, "the pair's result", g, e, "composed", max(FLOOR, largest(e)))
     slopes = _gradients(op, plain, sample)
     gradients_agree(place, _gradients(op, backend, sample), slopes, "the pair's ")
     again = _gradients(op, backend, sample, times=2)

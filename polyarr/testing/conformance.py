@@ -65,7 +65,7 @@ def test_autograd(case: Case, polyarr_backend: Backend, effort: Effort, request:
 
 @_each("nn")
 def test_nn(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Composed and fused ops, and layers."""
+    """Composed ops, and layers."""
     _hold(case, polyarr_backend, effort, request)
 
 

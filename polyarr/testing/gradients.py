@@ -102,7 +102,7 @@ def assert_gradients_agree(
     """fn(*args) and its gradients are on each backend what NumPy computes in float64.
 
     Each backend computes in the dtypes that args have, with args moved there, one random cotangent for all. What a
-    result may be off is in polyarr.testing.tolerance, class "fused", and for a gradient class "gradient": about 1e-4
+    result may be off is in polyarr.testing.tolerance, class "composed", and for a gradient class "gradient": about 1e-4
     of the largest element in float32. Below 0.1 errors count as absolute, so scale up a function with tiny gradients.
 
     args      as in check_grads; every array that fn uses must be among them, or be made by fn
@@ -465,7 +465,7 @@ def _agree(where: str, leaves: _Leaves, got: _Pulled, expected: _Pulled) -> None
         raise CheckFailure(f"{where}: results {[*got.results]}, expected {[*expected.results]}")
     for name, e in expected.results.items():
         what = f"result {name}" if name else "the result"
-        close(where, what, got.results[name], e, "fused", max(FLOOR, largest(e)), coarsest)
+        close(where, what, got.results[name], e, "composed", max(FLOOR, largest(e)), coarsest)
     gradients_agree(where, got.grads, expected.grads, dtype=coarsest)
 
 

@@ -13,7 +13,7 @@ from polyarr.creation import finfo
 #   cancelling  the largest input of the element: sums of terms that may cancel
 #   reduction   the same reduction of the absolute values
 #   step        the largest input or expected value
-#   fused       the largest expected value of the whole result
+#   composed    the largest expected value of the whole result
 #   gradient    the largest expected value of the whole gradient
 #
 # Narrow floats are computed in float32 and rounded, once by a kernel and at every op by a body.
@@ -24,7 +24,7 @@ TABLE: dict[str, dict[np.dtype, float]] = {
     "cancelling": {float16: 4, bfloat16: 4, float32: 8, float64: 8},
     "reduction": {float16: 2, bfloat16: 2, float32: 32, float64: 32},
     "step": {float16: 8, bfloat16: 8, float32: 16, float64: 16},
-    "fused": {float16: 16, bfloat16: 16, float32: 800, float64: 1e6},
+    "composed": {float16: 16, bfloat16: 16, float32: 800, float64: 1e6},
     "gradient": {float16: 32, bfloat16: 32, float32: 800, float64: 1e6},
 }
 # The least "largest value" of a result and of a gradient: below it, differences count as absolute.

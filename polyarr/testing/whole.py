@@ -330,7 +330,7 @@ def check_layer(layer: str, backend: Backend) -> None:
             }
 
     (value, grads), (expected, slopes) = found(backend, False), found(reference(), True)
-    close(f"{layer} on {backend.name}", "the result", value, expected, "fused", max(FLOOR, largest(expected)))
+    close(f"{layer} on {backend.name}", "the result", value, expected, "composed", max(FLOOR, largest(expected)))
     gradients_agree(f"{layer} on {backend.name}", grads, slopes)
 
 

@@ -1,4 +1,4 @@
-"""The kernels. A buffer is a torch.Tensor; pairs for fused ops let PyTorch differentiate PyTorch."""
+"""The kernels. A buffer is a torch.Tensor; Fused pairs let PyTorch differentiate PyTorch."""
 
 from itertools import compress
 
@@ -217,7 +217,7 @@ def argsort(out, x, *, axis, descending, stable):
     return torch.sort(x, dim=axis, descending=descending, stable=True).indices
 
 
-# ---- fused ops -----------------------------------------------------------------------------------------------
+# ---- pairs ---------------------------------------------------------------------------------------------------
 
 
 def pair(fn):

@@ -1,4 +1,4 @@
-"""The reference backend: every primitive on NumPy, no fused kernels. What it computes in float64 is the oracle."""
+"""The reference backend: every primitive on NumPy, no Fused pairs. What it computes in float64 is the oracle."""
 
 from typing import Any
 

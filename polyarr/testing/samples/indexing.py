@@ -77,7 +77,7 @@ SAMPLES[ops.scatter_add] = Entry(
     _indexed(("normal", "ties"), ("index",), True),
     _indexed(("normal",), ("index",), True),
     ref.scatter_add,
-    "fused",
+    "composed",
     dtypes("real"),
     special="nonfinite",
 )
@@ -90,7 +90,7 @@ SAMPLES[ops.take_along_axis] = Entry(
     True,
 )
 SAMPLES[ops.scatter_add_along_axis] = Entry(
-    _along(("normal", "ties"), True), _along(("normal",), True), ref.scatter_add_along_axis, "fused", dtypes("real"),
+    _along(("normal", "ties"), True), _along(("normal",), True), ref.scatter_add_along_axis, "composed", dtypes("real"),
     special="nonfinite",
 )  # fmt: skip
 

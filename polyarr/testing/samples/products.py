@@ -100,7 +100,7 @@ def _normal(dtype: str) -> tuple[str, ...]:
 _softmax_axis = axis_params()
 for _op, _reference in ((ops.softmax, ref.softmax), (ops.log_softmax, ref.log_softmax)):
     SAMPLES[_op] = Entry(
-        _rows(ROWS, _softmax_axis), _rows(SMALL_ROWS, _softmax_axis, _normal), _reference, "fused", FLOATING,
+        _rows(ROWS, _softmax_axis), _rows(SMALL_ROWS, _softmax_axis, _normal), _reference, "composed", FLOATING,
         special="masked",
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ for _op, _reference, _weights in ((ops.layer_norm, ref.layer_norm, 2), (ops.rms_
         _norm(ROWS, _weights, _well_conditioned),
         _norm(SMALL_ROWS, _weights, _has_gentle_slope),
         _reference,
-        "fused",
+        "composed",
         FLOATING,
         special="nan",
     )
@@ -143,7 +143,7 @@ SAMPLES[ops.gelu] = Entry(
     with_params(SMALL, _forms, ("normal", "ties", "wide", "offset")),
     with_params(SMALL, _forms, ("normal",)),
     ref.gelu,
-    "fused",
+    "composed",
     FLOATING,
     special="nonfinite",
 )
@@ -171,7 +171,7 @@ def _linear(activations: Sequence[str | None], layers: Sequence[tuple] = LAYERS)
 _layers, _smooth_layers = _linear((*ref.ACTIVATIONS,)), _linear((*ref.ACTIVATIONS,), LAYERS[:-1])
 _narrow_layers = _linear([a for a in ref.ACTIVATIONS if a != "relu"], LAYERS[:-1])
 _layer_slopes = lambda dtype: (_narrow_layers if is_narrow(dtype) else _smooth_layers)(dtype)
-SAMPLES[ops.linear] = Entry(_layers, _layer_slopes, ref.linear, "fused", FLOATING, special="nonfinite")
+SAMPLES[ops.linear] = Entry(_layers, _layer_slopes, ref.linear, "composed", FLOATING, special="nonfinite")
 
 
 def _embedding(dtype: str) -> SearchStrategy[Sample]:
@@ -220,12 +220,12 @@ def _some_target_counts(sample: Sample) -> bool:
     return bool((sample.inputs[1].numpy() != sample.params["ignore_index"]).any())
 
 
-SAMPLES[ops.cross_entropy] = Entry(_losses, _losses, ref.cross_entropy, "fused", FLOATING, special="nan")
+SAMPLES[ops.cross_entropy] = Entry(_losses, _losses, ref.cross_entropy, "composed", FLOATING, special="nan")
 SAMPLES[ops.mse] = Entry(
     _products((((3,), (3,)), ((2, 33), (33,)), ((5, 1), (1, 4)), ((), (31,)))),
     _products((((3,), (3,)), ((2, 33), (33,)), ((5, 1), (1, 4)), ((), (31,))), smooth=True),
     lambda x, y: np.mean((x - y) ** 2),
-    "fused",
+    "composed",
     FLOATING,
     special="nonfinite",
 )
@@ -258,7 +258,7 @@ def _attention(sizes: Sequence[tuple]) -> Cases:
 
 # What a masked nan does is left open: a kernel may skip it, the body multiplies it by 0.
 SAMPLES[ops.attention] = Entry(
-    _attention(ATTENTIONS), _attention(ATTENTIONS[:6]), ref.attention, "fused", FLOATING, special=""
+    _attention(ATTENTIONS), _attention(ATTENTIONS[:6]), ref.attention, "composed", FLOATING, special=""
 )
 
 

@@ -66,7 +66,7 @@ _reduction(ops.sum, "any", "reduction", ref.reduced(np.sum), _and_nonfinite)
 _reduction(
     ops.prod,
     "real",
-    "fused",
+    "composed",
     ref.reduced(np.prod),
     lambda dtype: ("near one", "ties"),
     "near one",
@@ -89,7 +89,7 @@ def _deviations(shape: tuple) -> SearchStrategy:
 
 
 for _op, _fn in ((ops.var, np.asarray), (ops.std, np.sqrt)):
-    _reduction(_op, "floating", "fused", ref.deviation(_fn), ordinary, None, _deviations, [s for s in _solid if s])
+    _reduction(_op, "floating", "composed", ref.deviation(_fn), ordinary, None, _deviations, [s for s in _solid if s])
     # Where all elements are alike, std has no derivative.
     _smooth = with_params([s for s in SMALL if 1 not in s], _deviations, ("distinct",))
     SAMPLES[_op] = SAMPLES[_op]._replace(smooth=_smooth)
@@ -115,7 +115,7 @@ SAMPLES[ops.global_norm] = Entry(
     lists(_norms, st.just({}), ("normal", "wide")),
     lists(_norms, st.just({}), ("away",)),
     lambda arrays: np.sqrt(sum(np.sum(a * a) for a in arrays)),
-    "fused",
+    "composed",
     dtypes("floating"),
     special="nonfinite",
 )
