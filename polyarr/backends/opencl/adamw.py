@@ -9,7 +9,7 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.rows import blocks_of
 from polyarr.core.spec import Spec
@@ -58,14 +58,14 @@ def _launch(
 
 def _plan(
     device: Device, dtypes: tuple[np.dtype, ...], sizes: tuple[int, ...], decoupled: bool, on_device: bool
-) -> Launch:
+) -> LaunchPlan:
     """For the dtypes of parameters, gradients, moments and the scale."""
     p, *others = dtypes
     names = {k: v for letter, dtype in zip("GMS", others, strict=True) for k, v in _names(letter, dtype).items()}
     flags = {"DECOUPLED": int(decoupled), "SCALE_ON_DEVICE": int(on_device)}
     program = device.build("adamw", **types(p), **device.geometry.blocks, **names, **flags)
     group = device.geometry.blocks["GROUP"]
-    return Launch(program.adamw, (group * sum(blocks_of(device, size) for size in sizes),), (group,), ())
+    return LaunchPlan(program.adamw, (group * sum(blocks_of(device, size) for size in sizes),), (group,), ())
 
 
 def _names(letter: str, dtype: Any) -> dict[str, str]:

@@ -5,7 +5,7 @@ import numpy as np
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import COPY, launch
 from polyarr.backends.opencl.layout import Buffer, collapse
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}
@@ -48,7 +48,7 @@ def _as_bits(buf: Buffer) -> Buffer:
     return buf._replace(dtype=BITS[buf.dtype.itemsize])
 
 
-def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Launch | None:
+def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> LaunchPlan | None:
     """The plan for matrices whose columns are dense, in at most two axes of batches; None for anything else."""
     if 0 in shape:
         return None
@@ -63,4 +63,4 @@ def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...]
         return None
     program = device.build("copy", WORD=WORDS[itemsize], TILE=geometry.tile, GROUP_ROWS=geometry.tile_rows)
     numbers = (inner, rows, columns, outer_step, inner_step, step)
-    return Launch(program.copy_transposed, cut.work, cut.group, numbers)
+    return LaunchPlan(program.copy_transposed, cut.work, cut.group, numbers)

@@ -7,7 +7,7 @@ import numpy as np
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import COPY, launch
 from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types
 from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 
@@ -25,11 +25,11 @@ def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *,
     return result
 
 
-def _plan(device: Device, dtype: np.dtype, size: int) -> Launch:
+def _plan(device: Device, dtype: np.dtype, size: int) -> LaunchPlan:
     work, group, each = device.geometry.items(size)
     stored = {name: macro for name, macro in types(dtype).items() if name != "LOAD"}
     program = device.build("create", **stored, COUNTER=_counter(device, dtype), WG=group[0])
-    return Launch(program.arange, work, group, (size, each))
+    return LaunchPlan(program.arange, work, group, (size, each))
 
 
 def _counter(device: Device, dtype: np.dtype) -> str:

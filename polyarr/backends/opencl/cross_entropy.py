@@ -7,7 +7,7 @@ stays on the device.
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import STORED
 from polyarr.backends.opencl.rows import row_plan, wide
 from polyarr.core.spec import Spec
@@ -53,7 +53,7 @@ def cross_entropy_backward(
 
 def _plan(
     device: Device, which: str, x: Buffer, shape: tuple[int, ...], targets: Buffer, reduction: str, smoothing: float
-) -> Launch:
+) -> LaunchPlan:
     """The launch of a kernel along the rows of an array of this shape."""
     flags = {"REDUCED": int(reduction != "none"), "SMOOTHED": int(smoothing != 0)}
     index = STORED[targets.dtype][0]

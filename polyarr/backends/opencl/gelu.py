@@ -3,7 +3,7 @@
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import block_plan
 from polyarr.core.spec import Spec
 
@@ -26,6 +26,6 @@ def gelu_backward(
     return (dx,)
 
 
-def _plan(device: Device, kernel: str, x: Buffer, approximate: str) -> Launch:
+def _plan(device: Device, kernel: str, x: Buffer, approximate: str) -> LaunchPlan:
     form = "gelu_tanh" if approximate == "tanh" else "gelu"
     return device.plans[block_plan]("gelu", kernel, x.dtype, x.size, FLOATING=1, ACTIVATION=form)

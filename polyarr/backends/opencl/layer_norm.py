@@ -3,7 +3,7 @@
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_plan, wide
 from polyarr.core.spec import Spec
 
@@ -41,7 +41,7 @@ def layer_norm_backward(
 def _plan(
     device: Device, which: str, x: Buffer, weight: Buffer | None, bias: Buffer | None,
     wanted: tuple[bool, ...] | None = None,
-) -> Launch:  # fmt: skip
+) -> LaunchPlan:  # fmt: skip
     """How to launch; forward shares the program whose backward kernel gives all gradients."""
     present = weight is not None, bias is not None
     wants = present if wanted is None else wanted

@@ -7,8 +7,8 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, reshaped, spec_of, swapped
-from polyarr.backends.opencl.matmul import Epilogue, multiply
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.matmul import Epilogue, product
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
@@ -22,7 +22,7 @@ def forward(
     x = x if x.ndim > 1 else broadcast(x, (1, *x.shape))
     bias = None if bias is None else dense(device, bias)
     epilogue = Epilogue(bias is not None, activation or "none", activation not in (None, "relu"))
-    y, saved = multiply(device, Spec(shape, out.dtype), x, swapped(weight), bias, epilogue)
+    y, saved = product(device, Spec(shape, out.dtype), x, swapped(weight), bias, epilogue)
     y = reshaped(y, out.shape)
     return y, y if activation == "relu" else saved
 
@@ -36,9 +36,9 @@ def backward(
     gz, dbias = _through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
     dx = dweight = None
     if wanted[0]:
-        dx = reshaped(multiply(device, Spec((rows, depth), x.dtype), gz, weight)[0], x.shape)
+        dx = reshaped(product(device, Spec((rows, depth), x.dtype), gz, weight)[0], x.shape)
     if wanted[1]:
-        dweight, _ = multiply(device, spec_of(weight), swapped(gz), _matrix(device, x, rows))
+        dweight, _ = product(device, spec_of(weight), swapped(gz), _matrix(device, x, rows))
     return dx, dweight, dbias
 
 
@@ -57,12 +57,12 @@ def _through_activation(
     return gz, dbias
 
 
-def _plan(device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None) -> Launch:
+def _plan(device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None) -> LaunchPlan:
     lanes, slices = device.geometry.linear["LANES"], device.geometry.linear["SLICES"]
     groups = -(-shape[1] // (lanes * device.geometry.linear["WIDE"]))
     macros = Epilogue(bias, activation or "none").macros(dtype)
     program = device.build("linear", **macros, **device.geometry.linear, ACTIVATES=int(activation is not None))
-    return Launch(program.linear_gradient, (groups * lanes, slices), (lanes, slices), shape)
+    return LaunchPlan(program.linear_gradient, (groups * lanes, slices), (lanes, slices), shape)
 
 
 def _matrix(device: Device, buf: Buffer, rows: int) -> Buffer:

@@ -10,7 +10,7 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, broadcast_strides, joined, pieces
-from polyarr.backends.opencl.measure import Launch, best_tile
+from polyarr.backends.opencl.measure import Launcher, best_tile
 from polyarr.backends.opencl.program import STORED, types
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.shape import concat
@@ -88,10 +88,10 @@ NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
 
 def matmul(device: Device, out: Spec, x: Buffer, y: Buffer) -> Buffer:
     """The product of the two last axes; the others broadcast."""
-    return multiply(device, out, x, y)[0]
+    return product(device, out, x, y)[0]
 
 
-def multiply(
+def product(
     device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
 ) -> tuple[Buffer, Buffer | None]:
     """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense."""
@@ -100,7 +100,7 @@ def multiply(
         parts = min(x.shape[-1] // device.geometry.product_part, MOST_PARTS, room)
         if parts > 1:
             return _in_parts(device, out, x, y, parts), None
-    return _multiply(device, out, x, y, bias, epilogue)
+    return _product(device, out, x, y, bias, epilogue)
 
 
 def _in_parts(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Buffer:
@@ -110,7 +110,7 @@ def _in_parts(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Bu
     products = []
     for first, count, each in ((0, parts, length), (parts * length, 1, depth - parts * length)):
         pair = (pieces(_with_batch(a, lead), axis, first, count, each) for a, axis in ((x, -1), (y, -2)))
-        products.append(_multiply(device, Spec((count, *out.shape), out.dtype), *pair, None, PLAIN)[0])
+        products.append(_product(device, Spec((count, *out.shape), out.dtype), *pair, None, PLAIN)[0])
     stacked = concat(device, Spec((parts + 1, *out.shape), out.dtype), tuple(products), axis=0)
     return SUM(device, out, stacked, axis=(0,))
 
@@ -120,12 +120,12 @@ def _with_batch(matrices: Buffer, lead: int) -> Buffer:
     return broadcast(matrices, (1,) * (lead + 2 - matrices.ndim) + matrices.shape)
 
 
-def _multiply(
+def _product(
     device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None, epilogue: Epilogue
 ) -> tuple[Buffer, Buffer | None]:
     plan = _find_plan(device, out, x, y, epilogue) if out.size else NO_WORK
     if plan is None:
-        return _multiply(device, out, *_repaired(device, out, x, y), bias, epilogue)
+        return _product(device, out, *_repaired(device, out, x, y), bias, epilogue)
     result = device.empty(out)
     saved = device.empty(out) if epilogue.save else None
     sums = device.empty_like_spec(plan.sums) if plan.sums else result
@@ -224,7 +224,7 @@ def _cpu_plan(
     return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), SCALARS[accumulator]))
 
 
-def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]) -> Launch:
+def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]) -> Launcher:
     """A plain product of row-major matrices (m, k) @ (k, n) on one core, for measuring."""
     m, n, k = lengths
     problem = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(1, n, 0, 0))

@@ -28,8 +28,8 @@ ODD = (45, 131, 300)  # rows, columns and depth of the one that is checked: no m
 PEAK_ROUNDS, SUMS = 1_000_000, 10  # of a peak, and vectors that it adds to in turn: two per cycle for five cycles
 
 Run = Callable[[], None]
-Launch = Callable[[tuple[Any, ...]], None]  # runs on the memory of x, y, bias, sums, out, saved
-Block = Callable[[Device, np.dtype, CpuMatmul, tuple[int, int, int]], Launch]  # a product (m, n, k) on one core
+Launcher = Callable[[tuple[Any, ...]], None]  # runs on the memory of x, y, bias, sums, out, saved
+Block = Callable[[Device, np.dtype, CpuMatmul, tuple[int, int, int]], Launcher]  # a product (m, n, k) on one core
 
 
 def best_tile(device: Device, dtype: np.dtype, operations: int, block: Block) -> CpuMatmul:

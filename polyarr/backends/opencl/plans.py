@@ -23,7 +23,7 @@ class Plans(dict[Callable, Callable]):
         return kept
 
 
-class Launch(NamedTuple):
+class LaunchPlan(NamedTuple):
     """What a kernel needs at every launch, besides arrays and numbers that change; numbers are its last arguments."""
 
     kernel: Any

@@ -3,7 +3,7 @@
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_plan, wide
 from polyarr.core.spec import Spec
 
@@ -32,7 +32,7 @@ def rms_norm_backward(
     return dx, column_sums(device, weight, dweight)
 
 
-def _plan(device: Device, which: str, x: Buffer, weight: Buffer | None, wanted: bool = True) -> Launch:
+def _plan(device: Device, which: str, x: Buffer, weight: Buffer | None, wanted: bool = True) -> LaunchPlan:
     """How to launch; forward shares the program whose backward kernel gives both gradients."""
     has = weight is not None
     return device.plans[row_plan](

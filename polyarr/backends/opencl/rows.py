@@ -7,7 +7,7 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import Launch
+from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types
 from polyarr.core.spec import Spec, float64
 
@@ -17,7 +17,7 @@ LONGEST = 256  # rows that a group adds up one by one where it leaves a partial 
 def row_plan(
     device: Device, stem: str, which: str, dtype: np.dtype, shape: tuple[int, ...], persistent: bool = False,
     **defines: Any,
-) -> Launch:  # fmt: skip
+) -> LaunchPlan:  # fmt: skip
     """The launch of <stem>_<which>, which works along rows; numbers are rows, cols, and sets of rows per group.
 
     Groups are persistent where each leaves a partial result: they are few then, but not so few that the sum of their
@@ -30,14 +30,14 @@ def row_plan(
     each = min(each, LONGEST) if persistent else each
     work, group = (macros["LANES"], -(-sets // each) * macros["ROWS"]), (macros["LANES"], macros["ROWS"])
     program = device.build(stem, **types(dtype), **macros, **defines)
-    return Launch(getattr(program, f"{stem}_{which}"), work, group, (rows, cols, each))
+    return LaunchPlan(getattr(program, f"{stem}_{which}"), work, group, (rows, cols, each))
 
 
-def block_plan(device: Device, stem: str, kernel: str, dtype: np.dtype, size: int, **defines: Any) -> Launch:
+def block_plan(device: Device, stem: str, kernel: str, dtype: np.dtype, size: int, **defines: Any) -> LaunchPlan:
     """The launch of a kernel whose groups take blocks of consecutive elements; the number is the size."""
     program = device.build(stem, **types(dtype), **device.geometry.blocks, **defines)
     group = device.geometry.blocks["GROUP"]
-    return Launch(getattr(program, kernel), (blocks_of(device, size) * group,), (group,), (size,))
+    return LaunchPlan(getattr(program, kernel), (blocks_of(device, size) * group,), (group,), (size,))
 
 
 def blocks_of(device: Device, size: int) -> int:
@@ -71,9 +71,9 @@ def column_sums(device: Device, like: Buffer | None, partials: Buffer | None) ->
     return result
 
 
-def _column_sums(device: Device, dtype: np.dtype, shape: tuple[int, int]) -> Launch:
+def _column_sums(device: Device, dtype: np.dtype, shape: tuple[int, int]) -> LaunchPlan:
     macros = device.geometry.column_sums
     columns, split = macros["COLUMNS"], macros["SPLIT"]
     kernel = device.build("rows", **types(dtype), **macros).column_sums
     groups = -(-shape[1] // (columns * macros["TILE"]))
-    return Launch(kernel, (groups * columns, split), (columns, split), shape)
+    return LaunchPlan(kernel, (groups * columns, split), (columns, split), shape)
