@@ -18,7 +18,7 @@ import polyarr
 from polyarr import plugins
 from polyarr.cli import main
 from polyarr.testing import CheckFailure
-from polyarr.testing.cases import KINDS, WHOLE, cases, columns
+from polyarr.testing.cases import KINDS, OF_BACKEND, cases, columns
 from polyarr.testing.page import SYMBOLS, render
 from polyarr.testing.report import OUTCOMES, Result, grouped, verdict
 
@@ -262,7 +262,7 @@ def test_where_copies_fail_nothing_else_is_tried(kit):
     found, report = kit("garbled", "copies or forward-exp or layer-Linear")
     assert found.returncode == 1 and "garbled on the host's CPU, NumPy: level gpt failed" in found.stdout
     found = outcomes(report, "garbled")
-    assert found.pop("whole-copies") == "failed" and set(found.values()) == {"skipped"}
+    assert found.pop("backend-copies") == "failed" and set(found.values()) == {"skipped"}
     assert {r["reason"] for r in report["backends"][0]["results"] if r["outcome"] == "skipped"} == {
         "nothing else was tried, for copies fail: bool[33] comes back from an upload as other bytes"
     }
@@ -304,7 +304,7 @@ def test_a_level_contains_those_before_it(kit):
     _, report = kit("good", "forward-exp or backward-exp or copies", "--polyarr-level=autograd")
     assert report["level"] == "autograd"
     assert outcomes(report, "good").keys() == {
-        "forward-exp", "forward-expm1", "backward-exp", "backward-expm1", "whole-copies",
+        "forward-exp", "forward-expm1", "backward-exp", "backward-expm1", "backend-copies",
     }  # fmt: skip
 
 
@@ -526,11 +526,11 @@ def test_reasons_are_grouped_but_for_the_name_of_the_op():
 
 
 def test_the_document_has_every_check_and_outcome():
-    """docs/conformance.md lists the checks of ops, those of the whole backend, and what a report may hold."""
+    """docs/conformance.md lists the checks of ops, those of the backend, and what a report may hold."""
     text = (ROOT / "docs" / "conformance.md").read_text()
     table = text.partition("## Checks")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)
-    assert listed == [*KINDS, "DTYPE", *(f"whole-{subject}" for subject in WHOLE), "layer"]
+    assert listed == [*KINDS, "DTYPE", *(f"backend-{subject}" for subject in OF_BACKEND), "layer"]
     assert all(f"`{outcome}`" in text for outcome in OUTCOMES)
     assert SCHEMA["$defs"]["result"]["properties"]["outcome"]["enum"] == list(OUTCOMES)
     assert set(SCHEMA["$defs"]["backend"]["required"]) == SCHEMA["$defs"]["backend"]["properties"].keys()

@@ -23,7 +23,7 @@ from polyarr.testing.compare import Lacking
 # The ops whose kernels NumPy's users write in a way that the standard does not know.
 UNLIKE = ("scatter", "scatter_add", "slice_update", "argsort", "floor_divide", "remainder", "take", "random_bits")
 EXAMPLES = Path(__file__).parents[1] / "examples"
-GPT = ("whole-complete", "whole-copies", "whole-training", "whole-generation")
+GPT = ("backend-complete", "backend-copies", "backend-training", "backend-generation")
 CASES = cases()
 HELD = [dtype for dtype in DTYPES if dtype not in NARROW]  # the standard has no others
 
@@ -206,7 +206,7 @@ def test_an_op_that_the_library_lacks_is_left_out():
 def test_make_kernels_by_the_standard_alone():
     """The standard's own library refuses whatever the standard does not say."""
     xp = pytest.importorskip("array_api_strict")
-    chosen = [case for case in CASES if case.subject in UNLIKE or case.name in ("whole-complete", "forward-matmul")]
+    chosen = [case for case in CASES if case.subject in UNLIKE or case.name in ("backend-complete", "forward-matmul")]
     xp.erf = lambda x: xp.asarray(np.vectorize(math.erf, "d")(np.asarray(x)))
     try:
         found = checked(xp, lambda host: xp.asarray(host.copy()), lambda b: np.array(b, order="C"), chosen, HELD)
@@ -233,6 +233,6 @@ def test_the_example_on_jax(monkeypatch):
     """What every op's kernels are made of; the whole kit is for the example's own tests."""
     pytest.importorskip("jax")
     with example("jax", monkeypatch) as backend:
-        whole = ("whole-complete", "whole-copies", "special-multiply", "numbers-add")
+        whole = ("backend-complete", "backend-copies", "special-multiply", "numbers-add")
         chosen = [case for case in CASES if case.subject in UNLIKE or case.name in whole]
         assert failing(backend, Effort(examples=1), chosen) == {}

@@ -12,7 +12,7 @@ import pytest
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.testing import checks, conformance
-from polyarr.testing.cases import KINDS, WHOLE, Effort, cases, columns
+from polyarr.testing.cases import KINDS, OF_BACKEND, Effort, cases, columns
 from polyarr.testing.checks import TO_SEE_IT_AGAIN
 from polyarr.testing.compare import CheckFailure
 from tests.negative_controls import (  # they fill the table
@@ -86,7 +86,7 @@ def caught(fault, name):
         faulty = fault.plant(good(fault.good))
         reason, snippet = verdict(name, faulty)
         assert reason, f"{name} does not catch it"
-    if case.check == "whole":
+    if case.check == "backend":
         assert faulty.name in reason
         assert snippet == ""
     else:
@@ -137,6 +137,6 @@ def test_many_faults_at_once_do_not_hide_each_other():
 def test_every_check_catches_a_fault():
     """A check that never catches anything is not tested. What the tape keeps is core's: see test_tape.py for `tape`."""
     catchers = [CASES[name] for fault in FAULTS for name in fault.caught]
-    found = {case.subject if case.check == "whole" else case.check for case in catchers}
-    assert {*KINDS, *WHOLE, "layer"} - {"tape"} <= found
+    found = {case.subject if case.check == "backend" else case.check for case in catchers}
+    assert {*KINDS, *OF_BACKEND, "layer"} - {"tape"} <= found
     assert len(found & {*columns()} - {*KINDS}) >= 5  # dtypes

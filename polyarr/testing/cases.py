@@ -1,4 +1,4 @@
-"""Every case of the conformance kit: one check of one op, or of the backend as a whole, derived from the list of ops.
+"""Every case of the conformance kit: one check of one op, or of the backend itself, derived from the list of ops.
 
 A case belongs to a level, and each level contains those before it:
 
@@ -24,7 +24,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
-from polyarr.testing import checks, state, tape, whole
+from polyarr.testing import backend_checks, checks, state, tape
 from polyarr.testing.compare import CheckFailure, Lacking
 from polyarr.testing.report import LEVELS
 from polyarr.testing.samples import SAMPLES, Entry, takes_numbers
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
     level    the first level that it belongs to
     check    what is checked: a column of the report's matrix
-    subject  of what: an op's name, or what a check of the whole backend is about
+    subject  of what: an op's name, or what a check of the backend itself is about
     run      raises CheckFailure if it does not hold, Lacking if the backend says that it cannot
     """
 
@@ -157,18 +157,18 @@ KINDS = {
     "wanted": Kind(tape.check_wanted, _composed, 1 / 6, gradients=True),
     "tape": Kind(tape.check_tape, _smooth, 0, gradients=True),
 }
-WHOLE = {
-    "complete": ("core", whole.check_complete),
-    "copies": ("core", whole.check_copies),
-    "hosts": ("core", whole.check_hosts),
-    "synchronize": ("core", whole.check_synchronize),
-    "random-bits": ("core", whole.check_random_bits),
-    "bad-indices": ("core", whole.check_bad_indices),
-    "threads": ("core", whole.check_threads),
-    "program-cache": ("core", whole.check_program_cache),
-    "transforms": ("autograd", whole.check_transforms),
-    "training": ("gpt", whole.check_training),
-    "generation": ("gpt", whole.check_generation),
+OF_BACKEND = {
+    "complete": ("core", backend_checks.check_complete),
+    "copies": ("core", backend_checks.check_copies),
+    "hosts": ("core", backend_checks.check_hosts),
+    "synchronize": ("core", backend_checks.check_synchronize),
+    "random-bits": ("core", backend_checks.check_random_bits),
+    "bad-indices": ("core", backend_checks.check_bad_indices),
+    "threads": ("core", backend_checks.check_threads),
+    "program-cache": ("core", backend_checks.check_program_cache),
+    "transforms": ("autograd", backend_checks.check_transforms),
+    "training": ("gpt", backend_checks.check_training),
+    "generation": ("gpt", backend_checks.check_generation),
 }
 OTHER_DTYPES = 1 / 6  # of the examples, how many for each dtype that is not the usual one
 
@@ -176,7 +176,7 @@ OTHER_DTYPES = 1 / 6  # of the examples, how many for each dtype that is not the
 @cache
 def cases() -> tuple[Case, ...]:
     """Every case, in the order of the levels."""
-    found = [*_of_the_whole(), *_of_ops(), *_of_dtypes()]
+    found = [*_of_the_backend(), *_of_ops(), *_of_dtypes()]
     return tuple(sorted(found, key=lambda case: LEVELS.index(case.level)))
 
 
@@ -214,19 +214,19 @@ def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effor
         _examine(checks.check_backward, op, smooth, OTHER_DTYPES, name, backend, effort)
 
 
-def _of_the_whole() -> Iterator[Case]:
-    for subject, (level, check) in WHOLE.items():
-        yield Case(level, "whole", subject, partial(_run_whole, check))
-    for layer in whole.LAYERS:
+def _of_the_backend() -> Iterator[Case]:
+    for subject, (level, check) in OF_BACKEND.items():
+        yield Case(level, "backend", subject, partial(_run_of_backend, check))
+    for layer in backend_checks.LAYERS:
         yield Case("nn", "layer", layer, partial(_run_layer, layer))
 
 
-def _run_whole(check: Callable[[Backend, int], None], backend: Backend, effort: Effort) -> None:
+def _run_of_backend(check: Callable[[Backend, int], None], backend: Backend, effort: Effort) -> None:
     check(backend, effort.examples)
 
 
 def _run_layer(layer: str, backend: Backend, effort: Effort) -> None:
-    whole.check_layer(layer, backend)
+    backend_checks.check_layer(layer, backend)
 
 
 class _Drawing(NamedTuple):

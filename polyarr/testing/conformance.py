@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from polyarr.core.backend import Backend
-from polyarr.testing import whole
+from polyarr.testing import backend_checks
 from polyarr.testing.cases import Case, Effort, cases, effort_of
 from polyarr.testing.checks import TO_SEE_IT_AGAIN
 from polyarr.testing.compare import CheckFailure, Lacking
@@ -39,9 +39,9 @@ def untrusted() -> dict[str, str]:
 def copies_hold(polyarr_backend: Backend, untrusted: dict[str, str], request: pytest.FixtureRequest) -> None:
     """Skip all but what tells of it, where arrays do not come back as they went: every case would fail for that."""
     case, name = request.node.callspec.params["case"], polyarr_backend.name
-    if case.name not in ("whole-complete", "whole-copies"):
+    if case.name not in ("backend-complete", "backend-copies"):
         if name not in untrusted:
-            untrusted[name] = whole.why_copies_fail(polyarr_backend)
+            untrusted[name] = backend_checks.why_copies_fail(polyarr_backend)
         if untrusted[name]:
             pytest.skip(f"nothing else was tried, for copies fail: {untrusted[name]}")
 
@@ -53,7 +53,7 @@ def _each(level: str) -> Callable:
 
 @_each("core")
 def test_core(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """The primitives, and what the backend promises as a whole."""
+    """The primitives, and what the backend itself promises."""
     _hold(case, polyarr_backend, effort, request)
 
 

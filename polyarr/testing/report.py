@@ -124,7 +124,7 @@ class Recorder:
             return facts if all(facts) else ()
         # A worker that crashed sends no properties; its test's name says the same.
         names = "|".join(map(re.escape, sorted(self.names or _registered(), key=len, reverse=True)))
-        found = re.search(rf"::test_({'|'.join(LEVELS)})\[({names})-(whole|.+)-(.+)\]$", report.nodeid)
+        found = re.search(rf"::test_({'|'.join(LEVELS)})\[({names})-(backend|.+)-(.+)\]$", report.nodeid)
         return (found[2], found[1], found[3], found[4]) if found else ()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

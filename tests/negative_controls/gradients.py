@@ -220,13 +220,13 @@ plant(
     "the first query sees the first key, however many keys",
     {ops.attention: pairs.attention(visible=lambda t, s: np.arange(s) <= np.arange(t)[:, None])},
     "forward-attention",
-    ("whole-generation", r"GPT on numpy: drew \[.*\] .*, expected \["),
+    ("backend-generation", r"GPT on numpy: drew \[.*\] .*, expected \["),
 )
 plant(
     "attention is not scaled",
     {ops.attention: pairs.attention(scaled=lambda scores, scale: scores)},
     *ATTENTION,
-    ("whole-training", r"GPT on numpy: with seed 0, the loss at step \d is \S+, expected \S+ \(off by \S+, allowed"),
+    ("backend-training", r"GPT on numpy: with seed 0, the loss at step \d is \S+, expected \S+ \(off by \S+, allowed"),
 )
 plant(
     "a query that may see nothing gets nan",
@@ -267,7 +267,7 @@ plant(
     {ops.dropout: pairs.dropout(lower_bits)},
     "forward-dropout",
     "layer-Dropout",
-    ("whole-training", r"the loss at step 0 is \S+, expected"),
+    ("backend-training", r"the loss at step 0 is \S+, expected"),
 )
 
 # ---- what is saved -------------------------------------------------------------------------------------------

@@ -91,12 +91,12 @@ def gradients_are_kept(backend):
     return with_kernels(backend, {ops.rms_norm: pair._replace(backward=backward)})
 
 
-@fault("numpy", {"whole-copies": r"numpy: bool\[\d+\] comes back from an upload as other bytes"})
+@fault("numpy", {"backend-copies": r"numpy: bool\[\d+\] comes back from an upload as other bytes"})
 def an_upload_keeps_the_callers_memory(backend):
     return backend._replace(upload=np.asarray)
 
 
-@fault("numpy", {"whole-copies": r"numpy: a download of bool\[\] shares the array's memory"})
+@fault("numpy", {"backend-copies": r"numpy: a download of bool\[\] shares the array's memory"})
 def a_download_is_the_memory_itself(backend):
     return backend._replace(download=np.asarray)
 
@@ -140,7 +140,7 @@ def some_results_differ(backend):
     return changing(ops.tanh, lambda kernel: lambda *a, **p: off_by_a_bit(kernel(*a, **p), next(calls) == 2))(backend)
 
 
-THREADS = {"whole-threads": r"numpy: thread \d+ of 16 computed other bits than it does alone"}
+THREADS = {"backend-threads": r"numpy: thread \d+ of 16 computed other bits than it does alone"}
 
 
 @fault("pairs", THREADS)
@@ -212,7 +212,7 @@ def installed():
 
 @fault(
     "numpy",
-    {"whole-program-cache": "stale: a process with a full cache computes other bits than one with an empty cache"},
+    {"backend-program-cache": "stale: a process with a full cache computes other bits than one with an empty cache"},
     within=installed,
 )
 def what_is_cached_is_another_program(backend):
@@ -225,7 +225,7 @@ def what_is_cached_is_another_program(backend):
 @fault(
     "numpy",
     {
-        "whole-complete": "numpy: no kernel for cumulative_sum; every primitive needs one",
+        "backend-complete": "numpy: no kernel for cumulative_sum; every primitive needs one",
         "forward-cumulative_sum": "BackendError: cumulative_sum: backend 'numpy' has no kernel for it",
     },
 )
@@ -233,7 +233,7 @@ def a_primitive_is_missing(backend):
     return backend._replace(kernels={op: k for op, k in backend.kernels.items() if op is not ops.cumulative_sum})
 
 
-@fault("numpy", {"whole-complete": "numpy: holds no int64; every backend must"})
+@fault("numpy", {"backend-complete": "numpy: holds no int64; every backend must"})
 def a_dtype_is_missing(backend):
     return backend._replace(dtypes=backend.dtypes - {int64})
 

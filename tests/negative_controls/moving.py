@@ -77,12 +77,12 @@ plant(
     "a negative index is not counted from the end",
 )
 plant(
-    {"whole-bad-indices": r"take on numpy: index 3 of 3 elements gave \[1.0, 3.0\]; expected an IndexError"},
+    {"backend-bad-indices": r"take on numpy: index 3 of 3 elements gave \[1.0, 3.0\]; expected an IndexError"},
     {ops.take: lambda out, x, indices, *, axis: np.asarray(np.take(x, clamped(x, indices, axis), axis=axis))},
     "take clamps an index that is out of range",
 )
 plant(
-    {"whole-bad-indices": r"scatter_add on numpy: index 3 of 3 elements gave \[2.0, 2.0, 5.0\]; expected an Ind"},
+    {"backend-bad-indices": r"scatter_add on numpy: index 3 of 3 elements gave \[2.0, 2.0, 5.0\]; expected an Ind"},
     {
         ops.scatter_add: lambda out, x, indices, updates, *, axis: KERNELS[ops.scatter_add](
             out, x, clamped(x, indices, axis), updates, axis=axis
@@ -169,12 +169,12 @@ def bits(turned_key=False, counter_bits=64):
 
 RANDOM = {
     "forward-random_bits": differs(dtype="uint32"),
-    "whole-random-bits": r"random_bits on numpy: key \d+, counter \d+ \(uint32\) differs at \[0\]: \d+, expected \d+ ",
+    "backend-random-bits": r"random_bits on numpy: key \d+, counter \d+ \(uint32\) differs at \[0\]: \d+, expected \d+",
 }
 plant(RANDOM, bits(turned_key=True), "the words of the key are the wrong way round")
 plant(RANDOM, bits(counter_bits=32), "the counter's high word is ignored")
 plant(
-    {"whole-random-bits": r"random_bits on numpy: key 1, counter 9223372036854775813 \(uint32\) differs"},
+    {"backend-random-bits": r"random_bits on numpy: key 1, counter 9223372036854775813 \(uint32\) differs"},
     bits(counter_bits=63),
     "the counter's last bit is ignored",
 )

@@ -360,7 +360,7 @@ def copies(name, caught, **changed):
         return backend._replace(**{field: change(getattr(backend, field)) for field, change in changed.items()})
 
     plant.__name__ = name
-    fault("numpy", {"whole-copies" if "KiB" in name else "whole-hosts": caught})(plant)
+    fault("numpy", {"backend-copies" if "KiB" in name else "backend-hosts": caught})(plant)
 
 
 OTHER = r"numpy: .* comes (back|down) as other bytes"
@@ -421,7 +421,7 @@ def fixed(host):
     return host
 
 
-@fault("numpy", {"whole-synchronize": "numpy: synchronize returned before an index that is out of range was told of"})
+@fault("numpy", {"backend-synchronize": "numpy: synchronize returned before an index that is out of range was told of"})
 def synchronize_does_not_wait(backend):
     """take notes what is wrong, for the next download to tell; synchronize forgets to."""
     own, wrong = backend.kernels[ops.take], []

@@ -289,7 +289,7 @@ def adamw(corrected=True, coupled=False):
 
 STEP = {
     "forward-adamw": differs(r"result \d"),
-    "whole-training": r"the loss at step [12] is \S+, expected \S+ \(off by",
+    "backend-training": r"the loss at step [12] is \S+, expected \S+ \(off by",
 }
 plant(STEP, adamw(corrected=False), "AdamW corrects no bias")
 plant(STEP, adamw(coupled=True), "AdamW adds the decay to the gradient")
@@ -302,7 +302,7 @@ plant(
     "sin is a little off, which second derivatives show",
 )
 plant(
-    {"whole-transforms": differs(r"transforms on numpy: d/dvjp\[0\]"), "forward-tanh": differs()},
+    {"backend-transforms": differs(r"transforms on numpy: d/dvjp\[0\]"), "forward-tanh": differs()},
     {ops.tanh: each(lambda x: np.tanh(x) * x.dtype.type(1.001))},
     "tanh is a little off, which every transform shows",
 )

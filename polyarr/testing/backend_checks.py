@@ -1,4 +1,4 @@
-"""What must hold for a backend as a whole: promises that no single op makes, layers, and the training of a GPT.
+"""What must hold for a backend itself: promises that no single op makes, layers, and the training of a GPT.
 
 Each function takes a backend and how many examples to try, and raises CheckFailure, or Lacking where the backend says
 that it cannot do what is asked.
