@@ -136,9 +136,8 @@ def main():
         steps["PyTorch"] = TorchStep(recipe, model)
     times = measure(steps, recipe, options.steps)
     tokens = recipe.batch_size * recipe.model["context_length"]
-    print(
-        f"{options.preset}: {model.num_parameters():,} parameters, {tokens} tokens a step; polyarr on {backend.device}"
-    )
+    size = f"{model.num_parameters():,} parameters, {tokens} tokens a step"
+    print(f"{options.preset}: {size}; polyarr on {backend.hardware}")
     print(f"{'':8}  {'median ms':>9}  {'best ms':>9}  {'tokens/s':>9}")
     for name, found in times.items():
         median = statistics.median(found)

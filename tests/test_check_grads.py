@@ -378,7 +378,7 @@ def test_results_that_are_too_coarse():
 
 
 def test_a_backend_without_float64():
-    narrow = toy()._replace(dtypes=frozenset({pa.float32, pa.int32}), device="a small one")
+    narrow = toy()._replace(dtypes=frozenset({pa.float32, pa.int32}), hardware="a small one")
     x = pa.asarray(normal(0, 2).astype(np.float32), device=narrow)
     text = error_of(DtypeError, pa.sin, (x,))
     assert text == "check_grads: 'toy' (a small one) holds no float64, which is required; backend=\"numpy\" does"

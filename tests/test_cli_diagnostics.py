@@ -27,7 +27,7 @@ from polyarr.plugins import DeviceInfo, hookimpl
 
 @hookimpl
 def polyarr_backends(register):
-    register("mirror", lambda: numpy()._replace(name="mirror", device="a mirror"), summary="NumPy again", api=2)
+    register("mirror", lambda: numpy()._replace(name="mirror", hardware="a mirror"), summary="NumPy again", api=2)
 
 @hookimpl
 def polyarr_devices():
@@ -40,9 +40,9 @@ def polyarr_devices():
 def polyarr_diagnose():
     return [("ok", "the mirror hangs straight")]
 """
-WRONG = GOOD.replace('device="a mirror"', "download=lambda buf: buf * 0 + 1")
+WRONG = GOOD.replace('hardware="a mirror"', "download=lambda buf: buf * 0 + 1")
 PAIR = "from polyarr import ops\nfrom polyarr.core.backend import Fused\n" + GOOD.replace(
-    'device="a mirror"', "kernels={**numpy().kernels, ops.logsumexp: Fused(print, lambda *_, wanted: print())}"
+    'hardware="a mirror"', "kernels={**numpy().kernels, ops.logsumexp: Fused(print, lambda *_, wanted: print())}"
 )
 BROKEN = "import no_such_library_anywhere"
 

@@ -49,7 +49,7 @@ def broken():
 
 @hookimpl
 def polyarr_backends(register):
-    register("good", like("good", device="a <toy>"), api=2)
+    register("good", like("good", hardware="a <toy>"), api=2)
     register("wrong", with_exp("wrong", lambda exp: lambda out, x: exp(out, x) * out.dtype.type(1.5)), api=2)
     register("crash-y", with_exp("crash-y", lambda exp: lambda out, x: os._exit(3)), api=2)
     register("stopped", with_exp("stopped", lambda exp: lambda out, x: stop()), api=2)
@@ -491,7 +491,7 @@ def test_the_page_shows_every_outcome_and_escapes_what_it_shows():
     capabilities = {"tells of writes out of bounds": True, "reports its memory": False, "ops that add in no fixed "
                     "order": ["sum"]}  # fmt: skip
     backend = {
-        "name": "<b>", "verdict": "failed", "problem": "", "distribution": "x 1", "device": "<d>", "dtypes": ["bool"],
+        "name": "<b>", "verdict": "failed", "problem": "", "distribution": "x 1", "hardware": "<d>", "dtypes": ["bool"],
         "kernels": 1, "pairs": 0, "replaced": {"exp": "other 2"}, "capabilities": capabilities, "complete": False,
         "counts": counts, "results": results,
     }  # fmt: skip

@@ -193,7 +193,7 @@ def test_the_example_on_cupy(monkeypatch):
     for name, module in (names | {"cupyx.scipy.special": special, "cupyx.scipy": None, "cupyx": None}).items():
         monkeypatch.setitem(sys.modules, name, module or types.ModuleType(name))
     with example("cupy", monkeypatch) as backend:
-        assert (backend.name, backend.device) == ("cupy", "a GPU")
+        assert (backend.name, backend.hardware) == ("cupy", "a GPU")
         chosen = [case for case in CASES if case.subject in UNLIKE or case.name in (*GPT, "numbers-add")]
         assert failing(backend, Effort(examples=1), chosen) == {}
 

@@ -65,7 +65,7 @@ def source_of(kind):
 
 
 def toy(name="toy", device="cpu"):
-    return Backend(name, {}, None, None, device=device)
+    return Backend(name, {}, None, None, hardware=device)
 
 
 class Toy:
@@ -274,8 +274,8 @@ def test_a_device_reaches_start():
             register("many", lambda device="0": toy(f"many:{device}", device), api=2)
 
     plugins.register_plugin(Many())
-    assert get_backend("many").device == "0"
-    assert get_backend("many:1").device == "1"
+    assert get_backend("many").hardware == "0"
+    assert get_backend("many:1").hardware == "1"
     assert get_backend("many:1") is get_backend("many:1")
     with pytest.raises(BackendError, match="names no device"):
         get_backend("many:")

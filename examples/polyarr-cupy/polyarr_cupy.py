@@ -33,6 +33,6 @@ def start():
         download=lambda buf: cupy.asnumpy(buf, order="C"),
         synchronize=lambda: cupy.cuda.Device().synchronize(),
         dtypes=frozenset(DTYPES) - {bfloat16},
-        device=properties["name"].decode(),
+        hardware=properties["name"].decode(),
         flushes=frozenset({float32}),
     )

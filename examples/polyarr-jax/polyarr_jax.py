@@ -33,6 +33,6 @@ def start():
         kernels,
         upload=lambda host: jax.numpy.array(host.copy()),  # JAX may go on reading what it was given
         download=lambda buf: np.array(buf, order="C"),
-        device=str(jax.devices()[0]),
+        hardware=str(jax.devices()[0]),
         flushes=flushed,
     )

@@ -17,7 +17,7 @@ def start():
     """Import what is heavy or may be missing here, so that a failure touches nobody but who asks for the backend."""
     kernels = make_kernels(np, erf=np.vectorize(math.erf, "d"))  # or your own dict: docs/write-a-backend.md
     kernels[ops.square] = square
-    return Backend(NAME, kernels, upload, download, device=describe())
+    return Backend(NAME, kernels, upload, download, hardware=describe())
 
 
 def square(out, x):

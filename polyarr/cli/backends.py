@@ -18,7 +18,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json([_as_json(row) for row in rows])
         return
-    print_table(("backend", "from", "state", "device", "kernels", "dtypes"), [_as_row(row) for row in rows])
+    print_table(("backend", "from", "state", "hardware", "kernels", "dtypes"), [_as_row(row) for row in rows])
     for row in rows:
         if text := row.reason or row.summary:
             click.echo(f"\n{row.name}: {text}")
@@ -28,7 +28,7 @@ def _as_row(row: BackendStatus) -> tuple[str, ...]:
     if row.backend is None:
         return row.name, row.distribution, row.state, "-", "-", "-"
     kernels = f"{len(_kernels(row.backend))} of {len(OPS)} ops"
-    return row.name, row.distribution, row.state, row.backend.device, kernels, _dtypes(row.backend)
+    return row.name, row.distribution, row.state, row.backend.hardware, kernels, _dtypes(row.backend)
 
 
 def _as_json(row: BackendStatus) -> dict[str, object]:
@@ -36,7 +36,7 @@ def _as_json(row: BackendStatus) -> dict[str, object]:
     del found["failure"]
     if row.backend:
         found["backend"] = {
-            "device": row.backend.device,
+            "hardware": row.backend.hardware,
             "dtypes": [d.name for d in DTYPES if d in row.backend.dtypes],
             "kernels": sorted(op.name for op in _kernels(row.backend)),
             "ops": len(OPS),

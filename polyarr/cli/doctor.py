@@ -221,7 +221,7 @@ def _computed(row: BackendStatus, backend: Backend) -> Diagnosis:
         _compute(row.name)
     except Exception as error:  # whatever a driver does, the report goes on
         return _error(f"{row.name} ({row.distribution}) starts, but: {reason_of(error)}")
-    return Diagnosis("ok", f"{row.name} ({row.distribution}) computes on {backend.device}")
+    return Diagnosis("ok", f"{row.name} ({row.distribution}) computes on {backend.hardware}")
 
 
 def _explained(row: BackendStatus) -> Diagnosis:

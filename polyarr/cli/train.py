@@ -166,7 +166,7 @@ def _introduce(run: Run) -> None:
     backend, recipe = get_backend(), run.recipe
     source = run.data or LIBRARY
     click.echo(
-        f"{run.preset}: {run.model.num_parameters():,} parameters on {backend.name} ({backend.device})\n"
+        f"{run.preset}: {run.model.num_parameters():,} parameters on {backend.name} ({backend.hardware})\n"
         f"text: {len(run.tokens) + len(run.validation):,} characters of {source}, "
         f"{run.tokenizer.vocab_size} different ones\n"
         f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "

@@ -132,7 +132,7 @@ def from_numpy(host: np.ndarray, backend: Backend) -> Array:
 def unheld(op: str, dtype: np.dtype, backend: Backend) -> str:
     """What to say where a backend cannot hold a dtype."""
     held = ", ".join(d.name for d in DTYPES if d in backend.dtypes)
-    return f"{op}: {dtype.name} on {backend.name!r} ({backend.device}); it holds {held}"
+    return f"{op}: {dtype.name} on {backend.name!r} ({backend.hardware}); it holds {held}"
 
 
 # ---- an argument of an op: an array, a number, None, or a tuple of them ------------------------------------------

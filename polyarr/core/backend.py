@@ -97,7 +97,7 @@ class Backend(NamedTuple):
     download     buffer -> numpy.ndarray, C-contiguous, owned by the caller; waits
     synchronize  waits for everything that was enqueued
     dtypes       the dtypes that the backend can hold
-    device       one line that says what the backend computes on
+    hardware     one line that says what the backend computes on; x.device is the backend's name
     memory       bytes, by name: "in use", "peak", "held", "limit"; empty where unknown
     unordered    the ops whose last bits may differ from call to call, as sums in no fixed order do
     guarded      () -> a context: what is allocated within it starts out as 0xff bytes between canaries; at its end it
@@ -124,7 +124,7 @@ class Backend(NamedTuple):
     download: Callable[[Any], np.ndarray]
     synchronize: Callable[[], None] = _nothing
     dtypes: frozenset[np.dtype] = frozenset(DTYPES)
-    device: str = "cpu"
+    hardware: str = "cpu"
     memory: Callable[[], dict[str, int]] = _no_memory_report
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
@@ -151,7 +151,7 @@ class Backend(NamedTuple):
         return family_of(self.name)
 
     def __repr__(self) -> str:
-        return f"<backend {self.name} on {self.device}>"
+        return f"<backend {self.name} on {self.hardware}>"
 
     def without_fused(self) -> "Backend":
         """The same backend without its pairs: their ops are left to their bodies."""

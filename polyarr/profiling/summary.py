@@ -177,7 +177,7 @@ def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], m
 
 def _introduced(backend: Backend, peaks: dict[str, float]) -> str:
     measured = "; at most " + ", ".join(f"{value:,.0f} {unit}" for unit, value in peaks.items()) if peaks else ""
-    return f"{backend.name}: {backend.device}{measured}"
+    return f"{backend.name}: {backend.hardware}{measured}"
 
 
 def _aligned(title: str, rows: list[Row], peaks: dict[str, dict[str, float]]) -> list[str]:

@@ -85,7 +85,7 @@ def check_grads(
     leaves = _Leaves.of("check_grads", fn, args)
     home = _home(args) if backend is None else get_backend(backend)
     if float64 not in home.dtypes:
-        place = f"{home.name!r} ({home.device})"
+        place = f"{home.name!r} ({home.hardware})"
         raise DtypeError(f'check_grads: {place} holds no float64, which is required; backend="numpy" does')
     case = _Case(leaves, home, modes, order, seed, atol, RELATIVE if rtol is None else rtol, eps)
     given = {"order": order, "modes": modes, "backend": home.name, "seed": seed}

@@ -273,7 +273,7 @@ def _abilities(name: str, backend: Backend | None) -> dict[str, Any]:
     kernels = {} if backend is None else {op: k for op, k in backend.kernels.items() if op in OPS}
     pairs = [op for op, kernel in kernels.items() if isinstance(kernel, Fused)]
     return {
-        "device": "" if backend is None else backend.device,
+        "hardware": "" if backend is None else backend.hardware,
         "dtypes": [] if backend is None else [d.name for d in DTYPES if d in backend.dtypes],
         "kernels": len(kernels) - len(pairs),
         "pairs": len(pairs),
@@ -316,7 +316,7 @@ def _started(name: str) -> tuple[Backend | None, str]:
 
 
 def _headline(report: dict[str, Any], backend: dict[str, Any]) -> str:
-    where = f"{backend['name']} on {backend['device']}" if backend["device"] else backend["name"]
+    where = f"{backend['name']} on {backend['hardware']}" if backend["hardware"] else backend["name"]
     told = f"level {report['level']} {backend['verdict']}"
     if backend["problem"]:
         told = f"did not start: {backend['problem']}"

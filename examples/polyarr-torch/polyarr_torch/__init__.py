@@ -12,7 +12,7 @@ def start():
     from polyarr_torch import kernels
 
     return Backend(
-        "torch", kernels.KERNELS, kernels.upload, kernels.download, device=f"the host's CPU, {kernels.describe()}"
+        "torch", kernels.KERNELS, kernels.upload, kernels.download, hardware=f"the host's CPU, {kernels.describe()}"
     )
 
 

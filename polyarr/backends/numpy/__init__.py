@@ -11,7 +11,7 @@ from polyarr.plugins import hookimpl
 
 def start() -> Backend:
     """The backend. Its buffers are NumPy arrays."""
-    return Backend("numpy", KERNELS, upload=np.array, download=_download, device="the host's CPU, NumPy")
+    return Backend("numpy", KERNELS, upload=np.array, download=_download, hardware="the host's CPU, NumPy")
 
 
 def _download(buf: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ def start(device: str | None = None) -> Backend:
             download=partial(download, found),
             synchronize=found.synchronize,
             dtypes=frozenset(d for d in DTYPES if d != float64 or found.features.fp64),
-            device=found.cl_device.name.strip(),
+            hardware=found.cl_device.name.strip(),
             memory=found.memory,
             unordered=unordered(found),
             guarded=found.guarded,
