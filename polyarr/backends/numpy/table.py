@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable
+from contextvars import Context
+from typing import Any
 
 import numpy as np
 
 from polyarr import ops
 from polyarr.backends.kernels import (
+    SAME_NAME,
     Library,
     elementwise,
     floor_divide,
@@ -14,13 +17,45 @@ from polyarr.backends.kernels import (
     long_sum,
     make_kernels,
     places,
-    quiet,
     window,
 )
 from polyarr.core.spec import FLOATS, Spec, float64
 
 BLOCK = 64  # numbers that may be added one by one
 NUMPY = Library(np)
+_idle: list[Context] = []  # in which NumPy is quiet, and nothing runs now
+
+
+def quietly(fn: Callable, *args: Any, **params: Any) -> Any:
+    """Call fn; infinity is a result, not news. To enter np.errstate takes longer than to add a few numbers."""
+    try:
+        context = _idle.pop()
+    except IndexError:  # all are taken, by other threads, say
+        context = Context()
+        context.run(np.seterr, all="ignore")
+    try:
+        return context.run(fn, *args, **params)
+    finally:
+        _idle.append(context)
+
+
+def quiet(kernel: Callable) -> Callable:
+    """The kernel, called quietly."""
+    return lambda *args, **params: quietly(kernel, *args, **params)
+
+
+def ufunc(fn: Callable) -> Callable:
+    """A kernel out of a function that takes Python numbers as weakly as polyarr does."""
+    widened, wide = quiet(elementwise(NUMPY, fn)), NUMPY.wide
+
+    def kernel(out: Spec, *bufs: Any) -> np.ndarray:
+        x = bufs[0] if type(bufs[0]) is np.ndarray else bufs[-1]
+        if x.dtype in wide:
+            return widened(out, *bufs)
+        found = quietly(fn, *bufs)
+        return found if type(found) is np.ndarray and found.dtype is out.dtype else np.asarray(found, dtype=out.dtype)
+
+    return kernel
 
 
 def short_sum(fn: Callable) -> Callable:
@@ -95,6 +130,7 @@ def scatter_add(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarr
 
 
 KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
+    **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.sum: quiet(short_sum(np.sum)),
     ops.prod: quiet(short_sum(np.prod)),
     ops.floor_divide: quiet(elementwise(NUMPY, quotient)),
