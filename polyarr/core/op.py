@@ -37,9 +37,13 @@ class Plan(NamedTuple):
     """What inference found for one combination of Specs and parameters."""
 
     out: Any  # a Spec, or a tuple of them
+    adapts: bool  # something is to be done by one of the next three
     params: dict[str, Any] | None  # canonical parameters; None: as given
     casts: tuple[np.dtype | None, ...] | None  # what to cast each input to; None: nothing
     numbers: tuple[tuple[int, np.dtype], ...]  # the inputs that are Python numbers to check, and what must hold them
+    held: tuple[int, ...]  # the inputs for numbers that are arrays here
+    check: Callable[..., None] | None  # (*args), which raises for values of numbers that cannot be
+    dtype: np.dtype | None  # a primitive's result has it and no input does: a backend may lack it
     carries: bool  # a result is of floats, and may have a gradient
     widened: bool  # narrow floats go through body and VJP rules as float32, and what comes out is rounded once
 
@@ -144,9 +148,20 @@ class Op:
         if canonical is not None:
             params = {**params, **canonical}
         changed = params if self.canonical or canonical is not None else None
-        widened = self.widen and any(s is not None and s.dtype in NARROW for s in flatten(specs))
-        carries = any(type(s) is Spec and s.dtype in FLOATS for s in flatten((out,)))
-        return Plan(out, changed, casts, self._numbers(specs, out), carries, widened)
+        flat, numbers = [s for s in flatten(specs) if s is not None], self._numbers(specs, out)
+        held = tuple(i for i in self.numbers if any(s and not s.is_number for s in flatten(specs[i : i + 1])))
+        return Plan(
+            out=out,
+            adapts=bool(changed is not None or casts or numbers),
+            params=changed,
+            casts=casts,
+            numbers=numbers,
+            held=held,
+            check=self.checks and self.checks(*specs, **params),
+            dtype=None if self.body or any(s.dtype is out.dtype for s in flat) else out.dtype,
+            carries=any(type(s) is Spec and s.dtype in FLOATS for s in flatten((out,))),
+            widened=self.widen and any(s.dtype in NARROW for s in flat),
+        )
 
     def _numbers(self, specs: tuple, out: Any) -> tuple[tuple[int, np.dtype], ...]:
         """The Python numbers that must fit the dtype of the arrays they meet or, where there is none, of the result."""
@@ -228,19 +243,17 @@ class Op:
 
     def _inferred(self, args: tuple, specs: tuple, params: dict[str, Any]) -> Any:
         """The result's Spec, for a call with Specs."""
-        out = self.plan(specs, params).out
-        if self.checks is not None:
-            self.checks(*args, **params)
-        return out
+        plan = self.plan(specs, params)
+        if plan.check is not None:
+            plan.check(*args)
+        return plan.out
 
     def _run(self, args: tuple, specs: tuple, backend: Backend | None, tracked: bool, params: dict[str, Any]) -> Any:
         plan = self.plan(specs, params)
-        if plan.params is not None:
-            params = plan.params
-        if plan.casts:
-            args = tuple(cast(a, c) for a, c in zip(args, plan.casts, strict=True))
-        for i, dtype in plan.numbers:
-            check_number(self.name, self.inputs[i], args[i], dtype)
+        if plan.adapts:
+            args, params = self._adapted(plan, args, params)
+        if plan.check is not None:
+            plan.check(*args)
         if backend is None:
             backend = get_backend()
         if (read := reads.get()) is not None:
@@ -252,23 +265,32 @@ class Op:
         if self.body is None:
             if kernel is None:
                 raise BackendError(lacking(self, backend))
-            if plan.out.dtype not in backend.dtypes:
-                raise DtypeError(unheld(self.name, plan.out.dtype, backend))
+            if plan.dtype is not None and plan.dtype not in backend.dtypes:
+                raise DtypeError(unheld(self.name, plan.dtype, backend))
         elif self._needs_body(kernel, tracked):
             return self.run_body(plan, args, params)
-        if self.numbers and kernel is not None:
-            args = self._with_numbers(args, backend)
-        if self.checks is not None:
-            self.checks(*args, **params)
+        if plan.held and kernel is not None:
+            args = self._with_numbers(args, plan, backend)
         return self._run_kernel(kernel, backend, args, plan, tracked, params)
 
-    def _with_numbers(self, args: tuple, backend: Backend) -> tuple:
+    def _adapted(self, plan: Plan, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Inputs and parameters as kernels expect them; numbers that do not fit raise."""
+        if plan.casts:
+            args = tuple([cast(a, c) for a, c in zip(args, plan.casts, strict=True)])
+        for i, dtype in plan.numbers:
+            check_number(self.name, self.inputs[i], args[i], dtype)
+        return args, params if plan.params is None else plan.params
+
+    def _with_numbers(self, args: tuple, plan: Plan, backend: Backend) -> tuple:
         """The inputs that are numbers, as the backend's kernel takes them: plain, unless it says that it reads them."""
         reads = backend.reads.get(self, ())
-        plain = [i for i in self.numbers if self.inputs[i] not in reads]
-        if all(type(a) is not Array for a in flatten(tuple([args[i] for i in plain]))):
+        plain = [i for i in plan.held if self.inputs[i] not in reads]
+        if not plain:
             return args
-        return tuple([number_of(a) if i in plain else a for i, a in enumerate(args)])
+        args = tuple([number_of(a) if i in plain else a for i, a in enumerate(args)])
+        if plan.check is not None:
+            plan.check(*args)
+        return args
 
     def _needs_body(self, kernel: Any, tracked: bool) -> bool:
         """True where nothing but the body can serve: no kernel, or a forward kernel without a stated VJP."""
@@ -322,7 +344,7 @@ def primitive(
     indices    the inputs that kernels get as int32 or int64, whatever integers they are
     numbers    the inputs that are numbers, or lists of them, and change from call to call: Python's, or arrays without
                axes. They are in no key of a cache. Kernels get Python numbers, unless Backend.reads says otherwise
-    checks     (*args, **params), which raises for values of numbers that cannot be
+    checks     (*specs, **params) -> a function (*args), which raises for values of numbers that cannot be
     fits       the inputs that, as Python numbers, must fit the result's dtype; what is promoted must fit the arrays'
     widen      run the VJP rules on float16 and bfloat16 in float32; for rules in which more than one op rounds
     """

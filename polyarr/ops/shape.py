@@ -3,6 +3,7 @@
 import builtins
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from polyarr.core.array import Array, spec_of
@@ -92,19 +93,26 @@ def _check_starts(op: str, x: Spec, starts, steps, shape) -> None:
         _check_number(op, "one of starts", start)
 
 
-def _check_window(op: str, x, starts, steps, shape) -> None:
-    """Raise if the window, as far as its starts are known here, leaves x."""
-    for start, step, count, length in zip(starts, steps, shape, x.shape, strict=True):
-        if count and type(start) is int:
-            last = start + (count - 1) * step
-            if not (0 <= start < length and 0 <= last < length and step):
-                window = f"the window {list(starts)} by {list(steps)}, {list(shape)}"
-                raise ShapeError(f"{op}: x is {spec_of(x)}; {window} leaves it")
+def _checked_window(op: str, x: Spec, at: int, steps, shape) -> Callable[..., None]:
+    """What raises if the window, as far as its starts, which are input number `at`, are known here, leaves x."""
+    bounds = []
+    for step, count, length in zip(steps, shape, x.shape, strict=True):
+        reach = (count - 1) * step
+        first, last = builtins.max(0, -reach), length - 1 - builtins.max(0, reach)
+        bounds.append((first, last if step else -1) if count else (-math.inf, math.inf))
+
+    def check(*args: Any) -> None:
+        for start, (first, last) in zip(args[at], bounds, strict=True):
+            if type(start) is int and not first <= start <= last:
+                window = f"the window {list(args[at])} by {list(steps)}, {list(shape)}"
+                raise ShapeError(f"{op}: x is {x}; {window} leaves it")
+
+    return check
 
 
 @primitive(
     numbers="starts",
-    checks=lambda x, starts, *, steps, shape: _check_window("slice", x, starts, steps, shape),
+    checks=lambda x, starts, *, steps, shape: _checked_window("slice", x, 1, steps, shape),
 )
 def slice(x, starts, *, steps, shape):
     """The window of x with element i * step + start along each axis; steps may be negative.
@@ -122,7 +130,7 @@ def slice(x, starts, *, steps, shape):
 
 @primitive(
     numbers="starts",
-    checks=lambda x, value, starts, *, steps: _check_window("slice_update", x, starts, steps, value.shape),
+    checks=lambda x, value, starts, *, steps: _checked_window("slice_update", x, 2, steps, value.shape),
 )
 def slice_update(x, value, starts, *, steps):
     """x with a window replaced by value: what `x[2:, ::-1] = value` runs.
