@@ -19,6 +19,9 @@ from polyarr.ops.logic import not_equal
 from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import broadcast_to, permute_dims, reshape, slice, slice_update
 
+SLICE = builtins.slice
+ALL = SLICE(None)
+
 
 def get_item(x: Array, key: Any) -> Array:
     """x[key], for ints, slices, ..., None, integer arrays and one boolean mask.
@@ -28,7 +31,7 @@ def get_item(x: Array, key: Any) -> Array:
     if (mask := _mask(x, key)) is not None:
         return take(_masked_rows(x, mask), true_positions(mask), axis=0)
     window, arrays, shape = _parse(x, key)
-    if any(n != m or step != 1 for n, m, step in zip(window["shape"], x.shape, window["steps"], strict=True)):
+    if window["shape"] != x.shape or window["steps"] != (1,) * x.ndim:
         x = _seen_through(x, window)
     if not arrays:
         return x.snapshot() if x.shape == shape else reshape(x, shape=shape)
@@ -81,6 +84,8 @@ def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _mask(x: Array, key: Any) -> Array | None:
+    if type(key) in (SLICE, int):
+        return None
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     if isinstance(key, (list, np.ndarray)) and np.asarray(key).dtype == bool_:
         key = from_numpy(np.asarray(key), x.backend)
@@ -145,7 +150,7 @@ Indices = list[tuple[int, Array | None]]
 def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
     """The window that ints and slices cut, the index arrays, and the result's shape, "array" for each of them."""
     keys = _complete(x, key if isinstance(key, tuple) else (key,))
-    has_arrays = builtins.any(isinstance(k, Array) for k in keys)
+    has_arrays = Array in map(type, keys)
     starts, steps, lengths, axis = [], [], [], 0
     arrays: Indices = []
     shape: list[Any] = []
@@ -154,7 +159,7 @@ def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
             shape.append(1)
             continue
         n = x.shape[axis]
-        if isinstance(k, builtins.slice):
+        if type(k) is SLICE:
             start, stop, step = k.indices(n)
             count = len(range(start, stop, step))
             shape.append(count)
@@ -177,16 +182,16 @@ def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
 def _complete(x: Array, keys: tuple) -> list:
     """keys, with the ellipsis spelt out and every axis named."""
     found = [_as_key(x, k) for k in keys]
-    used = builtins.sum(k is not None and k is not Ellipsis for k in found)
-    if used > x.ndim or builtins.sum(k is Ellipsis for k in found) > 1:
+    ellipses = [i for i, k in enumerate(found) if k is Ellipsis]
+    used = len([k for k in found if k is not None]) - len(ellipses)
+    if used > x.ndim or len(ellipses) > 1:
         raise IndexError(f"indexing: x is {x.spec}; the key names {used} axes")
-    fill = [builtins.slice(None)] * (x.ndim - used)
-    at = next((i for i, k in enumerate(found) if k is Ellipsis), None)
-    return [*found, *fill] if at is None else [*found[:at], *fill, *found[at + 1 :]]
+    fill = [ALL] * (x.ndim - used)
+    return [*found[: ellipses[0]], *fill, *found[ellipses[0] + 1 :]] if ellipses else found + fill
 
 
 def _as_key(x: Array, k: Any) -> Any:
-    if k is None or k is Ellipsis or isinstance(k, builtins.slice):
+    if k is None or k is Ellipsis or type(k) is SLICE:
         return k
     if isinstance(k, (list, np.ndarray)):
         host = np.asarray(k) if np.asarray(k).size else np.zeros(np.shape(k), np.int64)
