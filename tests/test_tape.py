@@ -157,9 +157,9 @@ def test_a_result_that_no_rule_names_is_not_kept(monkeypatch) -> None:
 
 
 def keeping(init):
-    def changed(self, work, result, out, widened) -> None:
+    def changed(self, work, result, plan) -> None:
         caller = sys._getframe(1)
         value = caller.f_locals["value"]
-        init(self, work, (value.backend, value.buf), out, widened)
+        init(self, work, (value.backend, value.buf), plan)
 
     return changed

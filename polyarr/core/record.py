@@ -123,35 +123,36 @@ def need_of(op: Any, name: str) -> Need | None:
 class Rules:
     """The pull of an op that states its gradient.
 
-    work     for every input with a tracked array: the rule, what it names, and of a list which members are tracked
-    result   (backend, buffer) if some rule names `out`, else None: then the tape does not keep it
-    widened  narrow floats go through the rules as float32
+    work    for every input with a tracked array: the rule, what it names, and of a list which members are tracked
+    result  (backend, buffer) if some rule names `out`, else None: then the tape does not keep it
+    plan    of the call; if it says so, narrow floats go through the rules as float32
     """
 
-    __slots__ = ("out", "result", "widened", "work")
+    __slots__ = ("plan", "result", "work")
 
-    def __init__(self, work: list, result: Any, out: Any, widened: bool) -> None:
-        self.work, self.result, self.out, self.widened = work, result, out, widened
+    def __init__(self, work: list, result: Any, plan: Any) -> None:
+        self.work, self.result, self.plan = work, result, plan
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
-        g = nested(self.out, iter(g)) if type(g) is list else g
+        wide = self.plan.widened
+        g = nested(self.plan.out, iter(g)) if type(g) is list else g
         # Attached here and not before: a kept result would hold its own node alive.
         out = None if self.result is None else self._result(node)
-        if self.widened:
+        if wide:
             g, out = widened(g), widened(out)
         grads: list[Array | None] = []
         for rule, kept, members in self.work:
-            named = [out if k is _OUT else widened(k) if self.widened else k for k in kept]
+            named = [out if k is _OUT else widened(k) if wide else k for k in kept]
             found = rule(g, *named)
             grads += [found] if members is None else [found[i] for i in members]
-        return [rounded(part, s) for part, s in zip(grads, node.specs, strict=True)] if self.widened else grads
+        return [rounded(part, s) for part, s in zip(grads, node.specs, strict=True)] if wide else grads
 
     def _result(self, node: Node) -> Any:
-        backend, buf = self.result
-        if type(self.out) is Spec:
-            return Array(backend, buf, self.out, node)
-        members = (Array(backend, b, s) for b, s in zip(flatten(buf), flatten(self.out), strict=True))
-        value = nested(self.out, members)
+        (backend, buf), out = self.result, self.plan.out
+        if type(out) is Spec:
+            return Array(backend, buf, out, node)
+        members = (Array(backend, b, s) for b, s in zip(flatten(buf), flatten(out), strict=True))
+        value = nested(out, members)
         track(value, node)
         return value
 
@@ -164,7 +165,7 @@ def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value:
     parents: list[Node] = []
     specs: list[Spec] = []
     work: list[tuple] = []
-    names_result = False
+    result = None
     for i, rule, needs in op.gradients:
         a, members = args[i], None
         if type(a) is Array:
@@ -180,13 +181,15 @@ def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value:
             specs += [a[j].spec for j in members]
         else:
             continue
-        kept: Any = ()
         if needs:
-            names_result = names_result or None in needs
-            kept = [_OUT if need is None else need(args, params) for need in needs]
-        work.append((rule, kept, members))
+            if None in needs:
+                result = (value if type(value) is Array else next(flatten(value))).backend, buffer(value)
+            work.append((rule, [_OUT if need is None else need(args, params) for need in needs], members))
+        else:
+            work.append((rule, needs, members))
     if parents:
-        out, result = plan.out, None
-        if names_result:
-            result = (value if type(value) is Array else next(flatten(value))).backend, buffer(value)
-        track(value, Node(tuple(parents), tuple(specs), Rules(work, result, out, plan.widened), _results(out)))
+        pull = Rules(work, result, plan)
+        if type(value) is Array:
+            value.node = Node(parents, specs, pull)
+        else:
+            track(value, Node(parents, specs, pull, _results(plan.out)))

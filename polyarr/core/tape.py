@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -27,7 +27,11 @@ class Node:
     __slots__ = ("number", "parents", "pull", "results", "specs")
 
     def __init__(
-        self, parents: tuple = (), specs: tuple = (), pull: Callable[..., Any] | None = None, results: tuple = ()
+        self,
+        parents: Sequence[Any] = (),
+        specs: Sequence[Any] = (),
+        pull: Callable[..., Any] | None = None,
+        results: tuple = (),
     ) -> None:
         self.number, self.parents, self.specs, self.pull = next(_created), parents, specs, pull
         self.results = results
