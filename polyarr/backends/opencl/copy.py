@@ -3,7 +3,7 @@
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.elementwise import COPY, launch
+from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.layout import Buffer, collapse
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.core.spec import Spec
@@ -35,13 +35,13 @@ def duplicate(device: Device, buf: Buffer) -> Buffer:
         plan.kernel(plan.work, plan.group, buf.memory, buf.offset, result.memory, *plan.numbers)
         return result
     bits = _as_bits(buf)
-    return launch(device, COPY, Spec(bits.shape, bits.dtype), bits)._replace(dtype=buf.dtype)
+    return launch(device, Spec(bits.shape, bits.dtype), bits)._replace(dtype=buf.dtype)
 
 
 def write(device: Device, target: Buffer, source: Buffer) -> None:
     """Copy source into target, a window of the same shape and dtype on other memory that no array holds yet."""
     bits = _as_bits(source)
-    launch(device, COPY, Spec(bits.shape, bits.dtype), bits, target=_as_bits(target))
+    launch(device, Spec(bits.shape, bits.dtype), bits, target=_as_bits(target))
 
 
 def _as_bits(buf: Buffer) -> Buffer:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.elementwise import COPY, launch
+from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types
@@ -14,7 +14,7 @@ from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 
 def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
     """An array whose elements are all value."""
-    return launch(device, COPY, out, value)
+    return launch(device, out, value)
 
 
 def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:

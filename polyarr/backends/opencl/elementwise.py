@@ -1,12 +1,13 @@
 """Elementwise ops: one kernel file serves every expression, dtype, layout and number of axes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, steps_of
+from polyarr.backends.opencl.device import Device, room_of
+from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, row_major, steps_of
 from polyarr.backends.opencl.program import types
 from polyarr.backends.opencl.source import SCALARS, STRUCTURE
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
@@ -88,6 +89,7 @@ COPY, WHERE = "x", "c ? x : y"
 CONVERSIONS = {bool_: "x != 0", uint64: "TO_UINT64(x)", float16: "TO_FLOAT16(x)"}
 
 ABSENT, NUMBER = "ABSENT", "NUMBER"
+LAYOUT, PLACE = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
 INT64 = np.dtype("int64")
 STEPS = {0: "REPEATED", 1: "DENSE"}
 OPERANDS = {ABSENT: (), **dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))}
@@ -99,6 +101,7 @@ class Plan(NamedTuple):
     work: tuple[int, ...]
     group: tuple[int, ...]
     layout: bytes
+    room: tuple[int, tuple[int, ...]]  # of the result
     argument: Callable[[Number], Any]
 
 
@@ -107,56 +110,49 @@ class Plan(NamedTuple):
 
 def launcher(name: str) -> Callable[..., Buffer]:
     """The launcher(device, out, x) or launcher(device, out, x, y) of the op called name."""
-    expression = EXPRESSIONS[name]
-    return lambda device, out, x, y=None: launch(device, expression, out, x, y)
+    return partial(launch, expression=EXPRESSIONS[name])
 
 
 def where(device: Device, out: Spec, condition: Buffer, x: Buffer | Number, y: Buffer | Number) -> Buffer:
     """x where the condition holds, y elsewhere."""
-    return launch(device, WHERE, out, x, y, condition)
+    return launch(device, out, x, y, condition, expression=WHERE)
 
 
 def astype(device: Device, out: Spec, x: Buffer, *, dtype: np.dtype) -> Buffer:
     """x in another dtype: floats are truncated towards zero, integers wrap, bool is x != 0."""
     if dtype == x.dtype:
-        return launch(device, COPY, out, x)
-    return launch(device, CONVERSIONS.get(dtype, COPY if dtype in FLOATS else "TO_INTEGER(x)"), out, x)
+        return launch(device, out, x)
+    conversion = CONVERSIONS.get(dtype, COPY if dtype in FLOATS else "TO_INTEGER(x)")
+    return launch(device, out, x, expression=conversion)
 
 
 def launch(
-    device: Device, expression: str, out: Spec, x: Buffer | Number, y: Buffer | Number | None = None,
-    condition: Buffer | None = None, *, target: Buffer | None = None,
+    device: Device, out: Spec, x: Buffer | Number, y: Buffer | Number | None = None, condition: Buffer | None = None,
+    *, expression: str = COPY, target: Buffer | None = None,
 ) -> Buffer:  # fmt: skip
     """Compute the expression into a new dense buffer, or into the target, a window of out's shape and dtype."""
-    dtype = x.dtype if type(x) is Buffer else y.dtype if type(y) is Buffer else out.dtype
-    result = device.empty(out) if target is None else target
-    plan = device.plans[_plan](expression, dtype, out, result.strides, _layout(x), _layout(y), _layout(condition))
-    arguments = []
-    for operand in (x, y, condition):
+    operands = x, y, condition
+    layouts = [o[LAYOUT] if type(o) is Buffer else o if o is None else NUMBER for o in operands]
+    plan = device.plans[_plan](expression, out, target and target.strides, *layouts)
+    result, arguments = target or device.fresh(out, *plan.room), []
+    for operand in operands:
         if type(operand) is Buffer:
-            arguments += operand.memory, operand.offset
+            arguments += operand[PLACE]
         elif operand is not None:
             arguments.append(plan.argument(operand))
-    plan.kernel(plan.work, plan.group, *arguments, result.memory, result.offset, plan.layout)
+    plan.kernel(plan.work, plan.group, *arguments, *result[PLACE], plan.layout)
     return result
 
 
 # ---- plans -------------------------------------------------------------------------------------------------------
 
 
-def _layout(operand: Buffer | Number | None) -> Any:
-    """What a plan depends on: an array's shape and strides; whether there is a number; nothing."""
-    if type(operand) is Buffer:
-        return operand.shape, operand.strides
-    return operand if operand is None else NUMBER
-
-
-def _plan(
-    device: Device, expression: str, dtype: np.dtype, out: Spec, strides: tuple[int, ...], *operands: Any
-) -> Plan:
+def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] | None, *operands: Any) -> Plan:
+    """Of operands, shape, dtype and strides; that there is a number; None. strides are a target's."""
+    dtype = next((o[1] for o in operands[:2] if type(o) is tuple), out.dtype)
     lengths, steps = collapse(
         out.shape,
-        [_strides_along(o, len(out.shape)) for o in operands] + [steps_of(out.shape, strides)],
+        [_strides_along(o, len(out.shape)) for o in operands] + [steps_of(out.shape, strides or row_major(out.shape))],
     )
     work, group, block = device.geometry.elements(out.size)
     kinds = [o if o == NUMBER else ABSENT if o is None else _kind(s) for o, s in zip(operands, steps, strict=False)]
@@ -184,12 +180,12 @@ def _plan(
     program.elementwise.arguments = (
         *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, STRUCTURE
     )
-    return Plan(program.elementwise, work, group, layout.tobytes(), argument)
+    return Plan(program.elementwise, work, group, layout.tobytes(), device.plans[room_of](out), argument)
 
 
 def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:
     """An operand's strides along the ndim axes of the result; a number is the same everywhere."""
-    return (0,) * ndim if operand is None or operand == NUMBER else broadcast_strides(*operand, ndim)
+    return broadcast_strides(operand[0], operand[2], ndim) if type(operand) is tuple else (0,) * ndim
 
 
 def _kind(steps: tuple[int, ...]) -> str:

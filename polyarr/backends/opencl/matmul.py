@@ -128,7 +128,7 @@ def _product(
         return _product(device, out, *_repaired(device, out, x, y), bias, epilogue)
     result = device.empty(out)
     saved = device.empty(out) if epilogue.save else None
-    sums = device.empty_like_spec(plan.sums) if plan.sums else result
+    sums = device.empty(plan.sums) if plan.sums else result
     arrays = tuple(buf and buf.memory for buf in (x, y, bias, sums, result, saved))
     plan.launch(arrays, x.offset, y.offset)
     return result, saved
