@@ -147,6 +147,28 @@ def spec_of(a: Any) -> Any:
     return tuple(map(spec_of, a)) if type(a) is tuple else NUMBERS[type(a)]
 
 
+def listed(members: tuple, backend: Backend | None) -> tuple[tuple, Backend | None, bool] | None:
+    """Of a list of arrays on one backend, or of numbers: the Specs, the backend, and if the tape knows one of them.
+
+    None for any other list, and where backend is given and is another one.
+    """
+    specs, tracked = [], False
+    for m in members:
+        if type(m) is Array:
+            if m.backend is not backend:
+                if backend is not None:
+                    return None
+                backend = m.backend
+            if m.node is not None:
+                tracked = True
+            specs.append(m.spec)
+        elif type(m) in NUMBERS:
+            specs.append(NUMBERS[type(m)])
+        else:
+            return None
+    return tuple(specs), backend, tracked
+
+
 def flatten(args: Any) -> Iterator[Any]:
     """The members of a tuple, and of the tuples in it."""
     for a in args:
@@ -201,14 +223,14 @@ def buffer(a: Any) -> Any:
     """What a kernel gets."""
     if type(a) is Array:
         return a.buf
-    return tuple(map(buffer, a)) if type(a) is tuple else a
+    return tuple([m.buf if type(m) is Array else buffer(m) for m in a]) if type(a) is tuple else a
 
 
 def arrays(backend: Backend, buf: Any, out: Any) -> Any:
     """What a kernel gave, as Arrays of the Specs `out`."""
     if type(out) is Spec:
         return Array(backend, buf, out)
-    return tuple(arrays(backend, b, o) for b, o in zip(buf, out, strict=True))
+    return tuple([arrays(backend, b, o) for b, o in zip(buf, out, strict=True)])
 
 
 def number_of(a: Any) -> Any:

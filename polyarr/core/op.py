@@ -14,6 +14,7 @@ from polyarr.core.array import (
     cast,
     cast_spec,
     flatten,
+    listed,
     number_of,
     rounded,
     spec_of,
@@ -215,8 +216,12 @@ class Op:
                 specs.append(a)
             elif a is None:
                 specs.append(None)
-            elif kind is tuple and None not in (found := tuple([NUMBERS.get(type(m)) for m in a])):
-                specs.append(found)
+            elif kind is tuple and (found := listed(a, backend)) is not None:
+                spec, backend, has_node = found
+                specs.append(spec)
+                tracked = tracked or has_node
+            elif kind is list:
+                return self(*[tuple(m) if type(m) is list else m for m in args], **params)
             else:
                 return self._call_unusual(args, params)
         if symbolic:
