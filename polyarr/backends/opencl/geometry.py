@@ -33,7 +33,7 @@ class CpuGeometry:
     norm: ClassVar = {"LANES": 1, "WIDE": 16}
     column_sums: ClassVar = {"COLUMNS": 1, "SPLIT": 1, "TILE": 16}
 
-    columns, column_rows, partials = 128, 1, 32  # of a reduction: a group's, and what a work-item keeps
+    columns, column_rows, partials = 256, 1, 64  # of a reduction: a group's, and what a work-item keeps
     reduction_group, has_vectors = 1, True
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
     scan_group, scan_columns, scan_part, scans_rows = 1, 64, 1 << 14, False

@@ -71,6 +71,8 @@ DEFINE_JOIN(join_lanes, A, LANES, JOIN)
 #define EIGHT(type) EIGHT_NOW(type)
 typedef EIGHT(T) Vector;
 typedef Vector __attribute__((aligned(sizeof(T)))) VectorAnywhere;
+#define VECTOR_AT(i) *(__global const VectorAnywhere *)(x + base + (i))
+#define EACH_VECTOR(count) _Pragma("unroll") for (int p = 0; p < (count); p++)
 #endif
 
 // Elements begin + me, begin + me + LANES ... < end of a row, joined over the lanes.
@@ -78,32 +80,47 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
                          __local A *lane) {
     const A first = begin < end ? AT(begin) : (A)0;
     A total = START;
-    const int is_short = end - begin < PARTIALS * LANES;
+    const int is_short = end - begin < (VECTORS ? 16 : PARTIALS * LANES);
     for (long i = begin + me; is_short && i < end; i += LANES) {
         const A v = AT(i);
         total = JOIN(total, v);
     }
+#if VECTORS
+    Vector all = (Vector)(START);
+    for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
+        const long stop = MIN(chunk + CHUNK, end);
+        long i = chunk;
+        Vector partial[PARTIALS / 8];  // in registers, which takes unrolled loops
+        EACH_VECTOR(PARTIALS / 8) partial[p] = (Vector)(START);
+        for (; i + PARTIALS <= stop; i += PARTIALS)
+            EACH_VECTOR(PARTIALS / 8) {
+                const Vector v = VECTOR_AT(i + 8 * p);
+                partial[p] = JOIN(partial[p], v);
+            }
+        for (; i + 8 <= stop; i += 8) {
+            const Vector v = VECTOR_AT(i);
+            partial[0] = JOIN(partial[0], v);
+        }
+        for (; i < stop; i++) {
+            const A v = AT(i);
+            total = JOIN(total, v);
+        }
+        _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2)
+            EACH_VECTOR(step) partial[p] = JOIN(partial[p], partial[p + step]);
+        all = JOIN(all, partial[0]);
+    }
+    for (int j = 0; !is_short && j < 8; j++) total = JOIN(total, all[j]);
+#else
     for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
         const long stop = MIN(chunk + CHUNK, end);
         long i = chunk + me;
         A partial[PARTIALS];
-#if VECTORS
-        Vector vectors[PARTIALS / 8];
-        for (int p = 0; p < PARTIALS / 8; p++) vectors[p] = (Vector)(START);
-        for (; i + PARTIALS <= stop; i += PARTIALS)
-            for (int p = 0; p < PARTIALS / 8; p++) {
-                const Vector v = *(__global const VectorAnywhere *)(x + base + i + 8 * p);
-                vectors[p] = JOIN(vectors[p], v);
-            }
-        for (int p = 0; p < PARTIALS; p++) partial[p] = vectors[p / 8][p % 8];
-#else
         for (int p = 0; p < PARTIALS; p++) partial[p] = START;
         for (; i + (PARTIALS - 1) * LANES < stop; i += PARTIALS * LANES)
             for (int p = 0; p < PARTIALS; p++) {
                 const A v = AT(i + p * LANES);
                 partial[p] = JOIN(partial[p], v);
             }
-#endif
         for (; i < stop; i += LANES) {
             const A v = AT(i);
             partial[0] = JOIN(partial[0], v);
@@ -112,6 +129,7 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
             for (int p = 0; p < step; p++) partial[p] = JOIN(partial[p], partial[p + step]);
         total = JOIN(total, partial[0]);
     }
+#endif
     return join_lanes(total, me, lane);
 }
 #endif
@@ -211,8 +229,8 @@ void find_columns(__global const T *restrict x, const long offset, __global cons
 #endif
 
 #if !FIND
-#define BELOW(r) ((A)LOAD(x, base + (r) * stride))
 #if WG == 1
+#define BELOW(r) ((A)LOAD(x, start + (r) * stride + c))
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long inner,
                     const long length, const long outer_stride, const long stride, const long part_length) {
@@ -223,14 +241,21 @@ void reduce_columns(__global const T *restrict x, const long offset, __global OU
     const long result = (part * (long)get_num_groups(1) + outer) * inner + column;
     A total[COLUMNS], partial[COLUMNS];
     for (int c = 0; c < columns; c++) {
-        const A first = begin < end ? (A)LOAD(x, start + begin * stride + c) : (A)0;
+        const A first = begin < end ? BELOW(begin) : (A)0;
         total[c] = partial[c] = START;
     }
     for (long chunk = begin; chunk < end; chunk += 128) {
         const long stop = MIN(chunk + 128, end);
-        for (long r = chunk; r < stop; r++)
+        long r = chunk;
+        for (; r + 4 <= stop; r += 4)  // four at once, because partial results lie in memory
             for (int c = 0; c < columns; c++) {
-                const A v = (A)LOAD(x, start + r * stride + c);
+                const A v0 = BELOW(r), v1 = BELOW(r + 1), v2 = BELOW(r + 2), v3 = BELOW(r + 3);
+                const A two = JOIN(v0, v1), more = JOIN(v2, v3), four = JOIN(two, more);
+                partial[c] = JOIN(partial[c], four);
+            }
+        for (; r < stop; r++)
+            for (int c = 0; c < columns; c++) {
+                const A v = BELOW(r);
                 partial[c] = JOIN(partial[c], v);
             }
         for (int c = 0; c < columns; c++) {
@@ -243,6 +268,7 @@ void reduce_columns(__global const T *restrict x, const long offset, __global OU
 }
 #else
 #define DEPTH (WG / COLUMNS)
+#define BELOW(r) ((A)LOAD(x, base + (r) * stride))
 __kernel __attribute__((reqd_work_group_size(COLUMNS, DEPTH, 1)))
 void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long inner,
                     const long length, const long outer_stride, const long stride, const long part_length) {
