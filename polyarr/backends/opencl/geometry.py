@@ -36,7 +36,7 @@ class CpuGeometry:
     columns, column_rows, partials = 256, 1, 64  # of a reduction: a group's, and what a work-item keeps
     reduction_group, has_vectors = 1, True
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
-    scan_group, scan_columns, scan_part, scans_rows = 1, 64, 1 << 14, False
+    scan_group, scan_columns, scan_part = 1, 64, 1 << 14
 
     word, moves_rows = 64, True  # bytes that are moved at once; whether a work-item takes whole rows
     adds_atomically = False  # where the order need not be the same every time
@@ -117,7 +117,7 @@ class GpuGeometry:
     columns, column_rows, partials = 32, 8, 4
     reduction_group, has_vectors = 256, False
     part, parts_per_unit = 1 << 12, 8
-    scan_group, scan_columns, scan_part, scans_rows = 256, 1, 1, True
+    scan_group, scan_columns, scan_part = 256, 1, 1
     scan_items = 0
 
     word, moves_rows = 16, False

@@ -24,12 +24,17 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
     sums = segments.sum_dtype(device, out.dtype)
     program = device.plans[_program](x.dtype, out.dtype, sums)
     group = device.geometry.scan_group
-    if device.geometry.scans_rows and inner == 1:
+    if group > 1 and inner == 1:
         program.scan_rows((outer * group,), (group,), x.memory, result.memory, length)
         return result
     part_length = _part_length(device, outer, length, inner)
     parts = -(-length // part_length)
     starts = result if parts == 1 else _part_sums(device, x, sums, (outer, parts - 1, part_length, inner), length)
+    if inner == 1:
+        rows, _, each = device.geometry.items(outer, least=-(-device.geometry.scan_part // length))
+        numbers = (outer, length, part_length, each)
+        program.scan_spans((*rows, parts), (1, 1), x.memory, result.memory, starts.memory, *numbers)
+        return result
     work = (-(-inner // (group * device.geometry.scan_columns)) * group, outer, parts)
     program.scan_columns(
         work, (group, 1, 1), x.memory, result.memory, starts.memory, inner, length, part_length

@@ -2,9 +2,11 @@
 //
 // Kernels  scan_columns  every work-item goes down COLUMNS neighbouring columns of one part of the length
 //          scan_rows     a group goes along a row WG elements at a time; inner is 1; GPU only
+//          scan_spans    a work-item goes along a part of each of rows_each rows; inner is 1; CPU only
 // Arrays   starts (outer, parts - 1, inner) of A: the sums of all parts but the last; unread if there is one part
 // Launch   scan_columns  global (inner / COLUMNS rounded up, outer, parts), groups of (WG, 1, 1)
 //          scan_rows     global outer * WG, groups of WG
+//          scan_spans    global (outer / rows_each rounded up, parts), groups of 1
 // Params   T, LOAD       stored type of x, and how to read it
 //          A             type of the sums
 //          OUT_T, STORE  type of out, and how to write it
@@ -63,6 +65,40 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, const
         if (i < length) STORE(out, start + i, carry + sum);
         ADD_UP(carry, lost, lane[WG - 1])
         barrier(CLK_LOCAL_MEM_FENCE);  // before lane serves the next elements
+    }
+}
+#else
+
+#define EIGHT_NOW(type) type##8
+#define EIGHT(type) EIGHT_NOW(type)
+typedef EIGHT(A) Vector;
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void scan_spans(__global const T *restrict x, __global OUT_T *restrict out, __global const A *restrict starts,
+                const long outer, const long length, const long part_length, const long rows_each) {
+    const long first = get_global_id(0) * rows_each, part = get_global_id(1), parts_before = get_global_size(1) - 1;
+    const long begin = part * part_length, end = MIN(begin + part_length, length);
+    for (long row = first; row < MIN(first + rows_each, outer); row++) {
+        const long start = row * length;
+        A carry = 0, lost = 0;
+        for (long p = 0; p < part; p++) ADD_UP(carry, lost, starts[row * parts_before + p])
+        long i = start + begin;
+#if !COMPENSATED
+        for (; i + 8 <= start + end; i += 8) {
+            Vector v;
+            _Pragma("unroll") for (int j = 0; j < 8; j++) v[j] = (A)LOAD(x, i + j);
+            v += (Vector)(0, v.s0, v.s1, v.s2, v.s3, v.s4, v.s5, v.s6);
+            v += (Vector)(0, 0, v.s0, v.s1, v.s2, v.s3, v.s4, v.s5);
+            v += (Vector)(0, 0, 0, 0, v.s0, v.s1, v.s2, v.s3);
+            const Vector sums = v + carry;
+            carry += v.s7;  // and not sums.s7, which takes longer
+            _Pragma("unroll") for (int j = 0; j < 8; j++) STORE(out, i + j, sums[j]);
+        }
+#endif
+        for (; i < start + end; i++) {
+            ADD_UP(carry, lost, (A)LOAD(x, i))
+            STORE(out, i, carry);
+        }
     }
 }
 #endif
