@@ -16,6 +16,7 @@ from polyarr.ops.catalogue import *
 from polyarr.ops.catalogue import (
     adamw as adamw,
     arange as arange,
+    argtopk as argtopk,
     astype as astype,
     concat as concat,
     cumulative_sum as cumulative_sum,

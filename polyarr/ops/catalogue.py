@@ -7,7 +7,7 @@ from polyarr.core.op import OPS
 from polyarr.ops import create, elementwise, index, linalg, logic, nn, optim, random, reduce, shape  # noqa: F401  they fill OPS
 
 # What polyarr has in another form (see creation and ops.standard), and what is for layers and kernels alone.
-INNER = """adamw arange astype concat cumulative_sum full matrix_product random_bits repeat reshape sgd slice
+INNER = """adamw arange argtopk astype concat cumulative_sum full matrix_product random_bits repeat reshape sgd slice
 slice_update where""".split()
 
 _found = {op.name: op for op in OPS}

@@ -328,6 +328,9 @@ def argsort(x: Array, axis: int = -1, descending: bool = False, stable: bool = T
 def sort(x: Array, axis: int = -1, descending: bool = False, stable: bool = True) -> Array: ...
 
 @_op
+def argtopk(x: Array, k: int, axis: int = -1) -> Array: ...
+
+@_op
 def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]: ...
 
 @_op

@@ -167,7 +167,30 @@ def sort(x, *, axis=-1, descending=False, stable=True):
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
 
-@composed(widen=False)
+def _canonical_top(x, *, k, axis):
+    at, k = one_axis("topk", x, axis), whole("topk", "k", k)
+    if not 0 <= k <= x.shape[at]:
+        raise ShapeError(f"topk: x is {spec_of(x)}; k is {k}, it must be from 0 to {x.shape[at]}")
+    return {"k": k, "axis": at}
+
+
+@composed(canonical=_canonical_top, widen=False)
+def argtopk(x, *, k, axis=-1):
+    """The indices of the k largest elements along axis, the largest first: the first k of the descending order.
+
+    Shapes:  n along axis -> k along it
+    Dtypes:  real -> int64
+    Errors:  ShapeError if k is larger than n
+    Grads:   none
+    """
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    return slice(argsort(x, axis=axis, descending=True), starts=(0,) * len(shape), steps=(1,) * len(shape), shape=shape)
+
+
+argtopk.vjp(x=None)
+
+
+@composed(canonical=_canonical_top, widen=False)
 def topk(x, *, k, axis=-1):
     """The k largest elements along axis, in descending order, and their indices.
 
@@ -176,9 +199,5 @@ def topk(x, *, k, axis=-1):
     Errors:  ShapeError if k is larger than n
     Grads:   x, through the values
     """
-    at, k = one_axis("topk", x, axis), whole("topk", "k", k)
-    if not 0 <= k <= x.shape[at]:
-        raise ShapeError(f"topk: x is {spec_of(x)}; k is {k}, it must be from 0 to {x.shape[at]}")
-    shape = (*x.shape[:at], k, *x.shape[at + 1 :])
-    order = slice(argsort(x, axis=at, descending=True), starts=(0,) * len(shape), steps=(1,) * len(shape), shape=shape)
-    return take_along_axis(x, order, axis=at), order
+    order = argtopk(x, k=k, axis=axis)
+    return take_along_axis(x, order, axis=axis), order

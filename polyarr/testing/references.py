@@ -91,9 +91,14 @@ def sort(x: np.ndarray, *, axis: int, descending: bool, stable: bool) -> np.ndar
     return np.take_along_axis(x, argsort(x, axis=axis, descending=descending), axis)
 
 
-def topk(x: np.ndarray, *, k: int, axis: int) -> tuple:
+def argtopk(x: np.ndarray, *, k: int, axis: int) -> np.ndarray:
     """The first k of the descending order."""
-    order = np.take(argsort(x, axis=axis, descending=True), range(k), axis=axis)
+    return np.take(argsort(x, axis=axis, descending=True), range(k), axis=axis)
+
+
+def topk(x: np.ndarray, *, k: int, axis: int) -> tuple:
+    """The elements there, and where they are."""
+    order = argtopk(x, k=k, axis=axis)
     return np.take_along_axis(x, order, axis), order
 
 

@@ -39,7 +39,7 @@ def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
     rows = x.size // n
     tile, span = device.geometry.sort_tile, device.geometry.sort_span
     keys, index, other_keys, other_index = (
-        device.empty(Spec(x.shape, dtype)) for dtype in (_key_dtype(x.dtype), INT32, _key_dtype(x.dtype), INT32)
+        device.empty(Spec(x.shape, dtype)) for dtype in (key_dtype(x.dtype), INT32, key_dtype(x.dtype), INT32)
     )
     memories = (keys.memory, index.memory, other_keys.memory, other_index.memory)
     FAMILIES[device.geometry.kind](device, program, x, memories, tile)
@@ -72,14 +72,20 @@ FAMILIES = {"cpu": _sort_serially, "gpu": _sort_in_groups}
 
 
 @lru_cache
-def _key_dtype(dtype: np.dtype) -> np.dtype:
+def key_dtype(dtype: np.dtype) -> np.dtype:
+    """What the keys of elements are."""
     return np.dtype(f"uint{8 * dtype.itemsize}")
 
 
-def _program(device: Device, dtype: np.dtype, descending: bool) -> Program:
+def key_macros(dtype: np.dtype, descending: bool) -> dict[str, str | int]:
+    """The macros of keys.cl."""
     kind = 2 if dtype in FLOATS else 1 if dtype in SIGNED else 0
     infinity = INFINITIES.get(dtype, "0x7ff0000000000000UL")
-    return device.build(
-        "sort", KEY=UNSIGNED[dtype.itemsize], KIND=kind, BITS=8 * dtype.itemsize, INFINITY_BITS=infinity,
-        DESCENDING=int(descending), GROUP=GROUP,
-    )  # fmt: skip
+    return {
+        "KEY": UNSIGNED[dtype.itemsize], "BITS": 8 * dtype.itemsize, "KIND": kind, "INFINITY_BITS": infinity,
+        "DESCENDING": int(descending),
+    }  # fmt: skip
+
+
+def _program(device: Device, dtype: np.dtype, descending: bool) -> Program:
+    return device.build("sort", **key_macros(dtype, descending), GROUP=GROUP)

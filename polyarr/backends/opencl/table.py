@@ -26,6 +26,7 @@ from polyarr.backends.opencl import (
     shape,
     softmax,
     sort,
+    topk,
 )
 from polyarr.backends.opencl.device import Device
 from polyarr.core.backend import Fused
@@ -51,6 +52,7 @@ KERNELS = {
     ops.scatter: index.scatter,
     ops.scatter_add: index.scatter_add,
     ops.argsort: sort.argsort,
+    ops.argtopk: topk.argtopk,
     ops.matrix_product: matmul.matmul,
     ops.random_bits: random.random_bits,
     ops.dropout: dropout.dropout,

@@ -110,9 +110,10 @@ def _tops(shape: tuple) -> SearchStrategy:
     )
 
 
-SAMPLES[ops.topk] = Entry(
-    with_params(FILLED, _tops, ("normal", "ties", "nonfinite")),
-    with_params(SMALL, _tops, ("distinct",)),
-    ref.topk,
-    dtypes=dtypes("real"),
-)
+for _op, _reference in ((ops.argtopk, ref.argtopk), (ops.topk, ref.topk)):
+    SAMPLES[_op] = Entry(
+        with_params(FILLED, _tops, ("normal", "ties", "nonfinite")),
+        with_params(SMALL, _tops, ("distinct",)),
+        _reference,
+        dtypes=dtypes("real"),
+    )

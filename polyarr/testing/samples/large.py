@@ -108,7 +108,7 @@ for _op in (ops.argmax, ops.argmin):
 LARGE[ops.any], LARGE[ops.all] = _of_one_element("one true"), _of_one_element("one false")
 for _op in (ops.cumulative_sum, ops.argsort, ops.sort, ops.softmax, ops.log_softmax):
     LARGE[_op] = _along_axis
-LARGE[ops.topk] = _only(
+LARGE[ops.argtopk] = LARGE[ops.topk] = _only(
     ((ROWS,), {"axis": 1, "k": 5}), ((ROWS,), {"axis": 0, "k": 131}), ((LINE,), {"axis": 0, "k": 1100})
 )
 

@@ -1,33 +1,20 @@
 // The order that sorts each row, equal elements in their own order, nan after everything else.
 //
-// Elements are read as unsigned integers of their size and mapped to keys: unsigned integers in the order of the
-// elements. A row lies in keys and index as sorted runs, whose width a merge doubles.
+// Elements are read as keys: see keys.cl. A row lies in keys and index as sorted runs, whose width a merge doubles.
 //
 // Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from
 // Launch   sort_tiles_serial (CPU): one work-item per span of tiles, group 1.
 //          sort_tiles_group (GPU): ceil(n / GROUP) groups of GROUP per row; tile is a multiple of GROUP.
 //          merge_runs: one work-item per span outputs, at least rows * ceil(n / span); span divides width.
 //          widen: one work-item per element
-// Params   KEY unsigned type | BITS its bits | KIND of elements: 0 unsigned, 1 signed, 2 float | GROUP work-group size
-//          INFINITY_BITS what infinity looks like (KIND 2) | DESCENDING 1 for the largest (and nan) first
-#if !defined(KEY) || !defined(BITS) || !defined(KIND) || !defined(INFINITY_BITS) || !defined(DESCENDING) || !defined(GROUP)
-#error "sort.cl needs KEY, BITS, KIND, INFINITY_BITS, DESCENDING and GROUP"
+// Params   those of keys.cl | GROUP work-group size
+#ifndef GROUP
+#error "sort.cl needs GROUP"
 #endif
 
-#define SIGN ((KEY)((KEY)1 << (BITS - 1)))
+#include "keys.cl"
+
 #define SHORT_RUN 16
-
-static inline KEY key_of(KEY x) {
-#if KIND == 1
-    x ^= SIGN;
-#elif KIND == 2
-    const KEY magnitude = x & (KEY)~SIGN;
-    if (magnitude > INFINITY_BITS) x = (KEY)~(KEY)0;
-    else if (magnitude == 0) x = SIGN;          // -0.0 equals 0.0
-    else x = x & SIGN ? (KEY)~x : (KEY)(x | SIGN);
-#endif
-    return DESCENDING ? (KEY)~x : x;
-}
 
 // Merge the runs [a, a_end) and [b, b_end), the first one first where keys are equal; stop after count elements.
 static inline void merge(__global const KEY *restrict keys, __global const int *restrict index,

@@ -1,0 +1,45 @@
+"""Where the largest elements are: by selection if they are few, else by a sort."""
+
+import numpy as np
+
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer, swapped, window
+from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.sort import INT32, argsort, key_dtype, key_macros
+from polyarr.core.spec import Spec
+
+FEW = 2  # a sort is faster than heaps of more than one in so many elements
+
+
+def argtopk(device: Device, out: Spec, x: Buffer, *, k: int, axis: int) -> Buffer:
+    """The first k of the descending order of x along axis."""
+    if not out.size or FEW * k > x.shape[axis]:
+        return _by_sort(device, out, x, k, axis)
+    return FAMILIES[device.geometry.kind](device, out, x, k, axis)
+
+
+def _by_sort(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
+    order = argsort(device, Spec(x.shape, out.dtype), x, axis=axis, descending=True)
+    return window(order, out.shape, (0,) * x.ndim, (1,) * x.ndim)
+
+
+def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
+    """A heap for each work-item, which takes some rows one after the other."""
+    last = x.ndim - 1
+    x = dense(device, swapped(x, axis, last))
+    n = x.shape[last]
+    rows = x.size // n
+    items, group, each = device.geometry.items(rows, least=1)
+    keys, index = (device.empty(Spec((*items, k), dtype)) for dtype in (key_dtype(x.dtype), INT32))
+    result = device.empty(Spec((*x.shape[:last], k), out.dtype))
+    program = device.plans[_program](x.dtype)
+    program.argtopk_serial(items, group, x.memory, keys.memory, index.memory, result.memory, n, k, rows, each)
+    return swapped(result, axis, last)
+
+
+def _program(device: Device, dtype: np.dtype) -> Program:
+    return device.build("topk", **key_macros(dtype, descending=True))
+
+
+FAMILIES = {"cpu": _by_heaps, "gpu": _by_sort}
