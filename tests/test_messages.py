@@ -81,6 +81,20 @@ def test_copies_stay_where_they_are() -> None:
     assert pa.grad(lambda a: pa.sum(copy.deepcopy(a) * 3))(x).tolist() == [3, 3]
 
 
+def test_a_call_that_does_not_fit_is_told_the_name_that_was_called() -> None:
+    """By polyarr's own words or Python's: no name of a helper, of a closure or of a lambda."""
+    called = {f"Array.{name}": getattr(matrix(), name) for name in vars(pa.Array)}
+    called |= {name: value for name, value in vars(pa).items() if not name.startswith("_")}
+    told = []
+    for name, value in called.items():
+        if callable(value):
+            with pytest.raises(TypeError) as found:
+                value(*[1] * 9, nonsense=1)
+            if re.search(r"<|\b_[a-z]", str(found.value)):
+                told.append(f"{name}: {found.value}")
+    assert len(called) > 200 and told == []
+
+
 @pytest.mark.parametrize("theirs", names.OURS)
 def test_names_of_other_libraries_lead_to_ours(theirs: str) -> None:
     ours = names.OURS[theirs]

@@ -105,13 +105,17 @@ def _reflected(op: Callable) -> Callable:
     return lambda self, other: op(other, self)
 
 
+def _unary(op: Callable) -> Callable:
+    return lambda self: op(self)
+
+
 def _named(op: Op) -> Callable:
     """The op as a method: x.sum(axis=0) for sum(x, axis=0)."""
 
     def method(self: Array, *args: Any, **params: Any) -> Any:
         return op(self, *args, **params)
 
-    method.__name__, method.__qualname__, method.__doc__ = op.name, f"Array.{op.name}", op.__doc__
+    method.__doc__ = op.__doc__
     method.__signature__ = inspect.signature(op)  # type: ignore[attr-defined]
     return method
 
@@ -134,19 +138,26 @@ def _in_place(name: str, op: Callable) -> Callable:
     return update
 
 
-for _cls in (Array, Spec):  # an op runs on Specs too: that is inference
-    setattr(_cls, "astype", lambda self, dtype: astype(self, dtype=dtype))  # noqa: B010  mypy knows no such attribute
+def _give(kind: type, name: str, method: Any) -> None:
+    """Have arrays answer to a name; where Python says what is wrong with a call, it is by that name."""
+    if getattr(method, "__module__", "") == __name__:
+        method.__name__, method.__qualname__ = name, f"Array.{name}"
+    setattr(kind, name, method)
+
+
+for _kind in (Array, Spec):  # an op runs on Specs too: that is inference
+    _give(_kind, "astype", lambda self, dtype: astype(self, dtype=dtype))
     for _name, _op in BINARY.items():
-        setattr(_cls, f"__{_name}__", _forward(_name, _op))
-        setattr(_cls, f"__r{_name}__", _reflected(_op))
-    for _name, _unary in UNARY.items():
-        setattr(_cls, f"__{_name}__", lambda self, op=_unary: op(self))
+        _give(_kind, f"__{_name}__", _forward(_name, _op))
+        _give(_kind, f"__r{_name}__", _reflected(_op))
+    for _name, _op in UNARY.items():
+        _give(_kind, f"__{_name}__", _unary(_op))
     for _named_op in NAMED:
-        setattr(_cls, _named_op.name, _named(_named_op))
+        _give(_kind, _named_op.name, _named(_named_op))
 for _name, _op in COMPARISONS.items():
-    setattr(Array, f"__{_name}__", _forward(_name, _op))
+    _give(Array, f"__{_name}__", _forward(_name, _op))
 for _name, _op in BINARY.items():
-    setattr(Array, f"__i{_name}__", _in_place(_name, _op))
+    _give(Array, f"__i{_name}__", _in_place(_name, _op))
 
 
 # ---- what an Array answers to Python, NumPy and other array libraries ------------------------------------------
@@ -288,4 +299,4 @@ METHODS = {
     "mT": property(matrix_transpose, doc="x with its last two axes swapped."),
 }
 for _name, _method in METHODS.items():
-    setattr(Array, _name, _method)
+    _give(Array, _name, _method)
