@@ -385,7 +385,8 @@ def _walked(seeds: list[tuple[Node | None, Array]], ends: list[Node], release: b
             continue
         if type(node) is Result:
             (owner,) = node.parents
-            grads.setdefault(owner, [None] * len(owner.results))[node.index] = g
+            parts, i = grads.setdefault(owner, [None] * len(owner.results)), node.index
+            parts[i] = g if parts[i] is None else parts[i] + g  # a rule that names `out` has results of its own
             continue
         for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):
             if part is not None:

@@ -197,3 +197,23 @@ def test_a_gradient_that_hangs_on_the_others_is_found() -> None:
 
 def test_specs_of_several_results() -> None:
     assert [str(s) for s in ops.unstack(spec_of(pa.zeros((2, 3))))] == ["float32[3]", "float32[3]"]
+
+
+def test_rules_of_several_results_that_name_them_hold_to_the_second_order() -> None:
+    """The outer derivative reaches what it is taken of by the results, and by the rule that named them."""
+
+    @composed
+    def powers(x):
+        """exp(x) and exp(2 x)."""
+        return ops.exp(x), ops.exp(ops.multiply(x, 2))
+
+    powers.vjp(x=lambda g, out: ops.add(ops.multiply(g[0], out[0]), ops.multiply(ops.multiply(g[1], out[1]), 2)))
+    try:
+        x = numbers(1)[0]
+        found = [
+            pa.grad(lambda x, op=op: ops.sum(pa.grad(lambda x: ops.sum(ops.square(op(x)[0]) * op(x)[1]))(x) * x))(x)
+            for op in (powers, powers.body)
+        ]
+    finally:
+        OPS.remove(powers)
+    np.testing.assert_allclose(*(a.numpy() for a in found), rtol=1e-12)
