@@ -5,6 +5,7 @@ so that a driver gets it whole or not at all.
 """
 
 import io
+import re
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +17,13 @@ from polyarr.backends.opencl.caches import Store, lacks, run_folder, store_of
 from polyarr.backends.opencl.quirks import NVIDIA, POCL
 from polyarr.core.errors import BackendError
 
+LIFTED = "//@ "  # a comment in the assembly until the driver is to see it
+TARGET = re.compile(r"(\.target\s+sm_\d+)\b")  # to which an a adds what only that architecture has
 STAMP = "last_accessed"  # what PoCL writes into the folder of a program that it builds
 
 
 class Compiler:
-    """For a driver that keeps what it compiles, and checks it: NVIDIA's."""
+    """For a driver that keeps what it compiles, and checks it."""
 
     def __init__(self, context: cl.Context) -> None:
         self._context = context
@@ -37,6 +40,22 @@ class Compiler:
 
     def keep_all(self) -> None:
         """The process ends."""
+
+
+class NvidiaCompiler(Compiler):
+    """For NVIDIA's, whose compiler writes a text that the driver assembles in a second step.
+
+    What only a processor itself can do, and not all like it, stands behind LIFTED in inline assembly.
+    """
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """With what stands behind LIFTED, if anything does."""
+        program = super().build(name, source, options)
+        if LIFTED not in source:
+            return program
+        text = program.binaries[0].decode().rstrip("\0").replace(LIFTED, "")
+        text = TARGET.sub(r"\1a", text, count=1)
+        return cl.Program(self._context, self._context.devices, [text.encode()]).build()
 
 
 class BinaryCompiler(Compiler):
@@ -168,7 +187,7 @@ def compiler_of(context: cl.Context, device: cl.Device) -> Compiler:
     """How programs are built for a device."""
     platform = device.platform
     if NVIDIA in platform.name:
-        return Compiler(context)
+        return NvidiaCompiler(context)
     told = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
     store = store_of("\n".join(told))
     return PoclCompiler(context, store) if POCL in platform.name else BinaryCompiler(context, store)

@@ -46,6 +46,7 @@ class Features(NamedTuple):
     global_memory: int
     max_allocation: int
     nvidia: bool
+    architecture: int
 
 
 def features_of(device: cl.Device) -> Features:
@@ -63,7 +64,16 @@ def features_of(device: cl.Device) -> Features:
         global_memory=device.global_mem_size,
         max_allocation=device.max_mem_alloc_size,
         nvidia=NVIDIA in device.platform.name,
+        architecture=_architecture(device),
     )
+
+
+def _architecture(device: cl.Device) -> int:
+    """Ten times the major number of NVIDIA's compute capability, and the minor one; 0 on other devices."""
+    try:
+        return 10 * device.compute_capability_major_nv + device.compute_capability_minor_nv
+    except (cl.Error, AttributeError):
+        return 0
 
 
 def _at_exit(device: "weakref.ref[Device]") -> None:

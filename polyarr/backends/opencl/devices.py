@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from polyarr.backends.opencl import caches, random, speed
+from polyarr.backends.opencl import caches, random, speed, variants
 from polyarr.backends.opencl.device import FORKED, Device, Refusal, features_of
+from polyarr.backends.opencl.matmul import VARIANTS
 from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, quirks_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, uint32
@@ -195,8 +196,11 @@ def _state(candidate: Found) -> list[tuple[str, str]]:
 
 
 def _speed(candidate: Found) -> list[tuple[str, str]]:
-    """How fast a device that works multiplies matrices."""
-    return [] if _problem(candidate) else speed.diagnose(_devices[candidate.number])
+    """How a device that works multiplies matrices: how fast, and with which kernels that not all devices have."""
+    if _problem(candidate):
+        return []
+    device = _devices[candidate.number]
+    return speed.diagnose(device) + variants.diagnose(device, VARIANTS)
 
 
 def _unregistered() -> list[tuple[str, str]]:

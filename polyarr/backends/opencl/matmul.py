@@ -3,20 +3,22 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from polyarr.backends.opencl import wgmma
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, broadcast_strides, joined, pieces
+from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces
 from polyarr.backends.opencl.measure import Launcher, best_tile
-from polyarr.backends.opencl.program import STORED, types
+from polyarr.backends.opencl.product import PLAIN, Arrays, Epilogue, Operand, Plan, Problem, problem_of
+from polyarr.backends.opencl.program import STORED
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.shape import concat
 from polyarr.backends.opencl.source import SCALARS
 from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, lookup, vector_width
-from polyarr.core.spec import FLOATS, Spec, float32, float64
+from polyarr.core.spec import Spec, float32, float64
 
 JOIN_ITEMS = 128  # the work-group of the kernel that adds the slices of k
 THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
@@ -25,63 +27,6 @@ LEAST_SLICE = 256  # a slice of k that is worth its own work-group
 DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts
 MOST_PARTS = 2**14
 SUM = reduction("sum")
-
-Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
-
-
-class Operand(NamedTuple):
-    """How a kernel walks a batch of matrices: strides along the kept axis, k, and two batch axes."""
-
-    kept: int
-    deep: int
-    outer: int
-    inner: int
-
-    @property
-    def along_k(self) -> bool:
-        """True to read it as contiguous along k."""
-        return self.deep == 1
-
-    @property
-    def step(self) -> int:
-        """The stride that need not be 1."""
-        return self.kept if self.along_k else self.deep
-
-
-class Problem(NamedTuple):
-    """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n)."""
-
-    batch: int
-    inner: int
-    m: int
-    n: int
-    k: int
-    x: Operand
-    y: Operand
-
-
-class Epilogue(NamedTuple):
-    """What happens to a sum before it is written."""
-
-    bias: bool = False
-    activation: str = "none"
-    save: bool = False
-
-    def macros(self, dtype: np.dtype) -> dict[str, Any]:
-        """The macros that the kernels share."""
-        flags = {"BIAS": int(self.bias), "SAVE": int(self.save), "ACTIVATION": self.activation}
-        return {**types(dtype), "FLOATING": int(dtype in FLOATS), **flags}
-
-
-PLAIN = Epilogue()
-
-
-class Plan(NamedTuple):
-    """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves."""
-
-    launch: Callable[[Arrays, int, int], None]
-    sums: Spec | None
-
 
 NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
 
@@ -135,7 +80,8 @@ def _product(
 
 
 def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | None:
-    aligned = x.offset % 4 == 0, y.offset % 4 == 0
+    whole = 16 // out.dtype.itemsize  # elements that are read at once where they begin at a multiple of 16 bytes
+    aligned = x.offset % whole == 0, y.offset % whole == 0
     return device.plans[_plan](out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
 
 
@@ -149,42 +95,6 @@ def _repaired(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, 
 def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
     """A dense copy that repeats what broadcasting would repeat."""
     return dense(device, broadcast(buf, out.shape[:-2] + buf.shape[-2:]))
-
-
-# ---- the problem -------------------------------------------------------------------------------------------
-
-
-def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shape) -> Problem | None:
-    """The product with as few batch axes as possible. None if more than two are left."""
-    m, n, k = out[-2], out[-1], x[-1]
-    if k == 0:  # nothing is read, whatever the strides
-        x_strides, y_strides = (0,) * len(x_strides), (0,) * len(y_strides)
-    batch = out[:-2]
-    steps = (broadcast_strides(s[:-2], t[:-2], len(batch)) for s, t in ((x, x_strides), (y, y_strides)))
-    axes = joined(zip(batch, zip(*steps, strict=True), strict=True))
-    row = x_strides[-2]
-    # Rows of a batch that meet the same y are rows of one taller matrix.
-    while axes and axes[-1][1][1] == 0 and (m == 1 or axes[-1][1][0] == row * m):
-        length, (stride, _) = axes.pop()
-        row = stride if m == 1 else row
-        m *= length
-    if len(axes) > 2:
-        return None
-    (outer, (x_outer, y_outer)), (inner, (x_inner, y_inner)) = [(1, (0, 0))] * (2 - len(axes)) + axes
-    left = _operand(row, x_strides[-1], m, k)
-    right = _operand(y_strides[-1], y_strides[-2], n, k)
-    return Problem(
-        outer * inner, inner, m, n, k, Operand(*left, x_outer, x_inner), Operand(*right, y_outer, y_inner)
-    )  # fmt: skip
-
-
-def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
-    """The strides along the kept axis and along k. The stride of an axis of length 1 is free: let it help."""
-    if k <= 1 and kept != 1:
-        return kept, 1
-    if length == 1 and deep != 1:
-        return 1, deep
-    return kept, deep
 
 
 # ---- the plan ----------------------------------------------------------------------------------------------
@@ -203,6 +113,10 @@ def _plan(
         return _thin_plan(device, out.dtype, problem, epilogue)
     if 1 not in (problem.x.kept, problem.x.deep) or 1 not in (problem.y.kept, problem.y.deep):
         return None
+    for variant in VARIANTS:
+        plan = variant.plan(device, out.dtype, problem, aligned, epilogue)
+        if plan is not None:
+            return plan
     return FAMILIES[device.geometry.kind].plan(device, out.dtype, problem, aligned, epilogue)
 
 
@@ -371,4 +285,5 @@ class Family(NamedTuple):
     thin_lanes: Callable[[Device, bool], dict[str, int]]
 
 
+VARIANTS = (wgmma.VARIANT,)  # kernels for some devices; the first that takes a product computes it
 FAMILIES = {"cpu": Family(_cpu_plan, _cpu_thin_lanes), "gpu": Family(_gpu_plan, _gpu_thin_lanes)}

@@ -1,0 +1,318 @@
+// Matrix product on the matrix units of NVIDIA's Hopper: out = activation(x @ y + bias), for a batch of matrices of
+// 16-bit floats, added up in float32.
+//
+// A work-group is three groups of four warps. One lane of the last copies boxes of x and y, 64 long along k, into a ring
+// of STAGES in local memory; the first two multiply them, 64 rows of the tile of 128 x COLUMNS each. Sums leave through
+// local memory, 64 columns at a time, so that one half's writing runs under the other's products.
+//
+// The work-groups are as many as multiprocessors, and each takes tiles until there are none. The first `shared` tiles
+// are cut along k as well: all their steps in one row, divided among the work-groups evenly, each of which walks its
+// range downwards. Whoever has a tile's last piece adds the others in a fixed order (stream-K), so that results are the
+// same every time. It waits for work-groups of lower numbers only, which start before it.
+//
+// Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and all others multiples of 16
+//          bytes; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to; sums, used if SHARES:
+//          128 x COLUMNS floats for each work-group; flags: two words for each, 0 before and after
+//          maps: tensor maps of x, y, out and saved without addresses; own_maps: 64 words for each work-group
+// Batch    matrix b of x is at (b / inner, b % inner) of its map's outer axes, where x_outer and x_inner are 1, else at 0
+// Launch   global (groups * 384), local 384
+// Params   T, LOAD, STORE, KIND of the dtype | COLUMNS, STAGES as above, BUFFERS of 8 KB for the sums that leave, 1 or 2
+//          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
+//          ALIGNED 1 if rows of out begin at multiples of 16 bytes
+//          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
+//          SHARES 1 if there are tiles that are cut along k
+#include "wgmma.cl"
+#if !defined(STAGES) || !defined(BUFFERS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
+#error "matmul_wgmma.cl needs STAGES, BUFFERS, X_ALONG_K, Y_ALONG_K and ALIGNED"
+#endif
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES)
+#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION and SHARES"
+#endif
+
+#define HALVES 2  // of a tile: a group of four warps each
+#define ROWS (64 * HALVES)
+#define ITEMS (128 * HALVES + 128)
+#define STEP 64  // of k: 128 bytes
+#define X_BYTES (ROWS * 128)
+#define STAGE_BYTES (X_BYTES + COLUMNS * 128)
+#define CHUNK 64  // columns that leave at once: 128 bytes
+#define CHUNK_BYTES (64 * 128)
+#define SUMS_AT (STAGES * STAGE_BYTES)  // in local memory: stages, sums that leave, barriers
+#define FULL_AT (SUMS_AT + HALVES * BUFFERS * CHUNK_BYTES)
+#define EMPTY_AT (FULL_AT + STAGES * 8)
+#define LOCAL_BYTES (EMPTY_AT + STAGES * 8)
+#if BUFFERS == 2
+#define BUFFERS_LEFT 1
+#else
+#define BUFFERS_LEFT 0
+#endif
+#if X_ALONG_K
+#define X_TURNED 0
+#define X_MATRIX(place, part) MATRIX_ALONG_K((place) + (part) * 32)
+#else
+#define X_TURNED 1
+#define X_MATRIX(place, part) MATRIX_TURNED((place) + (part) * 2048)
+#endif
+#if Y_ALONG_K
+#define Y_TURNED 0
+#define Y_MATRIX(place, part) MATRIX_ALONG_K((place) + (part) * 32)
+#else
+#define Y_TURNED 1
+#define Y_MATRIX(place, part) MATRIX_TURNED((place) + (part) * 2048)
+#endif
+
+// ---- who computes what ------------------------------------------------------------------------------------------
+
+// The numbers of a launch.
+typedef struct {
+    int m, n, steps, tiles_m, tiles_n, tiles, shared, raster, inner, x_outer, x_inner, y_outer, y_inner;
+} Numbers;
+
+// A tile, or the steps [from, to) of it; row and column are its first, matrix its place in the batch.
+typedef struct {
+    int tile, from, to, row, column, matrix;
+} Piece;
+
+// Where a work-group is: it goes down from `next` to `least` among the shared tiles' steps, then up from `whole`.
+typedef struct {
+    int next, least, whole;
+} Walk;
+
+INLINE int share_begin(const Numbers *a, int group) {
+    return (int)((long)a->shared * a->steps * group / get_num_groups(0));
+}
+
+INLINE Walk walk_of(const Numbers *a, int group) {
+    Walk walk = {share_begin(a, group + 1), share_begin(a, group), a->shared + group};
+    return walk;
+}
+
+// The next piece; 0 if there is none. Tiles go in bands of `raster` along m, to share columns of y.
+INLINE int next_piece(const Numbers *a, Walk *walk, Piece *piece) {
+    if (walk->next > walk->least) {
+        piece->tile = (walk->next - 1) / a->steps;
+        piece->to = walk->next - piece->tile * a->steps;
+        piece->from = MAX(walk->least - piece->tile * a->steps, 0);
+        walk->next = piece->tile * a->steps + piece->from;
+    } else {
+        piece->tile = walk->whole;
+        piece->from = 0;
+        piece->to = a->steps;
+        walk->whole += get_num_groups(0);
+        if (piece->tile >= a->tiles) return 0;
+    }
+    const int each = a->tiles_m * a->tiles_n, in_matrix = piece->tile % each, band_tiles = a->raster * a->tiles_n;
+    const int band = in_matrix / band_tiles, in_band = in_matrix % band_tiles;
+    const int high = MIN(a->tiles_m - band * a->raster, a->raster);
+    piece->matrix = piece->tile / each;
+    piece->row = (band * a->raster + in_band % high) * ROWS;
+    piece->column = in_band / high * COLUMNS;
+    return 1;
+}
+
+// ---- copying in -------------------------------------------------------------------------------------------------
+
+INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps) {
+    Walk walk = walk_of(a, get_group_id(0));
+    Piece piece;
+    uint stage = 0, phase = 1;
+    map_take(maps);
+    map_take(maps + 16);
+    while (next_piece(a, &walk, &piece)) {
+        const int outer = piece.matrix / a->inner, inner = piece.matrix % a->inner;
+        const int x_outer = outer * a->x_outer, x_inner = inner * a->x_inner;
+        const int y_outer = outer * a->y_outer, y_inner = inner * a->y_inner;
+        for (int step = piece.from; step < piece.to; step++) {
+            const uint x_at = local_at + stage * STAGE_BYTES, y_at = x_at + X_BYTES, full = local_at + FULL_AT + stage * 8;
+            barrier_wait(local_at + EMPTY_AT + stage * 8, phase);
+            barrier_expect(full, STAGE_BYTES);
+#if X_ALONG_K
+            box_load(x_at, maps, step * STEP, piece.row, x_inner, x_outer, full);
+#else
+            UNROLL for (int i = 0; i < ROWS / 64; i++)
+                box_load(x_at + i * 8192, maps, piece.row + i * 64, step * STEP, x_inner, x_outer, full);
+#endif
+#if Y_ALONG_K
+            box_load(y_at, maps + 16, step * STEP, piece.column, y_inner, y_outer, full);
+#else
+            UNROLL for (int i = 0; i < COLUMNS / 64; i++)
+                box_load(y_at + i * 8192, maps + 16, piece.column + i * 64, step * STEP, y_inner, y_outer, full);
+#endif
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+    }
+}
+
+// ---- sums of other work-groups ----------------------------------------------------------------------------------
+
+#define SUMS_OF(group) (sums + ((size_t)(group) * HALVES + side) * (COLUMNS / 8) * 128 + in_half)
+
+#define LEAVE_SUMS() { \
+        UNROLL for (int i = 0; i < COLUMNS / 8; i++) \
+            SUMS_OF(group)[i * 128] = (float4)(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]); \
+        FENCE_GPU(); \
+        wait_for_warps(1 + side); \
+        if (first) flag_raise(flags + group * HALVES + side); \
+    }
+
+#define ADD_SUMS_OF(other) { \
+        if (first) { \
+            flag_await(flags + (other) * HALVES + side); \
+            flags[(other) * HALVES + side] = 0; \
+        } \
+        wait_for_warps(1 + side); \
+        UNROLL for (int i = 0; i < COLUMNS / 8; i += 8) { \
+            float4 v[8]; \
+            UNROLL for (int j = 0; j < 8; j++) v[j] = load_fresh(SUMS_OF(other) + (i + j) * 128); \
+            UNROLL for (int j = 0; j < 8; j++) { \
+                sum[4 * (i + j)] += v[j].x, sum[4 * (i + j) + 1] += v[j].y; \
+                sum[4 * (i + j) + 2] += v[j].z, sum[4 * (i + j) + 3] += v[j].w; \
+            } \
+        } \
+    }
+
+// ---- writing ----------------------------------------------------------------------------------------------------
+
+// Of a chunk of 64 x 64 sums a lane has, for each block of 8 columns, two neighbours in row lane / 4 of its warp's 16 and
+// two in the row 8 further. Writes them, as 16-bit floats, where boxes are read from.
+INLINE void stage_chunk(uint chunk_at, const float *v, int warp, int lane) {
+    const uint row = (warp % 4) * 16 + lane % 16;
+    UNROLL for (int j = 0; j < 8; j += 2)
+        store_matrices(chunk_at + row * 128 + (((uint)(j + lane / 16) ^ (row % 8)) << 4),
+                       pair_of(v[4 * j], v[4 * j + 1]), pair_of(v[4 * j + 2], v[4 * j + 3]),
+                       pair_of(v[4 * j + 4], v[4 * j + 5]), pair_of(v[4 * j + 6], v[4 * j + 7]));
+}
+
+// Two elements of each of 16 rows per lane, where rows begin anywhere.
+INLINE void write_chunk(__global ushort *out, uint chunk_at, const Numbers *a, const Piece *piece, int row, int column,
+                        int warp, int lane) {
+    for (int i = 0; i < 16; i++) {
+        const int r = (warp % 4) * 16 + i, c = column + lane * 2;
+        const uint pair = local_load(chunk_at + r * 128 + ((((uint)lane / 4) ^ (r % 8)) << 4) + lane % 4 * 4);
+        if (row + r < a->m) {
+            __global ushort *p = out + ((size_t)piece->matrix * a->m + row + r) * a->n + c;
+            if (c < a->n) p[0] = (ushort)pair;
+            if (c + 1 < a->n) p[1] = (ushort)(pair >> 16);
+        }
+    }
+}
+
+#if ALIGNED
+#define CHUNK_OUT(target, map) if (first) box_store(map, column, row, piece.matrix, chunk_at)
+#else
+#define CHUNK_OUT(target, map) write_chunk((__global ushort *)target, chunk_at, &a, &piece, row, column, warp, lane)
+#endif
+
+#define WRITE_CHUNK(target, map) { \
+        const uint chunk_at = local_at + SUMS_AT + (side * BUFFERS + buffer) * CHUNK_BYTES; \
+        if (first) BOXES_READ(BUFFERS_LEFT); \
+        wait_for_warps(1 + side); \
+        stage_chunk(chunk_at, v, warp, lane); \
+        BOXES_SEE_STORES(); \
+        wait_for_warps(1 + side); \
+        CHUNK_OUT(target, map); \
+        buffer = buffer + 1 == BUFFERS ? 0 : buffer + 1; \
+    }
+
+// ---- the kernel -------------------------------------------------------------------------------------------------
+
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void matmul(__global const T *x, __global const T *y, __global const T *bias, __global float4 *sums, __global T *out,
+            __global T *saved, __global const ulong *maps, __global ulong *own_maps, __global uint *flags,
+            const long x_start, const long y_start, const int m, const int n, const int steps, const int tiles_m,
+            const int tiles_n, const int tiles, const int shared, const int raster, const int inner, const int x_outer,
+            const int x_inner, const int y_outer, const int y_inner) {
+    __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
+    const Numbers a = {m, n, steps, tiles_m, tiles_n, tiles, shared, raster, inner, x_outer, x_inner, y_outer, y_inner};
+    const int me = get_local_id(0), lane = me % 32, warp = me / 32, side = me / 128, in_half = me % 128;
+    const int group = get_group_id(0);
+    const uint local_at = place_of(memory);
+    own_maps += group * 64;
+    if (warp < 4) {
+        const ulong address = warp == 0 ? (ulong)(x + x_start) : warp == 1 ? (ulong)(y + y_start)
+                            : warp == 2 ? (ulong)out : (ulong)saved;
+        map_write(own_maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? maps[warp * 16 + lane] : 0);
+    }
+    if (me == 0) {
+        UNROLL for (int s = 0; s < STAGES; s++) {
+            barrier_make(local_at + FULL_AT + s * 8, 1);
+            barrier_make(local_at + EMPTY_AT + s * 8, HALVES);
+        }
+        barriers_made();
+    }
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (side == HALVES) {
+        REGISTERS_GIVEN(40);
+        if (in_half == 0) copy_in(&a, local_at, own_maps);
+        return;
+    }
+    REGISTERS_TAKEN(232);
+
+    const uint first = in_half == 0;
+    const uint x_at = local_at + side * 8192, y_at = local_at + X_BYTES;
+    float sum[COLUMNS / 2];
+    uint stage = 0, phase = 0, before = 0;
+    int buffer = 0;
+    Walk walk = walk_of(&a, group);
+    Piece piece;
+    if (first && ALIGNED) {
+        map_take(own_maps + 32);
+        if (SAVE) map_take(own_maps + 48);
+    }
+    while (next_piece(&a, &walk, &piece)) {
+        for (int step = piece.from; step < piece.to; step++) {
+            barrier_wait(local_at + FULL_AT + stage * 8, phase);
+            PRODUCTS_BEGIN();
+            UNROLL for (int part = 0; part < STEP / 16; part++) {
+                const ulong left = X_MATRIX(x_at + stage * STAGE_BYTES, part);
+                const ulong right = Y_MATRIX(y_at + stage * STAGE_BYTES, part);
+                PRODUCT(sum, left, right, (uint)(step > piece.from || part > 0), X_TURNED, Y_TURNED);
+            }
+            PRODUCTS_GO();
+            PRODUCTS_WAIT(1);
+            barrier_arrive(local_at + EMPTY_AT + before * 8, first & (uint)(step > piece.from));
+            before = stage;
+            phase ^= stage + 1 == STAGES;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+        PRODUCTS_WAIT(0);
+        barrier_arrive(local_at + EMPTY_AT + before * 8, first);
+#if SHARES
+        if (piece.to < a.steps) {
+            LEAVE_SUMS();
+            continue;
+        }
+        if (piece.from > 0)
+            for (int other = group - 1;; other--) {
+                ADD_SUMS_OF(other);
+                if (share_begin(&a, other) <= piece.tile * a.steps) break;
+            }
+#endif
+        UNROLL for (int q = 0; q < COLUMNS / CHUNK; q++) {
+            const int row = piece.row + side * 64, column = piece.column + q * CHUNK;
+            float v[CHUNK / 2];
+            UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = sum[q * (CHUNK / 2) + i];
+#if BIAS
+            // Each lane reads two columns of the chunk, and gives them to those who have sums of these.
+            float b[2];
+            UNROLL for (int i = 0; i < 2; i++) {
+                const int c = column + i * 32 + lane;
+                b[i] = c < n ? LOAD(bias, c) : 0;
+            }
+            UNROLL for (int j = 0; j < 8; j++) {
+                const int from = j % 4 * 8 + lane % 4 * 2;
+                const float b0 = of_lane(b[j / 4], from), b1 = of_lane(b[j / 4], from + 1);
+                v[4 * j] += b0, v[4 * j + 1] += b1, v[4 * j + 2] += b0, v[4 * j + 3] += b1;
+            }
+#endif
+            if (column < n) {
+#if SAVE
+                WRITE_CHUNK(saved, own_maps + 48);
+#endif
+                UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = ACTIVATE(v[i]);
+                WRITE_CHUNK(out, own_maps + 32);
+            }
+        }
+    }
+    if (first) BOXES_STORED();
+}

@@ -1,0 +1,174 @@
+// What NVIDIA's Hopper can do beyond OpenCL C, as inline PTX: barriers that count bytes, copies of boxes of a tensor
+// into local memory (TMA), matrix products by four warps at once (wgmma).
+//
+// Instructions that need the target sm_90a stand behind a comment mark, because OpenCL's compiler translates for sm_90:
+// compiled.py lifts them out of the comments and has the driver assemble the text again.
+//
+// Addresses in local memory are 32-bit numbers (place_of). A matrix lies there in rows of 128 bytes whose 16-byte
+// pieces are exchanged by the row's number (the swizzle of 128 bytes), in blocks that begin at multiples of 1024 bytes.
+//
+// Params   KIND bf16 or f16, COLUMNS of a product's tile: 64, 128, 192 or 256
+#if !defined(KIND) || !defined(COLUMNS)
+#error "wgmma.cl needs KIND and COLUMNS"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("unroll")
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+INLINE uint place_of(__local const void *p) {
+    uint place;
+    asm("cvt.u32.u64 %0, %1;" : "=r"(place) : "l"(p));
+    return place;
+}
+
+// ---- barriers ---------------------------------------------------------------------------------------------------
+
+// Waits for the other warps of a group of 128: number is 1 or more, 0 is the work-group's.
+INLINE void wait_for_warps(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
+
+// A barrier has phases 0 and 1 by turns, each of which ends when so many have arrived and all bytes are there.
+INLINE void barrier_make(uint at, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+INLINE void barriers_made(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+INLINE void barrier_expect(uint at, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+INLINE void barrier_arrive(uint at, uint really) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p mbarrier.arrive.shared.b64 _, [%0];\n}"
+                 ::"r"(at), "r"(really) : "memory");
+}
+INLINE void barrier_wait(uint at, uint phase) {
+    asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\n"
+                 "DONE:\n}" ::"r"(at), "r"(phase) : "memory");
+}
+
+// ---- tensor maps and copies -------------------------------------------------------------------------------------
+
+// Writes a map that a lane of a warp holds a word of, each of the first 16 lanes; see tensor_map.py.
+INLINE void map_write(__global ulong *map, int lane, ulong word) {
+    if (lane < 16) map[lane] = word;
+    asm volatile("bar.warp.sync -1;" ::: "memory");
+    asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
+}
+INLINE void map_take(__global const ulong *map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+}
+
+// The box whose first element is (column, row, inner, outer) to local memory, after which the barrier has its bytes.
+INLINE void box_load(uint to, __global const ulong *map, int column, int row, int inner, int outer, uint barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+        "[%6];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(inner), "r"(outer), "r"(barrier) : "memory");
+}
+INLINE void box_store(__global const ulong *map, int column, int row, int matrix, uint from) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
+                 ::"l"(map), "r"(column), "r"(row), "r"(matrix), "r"(from) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most so many stores have still to read local memory.
+#define BOXES_READ(left) asm volatile("cp.async.bulk.wait_group.read " TEXT(left) ";" ::: "memory")
+#define BOXES_STORED() asm volatile("cp.async.bulk.wait_group 0;" ::: "memory")
+// What was written to local memory by plain stores is seen by copies of boxes.
+#define BOXES_SEE_STORES() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
+
+// ---- matrix products --------------------------------------------------------------------------------------------
+
+#define REGISTERS_GIVEN(left) asm volatile("//@ setmaxnreg.dec.sync.aligned.u32 " TEXT(left) ";" ::: "memory")
+#define REGISTERS_TAKEN(all) asm volatile("//@ setmaxnreg.inc.sync.aligned.u32 " TEXT(all) ";" ::: "memory")
+#define PRODUCTS_BEGIN() asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory")
+#define PRODUCTS_GO() asm volatile("//@ wgmma.commit_group.sync.aligned;" ::: "memory")
+// Until at most so many groups of products are under way.
+#define PRODUCTS_WAIT(left) asm volatile("//@ wgmma.wait_group.sync.aligned " TEXT(left) ";" ::: "memory")
+
+// A matrix at a place in local memory: in blocks of 8 rows of 128 bytes along k, or, turned, of 64 positions by 64 of k.
+#define MATRIX_ALONG_K(place) (1UL << 62 | 1024UL / 16 << 32 | 1UL << 16 | (ulong)(((place) & 0x3ffff) >> 4))
+#define MATRIX_TURNED(place) (1UL << 62 | 1024UL / 16 << 32 | 8192UL / 16 << 16 | (ulong)(((place) & 0x3ffff) >> 4))
+
+#define TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
+#define SUMS_4(s, i) "+f"((s)[i]), "+f"((s)[i + 1]), "+f"((s)[i + 2]), "+f"((s)[i + 3])
+#define SUMS_16(s, i) SUMS_4(s, i), SUMS_4(s, i + 4), SUMS_4(s, i + 8), SUMS_4(s, i + 12)
+#define SUMS_32(s, i) SUMS_16(s, i), SUMS_16(s, i + 16)
+#define TEN_30 TEN() "," TEN(1) "," TEN(2)
+#define TEN_60 TEN_30 "," TEN(3) "," TEN(4) "," TEN(5)
+#define TEN_90 TEN_60 "," TEN(6) "," TEN(7) "," TEN(8)
+#if COLUMNS == 64
+#define REGISTERS TEN_30 ",%30,%31"
+#define OPERANDS "%32, %33"
+#define ADDS "%34"
+#define SUMS(s) SUMS_32(s, 0)
+#elif COLUMNS == 128
+#define REGISTERS TEN_60 ",%60,%61,%62,%63"
+#define OPERANDS "%64, %65"
+#define ADDS "%66"
+#define SUMS(s) SUMS_32(s, 0), SUMS_32(s, 32)
+#elif COLUMNS == 192
+#define REGISTERS TEN_90 ",%90,%91,%92,%93,%94,%95"
+#define OPERANDS "%96, %97"
+#define ADDS "%98"
+#define SUMS(s) SUMS_32(s, 0), SUMS_32(s, 32), SUMS_32(s, 64)
+#elif COLUMNS == 256
+#define REGISTERS TEN_90 "," TEN(9) "," TEN(10) "," TEN(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define OPERANDS "%128, %129"
+#define ADDS "%130"
+#define SUMS(s) SUMS_32(s, 0), SUMS_32(s, 32), SUMS_32(s, 64), SUMS_32(s, 96)
+#else
+#error "wgmma.cl: COLUMNS is 64, 128, 192 or 256"
+#endif
+
+// s[COLUMNS / 2] = x (64 x 16) @ y (16 x COLUMNS), added to s unless add is 0; x, y are matrices in local memory,
+// turned as the words say.
+#define PRODUCT(s, x, y, add, x_turned, y_turned) \
+    asm volatile("//@ {\n//@ .reg .pred p;\n//@ setp.ne.b32 p, " ADDS ", 0;\n//@ wgmma.mma_async.sync.aligned.m64n" \
+                 TEXT(COLUMNS) "k16.f32." TEXT(KIND) "." TEXT(KIND) " {" REGISTERS "}, " OPERANDS ", p, 1, 1, " \
+                 TEXT(x_turned) ", " TEXT(y_turned) ";\n//@ }" : SUMS(s) : "l"(x), "l"(y), "r"(add) : "memory")
+
+// ---- pieces of results ------------------------------------------------------------------------------------------
+
+// Two sums as 16-bit floats in a word, the first in its lower half.
+INLINE uint pair_of(float first, float second) {
+    uint pair;
+    asm("cvt.rn." TEXT(KIND) "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+// Four matrices of 8 x 8 16-bit elements from the registers of a warp to local memory, a row at each lane's place.
+INLINE void store_matrices(uint to, uint a, uint b, uint c, uint d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+INLINE void local_store_2(uint to, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
+}
+INLINE uint local_load(uint from) {
+    uint word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+INLINE float of_lane(float v, int lane) {
+    float found;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(lane));
+    return found;
+}
+
+// ---- words between work-groups ----------------------------------------------------------------------------------
+
+INLINE void flag_raise(__global uint *flag) {
+    asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
+}
+INLINE void flag_await(__global uint *flag) {
+    uint raised;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+    while (!raised);
+}
+#define FENCE_GPU() asm volatile("fence.acq_rel.gpu;" ::: "memory")
+INLINE float4 load_fresh(__global const float4 *p) {  // what another work-group wrote: not from the first cache
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+    return v;
+}

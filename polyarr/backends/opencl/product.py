@@ -1,0 +1,99 @@
+"""A matrix product as kernels see it: batches of matrices with strides, what follows a sum, and a launch that waits."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.layout import Shape, broadcast_strides, joined
+from polyarr.backends.opencl.program import types
+from polyarr.core.spec import FLOATS, Spec
+
+Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
+
+
+class Operand(NamedTuple):
+    """How a kernel walks a batch of matrices: strides along the kept axis, k, and two batch axes."""
+
+    kept: int
+    deep: int
+    outer: int
+    inner: int
+
+    @property
+    def along_k(self) -> bool:
+        """True to read it as contiguous along k."""
+        return self.deep == 1
+
+    @property
+    def step(self) -> int:
+        """The stride that need not be 1."""
+        return self.kept if self.along_k else self.deep
+
+
+class Problem(NamedTuple):
+    """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n)."""
+
+    batch: int
+    inner: int
+    m: int
+    n: int
+    k: int
+    x: Operand
+    y: Operand
+
+
+class Epilogue(NamedTuple):
+    """What happens to a sum before it is written."""
+
+    bias: bool = False
+    activation: str = "none"
+    save: bool = False
+
+    def macros(self, dtype: np.dtype) -> dict[str, Any]:
+        """The macros that the kernels share."""
+        flags = {"BIAS": int(self.bias), "SAVE": int(self.save), "ACTIVATION": self.activation}
+        return {**types(dtype), "FLOATING": int(dtype in FLOATS), **flags}
+
+
+PLAIN = Epilogue()
+
+
+class Plan(NamedTuple):
+    """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves."""
+
+    launch: Callable[[Arrays, int, int], None]
+    sums: Spec | None
+
+
+def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shape) -> Problem | None:
+    """The product with as few batch axes as possible. None if more than two are left."""
+    m, n, k = out[-2], out[-1], x[-1]
+    if k == 0:  # nothing is read, whatever the strides
+        x_strides, y_strides = (0,) * len(x_strides), (0,) * len(y_strides)
+    batch = out[:-2]
+    steps = (broadcast_strides(s[:-2], t[:-2], len(batch)) for s, t in ((x, x_strides), (y, y_strides)))
+    axes = joined(zip(batch, zip(*steps, strict=True), strict=True))
+    row = x_strides[-2]
+    # Rows of a batch that meet the same y are rows of one taller matrix.
+    while axes and axes[-1][1][1] == 0 and (m == 1 or axes[-1][1][0] == row * m):
+        length, (stride, _) = axes.pop()
+        row = stride if m == 1 else row
+        m *= length
+    if len(axes) > 2:
+        return None
+    (outer, (x_outer, y_outer)), (inner, (x_inner, y_inner)) = [(1, (0, 0))] * (2 - len(axes)) + axes
+    left = _operand(row, x_strides[-1], m, k)
+    right = _operand(y_strides[-1], y_strides[-2], n, k)
+    return Problem(
+        outer * inner, inner, m, n, k, Operand(*left, x_outer, x_inner), Operand(*right, y_outer, y_inner)
+    )  # fmt: skip
+
+
+def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
+    """The strides along the kept axis and along k. The stride of an axis of length 1 is free: let it help."""
+    if k <= 1 and kept != 1:
+        return kept, 1
+    if length == 1 and deep != 1:
+        return 1, deep
+    return kept, deep

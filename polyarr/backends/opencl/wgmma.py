@@ -1,0 +1,238 @@
+"""Products of 16-bit floats on the matrix units of NVIDIA's Hopper: which they take, with which tiles, how tried."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import erf, pi, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.product import Arrays, Epilogue, Operand, Plan, Problem
+from polyarr.backends.opencl.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
+from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
+
+KINDS = {bfloat16: "bf16", float16: "f16"}
+ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile, of k, of a work-group; warp groups that multiply
+MAPS = 4  # x, y, out, saved
+IN_CACHE = 2**24  # bytes of x that stay in the second cache while columns of y pass
+# What a tile costs beside its products, in steps; what sharing costs, and each piece of a column of a shared tile, in
+# the time of a column's step.
+EDGE, SHARING, JOINING = 2.5, 1000, 3.2
+LEAST_SHARE = 8  # steps of k that are worth a work-group
+SHARED = 1.04  # what products of shared tiles cost more
+RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11}  # how far a rounded result may be off
+SUMMING = 2.0**-18  # and how far a sum, of the sum of magnitudes
+SMALLEST = 2.0**-24  # and whatever is this small
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The macros of kernels/matmul_wgmma.cl that fill a multiprocessor's local memory."""
+
+    COLUMNS: int
+    STAGES: int
+    BUFFERS: int
+
+
+# What a step of k costs with a tile, in the time of a column: narrow ones read x more often than their share.
+TILES = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100}
+
+
+class Choice(NamedTuple):
+    """Which tile, how many tiles are cut along k, how many work-groups, and how many tiles along m run together."""
+
+    tile: Tile
+    shared: int
+    groups: int
+    raster: int
+
+
+def choose(p: Problem, units: int) -> Choice:
+    """The tile that takes least time on so many multiprocessors."""
+    return min(_choices(p, units), key=lambda found: _time(p, found, units))
+
+
+def _choices(p: Problem, units: int) -> Iterator[Choice]:
+    steps = _blocks(p.k, STEP)
+    for tile in TILES:
+        tiles = _tiles(p, tile)
+        yield Choice(tile, 0, min(units, tiles), _raster(p, tile, units))
+        groups = units - units % tiles if 2 * tiles <= units else units  # equal shares where there are few tiles
+        if tile.COLUMNS < 256 and tiles < 2 * units and tiles * steps >= groups * LEAST_SHARE:
+            yield Choice(tile, tiles, groups, 4)
+
+
+def _time(p: Problem, found: Choice, units: int) -> float:
+    steps, tiles, cost = _blocks(p.k, STEP), _tiles(p, found.tile), TILES[found.tile]
+    if found.shared:
+        joining = SHARING + JOINING * found.tile.COLUMNS * _blocks(found.groups, tiles)
+        return SHARED * tiles * steps / found.groups * cost + joining
+    return _blocks(tiles, units) * (steps + EDGE) * cost
+
+
+def _tiles(p: Problem, tile: Tile) -> int:
+    return _blocks(p.m, ROWS) * _blocks(p.n, tile.COLUMNS) * p.batch
+
+
+def _raster(p: Problem, tile: Tile, units: int) -> int:
+    """So many that what runs at once shares rows of x and columns of y, or that x stays in the cache."""
+    high, wide = _blocks(p.m, ROWS), _blocks(p.n, tile.COLUMNS)
+    if 2 * p.m * p.k <= IN_CACHE:
+        return high
+    if wide <= 4:
+        return units // wide
+    return 8 if 2 * p.m * p.k > 4 * IN_CACHE else 16
+
+
+def _blocks(length: int, size: int) -> int:
+    return -(-length // size)
+
+
+# ---- the plan ----------------------------------------------------------------------------------------------------
+
+
+def takes(dtype: np.dtype, p: Problem, aligned: tuple[bool, bool]) -> bool:
+    """True if boxes of x and y can be copied: all but one axis have steps of whole 16 bytes."""
+    each = ALIGNMENT // 2
+    return dtype in KINDS and all(aligned) and p.k > 0 and all(
+        op.step > 0 and not any(s < 0 or s % each or 2 * s >= LARGEST_STEP for s in (op.step, op.outer, op.inner))
+        for op in (p.x, p.y)
+    )  # fmt: skip
+
+
+def plan(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue) -> Plan | None:
+    """How to run a product; None if it is not for these kernels, or they do not compute rightly here."""
+    if not is_sound(device, VARIANT) or not takes(dtype, p, aligned):
+        return None
+    choice = choose(p, device.features.compute_units)
+    macros = _macros(dtype, p, choice, epilogue)
+    if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
+        return None
+    return _launch(device, dtype, p, choice, macros)
+
+
+def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue) -> dict[str, Any]:
+    along = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
+    flags = {"ALIGNED": int(2 * p.n % ALIGNMENT == 0), "SHARES": int(choice.shared > 0)}
+    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **along, **flags}
+
+
+def _launch(device: Device, dtype: np.dtype, p: Problem, choice: Choice, macros: dict[str, Any]) -> Plan:
+    kernel = device.build("matmul_wgmma", **macros).matmul
+    maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile))).memory
+    own_maps, flags = device.plans[_scratch]()
+    tiles = _blocks(p.m, ROWS), _blocks(p.n, choice.tile.COLUMNS)
+    walks = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
+    numbers = (
+        p.m, p.n, _blocks(p.k, STEP), *tiles, tiles[0] * tiles[1] * p.batch, choice.shared, choice.raster, p.inner,
+        *walks,
+    )  # fmt: skip
+    work, group = (choice.groups * ITEMS,), (ITEMS,)
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        kernel(work, group, *arrays, maps, own_maps, flags, x_start, y_start, *numbers)
+
+    sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
+    return Plan(launch, sums)
+
+
+def _scratch(device: Device) -> tuple[Any, Any]:
+    """Where work-groups write their tensor maps, and the words by which they wait for each other, 0 in between."""
+    units = device.features.compute_units
+    maps = device.empty_words(2 * MAPS * WORDS * units)
+    return maps, device.empty_words(SIDES * units)
+
+
+def _maps(dtype: np.dtype, p: Problem, tile: Tile) -> list[np.ndarray]:
+    out = tensor_map(dtype, (p.n, p.m, p.batch), (_pitch(p.n), _pitch(p.m * p.n)), (64, 64, 1))
+    return [_operand_map(dtype, p, p.x, p.m, ROWS), _operand_map(dtype, p, p.y, p.n, tile.COLUMNS), out, out]
+
+
+def _pitch(elements: int) -> int:
+    """The bytes of so many elements; where rows are written without the map, the map may have any."""
+    return _blocks(2 * elements, ALIGNMENT) * ALIGNMENT
+
+
+def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, rows: int) -> np.ndarray:
+    """Boxes are 64 long along the contiguous axis, and as high as a tile or a step of k."""
+    lengths, high = ((p.k, kept), rows) if op.along_k else ((kept, p.k), STEP)
+    batch = (p.inner if op.inner else 1, p.batch // p.inner if op.outer else 1)
+    steps = (2 * op.step, 2 * op.inner or ALIGNMENT, 2 * op.outer or ALIGNMENT)
+    return tensor_map(dtype, (*lengths, *batch), steps, (STEP, high, 1, 1))
+
+
+# ---- the check of a program, and the trial -----------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "none": lambda v: v,
+    "relu": lambda v: np.maximum(v, 0),
+    "silu": lambda v: v / (1 + np.exp(-v)),
+    "gelu": lambda v: v / 2 * (1 + np.vectorize(erf)(v * sqrt(0.5))),
+    "gelu_tanh": lambda v: v / 2 * (1 + np.tanh(sqrt(2 / pi) * (v + 0.044715 * v**3))),
+}
+
+
+def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:
+    """Multiply small odd matrices between canaries, and compare.
+
+    Errors:  BackendError if a result is wrong, or something else was written to
+    """
+    batch, m, n, k = 2, 200, 264 if macros["ALIGNED"] else 259, 456
+    generator = np.random.default_rng(0)
+    x, y, bias = (generator.standard_normal(s).astype(dtype) for s in ((batch, m, k), (batch, k, n), (n,)))
+    left, x_operand = _stored(x, macros["X_ALONG_K"])
+    right, y_operand = _stored(y.swapaxes(1, 2), macros["Y_ALONG_K"])
+    p = Problem(batch, batch, m, n, k, x_operand, y_operand)
+    tile = Tile(*(macros[name] for name in ("COLUMNS", "STAGES", "BUFFERS")))
+    shared = _tiles(p, tile) if macros["SHARES"] else 0
+    choice = Choice(tile, shared, min(device.features.compute_units, _tiles(p, tile) + 3), 2)
+    device.plans[_scratch]()  # which is kept, and not between canaries
+    with device.guarded():
+        launch, sums = _launch(device, dtype, p, choice, macros)
+        out = device.empty(Spec((batch, m, n), dtype))
+        saved = device.empty(Spec((batch, m, n), dtype)) if epilogue.save else None
+        workspace = device.empty(sums) if sums else out
+        given = [device.upload(a) for a in (left, right, bias)]
+        for _ in range(2):  # words that work-groups wait by must be 0 again after the first time
+            launch(tuple(buf and buf.memory for buf in (*given, workspace, out, saved)), 0, 0)
+        after, before = device.download(out), device.download(saved) if saved else None
+    x, y = x.astype(float64), y.astype(float64)
+    expected = x @ y + (bias.astype(float64) if epilogue.bias else 0)
+    bound = SUMMING * (np.abs(x) @ np.abs(y)) + SMALLEST
+    for name, found, wanted in (
+        ("result", after, ACTIVATIONS[epilogue.activation](expected)), ("saved result", before, expected),
+    ):  # fmt: skip
+        if found is not None and not (np.abs(found - wanted) <= bound + RELATIVE[dtype] * np.abs(wanted)).all():
+            raise BackendError(f"the {name} is wrong")
+
+
+def _stored(matrices: np.ndarray, along_k: int) -> tuple[np.ndarray, Operand]:
+    """Matrices (batch, kept, k) in rows of whole 16 bytes with nan behind, which nobody may read."""
+    rows = matrices if along_k else matrices.swapaxes(1, 2)
+    batch, high, wide = rows.shape
+    pitch = _pitch(wide + 1) // 2
+    stored = np.full((batch, high, pitch), np.nan, rows.dtype)
+    stored[:, :, :wide] = rows
+    return stored, Operand(pitch if along_k else 1, 1 if along_k else pitch, 0, high * pitch)
+
+
+def _trial(device: Device) -> None:
+    """Some programs of both dtypes, in all layouts, with whole and with shared tiles.
+
+    Errors:  BackendError if one does not build or computes wrongly
+    """
+    cases = (
+        (bfloat16, 1, 1, 0, 0, 1), (bfloat16, 1, 0, 1, 1, 1), (float16, 0, 0, 1, 2, 1), (float16, 0, 1, 0, 3, 0),
+    )  # fmt: skip
+    for dtype, x_along_k, y_along_k, shares, tile, aligned in cases:
+        epilogue = Epilogue(True, "relu", True)
+        along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
+        flags = {"KIND": KINDS[dtype], **along, "ALIGNED": aligned, "SHARES": shares}
+        _check(device, dtype, {**epilogue.macros(dtype), **asdict([*TILES][tile]), **flags}, epilogue)
+
+
+VARIANT = Variant("wgmma", "matmul_wgmma", lambda features: features.architecture == 90, plan, _trial)

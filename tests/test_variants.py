@@ -1,0 +1,183 @@
+"""Variants of kernels for some devices: tried before they are used, set aside where they fail; what Hopper's take."""
+
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import bfloat16
+
+pytest.importorskip("pyopencl")
+variants, wgmma, matmul, devices, caches, product = (
+    import_module(f"polyarr.backends.opencl.{name}")
+    for name in ("variants", "wgmma", "matmul", "devices", "caches", "product")
+)
+Plans = import_module("polyarr.backends.opencl.plans").Plans
+tensor_map = import_module("polyarr.backends.opencl.tensor_map").tensor_map
+on_opencl = pytest.mark.polyarr_backend("opencl")
+FLOAT32 = np.dtype("float32")
+
+
+@pytest.fixture
+def device(backend, monkeypatch, tmp_path):
+    """A device of which nothing is known yet, and whose verdicts are kept in a folder of the test's own."""
+    found = devices.select(backend.name)
+    monkeypatch.setattr(found, "plans", Plans(found))
+    monkeypatch.setattr(variants, "store_of", lambda identity: caches.Store(tmp_path))
+    monkeypatch.delenv("POLYARR_VARIANTS", raising=False)
+    return found
+
+
+def variant(trial=None, plan=lambda *args: None):
+    return variants.Variant("tested", "matmul_wgmma", lambda features: True, plan, trial)
+
+
+# ---- trying ------------------------------------------------------------------------------------------------------
+
+
+@on_opencl
+def test_what_was_found_is_remembered(device: object) -> None:
+    asked = []
+    for _ in range(2):
+        verdicts = variants.Verdicts(device)
+        assert verdicts.get("a", lambda: asked.append("a") or "is wrong") == "is wrong"
+        assert not verdicts.get("b", lambda: asked.append("b") or "")
+    assert asked == ["a", "b"]
+    assert variants.Verdicts(device).set_aside() == {"a": "is wrong"}
+
+
+@on_opencl
+def test_two_processes_keep_each_others_verdicts(device: object) -> None:
+    one, other = variants.Verdicts(device), variants.Verdicts(device)
+    one.get("a", lambda: "wrong")
+    other.get("b", lambda: "wrong too")
+    assert variants.Verdicts(device).set_aside() == {"a": "wrong", "b": "wrong too"}
+
+
+@on_opencl
+def test_a_damaged_entry_is_found_out_again(device: object, tmp_path) -> None:
+    caches.Store(tmp_path).save(variants.ENTRY, b"no JSON")
+    assert variants.Verdicts(device).get("a", lambda: "wrong") == "wrong"
+
+
+@on_opencl
+def test_hoppers_kernels_fail_their_trial_elsewhere_and_the_process_goes_on(device) -> None:
+    if wgmma.VARIANT.may_suit(device.features):
+        pytest.skip("they are for this device")
+    assert not variants.is_sound(device, wgmma.VARIANT)
+    assert "rror" in variants._tried_apart(device, wgmma.VARIANT)
+
+
+@on_opencl
+@pytest.mark.parametrize("status", [1, -11])
+def test_a_process_that_dies_sets_the_variant_aside(device, monkeypatch, status) -> None:
+    dead = SimpleNamespace(returncode=status, stderr="")
+    monkeypatch.setattr(variants.subprocess, "run", lambda *args, **kwargs: dead)
+    tested = variant()
+    assert not variants.is_sound(device, tested)
+    assert ("warning", f"the variant tested is set aside: the process that tried it ended with {status}") in [
+        (level, text.partition(": ")[2]) for level, text in variants.diagnose(device, (tested,))
+    ]
+
+
+@on_opencl
+def test_a_variant_that_is_not_wanted_is_not_tried(device, monkeypatch) -> None:
+    monkeypatch.setenv("POLYARR_VARIANTS", "another")
+    monkeypatch.setattr(variants.subprocess, "run", None)
+    assert not variants.is_sound(device, variant())
+
+
+@on_opencl
+def test_a_program_that_is_wrong_is_set_aside_alone(device) -> None:
+    def wrong() -> None:
+        raise BackendError("the result is wrong")
+
+    tested = variant()
+    assert not variants.is_sound_program(device, tested, {"A": 1}, wrong)
+    assert variants.is_sound_program(device, tested, {"A": 2}, lambda: None)
+    assert [*variants.Verdicts(device).set_aside().values()] == ["A=1: the result is wrong"]
+
+
+@on_opencl
+def test_products_go_on_without_a_variant_that_takes_nothing(device, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=lambda *args: asked.append(args) or None),))
+    x = np.arange(48, dtype=np.float32).reshape(6, 8)
+    np.testing.assert_array_equal((pa.asarray(x) @ pa.asarray(x.T)).numpy(), x @ x.T)
+    assert asked
+
+
+@on_opencl
+def test_the_first_variant_that_takes_a_product_computes_it(device, monkeypatch) -> None:
+    launched = []
+    plan = product.Plan(lambda *args: launched.append(args), None)
+    monkeypatch.setattr(matmul, "VARIANTS", (variant(), variant(plan=lambda *args: plan)))
+    x = pa.ones((6, 8))
+    pa.synchronize()
+    _ = x @ x.T
+    assert len(launched) == 1
+
+
+# ---- Hopper's ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_map_is_what_the_vendors_encoder_writes() -> None:
+    found = tensor_map(bfloat16, (776, 1000, 3), (1568, 1568000), (64, 128, 1), 0x7F0012345600)
+    expected = (
+        0x7F0012345600, 0x6200046520, 0x17ED0, 0, 0x3E700000307, 2, 0x3F00000000000000, 0x7F, 0x4000, 0x400,
+    )  # fmt: skip
+    assert found.tolist() == [*expected, *[0] * 6]
+
+
+def problem(m, n, k, x=None, y=None, batch=1, inner=1):
+    operand = product.Operand
+    return product.Problem(batch, inner, m, n, k, x or operand(k, 1, 0, 0), y or operand(k, 1, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("p", "aligned", "taken"),
+    [
+        (problem(64, 64, 64), (True, True), True),
+        (problem(64, 64, 64), (True, False), False),
+        (problem(64, 64, 65), (True, True), False),
+        (problem(64, 64, 0), (True, True), False),
+        (problem(64, 65, 64, y=product.Operand(1, 72, 0, 0)), (True, True), True),
+        (problem(64, 64, 64, x=product.Operand(0, 1, 0, 0)), (True, True), False),
+        (problem(64, 64, 64, x=product.Operand(64, 1, 0, 4100), batch=2, inner=2), (True, True), False),
+        (problem(64, 64, 64, x=product.Operand(64, 1, 0, -4096), batch=2, inner=2), (True, True), False),
+    ],
+)
+def test_hoppers_kernels_take_rows_of_whole_16_bytes(p, aligned, taken) -> None:
+    assert wgmma.takes(bfloat16, p, aligned) is taken
+    assert not wgmma.takes(FLOAT32, p, aligned)
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "shared"),
+    [
+        ((4096, 4096, 4096), 256, False), ((8192, 8192, 8192), 256, False), ((1024, 1024, 1024), 64, False),
+        ((8192, 3072, 768), 256, False), ((8192, 2304, 768), 192, False), ((8192, 768, 768), 192, False),
+        ((8192, 768, 3072), 192, False), ((3072, 768, 8192), 192, True), ((768, 768, 8192), 128, True),
+        ((8192, 50257, 768), 256, False), ((8192, 768, 50257), 192, False), ((50257, 768, 8192), 256, False),
+    ],
+)  # fmt: skip
+def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, shared) -> None:
+    found = wgmma.choose(problem(*shape), 132)
+    assert (found.tile.COLUMNS, found.shared > 0) == (columns, shared)
+
+
+@pytest.mark.parametrize("tile", wgmma.TILES)
+def test_tiles_fill_a_multiprocessors_local_memory_and_no_more(tile) -> None:
+    stages = tile.STAGES * (wgmma.ROWS + tile.COLUMNS) * 128
+    assert stages + wgmma.SIDES * tile.BUFFERS * 8192 + tile.STAGES * 16 <= 231_424
+
+
+def test_work_groups_that_share_tiles_are_no_more_than_multiprocessors() -> None:
+    generator = np.random.default_rng(0)
+    for m, n, k in generator.integers(1, 5000, (200, 3)).tolist():
+        found = wgmma.choose(problem(m, n, k), 132)
+        assert 1 <= found.groups <= 132
+        assert found.raster >= 1
