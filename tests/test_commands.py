@@ -62,8 +62,8 @@ def test_kernels_copies_fills_and_transfers_are_commands(backend, seen):
 @on_opencl
 def test_a_launch_that_the_device_refuses_names_the_kernel(backend):
     device = devices.select()
-    kernel, out = device.build("random").random_bits, device.empty(pa.Spec((4,), pa.uint32))
-    arguments = (out.memory, 1, 2, 4, 1)
+    kernel, out = device.build("random", STATE_ON_DEVICE=0).random_bits, device.empty(pa.Spec((4,), pa.uint32))
+    arguments = (out.memory, 1, 2, out.memory, out.memory, 4, 1)
     kernel((0,), (0,), *arguments)  # nothing to do
     kernel((1,), (1,), *arguments)
     with pytest.raises(BackendError, match=r"kernel random_bits: could not enqueue \(3,\) by \(2,\) on "):

@@ -12,6 +12,7 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, swapped
 from polyarr.backends.opencl.program import Program, types
+from polyarr.backends.opencl.random import State, state_of
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.tuning import vector_width
 from polyarr.core.spec import Spec, float32, float64
@@ -21,7 +22,7 @@ ITEMS_PER_CORE = 4  # work-items that each core of a CPU should get, so that the
 LOCAL_MEMORY = 48 * 1024  # bytes that a GPU's work-group may take, if the device has them
 ALIGNMENT = 1024  # bytes that a CPU's driver may leave free between arrays
 SUM = reduction("sum")
-WORD = (1 << 64) - 1
+FLAGS = ("DROPOUT", "STATE_ON_DEVICE", "BACKWARD")
 
 
 class Saved(NamedTuple):
@@ -56,7 +57,8 @@ GPU_TILES = tuple(GpuTile(*tile) for tile in ((64, 32, 8, 16), (32, 32, 8, 8), (
 
 
 def forward(
-    device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, key: int, counter: int, *,
+    device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
+    key: int | Buffer, counter: int | Buffer, *,
     causal: bool, scale: float, dropout_rate: float,
 ) -> Any:  # fmt: skip
     """The result, whose memory is laid out (..., t, heads, e) so that joining the heads costs nothing, and a Saved.
@@ -69,9 +71,10 @@ def forward(
     result = _by_rows(device, out.shape, out.dtype)
     saved = Saved(result, device.empty(Spec(out.shape[:-1], _accumulated(out.dtype))))
     inputs, at, inner = _laid_out(device, lead, (q, k, v, mask), (result,))
-    numbers = _numbers(inner, t, s, causal, scale, key, counter, dropout_rate)
+    state = state_of(device, key, counter, q)
+    numbers = _numbers(inner, t, s, causal, scale, state, dropout_rate)
     program, tile = device.plans[_program](
-        q.dtype, mask and mask.dtype, t, lengths, dropout=dropout_rate > 0, backward=False
+        q.dtype, mask and mask.dtype, t, lengths, _macros(state, dropout_rate, backward=False)
     )
     work, group = _launch(tile, t, prod(lead))
     program.attention_forward(
@@ -81,16 +84,18 @@ def forward(
 
 
 def backward(
-    device: Device, g: Buffer, saved: Saved, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, key: int,
-    counter: int, *, wanted: tuple[bool, ...], causal: bool, scale: float, dropout_rate: float,
+    device: Device, g: Buffer, saved: Saved, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
+    key: int | Buffer, counter: int | Buffer, *, wanted: tuple[bool, ...], causal: bool, scale: float,
+    dropout_rate: float,
 ) -> tuple[Buffer | None, ...]:  # fmt: skip
     """The gradients of q, k and v. There is none for a mask."""
     lead, (t, s) = g.shape[:-2], (q.shape[-2], k.shape[-2])
     gradients = tuple(_by_rows(device, (*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v))
     inputs, at, inner = _laid_out(device, lead, (q, k, v, mask, g), (saved.out, *gradients))
-    numbers = _numbers(inner, t, s, causal, scale, key, counter, dropout_rate)
+    state = state_of(device, key, counter, q)
+    numbers = _numbers(inner, t, s, causal, scale, state, dropout_rate)
     program, tile = device.plans[_program](
-        q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), dropout=dropout_rate > 0, backward=True
+        q.dtype, mask and mask.dtype, t, (q.shape[-1], v.shape[-1]), _macros(state, dropout_rate, backward=True)
     )
     launch = FAMILIES[device.geometry.kind].backward
     launch(device, program, tile, prod(lead), inputs, at, saved, gradients, wanted, numbers)
@@ -150,18 +155,22 @@ def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, 
 
 
 def _program(
-    device: Device, dtype: np.dtype, mask: np.dtype | None, t: int, lengths: tuple[int, int], *, dropout: bool,
-    backward: bool,
-) -> tuple[Program, CpuTile | GpuTile]:  # fmt: skip
+    device: Device, dtype: np.dtype, mask: np.dtype | None, t: int, lengths: tuple[int, int], macros: tuple[int, ...]
+) -> tuple[Program, CpuTile | GpuTile]:
     """The kernels for q and v with rows of these lengths, and their tile."""
-    tile = _tile(device, dtype.itemsize, t, lengths, backward=backward)
+    flags = dict(zip(FLAGS, macros, strict=True))
+    tile = _tile(device, dtype.itemsize, t, lengths, backward=bool(flags["BACKWARD"]))
     names = types(bool_ if mask is None else mask)
     program = device.build(
         f"attention_{device.geometry.kind}", **types(dtype), MASK=0 if mask is None else 1 if mask == bool_ else 2,
-        MASK_T=names["T"], MASK_LOAD=names["LOAD"], D=lengths[0], DV=lengths[1], DROPOUT=int(dropout),
-        BACKWARD=int(backward), **tile._asdict(),
+        MASK_T=names["T"], MASK_LOAD=names["LOAD"], D=lengths[0], DV=lengths[1], **flags, **tile._asdict(),
     )  # fmt: skip
     return program, tile
+
+
+def _macros(state: State, dropout_rate: float, *, backward: bool) -> tuple[int, ...]:
+    """The values of FLAGS."""
+    return int(dropout_rate > 0), int(dropout_rate > 0 and state.on_device), int(backward)
 
 
 def _fits(device: Device, itemsize: int, t: int, lengths: tuple[int, int]) -> bool:
@@ -277,11 +286,10 @@ def _arguments(inputs: tuple[Buffer, ...], at: tuple[bytes, ...]) -> tuple[Any, 
 
 
 def _numbers(
-    inner: int, t: int, s: int, causal: bool, scale: float, key: int, counter: int, rate: float,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The numbers that every kernel takes last."""
-    dropout = struct.pack("4Q", (key or 0) & WORD, (counter or 0) & WORD, round(rate * 2**24), 0)
-    return inner, t, s, int(causal), scale, dropout, 1 / (1 - rate) if rate < 1 else 0.0
+    inner: int, t: int, s: int, causal: bool, scale: float, state: State, rate: float
+) -> tuple[Any, ...]:
+    """What every kernel takes last."""
+    return inner, t, s, int(causal), scale, *state.arguments, round(rate * 2**24), 1 / (1 - rate) if rate < 1 else 0.0
 
 
 def _accumulated(dtype: np.dtype) -> np.dtype:

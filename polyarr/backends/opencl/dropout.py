@@ -3,17 +3,19 @@
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.rows import block_plan
 from polyarr.core.spec import Spec
 
-WORD = (1 << 64) - 1
 
-
-def dropout(device: Device, out: Spec, x: Buffer, key: int, counter: int, *, rate: float) -> Buffer:
+def dropout(
+    device: Device, out: Spec, x: Buffer, key: int | Buffer, counter: int | Buffer, *, rate: float
+) -> Buffer:
     """Zero elements at the rate, and scale the others up to keep the mean."""
     x, y = dense(device, x), device.empty(out)
-    plan = device.plans[block_plan]("dropout", "dropout", x.dtype, x.size, BATCH=device.geometry.draws)
+    state, macros = state_of(device, key, counter, x), {"BATCH": device.geometry.draws}
+    plan = device.plans[block_plan]("dropout", "dropout", x.dtype, x.size, STATE_ON_DEVICE=state.on_device, **macros)
     scale = 1 / (1 - rate) if rate < 1 else 0.0
-    numbers = round(rate * 2**24), scale, counter & WORD, key & WORD
+    numbers = round(rate * 2**24), scale, *state.arguments
     plan.kernel(plan.work, plan.group, x.memory, y.memory, *plan.numbers, *numbers)
     return y

@@ -1,15 +1,51 @@
-"""random_bits: the numbers of Philox4x32-10, a pure function of key, counter and position."""
+"""random_bits: the numbers of Philox4x32-10, a pure function of key, counter and position; how kernels get these."""
 
+from typing import Any, NamedTuple
+
+from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.elementwise import astype, launch
 from polyarr.backends.opencl.layout import Buffer
-from polyarr.core.spec import Spec
+from polyarr.backends.opencl.plans import LaunchPlan
+from polyarr.core.spec import Spec, int64, uint64
+
+WORD = (1 << 64) - 1
+WORDS = (int64, uint64)  # dtypes with 64 bits, which is all that Philox sees
+ONE = Spec((), uint64)
+
+
+class State(NamedTuple):
+    """Key and counter: numbers, or, where a program is built with STATE_ON_DEVICE=1, in memory."""
+
+    on_device: int
+    arguments: tuple[int, int, Any, Any]  # for a kernel's STATE
+
+
+def state_of(device: Device, key: int | Buffer, counter: int | Buffer, unread: Buffer) -> State:
+    """The state as kernels take it; unread stands where they need memory, but read none."""
+    if type(key) is not Buffer and type(counter) is not Buffer:
+        return State(0, ((key or 0) & WORD, (counter or 0) & WORD, unread.memory, unread.memory))
+    return State(1, (0, 0, _word(device, key).memory, _word(device, counter).memory))
+
+
+def _word(device: Device, number: int | Buffer) -> Buffer:
+    """A number in 64 bits of memory."""
+    if type(number) is not Buffer:
+        return launch(device, ONE, number & WORD)
+    return dense(device, number if number.dtype in WORDS else astype(device, ONE, number, dtype=uint64))
 
 
 def random_bits(
-    device: Device, out: Spec, key: int, counter: int, like: Buffer | None, *, shape: tuple[int, ...]
+    device: Device, out: Spec, key: int | Buffer, counter: int | Buffer, like: Buffer | None, *, shape: tuple[int, ...]
 ) -> Buffer:
     """Independent uniform 32-bit integers."""
     result = device.empty(out)
-    work, group, span = device.geometry.items(-(-out.size // 4), least=256)
-    device.build("random").random_bits(work, group, result.memory, key, counter, out.size, span)
+    state = state_of(device, key, counter, result)
+    plan = device.plans[_plan](out.size, state.on_device)
+    plan.kernel(plan.work, plan.group, result.memory, *state.arguments, *plan.numbers)
     return result
+
+
+def _plan(device: Device, size: int, on_device: int) -> LaunchPlan:
+    work, group, span = device.geometry.items(-(-size // 4), least=256)
+    return LaunchPlan(device.build("random", STATE_ON_DEVICE=on_device).random_bits, work, group, (size, span))

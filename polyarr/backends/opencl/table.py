@@ -60,7 +60,13 @@ KERNELS = {
     ops.adamw: adamw.adamw,
 }
 
-READS = {ops.adamw: ("scale",)}  # numbers that a kernel reads from memory, where they are there
+# Numbers that a kernel reads from memory, where they are there.
+READS = {
+    ops.adamw: ("scale",),
+    ops.random_bits: ("key", "counter"),
+    ops.dropout: ("key", "counter"),
+    ops.attention: ("key", "counter"),
+}
 
 PAIRS = {
     ops.softmax: (softmax.softmax, softmax.softmax_backward),

@@ -11,10 +11,11 @@
 // Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | BQ, BK tile, multiples of
 //          LANES * VECTORS and of ROWS | LANES of a vector | ROWS x VECTORS sums that multiply keeps in registers |
 //          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 |
-//          BACKWARD 0 or 1: which kernels
+//          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory | BACKWARD 0 or 1: which kernels
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(BQ) || !defined(BK) || !defined(LANES) || \
-    !defined(VECTORS) || !defined(ROWS) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD)
-#error "attention_cpu.cl needs a dtype's and a mask's macros, D, DV, BQ, BK, LANES, VECTORS, ROWS, DROPOUT, BACKWARD"
+    !defined(VECTORS) || !defined(ROWS) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD) || \
+    !defined(STATE_ON_DEVICE)
+#error "attention_cpu.cl needs a dtype's and a mask's macros, D, DV, BQ, BK, LANES, VECTORS, ROWS, DROPOUT, BACKWARD, STATE_ON_DEVICE"
 #endif
 
 #define JOINED(a, b) a##b
@@ -135,7 +136,8 @@ __kernel ONE_ITEM void attention_forward(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global T *restrict out, const long4 out_at, __global ACC *restrict lse, const long inner,
-    const long t, const long s, const long causal, const ACC scale, const ulong4 dropout, const ACC kept) {
+    const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     __local ACC qs[D * BQ], ks[BK * D], vs[BK * DVP], ps[BK * BQ], os[BQ * DVP];
     ACC top[BQ], base[BQ], sum[BQ], shrink[BQ], keep[BK];
     const long batch = get_global_id(1), q0 = get_global_id(0) * BQ, ahead = s - t;
@@ -202,8 +204,9 @@ __kernel ONE_ITEM void attention_backward(
     const long mask_step, __global const T *restrict out, const long4 out_at, __global const T *restrict dout,
     const long4 dout_at, __global const ACC *restrict lse, __global ACC *restrict partial, const long4 partial_at,
     const long partial_size, __global T *restrict dk, const long4 dk_at, __global T *restrict dv, const long4 dv_at,
-    const long inner, const long t, const long s, const long causal, const ACC scale, const ulong4 dropout,
+    const long inner, const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold,
     const ACC kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     __local ACC qs[BQ * DP], gs[BQ * DVP], ks[BK * DP], kt[D * BK], vt[DV * BK], ps[BQ * BK], ds[BQ * BK],
         dqs[BQ * DP], dks[BK * DP], dvs[BK * DVP];
     ACC delta[BQ], keep[BK];

@@ -13,10 +13,11 @@
 // Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | OWN x STREAM tile of scores |
 //          TX x TY work-items: a work-item has OWN / TY rows and STREAM / TX columns of the tile |
 //          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 |
-//          BACKWARD 0 or 1: which kernels
+//          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory | BACKWARD 0 or 1: which kernels
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(OWN) || !defined(STREAM) || !defined(TX) || \
-    !defined(TY) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD)
-#error "attention_gpu.cl needs a dtype's and a mask's macros, D, DV, OWN, STREAM, TX, TY, DROPOUT, BACKWARD"
+    !defined(TY) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD) || \
+    !defined(STATE_ON_DEVICE)
+#error "attention_gpu.cl needs a dtype's and a mask's macros, D, DV, OWN, STREAM, TX, TY, DROPOUT, BACKWARD, STATE_ON_DEVICE"
 #endif
 
 #define JOINED(a, b) a##b
@@ -135,7 +136,8 @@ __kernel GROUP void attention_forward(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global T *restrict out, const long4 out_at, __global ACC *restrict lse, const long inner,
-    const long t, const long s, const long causal, const ACC scale, const ulong4 dropout, const ACC kept) {
+    const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     TILE(qs, OWN, WIDTH(D));
     TILE(shared, 1, MAX(STREAM * WIDTH(D), OWN * SCORE_WIDTH));  // the keys, then the weights
     TILE(vs, STREAM, WIDTH(DV));
@@ -236,7 +238,8 @@ __kernel GROUP void attention_backward_q(
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global const T *restrict dout, const long4 dout_at, __global const ACC *restrict lse,
     __global const ACC *restrict delta, __global T *restrict dq, const long4 dq_at, const long inner, const long t,
-    const long s, const long causal, const ACC scale, const ulong4 dropout, const ACC kept) {
+    const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     TILE(qs, OWN, WIDTH(D));
     TILE(gs, OWN, WIDTH(DV));
     TILE(ks, STREAM, WIDTH(D));
@@ -299,7 +302,8 @@ __kernel GROUP void attention_backward_kv(
     const long mask_step, __global const T *restrict dout, const long4 dout_at, __global const ACC *restrict lse,
     __global const ACC *restrict delta, __global T *restrict dk, const long4 dk_at, __global T *restrict dv,
     const long4 dv_at, const long inner, const long t, const long s, const long causal, const ACC scale,
-    const ulong4 dropout, const ACC kept) {
+    STATE, const uint threshold, const ACC kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     TILE(ks, OWN, WIDTH(D));
     TILE(vs, OWN, WIDTH(DV));
     TILE(qs, STREAM, WIDTH(D));

@@ -4,9 +4,10 @@
 // Arrays   x, y (n), contiguous
 // Launch   local GROUP, global GROUP * ceil(n / BLOCK): a work-item takes BATCH Philox blocks at a time
 // Params   T, ACC, LOAD, STORE of the dtype | GROUP work-items per group, BLOCK elements per group, a multiple of
-//          4 * BATCH | BATCH Philox blocks that the compiler may compute side by side
-#if !defined(T) || !defined(GROUP) || !defined(BLOCK) || !defined(BATCH)
-#error "dropout.cl needs a dtype's macros, GROUP, BLOCK and BATCH"
+//          4 * BATCH | BATCH Philox blocks that the compiler may compute side by side |
+//          STATE_ON_DEVICE 0 or 1: whether key and counter are numbers, or read from memory
+#if !defined(T) || !defined(GROUP) || !defined(BLOCK) || !defined(BATCH) || !defined(STATE_ON_DEVICE)
+#error "dropout.cl needs a dtype's macros, GROUP, BLOCK, BATCH and STATE_ON_DEVICE"
 #endif
 
 #define SPAN (4 * BATCH)
@@ -31,7 +32,8 @@ static inline void philox_batch(ulong block, ulong counter, ulong key, uint *bit
 }
 
 __kernel BLOCK_GROUP void dropout(__global const T *restrict x, __global T *restrict y, const long n,
-                                  const uint threshold, const ACC scale, const ulong counter, const ulong key) {
+                                  const uint threshold, const ACC scale, STATE) {
+    const ulong key = STATE_KEY, counter = STATE_COUNTER;
     const size_t first = get_group_id(0) * BLOCK, end = MIN(first + BLOCK, (size_t)n);
     for (size_t i = first + get_local_id(0) * SPAN; i < end; i += GROUP * SPAN) {
         uint bits[SPAN];

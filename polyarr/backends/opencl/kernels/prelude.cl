@@ -188,6 +188,12 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
     return philox(words, (uint2)((uint)key, (uint)(key >> 32)));
 }
 
+// STATE_KEY and STATE_COUNTER of a kernel that takes STATE: numbers, or what memory holds in programs with STATE_ON_DEVICE.
+#define STATE const ulong key_given, const ulong counter_given, __global const ulong *restrict key_at, \
+    __global const ulong *restrict counter_at
+#define STATE_KEY (STATE_ON_DEVICE ? *key_at : key_given)
+#define STATE_COUNTER (STATE_ON_DEVICE ? *counter_at : counter_given)
+
 // ---- joining over a work-group ----------------------------------------------------------------------------------
 
 #define ADD(a, b) ((a) + (b))

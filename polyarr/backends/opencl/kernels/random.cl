@@ -2,10 +2,13 @@
 //
 // Arrays   out (size)
 // Launch   one work-item per span of blocks, rounded up; any group size
-// Params   none
+// Params   STATE_ON_DEVICE 0 or 1: whether key and counter are numbers, or read from memory
+#if !defined(STATE_ON_DEVICE)
+#error "random.cl needs STATE_ON_DEVICE"
+#endif
 
-__kernel void random_bits(__global uint *restrict out, const ulong key, const ulong counter,
-                          const long size, const long span) {
+__kernel void random_bits(__global uint *restrict out, STATE, const long size, const long span) {
+    const ulong key = STATE_KEY, counter = STATE_COUNTER;
     const long first = get_global_id(0) * span, last = MIN(first + span, size / 4);
     for (long block = first; block < last; block++) ((__global uint4 *)out)[block] = philox4x32(block, counter, key);
 
