@@ -1,5 +1,6 @@
 """Numbers that change from call to call: inputs, Python's or arrays without axes, and never part of a key."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend, transfers
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import ShapeError
+from polyarr.models.gpt import GPTModel
+from polyarr.testing.backend_checks import GPT
 
 X = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
 
@@ -135,3 +138,45 @@ def test_a_kernel_gets_plain_numbers_unless_it_reads_them() -> None:
             ops.random_bits(scalar(3), scalar(4), shape=(2,))
             given.append(transfers().downloads - before)
     assert given == [(int, int), 2, (int, np.ndarray), 1]
+
+
+def training_step(backend: Backend, numbers_of: Any) -> tuple[Any, Any]:
+    """A step of a GPT with dropout, as a function of the model and the optimiser's state; and those two."""
+    config = {**GPT, "drop_rate": 0.2}
+    pa.random.set_state((numbers_of(5), numbers_of(0)))
+    model, optimizer = GPTModel(config), optim.AdamW(lr=numbers_of(0.25), clip=1.0)
+    state = {**optimizer.init(model), "step": numbers_of(0)}
+    tokens = pa.asarray(np.random.default_rng(0).integers(0, config["vocab_size"], (2, 9)))
+
+    def loss(model: Any) -> Array:
+        return ops.cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+
+    def step(model: Any, state: Any) -> tuple[Any, Any]:
+        value, grads = pa.value_and_grad(loss)(model)
+        return (*optimizer.update(grads, state, model), value)
+
+    return step, step(model, state)
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_a_training_step_with_its_numbers_in_arrays_moves_nothing(backend: Backend, monkeypatch: Any) -> None:
+    """Neither copies to or from the host nor waiting: it can be captured. The bits are those with plain numbers."""
+    commands, before = import_module("polyarr.backends.opencl.commands"), pa.random.get_state()
+    plain, seen, found = commands.Command.__call__, [], []
+
+    def noting(command: Any, *args: Any) -> Any:
+        seen.append(command.name)
+        return plain(command, *args)
+
+    try:
+        for numbers_of in (lambda number: number, scalar):
+            step, (model, state, _) = training_step(backend, numbers_of)  # which builds the programs
+            since = transfers()
+            with monkeypatch.context() as patched:
+                patched.setattr(commands.Command, "__call__", noting)
+                patched.setattr(commands.Commands, "finish", None)
+                found.append(step(model, state))
+            assert transfers() == since and not {"upload", "transfer"} & set(seen) and "adamw" in seen
+        assert same(*(model for model, _, _ in found)) and same(*(value for _, _, value in found))
+    finally:
+        pa.random.set_state(before)

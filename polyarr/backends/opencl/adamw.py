@@ -1,69 +1,137 @@
 """AdamW, and Adam: one step for many parameters in few launches."""
 
-from collections.abc import Sequence
-from math import sqrt
-from typing import Any
+import struct
+from math import inf, log, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.device import Device, room_of
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import blocks_of
-from polyarr.core.spec import Spec
+from polyarr.backends.opencl.rows import blocks_of, wide
+from polyarr.core.spec import Spec, float64
 
 PLACES = 12  # parameters per launch; adamw.cl repeats its arguments as often
+LETTERS = ("L", "N", "S")  # for lr, step and scale in the macros of adamw_numbers.cl
 
 Buffers = tuple[Buffer, ...]
 Specs = tuple[tuple[Spec, ...], ...]
+Number = float | Buffer
+
+
+class Part(NamedTuple):
+    """One launch: for which parameters, what sums are kept in, and the kernel's Fixed."""
+
+    launch: LaunchPlan
+    members: tuple[int, ...]
+    acc: np.dtype
+    fixed: bytes
+
+
+class Plan(NamedTuple):
+    """Of a step: the strides that make a parameter dense, the room of every result, the launches."""
+
+    strides: tuple[tuple[int, ...], ...]
+    rooms: tuple[tuple[Any, ...], ...]
+    parts: tuple[Part, ...]
 
 
 def adamw(
     device: Device, out: Specs, params: Buffers, grads: Buffers, m: Buffers, v: Buffers,
-    lr: float, step: int, scale: float | Buffer,
+    lr: Number, step: Number, scale: Number,
     *, beta1: float, beta2: float, eps: float, weight_decay: tuple[float, ...], decoupled: bool,
 ) -> tuple[Buffers, Buffers, Buffers]:  # fmt: skip
     """The new parameters, first and second moments; scale multiplies every gradient."""
-    inputs = [[dense(device, b) for b in group] for group in (params, grads, m, v)]
-    results = [[device.empty(spec) for spec in group] for group in out]
-    tensors = list(zip(*inputs, *results, weight_decay, strict=True))
-    rates = (beta1, beta2, 1 - beta1, 1 - beta2, eps, lr / (1 - beta1**step), 1 / sqrt(1 - beta2**step))
-    by_dtypes: dict[Any, list[Any]] = {}
-    for tensor in tensors:
-        if tensor[0].size:
-            by_dtypes.setdefault(tuple(b.dtype for b in tensor[:3]), []).append(tensor)
-    for same in by_dtypes.values():
-        for i in range(0, len(same), PLACES):
-            _launch(device, same[i : i + PLACES], rates, scale, lr, decoupled)
-    new_params, new_m, new_v = map(tuple, results)
-    return new_params, new_m, new_v
+    numbers, logs = (lr, step, scale), [log(beta) if beta else -inf for beta in (beta1, beta2)]
+    on_device = any(type(n) is Buffer for n in numbers)
+    dtypes = tuple([g.dtype for g in grads])
+    plan = device.plans[_plan](out, dtypes, (beta1, beta2, eps), weight_decay, decoupled, on_device)
+    inputs = [
+        [b if b.strides == s and not b.offset else dense(device, b) for b, s in zip(group, plan.strides, strict=True)]
+        for group in (params, grads, m, v)
+    ]
+    results = [
+        [device.fresh(spec, *room) for spec, room in zip(specs, rooms, strict=True)]
+        for specs, rooms in zip(out, plan.rooms, strict=True)
+    ]
+    memories = list(zip(*[[b.memory for b in group] for group in (*inputs, *results)], strict=True))
+    found = {acc: (_placed if on_device else _plain)(device, acc, numbers, logs) for acc in {p.acc for p in plan.parts}}
+    for part in plan.parts:
+        args = [memory for i in part.members for memory in memories[i]]
+        unread = memories[part.members[0]]  # for a place without elements
+        args += unread * (PLACES - len(part.members))
+        rates, at = found[part.acc]
+        part.launch.kernel(part.launch.work, part.launch.group, *args, part.fixed, *rates, at or unread[0])
+    return tuple(map(tuple, results))  # type: ignore[return-value]
 
 
-def _launch(
-    device: Device, tensors: Sequence[Any], rates: Sequence[float], scale: float | Buffer, lr: float, decoupled: bool
-) -> None:
-    on_device = isinstance(scale, Buffer)
-    scales = dense(device, scale) if on_device else tensors[0][0]
-    dtypes, sizes = tuple([b.dtype for b in (*tensors[0][:3], scales)]), tuple([t[0].size for t in tensors])
-    plan = device.plans[_plan](dtypes, sizes, decoupled, on_device)
-    args = [*rates, 1.0 if on_device else scale, scales.memory]
-    for *buffers, decay in tensors:
-        args += [b.memory for b in buffers]
-        args += [buffers[0].size, decay * lr if decoupled else decay]
-    unused = [*args[9:16], 0, 0.0]  # a place without elements
-    plan.kernel(plan.work, plan.group, *args, *unused * (PLACES - len(tensors)))
+# ---- numbers that change from step to step -------------------------------------------------------------------------
+
+
+def _plain(device: Device, acc: np.dtype, numbers: tuple, logs: list[float]) -> tuple[tuple[float, ...], Any]:
+    """The kernel's rates, which are numbers; adamw_numbers.cl has the same formulas."""
+    lr, step, scale = numbers
+    first, second = (-np.expm1(step * log_beta) for log_beta in logs)
+    return (lr / first, 1 / sqrt(second), scale, lr), None
+
+
+def _placed(device: Device, acc: np.dtype, numbers: tuple, logs: list[float]) -> tuple[tuple[float, ...], Any]:
+    """The rates in memory, where some of the numbers are."""
+    result, args = device.empty(Spec((4,), acc)), []
+    given = [dense(device, n) if type(n) is Buffer else n for n in numbers]
+    for n in given:
+        args += [0, n.memory] if type(n) is Buffer else [n, result.memory]
+    kernel = device.plans[_numbers](acc, *[n.dtype if type(n) is Buffer else None for n in given])
+    kernel((1,), (1,), *args, *logs, result.memory)
+    return (0.0,) * 4, result.memory
+
+
+def _numbers(device: Device, acc: np.dtype, *dtypes: np.dtype | None) -> Any:
+    """The kernel that works rates out from numbers of these dtypes; None: it is given that one."""
+    macros: dict[str, Any] = {"ACC": types(acc)["ACC"], "WIDE": "double" if device.features.fp64 else "float"}
+    for letter, dtype in zip(LETTERS, dtypes, strict=True):
+        macros |= {f"{letter}_ON_DEVICE": int(dtype is not None), **_names(letter, dtype or acc)}
+    return device.build("adamw_numbers", **macros).adamw_numbers
+
+
+# ---- plans ---------------------------------------------------------------------------------------------------------
 
 
 def _plan(
-    device: Device, dtypes: tuple[np.dtype, ...], sizes: tuple[int, ...], decoupled: bool, on_device: bool
-) -> LaunchPlan:
-    """For the dtypes of parameters, gradients, moments and the scale."""
-    p, *others = dtypes
-    names = {k: v for letter, dtype in zip("GMS", others, strict=True) for k, v in _names(letter, dtype).items()}
-    flags = {"DECOUPLED": int(decoupled), "SCALE_ON_DEVICE": int(on_device)}
-    program = device.build("adamw", **types(p), **device.geometry.blocks, **names, **flags)
+    device: Device, out: Specs, grads: tuple[np.dtype, ...], betas: tuple[float, float, float],
+    decay: tuple[float, ...], decoupled: bool, on_device: bool,
+) -> Plan:  # fmt: skip
+    rooms = tuple(tuple(room_of(device, spec) for spec in specs) for specs in out)
+    by_dtypes: dict[Any, list[int]] = {}
+    for i, (p, m, _) in enumerate(zip(*out, strict=True)):
+        if p.size:
+            by_dtypes.setdefault((p.dtype, grads[i], m.dtype), []).append(i)
+    parts = []
+    for dtypes, members in by_dtypes.items():
+        for first in range(0, len(members), PLACES):
+            some = tuple(members[first : first + PLACES])
+            sizes = [out[0][i].size for i in some]
+            fixed = _fixed(wide(dtypes[0]), sizes, [decay[i] for i in some], betas)
+            launch = _launch(device, dtypes, sizes, DECOUPLED=int(decoupled), NUMBERS_ON_DEVICE=int(on_device))
+            parts.append(Part(launch, some, wide(dtypes[0]), fixed))
+    return Plan(tuple(strides for _, strides in rooms[0]), rooms, tuple(parts))
+
+
+def _fixed(acc: np.dtype, sizes: list[int], decay: list[float], betas: tuple[float, float, float]) -> bytes:
+    """The struct Fixed of adamw.cl."""
+    beta1, beta2, eps = betas
+    unused, letter = [0] * (PLACES - len(sizes)), "d" if acc == float64 else "f"
+    rates = (beta1, beta2, 1 - beta1, 1 - beta2, eps)
+    return struct.pack(f"{PLACES}q{PLACES + len(rates)}{letter}0q", *sizes, *unused, *decay, *unused, *rates)
+
+
+def _launch(device: Device, dtypes: tuple[np.dtype, ...], sizes: list[int], **flags: int) -> LaunchPlan:
+    """For the dtypes of parameters, gradients and moments."""
+    p, g, m = dtypes
+    program = device.build("adamw", **types(p), **device.geometry.blocks, **_names("G", g), **_names("M", m), **flags)
     group = device.geometry.blocks["GROUP"]
     return LaunchPlan(program.adamw, (group * sum(blocks_of(device, size) for size in sizes),), (group,), ())
 

@@ -62,7 +62,7 @@ KERNELS = {
 
 # Numbers that a kernel reads from memory, where they are there.
 READS = {
-    ops.adamw: ("scale",),
+    ops.adamw: ("lr", "step", "scale"),
     ops.random_bits: ("key", "counter"),
     ops.dropout: ("key", "counter"),
     ops.attention: ("key", "counter"),
