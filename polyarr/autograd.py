@@ -64,7 +64,8 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
 def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
     """fn's value at primals, a tree of arrays, and the function that pulls a cotangent of that shape back to them.
 
-    The pull-back may be called many times. It returns one gradient tree per argument.
+    The pull-back may be called many times. It returns one gradient tree per argument. None in place of an array, or of
+    a part of the tree, stands for zeros.
     """
     _check_callable("vjp", fn)
     args = list(primals)
@@ -73,12 +74,10 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
         value = fn(*args)
     ends = [node for nodes in tracked for node in nodes if node]
     roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(value)]
-    specs = [leaf.spec if type(leaf) is Array else None for leaf in tree.leaves(value)]
+    specs = tree.map(lambda leaf: leaf.spec if type(leaf) is Array else leaf, value)
 
     def pull(cotangent: Any) -> tuple:
-        _check_cotangent(tree.leaves(cotangent), specs)
-        seeds = zip(roots, tree.leaves(cotangent), strict=True)
-        found = iter(_backward([(root, g) for root, g in seeds], ends, once=False))
+        found = iter(_backward([*zip(roots, _cotangents(cotangent, specs), strict=True)], ends, once=False))
         return tuple(_gradient_tree(a, nodes, found) for a, nodes in zip(args, tracked, strict=True))
 
     return tree.map(_released, value), pull
@@ -102,8 +101,8 @@ def jvp(fn: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
     for path, tangent in given.items():
         if type(a := arrays[path]) is Array and (type(tangent) is not Array or tangent.shape != a.shape):
             raise ShapeError(f"jvp: a tangent is {described(tangent)}; it must have the shape of {a.spec}")
-    along = [given.get(p, _zeros(a)) for p, a in arrays.items() if type(a) is Array and a.dtype in FLOATS]
-    return value, push(along)[0]
+    along = [given.get(path) if _carries(a) else None for path, a in arrays.items()]
+    return value, push(tree.unflatten(tuple(primals), along))[0]
 
 
 def stop_gradient(x: Any) -> Any:
@@ -146,8 +145,7 @@ def checkpoint(fn: Callable) -> Callable:
                 raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
             ends = [node for nodes in tracked for node in nodes if node]
             roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(found)]
-            seeds = [(root, part) for root, part in zip(roots, g, strict=True) if part is not None]
-            grads = _backward(seeds, [*parents, *ends], once=False)
+            grads = _backward([*zip(roots, g, strict=True)], [*parents, *ends], once=False)
             # An argument may be of floats and yet untracked: it has an end here, and no parent there.
             wanted = [_is_tracked(leaf) for leaf in tree.leaves(args) if _carries(leaf)]
             return grads[: len(parents)] + [g for g, want in zip(grads[len(parents) :], wanted, strict=True) if want]
@@ -364,7 +362,7 @@ def _released(leaf: Any) -> Any:
     return leaf.untracked() if type(leaf) is Array and not is_recording() else leaf
 
 
-def _backward(seeds: list[tuple[Node | None, Array]], ends: list[Node], once: bool) -> list[Array | None]:
+def _backward(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], once: bool) -> list[Array | None]:
     """The gradients at the nodes `ends`, given the cotangents at some roots. None: no path leads there."""
     if is_recording():
         return _walked(seeds, ends, release=False)
@@ -372,10 +370,10 @@ def _backward(seeds: list[tuple[Node | None, Array]], ends: list[Node], once: bo
         return _walked(seeds, ends, release=once)
 
 
-def _walked(seeds: list[tuple[Node | None, Array]], ends: list[Node], release: bool) -> list[Array | None]:
+def _walked(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], release: bool) -> list[Array | None]:
     grads: dict[Node, Any] = {}
     for root, g in seeds:
-        if root is not None:
+        if root is not None and g is not None:
             grads[root] = grads[root] + g if root in grads else g
     finals = set(ends)
     # Creation order is a topological order, so no recursion: sort once, walk down.
@@ -465,7 +463,7 @@ def _check_scalar(value: Any) -> None:
     if type(value) is not Array:
         raise GradientError(f"value_and_grad: fn returned {type(value).__name__}; it must return a scalar array")
     if value.shape != () or value.dtype not in FLOATS:
-        raise ShapeError(f"value_and_grad: fn returned {value.spec}; it must return a floating-point scalar")
+        raise GradientError(f"value_and_grad: fn returned {value.spec}; it must return a floating-point scalar")
 
 
 # ---- what the transforms say of what they were given -------------------------------------------------------------
@@ -501,10 +499,22 @@ def _two(found: Any, whose: str, required: str) -> Any:
     return found
 
 
-def _check_cotangent(given: list, due: list[Spec | None]) -> None:
-    """Raise unless a cotangent has a leaf for each of the value's, and arrays where those are."""
-    if len(given) != len(due):
-        raise GradientError(f"vjp: the cotangent has {len(given)} leaves, fn's value {len(due)}; they must be alike")
-    for g, spec in zip(given, due, strict=True):
-        if spec and (type(g) is not Array or g.shape != spec.shape):
-            raise ShapeError(f"vjp: a cotangent is {described(g)} for {spec}; it must be an array of that shape")
+def _cotangents(given: Any, due: Any) -> list:
+    """The cotangent's leaf for each one of the value's, whose arrays `due` has as Specs; None for zeros."""
+    parts = tree.children(due)
+    if given is None:
+        return [None for _ in tree.leaves(due)]
+    if parts is None:
+        if type(due) is Spec and (type(given) is not Array or given.shape != due.shape):
+            raise ShapeError(f"vjp: a cotangent is {described(given)} for {due}; it must be an array of that shape")
+        return [given]
+    found = tree.children(given)
+    if found is None or found.keys() != parts.keys():
+        raise GradientError(f"vjp: a cotangent is {_listed(given)} for {_listed(due)}; they must be alike")
+    return [leaf for name, part in parts.items() for leaf in _cotangents(found[name], part)]
+
+
+def _listed(given: Any) -> str:
+    """What was given, with the names or places of its parts."""
+    parts = ", ".join(map(str, tree.children(given) or ()))
+    return f"{described(given)} with {parts}" if parts else described(given)

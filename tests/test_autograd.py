@@ -359,10 +359,10 @@ def test_mixing_backends_names_both() -> None:
         (
             lambda x: x,
             pa.asarray([1.0, 2.0], device="numpy"),
-            ShapeError,
+            GradientError,
             r"value_and_grad: fn returned float32\[2\]; it must",
         ),
-        (lambda x: ops.argmax(x), pa.asarray([1.0], device="numpy"), ShapeError, r"returned int64\[\]"),
+        (lambda x: ops.argmax(x), pa.asarray([1.0], device="numpy"), GradientError, r"returned int64\[\]"),
         (
             lambda x: 3.0,
             pa.asarray([1.0], device="numpy"),
@@ -429,6 +429,27 @@ def _same(x: Array) -> Array:
     return x
 
 
+def _twice(x: Array) -> tuple:
+    return x * 2, {"three": x * 3, "none": None, "count": 5}
+
+
+@pytest.mark.parametrize(
+    ("cotangent", "expected"),
+    [
+        (lambda g: (g, {"three": None, "none": None, "count": None}), 2),
+        (lambda g: (None, {"count": 7, "none": None, "three": g}), 3),
+        (lambda g: (g, None), 2),
+        (lambda g: None, 0),
+    ],
+)
+def test_a_cotangent_of_none_stands_for_zeros(on_numpy: Backend, cotangent: Callable, expected: float) -> None:
+    """In place of an array, or of a part of the tree; within a transform, too."""
+    _, pull = pa.vjp(_twice, pa.ones(2))
+    assert pull(cotangent(pa.ones(2)))[0].tolist() == [expected] * 2
+    slope = pa.grad(lambda g: ops.sum(pull(cotangent(g))[0] ** 2))
+    assert slope(pa.ones(2)).tolist() == [2 * expected**2] * 2
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -452,7 +473,9 @@ def _same(x: Array) -> Array:
         (lambda x: pa.vjp(3, x), GradientError, "^vjp: fn is a int; it must be a function"),
         (lambda x: pa.vjp(_same, x)[1](x[0]), ShapeError, r"a cotangent is float32\[3\] for float32\[2, 3\]"),
         (lambda x: pa.vjp(_same, x)[1](1.0), ShapeError, r"a cotangent is a float for float32\[2, 3\]"),
-        (lambda x: pa.vjp(_same, x)[1](None), GradientError, "the cotangent has 0 leaves, fn's value 1"),
+        (lambda x: pa.vjp(_same, x)[1]([]), ShapeError, r"a cotangent is a list for float32\[2, 3\]; it must be"),
+        (lambda x: pa.vjp(_twice, x)[1]((x,)), GradientError, "is a tuple with 0 for a tuple with 0, 1; they must be"),
+        (lambda x: pa.vjp(_twice, x)[1](x), GradientError, r"is float32\[2, 3\] for a tuple with 0, 1; they must be"),
         (lambda x: pa.jvp(_same, x, (x,)), GradientError, r"primals is float32\[2, 3\]; it must be a tuple"),
         (lambda x: pa.jvp(_same, (x,), None), GradientError, "tangents is None; it must be a tuple"),
         (
