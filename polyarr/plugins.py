@@ -145,17 +145,17 @@ def _check_kernels(giver: str, kernels: Mapping[Any, Any]) -> None:
             raise BackendError(f"{giver} gave {op!r}: {kernel!r}; it must give op -> kernel or Fused pair{hint}")
         if isinstance(kernel, Fused) and not _takes_wanted(kernel.backward):
             raise BackendError(
-                f"{op.name}: backward of its pair takes no wanted; since api 2 it is "
+                f"{op.name}: backward of its pair has no parameter wanted; since api 2 it is "
                 "backward(g, saved, *buffers, wanted, **params)"
             )
 
 
 def _takes_wanted(backward: Callable) -> bool:
+    """By its name: among **params, one of API 1 would take it for a parameter of the op."""
     try:
-        parameters = inspect.signature(backward).parameters
+        return "wanted" in inspect.signature(backward).parameters
     except (TypeError, ValueError):  # a callable written in C need not say
         return True
-    return "wanted" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _overridden(backend: Backend) -> Backend:

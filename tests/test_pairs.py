@@ -95,7 +95,7 @@ def test_too_few_gradients_are_an_error(paired) -> None:
     short = backend.kernels[op]._replace(backward=lambda g, saved, *bufs, wanted: (None,))
     with (
         use_backend(backend._replace(kernels={**backend.kernels, op: short})),
-        pytest.raises(BackendError, match="the pair of backend 'numpy' gave 1 gradients; it must give 2, one for each"),
+        pytest.raises(BackendError, match="backward of the pair of backend 'numpy' gave a tuple of 1; it must"),
     ):
         pa.grad(lambda f: ops.sum(op(numbers(2), f)[1]))(numbers(1)[0])
 
@@ -133,6 +133,25 @@ def test_dropout_keeps_no_input_and_masks_its_gradient_alike() -> None:
     x = pa.asarray(np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32))
     value, (g,) = (lambda v, pull: (v, pull(ops.ones_like(v))))(*pa.vjp(lambda x: ops.dropout(x, 3, 4, rate=0.5), x))
     np.testing.assert_allclose(g.numpy(), np.where(value.numpy() == 0, 0, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "told"),
+    [
+        (lambda out, x, **_: x, None, r"forward of .* gave a numpy\.ndarray; it must give a tuple of 2, buff"),
+        (lambda out, x, **_: (x,), None, "forward of .* gave a tuple of 1; it must"),
+        (lambda out, x, **_: None, None, "forward of .* gave None; it must"),
+        (None, lambda g, *_, **__: g, r"backward of .* gave a numpy\.ndarray; it must give a tuple of 1, one for each"),
+        (None, lambda *_, **__: None, "backward of .* gave None; it must"),
+    ],
+)
+def test_a_buffer_alone_is_no_pairs_result(forward: Any, backward: Any, told: str) -> None:
+    """Two rows would be taken for two results, and one for one gradient."""
+    sound = softmax_pair()
+    pair = Fused(forward or sound.forward, backward or sound.backward)
+    x = pa.ones((1, 4)) if backward else pa.ones((2, 4))
+    with use_backend(with_pair(ops.softmax, pair)) as backend, pytest.raises(BackendError, match=told):
+        pa.grad(lambda x: ops.sum(ops.softmax(x)))(x.to(backend))
 
 
 # ---- what the kit says of a pair ------------------------------------------------------------------------------

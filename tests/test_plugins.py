@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyarr import diagnosis, loading, plugins
-from polyarr.core.backend import Backend
+from polyarr import diagnosis, loading, ops, plugins
+from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, set_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.hooks import Diagnosis
@@ -435,6 +435,16 @@ def test_a_plugin_for_api_1_is_told_where_the_way_to_2_is_written():
         loading._check(spec)
     section, page = re.search(r"see '(.*)' in (\S+\.md)", str(raised.value)).groups()
     assert f"\n## {section}\n" in (Path(__file__).parents[1] / page).read_text()
+
+
+@pytest.mark.parametrize("backward", [lambda g, saved, *bufs, **params: None, lambda g, saved, x, axis: None])
+def test_a_pair_for_api_1_is_refused(backward):
+    """It knows of no `wanted`; with **params it would take it for a parameter of the op, and fail when it is asked."""
+    plugin = Toy()
+    plugin.start = lambda: toy()._replace(kernels={ops.softmax: Fused(print, backward)})
+    plugins.register_plugin(plugin)
+    with pytest.raises(BackendError, match="softmax: backward of its pair has no parameter wanted; since api 2 it is"):
+        get_backend("toy")
 
 
 def test_fresh_puts_everything_back():

@@ -7,7 +7,7 @@ import numpy as np
 
 from polyarr.core.array import NUMBERS, Array, flatten
 from polyarr.core.backend import Backend
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, described
 
 
 def bound(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -85,3 +85,8 @@ def mixed(op: Any, args: Any) -> str:
 
 def lacking(op: Any, backend: Backend) -> str:
     return f'{op.name}: backend {backend.name!r} has no kernel for it; compute it on another one, with x.to("numpy")'
+
+
+def misshapen(op: Any, backend: Backend, half: str, found: Any, due: str) -> str:
+    given = described(found) + (f" of {len(found)}" if type(found) in (tuple, list) else "")
+    return f"{op.name}: {half} of the pair of backend {backend.name!r} gave {given}; it must give a tuple of {due}"

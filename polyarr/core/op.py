@@ -23,7 +23,18 @@ from polyarr.core.array import (
     widened,
 )
 from polyarr.core.backend import Backend, Fused
-from polyarr.core.binding import accepted, bound, bound_by_name, frozen, lacking, mixed, signature, unfit, usage
+from polyarr.core.binding import (
+    accepted,
+    bound,
+    bound_by_name,
+    frozen,
+    lacking,
+    misshapen,
+    mixed,
+    signature,
+    unfit,
+    usage,
+)
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError, DtypeError
 from polyarr.core.record import Need, need_of, record_pair, record_rules
@@ -319,6 +330,8 @@ class Op:
             found = kernel.forward(plan.out, *bufs, **params)
             if found is NotImplemented:
                 return self.run_body(plan, args, params)
+            if type(found) is not tuple or len(found) != 2:
+                raise BackendError(misshapen(self, backend, "forward", found, "2, buffer and saved"))
             buf, saved = found
             value = arrays(backend, buf, plan.out)
             if tracked:

@@ -5,6 +5,7 @@ from typing import Any
 
 from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_of, widened
 from polyarr.core.backend import Fused
+from polyarr.core.binding import misshapen
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import FLOATS, Spec
 from polyarr.core.tape import Node, Result
@@ -51,9 +52,9 @@ class Pair:
         cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
         bufs = map(buffer, self.args)
         grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **self.params)
-        if len(grads) != len(self.args):
-            given = f"the pair of backend {self.backend.name!r} gave {len(grads)} gradients"
-            raise BackendError(f"{self.op.name}: {given}; it must give {len(self.args)}, one for each input")
+        if type(grads) not in (tuple, list) or len(grads) != len(self.args):
+            due = f"{len(self.args)}, one for each input"
+            raise BackendError(misshapen(self.op, self.backend, "backward", grads, due))
         found = _chosen(self.wanted, grads)
         return [None if b is None else Array(self.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
 

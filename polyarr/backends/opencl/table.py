@@ -1,5 +1,6 @@
 """The table of kernels: Op -> launcher, or a Fused pair of launchers."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,6 +97,7 @@ def halves(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:
 def _following(device: Device, launcher: Callable) -> Callable:
     """The launcher for the device, which notes whose arrays it is given."""
 
+    @functools.wraps(launcher)
     def kernel(first: Any, *bufs: Any, **params: Any) -> Any:  # first: a Spec, or a Pair's cotangent
         device.faults.follow((first, *bufs))
         return launcher(device, first, *bufs, **params)
