@@ -29,6 +29,15 @@ def put(x: pa.Array, key: object, value: object) -> None:
     x[key] = value
 
 
+def sgd(params: object, grads: object, decay: object = (0.0,), lr: object = 0.1) -> object:
+    return pa.ops.sgd(params, grads, grads, lr, momentum=0.0, weight_decay=decay, nesterov=False)
+
+
+def adamw(params: list, v: object, step: object = 1) -> object:
+    settings = {"beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": (0.0,), "decoupled": True}
+    return pa.ops.adamw(params, params, params, v, 0.1, step, **settings)
+
+
 def refused(call: Callable, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as found:
         call(matrix())
@@ -222,6 +231,18 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.cumulative_prod(x.spec), ShapeError, "^cumulative_prod: .*axis must be given"),
         (lambda x: pa.diff(x, prepend=[1.0]), TypeError, "^diff: prepend is a list; it must be a polyarr array"),
         (lambda x: pa.zeros(2, dtype=""), DtypeError, "no dtype ''"),
+        (lambda x: pa.attention(1.0, x, x), ShapeError, "^attention: q is a Python float; it must have at least two"),
+        (lambda x: pa.attention(x[0, 0], x, x), ShapeError, r"^attention: q is float32\[\]; it must have at least two"),
+        (lambda x: pa.attention(x, x, x, 1.0), ShapeError, "^attention: mask is a Python float; it must be bool or fl"),
+        (lambda x: sgd(x, [x]), TypeError, r"^sgd: params is float32\[2, 3\]; it must be a list of arrays$"),
+        (lambda x: sgd([x], None), TypeError, "^sgd: grads is None; it must be a list of arrays$"),
+        (lambda x: sgd([x], [1.0]), TypeError, "^sgd: grads holds a Python float; it must be a list of arrays$"),
+        (lambda x: sgd([x], [x[0]]), ShapeError, "^sgd: grads has other shapes than params; every list must match"),
+        (lambda x: sgd([x > 0], [x]), DtypeError, r"^sgd: an array of params is bool\[2, 3\]; its dtype must be float"),
+        (lambda x: sgd([x], [x], decay=0.1), ShapeError, "^sgd: weight_decay is 0.1; it must be a number for each of"),
+        (lambda x: sgd([x], [x], lr=None), TypeError, "^sgd: lr is None; it must be a number, or an array without"),
+        (lambda x: adamw([x], x), TypeError, r"^adamw: v is float32\[2, 3\]; it must be a list of arrays$"),
+        (lambda x: adamw([x], [x], x), TypeError, r"^adamw: step is float32\[2, 3\]; it must be a number, or an array"),
         (lambda x: pa.random.permutation(x, axis=5), ShapeError, r"^random\.permutation: .*axis 5 must be from"),
     ],
 )

@@ -271,27 +271,26 @@ def mse(x, y):
 
 
 def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate):
+    _check_attention(q, k, v, mask)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(number("attention", "scale", scale))
     return {"scale": scale, "causal": bool(causal)}
 
 
-def _check_attention(q, k, v, mask, causal: bool) -> None:
+def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
     for name, a in (("q", q), ("k", k), ("v", v)):
-        check_kind("attention", name, spec_of(a), "floating")
-        if len(a.shape) < 2:
-            raise ShapeError(f"attention: {name} is {spec_of(a)}; it must have at least two axes")
+        check_kind("attention", name, a, "floating")
+        if a.ndim < 2:
+            raise ShapeError(f"attention: {name} is {a}; it must have at least two axes")
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        listed = f"q is {spec_of(q)}, k is {spec_of(k)}, v is {spec_of(v)}"
+        listed = f"q is {q}, k is {k}, v is {v}"
         raise ShapeError(f"attention: {listed}; q and k must agree on the last axis, k and v on the one before")
     if mask is not None:
         lead = broadcast("attention", *(Spec_(a.shape[:-2], bool_) for a in (q, k, v)))
         scores = Spec_((*lead, q.shape[-2], k.shape[-2]), bool_)
-        if broadcast("attention", scores, Spec_(mask.shape, bool_)) != scores.shape or mask.dtype not in (
-            bool_,
-            *FLOATS,
-        ):
+        fits = broadcast("attention", scores, Spec_(mask.shape, bool_)) == scores.shape
+        if mask.is_number or mask.dtype not in (bool_, *FLOATS) or not fits:
             raise ShapeError(
-                f"attention: mask is {spec_of(mask)}; it must be bool or floating and broadcast to {list(scores.shape)}"
+                f"attention: mask is {mask}; it must be bool or floating and broadcast to {list(scores.shape)}"
             )
 
 
@@ -309,7 +308,6 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
     Grads:   q, k, v, mask (if floating)
     Source:  Vaswani et al. 2017, arXiv:1706.03762
     """
-    _check_attention(q, k, v, mask, causal)
     scores = multiply(matrix_product(q, matrix_transpose(k)), scale)
     if mask is not None and mask.dtype != bool_:
         scores = add(scores, astype(mask, dtype=scores.dtype))

@@ -4,8 +4,9 @@ import math
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import float32, float64
+from polyarr.core.spec import Spec, check_kind, float32, float64
 from polyarr.ops.elementwise import add, astype, divide, expm1, multiply, sqrt, square, subtract, where
+from polyarr.ops.given import described, told
 from polyarr.ops.logic import equal
 from polyarr.ops.reduce import sum
 
@@ -40,24 +41,36 @@ def _norm_grad(g, a, out):
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _like_first(count: int):
-    """A rule for a step over lists: the results are like the lists that go in."""
+def _step(op: str, states: str, numbers: str):
+    """The rule of a step over lists: the new params and states are like those that go in."""
+    lists = ("params", "grads", *states.split())
 
-    def infer(params, grads, *rest, weight_decay, **_):
-        states = rest[: count - 1]
-        for name, members in (("grads", grads), *((f"state {i}", s) for i, s in enumerate(states))):
-            if len(members) != len(params) or any(a.shape != p.shape for a, p in zip(members, params, strict=True)):
-                raise ShapeError(f"optimiser step: {name} has other shapes than params; every list must match params")
-        if len(weight_decay) != len(params):
-            raise ShapeError(
-                f"optimiser step: {len(weight_decay)} weight decays for {len(params)} params; give one each"
-            )
-        return (params, *states)
+    def infer(*inputs, weight_decay, **_):
+        params = inputs[0]
+        for name, members in zip(lists, inputs, strict=False):
+            _check_list(op, name, members)
+            if [a.shape for a in members] != [p.shape for p in params]:
+                raise ShapeError(f"{op}: {name} has other shapes than params; every list must match params")
+        for name, a in zip(numbers.split(), inputs[len(lists) :], strict=True):
+            if type(a) is not Spec or a.shape:
+                raise TypeError(f"{op}: {name} is {described(a)}; it must be a number, or an array without axes")
+        if type(weight_decay) is not tuple or len(weight_decay) != len(params):
+            raise ShapeError(f"{op}: weight_decay is {told(weight_decay)}; it must be a number for each of params")
+        return (params, *inputs[2 : len(lists)])
 
     return infer
 
 
-@composed(infer=_like_first(2), numbers="lr scale")
+def _check_list(op: str, name: str, members) -> None:
+    listed = type(members) is tuple
+    for a in members if listed else (members,):
+        if not listed or type(a) is not Spec or a.is_number:
+            verb = "holds" if listed else "is"
+            raise TypeError(f"{op}: {name} {verb} {described(a)}; it must be a list of arrays")
+        check_kind(op, f"an array of {name}", a, "floating")
+
+
+@composed(infer=_step("sgd", "velocity", "lr scale"), numbers="lr scale")
 def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, nesterov):
     """One step of stochastic gradient descent with momentum over lists of arrays.
 
@@ -65,7 +78,7 @@ def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, neste
 
     Shapes:  lists of arrays, alike -> (params, velocity)
     Dtypes:  floating -> the same
-    Errors:  ShapeError if the lists differ
+    Errors:  ShapeError if the lists differ, TypeError for what is no list, DtypeError for integers
     Grads:   params, grads, velocity
     """
     new_params, new_velocity = [], []
@@ -79,7 +92,7 @@ def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, neste
     return tuple(new_params), tuple(new_velocity)
 
 
-@composed(infer=_like_first(3), numbers="lr step scale")
+@composed(infer=_step("adamw", "m v", "lr step scale"), numbers="lr step scale")
 def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight_decay, decoupled):
     """One step of AdamW (decoupled) or Adam over lists of arrays.
 
@@ -89,7 +102,7 @@ def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight
 
     Shapes:  lists of arrays, alike -> (params, m, v)
     Dtypes:  floating -> the same
-    Errors:  ShapeError if the lists differ
+    Errors:  ShapeError if the lists differ, TypeError for what is no list, DtypeError for integers
     Grads:   params, grads, m, v
     Source:  Kingma, Ba 2014, arXiv:1412.6980; Loshchilov, Hutter 2017, arXiv:1711.05101
     """

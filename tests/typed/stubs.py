@@ -32,7 +32,7 @@ PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the 
     "pad_width": "int | Sequence[int] | Sequence[Sequence[int]]", "steps": "Sequence[int]",
     "dtype": "DType", "size": "int", "repeats": "int", "k": "int",
     "activation": "str", "scale": "float", "eps": "float", "rate": "float",
-    "momentum": "float", "beta1": "float", "beta2": "float", "weight_decay": "float | Sequence[float]",
+    "momentum": "float", "beta1": "float", "beta2": "float", "weight_decay": "Sequence[float]",
     "nesterov": "bool", "decoupled": "bool",
 }  # fmt: skip
 RESULTS = {  # that are not one array
