@@ -34,8 +34,18 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
     if copy is False:
         raise ValueError(f"asarray: got {type(obj).__name__}; a polyarr array owns its memory, so leave copy=False out")
     if hasattr(obj, "__dlpack__") and not isinstance(obj, (np.ndarray, np.generic)):
-        obj = np.from_dlpack(obj)
+        obj = _taken_over("asarray", obj)
     return from_numpy(_host(obj, dtype), get_backend(device))
+
+
+def _taken_over(op: str, x: Any) -> np.ndarray:
+    """x, which speaks DLPack, as a NumPy array."""
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError) as error:  # the second for bfloat16, and for devices
+        raise BufferError(
+            f"{op}: x is {described(x)}; it must be on the CPU, in a dtype that NumPy takes over DLPack ({error})"
+        ) from None
 
 
 def _host(obj: Any, dtype: Any) -> np.ndarray:
@@ -93,12 +103,13 @@ def _joined(dtypes: set[np.dtype]) -> np.dtype:
 def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
     """An array with the values of x, which speaks DLPack and lies on the CPU.
 
-    Errors:  BufferError where copy is False, unless x is a polyarr array that stays where it is
+    Errors:  BufferError for what NumPy cannot take over, such as bfloat16 or another device's memory, and where copy
+             is False, unless x is a polyarr array that stays where it is
     """
     if not hasattr(x, "__dlpack__"):
         raise TypeError(f"from_dlpack: x is {described(x)}; it must speak DLPack (see polyarr.asarray)")
     try:
-        return asarray(x if isinstance(x, Array) else np.from_dlpack(x), device=device, copy=copy)
+        return asarray(x if isinstance(x, Array) else _taken_over("from_dlpack", x), device=device, copy=copy)
     except ValueError as error:
         raise BufferError(f"from_dlpack: {error}") from None
 

@@ -265,6 +265,23 @@ def test_dlpack(backend: Backend) -> None:
         x.__dlpack__(dl_device=(2, 0))
 
 
+def test_what_numpy_cannot_take_over_is_told() -> None:
+    """As PyTorch's bfloat16, of which NumPy says in a RuntimeError that it is unsupported."""
+
+    class Odd:
+        def __dlpack__(self, **_: object) -> None:
+            raise RuntimeError("Unsupported dtype in DLTensor.")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    for take in (pa.from_dlpack, pa.asarray):
+        with pytest.raises(BufferError, match=rf"^{take.__name__}: x is a .*Odd; it must be on the CPU, in a dt"):
+            take(Odd())
+    with pytest.raises(BufferError, match=r"^from_dlpack: x is a numpy\.ndarray; it must be"):
+        pa.from_dlpack(pa.ones(2, dtype="bfloat16").numpy())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 def test_pickling_and_copying(backend: Backend, dtype: str) -> None:
     x = pa.asarray([[1, 0], [3, 4]]).astype(dtype).T
