@@ -1,6 +1,7 @@
 """The environment variables that polyarr reads, each with its meaning: docs/debugging.md shows this table."""
 
 import os
+import warnings
 
 # name, with the value that turns it on where there is only one -> meaning
 VARIABLES = {
@@ -28,9 +29,13 @@ def is_on(name: str) -> bool:
 
 
 def level(name: str) -> int:
-    """The number that a variable is set to; 1 for anything else, 0 where it is not set."""
-    value = os.environ.get(name, "")
-    return int(value) if value.isdecimal() else int(is_on(name))
+    """The number that a variable is set to, 0 where it is not; warns of one that means nothing, and takes it for 0."""
+    value = os.environ.get(name, "") or "0"
+    known = ["0", *(v.partition("=")[2] for v in VARIABLES if v.startswith(f"{name}="))]
+    if value not in known:
+        warnings.warn(f"{name} is {value!r}; it must be one of {', '.join(known)}", RuntimeWarning, stacklevel=2)
+        return 0
+    return int(value)
 
 
 def unknown() -> list[str]:

@@ -93,6 +93,12 @@ def test_no_trace_is_printed_without_a_level(traced, level):
     assert traced(level) == [] and not watch._watchers
 
 
+@pytest.mark.parametrize("level", ["3", "x", "-1", "1.0"])
+def test_a_level_that_there_is_not_is_told(traced, level):
+    with pytest.warns(RuntimeWarning, match=f"^POLYARR_TRACE is '{level}'; it must be one of 0, 1, 2$"):
+        assert traced(level) == []
+
+
 def test_a_closed_stderr_stops_nothing(traced, monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     assert traced("1") == []
