@@ -77,6 +77,14 @@ def test_a_gradient_through_a_pairs_body_is_seen(backend):
     )
 
 
+def test_a_profile_of_nothing_says_so():
+    p = pa.profile()
+    assert str(p) == p.table(peaks=True) == "nothing is profiled yet: with pa.profile() as p: ..., then print(p)"
+    with p:
+        assert str(p).startswith("nothing is profiled yet")
+    assert str(p).startswith("0.")
+
+
 def test_blocks_nest_repeat_and_end_with_errors(backend):
     x = pa.asarray([1.0, 2.0])
     with pa.profile() as outer:

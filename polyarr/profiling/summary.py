@@ -160,6 +160,8 @@ def _length(intervals: list[Interval]) -> float:
 
 def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], measure_peaks: bool) -> str:
     """What took how long; with peaks, beside what the devices can do."""
+    if not blocks:
+        return "nothing is profiled yet: with pa.profile() as p: ..., then print(p)"
     wall, computing, calling = shares(calls, launches, blocks)
     devices = {_device(c): c.backend for c in calls if c.backend is not None}
     peaks = {name: backend.peaks() if measure_peaks else {} for name, backend in devices.items()}
