@@ -51,7 +51,7 @@ def polyarr(*arguments, folder="", **environment):
     """Run the command in a process of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
     return subprocess.run(
-        [sys.executable, "-m", "polyarr.cli", *arguments],
+        [sys.executable, "-m", "polyarr", *arguments],
         env={**clean, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT))), **environment},
         cwd=ROOT,
         capture_output=True,
@@ -289,7 +289,7 @@ def test_ctrl_c_ends_with_130(plugin):
         GOOD.replace("lambda: numpy()", "lambda: print('here', flush=True) or __import__('time').sleep(60) or numpy()")
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "polyarr.cli", "ops", "--backend", "mirror"],
+        [sys.executable, "-m", "polyarr", "ops", "--backend", "mirror"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT)))},
         cwd=ROOT,
         stdout=subprocess.PIPE,

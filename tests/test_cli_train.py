@@ -24,7 +24,7 @@ def start(*args, cwd, **environment):
     """The command, running."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "polyarr.cli", *map(str, args)],
+        [sys.executable, "-m", "polyarr", *map(str, args)],
         cwd=cwd,
         env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

@@ -361,14 +361,14 @@ def test_the_command_does_the_same(run, tmp_path):
     (tmp_path / "conftest.py").write_text("raise RuntimeError('of another project')")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense")
     options = ("-k", "forward-exp and core", "--level", "core", "--report", "r.json", "--html", "r.html")
-    found = run(tmp_path, "polyarr.cli", "conformance", "good", *options, "--jobs", "2", "--seed", "3")
+    found = run(tmp_path, "polyarr", "conformance", "good", *options, "--jobs", "2", "--seed", "3")
     assert found.returncode == 0, found.stdout + found.stderr
     assert "polyarr conformance: good on a <toy>: level core incomplete (2 of" in found.stdout
     report = json.loads((tmp_path / "r.json").read_text())
     jsonschema.validate(report, SCHEMA)
     assert report["effort"]["seed"] == 3 and outcomes(report, "good").keys() == {"forward-exp", "forward-expm1"}
     assert {p.name for p in tmp_path.iterdir()} == {"conftest.py", "pytest.ini", "r.json", "r.html"}
-    found = run(tmp_path, "polyarr.cli", "conformance", "wrong", "-k", EXP)
+    found = run(tmp_path, "polyarr", "conformance", "wrong", "-k", EXP)
     assert found.returncode == 1 and "exp on wrong: the result (float32) differs at" in found.stdout
 
 
@@ -396,7 +396,7 @@ def test_the_command_says_what_is_not_installed(run, tmp_path):
     """pytest-xdist only where several processes are asked for."""
     for library, arguments in (("pytest", ()), ("hypothesis", ()), ("xdist", ("--jobs", "2"))):
         (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError('No module named {library}')")
-        found = run(tmp_path, "polyarr.cli", "conformance", "good", *arguments)
+        found = run(tmp_path, "polyarr", "conformance", "good", *arguments)
         assert found.returncode in (1, 2) and found.stdout == ""
         assert re.fullmatch(rf"polyarr.*{library}.*pip install .*", found.stderr.strip())
         (tmp_path / f"{library}.py").unlink()

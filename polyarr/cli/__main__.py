@@ -1,5 +1,0 @@
-"""`python -m polyarr.cli`, for where the `polyarr` script is not on the path."""
-
-from polyarr.cli import main
-
-main(prog_name="polyarr")
