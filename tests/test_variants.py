@@ -18,7 +18,6 @@ variants, wgmma, matmul, devices, caches, product = (
 Plans = import_module("polyarr.backends.opencl.plans").Plans
 tensor_map = import_module("polyarr.backends.opencl.tensor_map").tensor_map
 on_opencl = pytest.mark.polyarr_backend("opencl")
-FLOAT32 = np.dtype("float32")
 
 
 @pytest.fixture
@@ -138,21 +137,34 @@ def problem(m, n, k, x=None, y=None, batch=1, inner=1):
 
 
 @pytest.mark.parametrize(
-    ("p", "aligned", "taken"),
+    ("p", "aligned", "copies"),
     [
-        (problem(64, 64, 64), (True, True), True),
-        (problem(64, 64, 64), (True, False), False),
-        (problem(64, 64, 65), (True, True), False),
-        (problem(64, 64, 0), (True, True), False),
-        (problem(64, 65, 64, y=product.Operand(1, 72, 0, 0)), (True, True), True),
-        (problem(64, 64, 64, x=product.Operand(0, 1, 0, 0)), (True, True), False),
-        (problem(64, 64, 64, x=product.Operand(64, 1, 0, 4100), batch=2, inner=2), (True, True), False),
-        (problem(64, 64, 64, x=product.Operand(64, 1, 0, -4096), batch=2, inner=2), (True, True), False),
+        (problem(64, 64, 64), (True, True), (False, False)),
+        (problem(64, 64, 64), (True, False), (False, True)),
+        (problem(64, 64, 65), (True, True), (True, True)),
+        (problem(64, 65, 64, y=product.Operand(1, 72, 0, 0)), (True, True), (False, False)),
+        (problem(64, 64, 64, x=product.Operand(0, 1, 0, 0)), (True, True), (True, False)),
+        (problem(64, 64, 64, x=product.Operand(64, 1, 0, 4100), batch=2, inner=2), (True, True), (True, False)),
+        (problem(64, 64, 64, x=product.Operand(64, 1, 0, -4096), batch=2, inner=2), (True, True), (True, False)),
     ],
 )
-def test_hoppers_kernels_take_rows_of_whole_16_bytes(p, aligned, taken) -> None:
-    assert wgmma.takes(bfloat16, p, aligned) is taken
-    assert not wgmma.takes(FLOAT32, p, aligned)
+def test_hoppers_kernels_take_rows_of_whole_16_bytes(p, aligned, copies) -> None:
+    assert wgmma.to_copy(p, aligned) == copies
+
+
+@on_opencl
+def test_an_operand_is_copied_for_a_variant_that_asks_for_it(device, monkeypatch) -> None:
+    seen = []
+
+    def plan(device, dtype, p, aligned, epilogue):
+        seen.append((p.x.step % 4, p.y.step % 4))
+        return product.Copies(p.x.step % 4 > 0, p.y.step % 4 > 0) if any(seen[-1]) else None
+
+    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=plan),))
+    x, y = np.arange(77, dtype=np.float32).reshape(7, 11), np.arange(99, dtype=np.float32).reshape(11, 9)
+    np.testing.assert_array_equal((pa.asarray(x) @ pa.asarray(y)).numpy(), x @ y)
+    np.testing.assert_array_equal((pa.asarray(y).T @ pa.asarray(x).T).numpy(), y.T @ x.T)
+    assert seen == [(3, 1), (0, 0), (1, 3), (0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl import wgmma
-from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.copy import dense, write
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces
+from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces, swapped
 from polyarr.backends.opencl.measure import Launcher, best_tile
-from polyarr.backends.opencl.product import PLAIN, Arrays, Epilogue, Operand, Plan, Problem, problem_of
+from polyarr.backends.opencl.product import PLAIN, Arrays, Copies, Epilogue, Operand, Plan, Problem, problem_of
 from polyarr.backends.opencl.program import STORED
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.shape import concat
@@ -71,6 +71,9 @@ def _product(
     plan = _find_plan(device, out, x, y, epilogue) if out.size else NO_WORK
     if plan is None:
         return _product(device, out, *_repaired(device, out, x, y), bias, epilogue)
+    if isinstance(plan, Copies):
+        x, y = (_in_whole_rows(device, buf) if copy else buf for buf, copy in ((x, plan.x), (y, plan.y)))
+        return _product(device, out, x, y, bias, epilogue)
     result = device.empty(out)
     saved = device.empty(out) if epilogue.save else None
     sums = device.empty(plan.sums) if plan.sums else result
@@ -79,7 +82,7 @@ def _product(
     return result, saved
 
 
-def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | None:
+def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | Copies | None:
     whole = 16 // out.dtype.itemsize  # elements that are read at once where they begin at a multiple of 16 bytes
     aligned = x.offset % whole == 0, y.offset % whole == 0
     return device.plans[_plan](out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
@@ -97,13 +100,24 @@ def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
     return dense(device, broadcast(buf, out.shape[:-2] + buf.shape[-2:]))
 
 
+def _in_whole_rows(device: Device, buf: Buffer) -> Buffer:
+    """A copy whose rows, or columns where these are contiguous, begin at multiples of 16 bytes."""
+    if buf.strides[-1] != 1 == buf.strides[-2]:
+        return swapped(_in_whole_rows(device, swapped(buf)))
+    length, whole = buf.shape[-1], 16 // buf.dtype.itemsize
+    rows = device.empty(Spec((*buf.shape[:-1], _blocks(length, whole) * whole), buf.dtype))
+    copy = rows._replace(shape=buf.shape)
+    write(device, copy, buf)
+    return copy
+
+
 # ---- the plan ----------------------------------------------------------------------------------------------
 
 
 def _plan(
     device: Device, out: Spec, x_shape: Shape, x_strides: Shape, y_shape: Shape, y_strides: Shape,
     aligned: tuple[bool, bool], epilogue: Epilogue,
-) -> Plan | None:  # fmt: skip
+) -> Plan | Copies | None:  # fmt: skip
     """How to run a product, or None if an operand must be copied first."""
     problem = problem_of(out.shape, x_shape, x_strides, y_shape, y_strides)
     if problem is None:

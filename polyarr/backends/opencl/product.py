@@ -59,6 +59,13 @@ class Epilogue(NamedTuple):
 PLAIN = Epilogue()
 
 
+class Copies(NamedTuple):
+    """Instead of a plan: whether x, and whether y, is to be copied into rows of whole 16 bytes first."""
+
+    x: bool
+    y: bool
+
+
 class Plan(NamedTuple):
     """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves."""
 

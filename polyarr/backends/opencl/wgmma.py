@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.product import Arrays, Epilogue, Operand, Plan, Problem
+from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Operand, Plan, Problem
 from polyarr.backends.opencl.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
 from polyarr.core.errors import BackendError
@@ -22,6 +22,7 @@ IN_CACHE = 2**24  # bytes of x that stay in the second cache while columns of y 
 # What a tile costs beside its products, in steps; what sharing costs, and each piece of a column of a shared tile, in
 # the time of a column's step.
 EDGE, SHARING, JOINING = 2.5, 1000, 3.2
+LEAST_COPIED = 512  # rows, columns, and the cube root of operations, from when on a copy costs less than it saves
 LEAST_SHARE = 8  # steps of k that are worth a work-group
 SHARED = 1.04  # what products of shared tiles cost more
 RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11}  # how far a rounded result may be off
@@ -95,19 +96,25 @@ def _blocks(length: int, size: int) -> int:
 # ---- the plan ----------------------------------------------------------------------------------------------------
 
 
-def takes(dtype: np.dtype, p: Problem, aligned: tuple[bool, bool]) -> bool:
-    """True if boxes of x and y can be copied: all but one axis have steps of whole 16 bytes."""
-    each = ALIGNMENT // 2
-    return dtype in KINDS and all(aligned) and p.k > 0 and all(
-        op.step > 0 and not any(s < 0 or s % each or 2 * s >= LARGEST_STEP for s in (op.step, op.outer, op.inner))
-        for op in (p.x, p.y)
-    )  # fmt: skip
+def to_copy(p: Problem, aligned: tuple[bool, bool]) -> Copies:
+    """Whether boxes of x, and of y, cannot be copied as they lie: all axes but one need steps of whole 16 bytes."""
+    return Copies(*(
+        not each or op.step <= 0
+        or any(s < 0 or s % (ALIGNMENT // 2) or 2 * s >= LARGEST_STEP for s in (op.step, op.outer, op.inner))
+        for op, each in zip((p.x, p.y), aligned, strict=True)
+    ))  # fmt: skip
 
 
-def plan(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue) -> Plan | None:
+def plan(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan | Copies | None:
     """How to run a product; None if it is not for these kernels, or they do not compute rightly here."""
-    if not is_sound(device, VARIANT) or not takes(dtype, p, aligned):
+    if dtype not in KINDS or p.k == 0 or not is_sound(device, VARIANT):
         return None
+    copies = to_copy(p, aligned)
+    if any(copies):
+        is_worth_it = min(p.m, p.n) >= LEAST_COPIED and p.batch * p.m * p.n * p.k >= LEAST_COPIED**3
+        return copies if is_worth_it else None
     choice = choose(p, device.features.compute_units)
     macros = _macros(dtype, p, choice, epilogue)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
