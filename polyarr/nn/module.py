@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Self
 
-from polyarr import creation, tree
+from polyarr import creation, ops, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
-from polyarr.core.errors import ShapeError
-from polyarr.core.spec import Spec
+from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.spec import FLOATS, Spec, as_dtype
 
 _SHOWN = 3  # names listed in an error
 
@@ -85,6 +85,19 @@ class Module:
         """The same Module on another backend."""
         return tree.map(lambda leaf: leaf.to(backend) if type(leaf) is Array else leaf, self)
 
+    def astype(self, dtype: Any) -> Self:
+        """The same Module with its floating-point parameters in another dtype; the gradient comes back in theirs.
+
+        So a model can compute in float16 or bfloat16 whose own parameters, and what an optimiser keeps of them, stay
+        float32: value_and_grad(lambda m: loss_of(m.astype(bfloat16), batch))(model).
+
+        Errors:  DtypeError unless dtype is floating-point
+        """
+        due = as_dtype(dtype)
+        if due not in FLOATS:
+            raise DtypeError(f"Module.astype: dtype is {due.name}; it must be floating-point")
+        return tree.map(lambda leaf: ops.astype(leaf, dtype=due) if _is_other_float(leaf, due) else leaf, self)
+
     def copy(self) -> Self:
         """Another Module with the same arrays: switching or changing one leaves the other as it is."""
         return tree.map(lambda leaf: leaf, self)
@@ -107,6 +120,10 @@ class Module:
 
     def __repr__(self) -> str:
         return "\n".join(_described("", self))
+
+
+def _is_other_float(leaf: Any, dtype: Any) -> bool:
+    return isinstance(leaf, (Array, Spec)) and leaf.dtype in FLOATS and leaf.dtype != dtype
 
 
 def _is_child(value: Any) -> bool:
