@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from polyarr import ops, random, tree
 from polyarr.core.array import Array
@@ -14,6 +14,19 @@ from polyarr.core.record import Pair
 from polyarr.core.spec import FLOATS, Spec
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
 from polyarr.ops.given import described, told
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+class OwnGradient(Protocol[P, R]):
+    """A function with a gradient of one's own: what custom_vjp gives."""
+
+    def __call__(self, *args: P.args, **named: P.kwargs) -> R:
+        """What the function itself gives."""
+
+    def defvjp(self, forward: Callable, backward: Callable, /) -> None:
+        """State the gradient: see custom_vjp."""
 
 
 def grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
@@ -110,7 +123,7 @@ def stop_gradient(x: Any) -> Any:
     return tree.map(_untracked, x)
 
 
-def checkpoint(fn: Callable) -> Callable:
+def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     """fn, whose inner results are not kept for the gradient but computed again when it is pulled.
 
     What fn closes over, a Module of which it is a method included, has its gradient too, and counts as it was at the
@@ -187,7 +200,9 @@ def _differ(a: Array, b: Array) -> bool:
     return a.buf is not b.buf or a.node is not b.node
 
 
-def custom_vjp(fn: Callable, forward: Callable | None = None, backward: Callable | None = None) -> Callable:
+def custom_vjp(
+    fn: Callable[P, R], forward: Callable | None = None, backward: Callable | None = None
+) -> OwnGradient[P, R]:
     """fn with a gradient of one's own, given here or, where this decorates fn, by fn.defvjp(forward, backward).
 
     forward(*args) -> (value, kept); backward(kept, g) -> one gradient tree, or None, per argument. Arguments, value
@@ -204,15 +219,16 @@ def custom_vjp(fn: Callable, forward: Callable | None = None, backward: Callable
         forward, backward = given_forward, given_backward
 
     @functools.wraps(fn)
-    def wrapped(*args: Any, **named: Any) -> Any:
+    def own(*args: Any, **named: Any) -> Any:
         args = _by_position(fn, args, named) if named else args
         if not _recorded_here(args) or any(fn is other for other in _in_forward.get()):
-            return fn(*args)
+            return fn(*args)  # type: ignore[call-arg]
         if forward is None or backward is None:
             raise GradientError(f"custom_vjp: {fn.__name__} has no gradient; state it by defvjp(forward, backward)")
         return _recorded(fn, forward, backward, args)
 
-    wrapped.defvjp = defvjp  # type: ignore[attr-defined]
+    wrapped: Any = own
+    wrapped.defvjp = defvjp
     return wrapped
 
 

@@ -4,6 +4,11 @@ import polyarr as pa
 from polyarr import nn
 
 
+def keeps(x: pa.Array) -> pa.Array:
+    """A function that has types."""
+    return x
+
+
 def wrong(x: pa.Array) -> None:
     """Names that are not there, arguments of other names and kinds."""
     pa.sum(x, axes=1)  # rejected
@@ -26,6 +31,9 @@ def wrong(x: pa.Array) -> None:
     pa.np.zeros(3)  # rejected
     nn.Linear(4, 3, baias=False)  # rejected
     nn.Linaer(4, 3)  # rejected
+    pa.custom_vjp(pa.sum).defvpj(pa.sum, pa.sum)  # rejected
+    pa.custom_vjp(keeps)(1.0)  # rejected
+    pa.checkpoint(keeps)(y=x)  # rejected
     number: int = pa.sum(x)  # rejected
     pair: int = pa.topk(x, k=1)  # rejected
     y: str = x + 1  # rejected
