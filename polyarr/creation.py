@@ -13,7 +13,7 @@ from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, as_dtype, bfloat16, check_number, float32, int64, promote
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
-from polyarr.ops.given import check_array, described, number, whole
+from polyarr.ops.given import check_array, described, number, stands_for_array, whole
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
@@ -120,6 +120,9 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
     Errors:  ShapeError for a negative length, or a value that does not broadcast; OverflowError for one beyond dtype
     """
     shape = shape_of("full", shape)
+    if stands_for_array(fill_value):
+        value = fill_value if dtype is None else ops.astype(fill_value, dtype=dtype)
+        return ops.broadcast_to(value, shape=shape)
     if type(fill_value) not in NATURAL:
         value = asarray(fill_value, dtype=dtype, device=device)
         return ops.broadcast_to(value, shape=shape)

@@ -117,10 +117,10 @@ class Counted:
 
     def polyarr_op(self, op: Any, args: tuple, params: dict) -> Any:
         def plain(a: Any) -> Any:
-            return tuple(map(plain, a)) if isinstance(a, (list, tuple)) else a.array if type(a) is Counted else a
+            return tuple(map(plain, a)) if isinstance(a, (list, tuple)) else a.array if isinstance(a, Counted) else a
 
         self.calls.append((op.name, params))
-        return Counted(op(*map(plain, args), **params), self.calls)
+        return type(self)(op(*map(plain, args), **params), self.calls)
 
 
 def test_an_argument_may_take_over_the_call() -> None:
@@ -138,6 +138,63 @@ def test_an_argument_may_take_over_a_call_in_place() -> None:
     y: Any = x
     y += Counted(x, [])
     assert type(y) is Counted and y.array.tolist() == (x + x).tolist()
+
+
+class Traced(Counted):
+    """And says what array it stands for."""
+
+    shape = property(lambda self: self.array.shape)
+    dtype = property(lambda self: self.array.dtype)
+    ndim = property(lambda self: self.array.ndim)
+
+
+MADE_OF_OPS = {
+    "einsum": lambda x, y: pa.einsum("ij,kj->ki", x, y),
+    "einsum with itself": lambda x, y: pa.einsum("ij,ij->", y, y),
+    "a key": lambda x, y: x[ops.argmin(y, axis=1)],
+    "two keys": lambda x, y: x[pa.asarray([0, 1]), ops.argmin(y, axis=1)],
+    "a key and a number": lambda x, y: x[1, ops.argmin(y, axis=1)],
+    "get_item": lambda x, y: ops.get_item(y, (slice(None), -1)),
+    "get_item of all": lambda x, y: ops.get_item(y, ...),
+    "set_item": lambda x, y: ops.set_item(x, 0, ops.get_item(y, 1)),
+    "full": lambda x, y: pa.full((2, 2, 3), y),
+    "full of another dtype": lambda x, y: pa.full((2, 3), y, dtype="int32"),
+    "zeros_like": lambda x, y: pa.zeros_like(y),
+    "full_like": lambda x, y: pa.full_like(y, 7, dtype="int8"),
+    "meshgrid": lambda x, y: pa.meshgrid(x[0], ops.get_item(y, 0))[1],
+    "broadcast_arrays": lambda x, y: pa.broadcast_arrays(x, y)[1],
+    "diff": lambda x, y: pa.diff(x, append=y, axis=0),
+    "diff of nothing": lambda x, y: pa.diff(y, n=0),
+    "count_nonzero": lambda x, y: pa.count_nonzero(y, axis=1),
+    "cumulative_prod": lambda x, y: pa.cumulative_prod(y, axis=0),
+    "cumulative_sum": lambda x, y: pa.cumulative_sum(y, axis=1, include_initial=True),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OF_OPS)
+def test_what_stands_for_an_array_goes_through_functions_that_are_made_of_ops(name: str) -> None:
+    x, call = on(get_backend("numpy")), MADE_OF_OPS[name]
+    found = call(x, Traced(x, []))
+    assert isinstance(found, Counted) and found.array.dtype == call(x, x).dtype
+    assert found.array.tolist() == call(x, x).tolist()
+
+
+def test_what_stands_for_no_array_is_refused_by_functions() -> None:
+    x = on(get_backend("numpy"))
+    for call in (lambda a: pa.einsum("ij", a), pa.diff, pa.zeros_like, pa.meshgrid):
+        with pytest.raises(TypeError, match=r"^\w+: .* is a .*Counted; it must be a polyarr array"):
+            call(Counted(x, []))
+    with pytest.raises(IndexError, match="an index is Counted; it must be"):
+        x[Counted(x, [])]
+    with pytest.raises(IndexError, match=r"an index is float64\[2, 3\]; it must be an integer array"):
+        x[Traced(x, [])]
+
+
+def test_an_array_cannot_become_what_takes_over() -> None:
+    x = on(get_backend("numpy"))
+    with pytest.raises(TypeError, match=r"^x\[key\] = value: what took over the call gave a .*; it must give an arr"):
+        x[0] = Traced(x[0], [])
+    assert type(x) is pa.Array
 
 
 def test_an_argument_may_decline_the_call() -> None:

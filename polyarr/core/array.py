@@ -144,7 +144,9 @@ def spec_of(a: Any) -> Any:
         return a.spec
     if type(a) is Spec or a is None:
         return a
-    return tuple(map(spec_of, a)) if type(a) is tuple else NUMBERS[type(a)]
+    if type(a) is tuple:
+        return tuple(map(spec_of, a))
+    return NUMBERS[type(a)] if type(a) in NUMBERS else Spec(a.shape, a.dtype)  # the last takes over calls
 
 
 def listed(members: tuple, backend: Backend | None) -> tuple[tuple, Backend | None, bool] | None:

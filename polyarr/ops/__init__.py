@@ -41,6 +41,7 @@ from polyarr.ops.getitem import (
     nonzero as nonzero,
     set_item as set_item,
 )
+from polyarr.ops.given import described
 from polyarr.ops.linalg import (
     einsum as einsum,
 )
@@ -268,9 +269,16 @@ def _to_device(x: Array, device: str, *, stream: Any = None) -> Array:
     return x.to(device)
 
 
+def _assign(x: Array, key: Any, value: Any) -> None:
+    found = set_item(x, key, value)
+    if type(found) is not Array:
+        raise TypeError(f"x[key] = value: what took over the call gave {described(found)}; it must give an array")
+    x.rebind(found)
+
+
 METHODS = {
     "__getitem__": get_item,
-    "__setitem__": lambda self, key, value: self.rebind(set_item(self, key, value)),
+    "__setitem__": _assign,
     "__bool__": lambda self: bool(_scalar(self, "bool", "bool")),
     "__int__": lambda self: int(_scalar(self, "int", "int")),
     "__float__": lambda self: float(_scalar(self, "float", "float")),

@@ -13,7 +13,7 @@ from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, astype, floor_divide, multiply, remainder, where
-from polyarr.ops.given import ARRAY, check_fits, described
+from polyarr.ops.given import ARRAY, check_fits, described, stands_for_array
 from polyarr.ops.index import checked_positions, scatter, take
 from polyarr.ops.logic import not_equal
 from polyarr.ops.reduce import cumulative_sum
@@ -21,6 +21,7 @@ from polyarr.ops.shape import broadcast_to, permute_dims, reshape, slice, slice_
 
 SLICE = builtins.slice
 ALL = SLICE(None)
+PLAIN = {type(None), int, SLICE}  # the keys that are no index arrays
 
 
 def get_item(x: Array, key: Any) -> Array:
@@ -34,7 +35,7 @@ def get_item(x: Array, key: Any) -> Array:
     if window["shape"] != x.shape or window["steps"] != (1,) * x.ndim:
         x = _seen_through(x, window)
     if not arrays:
-        return x.snapshot() if x.shape == shape else reshape(x, shape=shape)
+        return x.snapshot() if x.shape == shape and type(x) is Array else reshape(x, shape=shape)
     lead = _lead(shape, arrays)
     x, flat = _flattened(x, arrays, lead)
     found = take(x, flat, axis=lead)
@@ -67,7 +68,7 @@ def set_item(x: Array, key: Any, value: Any) -> Array:
 
 
 def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
-    if type(value) in (Array, Spec):
+    if type(value) in (Array, Spec) or stands_for_array(value):
         found = value if value.dtype == x.dtype else astype(value, dtype=x.dtype)
     else:
         number = value.item() if isinstance(value, np.generic) else value
@@ -150,7 +151,7 @@ Indices = list[tuple[int, Array | None]]
 def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
     """The window that ints and slices cut, the index arrays, and the result's shape, "array" for each of them."""
     keys = _complete(x, key if isinstance(key, tuple) else (key,))
-    has_arrays = Array in map(type, keys)
+    has_arrays = not PLAIN.issuperset(map(type, keys))
     starts, steps, lengths, axis = [], [], [], 0
     arrays: Indices = []
     shape: list[Any] = []
@@ -163,15 +164,15 @@ def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
             start, stop, step = k.indices(n)
             count = len(range(start, stop, step))
             shape.append(count)
-        elif isinstance(k, Array):
-            start, step, count = 0, 1, n
-            arrays.append((axis, k))
-            shape.append("array")
-        else:
+        elif type(k) is int:
             start, step, count = _position(x, axis, k), 1, 1
             if has_arrays:
                 arrays.append((axis, None))
                 shape.append("array")
+        else:
+            start, step, count = 0, 1, n
+            arrays.append((axis, k))
+            shape.append("array")
         starts.append(start if count else 0)
         steps.append(step)
         lengths.append(count)
@@ -185,25 +186,25 @@ def _complete(x: Array, keys: tuple) -> list:
     ellipses = [i for i, k in enumerate(found) if k is Ellipsis]
     used = len([k for k in found if k is not None]) - len(ellipses)
     if used > x.ndim or len(ellipses) > 1:
-        raise IndexError(f"indexing: x is {x.spec}; the key names {used} axes")
+        raise IndexError(f"indexing: x is {spec_of(x)}; the key names {used} axes")
     fill = [ALL] * (x.ndim - used)
     return [*found[: ellipses[0]], *fill, *found[ellipses[0] + 1 :]] if ellipses else found + fill
 
 
 def _as_key(x: Array, k: Any) -> Any:
-    if k is None or k is Ellipsis or type(k) is SLICE:
+    if type(k) in PLAIN or k is Ellipsis:
         return k
     if isinstance(k, (list, np.ndarray)):
         host = np.asarray(k) if np.asarray(k).size else np.zeros(np.shape(k), np.int64)
         k = from_numpy(host, x.backend)
-    if isinstance(k, Array):
+    if isinstance(k, Array) or stands_for_array(k):
         if k.dtype not in INTEGERS:
-            raise IndexError(f"indexing: an index is {k.spec}; it must be an integer array, or one bool mask alone")
+            raise IndexError(f"indexing: an index is {spec_of(k)}; it must be an integer array, or one bool mask alone")
         return k
     try:
         if isinstance(k, bool):  # to Python an int, to a reader a mask
             raise TypeError
-        return operator.index(k)
+        return int(operator.index(k))
     except TypeError:
         raise IndexError(
             f"indexing: an index is {type(k).__name__}; it must be an int, a slice, ..., None or an integer array"
@@ -213,7 +214,7 @@ def _as_key(x: Array, k: Any) -> Any:
 def _position(x: Array, axis: int, k: int) -> int:
     n = x.shape[axis]
     if not -n <= k < n:
-        raise IndexError(f"indexing: x is {x.spec}; index {k} is out of range for axis {axis}")
+        raise IndexError(f"indexing: x is {spec_of(x)}; index {k} is out of range for axis {axis}")
     return k % n
 
 
@@ -226,7 +227,7 @@ def _lead(shape: tuple, arrays: Indices) -> int:
 def _flattened(x: Array, arrays: Indices, lead: int) -> tuple[Array, Array]:
     """x with the indexed axes joined into one at lead, and the positions along it."""
     given = [(x.shape[axis], a) for axis, a in arrays if a is not None]
-    shape = broadcast("indexing", *(a.spec for _, a in given))
+    shape = broadcast("indexing", *(spec_of(a) for _, a in given))
     flat = None
     for n, a in given:
         place = checked_positions(a, n) if len(given) > 1 else a

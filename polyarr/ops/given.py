@@ -13,9 +13,14 @@ from polyarr.core.spec import told as told
 ARRAY = "it must be a polyarr array (see polyarr.asarray)"
 
 
+def stands_for_array(value: Any) -> bool:
+    """True for what takes over the calls of ops, by polyarr_op, and says what array it stands for."""
+    return hasattr(type(value), "polyarr_op") and all(hasattr(value, name) for name in ("shape", "dtype", "ndim"))
+
+
 def check_array(op: str, name: str, value: Any) -> None:
-    """Raise TypeError unless value is an Array, or the Spec of one."""
-    if type(value) not in (Array, Spec):
+    """Raise TypeError unless value is an Array, the Spec of one, or stands for one."""
+    if type(value) not in (Array, Spec) and not stands_for_array(value):
         raise TypeError(f"{op}: {name} is {described(value)}; {ARRAY}")
 
 

@@ -148,7 +148,7 @@ def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, 
         if a is not None:
             check_array("diff", name, a)
     if n == 0:
-        return x.snapshot()  # itself, without prepend and append, as in NumPy
+        return x.snapshot() if type(x) is Array else x  # itself, without prepend and append, as in NumPy
     parts = [a for a in (prepend, x, append) if a is not None]
     found = shapes.concat(parts, axis=at) if len(parts) > 1 else x
     for _ in range(min(n, found.shape[at])):
