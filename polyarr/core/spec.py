@@ -55,10 +55,7 @@ class Spec:
     @property
     def size(self) -> int:
         """The number of elements."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
     @property
     def is_number(self) -> builtins.bool:

@@ -4,6 +4,7 @@ A *view* is another window on the same memory. Strides and offsets count element
 0 where it has one element or is repeated. Axes *run together* where one step walks them all; then they are joined.
 """
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
@@ -37,10 +38,7 @@ class Buffer(NamedTuple):
     @property
     def size(self) -> int:
         """The number of elements."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
     @property
     def is_dense(self) -> bool:
