@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.core.array import Array
-from polyarr.core.spec import Spec, check_number, may_not_fit
-from polyarr.core.spec import described as described  # where all that is said of arguments is asked for
-from polyarr.core.spec import told as told
+from polyarr.core.spec import Spec, check_number, described, may_not_fit, told
 
 ARRAY = "it must be a polyarr array (see polyarr.asarray)"
 
