@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from polyarr import (
-    names as names,
     nn as nn,
     ops as ops,
     optim as optim,
@@ -42,6 +41,7 @@ from polyarr.core.errors import (
     GradientError as GradientError,
     ShapeError as ShapeError,
 )
+from polyarr.core.names import unknown as _unknown
 from polyarr.core.spec import (
     Spec as Spec,
     bfloat16 as bfloat16,
@@ -130,4 +130,4 @@ __array_api_version__ = "2024.12"
 if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
 
     def __getattr__(name: str) -> object:
-        raise AttributeError(names.unknown(name, globals()))
+        raise AttributeError(_unknown(name, globals()))

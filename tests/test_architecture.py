@@ -18,7 +18,7 @@ LAYERS = {
     "polyarr.core.spec": 0,
     "polyarr.tree": 0,
     "polyarr.version": 0,
-    "polyarr.names": 0,
+    "polyarr.core.names": 0,
     "polyarr.extras": 0,
     "polyarr.settings": 0,
     "polyarr.core.backend": 1,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import names, plugins
+from polyarr import plugins
+from polyarr.core import names
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError, DtypeError, ShapeError

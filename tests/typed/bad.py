@@ -29,6 +29,7 @@ def wrong(x: pa.Array) -> None:
     pa.layer_norm(x, 1.0)  # rejected
     pa.sgd([x], [x])  # rejected
     pa.np.zeros(3)  # rejected
+    pa.names.unknown("a", [])  # rejected
     nn.Linear(4, 3, baias=False)  # rejected
     nn.Linaer(4, 3)  # rejected
     pa.custom_vjp(pa.sum).defvpj(pa.sum, pa.sum)  # rejected
