@@ -1,4 +1,4 @@
-"""Finding, choosing and starting backends, those of plugins among them.
+"""Starting backends by their names, those of plugins among them, and replacing kernels. core/current.py chooses one.
 
 A backend plugin is a module with one hook, named by an entry point of the group "polyarr":
 

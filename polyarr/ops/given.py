@@ -1,4 +1,4 @@
-"""What is said of an argument of a wrong kind. Of inputs that are no arrays an Op says it by itself."""
+"""Arguments of functions and parameters of ops: taken as ints or numbers, and what is said of one of a wrong kind."""
 
 import operator
 from typing import Any
