@@ -44,7 +44,7 @@ def seen(monkeypatch):
 
 
 @on_opencl
-def test_kernels_copies_fills_and_transfers_are_commands(backend, seen):
+def test_kernels_copies_fills_and_transfers_are_commands(backend, seen, monkeypatch):
     x, at = pa.asarray([1.0, 2.0, 3.0]), pa.asarray([0, 2])
     assert seen == ["upload", "upload"]
     (x + x).numpy()
@@ -54,9 +54,12 @@ def test_kernels_copies_fills_and_transfers_are_commands(backend, seen):
     assert "copy" in seen
     pa.ops.scatter(x, at, x[:2], axis=0)
     assert "fill" in seen
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.device"), "ON_THEIR_WAY", 1 << 10)
+    pa.synchronize()  # nothing is on its way
     del seen[:]
-    pa.asarray(np.zeros(1 << 19))
-    assert seen == ["transfer"]
+    pa.asarray(np.zeros(1 << 7))  # 1 KiB
+    pa.asarray(np.zeros((1 << 7) + 1))
+    assert seen == ["upload", "transfer"]
 
 
 @on_opencl

@@ -26,7 +26,7 @@ from polyarr.core.backend import count_download, count_upload
 from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError
 from polyarr.core.spec import Spec, float64
 
-SMALL_UPLOAD = 1 << 20  # bytes: up to here a private copy is cheaper than waiting
+ON_THEIR_WAY = 1 << 26  # bytes of private copies, on their way to the device, beyond which an upload waits
 FINISHED = cl.command_execution_status.COMPLETE
 FORKED = "this process was forked after OpenCL had started; start processes with the method 'spawn' or 'forkserver'"
 CANARY = 0xFF  # nan in every floating-point dtype
@@ -134,7 +134,8 @@ class Device:
         self.programs = ProgramCache(self.context, cl_device, self.commands, known)
         self.faults = Faults(self)
         atexit.register(_at_exit, weakref.ref(self))
-        self._uploads: deque[Any] = deque()  # each event keeps its host array alive, and waits when it is dropped
+        # (event, bytes): the event keeps its host array alive, and waits when it is dropped
+        self._uploads: deque[tuple[Any, int]] = deque()
 
     def end(self) -> None:
         """The process ends."""
@@ -263,17 +264,17 @@ class Device:
         self.commands.fill((nbytes,), None, buf.memory)
 
     def upload(self, host: np.ndarray) -> Buffer:
-        """A copy of host on the device. A small one does not wait for the queue."""
-        host = np.array(host, order="C", copy=True if host.nbytes <= SMALL_UPLOAD else None)
+        """A copy of host on the device. Does not wait for the queue, unless very much is on its way already."""
+        with self.lock:
+            while self._uploads and self._uploads[0][0].command_execution_status == FINISHED:
+                self._uploads.popleft()
+            waits = sum([nbytes for _, nbytes in self._uploads], host.nbytes) > ON_THEIR_WAY
+        host = np.array(host, order="C", copy=None if waits else True)
         buf = self.empty(Spec(host.shape, host.dtype))
-        if host.nbytes > SMALL_UPLOAD:
-            self.commands.transfer((host.nbytes,), None, buf.memory, host.view(np.uint8))
-        elif host.size:
-            with self.lock:
-                event = self.commands.upload((host.nbytes,), None, buf.memory, host.reshape(-1).view(np.uint8))
-                self._uploads.append(event)
-                while self._uploads and self._uploads[0].command_execution_status == FINISHED:
-                    self._uploads.popleft()
+        command = self.commands.transfer if waits else self.commands.upload
+        event = command((host.nbytes,), None, buf.memory, host.reshape(-1).view(np.uint8))
+        if event is not None and not waits:
+            self._uploads.append((event, host.nbytes))
         return buf
 
     def download(self, buf: Buffer) -> np.ndarray:
