@@ -4,7 +4,7 @@ import numpy as np
 
 from polyarr import ops
 from tests.negative_controls.sizes import wrapping
-from tests.negative_controls.table import differs
+from tests.negative_controls.table import differs, fault, with_kernels
 
 
 def through(op, dtypes, narrow, name, good="numpy"):
@@ -225,3 +225,19 @@ wrapping(
     {"numbers-matrix_product": differs()},
     added_in_float32,
 )
+
+# ---- numbers in arrays -------------------------------------------------------------------------------------------
+
+HELD = differs("with its numbers in arrays, the result")
+
+
+@fault("numpy", {"numbers-random_bits": HELD, "numbers-dropout": HELD})
+def a_number_is_read_from_where_its_memory_begins(backend):
+    def read(number):
+        return number if isinstance(number, int) else (number if number.base is None else number.base).item(0)
+
+    def kernel(out, key, counter, like, *, shape):
+        return backend.kernels[ops.random_bits](out, read(key), read(counter), like, shape=shape)
+
+    changed = with_kernels(backend, {ops.random_bits: kernel})
+    return changed._replace(reads={ops.random_bits: ("key", "counter")})
