@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from polyarr import ops
-from polyarr.core.array import Array, from_numpy
+from polyarr.core.array import Array, from_numpy, unheld
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
+from polyarr.core.dlpack import Seen, address_of, is_on_host, on_host
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, as_dtype, bfloat16, check_number, float32, int64, promote
 from polyarr.core.spec import bool as bool_
@@ -41,10 +42,10 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
 def _taken_over(op: str, x: Any) -> np.ndarray:
     """x, which speaks DLPack, as a NumPy array."""
     try:
-        return np.from_dlpack(x)
-    except (BufferError, RuntimeError) as error:  # the second for bfloat16, and for devices
+        return on_host(x)
+    except (BufferError, RuntimeError) as error:  # the second is what some libraries raise
         raise BufferError(
-            f"{op}: x is {described(x)}; it must be on the CPU, in a dtype that NumPy takes over DLPack ({error})"
+            f"{op}: x is {described(x)}; it must be on the CPU, in a dtype that polyarr has ({error})"
         ) from None
 
 
@@ -101,17 +102,41 @@ def _joined(dtypes: set[np.dtype]) -> np.dtype:
 
 
 def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
-    """An array with the values of x, which speaks DLPack and lies on the CPU.
+    """An array with the values of x, which speaks DLPack.
 
-    Errors:  BufferError for what NumPy cannot take over, such as bfloat16 or another device's memory, and where copy
-             is False, unless x is a polyarr array that stays where it is
+    A copy, if x lies on the host. With copy=False, or on a GPU, the backend may share the memory; then nobody is to
+    write to it any more.
+
+    Errors:  BufferError if x cannot be had on the backend, or where copy is False and a copy is needed
     """
     if not hasattr(x, "__dlpack__"):
         raise TypeError(f"from_dlpack: x is {described(x)}; it must speak DLPack (see polyarr.asarray)")
     try:
-        return asarray(x if isinstance(x, Array) else _taken_over("from_dlpack", x), device=device, copy=copy)
+        if isinstance(x, Array):
+            return asarray(x, device=device, copy=copy)
+        if copy is not False and is_on_host(x):
+            return asarray(x if isinstance(x, np.ndarray) else _taken_over("from_dlpack", x), device=device)
+        return _adopted(x, get_backend(device), copy)
     except ValueError as error:
         raise BufferError(f"from_dlpack: {error}") from None
+
+
+def _adopted(x: Any, backend: Backend, copy: bool | None) -> Array:
+    """What the backend makes of x without the host; a copy through the host where it cannot, and may copy."""
+    seen = Seen(x, copy or None)
+    try:
+        if backend.dlpack is None:
+            raise BufferError(f"backend {backend.name!r} shares no memory")
+        buf = backend.dlpack.adopt(seen)
+    except BufferError as error:
+        if copy is False:
+            raise BufferError(f"from_dlpack: x is {described(x)}; {error}") from None
+        return asarray(_taken_over("from_dlpack", x), device=backend)
+    if seen.spec.dtype not in backend.dtypes:
+        raise DtypeError(unheld("from_dlpack", seen.spec.dtype, backend))
+    if copy is False and seen.spec.size and address_of(backend.dlpack.export(buf)) != seen.address:
+        raise BufferError(f"from_dlpack: x is {seen.spec}; backend {backend.name!r} cannot take it without a copy")
+    return Array(backend, buf, seen.spec)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backend | None = None) -> Array:

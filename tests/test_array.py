@@ -251,37 +251,6 @@ def test_download_of_a_view_is_contiguous(backend: Backend) -> None:
     np.testing.assert_array_equal(host, np.arange(12.0).reshape(3, 4).T[::-1, 1:])
 
 
-def test_dlpack(backend: Backend) -> None:
-    x = pa.asarray([[1, 2], [3, 4]], dtype="int32")
-    assert x.__dlpack_device__() == (1, 0)
-    np.testing.assert_array_equal(np.from_dlpack(x), x.numpy())
-    np.testing.assert_array_equal(np.from_dlpack(x.T), x.numpy().T)
-    assert pa.from_dlpack(np.arange(3)).tolist() == [0, 1, 2]
-    with pytest.raises(BufferError, match="bfloat16"):
-        pa.ones(2, dtype="bfloat16").__dlpack__()
-    with pytest.raises(BufferError):
-        x.__dlpack__(copy=False)
-    with pytest.raises(BufferError):
-        x.__dlpack__(dl_device=(2, 0))
-
-
-def test_what_numpy_cannot_take_over_is_told() -> None:
-    """As PyTorch's bfloat16, of which NumPy says in a RuntimeError that it is unsupported."""
-
-    class Odd:
-        def __dlpack__(self, **_: object) -> None:
-            raise RuntimeError("Unsupported dtype in DLTensor.")
-
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return 1, 0
-
-    for take in (pa.from_dlpack, pa.asarray):
-        with pytest.raises(BufferError, match=rf"^{take.__name__}: x is a .*Odd; it must be on the CPU, in a dt"):
-            take(Odd())
-    with pytest.raises(BufferError, match=r"^from_dlpack: x is a numpy\.ndarray; it must be"):
-        pa.from_dlpack(pa.ones(2, dtype="bfloat16").numpy())
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 def test_pickling_and_copying(backend: Backend, dtype: str) -> None:
     x = pa.asarray([[1, 0], [3, 4]]).astype(dtype).T

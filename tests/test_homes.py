@@ -23,7 +23,7 @@ def on(backend: Backend, values: Any = X) -> pa.Array:
 
 
 def numpy_called(name: str, **fields: Any) -> Backend:
-    return get_backend("numpy")._replace(name=name, **fields)
+    return get_backend("numpy")._replace(name=name, **{"dlpack": None, **fields})
 
 
 # ---- homes -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polyarr.core import dlpack
 from polyarr.core.backend import Backend, count_download, count_upload
 from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError
@@ -28,6 +29,7 @@ class Array(Methods):
 
     __slots__ = ("__weakref__", "backend", "buf", "node", "spec")
     __array_ufunc__ = None  # so that NumPy leaves `ndarray + Array` to us
+    __dlpack__, __dlpack_device__ = dlpack.exported, dlpack.device_of
 
     def __init__(self, backend: Backend, buf: Any, spec: Spec, node: Node | None = None) -> None:
         self.backend, self.buf, self.spec, self.node = backend, buf, spec, node

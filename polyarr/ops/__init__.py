@@ -200,15 +200,6 @@ def _array(x: Array, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     return x.numpy() if dtype is None else x.numpy().astype(dtype)
 
 
-def _dlpack(x: Array, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
-    """A DLPack capsule of a copy on the CPU."""
-    if dl_device not in (None, (1, 0)) or copy is False:
-        raise BufferError("__dlpack__: polyarr exports a copy on the CPU, device (1, 0)")
-    if x.dtype.kind == "V":
-        raise BufferError("__dlpack__: NumPy cannot export bfloat16; use astype first")
-    return x.numpy().__dlpack__(max_version=max_version)
-
-
 def _transpose(x: Array) -> Array:
     if x.ndim != 2:
         raise ShapeError(f"T: x is {x.spec}; it must have two axes, use .mT or permute_dims")
@@ -288,8 +279,6 @@ METHODS = {
     "__iter__": _iterate,
     "__repr__": _repr,
     "__array__": _array,
-    "__dlpack__": _dlpack,
-    "__dlpack_device__": lambda self: (1, 0),
     "__array_namespace__": _namespace,
     "__copy__": Array.snapshot,  # the buffer never changes, so a copy is another handle on it
     "__deepcopy__": lambda self, memo: self.snapshot(),

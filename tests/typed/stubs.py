@@ -44,7 +44,7 @@ PLAIN = {  # the methods that are not an op and do not say it themselves
     "__ne__": "(self, y: object, /) -> Array: ...  # type: ignore[override]",
     "__setitem__": "(self, key: Any, value: Array | float, /) -> None: ...",
     "__bool__": "(self) -> bool: ...", "__int__": "(self) -> int: ...", "__float__": "(self) -> float: ...",
-    "__complex__": "(self) -> complex: ...", "__dlpack_device__": "(self) -> tuple[int, int]: ...",
+    "__complex__": "(self) -> complex: ...",
     "__deepcopy__": "(self, memo: Any) -> Array: ...", "__copy__": "(self) -> Array: ...",
     "astype": "(self, dtype: DType) -> Array: ...", "tolist": "(self) -> Any: ...",
 }  # fmt: skip
