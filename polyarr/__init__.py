@@ -42,6 +42,11 @@ from polyarr.core.errors import (
     ShapeError as ShapeError,
 )
 from polyarr.core.names import unknown as _unknown
+from polyarr.core.precision import (
+    get_matmul_precision as get_matmul_precision,
+    set_matmul_precision as set_matmul_precision,
+    use_matmul_precision as use_matmul_precision,
+)
 from polyarr.core.spec import (
     Spec as Spec,
     bfloat16 as bfloat16,

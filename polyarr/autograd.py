@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from polyarr import ops, random, tree
 from polyarr.core.array import Array
 from polyarr.core.errors import GradientError, ShapeError
+from polyarr.core.precision import get_matmul_precision, use_matmul_precision
 from polyarr.core.record import Pair
 from polyarr.core.spec import FLOATS, Spec
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
@@ -139,7 +140,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not _recorded_here((args, kwargs)):
             return fn(*args, **kwargs)
-        state, args = random.get_state(), tree.map(_snapshot, (*args, kwargs))
+        settings, args = (random.get_state(), get_matmul_precision()), tree.map(_snapshot, (*args, kwargs))
         with paused(), reading() as read:
             value = _called(fn, tree.map(_untracked, args))
         parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
@@ -151,7 +152,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
 
         def pull(g: list) -> list:
             again = list(args)
-            with recording(), random.restored(state), _as_they_were(captured), reading() as read:
+            with recording(), _as_they_were(captured, *settings), reading() as read:
                 tracked = [_track(again, i) for i in range(len(again))]
                 found = tree.map(_snapshot, [_called(fn, again), rebound])
             if read.nodes.keys() - parents.keys():
@@ -180,12 +181,16 @@ def _called(fn: Callable, args: Sequence) -> Any:
 
 
 @contextmanager
-def _as_they_were(captured: list[tuple[Array, Array]]) -> Iterator[None]:
-    """Have handles stand for what they stood for earlier; undo that, and what the block does to them."""
+def _as_they_were(captured: list[tuple[Array, Array]], state: tuple[int, int], precision: str) -> Iterator[None]:
+    """Have handles stand for what they stood for earlier; undo that, and what the block does to them.
+
+    In it, random numbers come from a state, and products have a precision.
+    """
     today = [(a, a.snapshot()) for a, _ in captured]
     _rebind_all(captured)
     try:
-        yield
+        with random.restored(state), use_matmul_precision(precision):
+            yield
     finally:
         _rebind_all(today)
 

@@ -171,7 +171,12 @@ def _overridden(backend: Backend) -> Backend:
         kernels |= found
         rows += [Override(name, op.name, plugin.distribution, plugin.entry_point) for op in found]
     _registry.overrides[name] = rows
-    return backend._replace(kernels=MappingProxyType(kernels))
+    # What a backend says that its kernels take holds for its own only: another gets what every backend's does.
+    reads, precisions = (
+        {op: said for op, said in table.items() if kernels.get(op) is backend.kernels.get(op)}
+        for table in (backend.reads, backend.precisions)
+    )
+    return backend._replace(kernels=MappingProxyType(kernels), reads=reads, precisions=precisions)
 
 
 def _kernels_of(plugin: Plugin, backend: Backend, taken: list[Override]) -> dict[Any, Any]:

@@ -42,7 +42,9 @@ def polyarr_diagnose():
 """
 WRONG = GOOD.replace('hardware="a mirror"', "download=lambda buf: buf * 0 + 1")
 PAIR = "from polyarr import ops\nfrom polyarr.core.backend import Fused\n" + GOOD.replace(
-    'hardware="a mirror"', "kernels={**numpy().kernels, ops.logsumexp: Fused(print, lambda *_, wanted: print())}"
+    'hardware="a mirror"',
+    "kernels={**numpy().kernels, ops.logsumexp: Fused(print, lambda *_, wanted: print())}, "
+    'precisions={ops.matrix_product: ("high", "medium")}',
 )
 BROKEN = "import no_such_library_anywhere"
 
@@ -195,6 +197,7 @@ def test_ops_says_how_each_op_runs(plugin):
     rows = {row.pop("op"): row for row in json.loads(polyarr("ops", "--json", folder=folder).stdout)}
     assert rows["logsumexp"]["kind"] == "composed"
     assert rows["logsumexp"]["on"] | {"opencl:0": ""} == {"numpy": "as other ops", "opencl:0": "", "mirror": "pair"}
+    assert rows["matrix_product"]["on"]["mirror"] == "kernel (high, medium)"
     del rows["exp"]["on"]
     assert rows["exp"] == {"kind": "primitive", "dtypes": "floating", "class": "function", "float32": 16}
 

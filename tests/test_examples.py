@@ -213,6 +213,15 @@ def test_a_replacement_goes_with_its_plugin(fresh):
     assert get_backend("toy").kernels[ops.exp] is not doubled and not diagnosis.overrides()
 
 
+def test_what_a_backend_says_of_its_kernels_is_not_said_of_a_replacement():
+    with plugins.fresh():
+        said = {ops.matmul: ("high",), ops.adamw: ("high",)}
+        plugins.register_plugin(offering(toy()._replace(precisions=said, reads={ops.adamw: ("scale",)})))
+        plugins.register_plugin(replacing("mine", {ops.adamw: doubled}))
+        backend = get_backend("toy")
+    assert backend.precisions == {ops.matmul: ("high",)} and backend.reads == {}
+
+
 @pytest.mark.parametrize(
     ("kernels", "reason"),
     [
@@ -312,7 +321,8 @@ def test_the_pages_kernel_in_opencl_c(tmp_path, monkeypatch):
 
 def row_of(op):
     meaning = (inspect.getdoc(op) or "").splitlines()[0].replace("|", "\\|")
-    inputs, params = (", ".join(f"`{name}`" for name in names) for names in (op.inputs, op.defaults))
+    told = [name for name in op.defaults if name != "precision"]  # of which only Backend.precisions has a kernel told
+    inputs, params = (", ".join(f"`{name}`" for name in names) for names in (op.inputs, told))
     return f"| `{op.name}` | {inputs} | {params} | {meaning} |"
 
 

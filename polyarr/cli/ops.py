@@ -21,6 +21,7 @@ def command(name: str | None, as_json: bool) -> None:
     """List the ops: how backends run each, what dtypes it takes, and how far off a result may be.
 
     An op is primitive, or composed of others. For one of those a backend may bring a kernel, or a pair of kernels.
+    In brackets are the precisions that a kernel tells apart besides "highest".
     Results of a class may differ by so many times float32's eps from the exact ones (polyarr/testing/tolerance.py).
     """
     with no_plugin_warnings():
@@ -50,7 +51,8 @@ def _how(op: Op, backend: Backend) -> str:
     kernel = backend.kernels.get(op)
     if kernel is None:
         return "lacking" if op.body is None else "as other ops"
-    return "pair" if isinstance(kernel, Fused) else "kernel"
+    precisions = ", ".join(backend.precisions.get(op, ()))
+    return ("pair" if isinstance(kernel, Fused) else "kernel") + (f" ({precisions})" if precisions else "")
 
 
 def _checked() -> dict[Op, dict[str, Any]]:

@@ -114,6 +114,8 @@ class Backend(NamedTuple):
     peaks        measures what the device can do at most: "GFLOP/s" in float32, and "GB/s"; empty where unknown
     reads        op -> the inputs, among those that are numbers, that its kernel also takes as arrays without axes, and
                  reads from memory; any other number comes as Python's
+    precisions   op -> the precisions, of those that core.precision has, that its kernel tells apart besides "highest":
+                 only such a kernel is given `precision`, "highest" or one of them; it speaks of float32 alone
     handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
                  it. None: nothing but the buffers
     """
@@ -132,6 +134,7 @@ class Backend(NamedTuple):
     noting: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
     peaks: Callable[[], dict[str, float]] = _no_peaks
     reads: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
+    precisions: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
     handle: Any = None
     home: Any = None
     transfer: Callable[[Any, "Backend"], Any] | None = None

@@ -37,6 +37,7 @@ from polyarr.core.binding import (
 )
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError, DtypeError
+from polyarr.core.precision import as_kernel_takes, decided
 from polyarr.core.record import Need, need_of, record_pair, record_rules
 from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int32, int64, may_not_fit, promote
 from polyarr.core.tape import reads, records
@@ -90,6 +91,7 @@ class Op:
         self.inputs = tuple(a.name for a in arguments if a.kind is not a.KEYWORD_ONLY)
         self.optional = {a.name: a.default for a in arguments if a.kind is not a.KEYWORD_ONLY}
         self.defaults = {a.name: a.default for a in arguments if a.kind is a.KEYWORD_ONLY}
+        self.has_precision = "precision" in self.defaults
         self.__signature__ = signature(list(arguments))
         self.promoted = tuple(self.inputs.index(name) for name in promoted.split())
         self.indices = tuple(self.inputs.index(name) for name in indices.split())
@@ -208,6 +210,8 @@ class Op:
         elif params and not self.defaults.keys() >= params.keys():
             args, params = bound_by_name(self, args, params)
         params = {**self.defaults, **params} if params else self.defaults
+        if self.has_precision:
+            params = decided(self.name, params)
         specs, backend, tracked, symbolic = [], None, False, False
         for a in args:
             kind = type(a)
@@ -327,7 +331,7 @@ class Op:
             value = self.run_body(plan, tuple(map(untracked, args)), params)
         elif type(kernel) is Fused:
             bufs = [buffer(a) for a in args]
-            found = kernel.forward(plan.out, *bufs, **params)
+            found = kernel.forward(plan.out, *bufs, **self.kernel_params(backend, params))
             if found is NotImplemented:
                 return self.run_body(plan, args, params)
             if type(found) is not tuple or len(found) != 2:
@@ -339,11 +343,16 @@ class Op:
             return value
         else:
             out = plan.out
-            buf = kernel(out, *[a.buf if type(a) is Array else buffer(a) for a in args], **params)
+            bufs = [a.buf if type(a) is Array else buffer(a) for a in args]
+            buf = kernel(out, *bufs, **(self.kernel_params(backend, params) if self.has_precision else params))
             value = Array(backend, buf, out) if type(out) is Spec else arrays(backend, buf, out)
         if tracked and plan.carries:
             record_rules(self, args, params, plan, value)
         return value
+
+    def kernel_params(self, backend: Backend, params: dict[str, Any]) -> dict[str, Any]:
+        """What a backend's kernel gets of a call's parameters."""
+        return as_kernel_takes(params, backend.precisions.get(self, ())) if self.has_precision else params
 
 
 def primitive(

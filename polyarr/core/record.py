@@ -50,8 +50,8 @@ class Pair:
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
         cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
-        bufs = map(buffer, self.args)
-        grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **self.params)
+        bufs, params = map(buffer, self.args), self.op.kernel_params(self.backend, self.params)
+        grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **params)
         if type(grads) not in (tuple, list) or len(grads) != len(self.args):
             due = f"{len(self.args)}, one for each input"
             raise BackendError(misshapen(self.op, self.backend, "backward", grads, due))

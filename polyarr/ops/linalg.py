@@ -17,12 +17,12 @@ from polyarr.ops.shape import matrix_transpose, one_axis, permute_dims, reshape,
 
 
 @primitive(promote="x y")
-def matrix_product(x, y):
+def matrix_product(x, y, *, precision=None):
     """The matrix product over the last two axes; what matmul runs.
 
     Shapes:  x (..., m, k), y (..., k, n); the leading axes broadcast -> (..., m, n)
     Dtypes:  real, promoted
-    Errors:  ShapeError if there are fewer than two axes or k differs
+    Errors:  ShapeError if there are fewer than two axes or k differs, ValueError for an unknown precision
     Grads:   x, y
     """
     for name, a in (("x", x), ("y", y)):
@@ -34,25 +34,27 @@ def matrix_product(x, y):
 
 
 matrix_product.vjp(
-    x=lambda g, y: matrix_product(g, matrix_transpose(y)),
-    y=lambda g, x, y_spec: _right_grad(g, x, y_spec),
+    x=lambda g, y, precision: matrix_product(g, matrix_transpose(y), precision=precision),
+    y=lambda g, x, y_spec, precision: _right_grad(g, x, y_spec, precision),
 )
 
 
-def _right_grad(g, x, y_spec: Spec):
+def _right_grad(g, x, y_spec: Spec, precision: str):
     """x^T g. Where one y served a whole batch, the batch is part of the sum and not a stack of products."""
     if y_spec.ndim == 2 and x.ndim > 2 and x.shape[:-2] == g.shape[:-2]:
         x, g = (reshape(a, shape=(math.prod(a.shape[:-1]), a.shape[-1])) for a in (x, g))
-    return matrix_product(matrix_transpose(x), g)
+    return matrix_product(matrix_transpose(x), g, precision=precision)
 
 
 @composed(promote="x y", widen=False)
-def matmul(x, y):
+def matmul(x, y, *, precision=None):
     """The matrix product; a one-dimensional x counts as a row, a one-dimensional y as a column.
+
+    precision, as set_matmul_precision has it, says how exact a product of float32 must be.
 
     Shapes:  x (..., m, k), y (..., k, n); the leading axes broadcast -> (..., m, n); x (k,) drops m, y (k,) drops n
     Dtypes:  real, promoted
-    Errors:  ShapeError if x or y has no axis or k differs
+    Errors:  ShapeError if x or y has no axis or k differs, ValueError for an unknown precision
     Grads:   x, y
     Source:  array API standard 2024.12
     """
@@ -60,7 +62,7 @@ def matmul(x, y):
         raise ShapeError(f"matmul: x is {spec_of(x)}, y is {spec_of(y)}; x.shape[-1] must equal y.shape[-2]")
     left = reshape(x, shape=(1, *x.shape)) if len(x.shape) == 1 else x
     right = reshape(y, shape=(*y.shape, 1)) if len(y.shape) == 1 else y
-    out = matrix_product(left, right)
+    out = matrix_product(left, right, precision=precision)
     if left is x and right is y:
         return out
     shape = out.shape[:-1] if right is not y else out.shape
@@ -98,8 +100,10 @@ def outer(x, y):
 
 
 @composed(promote="x y", widen=False)
-def tensordot(x, y, *, axes=2):
+def tensordot(x, y, *, axes=2, precision=None):
     """The sum of products over pairs of axes: the last n of x with the first n of y, or two tuples of axes.
+
+    precision is matmul's.
 
     Shapes:  the axes that are left of x, then those of y
     Dtypes:  real, promoted
@@ -123,12 +127,15 @@ def tensordot(x, y, *, axes=2):
     out = matrix_product(
         reshape(permute_dims(x, axes=(*free_x, *left)), shape=(rows, summed)),
         reshape(permute_dims(y, axes=(*right, *free_y)), shape=(summed, columns)),
+        precision=precision,
     )
     return reshape(out, shape=(*(x.shape[i] for i in free_x), *(y.shape[i] for i in free_y)))
 
 
-def einsum(subscripts: str, *operands: Array) -> Array:
+def einsum(subscripts: str, *operands: Array, precision: str | None = None) -> Array:
     """Sums of products in Einstein's notation, such as "bhtd,bhsd->bhts". NumPy's planner chooses the order of pairs.
+
+    precision is matmul's.
 
     Shapes:  as the subscripts say; "..." stands for leading axes that broadcast
     Dtypes:  real, promoted
@@ -152,7 +159,7 @@ def einsum(subscripts: str, *operands: Array) -> Array:
         left_over = set(output).union(*(labels for labels, _ in terms))
         while len(pair) > 1:
             wanted = left_over.union(*(labels for labels, _ in pair[:-2]))
-            pair.append(_contract(pair.pop(), pair.pop(), wanted))
+            pair.append(_contract(pair.pop(), pair.pop(), wanted, precision))
         terms.append(pair[0])
     labels, out = _summed(terms[0], set(output))
     return permute_dims(out, axes=tuple(labels.index(c) for c in output))
@@ -178,7 +185,7 @@ def _subscripts(subscripts: str, operands) -> tuple[list[str], str]:
     return spelt, output.replace("...", dots)
 
 
-def _contract(a: tuple, b: tuple, wanted: set[str]) -> tuple:
+def _contract(a: tuple, b: tuple, wanted: set[str], precision: str | None) -> tuple:
     """One operand out of two: labels that nobody else wants are summed by a batched matrix product."""
     (x_labels, x), (y_labels, y) = _summed(a, wanted | set(b[0])), _summed(b, wanted | set(a[0]))
     shared = [c for c in x_labels if c in y_labels]
@@ -190,7 +197,7 @@ def _contract(a: tuple, b: tuple, wanted: set[str]) -> tuple:
     lead = [max(x_sizes[c], y_sizes[c]) if 0 not in (x_sizes[c], y_sizes[c]) else 0 for c in batch]
     left = _grouped(x, x_labels, x_sizes, batch, rows, inner)
     right = _grouped(y, y_labels, y_sizes, batch, inner, columns)
-    out = matrix_product(left, right)
+    out = matrix_product(left, right, precision=precision)
     return [*batch, *rows, *columns], reshape(
         out, shape=(*lead, *(x_sizes[c] for c in rows), *(y_sizes[c] for c in columns))
     )

@@ -149,8 +149,8 @@ ACTIVATIONS = {
 
 
 @composed(promote="x weight bias")
-def linear(x, weight, bias=None, *, activation=None):
-    """x times the transpose of weight, plus bias, through an activation.
+def linear(x, weight, bias=None, *, activation=None, precision=None):
+    """x times the transpose of weight, plus bias, through an activation; precision is matmul's.
 
     Shapes:  x (..., k), weight (n, k), bias (n,) or None -> (..., n)
     Dtypes:  floating, promoted
@@ -168,7 +168,7 @@ def linear(x, weight, bias=None, *, activation=None):
             f"linear: bias is {spec_of(bias)}, weight is {spec_of(weight)}; bias must be {list(weight.shape[:1])}"
         )
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
-    y = matrix_product(rows, matrix_transpose(weight))
+    y = matrix_product(rows, matrix_transpose(weight), precision=precision)
     y = y if bias is None else add(y, bias)
     return reshape(ACTIVATIONS[activation](y), shape=(*x.shape[:-1], weight.shape[0]))
 
@@ -270,7 +270,7 @@ def mse(x, y):
     return mean(square(subtract(x, y)))
 
 
-def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate):
+def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate, precision):
     _check_attention(q, k, v, mask)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(number("attention", "scale", scale))
     return {"scale": scale, "causal": bool(causal)}
@@ -295,12 +295,12 @@ def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
 
 
 @composed(promote="q k v", numbers="key counter", canonical=_canonical_attention)
-def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None, dropout_rate=0.0):
+def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None, dropout_rate=0.0, precision=None):
     """Scaled dot-product attention: softmax(q k^T * scale) v, over the positions that may be seen.
 
     mask: True where a query may see a key, or numbers that are added to the scores. causal: query i sees keys up to
     i + (s - t), so that the last query sees all. A query that may see nothing gives zeros. With dropout_rate, the
-    weights go through dropout with (key, counter). scale defaults to 1 / sqrt(d).
+    weights go through dropout with (key, counter). scale defaults to 1 / sqrt(d); precision is matmul's.
 
     Shapes:  q (..., t, d), k (..., s, d), v (..., s, e), mask broadcastable to (..., t, s) -> (..., t, e)
     Dtypes:  floating, promoted
@@ -308,7 +308,7 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
     Grads:   q, k, v, mask (if floating)
     Source:  Vaswani et al. 2017, arXiv:1706.03762
     """
-    scores = multiply(matrix_product(q, matrix_transpose(k)), scale)
+    scores = multiply(matrix_product(q, matrix_transpose(k), precision=precision), scale)
     if mask is not None and mask.dtype != bool_:
         scores = add(scores, astype(mask, dtype=scores.dtype))
     if mask is not None and mask.dtype == bool_:
@@ -320,7 +320,7 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
     weights = _masked_softmax(scores)
     if dropout_rate:
         weights = dropout(weights, key, counter, rate=dropout_rate)
-    return matrix_product(weights, v)
+    return matrix_product(weights, v, precision=precision)
 
 
 def _masked_softmax(scores):

@@ -26,6 +26,7 @@ INPUTS = {  # that are not one array
     "starts": "Sequence[Array | int]",
 }  # fmt: skip
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
+    "precision": "str",
     "axis": INTS, "argmax.axis": "int", "argmin.axis": "int", "cumulative_sum.axis": "int", "repeat.axis": "int",
     "axes": "Sequence[int]", "tensordot.axes": "int | Sequence[Sequence[int]]", "constant_values": "float",
     "destination": INTS, "source": INTS, "shape": INTS, "shift": INTS, "repetitions": INTS, "indices_or_sections": INTS,
