@@ -23,6 +23,7 @@ from tests.negative_controls import (  # they fill the table
     moving,  # noqa: F401
     on_opencl,  # noqa: F401
     pairs,
+    precisions,  # noqa: F401
     sizes,  # noqa: F401
     state,  # noqa: F401
     values,  # noqa: F401

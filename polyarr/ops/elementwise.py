@@ -534,5 +534,10 @@ def astype(x, *, dtype):
     return Spec(x.shape, as_dtype(dtype)), {"dtype": as_dtype(dtype)}
 
 
+def like(x, other):
+    """x in other's dtype, which it may have already."""
+    return x if x.dtype == other.dtype else astype(x, dtype=other.dtype)
+
+
 where.vjp(condition=None, x=lambda g, condition: where(condition, g, 0), y=lambda g, condition: where(condition, 0, g))
 astype.vjp(x=lambda g, x_spec: astype(g, dtype=x_spec.dtype))

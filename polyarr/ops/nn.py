@@ -5,7 +5,7 @@ import math
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import FLOATS, broadcast, check_kind
+from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
@@ -17,6 +17,7 @@ from polyarr.ops.elementwise import (
     erf,
     exp,
     isfinite,
+    like,
     log,
     multiply,
     relu,
@@ -78,18 +79,20 @@ def _check_last(op: str, x, **named) -> None:
     if not x.shape:
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least one axis")
     for name, a in named.items():
+        if a is not None:
+            check_kind(op, name, spec_of(a), "floating")
         if a is not None and a.shape != x.shape[-1:]:
             raise ShapeError(f"{op}: {name} is {spec_of(a)}, x is {spec_of(x)}; {name} must be {list(x.shape[-1:])}")
 
 
-@composed(promote="x weight bias")
+@composed
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias,  var divides by n.
 
     Shapes:  x (..., n), weight (n,) or None, bias (n,) or None -> (..., n)
-    Dtypes:  floating, promoted
+    Dtypes:  floating; weight and bias may differ -> x's
     Errors:  ShapeError if weight or bias is not (n,)
     Grads:   x, weight, bias
     Source:  Ba, Kiros, Hinton 2016, arXiv:1607.06450
@@ -99,24 +102,24 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
     variance = mean(square(centred), axis=-1, keepdims=True)
     y = multiply(centred, rsqrt(add(variance, eps)))
     y = y if weight is None else multiply(y, weight)
-    return y if bias is None else add(y, bias)
+    return like(y if bias is None else add(y, bias), x)
 
 
-@composed(promote="x weight")
+@composed
 def rms_norm(x, weight=None, *, eps=1e-6):
     """Divide the last axis by its root mean square, then scale.
 
     y = x / sqrt(mean(x^2) + eps) * weight.
 
     Shapes:  x (..., n), weight (n,) or None -> (..., n)
-    Dtypes:  floating, promoted
+    Dtypes:  floating; weight may differ -> x's
     Errors:  ShapeError if weight is not (n,)
     Grads:   x, weight
     Source:  Zhang, Sennrich 2019, arXiv:1910.07467
     """
     _check_last("rms_norm", x, weight=weight)
     y = multiply(x, rsqrt(add(mean(square(x), axis=-1, keepdims=True), eps)))
-    return y if weight is None else multiply(y, weight)
+    return y if weight is None else like(multiply(y, weight), x)
 
 
 @composed
@@ -148,17 +151,20 @@ ACTIVATIONS = {
 }
 
 
-@composed(promote="x weight bias")
+@composed(promote="x weight")
 def linear(x, weight, bias=None, *, activation=None, precision=None):
     """x times the transpose of weight, plus bias, through an activation; precision is matmul's.
 
     Shapes:  x (..., k), weight (n, k), bias (n,) or None -> (..., n)
-    Dtypes:  floating, promoted
+    Dtypes:  floating; x and weight promoted, bias may differ -> theirs
     Errors:  ShapeError if the lengths do not fit, ValueError for an unknown activation
     Grads:   x, weight, bias
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"linear: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    for name, a in (("x", x), ("weight", weight), ("bias", bias)):
+        if a is not None:
+            check_kind("linear", name, spec_of(a), "floating")
     if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"linear: x is {spec_of(x)}, weight is {spec_of(weight)}; x.shape[-1] must equal weight.shape[1]"
@@ -168,9 +174,9 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
             f"linear: bias is {spec_of(bias)}, weight is {spec_of(weight)}; bias must be {list(weight.shape[:1])}"
         )
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
-    y = matrix_product(rows, matrix_transpose(weight), precision=precision)
-    y = y if bias is None else add(y, bias)
-    return reshape(ACTIVATIONS[activation](y), shape=(*x.shape[:-1], weight.shape[0]))
+    product = matrix_product(rows, matrix_transpose(weight), precision=precision)
+    y = ACTIVATIONS[activation](product if bias is None else add(product, bias))
+    return reshape(like(y, product), shape=(*x.shape[:-1], weight.shape[0]))
 
 
 @composed(indices="indices", widen=False)
@@ -227,7 +233,7 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     count nothing; the mean is over the others (nan if there are none).
 
     Shapes:  logits (..., v), targets (...) -> (), or (...) with reduction "none"
-    Dtypes:  logits floating, targets integer -> logits'
+    Dtypes:  logits floating, targets integer -> logits', but float32 for float16 and bfloat16
     Errors:  ShapeError if targets is not logits' leading shape, or without classes; ValueError for another
              reduction; IndexError, at the next read, for a target that is no class
     Grads:   logits
@@ -244,7 +250,7 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     label_smoothing = number("cross_entropy", "label_smoothing", label_smoothing)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"cross_entropy: reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
-    counted, classes = not_equal(targets, ignore_index), logits.shape[-1]
+    logits, counted, classes = _wide(logits), not_equal(targets, ignore_index), logits.shape[-1]
     # Whatever an ignored row holds, a nan say, neither its loss nor its gradient comes from it.
     logp = log_softmax(where(expand_dims(counted, axis=-1), logits, 0), axis=-1)
     target = where(less(targets, 0), classes, targets)  # a class is never counted from the end
@@ -263,11 +269,16 @@ def mse(x, y):
     """The mean square difference.
 
     Shapes:  x and y broadcast -> ()
-    Dtypes:  floating, promoted
+    Dtypes:  floating, promoted; float16 and bfloat16 -> float32
     Errors:  ShapeError if they do not broadcast
     Grads:   x, y
     """
-    return mean(square(subtract(x, y)))
+    return mean(square(_wide(subtract(x, y))))
+
+
+def _wide(x):
+    """x, narrow floats as float32: a loss is not for storing, and of few digits it says little."""
+    return astype(x, dtype=float32) if x.dtype in NARROW else x
 
 
 def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate, precision):

@@ -10,7 +10,20 @@ from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
-from polyarr.ops.elementwise import add, astype, divide, exp, isfinite, log, multiply, sqrt, square, subtract, where
+from polyarr.ops.elementwise import (
+    add,
+    astype,
+    divide,
+    exp,
+    isfinite,
+    like,
+    log,
+    multiply,
+    sqrt,
+    square,
+    subtract,
+    where,
+)
 from polyarr.ops.given import number, whole, wholes
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.shape import broadcast_to, concat, flip, permute_dims, reshape, slice, squeeze
@@ -170,11 +183,6 @@ def cumulative_sum(x, *, axis=None, dtype=None):
     return Spec(x.shape, dtype), {"axis": axis_of("cumulative_sum", x, 0 if axis is None else axis), "dtype": dtype}
 
 
-def _as(g, x):
-    """g in x's dtype, which the result may not have had."""
-    return g if g.dtype == x.dtype else astype(g, dtype=x.dtype)
-
-
 def _spread(g, x_spec: Spec, axis: tuple[int, ...]):
     """g, with the reduced axes back at their length."""
     return broadcast_to(reshape(g, shape=kept_shape(x_spec, axis)), shape=x_spec.shape)
@@ -225,13 +233,13 @@ def _reversed_sum(g, axis: int):
     return flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis)
 
 
-sum.vjp(x=lambda g, x_spec, axis: _spread(_as(g, x_spec), x_spec, axis))
-prod.vjp(x=lambda g, x, axis: _prod_grad(_as(g, x), x, axis))
+sum.vjp(x=lambda g, x_spec, axis: _spread(like(g, x_spec), x_spec, axis))
+prod.vjp(x=lambda g, x, axis: _prod_grad(like(g, x), x, axis))
 max.vjp(x=lambda g, x, out, axis: _extreme_grad(g, x, out, axis))
 min.vjp(x=lambda g, x, out, axis: _extreme_grad(g, x, out, axis))
 argmax.vjp(x=None)
 argmin.vjp(x=None)
-cumulative_sum.vjp(x=lambda g, x_spec, axis: _as(_reversed_sum(g, axis), x_spec))
+cumulative_sum.vjp(x=lambda g, x_spec, axis: like(_reversed_sum(g, axis), x_spec))
 
 
 # ---- made of the above -----------------------------------------------------------------------------------------

@@ -253,7 +253,8 @@ def log_softmax(x, *, axis):
 
 
 def linear(x, weight, bias, *, activation):
-    y = F.linear(x, weight, bias)
+    one_dtype = bias is None or bias.dtype == x.dtype
+    y = F.linear(x, weight, bias) if one_dtype else F.linear(wide(x), wide(weight), bias)
     return y if activation is None else ACTIVATIONS[activation](y)
 
 

@@ -1,17 +1,21 @@
 """Layer norm, forward and backward. What is saved is each row's mean and reciprocal deviation."""
 
+from typing import Any
+
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_plan, wide
+from polyarr.backends.opencl.rows import alike, column_sums, dense_or_none, row_plan, wide
 from polyarr.core.spec import Spec
 
 
 def layer_norm(
     device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
-) -> tuple[Buffer, Buffer]:
-    """Normalise the last axis, then scale and shift; weight and bias may be None."""
+) -> Any:
+    """Normalise the last axis, then scale and shift; weight and bias may be None, but of no other dtype than x."""
+    if not alike(x, weight, bias):
+        return NotImplemented
     x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
     plan = _plan(device, "forward", x, weight, bias)
     y, saved = device.empty(out), device.empty(Spec((plan.numbers[0], 2), wide(x.dtype)))

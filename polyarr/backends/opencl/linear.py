@@ -1,6 +1,7 @@
 """A linear layer with its activation: y = activation(x @ weight.T + bias), and its gradients."""
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -9,14 +10,17 @@ from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, reshaped, spec_of, swapped
 from polyarr.backends.opencl.matmul import Epilogue, product
 from polyarr.backends.opencl.plans import LaunchPlan
+from polyarr.backends.opencl.rows import alike
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
 
 def forward(
     device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, *, activation: str | None
-) -> tuple[Buffer, Buffer | None]:
+) -> Any:
     """The layer in one launch. Saves what the activation was applied to; the result serves for relu."""
+    if not alike(x, bias):
+        return NotImplemented
     columns = weight.shape[0]
     shape = out.shape if len(out.shape) > 1 else (1, columns)
     x = x if x.ndim > 1 else broadcast(x, (1, *x.shape))

@@ -1,15 +1,19 @@
 """Root-mean-square norm, forward and backward. What is saved is each row's reciprocal root mean square."""
 
+from typing import Any
+
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.rows import column_sums, dense_or_none, row_plan, wide
+from polyarr.backends.opencl.rows import alike, column_sums, dense_or_none, row_plan, wide
 from polyarr.core.spec import Spec
 
 
-def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps: float) -> tuple[Buffer, Buffer]:
-    """Divide by the root of the mean square of the last axis, then scale; weight may be None."""
+def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps: float) -> Any:
+    """Divide by the root of the mean square of the last axis, then scale; weight may be None, or of x's dtype."""
+    if not alike(x, weight):
+        return NotImplemented
     x, weight = dense(device, x), dense_or_none(device, weight)
     plan = _plan(device, "forward", x, weight)
     y, saved = device.empty(out), device.empty(Spec(plan.numbers[:1], wide(x.dtype)))

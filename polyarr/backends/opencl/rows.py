@@ -56,6 +56,11 @@ def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
     return Spec(shape[:-1], float64).size, cols
 
 
+def alike(x: Buffer, *others: Buffer | None) -> bool:
+    """True if all that are there have x's dtype; where a weight is wider than x, the op's body serves."""
+    return all(b is None or b.dtype == x.dtype for b in others)
+
+
 def dense_or_none(device: Device, buf: Buffer | None) -> Buffer | None:
     """As dense, for an input that may be missing."""
     return None if buf is None else dense(device, buf)

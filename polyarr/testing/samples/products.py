@@ -1,6 +1,7 @@
 """Products of matrices, and the ops of neural networks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,10 +129,17 @@ def _norm(shapes: Sequence[tuple], weights: int, condition: Callable) -> Cases:
     return lambda dtype: cases(dtype).filter(condition)
 
 
+def _wider(*inputs: Data, weights: int = 1, **params: Any) -> Callable[[str], Sample]:
+    """A call whose inputs are narrow, but for so many weights of float32."""
+    wide = tuple(Data((33,), "float32", seed=1 + i) for i in range(weights))
+    return lambda dtype: Sample((*(replace(a, dtype=dtype) for a in inputs), *wide), params)
+
+
 for _op, _reference, _weights in ((ops.layer_norm, ref.layer_norm, 2), (ops.rms_norm, ref.rms_norm, 1)):
+    _beside_wider = _wider(Data((2, 33)), weights=_weights, eps=0.1)
     SAMPLES[_op] = Entry(
-        _norm(ROWS, _weights, _well_conditioned),
-        _norm(SMALL_ROWS, _weights, _has_gentle_slope),
+        narrow_first(_beside_wider, _norm(ROWS, _weights, _well_conditioned)),
+        narrow_first(_beside_wider, _norm(SMALL_ROWS, _weights, _has_gentle_slope)),
         _reference,
         "composed",
         FLOATING,
@@ -171,7 +179,15 @@ def _linear(activations: Sequence[str | None], layers: Sequence[tuple] = LAYERS)
 _layers, _smooth_layers = _linear((*ref.ACTIVATIONS,)), _linear((*ref.ACTIVATIONS,), LAYERS[:-1])
 _narrow_layers = _linear([a for a in ref.ACTIVATIONS if a != "relu"], LAYERS[:-1])
 _layer_slopes = lambda dtype: (_narrow_layers if is_narrow(dtype) else _smooth_layers)(dtype)
-SAMPLES[ops.linear] = Entry(_layers, _layer_slopes, ref.linear, "composed", FLOATING, special="nonfinite")
+_beside_wider = _wider(Data((2, 3, 4)), Data((33, 4), seed=9), activation="silu")
+SAMPLES[ops.linear] = Entry(
+    narrow_first(_beside_wider, _layers),
+    narrow_first(_beside_wider, _layer_slopes),
+    ref.linear,
+    "composed",
+    FLOATING,
+    special="nonfinite",
+)
 
 
 def _embedding(dtype: str) -> SearchStrategy[Sample]:

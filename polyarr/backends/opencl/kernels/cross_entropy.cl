@@ -5,8 +5,7 @@
 // A row whose target is ignored has loss 0 and gradient 0. So has one whose target is out of range, which is noted.
 //
 // Arrays   x, dx (rows, cols) row-major; targets (rows) of INDEX; saved (rows, 2) of ACC = m, log(s);
-//          losses (rows) of ACC if REDUCED, else of T; loss () of T; divisor () of ACC;
-//          g () if REDUCED, else (rows); FAULT as in the prelude
+//          losses (rows), loss () and divisor () of ACC; g of ACC, () if REDUCED, else (rows); FAULT as in the prelude
 // Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW.
 //          cross_entropy_reduce: one work-group
 // Params   T, ACC, LOAD, STORE of the dtype | INDEX the C type of targets | LANES work-items per row, ROWS rows per
@@ -16,16 +15,8 @@
 #error "cross_entropy.cl needs a dtype's macros, INDEX, LANES, WIDE, ROWS, REDUCED and SMOOTHED"
 #endif
 
-#if REDUCED
-#define LOSS ACC
-#define STORE_LOSS(p, i, v) (p)[i] = (v)
-#else
-#define LOSS T
-#define STORE_LOSS STORE
-#endif
-
 __kernel ROW_GROUP void cross_entropy_forward(__global const T *restrict x, __global const INDEX *restrict targets,
-                                              __global LOSS *restrict losses, __global ACC *restrict saved,
+                                              __global ACC *restrict losses, __global ACC *restrict saved,
                                               FAULT, const long ignore_index,
                                               const ACC smoothing, const long rows, const long cols,
                                               const long rows_each) {
@@ -55,13 +46,13 @@ __kernel ROW_GROUP void cross_entropy_forward(__global const T *restrict x, __gl
             }
             saved[2 * row] = m;
             saved[2 * row + 1] = log_sum;
-            STORE_LOSS(losses, row, loss);
+            losses[row] = loss;
         }
     }
 }
 
 __kernel ROW_GROUP void cross_entropy_reduce(__global const ACC *restrict losses,
-                                             __global const INDEX *restrict targets, __global T *restrict loss,
+                                             __global const INDEX *restrict targets, __global ACC *restrict loss,
                                              __global ACC *restrict divisor,
                                              const long ignore_index, const long is_mean, const long rows) {
     EACH_ROW(1, rows, 1) {
@@ -71,13 +62,13 @@ __kernel ROW_GROUP void cross_entropy_reduce(__global const ACC *restrict losses
         const ACC total = row_sum(sum, me, lane);
         const ACC counted = is_mean ? row_sum(count, me, lane) : 1;
         if (me == 0 && row == 0) {
-            STORE(loss, 0, total / counted);
+            loss[0] = total / counted;
             divisor[0] = counted;
         }
     }
 }
 
-__kernel ROW_GROUP void cross_entropy_backward(__global const T *restrict g, __global const T *restrict x,
+__kernel ROW_GROUP void cross_entropy_backward(__global const ACC *restrict g, __global const T *restrict x,
                                                __global const INDEX *restrict targets,
                                                __global const ACC *restrict saved,
                                                __global const ACC *restrict divisor, __global T *restrict dx,
@@ -92,9 +83,9 @@ __kernel ROW_GROUP void cross_entropy_backward(__global const T *restrict g, __g
         } else {
             const ACC m = saved[2 * row], log_sum = saved[2 * row + 1], spread = smoothing / cols;
 #if REDUCED
-            const ACC factor = LOAD(g, 0) / divisor[0];
+            const ACC factor = g[0] / divisor[0];
 #else
-            const ACC factor = LOAD(g, row);
+            const ACC factor = g[row];
 #endif
             EACH_COLUMN(STORE(dx_row, c, (EXP(LOAD(x_row, c) - m - log_sum) - spread) * factor);)
             if (target % LANES == me) {  // whoever wrote column t writes it again
