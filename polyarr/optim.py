@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from polyarr import ops, tree
@@ -20,18 +21,73 @@ def at_least_two_axes(name: str, p: Array) -> bool:
 
 
 @dataclass(frozen=True)
+class LossScale:
+    """How much a loss is multiplied, so that gradients of float16 do not vanish; optimisers take it as `loss_scale`.
+
+    The loss that is differentiated is loss * loss_scale(state); update divides the gradients by as much. A step whose
+    gradients are not finite changes neither parameters nor moments, and nothing is read to find out.
+
+    first    the scale at the beginning
+    growth   what it is multiplied by after `every` steps in a row whose gradients were finite
+    backoff  what it is multiplied by after a step whose gradients were not
+
+    Errors:  ValueError for a number out of range
+    Source:  Micikevicius et al. 2017, arXiv:1710.03740
+    """
+
+    first: float = 2.0**15
+    growth: float = 2.0
+    backoff: float = 0.5
+    every: int = 2000
+
+    kept = ("scale", "steps")  # what the state holds: the scale, and how many finite steps there were with it
+
+    def __post_init__(self) -> None:
+        for name, fits, range_ in (
+            ("first", self.first > 0, "above 0"),
+            ("growth", self.growth >= 1, "at least 1"),
+            ("backoff", 0 < self.backoff < 1, "above 0 and below 1"),
+            ("every", self.every >= 1, "at least 1"),
+        ):
+            if not fits:
+                raise ValueError(f"LossScale: {name} is {getattr(self, name)}; it must be {range_}")
+
+    def init(self, like: Array | None = None) -> dict[str, Array]:
+        """The state before the first step, on the backend of an array, or the current one."""
+        numbers = zip(self.kept, (self.first, 0.0), strict=True)
+        return {name: ops.full(value, like, shape=(), dtype=float32) for name, value in numbers}
+
+    def after(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
+        """The state after a step whose gradients were finite, or were not."""
+        scale, steps = state["scale"], ops.where(finite, state["steps"] + 1, 0)
+        grows = steps >= self.every
+        kept = ops.minimum(ops.where(grows, scale * self.growth, scale), _LARGEST_SCALE)
+        return {"scale": ops.where(finite, kept, scale * self.backoff), "steps": ops.where(grows, 0, steps)}
+
+
+_LARGEST_SCALE = 2.0**24  # where all gradients are 0, a scale would grow for ever
+
+
+def loss_scale(state: State) -> Array | float:
+    """What the loss is to be multiplied by before it is differentiated: 1.0 without a LossScale."""
+    return state["loss_scale"]["scale"] if "loss_scale" in state else 1.0
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """What all optimisers share.
 
     lr            a number, or a schedule: the number of steps done so far -> a number
     weight_decay  how much arrays shrink, for those that `decays` chooses by dotted name and array
     clip          the largest global norm of the gradients; larger ones are scaled down to it
+    loss_scale    for gradients of float16, a LossScale
     """
 
     lr: float | Array | Schedule = 1e-3
     weight_decay: float = 0.0
     clip: float | None = None
     decays: Callable[[str, Array], bool] = at_least_two_axes
+    loss_scale: LossScale | None = field(default=None, kw_only=True)
 
     moments = ()  # the names of what is kept per parameter
 
@@ -47,7 +103,8 @@ class Optimizer:
         """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
         params = {name: p for name, p in _by_name(model).items() if _is_trainable(p)}
         zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
-        return {"step": 0, **zeros}
+        scale = {"loss_scale": self.loss_scale.init(next(iter(params.values()), None))} if self.loss_scale else {}
+        return {"step": 0, **zeros, **scale}
 
     def learning_rate(self, step: int | Array) -> float | Array:
         """The learning rate after so many steps. A schedule is given a Python number, for which an array is read."""
@@ -69,17 +126,34 @@ class Optimizer:
         gradients = [given[name] for name in params]
         kept = {moment: self._moment(state, moment, params) for moment in self.moments}
         decay = tuple(self.weight_decay if self.decays(name, p) else 0.0 for name, p in params.items())
-        scale = 1.0 if self.clip is None else _clip_scale(gradients, self.clip)
-        found = self._step([*params.values()], gradients, [*kept.values()], state["step"], scale, decay)
+        (scale, finite), after = self._scale(gradients, state), {}
+        before = [[*params.values()], *kept.values()]
+        found = self._step(before[0], gradients, before[1:], state["step"], scale, decay)
+        if self.loss_scale:
+            found = [list(map(partial(ops.where, finite), *lists)) for lists in zip(found, before, strict=True)]
+            after = {"loss_scale": self.loss_scale.after(state["loss_scale"], finite)}
         named = [dict(zip(params, arrays, strict=True)) for arrays in found]
         moments = {m: {**state[m], **new} for m, new in zip(self.moments, named[1:], strict=True)}
         new_model = tree.unflatten(model, {**leaves, **named[0]}.values())
-        return new_model, {"step": state["step"] + 1, **moments}
+        return new_model, {"step": state["step"] + 1, **moments, **after}
+
+    def _scale(self, grads: list[Array], state: State) -> tuple[float | Array, Array | None]:
+        """What the step multiplies the gradients by, and with a loss scale whether they are finite; both unread."""
+        if self.clip is None and not self.loss_scale:
+            return 1.0, None
+        norm = ops.global_norm(grads)
+        if not self.loss_scale:
+            return _scale_for(norm, self.clip), None
+        by = loss_scale(state)
+        return (1.0 if self.clip is None else _scale_for(norm / by, self.clip)) / by, ops.isfinite(norm)
 
     def _check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
         name, order = f"{type(self).__name__}.update", "call update(grads, state, model)"
         if not isinstance(state, dict) or not isinstance(state.get("step", 0), (int, Array)):
             raise TypeError(f"{name}: state is {type(state).__name__}; it must be as init(model) makes it; {order}")
+        if ("loss_scale" in state) != (self.loss_scale is not None):
+            has = "a" if self.loss_scale is None else "no"
+            raise ValueError(f"{name}: the state has {has} loss_scale; it must be as init(model) makes it")
         if _holds_gradients(model) and not _holds_gradients(grads):
             raise ValueError(f"{name}: model holds gradients; {order}")
         if grads is None and leaves:
@@ -205,10 +279,6 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
     norm = ops.global_norm(tree.leaves(grads))
     scale = _scale_for(norm, max_norm)
     return tree.map(lambda g: (g.astype(scale.dtype) * scale).astype(g.dtype), grads), norm
-
-
-def _clip_scale(grads: list[Array], max_norm: float) -> Array:
-    return _scale_for(ops.global_norm(grads), max_norm)
 
 
 def _scale_for(norm: Array, max_norm: float) -> Array:

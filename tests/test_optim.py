@@ -239,3 +239,75 @@ def test_clipping_float64_gradients_keeps_their_digits(backend):
     np.testing.assert_allclose(state["m"]["a"].numpy(), 0.1 * clipped["a"].numpy(), rtol=1e-13)
     mixed = [*grads.values(), pa.ones(3, dtype=pa.float16), pa.ones(3)]
     assert pa.global_norm(mixed).dtype == pa.float64 and pa.global_norm(mixed[2:]).dtype == pa.float32
+
+
+# ---- loss scaling ----------------------------------------------------------------------------------------------
+
+
+def halves(params):
+    return {name: p.astype(pa.float16) for name, p in params.items()}
+
+
+def tiny_loss(params, x):
+    """Its gradient, about 1e-8, is 0 in float16 unless the loss is scaled."""
+    return pa.sum((x @ halves(params)["p0"]).astype(pa.float32)) * 1e-8
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+@pytest.mark.parametrize("clip", [None, 1e-9])
+def test_a_scaled_loss_gives_the_steps_of_float32(kind, clip):
+    params, x = {"p0": pa.zeros((3, 4))}, pa.ones((2, 3), dtype=pa.float16)
+    exact, scaled = kind(lr=0.1, clip=clip), kind(lr=0.1, clip=clip, loss_scale=optim.LossScale())
+    g = {"p0": pa.full((3, 4), 2e-8)}
+    expected, _ = exact.update(g, exact.init(params), params)
+    state = scaled.init(params)
+    grads = pa.grad(lambda p: tiny_loss(p, x) * optim.loss_scale(state))(params)
+    found, state = scaled.update(grads, state, params)
+    assert grads["p0"].dtype == pa.float32 and optim.loss_scale(exact.init(params)) == 1.0
+    assert np.abs(expected["p0"].numpy()).min() > 0
+    np.testing.assert_allclose(found["p0"].numpy(), expected["p0"].numpy(), rtol=2e-3)
+
+
+def test_a_step_without_finite_gradients_changes_nothing_but_the_scale(backend):
+    params = {"p0": pa.ones((3,)), "p1": pa.ones((2, 2))}
+    optimizer = optim.AdamW(lr=0.1, clip=1.0, loss_scale=optim.LossScale(first=1024.0, every=2))
+    state = optimizer.init(params)
+    good, bad = ({"p0": pa.full((3,), v), "p1": pa.ones((2, 2))} for v in (1.0, math.inf))
+    params, state = optimizer.update(good, state, params)
+    before, downloads = (params, state), pa.transfers().downloads
+    params, state = optimizer.update(bad, state, params)
+    assert pa.transfers().downloads == downloads  # nothing was read to decide
+    for name, p in params.items():
+        for now, then in ((p, before[0][name]), *((state[m][name], before[1][m][name]) for m in ("m", "v"))):
+            assert now.tolist() == then.tolist()
+    scales = []
+    for grads in (good, good, good, {"p0": bad["p0"] * 0, "p1": good["p1"]}, good):
+        scales.append(optim.loss_scale(state).item())
+        params, state = optimizer.update(grads, state, params)
+    assert [*scales, optim.loss_scale(state).item()] == [512, 512, 1024, 1024, 512, 512]
+    assert all(np.isfinite(p.numpy()).all() for p in params.values())
+
+
+def test_a_scale_has_an_end():
+    params = {"p0": pa.zeros((2,))}
+    optimizer = optim.SGD(loss_scale=optim.LossScale(first=2.0**23, every=1))
+    state = optimizer.init(params)
+    for _ in range(3):
+        params, state = optimizer.update(params, state, params)
+    assert optim.loss_scale(state).item() == 2.0**24
+
+
+def test_a_state_without_its_scale_is_an_error():
+    params = {"p0": pa.zeros((2,))}
+    plain, scaled = optim.SGD(), optim.SGD(loss_scale=optim.LossScale())
+    with pytest.raises(ValueError, match=r"^SGD.update: the state has no loss_scale; it must be as init"):
+        scaled.update(params, plain.init(params), params)
+    with pytest.raises(ValueError, match=r"^SGD.update: the state has a loss_scale"):
+        plain.update(params, scaled.init(params), params)
+
+
+@pytest.mark.parametrize("wrong", [{"first": 0.0}, {"growth": 0.5}, {"backoff": 1.0}, {"every": 0}])
+def test_a_loss_scale_has_numbers_in_range(wrong):
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(ValueError, match=f"^LossScale: {name} is {value}; it must be"):
+        optim.LossScale(**wrong)
