@@ -114,6 +114,15 @@ def test_resuming_a_part_of_a_schedule_has_nothing_to_say(trained, tmp_path):
     assert code == 0 and "the recipe changes after step 3: not the same as 4 steps with it" in out
 
 
+def test_a_run_goes_on_in_another_dtype_and_generates(copied):
+    code, out, err = run(*RESUME, "--steps", 3, "--dtype", "float16", "--precision", "high", cwd=copied)
+    assert code == 0 and "computed in float16, products of float32 with precision 'high'" in out, err
+    recipe = info(copied / "run")["recipe"]
+    assert (recipe["dtype"], recipe["precision"]) == ("float16", "high") and "the recipe changes after step 2" in out
+    command = ("generate", "run", "--backend", "numpy", "--tokens", 3, "--checkpoint", "last")
+    assert run(*command, cwd=copied)[0] == 0
+
+
 def test_resuming_on_another_text_says_so(trained, copied):
     (copied / "b.txt").write_text((trained[0] / "a.txt").read_text()[::-1])
     code, out, err = run(*RESUME, "--steps", 3, "--data", "b.txt", cwd=copied)

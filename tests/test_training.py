@@ -132,18 +132,60 @@ def test_training_learns_and_is_repeatable(tmp_path):
     assert same(run.model, again.model) and not same(run.model, new_run(TEXT, RECIPE, seed=2).model)
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path):
-    whole = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
-    broken = new_run(TEXT, RECIPE, seed=1)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
+    recipe = RECIPE.changed(dtype=dtype, precision="high")
+    whole = train(new_run(TEXT, recipe, seed=1), tmp_path, quiet)
+    broken = new_run(TEXT, recipe, seed=1)
     for _ in range(10):
-        loop._one_step(broken, RECIPE.optimizer())
+        loop._one_step(broken, recipe.optimizer())
     loop._evaluate_and_save(broken, 1.0, tmp_path, quiet)
     pa.random.seed(99)
-    resumed = resumed_run(TEXT, load_checkpoint(tmp_path, "last"), RECIPE)
-    assert resumed.step == 10 and resumed.best == broken.best
+    saved = load_checkpoint(tmp_path, "last")
+    resumed = resumed_run(TEXT, saved, Recipe.from_dict(saved.info["recipe"]))
+    assert resumed.step == 10 and resumed.best == broken.best and resumed.recipe == recipe
     train(resumed, tmp_path, quiet)
-    assert same(resumed.model, whole.model)
+    states = ({**run.state, "step": pa.asarray(run.step)} for run in (resumed, whole))
+    assert same(resumed.model, whole.model) and same(*states)
+    assert {p.dtype for p in pa.tree.leaves(resumed.model)} == {pa.float32}
     assert [row["step"] for row in resumed.history] == [10, 20] and resumed.curve[-1] == whole.curve[-1]
+
+
+def test_a_run_computes_as_its_recipe_says(tmp_path, monkeypatch):
+    """In training and in evaluation; a run may go on in another dtype."""
+    seen = set()
+
+    def noted(model, windows, reduction="mean"):
+        seen.add((reduction, model.out_head.weight.dtype.name, pa.get_matmul_precision()))
+        return loss_of(model, windows, reduction)
+
+    loss_of = loop.loss_of
+    monkeypatch.setattr(loop, "loss_of", noted)
+    recipe = RECIPE.changed(dtype="bfloat16", precision="medium", steps=1)
+    recipe = dataclasses.replace(recipe, model={**recipe.model, "tie_embeddings": False})
+    train(new_run(TEXT, recipe, seed=1), tmp_path, quiet)
+    assert seen == {("mean", "bfloat16", "medium"), ("sum", "bfloat16", "medium")}
+    for dtype, kept in (("float16", 2), ("bfloat16", 0)):
+        further = recipe.changed(dtype=dtype, steps=further_steps(tmp_path))
+        run = train(resumed_run(TEXT, load_checkpoint(tmp_path, "last"), further), tmp_path, quiet)
+        assert len(run.state.get("loss_scale", ())) == kept and ("mean", dtype, "medium") in seen
+
+
+def further_steps(folder):
+    return load_checkpoint(folder, "last").info["step"] + 1
+
+
+def test_gradients_that_overflow_at_any_scale_stop_the_run():
+    run = new_run(TEXT, RECIPE.changed(dtype="float16"), seed=1)
+    run.state["loss_scale"]["scale"] = pa.asarray(0.5)
+    with pytest.raises(DivergenceError, match="gradients overflow float16 by step 0; try --dtype bfloat16"):
+        loop._read([pa.asarray(1.0)], run)
+
+
+@pytest.mark.parametrize("wrong", [{"dtype": "float64"}, {"precision": "low"}])
+def test_a_recipe_knows_its_words(wrong):
+    with pytest.raises(ValueError, match=r"^Recipe: (dtype|precision) is '\w+'; it must be one of \w+, "):
+        RECIPE.changed(**wrong)
 
 
 def test_best_begins_anew_on_another_text(tmp_path):

@@ -10,12 +10,14 @@ import click
 
 from polyarr.core.current import get_backend, set_backend
 from polyarr.core.errors import BackendError
+from polyarr.core.precision import PRECISIONS
 from polyarr.extras import extra
 from polyarr.text import read_text, standard_library_text
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.checkpoint import newest
 from polyarr.training.files import RUN_FILES
 from polyarr.training.loop import perplexity, speed
+from polyarr.training.recipes import COMPUTED
 
 SIGNALLED = 128  # plus the signal's number, as shells have it
 LIBRARY = "Python's standard library"
@@ -39,6 +41,16 @@ _positive = click.IntRange(min=1)
     "--accumulate", type=_positive, help="How many batches make one step, if not as the preset has it."
 )
 @click.option(
+    "--dtype",
+    type=click.Choice(COMPUTED),
+    help="What the model computes in; its weights are float32.  [default: float32]",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    help="How exact products of float32 are, where the device can be faster.  [default: highest]",
+)
+@click.option(
     "--seed", type=click.IntRange(min=0), help="Decides weights, batches and dropout.  [default: 1337]"
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where to save.  [default: runs/PRESET]")
@@ -58,6 +70,8 @@ def command(
     decay_steps: int | None,
     lr: float | None,
     accumulate: int | None,
+    dtype: str | None,
+    precision: str | None,
     seed: int | None,
     out: Path | None,
     resume: bool,
@@ -69,6 +83,7 @@ def command(
     for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
         extra(module)
     changes = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
+    changes |= {"dtype": dtype, "precision": precision}
     if resume:
         run = _resumed(data, backend, out, changes)
     else:
@@ -172,6 +187,8 @@ def _introduce(run: Run) -> None:
         f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
         f"{run.model.config.context_length} characters; Ctrl-C stops and saves"
     )
+    if (recipe.dtype, recipe.precision) != (COMPUTED[0], PRECISIONS[0]):
+        click.echo(f"computed in {recipe.dtype}, products of float32 with precision {recipe.precision!r}")
 
 
 def _conclude(run: Run, out: Path) -> None:

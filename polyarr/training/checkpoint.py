@@ -13,7 +13,7 @@ from polyarr.core.spec import Spec
 from polyarr.extras import extra
 from polyarr.models.gpt import GPTModel
 from polyarr.nn import shapes_only
-from polyarr.optim import AdamW
+from polyarr.optim import AdamW, LossScale
 from polyarr.saving import sync_folder, write_whole
 from polyarr.text import CharTokenizer
 from polyarr.training.files import CHECKPOINTS
@@ -85,9 +85,9 @@ def check(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     model, _, state, info = checkpoint
-    moments = {moment: state[moment] for moment in AdamW.moments}
+    kept = {name: value for name, value in state.items() if name != "step"}
     arrays = {_MODEL + path: p.numpy() for path, p in model.state_dict().items()}
-    arrays |= {_STATE + ".".join(map(str, path)): a.numpy() for path, a in tree.items(moments)}
+    arrays |= {_STATE + ".".join(map(str, path)): a.numpy() for path, a in tree.items(kept)}
     rows = {"history": [tuple(row.values()) for row in info["history"]], "curve": info["curve"]}
     return arrays | {
         name: np.array(rows[name], np.float64).reshape(-1, len(columns)) for name, columns in TABLES.items()
@@ -196,25 +196,32 @@ def _validator() -> Any:
 
 def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
     tokenizer = CharTokenizer.from_dict(info.pop("tokenizer"))
+    recipe = Recipe.from_dict(info["recipe"])
     with shapes_only():
-        model = GPTModel(Recipe.from_dict(info["recipe"]).config(tokenizer.vocab_size))
+        model = GPTModel(recipe.config(tokenizer.vocab_size))
     parameters = model.named_parameters()
-    _check_arrays(parameters, arrays)
+    scale = LossScale.kept if recipe.optimizer().loss_scale else ()
+    _check_arrays(parameters, scale, arrays)
     model.load_parameters({name: arrays[_MODEL + name] for name in parameters})
-    moments = {
-        moment: {name: creation.asarray(arrays[f"{_STATE}{moment}.{name}"]) for name in parameters}
-        for moment in AdamW.moments
+    names = {**dict.fromkeys(AdamW.moments, parameters), **({"loss_scale": scale} if scale else {})}
+    state = {
+        kept: {name: creation.asarray(arrays[f"{_STATE}{kept}.{name}"]) for name in members}
+        for kept, members in names.items()
     }
     history, curve = (_rows(name, arrays[name], info["step"]) for name in TABLES)
     info["history"] = [dict(zip(TABLES["history"], row, strict=True)) for row in history]
     info["curve"] = curve
-    return Checkpoint(model, tokenizer, {"step": info["step"], **moments}, info)
+    return Checkpoint(model, tokenizer, {"step": info["step"], **state}, info)
 
 
-def _check_arrays(parameters: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError unless there are all parameters, moments and tables, in shape and with finite numbers."""
+def _check_arrays(parameters: dict[str, Any], scale: tuple[str, ...], arrays: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless all parameters, moments, tables and what a loss scale keeps are there, and are right.
+
+    That is, in shape, and with finite numbers.
+    """
     prefixes = (_MODEL, *(f"{_STATE}{moment}." for moment in AdamW.moments))
     shapes = {prefix + name: spec.shape for prefix in prefixes for name, spec in parameters.items()}
+    shapes |= {f"{_STATE}loss_scale.{name}": () for name in scale}
     shapes |= {name: (*arrays[name].shape[:1], len(TABLES[name])) for name in TABLES if name in arrays}
     wanted = {*shapes, *TABLES}
     for wrong, names in (("missing", wanted - arrays.keys()), ("unknown", arrays.keys() - wanted)):

@@ -18,9 +18,10 @@ import numpy as np
 
 from polyarr import creation, ops, random
 from polyarr.core.array import Array
+from polyarr.core.precision import use_matmul_precision
 from polyarr.extras import extra
 from polyarr.models.gpt import GPTModel
-from polyarr.optim import AdamW, accumulate
+from polyarr.optim import AdamW, accumulate, loss_scale
 from polyarr.text import CharTokenizer, split_text
 from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
 from polyarr.training.data import evaluation_windows, random_windows
@@ -88,7 +89,11 @@ def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, data: str | None =
     info = saved.info
     random.set_state(tuple(info["random_state"]))
     named = {"preset": info["preset"], "data": data, "text": checksum(text), "id": info["run"]}
-    run = Run(recipe, saved.tokenizer, train, validation, info["seed"], saved.model, saved.state, **named)
+    state, scaling = dict(saved.state), recipe.optimizer().loss_scale
+    before = state.pop("loss_scale", None)  # the recipe's dtype may be another now
+    if scaling:
+        state["loss_scale"] = before or scaling.init()
+    run = Run(recipe, saved.tokenizer, train, validation, info["seed"], saved.model, state, **named)
     run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
     if run.text == info["text"]:
         run.best = min((row["val"] for row in run.history), default=math.inf)
@@ -147,9 +152,16 @@ def _one_step(run: Run, optimizer: AdamW) -> Array:
     recipe, length = run.recipe, run.model.config.context_length
     draws = range(run.step * recipe.accumulation, (run.step + 1) * recipe.accumulation)
     windows = (random_windows(run.tokens, length, recipe.batch_size, run.seed, draw) for draw in draws)
-    loss, grads = accumulate(loss_of, run.model, ((creation.asarray(w),) for w in windows))
+    scale = loss_scale(run.state) if optimizer.loss_scale else None
+
+    def computed(model: GPTModel, windows: Array) -> Array:
+        loss = loss_of(model.astype(recipe.dtype), windows)
+        return loss if scale is None else loss * scale
+
+    with use_matmul_precision(recipe.precision):
+        loss, grads = accumulate(computed, run.model, ((creation.asarray(w),) for w in windows))
     run.model, run.state = optimizer.update(grads, run.state, run.model)
-    return loss
+    return loss if scale is None else loss / scale
 
 
 def loss_of(model: GPTModel, windows: Array, reduction: str = "mean") -> Array:
@@ -167,6 +179,8 @@ def _read(losses: list[Array], run: Run) -> float:
         raise DivergenceError(
             f"training diverged: the loss is {loss} by step {run.step}; try a lower learning rate (--lr)"
         )
+    if float(loss_scale(run.state)) < 1:
+        raise DivergenceError(f"training diverged: gradients overflow float16 by step {run.step}; try --dtype bfloat16")
     return loss
 
 
@@ -181,7 +195,10 @@ def evaluate(model: GPTModel, tokens: np.ndarray, batch_size: int, limit: int | 
 
 
 def _evaluate_and_save(run: Run, loss: float, folder: Path, echo: Callable[[str], None]) -> None:
-    value = evaluate(run.model, run.validation, 4 * run.recipe.batch_size, run.recipe.eval_windows)
+    recipe = run.recipe
+    with use_matmul_precision(recipe.precision):
+        model = run.model.astype(recipe.dtype)
+        value = evaluate(model, run.validation, 4 * recipe.batch_size, recipe.eval_windows)
     if not math.isfinite(value):
         raise DivergenceError(
             f"training diverged: the validation loss is {value} at step {run.step}; try a lower --lr"
@@ -191,7 +208,7 @@ def _evaluate_and_save(run: Run, loss: float, folder: Path, echo: Callable[[str]
     run.best = min(run.best, value)
     _save(run, value, folder, is_best)
     echo(
-        f"step {run.step:>5}/{run.recipe.steps}  train loss {loss:.4f}  val loss {value:.4f}  "
+        f"step {run.step:>5}/{recipe.steps}  train loss {loss:.4f}  val loss {value:.4f}  "
         f"perplexity {perplexity(value):.2f}  {speed(run):,.0f} tokens/s"
     )
 

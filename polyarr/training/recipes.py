@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from polyarr.core.precision import PRECISIONS
 from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig
-from polyarr.optim import AdamW, warmup_cosine
+from polyarr.optim import AdamW, LossScale, warmup_cosine
+
+COMPUTED = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,10 @@ class Recipe:
     eval_every    steps between two evaluations, each of which saves a checkpoint
     eval_windows  how many windows of validation text an evaluation takes; None: all of it
     decay_steps   over how many steps the learning rate falls to min_lr, where it then stays; None: steps
+    dtype         what the model computes in, one of COMPUTED; parameters and moments are float32
+    precision     how exact products of float32 are, as set_matmul_precision has it
 
-    Errors:  ValueError for a number that is not positive
+    Errors:  ValueError for a number that is not positive, or for another dtype or precision
     """
 
     model: Mapping[str, Any]
@@ -34,6 +39,8 @@ class Recipe:
     accumulation: int = 1
     eval_windows: int | None = None
     decay_steps: int | None = None
+    dtype: str = COMPUTED[0]
+    precision: str = PRECISIONS[0]
 
     def __post_init__(self) -> None:
         if self.decay_steps is None:
@@ -41,6 +48,9 @@ class Recipe:
         for name in ("batch_size", "steps", "lr", "eval_every", "accumulation", "clip", "decay_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Recipe: {name} is {getattr(self, name)}; it must be positive")
+        for name, known in (("dtype", COMPUTED), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"Recipe: {name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
 
     def changed(self, **values: Any) -> Self:
         """The recipe with other values for those that are not None.
@@ -58,9 +68,12 @@ class Recipe:
         return GPTConfig.of({**self.model, "vocab_size": vocab_size})
 
     def optimizer(self) -> AdamW:
-        """AdamW with warm-up, cosine decay and clipping."""
+        """AdamW with warm-up, cosine decay and clipping; with a loss scale for float16."""
         schedule = warmup_cosine(self.lr, self.warmup, self.decay_steps, self.min_lr)
-        return AdamW(lr=schedule, betas=self.betas, weight_decay=self.weight_decay, clip=self.clip)
+        scale = LossScale() if self.dtype == "float16" else None
+        return AdamW(
+            lr=schedule, betas=self.betas, weight_decay=self.weight_decay, clip=self.clip, loss_scale=scale
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """What from_dict takes, and JSON can hold."""
