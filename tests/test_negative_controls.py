@@ -23,7 +23,7 @@ from tests.negative_controls import (  # they fill the table
     moving,  # noqa: F401
     on_opencl,  # noqa: F401
     pairs,
-    precisions,  # noqa: F401
+    precisions,
     sizes,  # noqa: F401
     state,  # noqa: F401
     values,  # noqa: F401
@@ -40,6 +40,8 @@ def good(name):
     """A backend without faults."""
     if name == "opencl":
         return get_backend(name)
+    if name == "telling":
+        return precisions.telling(checks.reference())
     return with_kernels(checks.reference(), pairs.PAIRS if name == "pairs" else {})
 
 
@@ -68,7 +70,7 @@ def planted(*places):
     return pytest.mark.parametrize(("fault", "name"), [pytest.param(*p, id=f"{p[0].name}: {p[1]}") for p in each])
 
 
-@planted("numpy", "pairs")
+@planted("numpy", "pairs", "telling")
 def test_a_planted_fault_is_caught(fault, name):
     caught(fault, name)
 

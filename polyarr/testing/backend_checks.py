@@ -32,7 +32,7 @@ from polyarr.testing import references
 from polyarr.testing.checks import reference
 from polyarr.testing.compare import CheckFailure, Lacking, bits, close, gradients_agree, values
 from polyarr.testing.strategies import Data
-from polyarr.testing.tolerance import FLOOR, largest
+from polyarr.testing.tolerance import FLOOR, PRECISIONS, TABLE, largest
 
 NEEDED = (bool_, int32, int64, uint32, float32)  # conditions, indices, counts, random bits, and numbers
 THREADS, ROUNDS = 8, 4
@@ -196,6 +196,58 @@ def check_bad_indices(backend: Backend, examples: int) -> None:
         raise CheckFailure(f"{name} on {backend.name}: index 3 of 3 elements gave {found}; expected an IndexError")
     if ops.sum(x).item() != 6.0:
         raise CheckFailure(f"sum on {backend.name}: wrong after an index was out of range")
+
+
+def check_precisions(backend: Backend, examples: int) -> None:
+    """A kernel of products that tells precisions apart keeps the bound of each, however far rows and columns differ.
+
+    The bound holds for its gradients, too, and says nothing of other dtypes than float32.
+    """
+    told = [op for op in (ops.matrix_product, ops.linear) if backend.precisions.get(op)]
+    if not told:
+        raise Lacking(f"{backend.name} tells no precisions of products apart")
+    for op in told:
+        for depth in (3, 64, 130):
+            for word in ("highest", *backend.precisions[op]):
+                _check_product(op, backend, depth, word)
+        if float64 in backend.dtypes:
+            x, y = (_ranging((33, 33), seed).astype(np.float64) for seed in (0, 1))
+            found = op(*(polyarr.asarray(a, device=backend) for a in (x, y)), precision=backend.precisions[op][-1])
+            y = y.T if op is ops.linear else y
+            bound = np.abs(x) @ np.abs(y)
+            close(f"{op.name} on {backend.name}", "the result", found.numpy(), x @ y, "reduction", bound)
+
+
+def _check_product(op: Op, backend: Backend, depth: int, word: str) -> None:
+    """The product and its gradients, which are products, too."""
+    x, right = _ranging((37, depth), 0), _ranging((66, depth), 1).T
+    y = right.T if op is ops.linear else right
+    g = np.random.default_rng(2).uniform(0.5, 1, (37, 66)).astype(np.float32)
+    arrays = [polyarr.asarray(a, device=backend) for a in (x, y)]
+    value, pull = polyarr.vjp(lambda x, y: op(x, y, precision=word), *arrays)
+    dx, dy = pull(polyarr.asarray(g, device=backend))
+    products = {"the result": (value, x, right), "d/dx": (dx, g, right.T)}
+    products["d/dy"] = (dy, g.T, x) if op is ops.linear else (dy, x.T, g)
+    for what, (found, a, b) in products.items():
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        place = f"{op.name} on {backend.name} with precision {word!r}"
+        close(place, what, found.numpy(), a @ b, "reduction", _as_magnitude(word, a, b))
+
+
+def _ranging(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Rows that differ by up to 2**40; half of the elements of each are near its largest, others much smaller."""
+    rng = np.random.default_rng(seed)
+    near = rng.choice([-1, 1], shape) * rng.uniform(0.5, 1, shape)
+    smaller = np.exp2(-rng.integers(0, 24, shape) * rng.integers(0, 2, shape))
+    return (near * smaller * np.exp2(rng.integers(-20, 20, (shape[0], 1)))).astype(np.float32)
+
+
+def _as_magnitude(word: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What a product's bound is, as the magnitude that the class "reduction" would have it for."""
+    terms = np.abs(a) @ np.abs(b)
+    largest_terms = np.abs(a).max(1, keepdims=True) * np.abs(b).max(0) * a.shape[1]
+    beyond = PRECISIONS[word] * (terms if word == "medium" else largest_terms)
+    return terms + beyond / (TABLE["reduction"][float32] * polyarr.finfo(float32).eps)
 
 
 def check_threads(backend: Backend, examples: int) -> None:

@@ -27,6 +27,9 @@ TABLE: dict[str, dict[np.dtype, float]] = {
     "composed": {float16: 16, bfloat16: 16, float32: 800, float64: 1e6},
     "gradient": {float16: 32, bfloat16: 32, float32: 800, float64: 1e6},
 }
+# How far a product of float32 may be off beyond the class "reduction": for "high" so many times the largest number of
+# the row of x times the largest of the column of y, for each of the k terms; for "medium" so many times |x| @ |y|.
+PRECISIONS = {"highest": 0.0, "high": 2.0**-20, "medium": 2.0**-7}
 # The least "largest value" of a result and of a gradient: below it, differences count as absolute.
 FLOOR, GRADIENT_FLOOR = 0.01, 0.1
 

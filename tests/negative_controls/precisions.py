@@ -1,13 +1,93 @@
-"""Mistakes with dtypes that differ: weights wider than the array beside them, losses wider than what they are of."""
+"""Mistakes with precisions of products; with weights wider than the array beside them, and losses than their logits."""
 
+from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from polyarr import ops
+from polyarr.backends.numpy.table import KERNELS
 from polyarr.core.backend import Backend, Fused
 from tests.negative_controls.pairs import PAIRS
 from tests.negative_controls.table import differs, fault, with_kernels
+
+Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+# ---- products of float32 that are less exact, correct and not ---------------------------------------------------
+
+
+def halves(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x as (high + low) * scale: two float16, a power of two for each row (axis -1), column (-2), or for all (None)."""
+    top = np.abs(x).max(axis, keepdims=True, initial=0)
+    scale = np.exp2(np.ceil(np.log2(np.where(top > 0, top, 1)))).astype(np.float32)
+    high = (x / scale).astype(np.float16).astype(np.float32)
+    return high, ((x / scale - high) * 2**11).astype(np.float16).astype(np.float32) / 2**11, scale
+
+
+def of_halves(x: np.ndarray, y: np.ndarray, axes: tuple = (-1, -2)) -> np.ndarray:
+    """The product with precision "high"."""
+    (a, b, s), (c, d, t) = (halves(m, axis) for m, axis in zip((x, y), axes, strict=True))
+    return (a @ c + a @ d + b @ c) * s * t
+
+
+def short(x: np.ndarray) -> np.ndarray:
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def of_short(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The product with precision "medium"."""
+    return short(x) @ short(y)
+
+
+def of_two_short(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    a, c = short(x), short(y)
+    return a @ c + a @ short(y - c) + short(x - a) @ c
+
+
+def telling(
+    backend: Backend, high: Product = of_halves, medium: Product = of_short, dtypes: tuple = (np.float32,)
+) -> Backend:
+    """A backend whose matrix product tells the three precisions apart."""
+    plain, less = KERNELS[ops.matrix_product], {"high": high, "medium": medium}
+
+    def product(out: Any, x: Any, y: Any, *, precision: str) -> Any:
+        if out.dtype not in dtypes or precision == "highest":
+            return plain(out, x, y)
+        return less[precision](x.astype(np.float32), y.astype(np.float32)).astype(out.dtype)
+
+    return with_kernels(backend, {ops.matrix_product: product})._replace(precisions={ops.matrix_product: (*less,)})
+
+
+def told(word: str = r"\w+") -> dict[str, str]:
+    place = rf"matrix_product on numpy with precision '{word}': "
+    return {"backend-precisions": place + differs(r"(the result|d/d[xy])", "float32")}
+
+
+@fault("telling", told("high"))
+def high_is_of_two_bfloat16(backend: Backend) -> Backend:
+    return telling(backend, high=of_two_short)
+
+
+@fault("telling", told("high"))
+def high_has_one_scale_for_all_rows(backend: Backend) -> Backend:
+    return telling(backend, high=lambda x, y: of_halves(x, y, (None, None)))
+
+
+@fault("telling", told("medium"))
+def medium_cuts_bits_off(backend: Backend) -> Backend:
+    def cut(x: np.ndarray) -> np.ndarray:
+        return (np.ascontiguousarray(x).view(np.uint32) & 0xFFFC0000).view(np.float32)
+
+    return telling(backend, medium=lambda x, y: cut(x) @ cut(y))
+
+
+@fault("telling", {"backend-precisions": "matrix_product on numpy: " + differs(dtype="float64")})
+def a_precision_counts_for_float64(backend: Backend) -> Backend:
+    return telling(backend, dtypes=(np.float32, np.float64))
+
+
+# ---- dtypes that differ -----------------------------------------------------------------------------------------
 
 
 def misread(x: np.ndarray, weight: Any) -> Any:

@@ -19,7 +19,8 @@ class Fault(NamedTuple):
     """One mistake that someone could make in a backend.
 
     name    what it is
-    good    the backend that it is planted in: "numpy", "pairs" (NumPy with pairs.PAIRS) or "opencl"
+    good    the backend that it is planted in: "numpy", "pairs" (NumPy with pairs.PAIRS), "telling" (with
+            precisions.telling) or "opencl"
     plant   the good backend -> the faulty one
     caught  the cases that must catch it, and what each must say, as a regular expression
     steady  whether it shows every time, so that the snippet in the failure's note shows it again
