@@ -1,7 +1,10 @@
-"""Precisions of products: which word a kernel is told, and when."""
+"""Precisions of products: which word a kernel is told, and when; and the page on precision."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,7 @@ from polyarr import Array, Backend, ops
 from polyarr.core.precision import PRECISIONS
 
 Told = list[str]
+PAGE = Path(__file__).parents[1] / "docs" / "precision.md"
 
 
 @pytest.fixture
@@ -122,3 +126,13 @@ def test_another_word_is_an_error(use: Callable, x: Array) -> None:
     with pytest.raises(ValueError, match=rf"^linear: precision is \['high'\]; {required}$"):
         polyarr.linear(x, x, precision=["high"])
     assert polyarr.get_matmul_precision() == "highest"
+
+
+def test_the_page_runs(backend: Backend) -> None:
+    """Its code, block after block; parameters and gradients are float32 throughout."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(block, names)
+        assert {p.dtype for p in polyarr.tree.leaves([names["model"], names["grads"]])} == {polyarr.float32}
+        assert names["loss"].dtype == polyarr.float32 and 1 < names["loss"].item() < 3
+    assert names["state"]["loss_scale"]["steps"].item() == 1
