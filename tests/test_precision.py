@@ -125,6 +125,8 @@ def test_another_word_is_an_error(use: Callable, x: Array) -> None:
         pass
     with pytest.raises(ValueError, match=rf"^linear: precision is \['high'\]; {required}$"):
         polyarr.linear(x, x, precision=["high"])
+    with pytest.raises(ValueError, match=rf"^einsum: precision is 'fast'; {required}$"):
+        polyarr.einsum("ii", x, precision="fast")  # which multiplies nothing
     assert polyarr.get_matmul_precision() == "highest"
 
 

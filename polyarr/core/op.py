@@ -211,7 +211,7 @@ class Op:
             args, params = bound_by_name(self, args, params)
         params = {**self.defaults, **params} if params else self.defaults
         if self.has_precision:
-            params = decided(self.name, params)
+            params = {**params, "precision": decided(self.name, params["precision"])}
         specs, backend, tracked, symbolic = [], None, False, False
         for a in args:
             kind = type(a)

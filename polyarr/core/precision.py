@@ -55,10 +55,9 @@ def _checked(name: str, precision: Any) -> str:
     return precision
 
 
-def decided(op: str, params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a call, with the precision that it has from now on."""
-    asked = params["precision"]
-    return {**params, "precision": get_matmul_precision() if asked is None else _checked(op, asked)}
+def decided(op: str, asked: str | None) -> str:
+    """The precision that a call of an op has from now on."""
+    return get_matmul_precision() if asked is None else _checked(op, asked)
 
 
 def as_kernel_takes(params: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
+from polyarr.core.precision import decided
 from polyarr.core.spec import Spec, broadcast, check_kind
 from polyarr.ops.elementwise import multiply
 from polyarr.ops.given import check_array, described, told, wholes
@@ -146,6 +147,7 @@ def einsum(subscripts: str, *operands: Array, precision: str | None = None) -> A
         raise TypeError(f"einsum: subscripts is {described(subscripts)}; it must be a str such as 'ij,jk->ik'")
     for a in operands:
         check_array("einsum", "an operand", a)
+    precision = decided("einsum", precision)
     inputs, output = _subscripts(subscripts, operands)
     stand_ins = [np.broadcast_to(np.float32(0), a.shape) for a in operands]
     try:
