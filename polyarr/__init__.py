@@ -39,6 +39,7 @@ from polyarr.core.errors import (
     DeviceMemoryError as DeviceMemoryError,
     DtypeError as DtypeError,
     GradientError as GradientError,
+    MatrixError as MatrixError,
     ShapeError as ShapeError,
 )
 from polyarr.core.names import unknown as _unknown

@@ -32,6 +32,7 @@ LAYERS = {
     "polyarr.ops": 3,
     "polyarr.autograd": 4,
     "polyarr.creation": 4,
+    "polyarr.linalg": 5,
     "polyarr.saving": 5,
     "polyarr.random": 4,
     "polyarr.inspection": 4,
@@ -252,7 +253,7 @@ def test_op_names_are_unique() -> None:
 
 
 def test_a_backend_must_supply_at_most_sixty_primitives() -> None:
-    assert len([op for op in OURS if op.body is None]) <= 60
+    assert len([op for op in OURS if op.body is None and not op.group]) <= 60
 
 
 # ---- the checks themselves can fail ------------------------------------------------------------------------------

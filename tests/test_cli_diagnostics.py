@@ -46,6 +46,9 @@ PAIR = "from polyarr import ops\nfrom polyarr.core.backend import Fused\n" + GOO
     "kernels={**numpy().kernels, ops.logsumexp: Fused(print, lambda *_, wanted: print())}, "
     'precisions={ops.matrix_product: ("high", "medium")}',
 )
+GROUPLESS = GOOD.replace(
+    'hardware="a mirror"', "kernels={op: k for op, k in numpy().kernels.items() if not op.group}"
+)
 BROKEN = "import no_such_library_anywhere"
 
 
@@ -200,6 +203,20 @@ def test_ops_says_how_each_op_runs(plugin):
     assert rows["matrix_product"]["on"]["mirror"] == "kernel (high, medium)"
     del rows["exp"]["on"]
     assert rows["exp"] == {"kind": "primitive", "dtypes": "floating", "class": "function", "float32": 16}
+
+
+def test_ops_says_who_offers_which_group(plugin):
+    """For each op of the group, and in a line for all of it."""
+    folder = plugin(GROUPLESS)
+    out = polyarr("ops", folder=folder, POLYARR_PLUGINS="mirror").stdout
+    last = out.splitlines()[-1]
+    assert re.match(r"linalg \(cholesky, det, .*, svdvals\): ", last)
+    assert "offered by numpy" in last and "not offered by mirror" in last
+    rows = {row["op"]: row for row in json.loads(polyarr("ops", "--json", folder=folder).stdout)}
+    assert (rows["svd"]["group"], rows["svd"]["kind"], rows["pinv"]["kind"]) == ("linalg", "primitive", "composed")
+    assert {op: (rows[op]["on"]["numpy"], rows[op]["on"]["mirror"]) for op in ("svd", "pinv", "vector_norm")} == {
+        "svd": ("kernel", "not offered"), "pinv": ("as other ops", "not offered"), "vector_norm": ("as other ops",) * 2
+    }  # fmt: skip
 
 
 def test_ops_needs_no_hypothesis(tmp_path):

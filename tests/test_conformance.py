@@ -54,6 +54,8 @@ def polyarr_backends(register):
     register("crash-y", with_exp("crash-y", lambda exp: lambda out, x: os._exit(3)), api=2)
     register("stopped", with_exp("stopped", lambda exp: lambda out, x: stop()), api=2)
     register("empty", like("empty", kernels={}), api=2)
+    register("small", like("small", kernels={op: k for op, k in numpy().kernels.items() if not op.group}), api=2)
+    register("half", like("half", kernels={op: k for op, k in numpy().kernels.items() if op is not ops.svd}), api=2)
     register("bare", like("bare", dtypes=frozenset()), api=2)
     register("broken", broken, api=2)
     turned = like("garbled", upload=lambda host: host[..., ::-1].copy() if host.ndim else host.copy())
@@ -175,6 +177,24 @@ def test_a_backend_that_is_right_holds(kit, tmp_path):
     }
     assert read.cells("logsumexp")["pair"] == SYMBOLS["skipped"]
     assert "good brings no pair for logsumexp: its body runs" in read.titles
+
+
+def test_a_group_that_a_backend_lacks_is_not_offered(kit, tmp_path):
+    """Its cases are counted and told of, and held against nobody; a group that is there in part is a failure."""
+    found, report = kit("small,half", "svd or backend-complete or -inv]", f"--polyarr-html={tmp_path / 'page.html'}")
+    jsonschema.validate(report, SCHEMA)
+    small, half = report["backends"]
+    assert (small["groups"], half["groups"]) == ({"linalg": "not offered"}, {"linalg": "in part"})
+    assert small["verdict"] == "incomplete" and half["verdict"] == "failed"  # incomplete: because of -k
+    left_out = {c.name for c in cases() if c.subject in ("svd", "svdvals", "inv")}
+    assert outcomes(report, "small") == {name: "not offered" for name in left_out} | {"backend-complete": "passed"}
+    assert sum(counts["not offered"] for counts in small["counts"].values()) == len(left_out)
+    told = f"  not offered {len(left_out)}: small does not offer the group linalg"
+    assert told in found.stdout.splitlines()
+    assert outcomes(report, "half")["backend-complete"] == outcomes(report, "half")["forward-svd"] == "failed"
+    assert "half: of linalg, no kernel for svd; a group is there as a whole, or not" in found.stdout
+    page = Page((tmp_path / "page.html").read_text())
+    assert page.cells("svd")["forward"] == SYMBOLS["not offered"] and ["linalg", "in part"] in page.rows
 
 
 def test_a_wrong_kernel_fails(kit, toys, monkeypatch):
@@ -484,7 +504,7 @@ def test_the_page_shows_every_outcome_and_escapes_what_it_shows():
     results = [
         {"level": "core", "check": "forward", "subject": op, "outcome": outcome, "reason": f"<i>{outcome}</i>",
          "snippet": "a < b", "seconds": 0.5}
-        for op, outcome in zip(("exp", "log", "sin", "cos", "tanh"), OUTCOMES, strict=True)
+        for op, outcome in zip(("exp", "log", "sin", "cos", "tanh", "abs"), OUTCOMES, strict=True)
     ]  # fmt: skip
     counts = {level: dict.fromkeys(OUTCOMES, 0) for level in ("core", "autograd", "nn", "gpt")}
     counts["core"] = dict.fromkeys(OUTCOMES, 1)
@@ -492,11 +512,12 @@ def test_the_page_shows_every_outcome_and_escapes_what_it_shows():
                     "order": ["sum"]}  # fmt: skip
     backend = {
         "name": "<b>", "verdict": "failed", "problem": "", "distribution": "x 1", "hardware": "<d>", "dtypes": ["bool"],
-        "kernels": 1, "pairs": 0, "replaced": {"exp": "other 2"}, "capabilities": capabilities, "complete": False,
+        "kernels": 1, "pairs": 0, "groups": {"linalg": "in part"}, "replaced": {"exp": "other 2"},
+        "capabilities": capabilities, "complete": False,
         "counts": counts, "results": results,
     }  # fmt: skip
     report = {
-        "schema": 1, "when": "2026-01-01T00:00:00+00:00", "polyarr": "1", "verdict": "failed", "level": "core",
+        "schema": 2, "when": "2026-01-01T00:00:00+00:00", "polyarr": "1", "verdict": "failed", "level": "core",
         "cases": 9, "effort": {"examples": 1, "seed": 0, "thorough": False}, "backends": [backend],
         "versions": dict.fromkeys(("python", "platform", "numpy", "ml_dtypes", "hypothesis", "pytest"), "1"),
     }  # fmt: skip

@@ -24,6 +24,7 @@ from polyarr.cli import main
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
+from polyarr.core.groups import groups
 from polyarr.core.op import OPS
 from polyarr.plugins import PluginWarning, hookimpl
 from polyarr.testing import Data, Sample, checks
@@ -33,7 +34,7 @@ from polyarr.testing.compare import Lacking
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "write-a-backend.md"
-PRIMITIVES = [op for op in OPS if op.body is None and op.__module__.startswith("polyarr.")]
+PRIMITIVES = [op for op in OPS if op.body is None and not op.group and op.__module__.startswith("polyarr.")]
 BACKENDS = {"tiny": "polyarr-tiny", "template": "polyarr-template", "torch": "polyarr-torch"}
 CASES = cases()
 
@@ -327,9 +328,17 @@ def row_of(op):
 
 
 def test_the_pages_list_of_primitives_is_that_of_the_ops():
-    section = PAGE.read_text().partition("<!-- primitives")[2].partition("<!-- end")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert sorted(rows) == sorted(map(row_of, PRIMITIVES))
+    assert rows_of("primitives") == sorted(map(row_of, PRIMITIVES))
+    for group in groups():
+        found = [op for op in OPS if op.group == group and op.__module__.startswith("polyarr.")]
+        assert rows_of(group) == sorted(row_of(op) for op in found if op.body is None)
+        kernels = "any of " + ", ".join(f"`{op.name}`" for op in found if op.body is not None)
+        assert kernels in " ".join(PAGE.read_text().split())
+
+
+def rows_of(table):
+    section = PAGE.read_text().partition(f"<!-- {table}:")[2].partition("<!-- end")[0]
+    return sorted(line for line in section.splitlines() if line.startswith("| `"))
 
 
 def test_the_pages_list_of_checks_is_that_of_the_kit():

@@ -20,6 +20,7 @@ from tests.negative_controls import (  # they fill the table
     gradients,  # noqa: F401
     habits,  # noqa: F401
     indices,  # noqa: F401
+    matrices,  # noqa: F401
     moving,  # noqa: F401
     on_opencl,  # noqa: F401
     pairs,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import ops
+from polyarr.core.errors import MatrixError
 from polyarr.core.op import Op
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, NARROW, SIGNED, Spec, float32, float64, int64, uint32
 from polyarr.core.spec import bool as bool_
@@ -60,7 +61,7 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
     """Op -> kernel, from the functions of xp, a namespace of the array API standard; erf is what the standard lacks.
 
     Nothing else is asked of its arrays than the standard does, not even that they can be assigned to. An op whose
-    function xp lacks is left out.
+    function xp lacks is left out, and so is the group linalg as a whole, unless all of its functions are there.
     """
     lib = Library(xp)
     found = {op: getattr(xp, op.name) for op in SAME_NAME if hasattr(xp, op.name)}
@@ -74,6 +75,8 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
         **{op: reduction(lib, fn) for op, fn in ((ops.argmax, xp.argmax), (ops.argmin, xp.argmin))},
         **{op: functools.partial(fn, lib) for op, fn in COMPUTING.items()},
     }
+    if all(hasattr(getattr(xp, "linalg", None), op.name) for op in LINALG):
+        computing |= {op: of_matrices(lib, op, *fn) for op, fn in LINALG.items()}
     moving = {op: functools.partial(fn, lib) for op, fn in MOVING.items()}
     return {op: quiet(kernel) for op, kernel in computing.items()} | moving
 
@@ -373,6 +376,88 @@ def random_bits(lib: Library, out: Spec, key: int, counter: int, like: Any, *, s
     found = lib.stack(philox(words, (key & WORD, key >> 32 & WORD)), axis=-1)
     return lib.cast(lib.reshape(lib.reshape(found, (-1,))[: out.size], shape), uint32)
 
+
+# ---- the group linalg ----------------------------------------------------------------------------------------------
+
+
+def of_matrices(
+    lib: Library, op: Op, fn: Callable, required: str = "", empty: tuple[float, ...] = (0.0,) * 3
+) -> Callable:
+    """A kernel out of a function of matrices, where some libraries raise an error of theirs and others give nan.
+
+    required  what x must for a result to exist; "" where every finite x will do
+    empty     the results for matrices without elements
+    """
+    raised = getattr(lib.linalg, "LinAlgError", ())
+
+    def parts(outs: tuple, x: Any, more: tuple) -> Any:
+        if 0 in x.shape or not outs[0].size:
+            return [lib.full(o.shape, empty[i], dtype=lib.native[o.dtype]) for i, o in enumerate(outs)]
+        given = f"{op.name}: x is {Spec(tuple(x.shape), outs[0].dtype)}"
+        if not are_finite(lib, x):
+            raise MatrixError(f"{given} and holds nan or infinity; it must be finite")
+        try:
+            found = fn(lib, *[lib.widened(a) for a in (x, *more)])
+        except raised as error:
+            raise MatrixError(f"{given}; it must {required or 'be of moderate size'}") from error
+        found = found if isinstance(found, tuple) else (found,)
+        if required and are_finite(lib, *more) and not are_finite(lib, *found):
+            raise MatrixError(f"{given}; it must {required}")
+        return [lib.cast(a, o.dtype) for a, o in zip(found, outs, strict=True)]
+
+    def kernel(out: Any, x: Any, *more: Any) -> Any:
+        return tuple(parts(out, x, more)) if type(out) is tuple else parts((out,), x, more)[0]
+
+    return kernel
+
+
+def are_finite(lib: Library, *arrays: Any) -> bool:
+    """Whether nothing in the arrays is nan or infinite. Waits for them, as an error must."""
+    return all(bool(lib.all(lib.isfinite(lib.widened(a)))) for a in arrays)
+
+
+def symmetric(lib: Library, x: Any) -> Any:
+    """The part of x that is its own transpose."""
+    return (x + lib.matrix_transpose(x)) * 0.5
+
+
+def signed_columns(lib: Library, x: Any) -> Any:
+    """Where a column's element of the largest magnitude is negative."""
+    return -lib.min(x, axis=-2, keepdims=True) > lib.max(x, axis=-2, keepdims=True)
+
+
+def eigh(lib: Library, x: Any) -> tuple:
+    """The library's, with the signs that are due."""
+    w, v = lib.linalg.eigh(symmetric(lib, x))
+    return w, lib.where(signed_columns(lib, v), -v, v)
+
+
+def qr(lib: Library, x: Any) -> tuple:
+    """The library's, with no negative diagonal."""
+    q, r = lib.linalg.qr(x)
+    turned = (lib.linalg.diagonal(r) < 0)[..., None, :]
+    return lib.where(turned, -q, q), lib.where(lib.matrix_transpose(turned), -r, r)
+
+
+def svd(lib: Library, x: Any) -> tuple:
+    """The library's, with the signs that are due."""
+    u, s, vh = lib.linalg.svd(x, full_matrices=False)
+    turned = signed_columns(lib, u)
+    return lib.where(turned, -u, u), s, lib.where(lib.matrix_transpose(turned), -vh, vh)
+
+
+LINALG: dict[Op, tuple] = {  # op -> what of_matrices takes
+    ops.cholesky: (lambda lib, x: lib.linalg.cholesky(symmetric(lib, x)), "be positive definite"),
+    ops.eigh: (eigh,),
+    ops.qr: (qr,),
+    ops.svd: (svd,),
+    ops.slogdet: (lambda lib, x: lib.linalg.slogdet(x), "", (1.0, 0.0)),
+    ops.solve: (lambda lib, x, b: lib.linalg.solve(x, b), "have an inverse"),
+    ops.inv: (lambda lib, x: lib.linalg.inv(x), "have an inverse"),
+    ops.det: (lambda lib, x: lib.linalg.det(x), "", (1.0,)),
+    ops.eigvalsh: (lambda lib, x: lib.linalg.eigvalsh(symmetric(lib, x)),),
+    ops.svdvals: (lambda lib, x: lib.linalg.svdvals(x),),
+}
 
 # ---- the rest of the table ---------------------------------------------------------------------------------------
 

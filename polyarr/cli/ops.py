@@ -8,6 +8,7 @@ import click
 from polyarr.cli.output import no_plugin_warnings, print_json, print_table
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend
+from polyarr.core.groups import NOT_OFFERED, groups, offer
 from polyarr.core.op import OPS, Op
 from polyarr.core.spec import KINDS, float32
 from polyarr.diagnosis import status
@@ -22,13 +23,20 @@ def command(name: str | None, as_json: bool) -> None:
 
     An op is primitive, or composed of others. For one of those a backend may bring a kernel, or a pair of kernels.
     In brackets are the precisions that a kernel tells apart besides "highest".
+    Those of a group, such as linalg, a backend may lack together; the last lines say who offers what.
     Results of a class may differ by so many times float32's eps from the exact ones (polyarr/testing/tolerance.py).
     """
     with no_plugin_warnings():
         shown = [get_backend(name)] if name else [row.backend for row in status(start=True) if row.backend]
     checked = _checked()
     rows: list[dict[str, Any]] = [
-        {"op": op.name, "kind": _kind(op), "on": {b.name: _how(op, b) for b in shown}, **checked.get(op, {})}
+        {
+            "op": op.name,
+            "kind": _kind(op),
+            **({"group": op.group} if op.group else {}),
+            "on": {b.name: _how(op, b) for b in shown},
+            **checked.get(op, {}),
+        }
         for op in sorted(OPS, key=lambda op: op.name)
     ]
     if not checked:
@@ -41,6 +49,9 @@ def command(name: str | None, as_json: bool) -> None:
     print_table(
         headers, [(row["op"], row["kind"], *row["on"].values(), *(row.get(key, "-") for key in more)) for row in rows]
     )
+    for group in groups():
+        names = ", ".join(row["op"] for row in rows if row.get("group") == group)
+        click.echo(f"{group} ({names}): {', '.join(f'{offer(b, group)} by {b.name}' for b in shown)}")
 
 
 def _kind(op: Op) -> str:
@@ -50,6 +61,8 @@ def _kind(op: Op) -> str:
 def _how(op: Op, backend: Backend) -> str:
     kernel = backend.kernels.get(op)
     if kernel is None:
+        if op.group and offer(backend, op.group) == NOT_OFFERED:
+            return NOT_OFFERED
         return "lacking" if op.body is None else "as other ops"
     precisions = ", ".join(backend.precisions.get(op, ()))
     return ("pair" if isinstance(kernel, Fused) else "kernel") + (f" ({precisions})" if precisions else "")

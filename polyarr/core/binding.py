@@ -84,7 +84,11 @@ def mixed(op: Any, args: Any) -> str:
 
 
 def lacking(op: Any, backend: Backend) -> str:
-    return f'{op.name}: backend {backend.name!r} has no kernel for it; compute it on another one, with x.to("numpy")'
+    if op.group and all(other.group != op.group for other in backend.kernels):
+        what = f"has no {op.group}; compute it on one that has (see polyarr ops)"
+    else:
+        what = "has no kernel for it; compute it on another one"
+    return f'{op.name}: backend {backend.name!r} {what}, with x.to("numpy")'
 
 
 def misshapen(op: Any, backend: Backend, half: str, found: Any, due: str) -> str:

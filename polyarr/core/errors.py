@@ -9,6 +9,10 @@ class DtypeError(TypeError):
     """Dtypes that do not fit together, or that an op or a device does not take."""
 
 
+class MatrixError(ValueError):
+    """A matrix of which what is asked for does not exist: a singular one has no inverse."""
+
+
 class BackendError(RuntimeError):
     """A backend that is missing, cannot start, or lacks something; or arrays of two backends in one op."""
 

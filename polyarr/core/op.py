@@ -82,11 +82,12 @@ class Op:
         checks: Callable | None = None,
         canonical: Callable | None = None,
         widen: bool = True,
+        group: str = "",
     ) -> None:
         self.name, self.__doc__ = face.__name__.strip("_"), face.__doc__
         self.__name__, self.__module__, self.__wrapped__ = self.name, face.__module__, face
         self.rule, self.body = rule or body, body
-        self.canonical, self.checks, self.widen = canonical, checks, widen
+        self.canonical, self.checks, self.widen, self.group = canonical, checks, widen, group
         arguments = inspect.signature(face).parameters.values()
         self.inputs = tuple(a.name for a in arguments if a.kind is not a.KEYWORD_ONLY)
         self.optional = {a.name: a.default for a in arguments if a.kind is not a.KEYWORD_ONLY}
@@ -172,7 +173,7 @@ class Op:
             numbers=numbers,
             held=held,
             check=self.checks and self.checks(*specs, **params),
-            dtype=None if self.body or any(s.dtype is out.dtype for s in flat) else out.dtype,
+            dtype=None if self.body or type(out) is tuple or any(s.dtype is out.dtype for s in flat) else out.dtype,
             carries=any(type(s) is Spec and s.dtype in FLOATS for s in flatten((out,))),
             widened=self.widen and any(s.dtype in NARROW for s in flat),
         )
@@ -364,6 +365,7 @@ def primitive(
     numbers: str = "",
     checks: Callable | None = None,
     widen: bool = False,
+    group: str = "",
 ) -> Any:
     """An op that every backend implements. The decorated function is its rule from Specs to a Spec.
 
@@ -374,10 +376,19 @@ def primitive(
     checks     (*specs, **params) -> a function (*args), which raises for values of numbers that cannot be
     fits       the inputs that, as Python numbers, must fit the result's dtype; what is promoted must fit the arrays'
     widen      run the VJP rules on float16 and bfloat16 in float32; for rules in which more than one op rounds
+    group      of ops that a backend may lack together: see core/groups.py. "": it may not
     """
     if face is None:
         return lambda face: Op(
-            face, rule=face, promoted=promote, indices=indices, fits=fits, numbers=numbers, checks=checks, widen=widen
+            face,
+            rule=face,
+            promoted=promote,
+            indices=indices,
+            fits=fits,
+            numbers=numbers,
+            checks=checks,
+            widen=widen,
+            group=group,
         )
     return Op(face, rule=face, widen=widen)
 
@@ -391,6 +402,7 @@ def composed(
     canonical: Callable | None = None,
     infer: Callable | None = None,
     widen: bool = True,
+    group: str = "",
 ) -> Any:
     """An op made of other ops: the decorated function is its definition.
 
@@ -401,6 +413,7 @@ def composed(
     canonical  (*specs, **params) -> the parameters that change, in the form that kernels expect
     infer      (*specs, **params) -> the result's Spec, where the body cannot run on Specs
     widen      compute with float16 and bfloat16 in float32, and round once; False where at most one op rounds
+    group      the group of primitives that the body needs, if there is one
     """
     if face is None:
         return lambda face: Op(
@@ -412,6 +425,7 @@ def composed(
             numbers=numbers,
             canonical=canonical,
             widen=widen,
+            group=group,
         )
     return Op(face, body=face)
 

@@ -4,11 +4,11 @@ Type checkers read catalogue.pyi instead, which `make stubs` writes.
 """
 
 from polyarr.core.op import OPS
-from polyarr.ops import create, elementwise, index, linalg, logic, nn, optim, random, reduce, shape  # noqa: F401  they fill OPS
+from polyarr.ops import create, decompositions, elementwise, index, linalg, logic, nn, optim, random, reduce, shape  # noqa: F401  they fill OPS
 
-# What polyarr has in another form (see creation and ops.standard), and what is for layers and kernels alone.
-INNER = """adamw arange argtopk astype concat cumulative_sum full matrix_product random_bits repeat reshape sgd slice
-slice_update where""".split()
+# What polyarr has in another form or place (see creation, ops.standard and linalg), and what is for layers and kernels.
+INNER = """adamw arange argtopk astype cholesky concat cumulative_sum det eigh eigvalsh full inv matrix_product pinv qr
+random_bits repeat reshape sgd slice slice_update slogdet solve svd svdvals vector_norm where""".split()
 
 _found = {op.name: op for op in OPS}
 globals().update(_found)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import string
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,9 +12,11 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.precision import decided
 from polyarr.core.spec import Spec, broadcast, check_kind
-from polyarr.ops.elementwise import multiply
-from polyarr.ops.given import check_array, described, told, wholes
-from polyarr.ops.reduce import sum
+from polyarr.ops import elementwise, reduce
+from polyarr.ops.elementwise import astype, multiply, sqrt, square, where
+from polyarr.ops.given import check_array, described, number, told, whole, wholes
+from polyarr.ops.logic import equal, not_equal
+from polyarr.ops.reduce import axes_of, sum
 from polyarr.ops.shape import matrix_transpose, one_axis, permute_dims, reshape, slice
 
 
@@ -133,6 +136,57 @@ def tensordot(x, y, *, axes=2, precision=None):
     return reshape(out, shape=(*(x.shape[i] for i in free_x), *(y.shape[i] for i in free_y)))
 
 
+@composed
+def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
+    """The norm of vectors along axis (None: of all elements): the root of order `ord` of the sum of powers |x|^ord.
+
+    For inf it is the largest magnitude, for -inf the smallest, for 0 the number of elements that are not 0.
+
+    Shapes:  the reduced axes go, or become 1 with keepdims
+    Dtypes:  floating -> the same
+    Errors:  ShapeError for an axis that x lacks, and for inf or -inf over no elements; DtypeError for another dtype
+    Grads:   x; 0 where the norm is 0
+    """
+    check_kind("vector_norm", "x", spec_of(x), "floating")
+    kind, over = number("vector_norm", "ord", ord), {"axis": axes_of("vector_norm", x, axis), "keepdims": keepdims}
+    if kind == 0:
+        return sum(astype(not_equal(x, 0), dtype=x.dtype), **over)
+    if kind == 2:
+        return _root(sum(square(x), **over), sqrt)
+    sizes = elementwise.abs(x)
+    if math.isinf(kind):
+        return (reduce.max if kind > 0 else reduce.min)(sizes, **over)
+    if kind == 1:
+        return sum(sizes, **over)
+    return _root(sum(elementwise.pow(sizes, kind), **over), lambda total: elementwise.pow(total, 1 / kind))
+
+
+def _root(total, fn: Callable):
+    """fn of a total, and 0 where that is 0: a root has no slope there."""
+    zero = equal(total, 0)
+    return where(zero, 0, fn(where(zero, 1, total)))
+
+
+def diagonal(x: Array, /, *, offset: int = 0) -> Array:
+    """The diagonals of matrices; `offset` of them above the main one, or below where it is negative.
+
+    Shapes:  (..., m, n) -> (..., the diagonal's length)
+    Dtypes:  any -> the same
+    Errors:  ShapeError if x has fewer than two axes
+    Grads:   x
+    """
+    if len(x.shape) < 2:
+        raise ShapeError(f"diagonal: x is {spec_of(x)}; it must have at least two axes")
+    (*lead, m, n), k = x.shape, whole("diagonal", "offset", offset)
+    row, column = max(-k, 0), max(k, 0)
+    length = max(0, min(m - row, n - column))
+    starts, ones = (0,) * len(lead), (1,) * len(lead)
+    # every (n + 1)-th element of the two axes joined
+    joined = reshape(x, shape=(*lead, m * n))
+    start = row * n + column if length else 0
+    return slice(joined, starts=(*starts, start), steps=(*ones, n + 1), shape=(*lead, length))
+
+
 def einsum(subscripts: str, *operands: Array, precision: str | None = None) -> Array:
     """Sums of products in Einstein's notation, such as "bhtd,bhsd->bhts". NumPy's planner chooses the order of pairs.
 
@@ -224,12 +278,8 @@ def _summed(term: tuple, wanted: set[str]) -> tuple:
 
 
 def _diagonal(labels: list, x, c: str) -> tuple:
-    """x with two axes labelled c replaced by their diagonal: every (n + 1)-th element of the two joined."""
+    """x with two axes labelled c replaced by their diagonal."""
     i = labels.index(c)
     j = labels.index(c, i + 1)
-    n = x.shape[i]
     rest = [a for a in range(len(x.shape)) if a not in (i, j)]
-    joined = reshape(permute_dims(x, axes=(*rest, i, j)), shape=(*(x.shape[a] for a in rest), n * n))
-    zeros, ones = (0,) * len(rest), (1,) * len(rest)
-    out = slice(joined, starts=(*zeros, 0), steps=(*ones, n + 1), shape=(*joined.shape[:-1], n))
-    return [*(labels[a] for a in rest), c], out
+    return [*(labels[a] for a in rest), c], diagonal(permute_dims(x, axes=(*rest, i, j)))

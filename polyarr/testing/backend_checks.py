@@ -22,6 +22,7 @@ from polyarr import nn, ops, optim, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
+from polyarr.core.groups import IN_PART, groups, lacking, offer
 from polyarr.core.op import OPS, Op
 from polyarr.core.spec import DTYPES, FLOATS, float32, float64, int32, int64, uint32
 from polyarr.core.spec import bool as bool_
@@ -49,18 +50,24 @@ GPT = {
 
 
 def check_complete(backend: Backend, examples: int) -> None:
-    """There is a kernel for every primitive, and the dtypes that every program needs are held."""
-    lacking = [d.name for d in NEEDED if d not in backend.dtypes]
-    if lacking:
-        raise CheckFailure(f"{backend.name}: holds no {', '.join(lacking)}; every backend must")
+    """There is a kernel for every primitive, groups are whole or absent, and the dtypes that programs need are held."""
+    unheld = [d.name for d in NEEDED if d not in backend.dtypes]
+    if unheld:
+        raise CheckFailure(f"{backend.name}: holds no {', '.join(unheld)}; every backend must")
     missing = [op.name for op in primitives() if op not in backend.kernels]
     if missing:
         raise CheckFailure(f"{backend.name}: no kernel for {', '.join(missing)}; every primitive needs one")
+    for group in groups():
+        if offer(backend, group) == IN_PART:
+            names = ", ".join(op.name for op in lacking(backend, group))
+            raise CheckFailure(
+                f"{backend.name}: of {group}, no kernel for {names}; a group is there as a whole, or not"
+            )
 
 
 def primitives() -> list[Op]:
     """polyarr's own ops that every backend must supply."""
-    return [op for op in OPS if op.body is None and op.__module__.startswith("polyarr.ops.")]
+    return [op for op in OPS if op.body is None and not op.group and op.__module__.startswith("polyarr.ops.")]
 
 
 def why_copies_fail(backend: Backend) -> str:

@@ -7,7 +7,7 @@ A case belongs to a level, and each level contains those before it:
     nn        every other op, its gradients and its Fused pair; layers
     gpt       a small GPT trains to NumPy's losses, and draws NumPy's tokens
 
-What a backend says that it lacks raises Lacking: a dtype, a pair, a report of its memory.
+What a backend says that it lacks raises Lacking: a dtype, a pair, a report of its memory; NotOffered: a group of ops.
 """
 
 import zlib
@@ -22,10 +22,11 @@ from hypothesis.strategies import SearchStrategy
 
 from polyarr import ops
 from polyarr.core.backend import Backend
+from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
 from polyarr.testing import backend_checks, checks, state, tape
-from polyarr.testing.compare import CheckFailure, Lacking
+from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
 from polyarr.testing.report import LEVELS
 from polyarr.testing.samples import SAMPLES, Entry, takes_numbers
 from polyarr.testing.strategies import Sample
@@ -124,7 +125,7 @@ def _indices(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
 
 def _array_inputs(op: Op) -> int:
     """How many inputs are arrays of one sort."""
-    return len({*op.inputs} - {"key", "counter", "like", "start", "step"}) - len(op.indices)
+    return len({*op.inputs} - {"key", "counter", "like", "rtol", "start", "step"}) - len(op.indices)
 
 
 def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
@@ -206,6 +207,7 @@ def _of_dtypes() -> Iterator[Case]:
 
 def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effort) -> None:
     """The value and, of floats, the gradients."""
+    _check_offered(op, backend)
     if as_dtype(dtype) not in backend.dtypes:
         raise Lacking(f"{backend.name} holds no {dtype}")
     name = f"{dtype}-{op.name}"
@@ -213,6 +215,11 @@ def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effor
     smooth = _smooth(op, entry, dtype)
     if smooth is not None:
         _examine(checks.check_backward, op, smooth, OTHER_DTYPES, name, backend, effort)
+
+
+def _check_offered(op: Op, backend: Backend) -> None:
+    if op.group and op not in backend.kernels and offer(backend, op.group) == NOT_OFFERED:
+        raise NotOffered(f"{backend.name} does not offer the group {op.group}")
 
 
 def _of_the_backend() -> Iterator[Case]:
@@ -266,6 +273,7 @@ def _examine(
     check: Callable, op: Op, strategy: SearchStrategy[Sample], share: float, name: str, backend: Backend, effort: Effort
 ) -> None:
     """Put a check to the examples that hypothesis finds; the smallest one that fails is what the error tells of."""
+    _check_offered(op, backend)
     seed, examples = zlib.crc32(name.encode()) + effort.seed, max(1, round(effort.examples * share))
     drawing = _Drawing(strategy, backend.dtypes, seed, examples)
     try:

@@ -19,6 +19,10 @@ class Lacking(Exception):  # noqa: N818  no error: a skip
     """The backend says that it lacks what a check needs."""
 
 
+class NotOffered(Lacking):
+    """The backend lacks the group of ops that a check is about, as it may."""
+
+
 def values(where: str, result: Any, what: str = "the result") -> list[np.ndarray]:
     """Every array of a result on the host, each with the shape and the dtype that it claims to have.
 

@@ -15,7 +15,7 @@ from polyarr.core.backend import Backend
 from polyarr.testing import backend_checks
 from polyarr.testing.cases import Case, Effort, cases, effort_of
 from polyarr.testing.checks import TO_SEE_IT_AGAIN
-from polyarr.testing.compare import CheckFailure, Lacking
+from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
 
 __all__ = ["copies_hold", "effort", "test_autograd", "test_core", "test_gpt", "test_nn", "untrusted"]
 
@@ -82,6 +82,8 @@ def _hold(case: Case, backend: Backend, effort: Effort, request: pytest.FixtureR
         case.run(backend, effort)
     except Exception as error:
         found = error
+    if isinstance(found, NotOffered):
+        request.node.user_properties.append(("polyarr_outcome", "not offered"))
     if isinstance(found, Lacking):
         pytest.skip(str(found))
     if found:

@@ -8,7 +8,7 @@ import jinja2
 from polyarr.testing.cases import columns
 from polyarr.testing.report import BAD, LEVELS, grouped
 
-SYMBOLS = {"passed": "✓", "failed": "✗", "skipped": "–", "known failure": "k", "stale": "!"}
+SYMBOLS = {"passed": "✓", "failed": "✗", "skipped": "–", "not offered": "○", "known failure": "k", "stale": "!"}
 
 
 def render(report: dict[str, Any]) -> str:
@@ -29,7 +29,7 @@ def _section(backend: dict[str, Any]) -> dict[str, Any]:
         "matrix": _matrix([r for r in results if r["check"] in known]),
         "others": [r for r in results if r["check"] not in known],
         "failures": [r for r in results if r["outcome"] in BAD],
-        "skips": grouped(results, "skipped"),
+        "skips": {outcome: grouped(results, outcome) for outcome in ("not offered", "skipped")},
         "known": [r for r in results if r["outcome"] == "known failure"],
     }
 

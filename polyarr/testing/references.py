@@ -135,6 +135,49 @@ def _by_hand(x: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
     return found if keepdims else found.reshape(np.sum(x, axis=axis).shape)
 
 
+# ---- matrices ------------------------------------------------------------------------------------------------
+
+
+def vector_norm(x: np.ndarray, *, axis: Any, keepdims: bool, ord: float) -> np.ndarray:
+    """NumPy's, of the axes as one."""
+    axis = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axis = tuple(a % x.ndim for a in axis)
+    kept = [i for i in range(x.ndim) if i not in axis]
+    rows = x.transpose(*kept, *axis).reshape([*(x.shape[i] for i in kept), -1])
+    shape = [1 if i in axis else n for i, n in enumerate(x.shape)] if keepdims else [x.shape[i] for i in kept]
+    return np.linalg.norm(rows, ord, axis=-1).reshape(shape)
+
+
+def _signs(x: np.ndarray) -> np.ndarray:
+    """The sign of each column's element of the largest magnitude."""
+    if not x.size:
+        return np.ones((*x.shape[:-2], 1, x.shape[-1]))
+    return np.sign(np.take_along_axis(x, np.abs(x).argmax(-2, keepdims=True), -2))
+
+
+def cholesky(x: np.ndarray) -> np.ndarray:
+    """NumPy's, of the symmetric part."""
+    return np.linalg.cholesky((x + x.swapaxes(-1, -2)) / 2)
+
+
+def eigh(x: np.ndarray) -> tuple:
+    """NumPy's, of the symmetric part."""
+    w, v = np.linalg.eigh((x + x.swapaxes(-1, -2)) / 2)
+    return w, v * _signs(v)
+
+
+def qr(x: np.ndarray) -> tuple:
+    """By the triangle whose square is x^T x."""
+    r = np.linalg.cholesky(x.swapaxes(-1, -2) @ x).swapaxes(-1, -2)
+    return x @ np.linalg.inv(r), r
+
+
+def svd(x: np.ndarray) -> tuple:
+    """NumPy's, with the signs that are due."""
+    u, s, vh = np.linalg.svd(x, full_matrices=False)
+    return u * _signs(u), s, vh * _signs(u).swapaxes(-1, -2)
+
+
 # ---- random bits ---------------------------------------------------------------------------------------------
 
 

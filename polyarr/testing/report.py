@@ -24,6 +24,7 @@ import pytest
 from polyarr.core.backend import Backend, Fused, family_of
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
+from polyarr.core.groups import groups, offer
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
 from polyarr.diagnosis import overrides, status
@@ -31,8 +32,8 @@ from polyarr.plugins import PluginWarning
 from polyarr.testing import LEVELS
 from polyarr.version import __version__
 
-SCHEMA = 1  # of the report; a change that readers must know of makes it 2
-OUTCOMES = ("passed", "failed", "skipped", "known failure", "stale")
+SCHEMA = 2  # of the report; a change that readers must know of makes it 3
+OUTCOMES = ("passed", "failed", "skipped", "not offered", "known failure", "stale")
 BAD = ("failed", "stale")
 VERDICTS = ("failed", "nothing checked", "interrupted", "incomplete", "passed")  # the worst first
 HELD = ("passed", "incomplete")  # all cases, or those that -k and its like left, hold
@@ -44,7 +45,7 @@ KEPT_ON = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_
 class Result(NamedTuple):
     """What became of one case on one backend.
 
-    outcome  one of OUTCOMES; "stale": known to fail, and it passed
+    outcome  one of OUTCOMES; "stale": known to fail, and it passed; "not offered": of a group that the backend lacks
     reason   the first line of the failure or the skip, or why it is known to fail
     snippet  Python that shows the failure again, or ""
     """
@@ -175,7 +176,7 @@ def _outcome(report: pytest.TestReport) -> str:
     if report.failed:
         return "stale" if str(report.longrepr).startswith(STALE) else "failed"
     if report.skipped:
-        return "known failure" if hasattr(report, "wasxfail") else "skipped"
+        return "known failure" if hasattr(report, "wasxfail") else _property(report, "outcome") or "skipped"
     return "passed" if report.when == "call" else ""
 
 
@@ -277,6 +278,7 @@ def _abilities(name: str, backend: Backend | None) -> dict[str, Any]:
         "dtypes": [] if backend is None else [d.name for d in DTYPES if d in backend.dtypes],
         "kernels": len(kernels) - len(pairs),
         "pairs": len(pairs),
+        "groups": {} if backend is None else {group: offer(backend, group) for group in groups()},
         "replaced": {row.op: row.distribution for row in overrides() if backend and row.backend == backend.name},
         "capabilities": {
             "tells of writes out of bounds": backend is not None and backend.guarded is not None,
@@ -331,9 +333,10 @@ def _details(backend: dict[str, Any]) -> Iterator[str]:
     for level, counts in backend["counts"].items():
         if any(counts.values()):
             yield f"{level:8} " + ", ".join(f"{n} {outcome}" for outcome, n in counts.items() if n)
-    skips = {} if backend["problem"] else grouped(backend["results"], "skipped")
-    for reason, cases in skips.items():
-        yield f"skipped  {len(cases)}: {reason}"
+    for outcome in ("not offered", "skipped"):
+        left_out = {} if backend["problem"] else grouped(backend["results"], outcome)
+        for reason, cases in left_out.items():
+            yield f"{outcome:8} {len(cases)}: {reason}"
 
 
 def grouped(results: list[dict[str, Any]], outcome: str) -> dict[str, list[str]]:

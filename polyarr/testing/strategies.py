@@ -102,7 +102,30 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "hidden": _hidden,
     "nan": _with_some(np.nan),
 }
-ORDINARY = {*VALUES, "mixed", "special", "edges"} - {
+
+
+def _rotation(rng: np.random.Generator, lead: tuple, n: int) -> np.ndarray:
+    """Orthogonal matrices, of either sign."""
+    return np.linalg.qr(rng.standard_normal((*lead, n, n)))[0] * rng.choice([-1, 1], (*lead, 1, n))
+
+
+def _regular(rng: np.random.Generator, shape: tuple) -> np.ndarray:
+    """Matrices far from singular ones, whose singular values are far from each other."""
+    *lead, m, n = shape
+    sizes = np.linspace(1.75, 0.5, min(m, n))
+    left, right = (_rotation(rng, tuple(lead), k)[..., : len(sizes)] for k in (m, n))
+    return left * sizes @ right.swapaxes(-1, -2)
+
+
+def _definite(rng: np.random.Generator, shape: tuple) -> np.ndarray:
+    """Matrices whose symmetric part has positive eigenvalues, which are far from each other."""
+    turn, rest = _rotation(rng, shape[:-2], shape[-1]), rng.standard_normal(shape) / (8 * shape[-1])
+    return turn * np.linspace(1.75, 0.5, shape[-1]) @ turn.swapaxes(-1, -2) + rest - rest.swapaxes(-1, -2)
+
+
+# How matrices are drawn that are more than their elements, by name.
+MATRICES = {"regular": _regular, "definite": _definite}
+ORDINARY = {*VALUES, *MATRICES, "mixed", "special", "edges"} - {
     "distinct",
     "hidden",
 }  # what may be anything: not indices, masks or targets
@@ -249,8 +272,8 @@ REPEATING = ("broadcast", "broadcast, offset")  # the layouts whose elements are
 class Data:
     """One array input.
 
-    values  a key of VALUES, or "mixed", "special", "edges", "spread", "index", "unique", "below", "targets", "wrong",
-            "no class", "mask"
+    values  a key of VALUES or MATRICES, or "mixed", "special", "edges", "spread", "index", "unique", "below",
+            "targets", "wrong", "no class", "mask"
     layout  a key of LAYOUTS; one of REPEATING repeats the first slice along the axis that the seed picks
     limit   for values that are indices: how many elements there are to index; for "spread": the largest number,
             negative where there are to be both signs
@@ -303,7 +326,10 @@ class Data:
             return found.astype(dtype)
         if dtype.kind == "b":
             return rng.random(size) < 0.5
-        found = VALUES.get(self.values, VALUES["normal"])(rng, size)
+        if self.values in MATRICES and size:
+            found = MATRICES[self.values](rng, self.shape).reshape(-1)
+        else:
+            found = VALUES.get(self.values, VALUES["normal"])(rng, size)
         if dtype in FLOATS:
             return found.astype(dtype)
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -439,8 +465,8 @@ def datas(
     layouts: Sequence[str] = VIEWS,
     limit: int = 0,
 ) -> SearchStrategy[Data]:
-    """One array input. Distinct values are not broadcast: that would repeat them."""
-    if "distinct" in values:
+    """One array input. Distinct values and matrices are not broadcast: that would repeat them."""
+    if {"distinct", *MATRICES} & {*values}:
         layouts = tuple(layout for layout in layouts if layout not in REPEATING)
     return st.builds(
         Data,

@@ -23,7 +23,7 @@ INPUTS = {  # that are not one array
     "arrays": ARRAYS, "params": ARRAYS, "grads": ARRAYS, "velocity": ARRAYS, "m": ARRAYS, "adamw.v": ARRAYS,
     "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "arange.step": "float",
     "full.value": "float", "key": "Array | int", "counter": "Array | int",
-    "starts": "Sequence[Array | int]",
+    "starts": "Sequence[Array | int]", "rtol": "Array | float",
 }  # fmt: skip
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
     "precision": "str",
@@ -37,6 +37,8 @@ PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the 
     "nesterov": "bool", "decoupled": "bool",
 }  # fmt: skip
 RESULTS = {  # that are not one array
+    "eigh": "tuple[Array, Array]", "qr": "tuple[Array, Array]", "slogdet": "tuple[Array, Array]",
+    "svd": "tuple[Array, Array, Array]",
     "split": "tuple[Array, ...]", "unstack": "tuple[Array, ...]", "topk": "tuple[Array, Array]",
     "sgd": "tuple[tuple[Array, ...], ...]", "adamw": "tuple[tuple[Array, ...], ...]",
 }  # fmt: skip

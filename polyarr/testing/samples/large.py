@@ -251,6 +251,20 @@ LARGE |= {
     ops.linear: _linear,
 }
 
+# ---- matrices ------------------------------------------------------------------------------------------------------
+
+_STACK = (17, 9, 9)
+LARGE |= {
+    ops.vector_norm: _only(((ROWS,), {"axis": 1}), ((AXES,), {"axis": (0, 2, 5)}), ((LINE,), {"axis": 0})),
+    ops.solve: _only((((130, 130), (130, 33)), {}), ((_STACK, (9, 2)), {})),
+}
+for _op in (ops.cholesky, ops.slogdet, ops.det, ops.inv):
+    LARGE[_op] = _only((((130, 130),), {}), ((_STACK,), {}))
+for _op in (ops.eigh, ops.eigvalsh):  # of more, eigenvalues are too close for float32 to tell the vectors apart
+    LARGE[_op] = _only((((33, 33),), {}), ((_STACK,), {}))
+for _op in (ops.qr, ops.svd, ops.svdvals, ops.pinv):
+    LARGE[_op] = _only((((1031, 17),), {}), (((17, 9, 7),), {}))
+
 # ---- neural networks -----------------------------------------------------------------------------------------------
 
 

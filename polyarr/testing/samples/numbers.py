@@ -147,6 +147,7 @@ EXTRA |= {
     ops.logsumexp: _summed(),
     ops.var: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.std: _hundreds(((2, 1000), "hundreds"), axis=-1),
+    ops.vector_norm: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.mse: _hundreds(((1031,), "hundreds"), ((1031,), "hundreds")),
     ops.matrix_product: _deep,
     ops.matmul: _deep,

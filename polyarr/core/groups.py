@@ -1,0 +1,26 @@
+"""Groups of ops, such as linalg, that a backend may lack as a whole: half a group helps nobody."""
+
+from polyarr.core.backend import Backend
+from polyarr.core.op import OPS, Op
+
+OFFERED, IN_PART, NOT_OFFERED = "offered", "in part", "not offered"
+
+
+def groups() -> list[str]:
+    """The names of all groups."""
+    return sorted({op.group for op in OPS if op.group})
+
+
+def lacking(backend: Backend, group: str) -> list[Op]:
+    """The primitives of a group for which a backend has no kernel."""
+    return [op for op in _primitives(group) if op not in backend.kernels]
+
+
+def offer(backend: Backend, group: str) -> str:
+    """Whether a backend has the group: OFFERED, IN_PART, which is a fault, or NOT_OFFERED."""
+    lacks = len(lacking(backend, group))
+    return NOT_OFFERED if lacks == len(_primitives(group)) else IN_PART if lacks else OFFERED
+
+
+def _primitives(group: str) -> list[Op]:
+    return [op for op in OPS if op.group == group and op.body is None]

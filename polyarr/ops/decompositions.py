@@ -1,0 +1,315 @@
+"""Decompositions of matrices, and what is solved by them: the group linalg, which a backend may lack.
+
+Signs that a decomposition leaves open are settled, so that every backend gives the same.
+"""
+
+from polyarr.core.array import spec_of
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import composed, primitive
+from polyarr.core.spec import Spec, broadcast, check_kind
+from polyarr.ops.create import arange
+from polyarr.ops.elementwise import add, astype, divide, exp, multiply, negative, subtract, where
+from polyarr.ops.linalg import matrix_product
+from polyarr.ops.logic import equal, greater
+from polyarr.ops.shape import broadcast_to, expand_dims, matrix_transpose, reshape, slice, tril
+
+LINALG = "linalg"
+
+
+def _matrices(op: str, x: Spec, rows: str = "any") -> Spec:
+    """x, if it can be matrices: with rows "as many" as columns, or "at least as many"."""
+    check_kind(op, "x", x, "floating")
+    if x.ndim < 2:
+        raise ShapeError(f"{op}: x is {x}; it must have at least two axes")
+    m, n = x.shape[-2:]
+    if (rows == "as many" and m != n) or (rows == "at least as many" and m < n):
+        raise ShapeError(f"{op}: x is {x}; it must have {rows} rows as columns")
+    return x
+
+
+# ---- primitives --------------------------------------------------------------------------------------------------
+
+
+@primitive(group=LINALG, widen=True)
+def cholesky(x):
+    """The lower triangle L with a positive diagonal for which L L^T is the symmetric part of x, (x + x^T) / 2.
+
+    Shapes:  (..., n, n) -> the same
+    Dtypes:  floating -> the same
+    Errors:  ShapeError unless x is square; MatrixError unless its symmetric part is positive definite
+    Grads:   x, symmetric
+    Source:  Seeger, Hetzel, Dai, Meissner, Lawrence 2017, arXiv:1710.08717
+    """
+    return _matrices("cholesky", x, "as many")
+
+
+@primitive(group=LINALG, widen=True)
+def eigh(x):
+    """The eigenvalues w, ascending, and eigenvectors v of the symmetric part of x: v diag(w) v^T = (x + x^T) / 2.
+
+    Of every column of v, the element of the largest magnitude is positive.
+
+    Shapes:  (..., n, n) -> (..., n) and (..., n, n)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError unless x is square; MatrixError if it is not finite
+    Grads:   x, symmetric; of equal eigenvalues, the choice of eigenvectors has none
+    Source:  Giles 2008, An extended collection of matrix derivative results
+    """
+    x = _matrices("eigh", x, "as many")
+    return Spec(x.shape[:-1], x.dtype), x
+
+
+@primitive(group=LINALG, widen=True)
+def qr(x):
+    """q with orthonormal columns, and the upper triangle r with no negative diagonal, for which q r is x.
+
+    Shapes:  (..., m, n), m >= n -> (..., m, n) and (..., n, n)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if x has fewer rows than columns, which polyarr.linalg.qr takes; MatrixError if it is not finite
+    Grads:   x, where its columns are independent
+    Source:  Walter, Lehmann 2012, Algorithmic differentiation of linear algebra functions; arXiv:1009.6112
+    """
+    x = _matrices("qr", x, "at least as many")
+    return x, Spec((*x.shape[:-2], x.shape[-1], x.shape[-1]), x.dtype)
+
+
+@primitive(group=LINALG, widen=True)
+def svd(x):
+    """u and vh with orthonormal columns and rows, and s, descending and not negative: u diag(s) vh is x.
+
+    Of every column of u, the element of the largest magnitude is positive.
+
+    Shapes:  (..., m, n), k the smaller of m and n -> (..., m, k), (..., k) and (..., k, n)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
+    Grads:   x; of equal singular values and of those that are 0, the choice of vectors has none
+    Source:  Wan, Zhang 2019, arXiv:1909.02659
+    """
+    x = _matrices("svd", x)
+    *lead, m, n = x.shape
+    k = min(m, n)
+    return tuple(Spec((*lead, *shape), x.dtype) for shape in ((m, k), (k,), (k, n)))
+
+
+@primitive(group=LINALG, widen=True)
+def slogdet(x):
+    """The determinant's sign, and the logarithm of its absolute value; 0 and -inf where it is 0.
+
+    Shapes:  (..., n, n) -> (...) twice
+    Dtypes:  floating -> the same
+    Errors:  ShapeError unless x is square; MatrixError if it is not finite
+    Grads:   x, of the logarithm, unless the determinant is 0
+    Source:  Giles 2008, An extended collection of matrix derivative results
+    """
+    x = _matrices("slogdet", x, "as many")
+    return (Spec(x.shape[:-2], x.dtype),) * 2
+
+
+@primitive(group=LINALG, widen=True, promote="x b")
+def solve(x, b):
+    """The y for which x y is b.
+
+    Shapes:  x (..., n, n), b (..., n, k); the leading axes broadcast -> (..., n, k)
+    Dtypes:  floating, promoted
+    Errors:  ShapeError unless x is square and b has as many rows; MatrixError if x is singular or not finite
+    Grads:   x, b
+    Source:  Giles 2008, An extended collection of matrix derivative results
+    """
+    _matrices("solve", x, "as many")
+    if b.is_number or b.ndim < 2 or b.shape[-2] != x.shape[-1]:
+        raise ShapeError(f"solve: x is {x}, b is {b}; b must have as many rows as x")
+    lead = broadcast("solve", Spec(x.shape[:-2], x.dtype), Spec(b.shape[:-2], b.dtype))
+    return Spec((*lead, *b.shape[-2:]), x.dtype)
+
+
+# ---- their gradients ---------------------------------------------------------------------------------------------
+
+
+def _product(x, *more):
+    for y in more:
+        x = matrix_product(x, y)
+    return x
+
+
+def _diagonal_of(n: int, like):
+    """A bool matrix, True on the diagonal."""
+    numbers = arange(0, 1, like, size=n, dtype="int64")
+    return equal(reshape(numbers, shape=(n, 1)), numbers)
+
+
+def identity(n: int, like):
+    """The identity matrix, for every matrix of like."""
+    return broadcast_to(astype(_diagonal_of(n, like), dtype=like.dtype), shape=(*like.shape[:-2], n, n))
+
+
+def _symmetric(x):
+    return multiply(add(x, matrix_transpose(x)), 0.5)
+
+
+def _mirrored(x):
+    """The symmetric matrix with x's lower triangle."""
+    return add(tril(x), matrix_transpose(tril(x, k=-1)))
+
+
+def _over(x, y):
+    """x y^-1."""
+    return matrix_transpose(solve(matrix_transpose(y), matrix_transpose(x)))
+
+
+def _inverses(x):
+    """1 / x, and 0 where x is 0."""
+    zero = equal(x, 0)
+    return where(zero, 0, divide(1, where(zero, 1, x)))
+
+
+def _gaps(x):
+    """1 / (x_j - x_i), and 0 where they are equal: nothing moves there that depends on a gradient."""
+    return _inverses(subtract(expand_dims(x, axis=-2), expand_dims(x, axis=-1)))
+
+
+def _cholesky_grad(g, out):
+    up = matrix_transpose(out)
+    return multiply(_over(solve(up, _mirrored(_product(up, g))), out), 0.5)
+
+
+def _eigh_grad(g, out):
+    (dw, dv), (w, v) = g, out
+    turned = multiply(_gaps(w), _product(matrix_transpose(v), dv))
+    inner = where(_diagonal_of(w.shape[-1], w), expand_dims(dw, axis=-1), turned)
+    return _symmetric(_product(v, inner, matrix_transpose(v)))
+
+
+def _qr_grad(g, out):
+    (dq, dr), (q, r) = g, out
+    inner = subtract(_product(r, matrix_transpose(dr)), _product(matrix_transpose(dq), q))
+    return _over(add(dq, _product(q, _mirrored(inner))), matrix_transpose(r))
+
+
+def _svd_grad(g, out):
+    (du, ds, dvh), (u, s, vh) = g, out
+    v, dv = matrix_transpose(vh), matrix_transpose(dvh)
+    across, down = expand_dims(s, axis=-2), expand_dims(s, axis=-1)
+    gaps = _gaps(multiply(s, s))
+    left, right = (multiply(gaps, _product(matrix_transpose(a), da)) for a, da in ((u, du), (v, dv)))
+    left, right = (add(a, matrix_transpose(a)) for a in (left, right))
+    inner = add(multiply(left, across), multiply(down, right))
+    found = _product(u, where(_diagonal_of(s.shape[-1], s), expand_dims(ds, axis=-1), inner), vh)
+    if u.shape[-2] > s.shape[-1]:  # what leaves the space that the columns span
+        found = add(found, _product(_rest(du, u), multiply(expand_dims(_inverses(s), axis=-1), vh)))
+    if vh.shape[-1] > s.shape[-1]:
+        more = _product(_rest(dv, v), multiply(expand_dims(_inverses(s), axis=-1), matrix_transpose(u)))
+        found = add(found, matrix_transpose(more))
+    return found
+
+
+def _rest(x, q):
+    """x without its part in the space of q's columns."""
+    return subtract(x, _product(q, matrix_transpose(q), x))
+
+
+def _times_inverse(g, x):
+    """g x^-T, of one number for each matrix."""
+    return multiply(expand_dims(expand_dims(g, axis=-1), axis=-1), matrix_transpose(inv(x)))
+
+
+cholesky.vjp(x=_cholesky_grad)
+eigh.vjp(x=_eigh_grad)
+qr.vjp(x=_qr_grad)
+svd.vjp(x=_svd_grad)
+slogdet.vjp(x=lambda g, x: _times_inverse(g[1], x))
+solve.vjp(
+    x=lambda g, x, out: negative(_product(solve(matrix_transpose(x), g), matrix_transpose(out))),
+    b=lambda g, x: solve(matrix_transpose(x), g),
+)
+
+
+# ---- made of them ------------------------------------------------------------------------------------------------
+
+
+@composed(group=LINALG)
+def inv(x):
+    """The inverse.
+
+    Shapes:  (..., n, n) -> the same
+    Dtypes:  floating -> the same
+    Errors:  ShapeError unless x is square; MatrixError if it is singular or not finite
+    Grads:   x
+    """
+    _matrices("inv", spec_of(x), "as many")
+    return solve(x, identity(x.shape[-1], x))
+
+
+@composed(group=LINALG)
+def det(x):
+    """The determinant.
+
+    Shapes:  (..., n, n) -> (...)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError unless x is square; MatrixError if it is not finite
+    Grads:   x, unless the determinant is 0: then MatrixError
+    """
+    _matrices("det", spec_of(x), "as many")
+    sign, size = slogdet(x)
+    return multiply(sign, exp(size))
+
+
+@composed(group=LINALG)
+def eigvalsh(x):
+    """The eigenvalues of the symmetric part of x, ascending.
+
+    Shapes:  (..., n, n) -> (..., n)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError unless x is square; MatrixError if it is not finite
+    Grads:   x, symmetric
+    """
+    _matrices("eigvalsh", spec_of(x), "as many")
+    return eigh(x)[0]
+
+
+@composed(group=LINALG)
+def svdvals(x):
+    """The singular values, descending.
+
+    Shapes:  (..., m, n) -> (..., the smaller of m and n)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
+    Grads:   x
+    """
+    _matrices("svdvals", spec_of(x))
+    return svd(x)[1]
+
+
+@composed(group=LINALG)
+def pinv(x, rtol):
+    """The pseudo-inverse: singular values of at most rtol times the largest count as 0.
+
+    Shapes:  x (..., m, n), rtol broadcasts to (...) -> (..., n, m)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
+    Grads:   x, where a small change leaves the rank as it is
+    Source:  Golub, Pereyra 1973, doi:10.1137/0710036
+    """
+    _matrices("pinv", spec_of(x))
+    u, s, vh = svd(x)
+    kept = where(significant(s, rtol), s, 0)
+    return _product(matrix_transpose(vh), multiply(expand_dims(_inverses(kept), axis=-1), matrix_transpose(u)))
+
+
+def significant(s, rtol):
+    """Where singular values are more than rtol times the largest, which is the first."""
+    n, zeros = len(s.shape), (0,) * len(s.shape)
+    first = slice(s, starts=zeros, steps=(1,) * n, shape=(*s.shape[:-1], min(1, s.shape[-1])))
+    return greater(s, multiply(first, expand_dims(rtol, axis=-1) if getattr(rtol, "shape", ()) else rtol))
+
+
+def _pinv_grad(g, x, out):
+    turned, back = matrix_transpose(g), matrix_transpose(out)
+    by_rows, by_columns = (_product(a, b) for a, b in ((x, out), (out, x)))  # projections
+    of_rows, of_columns = _product(turned, out, back), _product(back, out, turned)
+    rest = add(subtract(of_rows, _product(by_rows, of_rows)), subtract(of_columns, _product(of_columns, by_columns)))
+    return subtract(rest, _product(back, g, back))
+
+
+inv.vjp(x=lambda g, out: negative(_product(matrix_transpose(out), g, matrix_transpose(out))))
+det.vjp(x=lambda g, x, out: _times_inverse(multiply(g, out), x))
+pinv.vjp(x=_pinv_grad, rtol=None)

@@ -1,0 +1,83 @@
+"""Norms, and the group linalg: decompositions of matrices, and what is solved by them."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from polyarr import ops
+from polyarr.core.op import Op
+from polyarr.testing import references as ref
+from polyarr.testing.samples.entry import SMALL, Cases, Entry, dtypes, with_params
+from polyarr.testing.strategies import SHAPES, axes, datas, remembered, samples
+
+SAMPLES: dict[Op, Entry] = {}
+FLOATING = dtypes("floating")
+SQUARES = ((5, 5), (3, 3), (1, 1), (2, 3, 3), (33, 33), (0, 0), (2, 0, 0), (0, 3, 3), (2, 1, 4, 4))
+TALL = ((5, 3), (33, 7), (4, 1), (2, 5, 2), (3, 0), (0, 4, 2))
+WIDE = ((3, 5), (1, 4), (2, 3, 4), (0, 3))
+SMALL_SQUARES, SMALL_TALL, SMALL_WIDE = ((3, 3), (1, 1), (2, 3, 3)), ((4, 2), (2, 3, 2)), ((2, 4), (2, 1, 3))
+
+
+def _matrices(shapes: Sequence[tuple], values: str, *numbers: float) -> Cases:
+    """Matrices of these values, and perhaps a number."""
+    more = [st.sampled_from(numbers)] if numbers else []
+    return lambda dtype: st.sampled_from(shapes).flatmap(
+        remembered(lambda s: samples(datas(s, dtype, (values,)), *more))
+    )
+
+
+def _decomposition(
+    op: Op, values: str, reference: Callable, shapes: Sequence[tuple], small: Sequence[tuple], *numbers: float
+) -> None:
+    SAMPLES[op] = Entry(
+        _matrices(shapes, values, *numbers), _matrices(small, values, *numbers[:1]), reference, "composed", FLOATING,
+        special="",
+    )  # fmt: skip
+
+
+_ANY, _SMALL_ANY = (*SQUARES, *TALL, *WIDE), (*SMALL_SQUARES, *SMALL_TALL, *SMALL_WIDE)
+_decomposition(ops.cholesky, "definite", ref.cholesky, SQUARES, SMALL_SQUARES)
+_decomposition(ops.eigh, "definite", ref.eigh, SQUARES, SMALL_SQUARES)
+_decomposition(ops.eigvalsh, "definite", lambda x: ref.eigh(x)[0], SQUARES, SMALL_SQUARES)
+_decomposition(ops.qr, "regular", ref.qr, (*SQUARES, *TALL), (*SMALL_SQUARES, *SMALL_TALL))
+_decomposition(ops.svd, "regular", ref.svd, _ANY, _SMALL_ANY)
+_decomposition(ops.svdvals, "regular", lambda x: ref.svd(x)[1], _ANY, _SMALL_ANY)
+_decomposition(ops.slogdet, "regular", np.linalg.slogdet, SQUARES, SMALL_SQUARES)
+_decomposition(ops.det, "regular", np.linalg.det, SQUARES, SMALL_SQUARES)
+_decomposition(ops.inv, "regular", np.linalg.inv, SQUARES, SMALL_SQUARES)
+_decomposition(ops.pinv, "regular", lambda x, rtol: np.linalg.pinv(x, rtol), _ANY, _SMALL_ANY, 0.1, 0.5)
+
+
+def _equations(shapes: Sequence[tuple]) -> Cases:
+    return lambda dtype: st.sampled_from(shapes).flatmap(
+        remembered(lambda pair: samples(datas(pair[0], dtype, ("regular",)), datas(pair[1], dtype)))
+    )
+
+
+_SMALL_PAIRS = (((3, 3), (3, 2)), ((3, 3), (3, 3)), ((1, 1), (1, 3)), ((2, 1, 3, 3), (4, 3, 2)))
+_PAIRS = (*_SMALL_PAIRS, ((33, 33), (33, 5)), ((2, 3, 3), (3, 1)), ((0, 0), (0, 2)), ((3, 3), (3, 0)))
+SAMPLES[ops.solve] = Entry(
+    _equations(_PAIRS), _equations(_SMALL_PAIRS), np.linalg.solve, "composed", FLOATING, special=""
+)
+
+# ---- norms of vectors ------------------------------------------------------------------------------------------------
+
+_filled = tuple(s for s in SHAPES if 0 not in s)
+_orders = (2.0, 1, 3.0, 0, float("inf"), -float("inf"), 0.5)
+
+
+def _norm_params(orders: Sequence[float]) -> Callable:
+    return lambda shape: st.fixed_dictionaries(
+        {"axis": axes(len(shape)), "keepdims": st.booleans(), "ord": st.sampled_from(orders)}
+    )
+
+
+SAMPLES[ops.vector_norm] = Entry(
+    with_params(_filled, _norm_params(_orders), ("normal", "ties")),
+    with_params(SMALL, _norm_params((2.0, 1, 3.0)), ("distinct",)),
+    ref.vector_norm,
+    "composed",
+    FLOATING,
+    special="nonfinite",
+)
