@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from polyarr import (
+    linalg as linalg,
     nn as nn,
     ops as ops,
     optim as optim,

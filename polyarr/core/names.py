@@ -63,7 +63,10 @@ _THEIRS = {
     "trunc": "fix",
     "unique_values": "unique",
 }
+_IN_LINALG = """cholesky cross det diagonal eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet solve
+svd svdvals trace vector_norm""".split()
 OURS = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
+OURS |= {name: f"linalg.{name}" for name in _IN_LINALG} | {"norm": "linalg.vector_norm"}
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
