@@ -13,7 +13,7 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops, plugins
-from polyarr.backends.kernels import make_kernels
+from polyarr.backends.kernels import LINALG, make_kernels
 from polyarr.core.backend import Backend
 from polyarr.core.spec import DTYPES, NARROW
 from polyarr.testing import Data, Sample, checks
@@ -76,6 +76,9 @@ class Foreign:
     def __int__(self):
         return int(self.host)
 
+    def __bool__(self):
+        return bool(self.host)
+
     def __getitem__(self, key):
         each = key if type(key) is tuple else (key,)
         assert all(k.step is None or k.step > 0 for k in each if isinstance(k, slice)), "a negative step"
@@ -120,7 +123,8 @@ class Function:
 
     def __call__(self, *args, **kwargs):
         assert not kwargs.keys() & {"order", "kind", "out", "where", "mode"}
-        return self.array(self.fn(*ours(args), **{name: ours(value) for name, value in kwargs.items()}))
+        found = self.fn(*ours(args), **{name: ours(value) for name, value in kwargs.items()})
+        return tuple(map(self.array, found)) if isinstance(found, tuple) else self.array(found)
 
 
 class ForeignLibrary:
@@ -129,6 +133,9 @@ class ForeignLibrary:
     def __getattr__(self, name):
         if name == "erf":
             return Function(np.vectorize(math.erf, "d"))
+        if name == "linalg":
+            names = [*(op.name for op in LINALG), "diagonal"]
+            return types.SimpleNamespace(**{name: Function(getattr(np.linalg, name)) for name in names})
         if hasattr(pa, name) and isinstance(getattr(pa, name), np.dtype):
             return Dtype(getattr(pa, name))
         fn = getattr(np, name)
