@@ -17,6 +17,8 @@ VARIABLES = {
     "POLYARR_NO_CACHE=1": "neither read nor write compiled kernels (otherwise in `polyarr/kernels` in the user's cache "
     "folder, `~/.cache`)",
     "POLYARR_TUNE=0": "do not time tiles of matrix products at the first large one on a processor",
+    "POLYARR_CUDA_MEMORY=1": "have NVIDIA's devices that are started now keep arrays where CUDA finds them, so that "
+    "PyTorch, CuPy and JAX share them through DLPack without a copy",
     "POLYARR_DETERMINISTIC=0": "let a GPU that is started now add at equal indices with atomics: not the same to the "
     "last bit from run to run",
 }

@@ -226,7 +226,7 @@ def test_attributes(backend: Backend) -> None:
 
 def test_numpy_gets_a_copy(backend: Backend) -> None:
     x = pa.asarray([1.0, 2.0])
-    for host in (x.numpy(), np.asarray(x), np.array(x), np.from_dlpack(x)):
+    for host in (x.numpy(), np.asarray(x), np.array(x), np.from_dlpack(x, device="cpu")):
         assert host.tolist() == [1, 2] and host.dtype == np.float32
         if host.flags.writeable:
             host[0] = 9

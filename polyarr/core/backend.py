@@ -79,8 +79,9 @@ def family_of(name: str) -> str:
 class DLPack(NamedTuple):
     """How a backend shares buffers without a copy.
 
-    export  buffer -> an object with __dlpack__ and __dlpack_device__
-    adopt   such an object -> a buffer, which may share its memory; BufferError for a device or dtype that it lacks
+    export  buffer -> an object with __dlpack__ and __dlpack_device__; BufferError if it shares no such buffer
+    adopt   such an object -> a buffer, which may share its memory and then keeps it; BufferError for a device, a dtype
+            or strides that it lacks
     """
 
     export: Callable[[Any], Any]

@@ -15,6 +15,7 @@ import pyopencl as cl
 import pyopencl.tools
 
 from polyarr.backends.opencl.commands import Commands
+from polyarr.backends.opencl.cuda import pool_of
 from polyarr.backends.opencl.faults import Faults
 from polyarr.backends.opencl.geometry import geometry_of
 from polyarr.backends.opencl.layout import Buffer, row_major
@@ -127,7 +128,7 @@ class Device:
         self.commands = Commands(self.context, cl_device)
         self.queue, self.lock = self.commands.queue, self.commands.lock
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
-        self.pool = cl.tools.MemoryPool(self._allocator)
+        self.pool = pool_of(self.context, cl.tools.MemoryPool(self._allocator))
         self._peak = 0  # the most bytes that were in use
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
