@@ -1,7 +1,7 @@
 """A polyarr backend on CuPy, on an NVIDIA or AMD GPU: a table of kernels, made of CuPy's functions."""
 
 from polyarr.backends.kernels import Library, make_kernels
-from polyarr.core.backend import Backend
+from polyarr.core.backend import Backend, DLPack
 from polyarr.core.spec import DTYPES, bfloat16, float32
 from polyarr.plugins import hookimpl
 
@@ -23,6 +23,11 @@ def start():
         found = cupy.fmod(x, y)
         return cupy.where((found != 0) & ((found < 0) != (y < 0)), found + y, found)
 
+    def adopt(x):
+        if tuple(x.__dlpack_device__()) != cupy.empty(0).__dlpack_device__():
+            raise BufferError("it lies on another device than CuPy's arrays")
+        return cupy.from_dlpack(x)
+
     library = Library(xp)
     library.remainder = remainder
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -35,4 +40,5 @@ def start():
         dtypes=frozenset(DTYPES) - {bfloat16},
         hardware=properties["name"].decode(),
         flushes=frozenset({float32}),
+        dlpack=DLPack(lambda buf: buf, adopt),
     )

@@ -4,7 +4,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.backends.kernels import Library, make_kernels
-from polyarr.core.backend import Backend
+from polyarr.core.backend import Backend, DLPack
 from polyarr.core.spec import FLOATS, float16
 from polyarr.plugins import hookimpl
 
@@ -27,6 +27,15 @@ def start():
     kernels = make_kernels(library, erf=jax.scipy.special.erf)
     for op in (ops.sinh, ops.cosh):  # JAX's lose a digit of large numbers; polyarr's definitions run instead
         del kernels[op]
+
+    def adopt(x):  # where JAX's own arrays are
+        if tuple(x.__dlpack_device__()) != tuple(jax.numpy.zeros(()).__dlpack_device__()):
+            raise BufferError("it lies on another device than JAX's arrays")
+        try:
+            return jax.dlpack.from_dlpack(x)
+        except (RuntimeError, ValueError) as error:  # rows that are not dense
+            raise BufferError(str(error)) from None
+
     flushed = frozenset(FLOATS) - {float16}  # by XLA; the small numbers of float16 are ordinary ones in float32
     return Backend(
         "jax",
@@ -35,4 +44,5 @@ def start():
         download=lambda buf: np.array(buf, order="C"),
         hardware=str(jax.devices()[0]),
         flushes=flushed,
+        dlpack=DLPack(lambda buf: buf, adopt),
     )

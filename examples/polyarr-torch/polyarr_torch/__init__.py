@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from polyarr.core.backend import Backend
+from polyarr.core.backend import Backend, DLPack
 from polyarr.plugins import hookimpl
 
 HINT = "pip install torch"
@@ -12,7 +12,12 @@ def start():
     from polyarr_torch import kernels
 
     return Backend(
-        "torch", kernels.KERNELS, kernels.upload, kernels.download, hardware=f"the host's CPU, {kernels.describe()}"
+        "torch",
+        kernels.KERNELS,
+        kernels.upload,
+        kernels.download,
+        hardware=f"the host's CPU, {kernels.describe()}",
+        dlpack=DLPack(lambda buf: buf, kernels.adopt),
     )
 
 

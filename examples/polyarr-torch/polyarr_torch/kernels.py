@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812  as everybody writes it
 from polyarr import ops
 from polyarr.backends.kernels import make_kernels
 from polyarr.core.backend import Fused
+from polyarr.core.dlpack import is_on_host
 from polyarr.core.spec import DTYPES, bfloat16, uint16, uint32, uint64
 
 TORCH = {dtype: getattr(torch, dtype.name) for dtype in DTYPES}
@@ -46,6 +47,13 @@ def share(host):
 def to_numpy(buf):
     """A NumPy array in the memory of a tensor."""
     return buf.view(torch.int16).numpy().view(bfloat16) if buf.dtype == torch.bfloat16 else buf.numpy()
+
+
+def adopt(x):
+    """What speaks DLPack, as a tensor in its memory."""
+    if not is_on_host(x):
+        raise BufferError("it does not lie on the host")
+    return torch.from_dlpack(x)
 
 
 # ---- kernels from functions ----------------------------------------------------------------------------------
@@ -100,7 +108,7 @@ def with_unsigned(op, kernel):
 
 def _to_numpy(b):
     if type(b) is tuple:
-        return tuple(map(to_numpy, b))
+        return tuple(map(_to_numpy, b))
     return to_numpy(b) if isinstance(b, torch.Tensor) else b
 
 
