@@ -49,6 +49,8 @@ QUIRKS = (
           "names the last kernel in the error; a new process is needed"),
     Quirk(NVIDIA, "580*", "writes a log for each build without a fault, of which PyOpenCL warns",
           "ignores it unless POLYARR_DEBUG is set"),
+    Quirk(NVIDIA, "580*", "shows no warnings any more once a build in the process asked for none",
+          "asks for none unless POLYARR_DEBUG is set: so set it from the start"),
     Quirk(NVIDIA, "580*", "ends the process when OpenCL makes one buffer of 622 MB or more of CUDA's memory",
           "shares arrays of up to 256 MB (docs/decisions/0017)"),
     Quirk(INTEL, "2026*", "is registered by its own package under a folder that does not exist",
