@@ -128,6 +128,16 @@ def test_arrays_come_in_by_a_copy_on_the_device(sharing: Any) -> None:
         pa.from_dlpack(Library(host), copy=False)
 
 
+def test_memory_is_not_written_to_while_a_kernel_reads_it(sharing: Any) -> None:
+    x = pa.ones((800, 800))
+    place, y = x.buf.memory.cuda.piece.address, x
+    for _ in range(4):
+        y = y @ x / 800.0
+    del x
+    z = pa.from_dlpack(Library(np.zeros((800, 800), np.float32)))
+    assert z.buf.memory.cuda.piece.address == place and (y.numpy() == 1).all()
+
+
 def test_what_went_out_comes_back_without_a_copy(sharing: Any) -> None:
     x = pa.reshape(pa.arange(600, dtype=pa.float32), (2, 300))
     out = memory_of(x, stream=1)
