@@ -139,9 +139,10 @@ def stops(y):
 
 
 def product(x, axes):
-    for axis in axes:
-        x = torch.prod(x, axis, keepdim=True)
-    return x
+    """Over all axes at once and in float64: along one of them parts may be 0, and others infinite."""
+    kept = [i for i in range(x.ndim) if i not in axes]
+    rows = x.permute(*kept, *axes).flatten(len(kept))
+    return torch.prod(rows.double() if x.is_floating_point() else rows, -1)
 
 
 def nextafter(out, x, y):
