@@ -85,6 +85,16 @@ EXPRESSIONS = {
     "logical_or": "x || y",
     "logical_xor": "!x != !y",
 }
+# What computes the same faster in float32 on a CPU, and where it does.
+_TURNS = "magnitude_of(x) < 131072.0f"
+_QUOTIENT = "magnitude_of(x) < 268435456.0f * magnitude_of(y)"
+USUAL = {
+    "SIN(x)": (_TURNS, "usual_sin(x)"),
+    "COS(x)": (_TURNS, "usual_cos(x)"),
+    "TAN(x)": (_TURNS, "usual_tan(x)"),
+    "remainder_of(x, y)": (_QUOTIENT, "remainder_after(usual_fmod(x, y), y)"),
+    "floor_divide(x, y)": (_QUOTIENT, "quotient_after(usual_fmod(x, y), x, y)"),
+}
 COPY, WHERE = "x", "c ? x : y"
 CONVERSIONS = {bool_: "x != 0", uint64: "TO_UINT64(x)", float16: "TO_FLOAT16(x)"}
 
@@ -160,6 +170,7 @@ def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] |
     program = device.build(
         "elementwise",
         EXPRESSION=expression,
+        **_usual(device, expression, stored["ACC"]),
         **dict(zip(("X_IS", "Y_IS", "C_IS"), kinds, strict=True)),
         OUT_IS="DENSE" if steps[-1][-1] == 1 else "STRIDED",
         NDIM=len(lengths),
@@ -181,6 +192,12 @@ def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] |
         *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, STRUCTURE
     )
     return Plan(program.elementwise, work, group, layout.tobytes(), device.plans[room_of](out), argument)
+
+
+def _usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:
+    if expression not in USUAL or accumulator != "float" or not (device.features.is_cpu and device.features.fp64):
+        return {}
+    return dict(zip(("IS_USUAL", "USUAL"), USUAL[expression], strict=True))
 
 
 def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:

@@ -4,6 +4,8 @@
 // Launch   CPU (WG 1): one group per layout.block consecutive elements of out, in row-major order
 //          GPU: groups of WG work-items, each group for WG * PER_ITEM consecutive elements of out
 // Params   EXPRESSION                 a C expression of x, y (ACC) and c (int)
+//          IS_USUAL, USUAL            a condition of x and y, and what computes EXPRESSION faster where it holds for all of
+//                                     SPAN elements; CPU only, may be missing
 //          X_IS, Y_IS, C_IS           what an operand is: ABSENT, NUMBER (passed by value), or an array whose step
 //                                     along the last axis is 0 (REPEATED), 1 (DENSE) or any (STRIDED)
 //          OUT_IS                     DENSE or STRIDED, likewise
@@ -33,6 +35,7 @@
 #define REPEATED 2
 #define DENSE 3
 #define STRIDED 4
+#define SPAN 256
 
 #define JOIN_NAMES(a, b) a##b
 #define NAMED(prefix, dtype) JOIN_NAMES(prefix, dtype)
@@ -41,29 +44,68 @@
 
 #if FLOATING
 
-// The remainder has the divisor's sign, a zero too.
-static inline ACC remainder_of(ACC x, ACC y) {
-    const ACC rest = fmod(x, y);
-    if (rest == 0) return copysign((ACC)0, y);
-    return (rest < 0) != (y < 0) && rest == rest ? rest + y : rest;
+// PoCL calls its own of these, too.
+#if IS_CPU && HAS_FP64
+CHOICE float absolute_of(float x) { return magnitude_of(x); }
+CHOICE double absolute_of(double x) { return as_double(as_ulong(x) & 0x7fffffffffffffffUL); }
+CHOICE float with_sign(float x, float y) { return with_sign_of(x, y); }
+CHOICE double with_sign(double x, double y) {
+    return as_double((as_ulong(x) & 0x7fffffffffffffffUL) | (as_ulong(y) & 0x8000000000000000UL));
 }
+CHOICE int is_negative(float x) { return as_int(x) < 0; }
+CHOICE int is_negative(double x) { return as_long(x) < 0; }
+#define ABSOLUTE(x) absolute_of(x)
+#define COPYSIGN(x, y) with_sign(x, y)
+#define SIGNBIT(x) is_negative(x)
+#else
+#define ABSOLUTE(x) fabs(x)
+#define COPYSIGN(x, y) copysign(x, y)
+#define SIGNBIT(x) signbit(x)
+#endif
+
+#if IS_CPU && HAS_FP64 && defined(__SSE4_1__)  // which has instructions for them
+#define DEFINE_ROUNDING(NAME) \
+    CHOICE float NAME##_of(float x) { return __builtin_##NAME##f(x); } \
+    CHOICE double NAME##_of(double x) { return __builtin_##NAME(x); }
+DEFINE_ROUNDING(floor)
+DEFINE_ROUNDING(ceil)
+DEFINE_ROUNDING(trunc)
+DEFINE_ROUNDING(rint)
+#define FLOOR(x) floor_of(x)
+#define CEIL(x) ceil_of(x)
+#define TRUNC(x) trunc_of(x)
+#define ROUND(x) rint_of(x)
+#else
+#define FLOOR(x) floor(x)
+#define CEIL(x) ceil(x)
+#define TRUNC(x) trunc(x)
+#define ROUND(x) rint(x)
+#endif
+
+// The remainder has the divisor's sign, a zero too.
+static inline ACC remainder_after(ACC rest, ACC y) {
+    const ACC moved = ((rest < 0) != (y < 0)) & (rest == rest) ? rest + y : rest;
+    return rest == 0 ? COPYSIGN((ACC)0, y) : moved;
+}
+static inline ACC remainder_of(ACC x, ACC y) { return remainder_after(fmod(x, y), y); }
 
 // The quotient is found from the remainder, because x / y may round up to the next integer. Where x or y is infinite
 // there is no remainder to speak of, and the standard asks for the floor of x / y.
+static inline ACC quotient_after(ACC rest, ACC x, ACC y) {
+    const ACC quotient = (x - rest) / y - ((rest != 0) & ((rest < 0) != (y < 0)) ? 1 : 0);
+    const ACC whole = FLOOR(quotient), nearest = quotient - whole > (ACC)0.5f ? whole + 1 : whole;
+    return quotient == 0 ? COPYSIGN((ACC)0, x / y) : nearest;
+}
 static inline ACC floor_divide(ACC x, ACC y) {
-    if (y == 0 || x - x != 0 || y - y != 0) return floor(x / y);
-    const ACC rest = fmod(x, y);
-    const ACC quotient = (x - rest) / y - (rest != 0 && (rest < 0) != (y < 0) ? 1 : 0);
-    if (quotient == 0) return copysign((ACC)0, x / y);
-    const ACC whole = floor(quotient);
-    return quotient - whole > (ACC)0.5f ? whole + 1 : whole;
+    if (y == 0 || x - x != 0 || y - y != 0) return FLOOR(x / y);
+    return quotient_after(fmod(x, y), x, y);
 }
 
 // A square is by far the most frequent power.
 static inline ACC power_of(ACC x, ACC y) { return y == 2 ? x * x : POW(x, y); }
 
 static inline ACC logaddexp(ACC x, ACC y) {
-    const ACC distance = x == y ? 0 : fabs(x - y);  // equal infinities too, whose difference is nan
+    const ACC distance = x == y ? 0 : ABSOLUTE(x - y);  // equal infinities too, whose difference is nan
     return MAX(x, y) + LOG1P(EXP(-distance));
 }
 
@@ -95,17 +137,10 @@ static inline float nextafter_bfloat16(float x, float y) {
 static inline float round_to_odd(ACC x) {
     const float near = (float)x;
     if (near == x || x != x) return near;
-    return as_float((as_uint(near) - (fabs((ACC)near) > fabs(x) ? 1 : 0)) | 1);
+    return as_float((as_uint(near) - (ABSOLUTE((ACC)near) > ABSOLUTE(x) ? 1 : 0)) | 1);
 }
 
-#define ABSOLUTE(x) fabs(x)
-#define TO_FLOAT16(x) round_to_odd(x)
-#define FLOOR(x) floor(x)
-#define CEIL(x) ceil(x)
-#define TRUNC(x) trunc(x)
-#define ROUND(x) rint(x)
-#define SIGNBIT(x) signbit(x)
-#define COPYSIGN(x, y) copysign(x, y)
+#define TO_FLOAT16(x) (sizeof(ACC) > 4 ? round_to_odd(x) : (float)(x))
 #define TO_INTEGER(x) (sizeof(OUT_T) < 4 ? (long)(int)(x) : (long)(x))
 #define TO_UINT64(x) ((x) < 0 ? (ulong)(long)(x) : (ulong)(x))
 
@@ -234,7 +269,7 @@ static inline long distance_to(const INDEX *place, const long *strides) {
 // ---- kernel ----------------------------------------------------------------------------------------------------
 
 // Elements j = first, first + stride ... < stop beyond a place where every operand advances by its own step.
-#define COMPUTE(j) { \
+#define COMPUTE(j, EXPRESSION) { \
         const ACC x = X_AT(x_base, j), y = Y_AT(y_base, j); \
         const int c = C_AT(c_base, j); \
         OUT_STORE(out, out_base + (j) * STEP(OUT_IS, layout.out), EXPRESSION); \
@@ -253,7 +288,22 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
         const long y_base = y_offset + distance_to(place, layout.y);
         const long c_base = c_offset + distance_to(place, layout.c);
         const long out_base = out_offset + distance_to(place, layout.out);
-        for (long j = 0; j < run; j++) COMPUTE(j)
+#ifdef USUAL
+        for (long first = 0, last; first < run; first = last) {
+            last = MIN(first + SPAN, run);
+            int usual = 1;
+            for (long j = first; j < last; j++) {
+                const ACC x = X_AT(x_base, j), y = Y_AT(y_base, j);
+                usual &= IS_USUAL;
+            }
+            if (usual)
+                for (long j = first; j < last; j++) COMPUTE(j, USUAL)
+            else
+                for (long j = first; j < last; j++) COMPUTE(j, EXPRESSION)
+        }
+#else
+        for (long j = 0; j < run; j++) COMPUTE(j, EXPRESSION)
+#endif
     }
 #else
     const long start = (long)get_group_id(0) * (WG * PER_ITEM) + (long)get_local_id(0);
@@ -266,7 +316,7 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
             const long y_base = y_offset + distance_to(place, layout.y);
             const long c_base = c_offset + distance_to(place, layout.c);
             const long out_base = out_offset + distance_to(place, layout.out);
-            COMPUTE(0)
+            COMPUTE(0, EXPRESSION)
         }
     }
 #endif

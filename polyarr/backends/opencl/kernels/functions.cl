@@ -157,28 +157,51 @@ static inline float cos_of_small(float r) {
     return (1.0f - 0.5f * z) + z * z * p;
 }
 
-static inline float sin_fast(float x) {
-    float r;
-    const int n = quarter_turns(magnitude_of(x), &r);
+// The sine, cosine and tangent of x, which is n quarter turns and r beyond zero, or with -x before it.
+static inline float sin_after(int n, float r, float x) {
     const float s = sin_of_small(r), c = cos_of_small(r), y = n & 1 ? c : s;
     const uint sign = ((uint)n << 30 & 0x80000000u) ^ (as_uint(x) & 0x80000000u);
     return is_finite(x) ? as_float(as_uint(y) ^ sign) : NAN;
 }
 
-static inline float cos_fast(float x) {
-    float r;
-    const int n = quarter_turns(magnitude_of(x), &r);
+static inline float cos_after(int n, float r, float x) {
     const float s = sin_of_small(r), c = cos_of_small(r), y = n & 1 ? s : c;
     const uint sign = (uint)(n + 1) << 30 & 0x80000000u;
     return is_finite(x) ? as_float(as_uint(y) ^ sign) : NAN;
 }
 
-static inline float tan_fast(float x) {
-    float r;
-    const int n = quarter_turns(magnitude_of(x), &r);
+static inline float tan_after(int n, float r, float x) {
     const float s = sin_of_small(r), c = cos_of_small(r);
     const float y = n & 1 ? -c / s : s / c;
     return is_finite(x) ? as_float(as_uint(y) ^ (as_uint(x) & 0x80000000u)) : NAN;
+}
+
+// As quarter_turns, for a below 2^17: n pi/2 is exact in its first part.
+static inline int few_quarter_turns(float a, float *r) {
+    const double n = ((double)a * (2 / PI) + 6755399441055744.0) - 6755399441055744.0;
+    *r = (float)(((double)a - n * 1.5707963267341256) - n * 6.0771005065061922e-11);
+    return (int)n;
+}
+
+#define DEFINE_TURNING(NAME) \
+    static inline float NAME##_fast(float x) { \
+        float r; \
+        const int n = quarter_turns(magnitude_of(x), &r); \
+        return NAME##_after(n, r, x); \
+    } \
+    static inline float usual_##NAME(float x) { \
+        float r; \
+        const int n = few_quarter_turns(magnitude_of(x), &r); \
+        return NAME##_after(n, r, x); \
+    }
+DEFINE_TURNING(sin)
+DEFINE_TURNING(cos)
+DEFINE_TURNING(tan)
+
+// x - y times their quotient, towards zero, where that is below 2^28: exact in double.
+static inline float usual_fmod(float x, float y) {
+    const double quotient = (double)x / (double)y;
+    return (float)((double)x - (double)(int)quotient * (double)y);
 }
 
 // ---- angles -----------------------------------------------------------------------------------------------------

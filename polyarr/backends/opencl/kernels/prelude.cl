@@ -50,8 +50,25 @@ DEFINE_PLAIN(float64, double, double)
 static inline int load_bool(__global const uchar *p, size_t i) { return p[i] != 0; }
 static inline void store_bool(__global uchar *p, size_t i, int v) { p[i] = v != 0; }
 
+#if IS_CPU  // by the bits, because PoCL calls vload_half and vstore_half: normal, below the smallest normal one, inf or nan
+static inline float load_float16(__global const half *p, size_t i) {
+    const uint bits = ((__global const ushort *)p)[i], m = (bits & 0x7fffu) << 13;
+    const float small = as_float(m + 0x38800000u) - as_float(0x38800000u);
+    const uint size = m < 0x800000u ? as_uint(small) : m + (m < 0xf800000u ? 0x38000000u : 0x70000000u);
+    return as_float(size | (bits & 0x8000u) << 16);
+}
+static inline void store_float16(__global half *p, size_t i, float v) {
+    const uint bits = as_uint(v), m = bits & 0x7fffffffu;
+    const uint small = as_uint(as_float(m) + 0.5f) - as_uint(0.5f);  // in steps of 2^-24, to nearest even
+    const uint normal = (m + 0xfffu + (m >> 13 & 1u) - 0x38000000u) >> 13;
+    const uint large = m > 0x7f800000u ? 0x7e00u | (m >> 13 & 0x3ffu) : 0x7c00u;
+    const uint size = m < 0x38800000u ? small : m < 0x47800000u ? normal : large;
+    ((__global ushort *)p)[i] = (ushort)(size | (bits >> 16 & 0x8000u));
+}
+#else
 static inline float load_float16(__global const half *p, size_t i) { return vload_half(i, p); }
 static inline void store_float16(__global half *p, size_t i, float v) { vstore_half_rte(v, i, p); }
+#endif
 
 // bfloat16 is the upper half of a float32, rounded to nearest, ties to even; a nan stays a nan.
 static inline float load_bfloat16(__global const ushort *p, size_t i) { return as_float((uint)p[i] << 16); }
