@@ -351,7 +351,27 @@ static inline ACC slope_silu(ACC x) {
     return s + x * s * (1 - s);
 }
 
+#if IS_CPU
+// As HALF * x * (1 + ERF(x / sqrt(2))), with x erf(x) = |x| erf |x|, and h in erf |x| = 1 - 2^-h a polynomial times |x|.
+static inline float gelu_fast(float x) {
+    const float a = magnitude_of(x), t = a > 5.65685425f ? 5.65685425f : a;
+    float p = -5.903315398e-07f * t + 1.060968981e-05f;
+    p = ((p * t - 8.070914337e-05f) * t + 3.006576723e-04f) * t - 4.095362009e-05f;
+    p = (((p * t - 6.907968462e-03f) * t + 5.242384283e-02f) * t + 4.592238158e-01f) * t + 1.151104103e+00f;
+    const float shifted = ROUND_BY_ADDING - t * p, n = shifted - ROUND_BY_ADDING, r = -t * p - n;
+    float q = ((1.546773600e-04f * r + 1.338706552e-03f) * r + 9.618039295e-03f) * r + 5.550369206e-02f;
+    q = q * r + 2.402265070e-01f;
+    const float scale = two_to_the(as_int(shifted) - as_int(ROUND_BY_ADDING)), excess = r * (r * q + 0.693147181f);
+    return 0.5f * (x - a * (excess * scale + (scale - 1.0f)));
+}
+CHOICE float gelu_of(float x) { return gelu_fast(x); }
+#if HAS_FP64
+CHOICE double gelu_of(double x) { return 0.5 * x * (1 + ERF(x * 0.7071067811865476)); }
+#endif
+static inline ACC activate_gelu(ACC x) { return gelu_of(x); }
+#else
 static inline ACC activate_gelu(ACC x) { return HALF * x * (1 + ERF(x * (ACC)0.7071067811865476)); }
+#endif
 static inline ACC slope_gelu(ACC x) {
     return HALF * (1 + ERF(x * (ACC)0.7071067811865476)) + x * EXP(-HALF * x * x) * (ACC)0.3989422804014327;
 }
