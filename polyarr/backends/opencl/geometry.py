@@ -29,7 +29,7 @@ class CpuGeometry:
     draws = 16  # blocks of random numbers that are drawn at once
 
     groups_per_unit = 8  # of rows: enough to balance, each long enough to be worth its start
-    linear: ClassVar = {"LANES": 1, "WIDE": 32, "SLICES": 1}
+    linear: ClassVar = {"LANES": 1, "WIDE": 64, "SLICES": 1}
     norm: ClassVar = {"LANES": 1, "WIDE": 16}
     column_sums: ClassVar = {"COLUMNS": 1, "SPLIT": 1, "TILE": 16}
 
