@@ -26,6 +26,8 @@ GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
 LEAST_SLICE = 256  # a slice of k that is worth its own work-group
 DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts
 MOST_PARTS = 2**14
+SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
+LEAST_BLOCK = 2**20  # multiply-adds for which it is worth to wake another thread
 SUM = reduction("sum")
 
 NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
@@ -165,7 +167,7 @@ def _cpu_launch(
     """The launch of a product with this tile, in blocks of so many rows and columns."""
     stored, accumulator = STORED[dtype]
     same = stored == accumulator
-    finish, direct = not same or epilogue != PLAIN, same and p.x.along_k
+    finish, direct = not same or epilogue != PLAIN, same and (p.x.along_k or p.m * p.k <= SMALL)
     flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), **_along(p)}
     kernel = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **asdict(params)).matmul
     rows, columns = block
@@ -183,8 +185,9 @@ def cpu_blocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:
     tile_m, tile_n = params.ROWS, params.WIDE
     if p.batch >= 4 * units:
         return p.m, p.n
+    most = min(2 * units, max(1, p.m * p.n * p.k // LEAST_BLOCK))
     best = min(
-        ((i, j) for i in range(1, 2 * units + 1) for j in range(1, 2 * units + 1) if i * j <= 2 * units),
+        ((i, j) for i in range(1, most + 1) for j in range(1, most // i + 1)),
         key=lambda split: _cpu_time(p, split, tile_m, tile_n, units),
     )
     return _share(p.m, best[0], tile_m), _share(p.n, best[1], tile_n)

@@ -13,7 +13,7 @@
 // Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes |
 //          FLOAT32 1 if T is float | FINISH 1 unless the sums are the result already
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
-//          DIRECT 1 to read x in place: it is contiguous along k, and T is ACC
+//          DIRECT 1 to read x in place: T is ACC, and x is contiguous along k, or small
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          WIDE elements of a vector | ROWS, VECTORS of a tile | DEPTH, X_BLOCK, Y_BLOCK of packed blocks
 #if !defined(FINISH) || !defined(FLOAT32) || !defined(DIRECT) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
@@ -107,7 +107,7 @@ INLINE void pack(__global const T *source, long step, int along_k, int width, in
 // Defines NAME: multiply ROWS rows of x by V vectors of a panel of y, and set or add to rows x columns of
 // sums.
 #define DEFINE_TILE(NAME, SPACE, V) \
-    INLINE void NAME(SPACE const ACC *restrict x, long row_step, int k_step, __local const ACC *restrict y, \
+    INLINE void NAME(SPACE const ACC *restrict x, long row_step, long k_step, __local const ACC *restrict y, \
                      int depth, __global ACC *sums, long n, int first, int rows, int columns) { \
         vector sum[ROWS][V]; \
         _Pragma("unroll") for (int r = 0; r < ROWS; r++) \
@@ -152,7 +152,7 @@ DEFINE_TILES(4)
 
 // All tiles of a block of x with a packed block of y. If DIRECT, only the last rows of x, less than a tile,
 // are packed.
-INLINE void multiply_blocks(__global const T *x, long x_step, __local const ACC *x_panels,
+INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, __local const ACC *x_panels,
                             __local const ACC *y_panels, int depth, __global ACC *sums, long n, int first,
                             int rows, int columns) {
     for (int c = 0; c < columns; c += COLUMNS)
@@ -162,7 +162,7 @@ INLINE void multiply_blocks(__global const T *x, long x_step, __local const ACC 
             __global ACC *corner = sums + r * n + c;
 #if DIRECT
             if (height == ROWS) {
-                MULTIPLY_TILE(direct, width, x + r * x_step, x_step, 1, right, depth, corner, n, first, ROWS);
+                MULTIPLY_TILE(direct, width, x + r * x_row, x_row, x_deep, right, depth, corner, n, first, ROWS);
                 continue;
             }
 #endif
@@ -221,7 +221,7 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
                 __global const T *block = x + r * x_row + d * x_deep;
                 pack(block + whole * x_row, x_step, X_ALONG_K, ROWS, rows - whole, depth, x_panels);
                 __global ACC *corner = sums + r * n + c;
-                multiply_blocks(block, x_step, x_panels, y_panels, depth, corner, n, d == 0, rows, columns);
+                multiply_blocks(block, x_row, x_deep, x_panels, y_panels, depth, corner, n, d == 0, rows, columns);
                 if (FINISH && d + depth == k) finish(sums, bias, out, saved, r, c, n, rows, columns);
             }
         }
