@@ -1,12 +1,17 @@
-"""How fast are float32 matrix products, beside NumPy's and PyTorch's on the same cores?
+"""How fast are matrix products, beside NumPy's and PyTorch's on the same device?
 
-    python benchmarks/matmul.py [--turns 15] [--threads 2] [--only 1024] [--json FILE]
+    python benchmarks/matmul.py [--turns 15] [--threads 2] [--only 1024] [--dtype bfloat16,float32] [--json FILE]
 
-Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays. All
-take turns in one process, and each product is timed until its result is there. polyarr runs on the OpenCL device that
-POLYARR_DEVICE names, which must be a CPU; its tile is chosen first, as by the first sizeable product of any program.
-NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. Threads that have nothing to do sleep, those
-of the peers too. PyTorch is optional: pip install torch
+Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays.
+All take turns in one process, after their results were found to agree. polyarr runs on the OpenCL device that
+POLYARR_DEVICE names.
+
+On a CPU each product of float32 is timed until its result is there, and the tile is chosen first, as by the first
+sizeable product of any program. NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. Threads that
+have nothing to do sleep, those of the peers too. PyTorch is optional: pip install torch
+
+On a GPU the peer is PyTorch on CUDA, without tf32, and the shapes are GPT-2's. A turn is a burst of products with one
+wait at its end, after some that do not count: the first after the other's turn pay for the change.
 """
 
 import argparse
@@ -42,7 +47,20 @@ GPT = [  # batch 8 of 256 tokens, width 384, a vocabulary of 65
     ("d up/d w", 1536, 384, 2048, "TN"),
     ("d down/d w", 384, 1536, 2048, "TN"),
 ]
+TOKENS, WIDTH, VOCABULARY = 8192, 768, 50257
+LAYERS = {"qkv": (WIDTH, 3 * WIDTH), "proj": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+ON_GPU = [
+    *((f"{n} {layout}", n, n, n, layout) for n in (1024, 4096, 8192) for layout in ("NT", "NN", "TN")),
+    *((f"{name}", TOKENS, wide, deep, "NT") for name, (deep, wide) in LAYERS.items()),
+    *((f"{name} d x", TOKENS, deep, wide, "NN") for name, (deep, wide) in LAYERS.items()),
+    *((f"{name} d w", wide, deep, TOKENS, "TN") for name, (deep, wide) in LAYERS.items()),
+    *((f"head {n}", TOKENS, n, WIDTH, "NT") for n in (VOCABULARY, 50304)),
+    *((f"head {n} d x", TOKENS, WIDTH, n, "NN") for n in (VOCABULARY, 50304)),
+    *((f"head {n} d w", n, WIDTH, TOKENS, "TN") for n in (VOCABULARY, 50304)),
+]
 SETTLE = 3  # runs before the first that counts
+BURST = 4e-3  # seconds of a turn on a GPU
+ERROR = {"float32": 5e-6, "bfloat16": 3e-3, "float16": 5e-4}  # of the whole result, by its norm
 
 
 def operands(m, n, k, layout):
@@ -99,19 +117,105 @@ def row(name, m, n, k, layout, turns):
     }  # fmt: skip
 
 
+# ---- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+def burst(run, wait, calls):
+    """Seconds of one of so many calls."""
+    for _ in range(SETTLE):
+        run()
+    wait()
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    wait()
+    return (time.perf_counter() - began) / calls
+
+
+def pair(rows, columns, dtype, is_transposed):
+    """The same normal numbers on polyarr and on PyTorch."""
+    a = torch.randn(rows, columns, device="cuda").to(getattr(torch, dtype))
+    x = pa.asarray(a.float().cpu().numpy()).astype(getattr(pa, dtype))
+    return (x.T, a.T) if is_transposed else (x, a)
+
+
+def error_of(found, a, b):
+    """How far a product is from that of float64."""
+    exact = a.double() @ b.double()
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def row_on_gpu(name, m, n, k, layout, dtype, turns):
+    """TFLOP/s by medians and by the best runs; polyarr's result must be as good as the dtype allows."""
+    x, a = pair(*((k, m) if layout == "TN" else (m, k)), dtype, layout == "TN")
+    y, b = pair(*((n, k) if layout == "NT" else (k, n)), dtype, layout == "NT")
+    found = torch.from_numpy((x @ y).astype(pa.float32).numpy()).cuda()
+    errors = {"polyarr": error_of(found, a, b), "PyTorch": error_of(a @ b, a, b)}
+    assert errors["polyarr"] < ERROR[dtype], f"{name}: the result is wrong by {errors['polyarr']:.1e}"
+    runs = {"polyarr": (lambda: x @ y, pa.synchronize), "PyTorch": (lambda: a @ b, torch.cuda.synchronize)}
+    calls = {who: max(3, min(60, int(BURST / burst(*run, 3)))) for who, run in runs.items()}
+    times = {who: [] for who in runs}
+    for _ in range(turns):
+        for who, run in runs.items():
+            times[who].append(burst(*run, calls[who]))
+    work = 2e-12 * m * n * k
+    return {
+        "name": name, "shape": [m, n, k], "layout": layout, "dtype": dtype, "error": errors,
+        "median": {who: work / statistics.median(found) for who, found in times.items()},
+        "best": {who: work / min(found) for who, found in times.items()},
+    }  # fmt: skip
+
+
+def main_on_gpu(device, options):
+    """The table of a GPU."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    driver = device.cl_device.driver_version.strip()
+    print(f"polyarr on {device.cl_device.name.strip()}, driver {driver}; PyTorch {torch.__version__}")
+    print(f"{'TFLOP/s by medians':44} polyarr  PyTorch  of PyTorch  by best  error, PyTorch's")
+    rows = []
+    for dtype in options.dtype.split(","):
+        for name, m, n, k, layout in ON_GPU:
+            if options.only and options.only not in name:
+                continue
+            found = row_on_gpu(name, m, n, k, layout, dtype, options.turns)
+            median, best, error = found["median"], found["best"], found["error"]
+            ratio, by_best = (each["polyarr"] / each["PyTorch"] for each in (median, best))
+            print(
+                f"{name:16} {f'{m} x {n} x {k}':18} {dtype:8} {median['polyarr']:7.1f}  {median['PyTorch']:7.1f}"
+                f"  {ratio:10.2f}  {by_best:7.2f}  {error['polyarr']:.1e}, {error['PyTorch']:.1e}", flush=True,
+            )  # fmt: skip
+            rows.append(found)
+    return {"device": device.cl_device.name.strip(), "driver": driver, "rows": rows}
+
+
+# ---- the program -------------------------------------------------------------------------------------------------
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=15, help="how often each product is timed")
     parser.add_argument("--threads", type=int, help="for PyTorch; NumPy's are set by OPENBLAS_NUM_THREADS")
     parser.add_argument("--only", help="products whose name contains this")
+    parser.add_argument("--dtype", default="bfloat16,float32", help="on a GPU")
     parser.add_argument("--json", help="write everything to this file as well")
     options = parser.parse_args()
     if torch is not None and options.threads:
         torch.set_num_threads(options.threads)
     device = select()
-    if not device.features.is_cpu:
-        parser.error(f"{device.name} is no CPU: choose one by POLYARR_DEVICE")
     pa.set_backend(device.name)
+    if device.features.is_cpu:
+        found = main_on_cpu(device, options)
+    elif torch is None or not torch.cuda.is_available():
+        parser.error(f"{device.name} is no CPU, and there is no PyTorch on CUDA to compare with")
+    else:
+        found = main_on_gpu(device, options)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file, indent=1)
+
+
+def main_on_cpu(device, options):
+    """The table of a CPU."""
     began = time.perf_counter()
     speed = speed_of(device)
     print(f"polyarr on {device.cl_device.name.strip()}, {device.features.compute_units} cores: {speed}")
@@ -124,9 +228,7 @@ def main():
             continue
         rows.append(row(name, m, n, k, layout, options.turns))
         show(rows[-1])
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"speed": speed._asdict() | {"tile": str(speed.tile)}, "rows": rows}, file, indent=1)
+    return {"speed": speed._asdict() | {"tile": str(speed.tile)}, "rows": rows}
 
 
 def show(found):
