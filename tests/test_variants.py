@@ -11,9 +11,9 @@ from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16
 
 pytest.importorskip("pyopencl")
-variants, wgmma, matmul, devices, caches, product = (
+variants, wgmma, matmul, devices, caches, product, copy, layout, tuning = (
     import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("variants", "wgmma", "matmul", "devices", "caches", "product")
+    for name in ("variants", "wgmma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning")
 )
 Plans = import_module("polyarr.backends.opencl.plans").Plans
 tensor_map = import_module("polyarr.backends.opencl.tensor_map").tensor_map
@@ -118,6 +118,23 @@ def test_the_first_variant_that_takes_a_product_computes_it(device, monkeypatch)
     pa.synchronize()
     _ = x @ x.T
     assert len(launched) == 1
+
+
+@on_opencl
+@pytest.mark.parametrize("shape", [(5, 7), (3, 2), (2, 4100), (4, 3, 9)])
+@pytest.mark.parametrize("dtype", [bfloat16, np.dtype("float32")])
+def test_rows_are_copied_to_whole_16_bytes(device, shape, dtype) -> None:
+    host = np.arange(1, np.prod(shape) + 1).astype(dtype).reshape(shape)
+    found = copy.in_whole_rows(device, device.upload(host))
+    assert found.strides[-2] * dtype.itemsize % 16 == 0
+    np.testing.assert_array_equal(copy.download(device, found), host)
+    odd = device.upload(host)._replace(shape=(*shape[:-1], max(shape[-1] - 1, 1)), offset=1 if shape[-1] > 1 else 0)
+    expected = host[..., 1:] if shape[-1] > 1 else host
+    np.testing.assert_array_equal(copy.download(device, copy.in_whole_rows(device, odd)), expected)
+    columns = layout.swapped(device.upload(host))
+    found = copy.in_whole_rows(device, columns)
+    assert found.strides[-2] == 1
+    np.testing.assert_array_equal(copy.download(device, found), host.swapaxes(-1, -2))
 
 
 # ---- Hopper's ----------------------------------------------------------------------------------------------------

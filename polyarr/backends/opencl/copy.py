@@ -4,12 +4,13 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
-from polyarr.backends.opencl.layout import Buffer, collapse
+from polyarr.backends.opencl.layout import Buffer, collapse, swapped
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
+ROWS_AT_ONCE = 4096  # of a copy row by row
 SHORTEST = 8  # rows or columns that are worth a tile
 
 
@@ -42,6 +43,29 @@ def write(device: Device, target: Buffer, source: Buffer) -> None:
     """Copy source into target, a window of the same shape and dtype on other memory that no array holds yet."""
     bits = _as_bits(source)
     launch(device, Spec(bits.shape, bits.dtype), bits, target=_as_bits(target))
+
+
+def in_whole_rows(device: Device, buf: Buffer) -> Buffer:
+    """A copy whose rows, or columns where these are contiguous, begin at multiples of 16 bytes."""
+    if buf.strides[-1] != 1 == buf.strides[-2]:
+        return swapped(in_whole_rows(device, swapped(buf)))
+    length, whole = buf.shape[-1], 16 // buf.dtype.itemsize
+    rows = device.empty(Spec((*buf.shape[:-1], -(-length // whole) * whole), buf.dtype))
+    copy = rows._replace(shape=buf.shape)
+    if buf.ndim == 2 and buf.strides[-1] == 1 and buf.dtype.itemsize == 2:
+        plan = device.plans[_rows](buf.shape, buf.strides[0], rows.strides[0])
+        plan.kernel(plan.work, plan.group, buf.memory, rows.memory, buf.offset, *plan.numbers)
+    else:
+        write(device, copy, buf)
+    return copy
+
+
+def _rows(device: Device, shape: tuple[int, int], step: int, out_step: int) -> LaunchPlan:
+    (rows, columns), group, each = shape, 256, 4
+    pairs = -(-columns // 2)
+    kernel = device.build("copy_rows", GROUP=group, EACH=each).copy_rows
+    work = -(-pairs // (group * each)) * group, min(rows, ROWS_AT_ONCE)
+    return LaunchPlan(kernel, work, (group, 1), (rows, pairs, step, out_step // 2))
 
 
 def _as_bits(buf: Buffer) -> Buffer:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl import wgmma
-from polyarr.backends.opencl.copy import dense, write
+from polyarr.backends.opencl.copy import dense, in_whole_rows
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces, swapped
+from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces
 from polyarr.backends.opencl.measure import Launcher, best_tile
 from polyarr.backends.opencl.product import PLAIN, Arrays, Copies, Epilogue, Operand, Plan, Problem, problem_of
 from polyarr.backends.opencl.program import STORED
@@ -74,7 +74,7 @@ def _product(
     if plan is None:
         return _product(device, out, *_repaired(device, out, x, y), bias, epilogue)
     if isinstance(plan, Copies):
-        x, y = (_in_whole_rows(device, buf) if copy else buf for buf, copy in ((x, plan.x), (y, plan.y)))
+        x, y = (in_whole_rows(device, buf) if copy else buf for buf, copy in ((x, plan.x), (y, plan.y)))
         return _product(device, out, x, y, bias, epilogue)
     result = device.empty(out)
     saved = device.empty(out) if epilogue.save else None
@@ -100,17 +100,6 @@ def _repaired(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, 
 def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
     """A dense copy that repeats what broadcasting would repeat."""
     return dense(device, broadcast(buf, out.shape[:-2] + buf.shape[-2:]))
-
-
-def _in_whole_rows(device: Device, buf: Buffer) -> Buffer:
-    """A copy whose rows, or columns where these are contiguous, begin at multiples of 16 bytes."""
-    if buf.strides[-1] != 1 == buf.strides[-2]:
-        return swapped(_in_whole_rows(device, swapped(buf)))
-    length, whole = buf.shape[-1], 16 // buf.dtype.itemsize
-    rows = device.empty(Spec((*buf.shape[:-1], _blocks(length, whole) * whole), buf.dtype))
-    copy = rows._replace(shape=buf.shape)
-    write(device, copy, buf)
-    return copy
 
 
 # ---- the plan ----------------------------------------------------------------------------------------------
