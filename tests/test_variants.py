@@ -210,3 +210,42 @@ def test_work_groups_that_share_tiles_are_no_more_than_multiprocessors() -> None
         found = wgmma.choose(problem(m, n, k), 132)
         assert 1 <= found.groups <= 132
         assert found.raster >= 1
+
+
+# ---- the portable kernel for GPUs --------------------------------------------------------------------------------
+
+SMALL = tuning.GpuMatmul(TILE_M=32, TILE_N=32, TILE_K=16, ITEM_M=4, ITEM_N=4, LANES_N=8, RASTER=2)
+LARGE = tuning.GpuMatmul(TILE_M=128, TILE_N=64, TILE_K=16, ITEM_M=8, ITEM_N=8, LANES_N=8, RASTER=8)
+
+
+@on_opencl
+@pytest.mark.parametrize("groups", [3, 8, 64])
+def test_work_groups_that_share_tiles_add_them_up(device, groups) -> None:
+    m, n, k, batch = 40, 33, 70, 2
+    generator = np.random.default_rng(groups)
+    x, y, bias = (generator.standard_normal(s, np.float32) for s in ((batch, m, k), (batch, k, n), (n,)))
+    p = problem(m, n, k, product.Operand(k, 1, 0, m * k), product.Operand(1, n, 0, k * n), batch, batch)
+    with device.guarded():
+        epilogue = product.Epilogue(True, "relu", True)
+        plan = matmul._gpu_launch(device, np.dtype("float32"), p, (True, True), epilogue, SMALL, groups)
+        assert (plan.sums is None) == (groups == 8)  # as many as tiles
+        spec = pa.core.spec.Spec((batch, m, n), np.dtype("float32"))
+        out, saved = device.empty(spec), device.empty(spec)
+        given = [device.upload(a) for a in (x, y, bias)]
+        sums = device.empty(plan.sums) if plan.sums else out
+        plan.launch(tuple(buf.memory for buf in (*given, sums, out, saved)), 0, 0)
+        found, before = device.download(out), device.download(saved)
+    np.testing.assert_allclose(before, x @ y + bias, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found, np.maximum(before, 0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((4096, 4096, 4096), (LARGE, 2048)), ((8192, 768, 3072), (LARGE, 768)), ((3072, 768, 8192), (LARGE, 264)),
+        ((768, 768, 8192), (LARGE, 264)), ((512, 512, 512), (SMALL, 256)), ((64, 64, 8192), (SMALL, 128)),
+        ((32, 32, 0), (SMALL, 1)),
+    ],
+)  # fmt: skip
+def test_tiles_are_shared_where_they_do_not_divide_evenly(shape, expected) -> None:
+    assert matmul.gpu_tiles((LARGE, SMALL), problem(*shape), 132) == expected

@@ -20,10 +20,10 @@ from polyarr.backends.opencl.source import SCALARS
 from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, lookup, vector_width
 from polyarr.core.spec import Spec, float32, float64
 
-JOIN_ITEMS = 128  # the work-group of the kernel that adds the slices of k
 THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
 GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
-LEAST_SLICE = 256  # a slice of k that is worth its own work-group
+LEAST_SLICE = 256  # a part of k that is worth its own work-group
+EVEN = 0.9  # how busy the units must be if each tile is one work-group's
 DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts
 MOST_PARTS = 2**14
 SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
@@ -201,41 +201,50 @@ def _blocks(length: int, size: int) -> int:
 def _gpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
-    """One work-group per tile; a long k with few tiles is cut into slices, which a second kernel adds."""
-    params, slices = gpu_tiles(device.plans[lookup](dtype), p, device.features.compute_units)
-    slice_length = _share(p.k, slices, params.TILE_K) if p.k else 1
-    slices = max(_blocks(p.k, slice_length), 1)
+    """A tile for each work-group; where they are few, or the last ones would run alone, the work-groups share them."""
+    params, groups = gpu_tiles(device.plans[lookup](dtype), p, device.features.compute_units)
+    return _gpu_launch(device, dtype, p, aligned, epilogue, params, groups)
+
+
+def _gpu_launch(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue, params: GpuMatmul,
+    groups: int,
+) -> Plan:  # fmt: skip
+    tiles = _gpu_tiles(params, p)
+    shared = groups != tiles
     widths = {
         "X_VECTOR": _vector(dtype, p.x, p.m, p.k, aligned[0]),
         "Y_VECTOR": _vector(dtype, p.y, p.n, p.k, aligned[1]),
         "OUT_VECTOR": 4 if dtype == float32 and p.n % 4 == 0 else 1,
     }
-    flags = {"FLOAT32": int(dtype == float32), "SPLIT": int(slices > 1), **_along(p), **widths}
-    macros = {**epilogue.macros(dtype), **flags, **asdict(params), "JOIN_ITEMS": JOIN_ITEMS}
-    program = device.build("matmul_gpu", **macros)
-    tiles = _blocks(p.m, params.TILE_M) * _blocks(p.n, params.TILE_N)
-    work, group = (tiles * params.items, slices, p.batch), (params.items, 1, 1)
-    scalars, batch, count = (p.m, p.n, p.k, slice_length), _batch_strides(p), p.batch * p.m * p.n
+    flags = {"FLOAT32": int(dtype == float32), "SPLIT": int(shared), **_along(p), **widths}
+    program = device.build("matmul_gpu", **epilogue.macros(dtype), **flags, **asdict(params))
+    work, join_work, group = (groups * params.items,), (tiles * params.items, params.ITEM_M // 4), (params.items,)
+    scalars, batch = (p.m, p.n, p.k, tiles), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         program.matmul(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch)
-        if slices > 1:
-            joined = _blocks(count, JOIN_ITEMS) * JOIN_ITEMS
-            program.matmul_join((joined,), (JOIN_ITEMS,), *arrays[2:], count, p.n, slices)
+        if shared:
+            program.matmul_join(join_work, (*group, 1), *arrays[2:], *scalars, groups)
 
-    sums = Spec((slices, p.batch, p.m, p.n), SCALARS[STORED[dtype][1]]) if slices > 1 else None
-    return Plan(launch, sums)
+    accumulator = SCALARS[STORED[dtype][1]]
+    return Plan(launch, Spec((2 * groups, params.TILE_M, params.TILE_N), accumulator) if shared else None)
 
 
 def gpu_tiles(candidates: tuple[GpuMatmul, ...], p: Problem, units: int) -> tuple[GpuMatmul, int]:
-    """The largest tiles that make enough work-groups, and how many slices of k they need for it."""
-    enough = GROUPS_PER_UNIT * units
+    """The largest tiles that keep all units busy, and how many work-groups: as many as tiles if these do not share."""
+    slots = GROUPS_PER_UNIT * units
     for params in candidates:
-        tiles = _blocks(p.m, params.TILE_M) * _blocks(p.n, params.TILE_N) * p.batch
-        slices = min(_blocks(enough, tiles), p.k // LEAST_SLICE or 1)
-        if tiles * slices * 2 > enough:
-            break
-    return params, slices
+        tiles, steps = _gpu_tiles(params, p), _blocks(p.k, params.TILE_K)
+        if tiles >= EVEN * _blocks(tiles, units) * units:
+            return params, tiles
+        if tiles * steps * params.TILE_K >= slots * LEAST_SLICE:
+            return params, slots
+    return params, max(tiles, min(slots, tiles * p.k // LEAST_SLICE))
+
+
+def _gpu_tiles(params: GpuMatmul, p: Problem) -> int:
+    return _blocks(p.m, params.TILE_M) * _blocks(p.n, params.TILE_N) * p.batch
 
 
 def _vector(dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool) -> int:

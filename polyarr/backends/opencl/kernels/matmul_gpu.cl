@@ -2,24 +2,24 @@
 //
 // A work-group computes a tile of TILE_M x TILE_N. It walks along k in steps of TILE_K with two buffers in
 // local memory: while one is multiplied, the next tiles of x and y are on their way through registers into
-// the other. A work-item keeps ITEM_M x ITEM_N sums, in pieces of 4 x 4 that lie LANES_M and LANES_N pieces
+// the other. Where tiles do not divide evenly among the work-groups, these share them: all steps of all tiles in one row,
+// of which each takes an equal part, and leaves what it has of a tile for a second kernel to add. A work-item keeps ITEM_M x ITEM_N sums, in pieces of 4 x 4 that lie LANES_M and LANES_N pieces
 // apart, so that neighbours read neighbouring words. Positions past the end of a matrix read its last row or
 // column again and are never written; elements past the end of k are 0.
 //
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and the other x_step
 //          or y_step; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to;
-//          sums (slices, batch, m, n) of ACC, used if SPLIT: one sum for each slice of k
+//          sums: two pieces of a tile for each work-group, ACC, used if SPLIT
 // Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
-// Launch   matmul: global (tiles * ITEMS, slices, batch), local (ITEMS, 1, 1)
-//          matmul_join: global a multiple of JOIN_ITEMS not less than batch * m * n, local JOIN_ITEMS
+// Launch   matmul: global (groups * ITEMS), local ITEMS: as many groups as tiles in all matrices, or any number if SPLIT
+//          matmul_join, if SPLIT: global (tiles * ITEMS, ITEM_M / 4), local (ITEMS, 1); parts are matmul's groups
 // Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is a float dtype, FLOAT32 1 if it is float32
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
 //          X_VECTOR, Y_VECTOR, OUT_VECTOR elements read or written at once: 4 if rows are made of aligned
 //          fours, else 1
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          SPLIT 1 if k is cut into slices | TILE_* and ITEM_* as above, ITEM_* multiples of 4
-//          LANES_N neighbours of 32 along n | RASTER tiles along m that run together, to share columns of y |
-//          JOIN_ITEMS work-group size of matmul_join
+//          SPLIT 1 if work-groups share tiles | TILE_* and ITEM_* as above, ITEM_* multiples of 4
+//          LANES_N neighbours of 32 along n | RASTER tiles along m that run together, to share columns of y
 #if !defined(FLOAT32) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_gpu.cl needs FLOAT32, X_ALONG_K and Y_ALONG_K"
 #endif
@@ -32,8 +32,8 @@
 #if !defined(TILE_M) || !defined(TILE_N) || !defined(TILE_K) || !defined(ITEM_M) || !defined(ITEM_N)
 #error "matmul_gpu.cl needs TILE_M, TILE_N, TILE_K, ITEM_M and ITEM_N"
 #endif
-#if !defined(LANES_N) || !defined(RASTER) || !defined(JOIN_ITEMS)
-#error "matmul_gpu.cl needs LANES_N, RASTER and JOIN_ITEMS"
+#if !defined(LANES_N) || !defined(RASTER)
+#error "matmul_gpu.cl needs LANES_N and RASTER"
 #endif
 
 #define ITEMS (TILE_M / ITEM_M * TILE_N / ITEM_N)
@@ -43,6 +43,7 @@
 #define ROW_N (TILE_N + 4)
 #define X_LOADS (TILE_M * TILE_K / X_VECTOR / ITEMS)
 #define Y_LOADS (TILE_N * TILE_K / Y_VECTOR / ITEMS)
+#define SUMS (TILE_M * TILE_N / 4)  // of a piece, in fours: those of a work-item ITEMS apart
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
 typedef PASTE(ACC, 4) four;
@@ -95,8 +96,8 @@ INLINE void put(const ACC *share, __local ACC *tile, int loads, int along_k, int
 }
 
 #define FETCH(depth) \
-    fetch(x_share, x, x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me); \
-    fetch(y_share, y, y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+    fetch(x_share, x_from, x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me); \
+    fetch(y_share, y_from, y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
 #define PUT(buffer) \
     put(x_share, (__local ACC *)x_tile[buffer], X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, ROW_M, me); \
     put(y_share, (__local ACC *)y_tile[buffer], Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, ROW_N, me)
@@ -124,104 +125,152 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
         }
 }
 
-INLINE void write_sums(__global ACC *sums, size_t i, int columns, const ACC *v) {
-    UNROLL for (int c = 0; c < 4; c++)
-        if (c < columns) sums[i + c] = v[c];
+#define WRITE_FOUR(row, column, v) \
+    if (row < m && column < n) \
+        write_four(out, saved, BIAS ? bias + (column) : bias, (b * m + row) * n + (column), MIN(4, n - (column)), v);
+
+// ---- who computes what ------------------------------------------------------------------------------------
+
+// The matrix, and the first row and column, of a tile. Tiles go in bands of RASTER along m.
+typedef struct {
+    long matrix, top, left;
+} Place;
+
+INLINE Place place_of(long tile, long m, long n) {
+    const long tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
+    const int in_matrix = tile % (tiles_m * tiles_n), band = in_matrix / (RASTER * tiles_n);
+    const int in_band = in_matrix % (RASTER * tiles_n), high = MIN(RASTER, tiles_m - band * RASTER);
+    Place place = {tile / (tiles_m * tiles_n), (long)(band * RASTER + in_band % high) * TILE_M,
+                   (long)(in_band / high) * TILE_N};
+    return place;
+}
+
+// The first of a work-group's steps, when `parts` groups share the steps of all tiles.
+INLINE long share_begin(long all, long part, long parts) { return all / parts * part + all % parts * part / parts; }
+
+// The first row and column of one's sums in a tile; others lie LANES_M, LANES_N pieces of four apart. Neighbours share
+// pieces of y, those at a distance of 2 share pieces of x.
+INLINE int first_row(int me) {
+    const int lane = me % 32;
+    return me / 32 / BLOCKS_N * (LANES_M * ITEM_M) + ((lane & 1) | (lane / (2 * LANES_N) << 1)) * 4;
+}
+INLINE int first_column(int me) {
+    return me / 32 % BLOCKS_N * (LANES_N * ITEM_N) + (me % 32 >> 1) % LANES_N * 4;
 }
 
 // ---- the kernels ------------------------------------------------------------------------------------------
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void matmul(__global const T *restrict x, __global const T *restrict y, __global const T *restrict bias,
-            __global ACC *sums, __global T *out, __global T *saved, const long m, const long n, const long k,
-            const long slice, const long x_start, const long x_step, const long y_start, const long y_step,
+            __global four *sums, __global T *out, __global T *saved, const long m, const long n, const long k,
+            const long tiles, const long x_start, const long x_step, const long y_start, const long y_step,
             const long inner, const long x_outer, const long x_inner, const long y_outer,
             const long y_inner) {
     __local four x_tile[2][TILE_K * ROW_M / 4], y_tile[2][TILE_K * ROW_N / 4];
-    const int me = get_local_id(0), lane = me % 32, block = me / 32;
-    const long b = get_group_id(2), from = get_group_id(1) * slice, depth = MIN(slice, k - from);
+    const int me = get_local_id(0), first_m = first_row(me), first_n = first_column(me);
+    const long group = get_group_id(0), steps = (k + TILE_K - 1) / TILE_K;
+#if SPLIT
+    const long parts = get_num_groups(0), end = share_begin(tiles * steps, group + 1, parts);
+    for (long at = share_begin(tiles * steps, group, parts); at < end;) {
+        const long tile = at / steps, begin = at % steps, until = MIN(steps, begin + end - at);
+        at += until - begin;
+#else
+    {
+        const long tile = group, begin = 0, until = steps;
+#endif
+        const Place place = place_of(tile, m, n);
+        const long b = place.matrix, from = begin * TILE_K, depth = MIN(until * TILE_K, k) - from;
+        __global const T *x_from = x + x_start + (b / inner) * x_outer + (b % inner) * x_inner;
+        __global const T *y_from = y + y_start + (b / inner) * y_outer + (b % inner) * y_inner;
+        x_from += X_ALONG_K ? place.top * x_step + from : from * x_step + place.top;
+        y_from += Y_ALONG_K ? place.left * y_step + from : from * y_step + place.left;
+        int x_place[X_LOADS], y_place[Y_LOADS];
+        const int last_m = MIN(TILE_M, m - place.top) - (X_ALONG_K ? 1 : X_VECTOR);
+        const int last_n = MIN(TILE_N, n - place.left) - (Y_ALONG_K ? 1 : Y_VECTOR);
+        places(x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, last_m, x_step, me);
+        places(y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, last_n, y_step, me);
+        ACC sum[ITEM_M][ITEM_N], x_share[X_LOADS * X_VECTOR], y_share[Y_LOADS * Y_VECTOR];
+        UNROLL for (int i = 0; i < ITEM_M; i++)
+            UNROLL for (int j = 0; j < ITEM_N; j++) sum[i][j] = 0;
 
-    // Tiles in bands of RASTER along m.
-    const int tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
-    const int band = get_group_id(0) / (RASTER * tiles_n), in_band = get_group_id(0) % (RASTER * tiles_n);
-    const int band_m = MIN(RASTER, tiles_m - band * RASTER);
-    const long top = (long)(band * RASTER + in_band % band_m) * TILE_M;
-    const long left = (long)(in_band / band_m) * TILE_N;
-
-    x += x_start + (b / inner) * x_outer + (b % inner) * x_inner;
-    y += y_start + (b / inner) * y_outer + (b % inner) * y_inner;
-    x += X_ALONG_K ? top * x_step + from : from * x_step + top;
-    y += Y_ALONG_K ? left * y_step + from : from * y_step + left;
-    int x_place[X_LOADS], y_place[Y_LOADS];
-    const int last_m = MIN(TILE_M, m - top) - (X_ALONG_K ? 1 : X_VECTOR);
-    const int last_n = MIN(TILE_N, n - left) - (Y_ALONG_K ? 1 : Y_VECTOR);
-    places(x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, last_m, x_step, me);
-    places(y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, last_n, y_step, me);
-
-    // Neighbours share pieces of y, those at a distance of 2 share pieces of x.
-    const int lane_n = (lane >> 1) % LANES_N, lane_m = (lane & 1) | (lane / (2 * LANES_N) << 1);
-    const int first_m = block / BLOCKS_N * (LANES_M * ITEM_M) + lane_m * 4;
-    const int first_n = block % BLOCKS_N * (LANES_N * ITEM_N) + lane_n * 4;
-    ACC sum[ITEM_M][ITEM_N], x_share[X_LOADS * X_VECTOR], y_share[Y_LOADS * Y_VECTOR];
-    UNROLL for (int i = 0; i < ITEM_M; i++)
-        UNROLL for (int j = 0; j < ITEM_N; j++) sum[i][j] = 0;
-
-    if (depth > 0) {
-        FETCH(depth);
-        PUT(0);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    int current = 0;
-    for (long d = 0; d < depth; d += TILE_K, current ^= 1) {
-        const long remaining = depth - d - TILE_K;
-        if (remaining > 0) {
-            x += X_ALONG_K ? TILE_K : TILE_K * x_step;
-            y += Y_ALONG_K ? TILE_K : TILE_K * y_step;
+        if (depth > 0) {
+            FETCH(depth);
+            PUT(0);
         }
-        if (remaining >= TILE_K) { FETCH(TILE_K); }
-        else if (remaining > 0) { FETCH(remaining); }
-        __local const four *left_pieces = x_tile[current] + first_m / 4;
-        __local const four *right_pieces = y_tile[current] + first_n / 4;
-        UNROLL for (int t = 0; t < TILE_K; t++) {
-            ACC l[ITEM_M], r[ITEM_N];
-            UNROLL for (int i = 0; i < ITEM_M / 4; i++)
-                *(four *)(l + 4 * i) = left_pieces[t * (ROW_M / 4) + i * LANES_M];
-            UNROLL for (int j = 0; j < ITEM_N / 4; j++)
-                *(four *)(r + 4 * j) = right_pieces[t * (ROW_N / 4) + j * LANES_N];
-            UNROLL for (int i = 0; i < ITEM_M; i++)
-                UNROLL for (int j = 0; j < ITEM_N; j++) {
-                    const int zigzag = i % 2 ? ITEM_N - 1 - j : j;  // the last factor is the next one's first
-                    sum[i][zigzag] = l[i] * r[zigzag] + sum[i][zigzag];
-                }
-        }
-        if (remaining > 0) { PUT(current ^ 1); }
         barrier(CLK_LOCAL_MEM_FENCE);
-    }
-
-    const size_t matrix = (size_t)(b + (SPLIT ? get_group_id(1) * get_num_groups(2) : 0)) * m * n;
-    UNROLL for (int i = 0; i < ITEM_M; i++) {
-        const long row = top + first_m + i / 4 * (LANES_M * 4) + i % 4;
-        UNROLL for (int j = 0; j < ITEM_N; j += 4) {
-            const long column = left + first_n + j * LANES_N;
-            if (row < m && column < n) {
-                const size_t at = matrix + row * n + column;
-                const int columns = MIN(4, n - column);
-                if (SPLIT) write_sums(sums, at, columns, sum[i] + j);
-                else write_four(out, saved, BIAS ? bias + column : bias, at, columns, sum[i] + j);
+        int current = 0;
+        for (long d = 0; d < depth; d += TILE_K, current ^= 1) {
+            const long remaining = depth - d - TILE_K;
+            if (remaining > 0) {
+                x_from += X_ALONG_K ? TILE_K : TILE_K * x_step;
+                y_from += Y_ALONG_K ? TILE_K : TILE_K * y_step;
             }
+            if (remaining >= TILE_K) { FETCH(TILE_K); }
+            else if (remaining > 0) { FETCH(remaining); }
+            __local const four *left_pieces = x_tile[current] + first_m / 4;
+            __local const four *right_pieces = y_tile[current] + first_n / 4;
+            UNROLL for (int t = 0; t < TILE_K; t++) {
+                ACC l[ITEM_M], r[ITEM_N];
+                UNROLL for (int i = 0; i < ITEM_M / 4; i++)
+                    *(four *)(l + 4 * i) = left_pieces[t * (ROW_M / 4) + i * LANES_M];
+                UNROLL for (int j = 0; j < ITEM_N / 4; j++)
+                    *(four *)(r + 4 * j) = right_pieces[t * (ROW_N / 4) + j * LANES_N];
+                UNROLL for (int i = 0; i < ITEM_M; i++)
+                    UNROLL for (int j = 0; j < ITEM_N; j++) {
+                        const int zigzag = i % 2 ? ITEM_N - 1 - j : j;  // the last factor is the next one's first
+                        sum[i][zigzag] = l[i] * r[zigzag] + sum[i][zigzag];
+                    }
+            }
+            if (remaining > 0) { PUT(current ^ 1); }
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+
+#if SPLIT
+        if (until - begin < steps) {
+            __global four *piece = sums + (2 * group + (begin == 0)) * SUMS + me;
+            UNROLL for (int i = 0; i < ITEM_M; i++)
+                UNROLL for (int j = 0; j < ITEM_N / 4; j++)
+                    piece[(i * (ITEM_N / 4) + j) * ITEMS] = *(four *)(sum[i] + 4 * j);
+            continue;
+        }
+#endif
+        UNROLL for (int i = 0; i < ITEM_M; i++) {
+            const long row = place.top + first_m + i / 4 * (LANES_M * 4) + i % 4;
+            UNROLL for (int j = 0; j < ITEM_N; j += 4)
+                WRITE_FOUR(row, place.left + first_n + j * LANES_N, sum[i] + j)
         }
     }
 }
 
-// Add the slices' sums, in order.
-__kernel __attribute__((reqd_work_group_size(JOIN_ITEMS, 1, 1)))
-void matmul_join(__global const T *restrict bias, __global const ACC *restrict sums, __global T *restrict out,
-                 __global T *restrict saved, const long count, const long n, const long slices) {
-    const size_t i = get_global_id(0);
-    if (i >= count) return;
-    ACC v = 0;
-    for (long s = 0; s < slices; s++) v += sums[s * count + i];
-    v += BIAS ? LOAD(bias, i % n) : 0;
-    if (SAVE) STORE(saved, i, v);
-    STORE(out, i, ACTIVATE(v));
+#if SPLIT
+// Add the pieces of a tile that work-groups have shared, in order, four of each ITEM_M rows.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void matmul_join(__global const T *restrict bias, __global const four *restrict sums, __global T *restrict out,
+                 __global T *restrict saved, const long m, const long n, const long k, const long tiles,
+                 const long parts) {
+    const int me = get_local_id(0), first_m = first_row(me), first_n = first_column(me), rows = get_group_id(1);
+    const long tile = get_group_id(0), steps = (k + TILE_K - 1) / TILE_K, all = tiles * steps;
+    const long begin = tile * steps, end = begin + steps;
+    long part = begin * parts / all;
+    while (share_begin(all, part + 1, parts) <= begin) part++;
+    while (share_begin(all, part, parts) > begin) part--;
+    if (share_begin(all, part + 1, parts) >= end) return;  // of one work-group alone
+    ACC sum[4][ITEM_N];
+    UNROLL for (int i = 0; i < 4; i++)
+        UNROLL for (int j = 0; j < ITEM_N; j++) sum[i][j] = 0;
+    for (; share_begin(all, part, parts) < end; part++) {
+        if (share_begin(all, part, parts) == share_begin(all, part + 1, parts)) continue;  // more groups than steps
+        __global const four *piece = sums + (2 * part + (share_begin(all, part, parts) <= begin)) * SUMS + me;
+        UNROLL for (int i = 0; i < 4; i++)
+            UNROLL for (int j = 0; j < ITEM_N / 4; j++)
+                *(four *)(sum[i] + 4 * j) += piece[((rows * 4 + i) * (ITEM_N / 4) + j) * ITEMS];
+    }
+    const Place place = place_of(tile, m, n);
+    const long b = place.matrix;
+    UNROLL for (int i = 0; i < 4; i++) {
+        const long row = place.top + first_m + rows * (LANES_M * 4) + i;
+        UNROLL for (int j = 0; j < ITEM_N; j += 4)
+            WRITE_FOUR(row, place.left + first_n + j * LANES_N, sum[i] + j)
+    }
 }
+#endif
