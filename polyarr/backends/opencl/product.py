@@ -44,11 +44,12 @@ class Problem(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What happens to a sum before it is written."""
+    """What happens to a sum before it is written, and how precise a sum of float32 must be."""
 
     bias: bool = False
     activation: str = "none"
     save: bool = False
+    precision: str = "highest"
 
     def macros(self, dtype: np.dtype) -> dict[str, Any]:
         """The macros that the kernels share."""

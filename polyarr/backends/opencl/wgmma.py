@@ -1,6 +1,9 @@
-"""Products of 16-bit floats on the matrix units of NVIDIA's Hopper: which they take, with which tiles, how tried."""
+"""Products on the matrix units of NVIDIA's Hopper: which they take, with which tiles, and how they are tried.
 
-from collections.abc import Iterator
+They are of 16-bit floats, and of float32 in parts where that is precise enough (parts.py).
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import erf, pi, sqrt
@@ -9,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.parts import HIGH_AND_LOW, MOST_MATRICES, bound, divided
 from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Operand, Plan, Problem
 from polyarr.backends.opencl.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
 
-KINDS = {bfloat16: "bf16", float16: "f16"}
+KINDS = {bfloat16: "bf16", float16: "f16", float32: "f16"}
 ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile, of k, of a work-group; warp groups that multiply
 MAPS = 4  # x, y, out, saved
 IN_CACHE = 2**24  # bytes of x that stay in the second cache while columns of y pass
@@ -23,9 +27,10 @@ IN_CACHE = 2**24  # bytes of x that stay in the second cache while columns of y 
 # the time of a column's step.
 EDGE, SHARING, JOINING = 2.5, 1000, 3.2
 LEAST_COPIED = 512  # rows, columns, and the cube root of operations, from when on a copy costs less than it saves
+LEAST_DIVIDED = 1400  # the cube root of operations from when on dividing float32 into parts does
 LEAST_SHARE = 8  # steps of k that are worth a work-group
 SHARED = 1.04  # what products of shared tiles cost more
-RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11}  # how far a rounded result may be off
+RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}  # how far a rounded result may be off
 SUMMING = 2.0**-18  # and how far a sum, of the sum of magnitudes
 SMALLEST = 2.0**-24  # and whatever is this small
 
@@ -40,7 +45,8 @@ class Tile:
 
 
 # What a step of k costs with a tile, in the time of a column: narrow ones read x more often than their share.
-TILES = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100}
+COSTS = {256: 256, 192: 196, 128: 141, 64: 100}
+TILES = Tile(256, 4, 2), Tile(192, 4, 2), Tile(128, 6, 2), Tile(64, 8, 2)
 
 
 class Choice(NamedTuple):
@@ -52,14 +58,18 @@ class Choice(NamedTuple):
     raster: int
 
 
-def choose(p: Problem, units: int) -> Choice:
+# With parts there are twice as many sums in registers, and three times as many steps.
+PARTS, PARTS_TILES = 3, (Tile(192, 5, 1), Tile(128, 6, 2), Tile(64, 8, 2))
+
+
+def choose(p: Problem, units: int, tiles: Iterable[Tile] = TILES) -> Choice:
     """The tile that takes least time on so many multiprocessors."""
-    return min(_choices(p, units), key=lambda found: _time(p, found, units))
+    return min(_choices(p, units, tiles), key=lambda found: _time(p, found, units))
 
 
-def _choices(p: Problem, units: int) -> Iterator[Choice]:
+def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Choice]:
     steps = _blocks(p.k, STEP)
-    for tile in TILES:
+    for tile in candidates:
         tiles = _tiles(p, tile)
         yield Choice(tile, 0, min(units, tiles), _raster(p, tile, units))
         groups = units - units % tiles if 2 * tiles <= units else units  # equal shares where there are few tiles
@@ -68,7 +78,7 @@ def _choices(p: Problem, units: int) -> Iterator[Choice]:
 
 
 def _time(p: Problem, found: Choice, units: int) -> float:
-    steps, tiles, cost = _blocks(p.k, STEP), _tiles(p, found.tile), TILES[found.tile]
+    steps, tiles, cost = _blocks(p.k, STEP), _tiles(p, found.tile), COSTS[found.tile.COLUMNS]
     if found.shared:
         joining = SHARING + JOINING * found.tile.COLUMNS * _blocks(found.groups, tiles)
         return SHARED * tiles * steps / found.groups * cost + joining
@@ -109,39 +119,54 @@ def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
     """How to run a product; None if it is not for these kernels, or they do not compute rightly here."""
-    if dtype not in KINDS or p.k == 0 or not is_sound(device, VARIANT):
+    in_parts = dtype == float32 and epilogue.precision != "highest"
+    if not (in_parts or dtype in (bfloat16, float16)) or p.k == 0 or not is_sound(device, VARIANT):
         return None
-    copies = to_copy(p, aligned)
-    if any(copies):
-        is_worth_it = min(p.m, p.n) >= LEAST_COPIED and p.batch * p.m * p.n * p.k >= LEAST_COPIED**3
-        return copies if is_worth_it else None
-    choice = choose(p, device.features.compute_units)
+    operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
+    if in_parts:  # which are copies themselves; rows of out are written by whole 16 bytes
+        if operations < LEAST_DIVIDED**3 or 4 * p.n % ALIGNMENT or p.batch > MOST_MATRICES:
+            return None
+        choice = choose(p._replace(k=PARTS * _blocks(p.k, STEP) * STEP), device.features.compute_units, PARTS_TILES)
+    elif any(copies):
+        return copies if min(p.m, p.n) >= LEAST_COPIED and operations >= LEAST_COPIED**3 else None
+    else:
+        choice = choose(p, device.features.compute_units)
     macros = _macros(dtype, p, choice, epilogue)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
         return None
-    return _launch(device, dtype, p, choice, macros)
+    return _launch(device, dtype, p, aligned, choice, macros)
 
 
 def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue) -> dict[str, Any]:
     along = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
-    flags = {"ALIGNED": int(2 * p.n % ALIGNMENT == 0), "SHARES": int(choice.shared > 0)}
+    aligned, parts = p.n * dtype.itemsize % ALIGNMENT == 0, PARTS if dtype == float32 else 1
+    flags = {"ALIGNED": int(aligned), "SHARES": int(choice.shared > 0), "PARTS": parts}
     return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **along, **flags}
 
 
-def _launch(device: Device, dtype: np.dtype, p: Problem, choice: Choice, macros: dict[str, Any]) -> Plan:
-    kernel = device.build("matmul_wgmma", **macros).matmul
+def _launch(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], choice: Choice, macros: dict[str, Any]
+) -> Plan:
+    kernel, parts = device.build("matmul_wgmma", **macros).matmul, macros["PARTS"]
+    divide = None
+    if parts > 1:
+        p, divide = divided(device, p, aligned)
     maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile))).memory
     own_maps, flags = device.plans[_scratch]()
     tiles = _blocks(p.m, ROWS), _blocks(p.n, choice.tile.COLUMNS)
     walks = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
-    numbers = (
-        p.m, p.n, _blocks(p.k, STEP), *tiles, tiles[0] * tiles[1] * p.batch, choice.shared, choice.raster, p.inner,
-        *walks,
-    )  # fmt: skip
+    steps, in_all = parts * _blocks(p.k, STEP), tiles[0] * tiles[1] * p.batch
+    numbers = (p.m, p.n, steps, *tiles, in_all, choice.shared, choice.raster, p.inner, *walks)
+    structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        kernel(work, group, *arrays, maps, own_maps, flags, x_start, y_start, *numbers)
+        x, y, *others = arrays
+        peaks = None
+        if divide:
+            x, y, peaks = divide((x, y), (x_start, y_start))
+            x_start = y_start = 0
+        kernel(work, group, x, y, *others, peaks, maps, own_maps, flags, x_start, y_start, structure)
 
     sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
     return Plan(launch, sums)
@@ -155,19 +180,23 @@ def _scratch(device: Device) -> tuple[Any, Any]:
 
 
 def _maps(dtype: np.dtype, p: Problem, tile: Tile) -> list[np.ndarray]:
-    out = tensor_map(dtype, (p.n, p.m, p.batch), (_pitch(p.n), _pitch(p.m * p.n)), (64, 64, 1))
-    return [_operand_map(dtype, p, p.x, p.m, ROWS), _operand_map(dtype, p, p.y, p.n, tile.COLUMNS), out, out]
+    pitches = _pitch(p.n, dtype.itemsize), _pitch(p.m * p.n, dtype.itemsize)
+    out = tensor_map(dtype, (p.n, p.m, p.batch), pitches, (128 // dtype.itemsize, 64, 1))
+    stored, outer = (float16, HIGH_AND_LOW) if dtype == float32 else (dtype, p.batch // p.inner)
+    return [
+        _operand_map(stored, p, p.x, p.m, outer, ROWS), _operand_map(stored, p, p.y, p.n, outer, tile.COLUMNS), out, out
+    ]  # fmt: skip
 
 
-def _pitch(elements: int) -> int:
+def _pitch(elements: int, itemsize: int = 2) -> int:
     """The bytes of so many elements; where rows are written without the map, the map may have any."""
-    return _blocks(2 * elements, ALIGNMENT) * ALIGNMENT
+    return _blocks(itemsize * elements, ALIGNMENT) * ALIGNMENT
 
 
-def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, rows: int) -> np.ndarray:
+def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, outer: int, rows: int) -> np.ndarray:
     """Boxes are 64 long along the contiguous axis, and as high as a tile or a step of k."""
     lengths, high = ((p.k, kept), rows) if op.along_k else ((kept, p.k), STEP)
-    batch = (p.inner if op.inner else 1, p.batch // p.inner if op.outer else 1)
+    batch = (p.inner if op.inner else 1, outer if op.outer else 1)
     steps = (2 * op.step, 2 * op.inner or ALIGNMENT, 2 * op.outer or ALIGNMENT)
     return tensor_map(dtype, (*lengths, *batch), steps, (STEP, high, 1, 1))
 
@@ -199,7 +228,7 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
     choice = Choice(tile, shared, min(device.features.compute_units, _tiles(p, tile) + 3), 2)
     device.plans[_scratch]()  # which is kept, and not between canaries
     with device.guarded():
-        launch, sums = _launch(device, dtype, p, choice, macros)
+        launch, sums = _launch(device, dtype, p, (True, True), choice, macros)
         out = device.empty(Spec((batch, m, n), dtype))
         saved = device.empty(Spec((batch, m, n), dtype)) if epilogue.save else None
         workspace = device.empty(sums) if sums else out
@@ -209,11 +238,11 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
         after, before = device.download(out), device.download(saved) if saved else None
     x, y = x.astype(float64), y.astype(float64)
     expected = x @ y + (bias.astype(float64) if epilogue.bias else 0)
-    bound = SUMMING * (np.abs(x) @ np.abs(y)) + SMALLEST
+    most = (bound(x, y) if dtype == float32 else SUMMING * (np.abs(x) @ np.abs(y))) + SMALLEST
     for name, found, wanted in (
         ("result", after, ACTIVATIONS[epilogue.activation](expected)), ("saved result", before, expected),
     ):  # fmt: skip
-        if found is not None and not (np.abs(found - wanted) <= bound + RELATIVE[dtype] * np.abs(wanted)).all():
+        if found is not None and not (np.abs(found - wanted) <= most + RELATIVE[dtype] * np.abs(wanted)).all():
             raise BackendError(f"the {name} is wrong")
 
 
@@ -233,13 +262,15 @@ def _trial(device: Device) -> None:
     Errors:  BackendError if one does not build or computes wrongly
     """
     cases = (
-        (bfloat16, 1, 1, 0, 0, 1), (bfloat16, 1, 0, 1, 1, 1), (float16, 0, 0, 1, 2, 1), (float16, 0, 1, 0, 3, 0),
+        (bfloat16, 1, 1, 0, TILES[0], 1), (bfloat16, 1, 0, 1, TILES[1], 1), (float16, 0, 0, 1, TILES[2], 1),
+        (float16, 0, 1, 0, TILES[3], 0), (float32, 1, 0, 1, PARTS_TILES[0], 1),
     )  # fmt: skip
     for dtype, x_along_k, y_along_k, shares, tile, aligned in cases:
         epilogue = Epilogue(True, "relu", True)
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
         flags = {"KIND": KINDS[dtype], **along, "ALIGNED": aligned, "SHARES": shares}
-        _check(device, dtype, {**epilogue.macros(dtype), **asdict([*TILES][tile]), **flags}, epilogue)
+        parts = {"PARTS": PARTS if dtype == float32 else 1}
+        _check(device, dtype, {**epilogue.macros(dtype), **asdict(tile), **flags, **parts}, epilogue)
 
 
 VARIANT = Variant("wgmma", "matmul_wgmma", lambda features: features.architecture == 90, plan, _trial)

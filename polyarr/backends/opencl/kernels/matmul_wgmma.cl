@@ -1,5 +1,5 @@
 // Matrix product on the matrix units of NVIDIA's Hopper: out = activation(x @ y + bias), for a batch of matrices of
-// 16-bit floats, added up in float32.
+// 16-bit floats, added up in float32; or of float32 in two parts of float16 each (matmul_parts.cl).
 //
 // A work-group is three groups of four warps. One lane of the last copies boxes of x and y, 64 long along k, into a ring
 // of STAGES in local memory; the first two multiply them, 64 rows of the tile of 128 x COLUMNS each. Sums leave through
@@ -10,23 +10,28 @@
 // range downwards. Whoever has a tile's last piece adds the others in a fixed order (stream-K), so that results are the
 // same every time. It waits for work-groups of lower numbers only, which start before it.
 //
+// With parts, k is walked three times: low by high, high by low, high by high. The matrix units round their sums towards
+// zero, so these are added up in ordinary float32 every few steps.
+//
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and all others multiples of 16
 //          bytes; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to; sums, used if SHARES:
 //          128 x COLUMNS floats for each work-group; flags: two words for each, 0 before and after
+//          peaks: what the shifts of x and y follow from, used if PARTS is 3
 //          maps: tensor maps of x, y, out and saved without addresses; own_maps: 64 words for each work-group
-// Batch    matrix b of x is at (b / inner, b % inner) of its map's outer axes, where x_outer and x_inner are 1, else at 0
+// Batch    matrix b of x is at (b / inner, b % inner) of its map's outer axes, where x_outer and x_inner are 1, else at 0;
+//          with parts, the outermost axis is that of the parts
 // Launch   global (groups * 384), local 384
 // Params   T, LOAD, STORE, KIND of the dtype | COLUMNS, STAGES as above, BUFFERS of 8 KB for the sums that leave, 1 or 2
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
 //          ALIGNED 1 if rows of out begin at multiples of 16 bytes
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          SHARES 1 if there are tiles that are cut along k
+//          SHARES 1 if there are tiles that are cut along k | PARTS 1, or 3 if x and y are float16 parts and out is float32
 #include "wgmma.cl"
 #if !defined(STAGES) || !defined(BUFFERS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
 #error "matmul_wgmma.cl needs STAGES, BUFFERS, X_ALONG_K, Y_ALONG_K and ALIGNED"
 #endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES)
-#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION and SHARES"
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(PARTS)
+#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES and PARTS"
 #endif
 
 #define HALVES 2  // of a tile: a group of four warps each
@@ -35,7 +40,14 @@
 #define STEP 64  // of k: 128 bytes
 #define X_BYTES (ROWS * 128)
 #define STAGE_BYTES (X_BYTES + COLUMNS * 128)
+#if PARTS == 3
+#define INPUT half
+#define CHUNK 32
+#define FOLD 4  // steps after which sums leave the matrix units
+#else
+#define INPUT T
 #define CHUNK 64  // columns that leave at once: 128 bytes
+#endif
 #define CHUNK_BYTES (64 * 128)
 #define SUMS_AT (STAGES * STAGE_BYTES)  // in local memory: stages, sums that leave, barriers
 #define FULL_AT (SUMS_AT + HALVES * BUFFERS * CHUNK_BYTES)
@@ -120,23 +132,30 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
     map_take(maps + 16);
     while (next_piece(a, &walk, &piece)) {
         const int outer = piece.matrix / a->inner, inner = piece.matrix % a->inner;
-        const int x_outer = outer * a->x_outer, x_inner = inner * a->x_inner;
-        const int y_outer = outer * a->y_outer, y_inner = inner * a->y_inner;
+        const int x_inner = inner * a->x_inner, y_inner = inner * a->y_inner;
+#if PARTS == 1
+        const int x_outer = outer * a->x_outer, y_outer = outer * a->y_outer;
+#endif
         for (int step = piece.from; step < piece.to; step++) {
+#if PARTS == 3
+            const int each = a->steps / 3, k = step % each * STEP, x_outer = step < each, y_outer = step / each == 1;
+#else
+            const int k = step * STEP;
+#endif
             const uint x_at = local_at + stage * STAGE_BYTES, y_at = x_at + X_BYTES, full = local_at + FULL_AT + stage * 8;
             barrier_wait(local_at + EMPTY_AT + stage * 8, phase);
             barrier_expect(full, STAGE_BYTES);
 #if X_ALONG_K
-            box_load(x_at, maps, step * STEP, piece.row, x_inner, x_outer, full);
+            box_load(x_at, maps, k, piece.row, x_inner, x_outer, full);
 #else
             UNROLL for (int i = 0; i < ROWS / 64; i++)
-                box_load(x_at + i * 8192, maps, piece.row + i * 64, step * STEP, x_inner, x_outer, full);
+                box_load(x_at + i * 8192, maps, piece.row + i * 64, k, x_inner, x_outer, full);
 #endif
 #if Y_ALONG_K
-            box_load(y_at, maps + 16, step * STEP, piece.column, y_inner, y_outer, full);
+            box_load(y_at, maps + 16, k, piece.column, y_inner, y_outer, full);
 #else
             UNROLL for (int i = 0; i < COLUMNS / 64; i++)
-                box_load(y_at + i * 8192, maps + 16, piece.column + i * 64, step * STEP, y_inner, y_outer, full);
+                box_load(y_at + i * 8192, maps + 16, piece.column + i * 64, k, y_inner, y_outer, full);
 #endif
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
@@ -173,14 +192,23 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
 
 // ---- writing ----------------------------------------------------------------------------------------------------
 
-// Of a chunk of 64 x 64 sums a lane has, for each block of 8 columns, two neighbours in row lane / 4 of its warp's 16 and
-// two in the row 8 further. Writes them, as 16-bit floats, where boxes are read from.
+// Of a chunk of sums a lane has, for each block of 8 columns, two neighbours in row lane / 4 of its warp's 16 and two in
+// the row 8 further. Writes them where boxes are read from.
 INLINE void stage_chunk(uint chunk_at, const float *v, int warp, int lane) {
+#if PARTS == 3
+    const uint row = (warp % 4) * 16 + lane / 4;
+    UNROLL for (int j = 0; j < CHUNK / 8; j++) {
+        const uint to = chunk_at + row * 128 + (((uint)(2 * j + lane % 4 / 2) ^ (row % 8)) << 4) + lane % 2 * 8;
+        local_store_2(to, v[4 * j], v[4 * j + 1]);
+        local_store_2(to + 8 * 128, v[4 * j + 2], v[4 * j + 3]);
+    }
+#else
     const uint row = (warp % 4) * 16 + lane % 16;
-    UNROLL for (int j = 0; j < 8; j += 2)
+    UNROLL for (int j = 0; j < CHUNK / 8; j += 2)
         store_matrices(chunk_at + row * 128 + (((uint)(j + lane / 16) ^ (row % 8)) << 4),
                        pair_of(v[4 * j], v[4 * j + 1]), pair_of(v[4 * j + 2], v[4 * j + 3]),
                        pair_of(v[4 * j + 4], v[4 * j + 5]), pair_of(v[4 * j + 6], v[4 * j + 7]));
+#endif
 }
 
 // Two elements of each of 16 rows per lane, where rows begin anywhere.
@@ -217,13 +245,10 @@ INLINE void write_chunk(__global ushort *out, uint chunk_at, const Numbers *a, c
 // ---- the kernel -------------------------------------------------------------------------------------------------
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void matmul(__global const T *x, __global const T *y, __global const T *bias, __global float4 *sums, __global T *out,
-            __global T *saved, __global const ulong *maps, __global ulong *own_maps, __global uint *flags,
-            const long x_start, const long y_start, const int m, const int n, const int steps, const int tiles_m,
-            const int tiles_n, const int tiles, const int shared, const int raster, const int inner, const int x_outer,
-            const int x_inner, const int y_outer, const int y_inner) {
+void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums,
+            __global T *out, __global T *saved, __global const uint *peaks, __global const ulong *maps, __global ulong *own_maps,
+            __global uint *flags, const long x_start, const long y_start, const Numbers a) {
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
-    const Numbers a = {m, n, steps, tiles_m, tiles_n, tiles, shared, raster, inner, x_outer, x_inner, y_outer, y_inner};
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, side = me / 128, in_half = me % 128;
     const int group = get_group_id(0);
     const uint local_at = place_of(memory);
@@ -251,6 +276,12 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
     const uint first = in_half == 0;
     const uint x_at = local_at + side * 8192, y_at = local_at + X_BYTES;
     float sum[COLUMNS / 2];
+#if PARTS == 3
+    float total[COLUMNS / 2];
+    const int shift = -shift_of(peaks[0]) - shift_of(peaks[1]);
+    const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2);  // as one it could be infinite
+    uint adds;
+#endif
     uint stage = 0, phase = 0, before = 0;
     int buffer = 0;
     Walk walk = walk_of(&a, group);
@@ -260,16 +291,35 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
         if (SAVE) map_take(own_maps + 48);
     }
     while (next_piece(&a, &walk, &piece)) {
+#if PARTS == 3
+        UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = 0;
+        adds = 0;
+#endif
         for (int step = piece.from; step < piece.to; step++) {
+#if PARTS == 1
+            const uint adds = step > piece.from;
+#endif
             barrier_wait(local_at + FULL_AT + stage * 8, phase);
             PRODUCTS_BEGIN();
             UNROLL for (int part = 0; part < STEP / 16; part++) {
                 const ulong left = X_MATRIX(x_at + stage * STAGE_BYTES, part);
                 const ulong right = Y_MATRIX(y_at + stage * STAGE_BYTES, part);
-                PRODUCT(sum, left, right, (uint)(step > piece.from || part > 0), X_TURNED, Y_TURNED);
+                PRODUCT(sum, left, right, adds | (uint)(part > 0), X_TURNED, Y_TURNED);
             }
             PRODUCTS_GO();
+#if PARTS == 3
+            const int lows = a.steps / 3 * 2;  // steps with a low part
+            adds = !((step - piece.from) % FOLD == FOLD - 1 || step == piece.to - 1 || step == lows - 1);
+            if (adds) {
+                PRODUCTS_WAIT(1);
+            } else {
+                const float weight = step < lows ? 1 / 2048.0f : 1;
+                PRODUCTS_WAIT(0);
+                UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = sum[i] * weight + total[i];
+            }
+#else
             PRODUCTS_WAIT(1);
+#endif
             barrier_arrive(local_at + EMPTY_AT + before * 8, first & (uint)(step > piece.from));
             before = stage;
             phase ^= stage + 1 == STAGES;
@@ -277,6 +327,9 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
         }
         PRODUCTS_WAIT(0);
         barrier_arrive(local_at + EMPTY_AT + before * 8, first);
+#if PARTS == 3
+        UNROLL for (int i = 0; i < COLUMNS / 2; i++) sum[i] = total[i];
+#endif
 #if SHARES
         if (piece.to < a.steps) {
             LEAVE_SUMS();
@@ -292,20 +345,23 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
             const int row = piece.row + side * 64, column = piece.column + q * CHUNK;
             float v[CHUNK / 2];
             UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = sum[q * (CHUNK / 2) + i];
+#if PARTS == 3
+            UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = v[i] * scale * rest;
+#endif
 #if BIAS
-            // Each lane reads two columns of the chunk, and gives them to those who have sums of these.
-            float b[2];
-            UNROLL for (int i = 0; i < 2; i++) {
+            // Each lane reads some columns of the chunk, and gives them to those who have sums of these.
+            float b[CHUNK / 32];
+            UNROLL for (int i = 0; i < CHUNK / 32; i++) {
                 const int c = column + i * 32 + lane;
-                b[i] = c < n ? LOAD(bias, c) : 0;
+                b[i] = c < a.n ? LOAD(bias, c) : 0;
             }
-            UNROLL for (int j = 0; j < 8; j++) {
+            UNROLL for (int j = 0; j < CHUNK / 8; j++) {
                 const int from = j % 4 * 8 + lane % 4 * 2;
                 const float b0 = of_lane(b[j / 4], from), b1 = of_lane(b[j / 4], from + 1);
                 v[4 * j] += b0, v[4 * j + 1] += b1, v[4 * j + 2] += b0, v[4 * j + 3] += b1;
             }
 #endif
-            if (column < n) {
+            if (column < a.n) {
 #if SAVE
                 WRITE_CHUNK(saved, own_maps + 48);
 #endif

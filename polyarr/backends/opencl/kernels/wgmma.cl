@@ -136,6 +136,11 @@ INLINE uint pair_of(float first, float second) {
     asm("cvt.rn." TEXT(KIND) "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
 }
+INLINE float2 floats_of(uint pair) {  // of float16
+    float2 v;
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(v.x), "=f"(v.y) : "r"(pair));
+    return v;
+}
 // Four matrices of 8 x 8 16-bit elements from the registers of a warp to local memory, a row at each lane's place.
 INLINE void store_matrices(uint to, uint a, uint b, uint c, uint d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -154,6 +159,13 @@ INLINE float of_lane(float v, int lane) {
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(lane));
     return found;
 }
+
+// ---- float32 as two float16 --------------------------------------------------------------------------------------
+
+// x 2^shift = high + low / 2^11. The shift brings a tensor's largest finite magnitude, of which these are the bits, to
+// 2^14 or a little more: what is 2^-28 of that still has all bits in high and low.
+INLINE int shift_of(uint largest) { return MAX(MIN(141 - (int)(largest >> 23), 126), -113); }
+INLINE float power_of_2(int exponent) { return as_float((uint)(127 + exponent) << 23); }
 
 // ---- words between work-groups ----------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+// Float32 matrices as two of float16 each, for products on matrix units: x 2^shift = high + low / 2^11; see wgmma.cl.
+//
+// A work-item takes four columns of some rows: of the contiguous axis, whichever that is.
+//
+// Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
+//          peaks (2): the bits of the largest finite magnitude of x and of y, 0 at first; this one's is peaks[which]
+//          parts (2, batch, rows, pitch): high and low, pitch a multiple of 8
+// Launch   both: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
+// Params   KIND f16, COLUMNS as wgmma.cl asks for | VECTOR 1 if fours of columns are aligned
+#include "wgmma.cl"
+#ifndef VECTOR
+#error "matmul_parts.cl needs VECTOR"
+#endif
+#define LOW 2048.0f
+
+INLINE float4 four_of(__global const float *row, long column, long columns) {
+#if VECTOR
+    if (column + 3 < columns) return *(__global const float4 *)(row + column);
+#endif
+    return (float4)(column < columns ? row[column] : 0, column + 1 < columns ? row[column + 1] : 0,
+                    column + 2 < columns ? row[column + 2] : 0, column + 3 < columns ? row[column + 3] : 0);
+}
+
+INLINE uint finite_bits(float v) {
+    const uint bits = as_uint(v) & 0x7fffffffu;
+    return bits < 0x7f800000u ? bits : 0;
+}
+
+__kernel __attribute__((reqd_work_group_size(64, 4, 1)))
+void find_peak(__global const float *x, __global volatile uint *peaks, const int which, const long x_start,
+               const long rows, const long columns, const long row_step, const long inner, const long inner_step,
+               const long outer_step) {
+    __local uint largest[256];
+    const long b = get_group_id(2), column = get_global_id(0) * 4;
+    const int me = get_local_id(1) * 64 + get_local_id(0);
+    x += x_start + b / inner * outer_step + b % inner * inner_step;
+    uint bits = 0;
+    for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
+        const float4 v = four_of(x + row * row_step, column, columns);
+        bits = MAX(bits, MAX(MAX(finite_bits(v.x), finite_bits(v.y)), MAX(finite_bits(v.z), finite_bits(v.w))));
+    }
+    largest[me] = bits;
+    for (int step = 128; step > 0; step /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me < step) largest[me] = MAX(largest[me], largest[me + step]);
+    }
+    if (me == 0) atomic_max(peaks + which, largest[0]);
+}
+
+INLINE float low_of(float v, float high) {
+    const float low = (v - high) * LOW;
+    return low == low ? low : 0;  // of an infinity
+}
+
+__kernel __attribute__((reqd_work_group_size(64, 4, 1)))
+void divide(__global const float *x, __global const uint *peaks, __global uint2 *parts, const int which,
+            const long x_start, const long rows, const long columns, const long row_step, const long inner,
+            const long inner_step, const long outer_step, const long pitch) {
+    const long b = get_group_id(2), column = get_global_id(0) * 4, all = get_num_groups(2) * rows * pitch / 4;
+    const float scale = power_of_2(shift_of(peaks[which]));
+    x += x_start + b / inner * outer_step + b % inner * inner_step;
+    if (column >= pitch) return;
+    for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
+        const float4 v = four_of(x + row * row_step, column, columns) * scale;
+        const uint2 high = (uint2)(pair_of(v.x, v.y), pair_of(v.z, v.w));
+        const float2 a = floats_of(high.x), c = floats_of(high.y);
+        const long at = ((b * rows + row) * pitch + column) / 4;
+        parts[at] = high;
+        parts[at + all] = (uint2)(pair_of(low_of(v.x, a.x), low_of(v.y, a.y)), pair_of(low_of(v.z, c.x), low_of(v.w, c.y)));
+    }
+}

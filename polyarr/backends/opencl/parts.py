@@ -1,0 +1,70 @@
+"""Float32 operands of a product as two of float16 each, for matrix units: x 2^shift = high + low / 2^11.
+
+One shift for a tensor brings its largest finite magnitude to 2^14. What is 2^-28 of that, or more, keeps 22 bits; what
+is less keeps an error of 2^-50 of the largest. Where an operand is infinite the product may be nan.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.product import Operand, Problem
+from polyarr.core.spec import Spec, float16
+
+GROUP = (64, 4, 1)
+FOUR, WHOLE = 4, 8  # columns of a work-item; float16 elements in 16 bytes
+GROUPS_PER_UNIT = 16
+MOST_MATRICES = 65535  # groups along the third axis
+HIGH_AND_LOW = 2
+
+Divide = Callable[[tuple[Any, Any], tuple[int, int]], tuple[Any, Any, Any]]
+
+
+def divided(device: Device, p: Problem, aligned: tuple[bool, bool]) -> tuple[Problem, Divide]:
+    """The product of the parts, whose outermost axis is theirs, and what writes them: it gives x's, y's, the peaks."""
+    sides = [_side(device, p, op, kept, each) for op, kept, each in zip((p.x, p.y), (p.m, p.n), aligned, strict=True)]
+    peaks = device.plans[_peaks]()
+
+    def divide(memories: tuple[Any, Any], starts: tuple[int, int]) -> tuple[Any, Any, Any]:
+        device.commands.fill((8,), None, peaks)
+        written = (run(which, memories[which], starts[which], peaks) for which, (_, run) in enumerate(sides))
+        return *written, peaks
+
+    return p._replace(inner=p.batch, x=sides[0][0], y=sides[1][0]), divide
+
+
+def _peaks(device: Device) -> Any:
+    return device.empty_words(2)
+
+
+def _side(device: Device, p: Problem, op: Operand, kept: int, aligned: bool) -> tuple[Operand, Callable[..., Any]]:
+    """One operand's parts as a kernel walks them, and what writes them."""
+    rows, columns = (kept, p.k) if op.along_k else (p.k, kept)
+    batch = p.batch if op.outer or op.inner else 1
+    pitch = -(-columns // WHOLE) * WHOLE
+    vector = aligned and not any(step % FOUR for step in (op.step, op.inner, op.outer))
+    program = device.build("matmul_parts", KIND="f16", COLUMNS=64, VECTOR=int(vector))
+    wide = -(-pitch // (FOUR * GROUP[0]))
+    high = min(-(-rows // GROUP[1]), max(1, GROUPS_PER_UNIT * device.features.compute_units // (wide * batch)))
+    work, numbers = (wide * GROUP[0], high * GROUP[1], batch), (rows, columns, op.step, p.inner, op.inner, op.outer)
+    spec = Spec((HIGH_AND_LOW, batch, rows, pitch), float16)
+
+    def run(which: int, memory: Any, start: int, peaks: Any) -> Any:
+        parts = device.empty(spec).memory
+        program.find_peak(work, GROUP, memory, peaks, which, start, *numbers)
+        program.divide(work, GROUP, memory, peaks, parts, which, start, *numbers, pitch)
+        return parts
+
+    each = rows * pitch
+    strides = (pitch, 1) if op.along_k else (1, pitch)
+    return Operand(*strides, batch * each, each if batch > 1 else 0), run
+
+
+def bound(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """How far the product of two float32 matrices by parts may be from the exact one, element by element."""
+    x, y = np.abs(x).astype(np.float64), np.abs(y).astype(np.float64)
+    lost = [2.0**-50 * a[np.isfinite(a)].max(initial=0) for a in (x, y)]
+    across = x.sum(-1, keepdims=True) * lost[1] + lost[0] * y.sum(-2, keepdims=True)
+    return 2.0**-20 * (x @ y) + across
