@@ -11,9 +11,9 @@ from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16
 
 pytest.importorskip("pyopencl")
-variants, wgmma, matmul, devices, caches, product, copy, layout, tuning = (
+variants, wgmma, matmul, devices, caches, product, copy, layout, tuning, parts = (
     import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("variants", "wgmma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning")
+    for name in ("variants", "wgmma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning", "parts")
 )
 Plans = import_module("polyarr.backends.opencl.plans").Plans
 tensor_map = import_module("polyarr.backends.opencl.tensor_map").tensor_map
@@ -210,6 +210,29 @@ def test_work_groups_that_share_tiles_are_no_more_than_multiprocessors() -> None
         found = wgmma.choose(problem(m, n, k), 132)
         assert 1 <= found.groups <= 132
         assert found.raster >= 1
+
+
+def halves_of(x):
+    """What float16 keeps of a float32 matrix, by one shift: high, and low as it counts, both as float64."""
+    largest = np.abs(x).max().view(np.uint32)
+    shift = max(min(141 - int(largest >> 23), 126), -113)
+    scaled = np.ldexp(x, shift)
+    high = scaled.astype(np.float16).astype(np.float32)
+    low = ((scaled - high) * 2048).astype(np.float16)
+    return np.ldexp(high.astype(np.float64), -shift), np.ldexp(low.astype(np.float64), -shift - 11)
+
+
+@pytest.mark.parametrize("powers", [0, 12, 30, 60, -140, 120])
+def test_the_bound_of_parts_holds_for_numbers_of_any_size(powers) -> None:
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal(s).astype(np.float32) for s in ((20, 64), (64, 30)))
+    spread = generator.integers(min(powers, 0), max(powers, 0) + 1, x.shape) if 0 <= powers <= 60 else powers
+    x = np.ldexp(x, spread).astype(np.float32)
+    (x_high, x_low), (y_high, y_low) = halves_of(x), halves_of(y)
+    found = x_low @ y_high + x_high @ y_low + x_high @ y_high
+    exact = x.astype(np.float64) @ y.astype(np.float64)
+    assert (np.abs(found - exact) <= parts.bound(x, y)).all()
+    assert not (np.abs(x_high @ y_high - exact) <= parts.bound(x, y)).all()
 
 
 # ---- the portable kernel for GPUs --------------------------------------------------------------------------------
