@@ -2,14 +2,22 @@
 
 import pydoc
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 import polyarr as pa
 from polyarr import ops
+from polyarr.core.array import NUMBERS
 from polyarr.core.backend import Backend
+from polyarr.core.binding import bound_by_name
 from polyarr.core.op import Op
+from polyarr.core.spec import as_dtype
+from polyarr.testing import SAMPLES, Data
 
 
 @pytest.mark.parametrize("shape", [(33,), (1000, 7), (1,)])
@@ -34,6 +42,32 @@ def test_inverse_hyperbolic_functions_as_other_ops(on_numpy: Backend, op: Op, ex
 def test_help_shows_what_an_op_takes() -> None:
     text = pydoc.plain(pydoc.render_doc(pa.softmax))
     assert "softmax(x, axis=-1)" in text and "divided by its sum" in text
+
+
+def spec_of(a: Any) -> Any:
+    """Of an input in a sample."""
+    if isinstance(a, tuple):
+        return tuple(map(spec_of, a))
+    return pa.Spec(a.shape, as_dtype(a.dtype)) if isinstance(a, Data) else NUMBERS.get(type(a))
+
+
+@settings(max_examples=1, phases=[Phase.generate])  # nothing to shrink
+@given(data=st.data())
+def test_what_is_no_input_is_told_by_the_op_that_was_called(data: st.DataObject) -> None:
+    """And not by one that its body is made of."""
+    told = []
+    for op, entry in SAMPLES.items():
+        sample = data.draw(entry.cases(entry.dtypes[0]))
+        inputs, params = bound_by_name(op, sample.inputs, sample.params)
+        specs = tuple(map(spec_of, inputs))
+        for i, wrong in product(range(len(specs)), (None, NUMBERS[float])):
+            try:
+                op.plan((*specs[:i], wrong, *specs[i + 1 :]), {**op.defaults, **params})
+            except (TypeError, ValueError, IndexError) as error:
+                if not str(error).startswith(f"{op.name}: "):
+                    told.append(str(error))
+    # matrix_product is for layers alone, and speaks for matmul; of a key is spoken where the bits are made.
+    assert [line for line in told if not line.startswith(("matmul: ", "random_bits: "))] == []
 
 
 def test_plans_of_an_op_go_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,16 @@ def unfit(op: Any, specs: tuple, error: AttributeError) -> str:
     return ""
 
 
+def no_array(op: Any, specs: tuple) -> str:
+    """The complaint about None, or a number, where a body computes with an array, and would name one of its own ops."""
+    for i, (name, spec) in enumerate(zip(op.inputs, specs, strict=True)):
+        is_number = type(spec) is Spec and spec.is_number and i not in (*op.promoted, *op.indices, *op.numbers)
+        if is_number or (spec is None and op.optional[name] is not None):
+            required = "an array or a Python number" if i in op.numbers else "an array"
+            return f"{op.name}: {name} is {described(spec)}; it must be {required}"
+    return ""
+
+
 def mixed(op: Any, args: Any) -> str:
     found = list({id(a.backend): a.backend.name for a in flatten(args) if type(a) is Array}.values())
     names = " and ".join(map(repr, found)) if len({*found}) > 1 else f"{len(found)} backends called {found[0]!r}"

@@ -31,6 +31,7 @@ from polyarr.core.binding import (
     lacking,
     misshapen,
     mixed,
+    no_array,
     signature,
     unfit,
     usage,
@@ -149,6 +150,8 @@ class Op:
         casts = self._casts(specs)
         if casts:
             specs = tuple(cast_spec(s, c) for s, c in zip(specs, casts, strict=True))
+        if self.rule is self.body and (complaint := no_array(self, specs)):
+            raise TypeError(complaint)
         try:
             if self.canonical:
                 params = {**params, **self.canonical(*specs, **params)}

@@ -37,7 +37,7 @@ def elementwise(
 
         def body(*args: Any) -> Any:
             for name, a in zip(names, args, strict=True):
-                if type(a) is Spec:
+                if type(a) in (Spec, tuple):
                     check_kind(face.__name__, name, a, kind)
             return face(*args)
 

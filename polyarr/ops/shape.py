@@ -13,7 +13,7 @@ from polyarr.core.spec import INTEGERS, Spec, broadcast
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
 from polyarr.ops.elementwise import where
-from polyarr.ops.given import check_array, whole, wholes
+from polyarr.ops.given import check_array, described, whole, wholes
 from polyarr.ops.logic import less_equal
 
 
@@ -265,6 +265,9 @@ def concat(arrays, *, axis=0):
 def _check_list(op: str, arrays) -> None:
     if not isinstance(arrays, (tuple, list)) or not arrays:
         raise TypeError(f"{op}: got {'no arrays' if arrays in ((), []) else 'one array'}; it needs a list of arrays")
+    for a in arrays:
+        if not hasattr(a, "ndim") or (type(a) is Spec and a.is_number):
+            raise TypeError(f"{op}: arrays holds {described(a)}; it must be a list of arrays")
 
 
 def _parts(g, lengths, axis: int):

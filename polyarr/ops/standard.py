@@ -32,7 +32,7 @@ def astype(x: Array, dtype: Any, *, copy: bool = True, device: Any = None) -> Ar
     Errors:  DtypeError for an unknown dtype
     Grads:   x, if both dtypes are floating-point and x stays where it is
     """
-    found = x if not copy and as_dtype(dtype) == x.dtype else elementwise.astype(x, dtype=dtype)
+    found = x if not copy and as_dtype(dtype) == getattr(x, "dtype", None) else elementwise.astype(x, dtype=dtype)
     return found if device is None else found.to(device)
 
 
