@@ -251,9 +251,10 @@ def _ranging(shape: tuple[int, int], seed: int) -> np.ndarray:
 
 def _as_magnitude(word: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """What a product's bound is, as the magnitude that the class "reduction" would have it for."""
-    terms = np.abs(a) @ np.abs(b)
-    largest_terms = np.abs(a).max(1, keepdims=True) * np.abs(b).max(0) * a.shape[1]
-    beyond = PRECISIONS[word] * (terms if word == "medium" else largest_terms)
+    a, b = np.abs(a), np.abs(b)
+    terms, (relative, of_one, of_both) = a @ b, PRECISIONS[word]
+    across = a.sum(1, keepdims=True) * b.max() + a.max() * b.sum(0)
+    beyond = relative * terms + of_one * across + of_both * a.shape[1] * a.max() * b.max()
     return terms + beyond / (TABLE["reduction"][float32] * polyarr.finfo(float32).eps)
 
 

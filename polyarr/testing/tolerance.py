@@ -27,9 +27,11 @@ TABLE: dict[str, dict[np.dtype, float]] = {
     "composed": {float16: 16, bfloat16: 16, float32: 800, float64: 1e6},
     "gradient": {float16: 32, bfloat16: 32, float32: 800, float64: 1e6},
 }
-# How far a product of float32 may be off beyond the class "reduction": for "high" so many times the largest number of
-# the row of x times the largest of the column of y, for each of the k terms; for "medium" so many times |x| @ |y|.
-PRECISIONS = {"highest": 0.0, "high": 2.0**-20, "medium": 2.0**-7}
+# How far a product of float32 may be off beyond the class "reduction": so many times |x| @ |y|; as if each number were
+# off by so many times the largest one of its operand; and for each term, so many times the two largest. The last two
+# are for kernels that divide a whole operand by one scale, and its numbers into two of float16.
+_IN_TWO = (2.0**-50, 2.0**-78)
+PRECISIONS = {"highest": (0.0, 0.0, 0.0), "high": (2.0**-20, *_IN_TWO), "medium": (2.0**-7, *_IN_TWO)}
 # The least "largest value" of a result and of a gradient: below it, differences count as absolute.
 FLOOR, GRADIENT_FLOOR = 0.01, 0.1
 
