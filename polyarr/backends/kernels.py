@@ -436,7 +436,7 @@ def qr(lib: Library, x: Any) -> tuple:
     """The library's, with no negative diagonal."""
     q, r = lib.linalg.qr(x)
     turned = (lib.linalg.diagonal(r) < 0)[..., None, :]
-    return lib.where(turned, -q, q), lib.where(lib.matrix_transpose(turned), -r, r)
+    return lib.where(turned, -q, q), lib.triu(lib.where(lib.matrix_transpose(turned), -r, r))  # 0 below, not -0
 
 
 def svd(lib: Library, x: Any) -> tuple:
