@@ -12,7 +12,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.spec import int64
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
-from polyarr.ops.decompositions import identity, significant
+from polyarr.ops.decompositions import identity, product, significant
 from polyarr.ops.given import check_array, told, whole
 from polyarr.ops.linalg import diagonal
 
@@ -111,7 +111,7 @@ def qr(x: Array, /, *, mode: str = "reduced") -> QR:
     m, n = _lengths("qr", x)
     q, r = ops.qr(x if m >= n else x[..., :m])
     if m < n:
-        r = ops.concat([r, ops.matmul(ops.matrix_transpose(q), x[..., m:])], axis=-1)
+        r = ops.concat([r, product(ops.matrix_transpose(q), x[..., m:])], axis=-1)
     if mode == "complete" and m > n:
         q = _completed(q)
         r = ops.concat([r, ops.zeros_like(x[..., n:, :])], axis=-2)

@@ -153,6 +153,27 @@ def test_gradients_to_the_second_order(fn: Callable, args: tuple) -> None:
     check_grads(fn, args, order=2)
 
 
+def test_products_within_are_exact(on_numpy: Backend) -> None:
+    """Whatever precision products have around them; those of a power are the user's own."""
+    asked = []
+
+    def noting(*args: np.ndarray, precision: str) -> np.ndarray:
+        asked.append(precision)
+        return on_numpy.kernels[ops.matrix_product](*args)
+
+    kernels = {**on_numpy.kernels, ops.matrix_product: noting}
+    with pa.use_backend(on_numpy._replace(kernels=kernels, precisions={ops.matrix_product: ("medium",)})):
+        wide, definite = pa.asarray(WIDE), pa.asarray(DEFINITE)
+        with pa.use_matmul_precision("medium"):
+            for fn, x in ((linalg.cholesky, definite), (linalg.eigh, definite), (linalg.qr, wide), (linalg.svd, wide)):
+                value, pull = pa.vjp(fn, x)
+                pull(value)
+            linalg.pinv(wide)
+            assert {*asked} == {"highest"}
+            linalg.matrix_power(definite, 2)
+    assert asked[-1] == "medium"
+
+
 def test_third_derivatives() -> None:
     check_grads(linalg.eigh, (DEFINITE,), order=3)
 

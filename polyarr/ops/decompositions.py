@@ -125,9 +125,10 @@ def solve(x, b):
 # ---- their gradients ---------------------------------------------------------------------------------------------
 
 
-def _product(x, *more):
+def product(x, *more):
+    """The matrix product, as exact as can be: what is decomposed is, too, and gradients divide by small differences."""
     for y in more:
-        x = matrix_product(x, y)
+        x = matrix_product(x, y, precision="highest")
     return x
 
 
@@ -169,20 +170,20 @@ def _gaps(x):
 
 def _cholesky_grad(g, out):
     up = matrix_transpose(out)
-    return multiply(_over(solve(up, _mirrored(_product(up, g))), out), 0.5)
+    return multiply(_over(solve(up, _mirrored(product(up, g))), out), 0.5)
 
 
 def _eigh_grad(g, out):
     (dw, dv), (w, v) = g, out
-    turned = multiply(_gaps(w), _product(matrix_transpose(v), dv))
+    turned = multiply(_gaps(w), product(matrix_transpose(v), dv))
     inner = where(_diagonal_of(w.shape[-1], w), expand_dims(dw, axis=-1), turned)
-    return _symmetric(_product(v, inner, matrix_transpose(v)))
+    return _symmetric(product(v, inner, matrix_transpose(v)))
 
 
 def _qr_grad(g, out):
     (dq, dr), (q, r) = g, out
-    inner = subtract(_product(r, matrix_transpose(dr)), _product(matrix_transpose(dq), q))
-    return _over(add(dq, _product(q, _mirrored(inner))), matrix_transpose(r))
+    inner = subtract(product(r, matrix_transpose(dr)), product(matrix_transpose(dq), q))
+    return _over(add(dq, product(q, _mirrored(inner))), matrix_transpose(r))
 
 
 def _svd_grad(g, out):
@@ -190,21 +191,21 @@ def _svd_grad(g, out):
     v, dv = matrix_transpose(vh), matrix_transpose(dvh)
     across, down = expand_dims(s, axis=-2), expand_dims(s, axis=-1)
     gaps = _gaps(multiply(s, s))
-    left, right = (multiply(gaps, _product(matrix_transpose(a), da)) for a, da in ((u, du), (v, dv)))
+    left, right = (multiply(gaps, product(matrix_transpose(a), da)) for a, da in ((u, du), (v, dv)))
     left, right = (add(a, matrix_transpose(a)) for a in (left, right))
     inner = add(multiply(left, across), multiply(down, right))
-    found = _product(u, where(_diagonal_of(s.shape[-1], s), expand_dims(ds, axis=-1), inner), vh)
+    found = product(u, where(_diagonal_of(s.shape[-1], s), expand_dims(ds, axis=-1), inner), vh)
     if u.shape[-2] > s.shape[-1]:  # what leaves the space that the columns span
-        found = add(found, _product(_rest(du, u), multiply(expand_dims(_inverses(s), axis=-1), vh)))
+        found = add(found, product(_rest(du, u), multiply(expand_dims(_inverses(s), axis=-1), vh)))
     if vh.shape[-1] > s.shape[-1]:
-        more = _product(_rest(dv, v), multiply(expand_dims(_inverses(s), axis=-1), matrix_transpose(u)))
+        more = product(_rest(dv, v), multiply(expand_dims(_inverses(s), axis=-1), matrix_transpose(u)))
         found = add(found, matrix_transpose(more))
     return found
 
 
 def _rest(x, q):
     """x without its part in the space of q's columns."""
-    return subtract(x, _product(q, matrix_transpose(q), x))
+    return subtract(x, product(q, matrix_transpose(q), x))
 
 
 def _times_inverse(g, x):
@@ -218,7 +219,7 @@ qr.vjp(x=_qr_grad)
 svd.vjp(x=_svd_grad)
 slogdet.vjp(x=lambda g, x: _times_inverse(g[1], x))
 solve.vjp(
-    x=lambda g, x, out: negative(_product(solve(matrix_transpose(x), g), matrix_transpose(out))),
+    x=lambda g, x, out: negative(product(solve(matrix_transpose(x), g), matrix_transpose(out))),
     b=lambda g, x: solve(matrix_transpose(x), g),
 )
 
@@ -292,7 +293,7 @@ def pinv(x, rtol):
     _matrices("pinv", spec_of(x))
     u, s, vh = svd(x)
     kept = where(significant(s, rtol), s, 0)
-    return _product(matrix_transpose(vh), multiply(expand_dims(_inverses(kept), axis=-1), matrix_transpose(u)))
+    return product(matrix_transpose(vh), multiply(expand_dims(_inverses(kept), axis=-1), matrix_transpose(u)))
 
 
 def significant(s, rtol):
@@ -304,12 +305,12 @@ def significant(s, rtol):
 
 def _pinv_grad(g, x, out):
     turned, back = matrix_transpose(g), matrix_transpose(out)
-    by_rows, by_columns = (_product(a, b) for a, b in ((x, out), (out, x)))  # projections
-    of_rows, of_columns = _product(turned, out, back), _product(back, out, turned)
-    rest = add(subtract(of_rows, _product(by_rows, of_rows)), subtract(of_columns, _product(of_columns, by_columns)))
-    return subtract(rest, _product(back, g, back))
+    by_rows, by_columns = (product(a, b) for a, b in ((x, out), (out, x)))  # projections
+    of_rows, of_columns = product(turned, out, back), product(back, out, turned)
+    rest = add(subtract(of_rows, product(by_rows, of_rows)), subtract(of_columns, product(of_columns, by_columns)))
+    return subtract(rest, product(back, g, back))
 
 
-inv.vjp(x=lambda g, out: negative(_product(matrix_transpose(out), g, matrix_transpose(out))))
+inv.vjp(x=lambda g, out: negative(product(matrix_transpose(out), g, matrix_transpose(out))))
 det.vjp(x=lambda g, x, out: _times_inverse(multiply(g, out), x))
 pinv.vjp(x=_pinv_grad, rtol=None)
