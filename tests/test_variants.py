@@ -137,6 +137,16 @@ def test_rows_are_copied_to_whole_16_bytes(device, shape, dtype) -> None:
     np.testing.assert_array_equal(copy.download(device, found), host.swapaxes(-1, -2))
 
 
+@on_opencl
+def test_a_program_may_be_checked_between_canaries_in_a_block_that_has_its_own(device) -> None:
+    with device.guarded():
+        with device.guarded():
+            device.upload(np.ones(5, np.float32))
+        device.upload(np.ones(5, np.float32))
+        assert len(device._guards) == 1
+    assert device._guards is None
+
+
 # ---- Hopper's ----------------------------------------------------------------------------------------------------
 
 

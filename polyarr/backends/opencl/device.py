@@ -231,13 +231,13 @@ class Device:
         Errors:  BackendError at the end, if a kernel wrote outside the memory that it was given
         """
         with self.lock:
-            self._guards = []
+            around, self._guards = self._guards, []  # one such block may stand in another
             try:
                 yield
                 for guarded in self._guards:
                     self._check_canaries(guarded)
             finally:
-                self._guards = None
+                self._guards = around
 
     def _between_canaries(self, own: int, nbytes: int) -> Any:
         margin = max(256, self.cl_device.mem_base_addr_align // 8)  # where a part of a memory may begin
