@@ -11,13 +11,14 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.product import Operand, Problem
-from polyarr.core.spec import Spec, float16
+from polyarr.core.spec import Spec, float16, uint32
 
 GROUP = (64, 4, 1)
 FOUR, WHOLE = 4, 8  # columns of a work-item; float16 elements in 16 bytes
 GROUPS_PER_UNIT = 16
 MOST_MATRICES = 65535  # groups along the third axis
 HIGH_AND_LOW = 2
+PEAKS = Spec((2,), uint32)
 
 Divide = Callable[[tuple[Any, Any], tuple[int, int]], tuple[Any, Any, Any]]
 
@@ -25,18 +26,14 @@ Divide = Callable[[tuple[Any, Any], tuple[int, int]], tuple[Any, Any, Any]]
 def divided(device: Device, p: Problem, aligned: tuple[bool, bool]) -> tuple[Problem, Divide]:
     """The product of the parts, whose outermost axis is theirs, and what writes them: it gives x's, y's, the peaks."""
     sides = [_side(device, p, op, kept, each) for op, kept, each in zip((p.x, p.y), (p.m, p.n), aligned, strict=True)]
-    peaks = device.plans[_peaks]()
 
     def divide(memories: tuple[Any, Any], starts: tuple[int, int]) -> tuple[Any, Any, Any]:
+        peaks = device.empty(PEAKS).memory  # of this call alone: another thread's may come between its kernels
         device.commands.fill((8,), None, peaks)
         written = (run(which, memories[which], starts[which], peaks) for which, (_, run) in enumerate(sides))
         return *written, peaks
 
     return p._replace(inner=p.batch, x=sides[0][0], y=sides[1][0]), divide
-
-
-def _peaks(device: Device) -> Any:
-    return device.empty_words(2)
 
 
 def _side(device: Device, p: Problem, op: Operand, kept: int, aligned: bool) -> tuple[Operand, Callable[..., Any]]:

@@ -173,7 +173,10 @@ def _launch(
 
 
 def _scratch(device: Device) -> tuple[Any, Any]:
-    """Where work-groups write their tensor maps, and the words by which they wait for each other, 0 in between."""
+    """Where work-groups write their tensor maps, and the words by which they wait for each other, 0 in between.
+
+    All launches share them: one kernel runs after the other.
+    """
     units = device.features.compute_units
     maps = device.empty_words(2 * MAPS * WORDS * units)
     return maps, device.empty_words(SIDES * units)
