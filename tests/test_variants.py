@@ -11,9 +11,11 @@ from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16
 
 pytest.importorskip("pyopencl")
-variants, wgmma, matmul, devices, caches, product, copy, layout, tuning, parts = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("variants", "wgmma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning", "parts")
+NAMES = (
+    "variants", "wgmma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning", "parts", "table",
+)  # fmt: skip
+variants, wgmma, matmul, devices, caches, product, copy, layout, tuning, parts, table = (
+    import_module(f"polyarr.backends.opencl.{name}") for name in NAMES
 )
 Plans = import_module("polyarr.backends.opencl.plans").Plans
 tensor_map = import_module("polyarr.backends.opencl.tensor_map").tensor_map
@@ -282,3 +284,23 @@ def test_work_groups_that_share_tiles_add_them_up(device, groups) -> None:
 )  # fmt: skip
 def test_tiles_are_shared_where_they_do_not_divide_evenly(shape, expected) -> None:
     assert matmul.gpu_tiles((LARGE, SMALL), problem(*shape), 132) == expected
+
+
+@on_opencl
+def test_products_are_told_their_precision_where_a_variant_tells_it_apart(device, monkeypatch) -> None:
+    told = []
+
+    def plan(device, dtype, p, aligned, epilogue):
+        told.append(epilogue.precision)
+
+    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=plan),))
+    assert not table.precisions(device)
+    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=plan)._replace(tells_precision=True),))
+    assert table.precisions(device)[pa.ops.linear] == ("high",)
+    found = pa.get_backend()._replace(precisions=table.precisions(device))
+    with pa.use_backend(found):
+        x, weight = pa.ones((6, 8)), pa.ones((7, 8))
+        pa.matmul(x, weight.T)
+        pa.matmul(x, weight.T, precision="high")
+        pa.grad(lambda x, w: pa.sum(pa.ops.linear(x, w, precision="high")), argnums=(0, 1))(x, weight)
+    assert told == ["highest", *["high"] * 3]  # linear's own product is planned already

@@ -23,7 +23,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.noting import noting
     from polyarr.backends.opencl.sharing import dlpack_of
     from polyarr.backends.opencl.speed import peaks_of
-    from polyarr.backends.opencl.table import READS, halves, make_kernels, unordered
+    from polyarr.backends.opencl.table import READS, halves, make_kernels, precisions, unordered
 
     found = select(device)
     if found not in _backends:
@@ -45,6 +45,7 @@ def start(device: str | None = None) -> Backend:
             home=found,
             reads=READS,
             dlpack=dlpack_of(found),
+            precisions=precisions(found),
         )
     return _backends[found]
 

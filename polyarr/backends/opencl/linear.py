@@ -8,16 +8,18 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, reshaped, spec_of, swapped
-from polyarr.backends.opencl.matmul import Epilogue, product
+from polyarr.backends.opencl.matmul import product
 from polyarr.backends.opencl.plans import LaunchPlan
+from polyarr.backends.opencl.product import PLAIN, Epilogue
 from polyarr.backends.opencl.rows import alike
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
 
 def forward(
-    device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, *, activation: str | None
-) -> Any:
+    device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, *, activation: str | None,
+    precision: str = "highest",
+) -> Any:  # fmt: skip
     """The layer in one launch. Saves what the activation was applied to; the result serves for relu."""
     if not alike(x, bias):
         return NotImplemented
@@ -25,7 +27,7 @@ def forward(
     shape = out.shape if len(out.shape) > 1 else (1, columns)
     x = x if x.ndim > 1 else broadcast(x, (1, *x.shape))
     bias = None if bias is None else dense(device, bias)
-    epilogue = Epilogue(bias is not None, activation or "none", activation not in (None, "relu"))
+    epilogue = Epilogue(bias is not None, activation or "none", activation not in (None, "relu"), precision)
     y, saved = product(device, Spec(shape, out.dtype), x, swapped(weight), bias, epilogue)
     y = reshaped(y, out.shape)
     return y, y if activation == "relu" else saved
@@ -33,16 +35,16 @@ def forward(
 
 def backward(
     device: Device, g: Buffer, saved: Buffer | None, x: Buffer, weight: Buffer, bias: Buffer | None, *,
-    wanted: tuple[bool, bool, bool], activation: str | None,
+    wanted: tuple[bool, bool, bool], activation: str | None, precision: str = "highest",
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
     """The gradients of x, weight and bias."""
     rows, depth = prod(x.shape[:-1]), weight.shape[1]
     gz, dbias = _through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
-    dx = dweight = None
+    dx, dweight, epilogue = None, None, PLAIN._replace(precision=precision)
     if wanted[0]:
-        dx = reshaped(product(device, Spec((rows, depth), x.dtype), gz, weight)[0], x.shape)
+        dx = reshaped(product(device, Spec((rows, depth), x.dtype), gz, weight, None, epilogue)[0], x.shape)
     if wanted[1]:
-        dweight, _ = product(device, spec_of(weight), swapped(gz), _matrix(device, x, rows))
+        dweight, _ = product(device, spec_of(weight), swapped(gz), _matrix(device, x, rows), None, epilogue)
     return dx, dweight, dbias
 
 

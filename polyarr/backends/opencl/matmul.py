@@ -33,9 +33,9 @@ SUM = reduction("sum")
 NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
 
 
-def matmul(device: Device, out: Spec, x: Buffer, y: Buffer) -> Buffer:
+def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = "highest") -> Buffer:
     """The product of the two last axes; the others broadcast."""
-    return product(device, out, x, y)[0]
+    return product(device, out, x, y, None, PLAIN._replace(precision=precision))[0]
 
 
 def product(

@@ -105,6 +105,12 @@ def _following(device: Device, launcher: Callable) -> Callable:
     return kernel
 
 
+def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
+    """The precisions that products tell apart on a device, whose kernels for that may still turn out not to work."""
+    tell = any(variant.tells_precision and variant.may_suit(device.features) for variant in matmul.VARIANTS)
+    return {ops.matrix_product: ("high",), ops.linear: ("high",)} if tell else {}
+
+
 def unordered(device: Device) -> frozenset[Any]:
     """The ops that add in no fixed order on this device."""
     return frozenset({ops.scatter_add, ops.embedding}) if segments.adds_atomically(device) else frozenset()

@@ -35,6 +35,7 @@ class Variant(NamedTuple):
     may_suit: Callable[[Features], bool]
     plan: Callable[..., Any]
     trial: Callable[[Device], None]
+    tells_precision: bool = False  # whether products of float32 may be less precise than float32 arithmetic
 
 
 class Verdicts:

@@ -276,4 +276,6 @@ def _trial(device: Device) -> None:
         _check(device, dtype, {**epilogue.macros(dtype), **asdict(tile), **flags, **parts}, epilogue)
 
 
-VARIANT = Variant("wgmma", "matmul_wgmma", lambda features: features.architecture == 90, plan, _trial)
+VARIANT = Variant(
+    "wgmma", "matmul_wgmma", lambda features: features.architecture == 90, plan, _trial, tells_precision=True
+)
