@@ -30,6 +30,7 @@
 #endif
 
 #define COLUMNS (VECTORS * WIDE)
+#define STRIP 8  // columns that are packed together: a panel's part of one is less than a line of the cache
 #define SPARE 8  // a transposed store of 8 rows may run past a panel of fewer
 #define INLINE static inline __attribute__((always_inline))
 typedef PASTE(ACC, WIDE) vector __attribute__((aligned(4)));
@@ -83,23 +84,26 @@ INLINE void pack_along_k(__global const T *source, long step, int width, int row
     pack_elements(source, step, 1, width, rows, k, depth, panel);
 }
 
-// One panel from columns that are contiguous along the rows.
-INLINE void pack_along_rows(__global const T *source, long step, int width, int rows, int depth,
+// Columns `from` to `to` of one panel, from columns that are contiguous along the rows.
+INLINE void pack_along_rows(__global const T *source, long step, int width, int rows, int from, int to,
                             __local ACC *panel) {
     if (rows == width)
-        for (int k = 0; k < depth; k++)
+        for (int k = from; k < to; k++)
             for (int i = 0; i < width; i++) panel[k * width + i] = LOAD(source, k * step + i);
     else
-        pack_elements(source, 1, step, width, rows, 0, depth, panel);
+        pack_elements(source, 1, step, width, rows, from, to, panel);
 }
 
 INLINE void pack(__global const T *source, long step, int along_k, int width, int rows, int depth,
                  __local ACC *panel) {
-    for (int i = 0; i < rows; i += width, panel += width * depth) {
-        const int rows_here = MIN(width, rows - i);
-        if (along_k) pack_along_k(source + i * step, step, width, rows_here, depth, panel);
-        else pack_along_rows(source + i, step, width, rows_here, depth, panel);
-    }
+    const int strip = along_k ? depth : STRIP;
+    for (int from = 0; from < depth; from += strip)
+        for (int i = 0; i < rows; i += width) {
+            const int rows_here = MIN(width, rows - i);
+            __local ACC *to = panel + i * depth;
+            if (along_k) pack_along_k(source + i * step, step, width, rows_here, depth, to);
+            else pack_along_rows(source + i, step, width, rows_here, from, MIN(from + strip, depth), to);
+        }
 }
 
 // ---- one tile in registers --------------------------------------------------------------------------------
