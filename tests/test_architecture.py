@@ -221,9 +221,9 @@ def test_kernel_files_have_their_launcher_and_header(path: Path) -> None:
     assert text.lstrip().startswith(("//", "/*"))
     if path.stem not in ("prelude", "functions"):
         stem = path.parents[1] / f"{path.stem}.py"
-        family = path.parents[1] / f"{path.stem.split('_')[0]}.py"
+        families = path.stem.removesuffix("_gpu"), path.stem.split("_")[0]
         named = any(path.name in launcher.read_text() for launcher in path.parents[1].glob("*.py"))
-        assert stem.exists() or family.exists() or named
+        assert stem.exists() or any((path.parents[1] / f"{name}.py").exists() for name in families) or named
         assert "#error" in text or "#define" not in text
     assert len(text.splitlines()) <= MAX_FILE
 

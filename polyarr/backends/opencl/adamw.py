@@ -10,8 +10,8 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device, room_of
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import types
-from polyarr.backends.opencl.rows import blocks_of, wide
+from polyarr.backends.opencl.program import types, vector_types
+from polyarr.backends.opencl.rows import wide
 from polyarr.core.spec import Spec, float64
 
 PLACES = 12  # parameters per launch; adamw.cl repeats its arguments as often
@@ -128,12 +128,15 @@ def _fixed(acc: np.dtype, sizes: list[int], decay: list[float], betas: tuple[flo
     return struct.pack(f"{PLACES}q{PLACES + len(rates)}{letter}0q", *sizes, *unused, *decay, *unused, *rates)
 
 
-def _launch(device: Device, dtypes: tuple[np.dtype, ...], sizes: list[int], **flags: int) -> LaunchPlan:
+def _launch(device: Device, dtypes: tuple[np.dtype, ...], sizes: list[int], **flags: Any) -> LaunchPlan:
     """For the dtypes of parameters, gradients and moments."""
     p, g, m = dtypes
-    program = device.build("adamw", **types(p), **device.geometry.blocks, **_names("G", g), **_names("M", m), **flags)
-    group = device.geometry.blocks["GROUP"]
-    return LaunchPlan(program.adamw, (group * sum(blocks_of(device, size) for size in sizes),), (group,), ())
+    blocks = device.geometry.blocks(max(dtype.itemsize for dtype in dtypes))
+    for letter, dtype in zip("PGM", dtypes, strict=True):
+        flags |= vector_types(dtype, blocks["VECTOR"], f"{letter}_")
+    program = device.build("adamw", **types(p), **blocks, **_names("G", g), **_names("M", m), **flags)
+    count = sum(-(-size // blocks["BLOCK"]) for size in sizes)
+    return LaunchPlan(program.adamw, (blocks["GROUP"] * count,), (blocks["GROUP"],), ())
 
 
 def _names(letter: str, dtype: Any) -> dict[str, str]:

@@ -13,7 +13,7 @@ def dropout(
 ) -> Buffer:
     """Zero elements at the rate, and scale the others up to keep the mean."""
     x, y = dense(device, x), device.empty(out)
-    state, macros = state_of(device, key, counter, x), {"BATCH": device.geometry.draws}
+    state, macros = state_of(device, key, counter, x), {"BATCH": device.geometry.draws(x.dtype.itemsize)}
     plan = device.plans[block_plan]("dropout", "dropout", x.dtype, x.size, STATE_ON_DEVICE=state.on_device, **macros)
     scale = 1 / (1 - rate) if rate < 1 else 0.0
     numbers = round(rate * 2**24), scale, *state.arguments

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device, room_of
 from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, row_major, steps_of
-from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.source import SCALARS, STRUCTURE
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
 from polyarr.core.spec import bool as bool_
@@ -164,7 +164,8 @@ def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] |
         out.shape,
         [_strides_along(o, len(out.shape)) for o in operands] + [steps_of(out.shape, strides or row_major(out.shape))],
     )
-    work, group, block = device.geometry.elements(out.size)
+    vector = _vector(device.geometry.vector(max(dtype.itemsize, out.dtype.itemsize)), lengths, steps)
+    work, group, block = device.geometry.elements(out.size, vector)
     kinds = [o if o == NUMBER else ABSENT if o is None else _kind(s) for o, s in zip(operands, steps, strict=False)]
     stored, result = types(dtype), types(out.dtype)
     program = device.build(
@@ -180,10 +181,13 @@ def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] |
         FLOATING=int(dtype in FLOATS),
         SIGNED=int(dtype in SIGNED + FLOATS),
         BOOLEAN=int(dtype == bool_),
-        OUT_T=result["T"],
-        OUT_STORE=result["STORE"],
+        **{f"OUT_{name}": result[name] for name in ("T", "ACC", "STORE")},
         WG=group[0],
-        PER_ITEM=device.geometry.per_item,
+        PER_ITEM=device.geometry.per_item(vector),
+        VECTOR=vector,
+        **{name: value for name, value in vector_types(dtype, vector).items() if name != "DTYPE"},
+        C_WORD=vector_types(bool_, vector)["WORD"],
+        **vector_types(out.dtype, vector, "OUT_"),
     )
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
@@ -203,6 +207,13 @@ def _usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:
 def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:
     """An operand's strides along the ndim axes of the result; a number is the same everywhere."""
     return broadcast_strides(operand[0], operand[2], ndim) if type(operand) is tuple else (0,) * ndim
+
+
+def _vector(most: int, lengths: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> int:
+    """How many elements are taken at once: several if no vector lies in two rows, nor across vectors of the memory."""
+    outer = [step for operand in steps if operand[-1] for step in operand[:-1]]
+    dense = steps[-1][-1] == 1 and all(operand[-1] in STEPS for operand in steps)
+    return most if dense and not any(n % most for n in (*outer, *(lengths[-1:] if lengths[1:] else ()))) else 1
 
 
 def _kind(steps: tuple[int, ...]) -> str:

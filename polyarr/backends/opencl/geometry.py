@@ -22,12 +22,10 @@ class CpuGeometry:
     kind = "cpu"
     is_measured = True  # tiles of products are chosen by measuring
 
-    block, per_item = 16384, 1  # elements that are worth a group; elements per work-item and turn
+    block = 16384  # elements that are worth a group
     items_per_unit = 4  # so that a core that comes late takes fewer
     span = 1024  # elements that are worth a work-item that moves them
-    blocks: ClassVar = {"GROUP": 1, "BLOCK": 4096}
-    draws = 16  # blocks of random numbers that are drawn at once
-
+    row_files = ""  # how the names of the files of kernels that work row by row end
     groups_per_unit = 8  # of rows: enough to balance, each long enough to be worth its start
     linear: ClassVar = {"LANES": 1, "WIDE": 64, "SLICES": 1}
     norm: ClassVar = {"LANES": 1, "WIDE": 16}
@@ -51,7 +49,23 @@ class CpuGeometry:
         self.units = units
         self.scan_items = 2 * units  # that should be at work
 
-    def elements(self, size: int) -> Cut:
+    def vector(self, itemsize: int) -> int:
+        """Elements that a work-item moves at once: the compiler makes vectors of loops here."""
+        return 1
+
+    def per_item(self, vector: int) -> int:
+        """Vectors of so many elements for each work-item and turn."""
+        return 1
+
+    def draws(self, itemsize: int) -> int:
+        """Blocks of four random numbers that are drawn at once, for elements of this size."""
+        return 16
+
+    def blocks(self, itemsize: int) -> dict[str, int]:
+        """GROUP work-items share a BLOCK of elements, VECTOR at a time."""
+        return {"GROUP": 1, "BLOCK": 4096, "VECTOR": self.vector(itemsize)}
+
+    def elements(self, size: int, vector: int) -> Cut:
         """Groups of consecutive elements: a few per core, whole vectors each."""
         share = -(-size // (self.units * self.items_per_unit))
         block = max(self.block, (share + 63) // 64 * 64)
@@ -66,7 +80,7 @@ class CpuGeometry:
         """A work-item each."""
         return Cut((total,), (1,), 1)
 
-    def row_macros(self, cols: int) -> dict[str, int]:
+    def row_macros(self, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
         """LANES work-items share a row, ROWS rows share a work-group, WIDE partial results per work-item."""
         wide = 8 if cols <= 128 else 16 if cols <= 512 else 32  # folding many costs more than a short row itself
         return {"LANES": 1, "WIDE": wide, "ROWS": 1}
@@ -74,6 +88,10 @@ class CpuGeometry:
     def row_groups(self, sets: int, persistent: bool) -> int:
         """How many groups take the sets of rows; persistent ones leave a partial result each."""
         return self.units * self.groups_per_unit
+
+    def row_work(self, groups: int, macros: dict[str, Any]) -> tuple[int, ...]:
+        """The global size of so many groups that share rows."""
+        return macros["LANES"], groups * macros["ROWS"]
 
     def lanes(self, length: int) -> int:
         """Work-items that share a row of a reduction."""
@@ -104,15 +122,16 @@ class GpuGeometry:
     kind = "gpu"
     is_measured = False
 
-    group, per_item = 256, 4
+    group, vector_bytes = 256, 16
     items_group = 128
-    blocks: ClassVar = {"GROUP": 256, "BLOCK": 1024}
-    draws = 1
 
-    row_items, groups_per_unit = 256, 4
-    linear: ClassVar = {"LANES": 32, "WIDE": 1, "SLICES": 8}
+    row_files = "_gpu"
+    row_items, groups_per_unit = 128, 4
+    row_share, most_held = 16, 32  # elements of a row that a work-item should take at once, and that it can hold
+    least_lanes, most_lanes = 8, 512
+    linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
     norm: ClassVar = {"LANES": 256, "WIDE": 4}
-    column_sums: ClassVar = {"COLUMNS": 32, "SPLIT": 8, "TILE": 1}
+    column_sums: ClassVar = {"COLUMNS": 16, "SPLIT": 16, "TILE": 1}
 
     columns, column_rows, partials = 32, 8, 4
     reduction_group, has_vectors = 256, False
@@ -132,9 +151,26 @@ class GpuGeometry:
     def __init__(self, units: int) -> None:
         self.units = units
 
-    def elements(self, size: int) -> Cut:
+    def vector(self, itemsize: int) -> int:
+        """Elements that a work-item moves at once."""
+        return self.vector_bytes // itemsize
+
+    def per_item(self, vector: int) -> int:
+        """Vectors of so many elements for each work-item."""
+        return 4 if vector == 1 else 1
+
+    def draws(self, itemsize: int) -> int:
+        """As many as fill a vector, but at least one."""
+        return max(1, self.vector(itemsize) // 4)
+
+    def blocks(self, itemsize: int) -> dict[str, int]:
+        """As a CPU's."""
+        vector = self.vector(itemsize)
+        return {"GROUP": self.group, "BLOCK": self.group * vector * self.per_item(vector), "VECTOR": vector}
+
+    def elements(self, size: int, vector: int) -> Cut:
         """Groups of consecutive elements."""
-        block = self.group * self.per_item
+        block = self.group * self.per_item(vector) * vector
         return Cut((-(-size // block) * self.group,), (self.group,), block)
 
     def items(self, total: int, least: int | None = None) -> Cut:
@@ -143,16 +179,30 @@ class GpuGeometry:
 
     one_each = items
 
-    def row_macros(self, cols: int) -> dict[str, int]:
-        """As a CPU's: a power of two lanes, each with some columns, and groups that are not small."""
-        lanes = 8
-        while lanes < self.row_items and lanes * 4 < cols:
+    def row_macros(self, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
+        """What shares.cl needs for rows of this length; lined_up if all rows must lie in vectors in the same way."""
+        vector = self.vector(itemsize)
+        even = cols % vector == 0
+        if lined_up and not even:
+            vector, even = 1, True
+        lanes = self.least_lanes
+        while lanes < self.most_lanes and lanes * self.row_share < cols:
             lanes *= 2
-        return {"LANES": lanes, "WIDE": 4, "ROWS": max(1, self.row_items // 2 // lanes)}
+        slots = -(-(cols + (0 if even else 2 * (vector - 1))) // (vector * lanes))
+        held = slots * vector <= self.most_held
+        slots = max(slots, 1) if held else self.row_share // vector
+        rows = max(1, self.row_items // lanes) if held else 1
+        return {
+            "LANES": lanes, "ROWS": rows, "SLOTS": slots, "HELD": int(held), "EVEN": int(even), "VECTOR": vector,
+        }  # fmt: skip
 
     def row_groups(self, sets: int, persistent: bool) -> int:
         """One for each set, unless each leaves a partial result: then they are few."""
         return self.units * self.groups_per_unit if persistent else sets
+
+    def row_work(self, groups: int, macros: dict[str, Any]) -> tuple[int, ...]:
+        """The global size of so many groups that share rows, which may be too many for the second axis."""
+        return groups * macros["LANES"], macros["ROWS"]
 
     def lanes(self, length: int) -> int:
         """A power of two that gives each a few elements."""

@@ -6,7 +6,7 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.rows import alike, column_sums, dense_or_none, row_plan, wide
+from polyarr.backends.opencl.rows import alike, column_sums, dense_or_none, groups_of, row_plan, wide
 from polyarr.core.spec import Spec
 
 
@@ -32,7 +32,7 @@ def layer_norm_backward(
     g, x, w = dense(device, g), dense(device, x), dense_or_none(device, weight)
     dx = device.empty(spec_of(x))
     plan = _plan(device, "backward", x, weight, bias, wanted[1:])
-    partials = Spec((plan.work[1], x.shape[-1]), saved.dtype)
+    partials = Spec((groups_of(plan), x.shape[-1]), saved.dtype)
     dweight, dbias = (device.empty(partials) if want else None for want in wanted[1:])
     arrays = g.memory, x.memory, (w or x).memory, saved.memory, dx.memory
     unused = saved  # by a kernel that sums nothing
@@ -50,6 +50,6 @@ def _plan(
     present = weight is not None, bias is not None
     wants = present if wanted is None else wanted
     return device.plans[row_plan](
-        "layer_norm", which, x.dtype, x.shape, which == "backward",
+        "layer_norm", which, x.dtype, x.shape, which == "backward", True,
         HAS_WEIGHT=int(present[0]), HAS_BIAS=int(present[1]), WANTS_WEIGHT=int(wants[0]), WANTS_BIAS=int(wants[1]),
     )  # fmt: skip

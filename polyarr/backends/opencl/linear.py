@@ -11,9 +11,12 @@ from polyarr.backends.opencl.layout import Buffer, broadcast, reshaped, spec_of,
 from polyarr.backends.opencl.matmul import product
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.product import PLAIN, Epilogue
-from polyarr.backends.opencl.rows import alike
+from polyarr.backends.opencl.program import vector_types
+from polyarr.backends.opencl.rows import alike, column_sums, wide
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
+
+BLOCK, MOST_BLOCKS = 64, 32768  # rows that a GPU's group takes, and such blocks that there may be
 
 
 def forward(
@@ -56,19 +59,59 @@ def _through_activation(
         return g, None
     g = dense(device, g)
     gz = g if activation is None else device.empty(spec_of(g))
+    return gz, FAMILIES[device.geometry.kind](device, g, saved, gz, bias, activation)
+
+
+def _gradient_of_columns(
+    device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
+) -> Buffer | None:
+    """A group goes down whole columns."""
     dbias = None if bias is None else device.empty(spec_of(bias))
-    plan = device.plans[_plan](g.shape, g.dtype, bias is not None, activation)
+    plan = device.plans[_columns_plan](g.shape, g.dtype, bias is not None, activation)
     arrays = g.memory, saved and saved.memory, gz.memory, dbias and dbias.memory
     plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
-    return gz, dbias
+    return dbias
 
 
-def _plan(device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None) -> LaunchPlan:
+def _columns_plan(
+    device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None
+) -> LaunchPlan:
     lanes, slices = device.geometry.linear["LANES"], device.geometry.linear["SLICES"]
     groups = -(-shape[1] // (lanes * device.geometry.linear["WIDE"]))
     macros = Epilogue(bias, activation or "none").macros(dtype)
     program = device.build("linear", **macros, **device.geometry.linear, ACTIVATES=int(activation is not None))
     return LaunchPlan(program.linear_gradient, (groups * lanes, slices), (lanes, slices), shape)
+
+
+def _gradient_of_blocks(
+    device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
+) -> Buffer | None:
+    """A group takes a block of rows and columns, and leaves the sums of its part of the columns."""
+    plan = device.plans[_blocks_plan](g.shape, g.dtype, bias is not None, activation)
+    blocks = plan.work[1] // plan.group[1]
+    partials = None if bias is None else device.empty(Spec((blocks, g.shape[1]), wide(g.dtype)))
+    arrays = g.memory, saved and saved.memory, gz.memory, partials and partials.memory
+    plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
+    return column_sums(device, bias, partials)
+
+
+def _blocks_plan(
+    device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None
+) -> LaunchPlan:
+    rows, n = shape
+    cut, vector = device.geometry.linear, device.geometry.vector(dtype.itemsize)
+    vector = 1 if n % vector else vector
+    lanes, slices, rows_each = cut["LANES"], cut["SLICES"], max(BLOCK, -(-rows // MOST_BLOCKS))
+    macros = Epilogue(bias, activation or "none").macros(dtype)
+    program = device.build(
+        "linear_gpu", **macros, **cut, VECTOR=vector, **vector_types(dtype, vector),
+        ACTIVATES=int(activation is not None),
+    )  # fmt: skip
+    work = (-(-n // (lanes * vector)) * lanes, -(-rows // rows_each) * slices)
+    return LaunchPlan(program.linear_gradient, work, (lanes, slices), (rows, n, rows_each))
+
+
+FAMILIES = {"cpu": _gradient_of_columns, "gpu": _gradient_of_blocks}
 
 
 def _matrix(device: Device, buf: Buffer, rows: int) -> Buffer:

@@ -42,6 +42,16 @@ def types(dtype: np.dtype) -> dict[str, str]:
     return {"T": stored, "ACC": acc, "LOAD": f"load_{dtype.name}", "STORE": f"store_{dtype.name}"}
 
 
+WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
+
+
+def vector_types(dtype: np.dtype, count: int, prefix: str = "") -> dict[str, str]:
+    """What DEFINE_VECTOR needs for vectors of so many elements, besides T and ACC."""
+    raw = "ushort" if dtype == float16 else STORED[dtype][0]
+    names = {"DTYPE": dtype.name, "RAW": raw, "WORD": WORDS.get(count * dtype.itemsize, "none")}
+    return {prefix + name: value for name, value in names.items()}
+
+
 class Program:
     """A built program: its kernels are its attributes, each fetched once."""
 

@@ -6,7 +6,7 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.rows import alike, column_sums, dense_or_none, row_plan, wide
+from polyarr.backends.opencl.rows import alike, column_sums, dense_or_none, groups_of, row_plan, wide
 from polyarr.core.spec import Spec
 
 
@@ -30,7 +30,7 @@ def rms_norm_backward(
     g, x, w = dense(device, g), dense(device, x), dense_or_none(device, weight)
     dx = device.empty(spec_of(x))
     plan = _plan(device, "backward", x, weight, wanted[1])
-    dweight = device.empty(Spec((plan.work[1], x.shape[-1]), saved.dtype)) if wanted[1] else None
+    dweight = device.empty(Spec((groups_of(plan), x.shape[-1]), saved.dtype)) if wanted[1] else None
     arrays = g.memory, x.memory, (w or x).memory, saved.memory, dx.memory, (dweight or saved).memory
     plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
     return dx, column_sums(device, weight, dweight)
@@ -40,5 +40,6 @@ def _plan(device: Device, which: str, x: Buffer, weight: Buffer | None, wanted: 
     """How to launch; forward shares the program whose backward kernel gives both gradients."""
     has = weight is not None
     return device.plans[row_plan](
-        "rms_norm", which, x.dtype, x.shape, which == "backward", HAS_WEIGHT=int(has), WANTS_WEIGHT=int(has and wanted)
-    )
+        "rms_norm", which, x.dtype, x.shape, which == "backward", True,
+        HAS_WEIGHT=int(has), WANTS_WEIGHT=int(has and wanted),
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Plans of the kernels that work row by row or block by block, and sums over columns."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.program import types, vector_types
 from polyarr.core.spec import Spec, float64
 
 LONGEST = 256  # rows that a group adds up one by one where it leaves a partial result
@@ -16,33 +17,37 @@ LONGEST = 256  # rows that a group adds up one by one where it leaves a partial 
 
 def row_plan(
     device: Device, stem: str, which: str, dtype: np.dtype, shape: tuple[int, ...], persistent: bool = False,
-    **defines: Any,
+    lined_up: bool = False, **defines: Any,
 ) -> LaunchPlan:  # fmt: skip
     """The launch of <stem>_<which>, which works along rows; numbers are rows, cols, and sets of rows per group.
 
     Groups are persistent where each leaves a partial result: they are few then, but not so few that the sum of their
-    rows would lose digits.
+    rows would lose digits. Rows are lined up if the same columns of all of them must fall to the same work-item.
     """
     rows, cols = rows_of(shape)
-    macros = device.geometry.row_macros(cols)
+    geometry = device.geometry
+    macros = geometry.row_macros(cols, dtype.itemsize, lined_up)
+    if "VECTOR" in macros:
+        macros = {**macros, **vector_types(dtype, macros["VECTOR"])}
     sets = -(-rows // macros["ROWS"])
-    each = max(1, -(-sets // max(device.geometry.row_groups(sets, persistent), 1)))
+    each = max(1, -(-sets // max(geometry.row_groups(sets, persistent), 1)))
     each = min(each, LONGEST) if persistent else each
-    work, group = (macros["LANES"], -(-sets // each) * macros["ROWS"]), (macros["LANES"], macros["ROWS"])
-    program = device.build(stem, **types(dtype), **macros, **defines)
+    work, group = geometry.row_work(-(-sets // each), macros), (macros["LANES"], macros["ROWS"])
+    program = device.build(stem + geometry.row_files, **types(dtype), **macros, **defines)
     return LaunchPlan(getattr(program, f"{stem}_{which}"), work, group, (rows, cols, each))
+
+
+def groups_of(plan: LaunchPlan) -> int:
+    """How many groups a plan has, each of which may leave a partial result."""
+    return prod(plan.work) // prod(plan.group)
 
 
 def block_plan(device: Device, stem: str, kernel: str, dtype: np.dtype, size: int, **defines: Any) -> LaunchPlan:
     """The launch of a kernel whose groups take blocks of consecutive elements; the number is the size."""
-    program = device.build(stem, **types(dtype), **device.geometry.blocks, **defines)
-    group = device.geometry.blocks["GROUP"]
-    return LaunchPlan(getattr(program, kernel), (blocks_of(device, size) * group,), (group,), (size,))
-
-
-def blocks_of(device: Device, size: int) -> int:
-    """How many blocks so many elements are."""
-    return -(-size // device.geometry.blocks["BLOCK"])
+    blocks = device.geometry.blocks(dtype.itemsize)
+    vector = vector_types(dtype, blocks["VECTOR"])
+    program, group = device.build(stem, **types(dtype), **blocks, **vector, **defines), blocks["GROUP"]
+    return LaunchPlan(getattr(program, kernel), (-(-size // blocks["BLOCK"]) * group,), (group,), (size,))
 
 
 def wide(dtype: np.dtype) -> np.dtype:

@@ -7,12 +7,19 @@
 // Arrays   per parameter k: p, p_new of T; g of G; m, v, m_new, v_new of M; n elements each, contiguous; an unused
 //          place has n = 0. numbers: step_size, root, scale, lr, as adamw_numbers.cl leaves them; else unread
 // Launch   local GROUP, global GROUP * (the sum of ceil(n / BLOCK)): a work-group takes one block of one parameter
-// Params   T, ACC, LOAD, STORE of the parameters' dtype | G, LOAD_G of the gradients' | M, LOAD_M, STORE_M of the
-//          moments' | GROUP work-items per group, BLOCK elements per group | DECOUPLED 0 or 1 |
+// Params   T, ACC and DEFINE_VECTOR's P_ of the parameters' dtype | G, G_ of the gradients' | M, M_ of the moments' |
+//          GROUP work-items per group, BLOCK elements per group, VECTOR at a time | DECOUPLED 0 or 1 |
 //          NUMBERS_ON_DEVICE 1 where what changes from step to step is read from numbers; 0: it is given
 #if !defined(T) || !defined(G) || !defined(M) || !defined(GROUP) || !defined(DECOUPLED) || !defined(NUMBERS_ON_DEVICE)
 #error "adamw.cl needs three dtypes' macros, GROUP, BLOCK, DECOUPLED and NUMBERS_ON_DEVICE"
 #endif
+#if !defined(VECTOR) || !defined(P_WORD) || !defined(G_WORD) || !defined(M_WORD)
+#error "adamw.cl needs VECTOR, P_WORD, G_WORD and M_WORD"
+#endif
+
+DEFINE_VECTOR(p, P_DTYPE, T, P_RAW, ACC, P_WORD)
+DEFINE_VECTOR(g, G_DTYPE, G, G_RAW, ACC, G_WORD)
+DEFINE_VECTOR(m, M_DTYPE, M, M_RAW, ACC, M_WORD)
 
 #define TENSOR(k) \
     __global const T *restrict p##k, __global const G *restrict g##k, __global const M *restrict m##k, \
@@ -39,19 +46,26 @@ static inline void update_block(__global const T *restrict p, __global const G *
                                 __global const M *restrict m, __global const M *restrict v,
                                 __global T *restrict p_new, __global M *restrict m_new, __global M *restrict v_new,
                                 const size_t block, const size_t n, const Step s) {
-    EACH_OF_BLOCK(i, block, n) {
-        ACC value = LOAD(p, i), gradient = LOAD_G(g, i) * s.scale;
+    EACH_RUN_OF_BLOCK(i, block, n) {
+        ACC value[VECTOR], gradient[VECTOR], first[VECTOR], second[VECTOR];
+        read_p(p, i, end, value);
+        read_g(g, i, end, gradient);
+        read_m(m, i, end, first);
+        read_m(v, i, end, second);
+        EACH_OF_VECTOR {
+            gradient[k] *= s.scale;
 #if DECOUPLED
-        value -= s.decay * value;
+            value[k] -= s.decay * value[k];
 #else
-        gradient += s.decay * value;
+            gradient[k] += s.decay * value[k];
 #endif
-        const ACC old_m = LOAD_M(m, i), old_v = LOAD_M(v, i);
-        const ACC first = s.b1 * old_m + s.a1 * gradient;
-        const ACC second = s.b2 * old_v + s.a2 * gradient * gradient;
-        STORE(p_new, i, value - s.step_size * first / (SQRT(second) * s.root + s.eps));
-        STORE_M(m_new, i, first);
-        STORE_M(v_new, i, second);
+            first[k] = s.b1 * first[k] + s.a1 * gradient[k];
+            second[k] = s.b2 * second[k] + s.a2 * gradient[k] * gradient[k];
+            value[k] -= s.step_size * first[k] / (SQRT(second[k]) * s.root + s.eps);
+        }
+        write_p(p_new, i, end, value);
+        write_m(m_new, i, end, first);
+        write_m(v_new, i, end, second);
     }
 }
 

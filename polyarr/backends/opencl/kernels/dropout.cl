@@ -3,15 +3,25 @@
 //
 // Arrays   x, y (n), contiguous
 // Launch   local GROUP, global GROUP * ceil(n / BLOCK): a work-item takes BATCH Philox blocks at a time
-// Params   T, ACC, LOAD, STORE of the dtype | GROUP work-items per group, BLOCK elements per group, a multiple of
-//          4 * BATCH | BATCH Philox blocks that the compiler may compute side by side |
+// Params   T, ACC and DEFINE_VECTOR's of the dtype | GROUP work-items per group, BLOCK elements per group, a multiple
+//          of 4 * BATCH | BATCH Philox blocks that the compiler may compute side by side; VECTOR divides 4 * BATCH |
 //          STATE_ON_DEVICE 0 or 1: whether key and counter are numbers, or read from memory
-#if !defined(T) || !defined(GROUP) || !defined(BLOCK) || !defined(BATCH) || !defined(STATE_ON_DEVICE)
-#error "dropout.cl needs a dtype's macros, GROUP, BLOCK, BATCH and STATE_ON_DEVICE"
+#if !defined(T) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR) || !defined(WORD) || !defined(BATCH)
+#error "dropout.cl needs a dtype's macros, GROUP, BLOCK, VECTOR, WORD and BATCH"
+#endif
+#ifndef STATE_ON_DEVICE
+#error "dropout.cl needs STATE_ON_DEVICE"
 #endif
 
+DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
+
 #define SPAN (4 * BATCH)
-#define DROP(j) STORE(y, i + j, (bits[j] >> 8) >= threshold ? LOAD(x, i + j) * scale : 0)
+#define DROP(j) { \
+        ACC v[VECTOR]; \
+        read_vector(x, i + j, end, v); \
+        EACH_OF_VECTOR v[k] = (bits[j + k] >> 8) >= threshold ? v[k] * scale : 0; \
+        write_vector(y, i + j, end, v); \
+    }
 
 // The bits of BATCH blocks. Round by round over the whole batch, which compilers vectorise.
 static inline void philox_batch(ulong block, ulong counter, ulong key, uint *bits) {
@@ -39,10 +49,10 @@ __kernel BLOCK_GROUP void dropout(__global const T *restrict x, __global T *rest
         uint bits[SPAN];
         philox_batch(i / 4, counter, key, bits);
         if (i + SPAN <= end) {
-            for (int j = 0; j < SPAN; j++) DROP(j);
+            for (int j = 0; j < SPAN; j += VECTOR) DROP(j)
         } else {
-            for (int j = 0; j < SPAN; j++)
-                if (i + j < end) DROP(j);
+            for (int j = 0; j < SPAN; j += VECTOR)
+                if (i + j < end) DROP(j)
         }
     }
 }

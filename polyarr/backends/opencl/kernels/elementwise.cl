@@ -2,7 +2,7 @@
 //
 // Arrays   x, y (elements T), c (bool), out (elements OUT_T): windows with any strides, which broadcasting makes 0
 // Launch   CPU (WG 1): one group per layout.block consecutive elements of out, in row-major order
-//          GPU: groups of WG work-items, each group for WG * PER_ITEM consecutive elements of out
+//          GPU: groups of WG work-items, each group for WG * PER_ITEM * VECTOR consecutive elements of out
 // Params   EXPRESSION                 a C expression of x, y (ACC) and c (int)
 //          IS_USUAL, USUAL            a condition of x and y, and what computes EXPRESSION faster where it holds for all of
 //                                     SPAN elements; CPU only, may be missing
@@ -14,9 +14,15 @@
 //          T, ACC, LOAD, DTYPE        type of x and y: stored, computed with, how to read it, polyarr's name
 //          FLOATING, SIGNED, BOOLEAN  1 or 0: whether x and y are floats, have a sign, are bool
 //          OUT_T, OUT_STORE           type of out, and how to write it
-//          WG, PER_ITEM               work-items per group, and elements per work-item on a GPU
+//          WG, PER_ITEM               work-items per group, and vectors per work-item on a GPU
+//          VECTOR                     elements of a vector. More than one where arrays are DENSE or REPEATED, and where
+//                                     vectors neither begin nor end within a row, but for the last of a single row
+//          RAW, WORD                  of x and y, see DEFINE_VECTOR; C_WORD of c; OUT_ACC, OUT_DTYPE, OUT_RAW, OUT_WORD
 #if !defined(EXPRESSION) || !defined(NDIM) || !defined(INDEX) || !defined(WG) || !defined(PER_ITEM)
 #error "elementwise.cl needs EXPRESSION, NDIM, INDEX, WG and PER_ITEM"
+#endif
+#if !defined(VECTOR) || !defined(RAW) || !defined(WORD) || !defined(C_WORD) || !defined(OUT_DTYPE) || !defined(OUT_WORD)
+#error "elementwise.cl needs VECTOR, BITS, WORD, C_WORD, OUT_DTYPE, OUT_ACC, OUT_RAW and OUT_WORD"
 #endif
 #if !defined(X_IS) || !defined(Y_IS) || !defined(C_IS) || !defined(OUT_IS)
 #error "elementwise.cl needs X_IS, Y_IS, C_IS and OUT_IS"
@@ -275,6 +281,40 @@ static inline long distance_to(const INDEX *place, const long *strides) {
         OUT_STORE(out, out_base + (j) * STEP(OUT_IS, layout.out), EXPRESSION); \
     }
 
+#if VECTOR > 1
+DEFINE_VECTOR(x, DTYPE, T, RAW, ACC, WORD)
+DEFINE_VECTOR(c, bool, uchar, uchar, int, C_WORD)
+DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, OUT_ACC, OUT_WORD)
+
+// The first `count` elements from the base on of an operand: DENSE ones, or one for all.
+#define READ(is, read, data, at, base, v) \
+    if (is == DENSE) read(data, base, (base) + count, v); \
+    else EACH_OF_VECTOR v[k] = at(base, 0);
+#if X_IS == NUMBER || X_IS == ABSENT
+#define x_data 0
+#endif
+#if Y_IS == NUMBER || Y_IS == ABSENT
+#define y_data 0
+#endif
+#if C_IS == NUMBER || C_IS == ABSENT
+#define c_data 0
+#endif
+#define COMPUTE_VECTOR(count) { \
+        ACC xs[VECTOR], ys[VECTOR]; \
+        int cs[VECTOR]; \
+        OUT_ACC outs[VECTOR]; \
+        READ(X_IS, read_x, x_data, X_AT, x_base, xs) \
+        READ(Y_IS, read_x, y_data, Y_AT, y_base, ys) \
+        READ(C_IS, read_c, c_data, C_AT, c_base, cs) \
+        EACH_OF_VECTOR { \
+            const ACC x = xs[k], y = ys[k]; \
+            const int c = cs[k]; \
+            outs[k] = EXPRESSION; \
+        } \
+        write_out(out, out_base, out_base + count, outs); \
+    }
+#endif
+
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict out, const long out_offset,
                  const Layout layout) {
@@ -306,17 +346,27 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
 #endif
     }
 #else
-    const long start = (long)get_group_id(0) * (WG * PER_ITEM) + (long)get_local_id(0);
+    const size_t vectors = WG * PER_ITEM, start = get_group_id(0) * vectors + get_local_id(0);
+#if VECTOR > 1
+    const int is_aligned = ((x_offset | y_offset | c_offset | out_offset) & (VECTOR - 1)) == 0;
+#endif
+    const int is_whole = (get_group_id(0) + 1) * vectors * VECTOR <= layout.size;  // then no element is asked for
 #pragma unroll
-    for (int k = 0; k < PER_ITEM; k++) {
-        const long i = start + k * WG;
-        if (i < layout.size) {
+    for (int turn = 0; turn < PER_ITEM; turn++) {
+        const long i = (start + turn * WG) * VECTOR;
+        if (is_whole || i < layout.size) {
             locate((INDEX)i, layout.shape, place);
             const long x_base = x_offset + distance_to(place, layout.x);
             const long y_base = y_offset + distance_to(place, layout.y);
             const long c_base = c_offset + distance_to(place, layout.c);
             const long out_base = out_offset + distance_to(place, layout.out);
+#if VECTOR > 1
+            const int count = is_whole ? VECTOR : (int)MIN((long)VECTOR, layout.size - i);
+            if (is_aligned) COMPUTE_VECTOR(count)
+            else for (int j = 0; j < count; j++) COMPUTE(j, EXPRESSION)
+#else
             COMPUTE(0, EXPRESSION)
+#endif
         }
     }
 #endif

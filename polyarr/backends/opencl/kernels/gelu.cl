@@ -1,24 +1,34 @@
 // GELU, y = x (1 + erf(x / sqrt(2))) / 2 or its tanh form, and its gradient dx = g y'(x). Formulas: prelude.cl.
 //
 // Arrays   x, y, g, dx (n), contiguous
-// Launch   local GROUP, global GROUP * ceil(n / BLOCK); see EACH_OF_BLOCK
-// Params   T, ACC, LOAD, STORE of the dtype, FLOATING 1 | GROUP work-items per group, BLOCK elements per group |
-//          ACTIVATION gelu or gelu_tanh
-#if !defined(T) || !defined(FLOATING) || !defined(GROUP) || !defined(BLOCK) || !defined(ACTIVATION)
-#error "gelu.cl needs a dtype's macros, FLOATING, GROUP, BLOCK and ACTIVATION"
+// Launch   local GROUP, global GROUP * ceil(n / BLOCK); see EACH_RUN_OF_BLOCK
+// Params   T, ACC and DEFINE_VECTOR's of the dtype, FLOATING 1 | GROUP work-items per group, BLOCK elements per group,
+//          VECTOR at a time | ACTIVATION gelu or gelu_tanh
+#if !defined(T) || !defined(FLOATING) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR) || !defined(WORD)
+#error "gelu.cl needs a dtype's macros, FLOATING, GROUP, BLOCK, VECTOR and WORD"
+#endif
+#ifndef ACTIVATION
+#error "gelu.cl needs ACTIVATION"
 #endif
 
+DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
+
 __kernel BLOCK_GROUP void gelu_forward(__global const T *restrict x, __global T *restrict y, const long n) {
-    EACH_OF_BLOCK(i, get_group_id(0), n) {
-        const ACC v = LOAD(x, i);
-        STORE(y, i, ACTIVATE(v));
+    EACH_RUN_OF_BLOCK(i, get_group_id(0), n) {
+        ACC v[VECTOR];
+        read_vector(x, i, end, v);
+        EACH_OF_VECTOR v[k] = ACTIVATE(v[k]);
+        write_vector(y, i, end, v);
     }
 }
 
 __kernel BLOCK_GROUP void gelu_backward(__global const T *restrict g, __global const T *restrict x,
                                         __global T *restrict dx, const long n) {
-    EACH_OF_BLOCK(i, get_group_id(0), n) {
-        const ACC v = LOAD(x, i);
-        STORE(dx, i, LOAD(g, i) * SLOPE(v));
+    EACH_RUN_OF_BLOCK(i, get_group_id(0), n) {
+        ACC v[VECTOR], slope[VECTOR];
+        read_vector(x, i, end, slope);
+        read_vector(g, i, end, v);
+        EACH_OF_VECTOR v[k] *= SLOPE(slope[k]);
+        write_vector(dx, i, end, v);
     }
 }

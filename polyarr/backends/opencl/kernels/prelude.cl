@@ -31,7 +31,10 @@ static inline void note_fault(FAULT, long index, long limit) {
 typedef float8 __attribute__((aligned(4))) float8_unaligned;
 
 // load_<dtype>(p, i) widens element i to the type that arithmetic is done in; store_<dtype>(p, i, v) rounds v.
+// widen_<dtype>(v) and narrow_<dtype>(v) do the same to a value; a float16 is its bits there.
 #define DEFINE_PLAIN(NAME, STORED, WIDE) \
+    static inline WIDE widen_##NAME(STORED v) { return (WIDE)v; } \
+    static inline STORED narrow_##NAME(WIDE v) { return (STORED)v; } \
     static inline WIDE load_##NAME(__global const STORED *p, size_t i) { return (WIDE)p[i]; } \
     static inline void store_##NAME(__global STORED *p, size_t i, WIDE v) { p[i] = (STORED)v; }
 DEFINE_PLAIN(int8, char, int)
@@ -47,36 +50,55 @@ DEFINE_PLAIN(float32, float, float)
 DEFINE_PLAIN(float64, double, double)
 #endif
 
+static inline int widen_bool(uchar v) { return v != 0; }
+static inline uchar narrow_bool(int v) { return v != 0; }
 static inline int load_bool(__global const uchar *p, size_t i) { return p[i] != 0; }
 static inline void store_bool(__global uchar *p, size_t i, int v) { p[i] = v != 0; }
 
 #if IS_CPU  // by the bits, because PoCL calls vload_half and vstore_half: normal, below the smallest normal one, inf or nan
-static inline float load_float16(__global const half *p, size_t i) {
-    const uint bits = ((__global const ushort *)p)[i], m = (bits & 0x7fffu) << 13;
+static inline float widen_float16(ushort stored) {
+    const uint bits = stored, m = (bits & 0x7fffu) << 13;
     const float small = as_float(m + 0x38800000u) - as_float(0x38800000u);
     const uint size = m < 0x800000u ? as_uint(small) : m + (m < 0xf800000u ? 0x38000000u : 0x70000000u);
     return as_float(size | (bits & 0x8000u) << 16);
 }
-static inline void store_float16(__global half *p, size_t i, float v) {
+static inline ushort narrow_float16(float v) {
     const uint bits = as_uint(v), m = bits & 0x7fffffffu;
     const uint small = as_uint(as_float(m) + 0.5f) - as_uint(0.5f);  // in steps of 2^-24, to nearest even
     const uint normal = (m + 0xfffu + (m >> 13 & 1u) - 0x38000000u) >> 13;
     const uint large = m > 0x7f800000u ? 0x7e00u | (m >> 13 & 0x3ffu) : 0x7c00u;
     const uint size = m < 0x38800000u ? small : m < 0x47800000u ? normal : large;
-    ((__global ushort *)p)[i] = (ushort)(size | (bits >> 16 & 0x8000u));
+    return (ushort)(size | (bits >> 16 & 0x8000u));
 }
-#else
+static inline float load_float16(__global const half *p, size_t i) {
+    return widen_float16(((__global const ushort *)p)[i]);
+}
+static inline void store_float16(__global half *p, size_t i, float v) {
+    ((__global ushort *)p)[i] = narrow_float16(v);
+}
+#else  // as bytes, which may alias anything: compilers may assume that a half and a ushort do not lie in one place
+static inline float widen_float16(ushort bits) {
+    const uchar2 bytes = as_uchar2(bits);
+    return vload_half(0, (const half *)&bytes);
+}
+static inline ushort narrow_float16(float v) {
+    uchar2 bytes;
+    vstore_half_rte(v, 0, (half *)&bytes);
+    return as_ushort(bytes);
+}
 static inline float load_float16(__global const half *p, size_t i) { return vload_half(i, p); }
 static inline void store_float16(__global half *p, size_t i, float v) { vstore_half_rte(v, i, p); }
 #endif
 
 // bfloat16 is the upper half of a float32, rounded to nearest, ties to even; a nan stays a nan.
-static inline float load_bfloat16(__global const ushort *p, size_t i) { return as_float((uint)p[i] << 16); }
-static inline void store_bfloat16(__global ushort *p, size_t i, float v) {
+static inline float widen_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
+static inline ushort narrow_bfloat16(float v) {
     const uint bits = as_uint(v);
     const uint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    p[i] = (ushort)(v != v ? (bits >> 16) | 0x40u : rounded);
+    return (ushort)(v != v ? (bits >> 16) | 0x40u : rounded);
 }
+static inline float load_bfloat16(__global const ushort *p, size_t i) { return widen_bfloat16(p[i]); }
+static inline void store_bfloat16(__global ushort *p, size_t i, float v) { p[i] = narrow_bfloat16(v); }
 
 // ---- elementary functions that the compiler can inline and vectorise -------------------------------------------
 //
@@ -326,6 +348,47 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
 #define EACH_OF_BLOCK(i, block, n) \
     for (size_t i = (size_t)(block) * BLOCK + get_local_id(0), end = MIN(((size_t)(block) + 1) * BLOCK, (size_t)(n)); \
          i < end; i += GROUP)
+// The same, VECTOR elements at a time: i is the first of them, and `end` may be among them.
+#define EACH_RUN_OF_BLOCK(i, block, n) \
+    for (size_t i = (size_t)(block) * BLOCK + get_local_id(0) * VECTOR, \
+                end = MIN(((size_t)(block) + 1) * BLOCK, (size_t)(n)); i < end; i += GROUP * VECTOR)
+#endif
+
+// ---- vectors ----------------------------------------------------------------------------------------------------
+//
+// For a program that defines VECTOR, how many elements a work-item takes at once. DEFINE_VECTOR(NAME, DTYPE, T, RAW, ACC,
+// WORD) gives read_NAME(p, i, end, v), which widens elements i ... i + VECTOR - 1 of p, but none from end on, and
+// write_NAME(p, i, end, v). i is a multiple of VECTOR; RAW is what an element is stored as, WORD the type of VECTOR
+// elements, which move as one where end allows it.
+#ifdef VECTOR
+#define EACH_OF_VECTOR _Pragma("unroll") for (int k = 0; k < VECTOR; k++)
+#if VECTOR > 1
+#define DEFINE_VECTOR_NOW(NAME, DTYPE, T, RAW, ACC, WORD) \
+    typedef union { WORD word; RAW each[VECTOR]; } Word_##NAME; \
+    static inline void read_##NAME(__global const T *p, size_t i, size_t end, ACC *v) { \
+        if (i + VECTOR <= end) { \
+            Word_##NAME u; \
+            u.word = *(__global const WORD *)(p + i); \
+            EACH_OF_VECTOR v[k] = widen_##DTYPE(u.each[k]); \
+        } else { \
+            EACH_OF_VECTOR v[k] = i + k < end ? load_##DTYPE(p, i + k) : 0; \
+        } \
+    } \
+    static inline void write_##NAME(__global T *p, size_t i, size_t end, const ACC *v) { \
+        if (i + VECTOR <= end) { \
+            Word_##NAME u; \
+            EACH_OF_VECTOR u.each[k] = narrow_##DTYPE(v[k]); \
+            *(__global WORD *)(p + i) = u.word; \
+        } else { \
+            EACH_OF_VECTOR if (i + k < end) store_##DTYPE(p, i + k, v[k]); \
+        } \
+    }
+#else
+#define DEFINE_VECTOR_NOW(NAME, DTYPE, T, RAW, ACC, WORD) \
+    static inline void read_##NAME(__global const T *p, size_t i, size_t end, ACC *v) { v[0] = load_##DTYPE(p, i); } \
+    static inline void write_##NAME(__global T *p, size_t i, size_t end, const ACC *v) { store_##DTYPE(p, i, v[0]); }
+#endif
+#define DEFINE_VECTOR(NAME, DTYPE, T, RAW, ACC, WORD) DEFINE_VECTOR_NOW(NAME, DTYPE, T, RAW, ACC, WORD)
 #endif
 
 // ---- activations ------------------------------------------------------------------------------------------------

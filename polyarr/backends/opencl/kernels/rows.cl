@@ -17,6 +17,7 @@ void column_sums(__global const ACC *restrict partials, __global T *restrict out
     const size_t first = get_group_id(0) * COLUMNS * TILE + get_local_id(0);
     ACC sum[TILE], lost[TILE];
     for (int k = 0; k < TILE; k++) sum[k] = lost[k] = 0;
+#pragma unroll 4
     for (long p = me; p < parts; p += SPLIT)
         for (int k = 0; k < TILE; k++) {
             const size_t c = first + k * COLUMNS;

@@ -1,0 +1,120 @@
+// Layer norm over the last axis, as layer_norm.cl has it, for GPUs.
+//
+// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 2) of ACC = mean, rstd;
+//          dweight, dbias (groups, cols) of ACC: the sums over the rows that a group took
+// Launch   see shares.cl; backward, a set takes rows_each rows
+// Params   those of shares.cl, with EVEN 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
+//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written
+#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
+#error "layer_norm_gpu.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
+#endif
+
+#include "shares.cl"
+
+__kernel SHARING void layer_norm_forward(__global const T *restrict x, __global const T *restrict weight,
+                                         __global const T *restrict bias, __global T *restrict y,
+                                         __global ACC *restrict saved, const ACC eps,
+                                         const long rows, const long cols, const long rows_each) {
+    __local ACC lanes[ROWS][LANES];
+    __local ACC2 pairs[ROWS][LANES];
+    SET_OF_ROWS(1)
+    const size_t row = first_row;
+    AT_ROW(row, rows, cols)
+    ACC v[SHARE], w[SHARE], b[SHARE], part = 0;
+    EACH_CHUNK {
+        const int low = LOW, high = HIGH;
+        READ_SHARE(x, 0, v)
+        EACH_OF_SHARE part += v[k];
+    }
+    const ACC rough_mean = shared_sum(part, me, lanes[set]) / cols;
+
+    // Centred before squaring. What the rough mean lost to rounding over a long row shows in the second sum.
+    ACC2 parts = 0;
+    EACH_CHUNK {
+        const int low = LOW, high = HIGH;
+        READ_AGAIN(x, 0, v)
+        EACH_OF_SHARE {
+            const ACC d = IS_OWN(k) ? v[k] - rough_mean : 0;
+            parts += (ACC2)(d, d * d);
+        }
+    }
+    parts = shared_sums(parts, me, pairs[set]) / cols;
+    const ACC mean = rough_mean + parts.x, rstd = 1 / sqrt(parts.y - parts.x * parts.x + eps);
+    EACH_CHUNK {
+        const int low = LOW, high = HIGH;
+        READ_AGAIN(x, 0, v)
+        if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w);
+        if (HAS_BIAS) read_share(bias + at, low, high, me, 0, b);
+        EACH_OF_SHARE v[k] = (v[k] - mean) * rstd * (HAS_WEIGHT ? w[k] : 1) + (HAS_BIAS ? b[k] : 0);
+        WRITE_SHARE(y, v)
+    }
+    if (me == 0 && row < rows) {
+        saved[2 * row] = mean;
+        saved[2 * row + 1] = rstd;
+    }
+}
+
+__kernel SHARING void layer_norm_backward(__global const T *restrict g, __global const T *restrict x,
+                                          __global const T *restrict weight, __global const ACC *restrict saved,
+                                          __global T *restrict dx, __global ACC *restrict dweight,
+                                          __global ACC *restrict dbias,
+                                          const long rows, const long cols, const long rows_each) {
+    __local ACC2 pairs[ROWS][LANES];
+    __local ACC totals[ROWS > 1 ? CHUNK : 1];
+    SET_OF_ROWS(rows_each)
+    ACC v[SHARE], n[SHARE], w[SHARE];
+#if WANTS_WEIGHT
+    SUMS_OF_COLUMNS(weight, dweight, cols)
+#endif
+#if WANTS_BIAS
+    SUMS_OF_COLUMNS(bias, dbias, cols)
+#endif
+#if HAS_WEIGHT && HELD
+    read_share(weight, 0, cols, me, 0, w);
+#endif
+    for (long turn = 0; turn < rows_each; turn++) {
+        const size_t row = first_row + turn * ROWS;
+        AT_ROW(row, rows, cols)
+        const ACC mean = columns ? saved[2 * row] : 0, rstd = columns ? saved[2 * row + 1] : 0;
+        ACC2 parts = 0;
+        EACH_CHUNK {
+            const int low = LOW, high = HIGH;
+            READ_SHARE(g, 0, v)
+            READ_SHARE(x, 0, n)
+#if HAS_WEIGHT && !HELD
+            read_share(weight + at, low, high, me, 0, w);
+#endif
+            EACH_OF_SHARE {
+                const ACC h = HAS_WEIGHT ? v[k] * w[k] : v[k];
+                parts += (ACC2)(h, h * (n[k] - mean));
+            }
+        }
+        parts = shared_sums(parts, me, pairs[set]) / cols;
+        const ACC mean_h = parts.x, mean_hn = parts.y * rstd;
+        EACH_CHUNK {
+            const int low = LOW, high = HIGH;
+            READ_AGAIN(g, 0, v)
+            READ_AGAIN(x, 0, n)
+#if HAS_WEIGHT && !HELD
+            read_share(weight + at, low, high, me, 0, w);
+#endif
+            EACH_OF_SHARE {
+                const ACC unit = (n[k] - mean) * rstd, h = HAS_WEIGHT ? v[k] * w[k] : v[k];
+#if WANTS_WEIGHT
+                ADD_TO_COLUMN(weight, v[k] * unit)
+#endif
+#if WANTS_BIAS
+                ADD_TO_COLUMN(bias, v[k])
+#endif
+                v[k] = rstd * (h - mean_h - unit * mean_hn);
+            }
+            WRITE_SHARE(dx, v)
+        }
+    }
+#if WANTS_WEIGHT
+    WRITE_SUMS(weight, cols)
+#endif
+#if WANTS_BIAS
+    WRITE_SUMS(bias, cols)
+#endif
+}

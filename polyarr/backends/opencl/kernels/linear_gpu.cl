@@ -1,0 +1,58 @@
+// The gradient of a linear layer's bias and activation, as linear.cl has it, for GPUs.
+//
+// Arrays   g, z, gz (rows, n) row-major, as there; partials (row blocks, n) of ACC: the sums of gz's columns over each
+//          block of rows, unread without BIAS
+// Launch   local (LANES, SLICES), global (LANES * column blocks, SLICES * row blocks): a group takes LANES * VECTOR
+//          columns of rows_each rows
+// Params   T, ACC and DEFINE_VECTOR's of a float dtype, VECTOR divides n | FLOATING 1 |
+//          ACTIVATION none, relu, silu, gelu or gelu_tanh | ACTIVATES 1 to read z and write gz |
+//          BIAS 1 to write partials | LANES work-items side by side, SLICES that share a column, DEPTH rows at once
+#if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(ACTIVATION) || !defined(ACTIVATES) || !defined(BIAS)
+#error "linear_gpu.cl needs a dtype's macros, VECTOR, WORD, ACTIVATION, ACTIVATES and BIAS"
+#endif
+#if !defined(LANES) || !defined(SLICES) || !defined(DEPTH)
+#error "linear_gpu.cl needs LANES, SLICES and DEPTH"
+#endif
+
+DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
+
+__kernel __attribute__((reqd_work_group_size(LANES, SLICES, 1)))
+void linear_gradient(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz,
+                     __global ACC *restrict partials, const long rows, const long n, const long rows_each) {
+    __local ACC lanes[SLICES][LANES * VECTOR];
+    const int me = get_local_id(0) * VECTOR, slice = get_local_id(1);
+    const size_t block = get_group_id(1), column = get_group_id(0) * (LANES * VECTOR) + me;
+    const long end = column < n ? MIN((long)(block + 1) * rows_each, rows) : 0;
+    ACC sum[VECTOR];
+    EACH_OF_VECTOR sum[k] = 0;
+    for (long first = block * rows_each + slice; first < end; first += SLICES * DEPTH) {
+        ACC v[DEPTH][VECTOR], before[DEPTH][VECTOR];
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const long row = first + d * SLICES;
+            const size_t i = row * n + column, stop = row < end ? i + VECTOR : 0;
+            EACH_OF_VECTOR v[d][k] = before[d][k] = 0;
+            if (stop) read_vector(g, i, stop, v[d]);
+            if (ACTIVATES && stop) read_vector(z, i, stop, before[d]);
+        }
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const long row = first + d * SLICES;
+            const size_t i = row * n + column;
+            if (ACTIVATES) EACH_OF_VECTOR v[d][k] *= SLOPE(before[d][k]);
+            if (ACTIVATES && row < end) write_vector(gz, i, i + VECTOR, v[d]);
+            EACH_OF_VECTOR sum[k] += row < end ? v[d][k] : 0;
+        }
+    }
+#if BIAS
+    EACH_OF_VECTOR lanes[slice][me + k] = sum[k];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const int flat = slice * LANES + get_local_id(0);
+    for (int c = flat; c < LANES * VECTOR; c += LANES * SLICES) {
+        const size_t target = get_group_id(0) * (LANES * VECTOR) + c;
+        ACC total = 0;
+        for (int s = 0; s < SLICES; s++) total += lanes[s][c];
+        if (target < n) partials[block * n + target] = total;
+    }
+#endif
+}
