@@ -142,7 +142,7 @@ class GpuGeometry:
     word, moves_rows = 16, False
     adds_atomically = True
     sums_few, least_part = False, 4096
-    sort_tile, sort_span = 2048, 8
+    sort_tile = 2048
     tile, tile_rows, most_batches = 32, 8, 65535  # the last: groups along the third axis
 
     product_part = 2**6  # a kernel adds up one by one

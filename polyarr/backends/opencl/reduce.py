@@ -8,7 +8,7 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, collapse, permuted, row_major
-from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64, int64
 
@@ -19,6 +19,9 @@ JOINS = {
     "max": ("LARGEST", "first"),
     "min": ("LEAST", "first"),
 }
+
+
+LONGEST = 1 << 18  # elements of a row that a group looks through faster than others help it
 
 
 class Window(NamedTuple):
@@ -84,6 +87,11 @@ def _find(name: str, device: Device, out: Spec, x: Buffer, axis: int | None) -> 
     window = _window(x.shape, x.strides, (axis,))
     if window is None:
         x, window = _in_rows(device, x, (axis,))
+    once = device.plans[_arg_plan](name, out, x.dtype, window)
+    if once is not None:
+        result = device.empty(out)
+        once.kernel(once.work, once.group, x.memory, x.offset, result.memory, *once.arguments)
+        return result
     wanted = _launch(device, name, Spec((window.outer * window.inner,), x.dtype), x, window)
     plan = device.plans[_plan](name, out, x.dtype, window, find=True)
     result = device.empty(out if plan.partial is None else plan.partial)
@@ -125,13 +133,15 @@ def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, 
 
 def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, *, find: bool = False) -> Plan:
     outputs = window.outer * window.inner
-    by_columns = window.inner_stride == 1 and window.inner > 1 and (window.stride != 1 or window.length == 1)
+    by_columns = _is_by_columns(window)
     parts, part_length = _parts(device, window, by_columns)
     accumulator = _accumulator(device, name, dtype, dtype if find else out.dtype)
     result = out if parts == 1 else Spec((parts, outputs), int64 if find else accumulator)
+    partial = None if parts == 1 else result
+    if not find and _lies_in_vectors(device, window):
+        return _vectors_plan(device, name, (dtype, accumulator, result.dtype), window, parts, part_length, partial)
     geometry, lanes = device.geometry, device.geometry.lanes(part_length)
     program = _build(device, name, dtype, accumulator, result.dtype, window.stride, lanes, find=find)
-    partial = None if parts == 1 else result
     if by_columns:
         group = (min(geometry.columns, geometry.reduction_group), geometry.column_rows, 1)
         work = (-(-window.inner // geometry.columns) * group[0], window.outer * group[1], parts)
@@ -149,6 +159,43 @@ def _rows_plan(
     work = (-(-rows // (per_item * group // lanes)) * group, parts)
     arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, window.stride)
     return Plan(kernel, work, (group, 1), (*arguments, part_length, per_item), partial)
+
+
+def _is_by_columns(window: Window) -> bool:
+    return window.inner_stride == 1 and window.inner > 1 and (window.stride != 1 or window.length == 1)
+
+
+def _lies_in_vectors(device: Device, window: Window) -> bool:
+    """True if the length runs along the memory, on a device whose work-items move vectors."""
+    return device.geometry.vector(1) > 1 and window.stride == 1 and not _is_by_columns(window)
+
+
+def _arg_plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window) -> Plan | None:
+    """How to find the places of max or min in one pass; None where it takes two."""
+    parts = _parts(device, window, False)[0]
+    if not _lies_in_vectors(device, window) or (parts > 1 and window.length > LONGEST):
+        return None
+    return _vectors_plan(device, name, (dtype, dtype, out.dtype), window, 1, window.length, None, find=True)
+
+
+def _vectors_plan(
+    device: Device, name: str, dtypes: tuple[np.dtype, ...], window: Window, parts: int, part_length: int,
+    partial: Spec | None, *, find: bool = False,
+) -> Plan:  # fmt: skip
+    """For the dtypes of x, the accumulator and the result."""
+    (stored, accumulator, written), (join, start), geometry = map(types, dtypes), JOINS[name], device.geometry
+    group, vector = geometry.reduction_group, geometry.vector(dtypes[0].itemsize)
+    lanes = geometry.lanes(-(-part_length // vector))
+    program = device.build(
+        "reduce_gpu",
+        **{key: stored[key] for key in ("T", "ACC", "LOAD")}, VECTOR=vector, **vector_types(dtypes[0], vector),
+        A=accumulator["ACC"], OUT_T=written["T"], STORE=written["STORE"],
+        JOIN=join, START=start, BEFORE="<" if name == "min" else ">", WG=group, LANES=lanes,
+    )  # fmt: skip
+    rows = window.outer * window.inner
+    work = (-(-rows // (group // lanes)) * group, parts)
+    arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, part_length)
+    return Plan(program.arg_rows if find else program.reduce_rows, work, (group, 1), arguments, partial)
 
 
 def _build(

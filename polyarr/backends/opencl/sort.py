@@ -11,7 +11,7 @@ from polyarr.backends.opencl.layout import Buffer, swapped
 from polyarr.backends.opencl.program import Program
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
-GROUP = 256  # work-items that sort a tile on a GPU
+EACH, LEAST_TILE = 8, 64  # elements that a GPU's work-item sorts by itself, and that are worth a team of work-items
 UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
 INT32 = np.dtype("int32")
@@ -23,52 +23,62 @@ def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool
     x = dense(device, swapped(x, axis, last))
     result = device.empty(Spec(x.shape, out.dtype))
     if result.size:
-        program = device.plans[_program](x.dtype, descending)
-        index = _sorted(device, program, x)
-        program.widen((result.size,), None, index.memory, result.memory)
+        FAMILIES[device.geometry.kind](device, x, descending, result)
     return swapped(result, axis, last)
 
 
 def order(device: Device, x: Buffer) -> Buffer:
     """The order that sorts a dense 1-d x, as int32."""
-    return _sorted(device, device.plans[_program](x.dtype, False), x)
+    return FAMILIES[device.geometry.kind](device, x, False, None)
 
 
-def _sorted(device: Device, program: Program, x: Buffer) -> Buffer:
-    n = x.shape[-1]
-    rows = x.size // n
+def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+    """Whole tiles by one work-item after the other, which then merge spans. Gives the order as int32, too."""
+    n, program = x.shape[-1], device.plans[_program](x.dtype, descending)
     tile, span = device.geometry.sort_tile, device.geometry.sort_span
-    keys, index, other_keys, other_index = (
-        device.empty(Spec(x.shape, dtype)) for dtype in (key_dtype(x.dtype), INT32, key_dtype(x.dtype), INT32)
-    )
-    memories = (keys.memory, index.memory, other_keys.memory, other_index.memory)
-    FAMILIES[device.geometry.kind](device, program, x, memories, tile)
+    rows, memories = x.size // n, _pair(device, x) + _pair(device, x)
+    tiles = rows * -(-n // tile)
+    items, group, each = device.geometry.items(tiles, least=1)
+    program.sort_tiles_serial(items, group, x.memory, *(b.memory for b in memories), n, tile, tiles, each)
+    width, pieces = tile, rows * -(-n // span)
+    while width < n:
+        work, group, _ = device.geometry.one_each(pieces)
+        program.merge_runs(work, group, *(b.memory for b in memories), n, width, pieces, span)
+        memories = memories[2:] + memories[:2]
+        width *= 2
+    if result is not None:
+        program.widen((result.size,), None, memories[1].memory, result.memory)
+    return memories[1]
+
+
+def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+    """Tiles by teams of work-items in local memory, which then merge runs tile by tile. The result, or, without one, the order as int32."""
+    n = x.shape[-1]
+    tile = min(device.geometry.sort_tile, max(LEAST_TILE, 1 << (n - 1).bit_length()))
+    program, teams, group = device.plans[_gpu_program](x.dtype, descending, tile)
+    tiles = x.size // n * -(-n // tile)
+    work, out = (-(-tiles // teams) * group,), (result or x).memory  # x, which is not written, where none is asked for
+    last = int(n <= tile and result is not None)
+    source, spare = (None, None) if last else (_pair(device, x), None)
+    memories = [b.memory for b in source or (x, x)]
+    program.sort_tiles(work, (group,), x.memory, *memories, out, n, tiles, last)
     width = tile
     while width < n:
-        pieces = rows * -(-n // span)
-        work, group, _ = device.geometry.one_each(pieces)
-        program.merge_runs(work, group, *memories, n, width, pieces, span)
-        memories, index, other_index = (*memories[2:], *memories[:2]), other_index, index
+        last = int(2 * width >= n and result is not None)
+        target = source if last else spare or _pair(device, x)
+        memories = [b.memory for b in (*source, *target)]
+        program.merge_tiles(work, (group,), *memories, out, n, width, tiles, last)
+        source, spare = target, source
         width *= 2
-    return index
+    return result if last else source[1]
 
 
-def _sort_serially(device: Device, program: Program, x: Buffer, memories: tuple[Any, ...], tile: int) -> None:
-    """Whole tiles by one work-item after the other."""
-    n = x.shape[-1]
-    tiles = x.size // n * -(-n // tile)
-    items, group, each = device.geometry.items(tiles, least=1)
-    program.sort_tiles_serial(items, group, x.memory, *memories, n, tile, tiles, each)
+def _pair(device: Device, x: Buffer) -> tuple[Buffer, Buffer]:
+    """Room for keys and an index."""
+    return device.empty(Spec(x.shape, key_dtype(x.dtype))), device.empty(Spec(x.shape, INT32))
 
 
-def _sort_in_groups(device: Device, program: Program, x: Buffer, memories: tuple[Any, ...], tile: int) -> None:
-    """A work-item for each element, which counts those before it."""
-    n = x.shape[-1]
-    work = x.size // n * -(-n // GROUP) * GROUP
-    program.sort_tiles_group((work,), (GROUP,), x.memory, *memories[:2], n, tile)
-
-
-FAMILIES = {"cpu": _sort_serially, "gpu": _sort_in_groups}
+FAMILIES = {"cpu": _sort_serially, "gpu": _sort_in_teams}
 
 
 @lru_cache
@@ -88,4 +98,12 @@ def key_macros(dtype: np.dtype, descending: bool) -> dict[str, str | int]:
 
 
 def _program(device: Device, dtype: np.dtype, descending: bool) -> Program:
-    return device.build("sort", **key_macros(dtype, descending), GROUP=GROUP)
+    return device.build("sort", **key_macros(dtype, descending))
+
+
+def _gpu_program(device: Device, dtype: np.dtype, descending: bool, tile: int) -> tuple[Program, int, int]:
+    """With how many teams a group has, and how many work-items."""
+    team = tile // EACH
+    teams = max(1, 128 // team)
+    program = device.build("sort_gpu", **key_macros(dtype, descending), TEAM=team, TEAMS=teams, EACH=EACH)
+    return program, teams, team * teams

@@ -9,6 +9,8 @@ from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.sort import INT32, argsort, key_dtype, key_macros
 from polyarr.core.spec import Spec
 
+GROUP, ROOM = 256, 2048  # work-items that share a row on a GPU, and elements of which they can choose
+FAR = 2**30  # elements of a row that an int counts with room to spare
 FEW = 2  # a sort is faster than heaps of more than one in so many elements
 
 
@@ -38,8 +40,25 @@ def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer
     return swapped(result, axis, last)
 
 
+def _by_bounds(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
+    """A group for each row."""
+    if k > GROUP or x.shape[axis] >= FAR:
+        return _by_sort(device, out, x, k, axis)
+    last = x.ndim - 1
+    x = dense(device, swapped(x, axis, last))
+    n = x.shape[last]
+    result = device.empty(Spec((*x.shape[:last], k), out.dtype))
+    program = device.plans[_gpu_program](x.dtype)
+    program.argtopk_group((x.size // n * GROUP,), (GROUP,), x.memory, result.memory, n, k)
+    return swapped(result, axis, last)
+
+
+def _gpu_program(device: Device, dtype: np.dtype) -> Program:
+    return device.build("topk_gpu", **key_macros(dtype, descending=True), GROUP=GROUP, ROOM=ROOM)
+
+
 def _program(device: Device, dtype: np.dtype) -> Program:
     return device.build("topk", **key_macros(dtype, descending=True))
 
 
-FAMILIES = {"cpu": _by_heaps, "gpu": _by_sort}
+FAMILIES = {"cpu": _by_heaps, "gpu": _by_bounds}

@@ -3,15 +3,10 @@
 // Elements are read as keys: see keys.cl. A row lies in keys and index as sorted runs, whose width a merge doubles.
 //
 // Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from
-// Launch   sort_tiles_serial (CPU): one work-item per span of tiles, group 1.
-//          sort_tiles_group (GPU): ceil(n / GROUP) groups of GROUP per row; tile is a multiple of GROUP.
+// Launch   sort_tiles_serial: one work-item per span of tiles, group 1.
 //          merge_runs: one work-item per span outputs, at least rows * ceil(n / span); span divides width.
 //          widen: one work-item per element
-// Params   those of keys.cl | GROUP work-group size
-#ifndef GROUP
-#error "sort.cl needs GROUP"
-#endif
-
+// Params   those of keys.cl
 #include "keys.cl"
 
 #define SHORT_RUN 16
@@ -72,30 +67,6 @@ void sort_tiles_serial(__global const KEY *restrict x, __global KEY *keys, __glo
             __global KEY *swap_keys = from_keys; from_keys = to_keys; to_keys = swap_keys;
             __global int *swap_index = from_index; from_index = to_index; to_index = swap_index;
         }
-    }
-}
-
-// Each work-item counts how many elements of its tile come before its own one.
-__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void sort_tiles_group(__global const KEY *restrict x, __global KEY *restrict keys, __global int *restrict index,
-                      const long n, const long tile) {
-    __local KEY lane[GROUP];
-    const long per_row = (n + GROUP - 1) / GROUP, start = get_group_id(0) / per_row * n;
-    const int me = get_local_id(0), block = get_group_id(0) % per_row * GROUP, i = block + me;
-    const int first = block / (int)tile * (int)tile, last = MIN(first + tile, n);
-    const KEY mine = i < n ? key_of(x[start + i]) : 0;
-    int rank = 0;
-
-    for (int base = first; base < last; base += GROUP) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (base + me < last) lane[me] = key_of(x[start + base + me]);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        const int filled = MIN(GROUP, last - base), before = i - base;
-        for (int j = 0; j < filled; j++) rank += lane[j] < mine || (lane[j] == mine && j < before);
-    }
-    if (i < n) {
-        keys[start + first + rank] = mine;
-        index[start + first + rank] = i;
     }
 }
 

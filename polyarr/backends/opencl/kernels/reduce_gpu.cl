@@ -1,0 +1,106 @@
+// Reductions of rows whose elements lie side by side, on a GPU, and where the first max or min is: see reduce.cl.
+//
+// LANES work-items share a part of a row, which lies in vectors wherever it begins; the first and the last may hold
+// elements of others, which count as START.
+//
+// Arrays   as in reduce.cl; arg_rows writes places, for a length that is one part
+// Launch   groups of WG, WG / LANES rows each, by the parts
+// Params   T, ACC, LOAD and DEFINE_VECTOR's of x | A type of the accumulator | OUT_T, STORE of the results | JOIN, START,
+//          BEFORE (for arg_rows: > or <) | WG, LANES powers of two
+#if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(A) || !defined(OUT_T) || !defined(STORE)
+#error "reduce_gpu.cl needs a dtype's macros, VECTOR, WORD, A, OUT_T and STORE"
+#endif
+#if !defined(JOIN) || !defined(START) || !defined(BEFORE) || !defined(WG) || !defined(LANES)
+#error "reduce_gpu.cl needs JOIN, START, BEFORE, WG and LANES"
+#endif
+
+#define MULTIPLY(a, b) ((a) * (b))
+#define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))
+#define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
+#define STEP (LANES * VECTOR)
+#define AT_ONCE 4
+#define TURNS 32  // long sums of short sums lose fewer digits than one long sum
+
+DEFINE_JOIN(join_lanes, A, LANES, JOIN)
+DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
+
+// Elements place ... place + VECTOR - 1 of the row at x, none of them before `begin` or from `end` on.
+static inline void read_part(__global const T *restrict x, long place, long begin, long end, ACC other, ACC *v) {
+    if (place >= begin && place + VECTOR <= end)
+        read_vector(x + place, 0, VECTOR, v);
+    else
+        EACH_OF_VECTOR v[k] = place + k >= begin && place + k < end ? LOAD(x, place + k) : other;
+}
+
+// Declares the row of a team of work-items and its part: x_row, row, me, team, begin and end, and where vectors begin.
+#define PART_OF_ROW \
+    const int me = (int)get_local_id(0) % LANES, team = (int)get_local_id(0) - me; \
+    const long row = (long)get_group_id(0) * (WG / LANES) + team / LANES, part = get_group_id(1); \
+    const long base = row < rows ? offset + row / inner * outer_stride + row % inner * inner_stride : offset; \
+    const long begin = part * part_length, end = row < rows ? MIN(begin + part_length, length) : begin; \
+    const long aligned = begin - (base + begin) % VECTOR; \
+    __global const T *restrict x_row = x + base;
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+void reduce_rows(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long rows,
+                 const long inner, const long length, const long outer_stride, const long inner_stride,
+                 const long part_length) {
+    __local A lanes[WG];
+    PART_OF_ROW
+    const ACC other = begin < end ? LOAD(x_row, begin) : 0;
+    const A first = (A)other;
+    A total = START;
+    for (long at = aligned + me * VECTOR; at < end; at += TURNS * AT_ONCE * STEP) {
+        A partial[VECTOR];
+        EACH_OF_VECTOR partial[k] = START;
+        for (int turn = 0; turn < TURNS && at + turn * AT_ONCE * STEP < end; turn++) {
+            ACC v[AT_ONCE][VECTOR];
+            _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++)
+                read_part(x_row, at + (turn * AT_ONCE + j) * STEP, begin, end, (ACC)(START), v[j]);
+            _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++)
+                EACH_OF_VECTOR partial[k] = JOIN(partial[k], (A)v[j][k]);
+        }
+        EACH_OF_VECTOR total = JOIN(total, partial[k]);
+    }
+    total = join_lanes(total, me, lanes + team);
+    if (me == 0 && row < rows) STORE(out, part * rows + row, total);
+}
+
+// True if v comes before best; a nan comes before all else.
+#define IS_BETTER(v, best) ((v) BEFORE (best) || ((v) != (v) && (best) == (best)))
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+void arg_rows(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long rows,
+              const long inner, const long length, const long outer_stride, const long inner_stride,
+              const long part_length) {
+    __local ACC bests[WG];
+    __local long places[WG];
+    PART_OF_ROW
+    const ACC first = begin < end ? LOAD(x_row, begin) : 0;
+    ACC best = first;
+    long place = 0;
+    for (long at = aligned + me * VECTOR; at < end; at += AT_ONCE * STEP) {
+        ACC v[AT_ONCE][VECTOR];
+        _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++) read_part(x_row, at + j * STEP, begin, end, first, v[j]);
+        _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++)
+            EACH_OF_VECTOR if (IS_BETTER(v[j][k], best)) {
+                best = v[j][k];
+                place = at + j * STEP + k;
+            }
+    }
+    bests[team + me] = best;
+    places[team + me] = place;
+    for (int step = LANES / 2; step > 0; step /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me < step) {
+            const ACC v = bests[team + me + step];
+            const long other = places[team + me + step];
+            const int is_equal = v == best || (v != v && best != best);
+            if (is_equal ? other < place : IS_BETTER(v, best)) {
+                bests[team + me] = best = v;
+                places[team + me] = place = other;
+            }
+        }
+    }
+    if (me == 0 && row < rows) STORE(out, row, place);
+}

@@ -1,0 +1,110 @@
+// Where the k largest elements of each row are, the largest first, of equal ones the first, on a GPU.
+//
+// Each of GROUP work-items finds the best key of its share of a row. The k-th best of these is no better than the k-th best
+// of the row, and few elements are as good: they are collected, and each counts how many are better. Where they are too
+// many, as among many equal ones, the k-th key itself is found bit by bit, and then which of those equal to it come first.
+//
+// Arrays   x (rows, n) elements; out (rows, k)
+// Launch   local GROUP, global GROUP * rows; k at most GROUP
+// Params   those of keys.cl, DESCENDING being 1: the best key is the least one | GROUP a power of two |
+//          ROOM elements that can be collected, at least GROUP
+#include "keys.cl"
+#if !DESCENDING || !defined(GROUP) || !defined(ROOM)
+#error "topk_gpu.cl needs DESCENDING 1, GROUP and ROOM"
+#endif
+
+#define AT_ONCE 8
+#define EACH_OF_ROW(STATEMENTS) { \
+        int i = me; \
+        for (; i + (AT_ONCE - 1) * GROUP < n; i += AT_ONCE * GROUP) { \
+            KEY loaded[AT_ONCE]; \
+            _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++) loaded[j] = x[i + j * GROUP]; \
+            _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++) { \
+                const KEY key = key_of(loaded[j]); \
+                const int place = i + j * GROUP; \
+                STATEMENTS \
+            } \
+        } \
+        for (; i < n; i += GROUP) { \
+            const KEY key = key_of(x[i]); \
+            const int place = i; \
+            STATEMENTS \
+        } \
+    }
+
+// The sum of mine over the group.
+static inline int counted(int mine, int me, __local volatile int *total) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (me == 0) *total = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (mine) atomic_add(total, mine);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return *total;
+}
+
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void argtopk_group(__global const KEY *restrict x, __global long *restrict out, const int n, const int k) {
+    __local KEY keys[ROOM];
+    __local int places[ROOM];
+    __local volatile int total;
+    __local KEY bound;
+    const int me = get_local_id(0);
+    x += (size_t)get_group_id(0) * n;
+    out += (size_t)get_group_id(0) * k;
+
+    KEY best = (KEY)~(KEY)0;
+    EACH_OF_ROW(best = MIN(best, key);)
+    keys[me] = best;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    int rank = 0;
+    for (int i = 0; i < GROUP; i++) rank += keys[i] < best || (keys[i] == best && i < me);
+    if (rank == k - 1) bound = best;
+    if (me == 0) total = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    KEY last = bound;
+    EACH_OF_ROW(
+        if (key <= last) {
+            const int at = atomic_inc(&total);
+            if (at < ROOM) {
+                keys[at] = key;
+                places[at] = place;
+            }
+        })
+    barrier(CLK_LOCAL_MEM_FENCE);
+    int found = total;
+
+    if (found > ROOM) {
+        last = 0;
+        for (int bit = BITS - 1; bit >= 0; bit--) {
+            const KEY trial = last | (KEY)((KEY)1 << bit);
+            int less = 0;
+            EACH_OF_ROW(less += key < trial;)
+            if (counted(less, me, &total) < k) last = trial;
+        }
+        int less = 0, limit = 0;
+        EACH_OF_ROW(less += key < last;)
+        const int wanted = k - counted(less, me, &total);  // of those equal to the last, the first ones
+        for (int bit = 30; bit >= 0; bit--) {
+            const int trial = limit | (1 << bit);
+            int before = 0;
+            EACH_OF_ROW(before += key == last && place < trial;)
+            if (counted(before, me, &total) < wanted) limit = trial;
+        }
+        counted(0, me, &total);
+        EACH_OF_ROW(
+            if (key < last || (key == last && place <= limit)) {
+                const int at = atomic_inc(&total);
+                keys[at] = key;
+                places[at] = place;
+            })
+        barrier(CLK_LOCAL_MEM_FENCE);
+        found = k;
+    }
+    for (int i = me; i < found; i += GROUP) {
+        const KEY key = keys[i];
+        const int place = places[i];
+        int better = 0;
+        for (int j = 0; j < found; j++) better += keys[j] < key || (keys[j] == key && places[j] < place);
+        if (better < k) out[better] = place;
+    }
+}
