@@ -34,7 +34,7 @@ class CpuGeometry:
     columns, column_rows, partials = 256, 1, 64  # of a reduction: a group's, and what a work-item keeps
     reduction_group, has_vectors = 1, True
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
-    scan_group, scan_columns, scan_part = 1, 64, 1 << 14
+    scan_group, scan_columns, scan_step = 1, 64, 1  # the last: what parts of a scan are multiples of
 
     word, moves_rows = 64, True  # bytes that are moved at once; whether a work-item takes whole rows
     adds_atomically = False  # where the order need not be the same every time
@@ -97,6 +97,10 @@ class CpuGeometry:
         """Work-items that share a row of a reduction."""
         return 1
 
+    def scan_part(self, inner: int) -> int:
+        """Elements that are worth a part of a scan, of so many columns."""
+        return -(-(1 << 14) // min(inner, self.scan_columns))
+
     def column_share(self, inner: int) -> int:
         """Columns that a group reduces."""
         return min(inner, self.columns)
@@ -136,8 +140,7 @@ class GpuGeometry:
     columns, column_rows, partials = 32, 8, 4
     reduction_group, has_vectors = 256, False
     part, parts_per_unit = 1 << 12, 8
-    scan_group, scan_columns, scan_part = 256, 1, 1
-    scan_items = 0
+    scan_group, scan_columns, scan_step = 256, 1, 64
 
     word, moves_rows = 16, False
     adds_atomically = True
@@ -150,6 +153,7 @@ class GpuGeometry:
 
     def __init__(self, units: int) -> None:
         self.units = units
+        self.scan_items = 1024 * units
 
     def vector(self, itemsize: int) -> int:
         """Elements that a work-item moves at once."""
@@ -210,6 +214,10 @@ class GpuGeometry:
         while lanes < self.reduction_group and lanes * self.partials < length:
             lanes *= 2
         return lanes
+
+    def scan_part(self, inner: int) -> int:
+        """As a CPU's."""
+        return 4096 if inner == 1 else 64
 
     def column_share(self, inner: int) -> int:
         """Columns that a group reduces."""

@@ -9,7 +9,7 @@ from polyarr.backends.opencl import reduce, segments
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, row_major
-from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.program import types, vector_types
 from polyarr.core.spec import FLOATS, Spec
 
 SUM = reduce.launcher("sum")
@@ -24,12 +24,13 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
     sums = segments.sum_dtype(device, out.dtype)
     program = device.plans[_program](x.dtype, out.dtype, sums)
     group = device.geometry.scan_group
-    if group > 1 and inner == 1:
-        program.scan_rows((outer * group,), (group,), x.memory, result.memory, length)
-        return result
     part_length = _part_length(device, outer, length, inner)
     parts = -(-length // part_length)
     starts = result if parts == 1 else _part_sums(device, x, sums, (outer, parts - 1, part_length, inner), length)
+    if group > 1 and inner == 1:
+        arrays = x.memory, result.memory, starts.memory
+        program.scan_rows((outer * group, parts), (group, 1), *arrays, length, part_length)
+        return result
     if inner == 1:
         rows, _, each = device.geometry.items(outer, least=-(-device.geometry.scan_part // length))
         numbers = (outer, length, part_length, each)
@@ -43,12 +44,13 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
 
 
 def _part_length(device: Device, outer: int, length: int, inner: int) -> int:
-    """How much of the length one work-item takes: all of it, unless there are too few items."""
-    columns, wanted = min(inner, device.geometry.scan_columns), device.geometry.scan_items
-    items = outer * -(-inner // columns)
-    if items >= wanted:
+    """How much of the length one work-item, or group, takes: all of it, unless there are too few of them."""
+    geometry = device.geometry
+    items = outer * (geometry.scan_group if inner == 1 else -(-inner // geometry.scan_columns))
+    if items >= geometry.scan_items:
         return length
-    return max(-(-length // -(-wanted // items)), -(-device.geometry.scan_part // columns))
+    least = geometry.scan_part(inner)
+    return -(-max(-(-length // -(-geometry.scan_items // items)), least) // geometry.scan_step) * geometry.scan_step
 
 
 def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...], length: int) -> Buffer:
@@ -60,9 +62,11 @@ def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...
 
 
 def _program(device: Device, dtype: np.dtype, out: np.dtype, sums: np.dtype) -> Any:
-    stored, written = types(dtype), types(out)
-    wg, columns = device.geometry.scan_group, device.geometry.scan_columns
-    read = {"T": stored["T"], "LOAD": stored["LOAD"]}
-    write = {"OUT_T": written["T"], "A": types(sums)["ACC"], "STORE": written["STORE"]}
-    compensated = int(sums in FLOATS and written["ACC"] == types(sums)["ACC"])
-    return device.build("scan", **read, **write, COMPENSATED=compensated, WG=wg, COLUMNS=columns)
+    written = {f"OUT_{name}": macro for name, macro in types(out).items() if name in ("T", "ACC")}
+    vector = device.geometry.vector(max(dtype.itemsize, out.itemsize))
+    compensated = int(sums in FLOATS and types(out)["ACC"] == types(sums)["ACC"])
+    return device.build(
+        "scan", **types(dtype) | {"STORE": types(out)["STORE"]}, **written, A=types(sums)["ACC"],
+        COMPENSATED=compensated, WG=device.geometry.scan_group, COLUMNS=device.geometry.scan_columns,
+        VECTOR=vector, **vector_types(dtype, vector), **vector_types(out, vector, "OUT_"),
+    )  # fmt: skip

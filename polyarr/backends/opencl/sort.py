@@ -1,7 +1,6 @@
 """argsort: short tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length."""
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -52,12 +51,12 @@ def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer |
 
 
 def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
-    """Tiles by teams of work-items in local memory, which then merge runs tile by tile. The result, or, without one, the order as int32."""
+    """Tiles by teams of work-items, which then merge runs tile by tile. Without a result, gives the order as int32."""
     n = x.shape[-1]
     tile = min(device.geometry.sort_tile, max(LEAST_TILE, 1 << (n - 1).bit_length()))
     program, teams, group = device.plans[_gpu_program](x.dtype, descending, tile)
     tiles = x.size // n * -(-n // tile)
-    work, out = (-(-tiles // teams) * group,), (result or x).memory  # x, which is not written, where none is asked for
+    work, out = (-(-tiles // teams) * group,), (result or x).memory  # x, which is not written, without one
     last = int(n <= tile and result is not None)
     source, spare = (None, None) if last else (_pair(device, x), None)
     memories = [b.memory for b in source or (x, x)]

@@ -1,22 +1,27 @@
 // Running sums along the middle axis of a row-major x (outer, length, inner): out has its shape.
 //
 // Kernels  scan_columns  every work-item goes down COLUMNS neighbouring columns of one part of the length
-//          scan_rows     a group goes along a row WG elements at a time; inner is 1; GPU only
+//          scan_rows     a group goes along a part of a row, WG vectors at a time; inner is 1; GPU only
 //          scan_spans    a work-item goes along a part of each of rows_each rows; inner is 1; CPU only
 // Arrays   starts (outer, parts - 1, inner) of A: the sums of all parts but the last; unread if there is one part
 // Launch   scan_columns  global (inner / COLUMNS rounded up, outer, parts), groups of (WG, 1, 1)
-//          scan_rows     global outer * WG, groups of WG
+//          scan_rows     global (outer * WG, parts), groups of WG
 //          scan_spans    global (outer / rows_each rounded up, parts), groups of 1
 // Params   T, LOAD       stored type of x, and how to read it
 //          A             type of the sums
 //          OUT_T, STORE  type of out, and how to write it
 //          COMPENSATED   1 if A is a float type no wider than out, so that what an addition rounds off must be kept
 //          WG, COLUMNS   work-items per group, a power of two; columns per work-item
+//          VECTOR        elements that a work-item of scan_rows takes at once; ACC, DTYPE, RAW, WORD of x and OUT_ACC,
+//                        OUT_DTYPE, OUT_RAW, OUT_WORD as DEFINE_VECTOR has them
 #if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(COMPENSATED)
 #error "scan.cl needs T, LOAD, A, OUT_T, STORE and COMPENSATED"
 #endif
 #if !defined(WG) || !defined(COLUMNS)
 #error "scan.cl needs WG and COLUMNS"
+#endif
+#if !defined(VECTOR) || !defined(WORD) || !defined(OUT_WORD)
+#error "scan.cl needs VECTOR, WORD and OUT_WORD"
 #endif
 
 #if COMPENSATED
@@ -45,25 +50,49 @@ void scan_columns(__global const T *restrict x, __global OUT_T *restrict out, __
 }
 
 #if WG > 1
+#define FEW 16  // work-items whose sums are added up one after the other
+
+DEFINE_JOIN(sum_of_lanes, A, WG, ADD)
+DEFINE_VECTOR(x, DTYPE, T, RAW, ACC, WORD)
+DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, OUT_ACC, OUT_WORD)
+
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, const long length) {
+void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __global const A *restrict starts,
+               const long length, const long part_length) {
     __local A lane[WG];
     const int me = get_local_id(0);
-    const long start = (long)get_group_id(0) * length;
+    const long row = get_group_id(0), part = get_group_id(1), parts_before = get_num_groups(1) - 1;
+    const long begin = row * length + part * part_length, end = MIN(begin + part_length, (row + 1) * length);
+    const int is_aligned = begin % VECTOR == 0;
     A carry = 0, lost = 0;
-    for (long first = 0; first < length; first += WG) {
-        const long i = first + me;
-        A sum = i < length ? (A)LOAD(x, start + i) : (A)0;
-        lane[me] = sum;
-        for (int step = 1; step < WG; step *= 2) {
-            barrier(CLK_LOCAL_MEM_FENCE);
-            const A before = me >= step ? lane[me - step] : (A)0;
-            barrier(CLK_LOCAL_MEM_FENCE);
-            lane[me] = sum += before;
-        }
+    for (long p = me; p < part; p += WG) carry += starts[row * parts_before + p];
+    carry = sum_of_lanes(carry, me, lane);
+    for (long first = begin; first < end; first += WG * VECTOR) {
+        const long i = first + me * VECTOR;
+        ACC v[VECTOR];
+        A sums[VECTOR];
+        OUT_ACC outs[VECTOR];
+        if (is_aligned && i + VECTOR <= end)
+            read_x(x, i, end, v);
+        else
+            EACH_OF_VECTOR v[k] = i + k < end ? LOAD(x, i + k) : 0;
+        EACH_OF_VECTOR sums[k] = k ? sums[k - 1] + (A)v[k] : (A)v[k];
+        lane[me] = sums[VECTOR - 1];
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (i < length) STORE(out, start + i, carry + sum);
-        ADD_UP(carry, lost, lane[WG - 1])
+        if (me < WG / FEW)
+            for (int j = 1; j < FEW; j++) lane[me * FEW + j] += lane[me * FEW + j - 1];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        A before = me % FEW ? lane[me - 1] : 0, total = 0;
+        for (int j = 0; j < WG / FEW; j++) {
+            if (j == me / FEW) before += total;
+            total += lane[j * FEW + FEW - 1];
+        }
+        EACH_OF_VECTOR outs[k] = (OUT_ACC)(carry + (before + sums[k]));
+        if (is_aligned && i + VECTOR <= end)
+            write_out(out, i, end, outs);
+        else
+            EACH_OF_VECTOR if (i + k < end) STORE(out, i + k, outs[k]);
+        ADD_UP(carry, lost, total)
         barrier(CLK_LOCAL_MEM_FENCE);  // before lane serves the next elements
     }
 }

@@ -7,6 +7,10 @@
 //          merge_runs: one work-item per span outputs, at least rows * ceil(n / span); span divides width.
 //          widen: one work-item per element
 // Params   those of keys.cl
+#if !defined(KEY) || !defined(DESCENDING)
+#error "sort.cl needs what keys.cl needs"
+#endif
+
 #include "keys.cl"
 
 #define SHORT_RUN 16
