@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import global_norm, matmul, measure
+from polyarr.backends.opencl import global_norm, matmul, measure, topk
 from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.geometry import CpuGeometry, GpuGeometry, geometry_of
@@ -48,6 +48,8 @@ def shrink() -> None:
     CpuGeometry.part, GpuGeometry.part = 512, 256
     CpuGeometry.sort_tile = CpuGeometry.sort_span = 64
     GpuGeometry.sort_tile = 64
+    GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
+    topk.GROUP = topk.ROOM = 8
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE = 1, 32
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1

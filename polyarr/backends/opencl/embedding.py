@@ -3,6 +3,7 @@
 from polyarr.backends.opencl import index, segments
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.core.spec import Spec
 
@@ -17,7 +18,6 @@ def backward(
 ) -> tuple[Buffer, None]:
     """dweight[v] = the sum of g over the positions whose index is v."""
     fault = device.faults.call()
-    dweight = device.empty(spec_of(weight))
-    device.fill_zero(dweight)
+    dweight = launch(device, spec_of(weight), 0)
     segments.add(device, fault, dweight, dense(device, g), dense(device, indices), axis=0)
     return dweight, None

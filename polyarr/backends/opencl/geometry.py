@@ -130,12 +130,12 @@ class GpuGeometry:
     items_group = 128
 
     row_files = "_gpu"
-    row_items, groups_per_unit = 128, 4
-    row_share, most_held = 16, 32  # elements of a row that a work-item should take at once, and that it can hold
+    row_items, groups_per_unit = 128, 2
+    row_share, most_held = 24, 32  # elements of a row that a work-item should take at once, and that it can hold
     least_lanes, most_lanes = 8, 512
     linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
     norm: ClassVar = {"LANES": 256, "WIDE": 4}
-    column_sums: ClassVar = {"COLUMNS": 16, "SPLIT": 16, "TILE": 1}
+    column_sums: ClassVar = {"COLUMNS": 8, "SPLIT": 32, "TILE": 1}
 
     columns, column_rows, partials = 32, 8, 4
     reduction_group, has_vectors = 256, False

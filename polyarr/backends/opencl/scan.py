@@ -32,7 +32,7 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
         program.scan_rows((outer * group, parts), (group, 1), *arrays, length, part_length)
         return result
     if inner == 1:
-        rows, _, each = device.geometry.items(outer, least=-(-device.geometry.scan_part // length))
+        rows, _, each = device.geometry.items(outer, least=-(-device.geometry.scan_part(1) // length))
         numbers = (outer, length, part_length, each)
         program.scan_spans((*rows, parts), (1, 1), x.memory, result.memory, starts.memory, *numbers)
         return result

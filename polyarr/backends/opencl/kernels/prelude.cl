@@ -315,24 +315,8 @@ static inline ACC row_largest(__global const T *restrict x, size_t columns, int 
 static inline ACC row_exponentials(__global const T *restrict x, size_t columns, int me, __local ACC *lane, ACC *sum) {
     ACC part[WIDE];
     for (int w = 0; w < WIDE; w++) part[w] = 0;
-#if LANES == 1
     const ACC m = row_largest(x, columns, me, lane);
     EACH_COLUMN(part[w] += EXP(LOAD(x, c) - m);)
-#else  // one pass over memory; the equality keeps -inf less -inf out of the partial sums
-    ACC largest[WIDE], own[WIDE];
-    for (int w = 0; w < WIDE; w++) largest[w] = -INFINITY;
-    EACH_COLUMN(
-        const ACC v = LOAD(x, c);
-        if (v > largest[w]) {
-            part[w] = part[w] * EXP(largest[w] - v) + 1;
-            largest[w] = v;
-        } else {
-            part[w] += v == largest[w] ? 1 : EXP(v - largest[w]);
-        })
-    for (int w = 0; w < WIDE; w++) own[w] = largest[w];
-    const ACC m = row_max(largest, me, lane);
-    for (int w = 0; w < WIDE; w++) part[w] *= EXP(own[w] - m);
-#endif
     *sum = row_sum(part, me, lane);
     return m;
 }
@@ -439,12 +423,13 @@ static inline ACC slope_gelu(ACC x) {
     return HALF * (1 + ERF(x * (ACC)0.7071067811865476)) + x * EXP(-HALF * x * x) * (ACC)0.3989422804014327;
 }
 
-#define TANH_OF_GELU(x) TANH((ACC)0.7978845608028654 * ((x) + (ACC)0.044715 * (x) * (x) * (x)))
-static inline ACC activate_gelu_tanh(ACC x) { return HALF * x * (1 + TANH_OF_GELU(x)); }
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which keeps its digits where tanh(u) is nearly -1.
+#define SHARE_OF_GELU(x) (1 / (1 + EXP((ACC)-1.5957691216057308 * ((x) + (ACC)0.044715 * (x) * (x) * (x)))))
+static inline ACC activate_gelu_tanh(ACC x) { return x * SHARE_OF_GELU(x); }
 static inline ACC slope_gelu_tanh(ACC x) {
     const ACC b = x < -100 ? -100 : x > 100 ? 100 : x;  // the slope is 0 or 1 long before b^2 could overflow
-    const ACC t = TANH_OF_GELU(b);
-    return HALF * (1 + t) + HALF * b * (1 - t * t) * (ACC)0.7978845608028654 * (1 + 3 * (ACC)0.044715 * b * b);
+    const ACC s = SHARE_OF_GELU(b);
+    return s + b * s * (1 - s) * (ACC)1.5957691216057308 * (1 + 3 * (ACC)0.044715 * b * b);
 }
 #endif
 #endif

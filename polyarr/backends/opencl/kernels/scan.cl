@@ -65,8 +65,10 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __glo
     const long begin = row * length + part * part_length, end = MIN(begin + part_length, (row + 1) * length);
     const int is_aligned = begin % VECTOR == 0;
     A carry = 0, lost = 0;
-    for (long p = me; p < part; p += WG) carry += starts[row * parts_before + p];
-    carry = sum_of_lanes(carry, me, lane);
+    if (part > 0) {
+        for (long p = me; p < part; p += WG) carry += starts[row * parts_before + p];
+        carry = sum_of_lanes(carry, me, lane);
+    }
     for (long first = begin; first < end; first += WG * VECTOR) {
         const long i = first + me * VECTOR;
         ACC v[VECTOR];

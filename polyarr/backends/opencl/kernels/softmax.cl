@@ -19,7 +19,7 @@ __kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T
         const ACC m = row_exponentials(x_row, columns, me, lane, &sum);
         const ACC log_sum = log(sum);
         EACH_COLUMN(STORE(y_row, c, LOAD(x_row, c) - m - log_sum);)
-#elif LANES == 1
+#else
         const ACC m = row_largest(x_row, columns, me, lane);
         ACC part[WIDE];
         for (int w = 0; w < WIDE; w++) part[w] = 0;
@@ -32,11 +32,6 @@ __kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T
             const ACC factor = 1 / row_sum(part, me, lane);
             EACH_COLUMN(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
         }
-#else
-        ACC sum;
-        const ACC m = row_exponentials(x_row, columns, me, lane, &sum);
-        const ACC factor = 1 / sum;
-        EACH_COLUMN(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
 #endif
     }
 }

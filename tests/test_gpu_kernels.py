@@ -1,0 +1,134 @@
+"""The kernels for GPUs that work along rows, run by whatever OpenCL device there is, with small shares of the work."""
+
+from functools import partial
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.backend import Backend
+from polyarr.core.current import use_backend
+
+pytest.importorskip("pyopencl")
+copy, device_module, devices, geometry, table, topk = (
+    import_module(f"polyarr.backends.opencl.{name}")
+    for name in ("copy", "device", "devices", "geometry", "table", "topk")
+)
+pytestmark = pytest.mark.polyarr_backend("opencl")
+
+
+@pytest.fixture(scope="module")
+def as_gpu():
+    """A backend whose work is cut as for a GPU: rows of more than 32 elements are not held in registers."""
+    device = device_module.Device(devices.select().cl_device, "as a gpu")
+    device.geometry = geometry.GpuGeometry(2)
+    device.geometry.least_lanes = device.geometry.most_lanes = 4
+    device.geometry.row_share = device.geometry.most_held = 8
+    device.geometry.sort_tile = 64
+    return Backend(
+        "gpu-kernels", table.make_kernels(device), upload=device.upload, download=partial(copy.download, device),
+        synchronize=device.synchronize,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def gpu(backend, as_gpu):
+    """As the current backend."""
+    with use_backend(as_gpu):
+        yield as_gpu
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def both(fn, *hosts, dtype=pa.float32):
+    """fn's value and gradients, here and on NumPy in float64 of what was rounded to the dtype."""
+    arrays = [pa.astype(pa.asarray(h), dtype) for h in hosts]
+    exact = [pa.astype(a, pa.float32).numpy().astype(np.float64) for a in arrays]
+    found = []
+    for inputs, name in ((arrays, None), (exact, "numpy")):
+        with use_backend(name or pa.get_backend()):
+            value, pull = pa.vjp(fn, *map(pa.asarray, inputs))
+            g = pa.astype(pa.asarray(normal(*value.shape, seed=9)), value.dtype)
+            wide = [pa.astype(a, pa.float64 if name else pa.float32) for a in (value, *pull(g))]
+            found.append([a.numpy() for a in wide])
+    return zip(*found, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"), [(3, 24, "float16"), (5, 7, "float32"), (4, 101, "float32")],
+    ids=["held", "at odd places", "in chunks"],
+)  # fmt: skip
+def test_rows(gpu, rows, columns, dtype):
+    x, w, b = normal(rows, columns) + 2, normal(columns, seed=1), normal(columns, seed=2)
+    targets = np.arange(rows) * 5 % columns
+    targets[1] = -100
+    calls = {
+        "softmax": (ops.softmax, x),
+        "layer_norm": (partial(ops.layer_norm, eps=0.1), x, w, b),
+        "rms_norm": (partial(ops.rms_norm, eps=0.1), x, w),
+        "cross_entropy": (lambda x: ops.cross_entropy(x, pa.asarray(targets), label_smoothing=0.1), x),
+        "add": (ops.add, x, w),
+    }
+    for name, (fn, *hosts) in calls.items():
+        for got, expected in both(fn, *hosts, dtype=getattr(pa, dtype)):
+            scale = np.abs(expected).max() * (2e-5 if dtype == "float32" else 4e-3)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=scale, err_msg=name)
+
+
+def test_the_gradient_of_bias_and_activation(gpu):
+    """By blocks of rows, of which the last is short, and by columns that fill no vector."""
+    for columns in (8, 5):
+        hosts = normal(70, 3), normal(columns, 3, seed=1), normal(columns, seed=2)
+        for got, expected in both(partial(ops.linear, activation="gelu_tanh"), *hosts):
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("shape", [(3, 50), (1, 500)], ids=["one tile", "merges"])
+def test_sorts_are_stable_and_have_nan_last(gpu, shape):
+    host = np.round(normal(*shape) * 5)
+    host[:, ::7] = np.nan
+    for descending in (False, True):
+        key = np.where(np.isnan(host), np.inf, host)
+        expected = np.argsort(-key if descending else key, axis=1, kind="stable")
+        np.testing.assert_array_equal(ops.argsort(pa.asarray(host), descending=descending).numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "all alike", "ascending"])
+def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
+    """Where more elements are as good as the bound than there is room for, too."""
+    monkeypatch.setattr(topk, "GROUP", 16)
+    monkeypatch.setattr(topk, "ROOM", 16)
+    host = {
+        "normal": normal(2, 300), "ties": np.round(normal(2, 300)), "all alike": np.ones((2, 300), np.float32),
+        "ascending": np.arange(600, dtype=np.float32).reshape(2, 300),
+    }[kind]  # fmt: skip
+    order = np.argsort(-host, axis=1, kind="stable")
+    for k in (1, 9, 16):
+        np.testing.assert_array_equal(ops.topk(pa.asarray(host), k=k)[1].numpy(), order[:, :k])
+
+
+def test_reductions_of_rows_at_odd_places(gpu):
+    host = np.round(normal(3, 203) * 3)
+    host[1, 60] = host[1, 90] = np.nan
+    for part in (host, host[:, 1:]):
+        x = pa.asarray(host)[:, host.shape[1] - part.shape[1] :]
+        for name in ("argmax", "argmin", "max", "min", "sum"):
+            expected = getattr(np, name)(part, axis=1)
+            np.testing.assert_array_equal(getattr(ops, name)(x, axis=1).numpy(), expected, err_msg=name)
+
+
+def test_running_sums_in_parts(gpu):
+    for shape, axis in (((20001,), 0), ((3, 1100), 1), ((500, 3), 0)):
+        host = np.random.default_rng(0).integers(-9, 9, shape, dtype=np.int32)
+        np.testing.assert_array_equal(pa.cumulative_sum(pa.asarray(host), axis=axis).numpy(), host.cumsum(axis))
+
+
+def test_windows_that_lie_in_no_vector(gpu):
+    host = normal(4, 12)
+    x = pa.asarray(host)
+    for part in (np.s_[:, 1:9], np.s_[1:, 4:], np.s_[:, :5], np.s_[::2, ::3]):
+        np.testing.assert_array_equal((x[part] + x[part][:1]).numpy(), host[part] + host[part][:1])
