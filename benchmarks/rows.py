@@ -140,7 +140,8 @@ def losses(b: Bench) -> Iterator[Row]:
         return F.cross_entropy(t, u)
 
     yield Row("cross entropy", lambda: loss(x), lambda: theirs(t), n)
-    yield b.pulled("cross entropy backward", loss, theirs, [logits], 2 * n, b.both(np.ones((), np.float32)))
+    one = pa.asarray(np.float32(1)), torch.ones((), device=b.where, dtype=t.dtype)  # polyarr's losses are float32
+    yield b.pulled("cross entropy backward", loss, theirs, [logits], 2 * n, one)
     yield Row("argmax of 50257", lambda: ops.argmax(x, axis=-1), lambda: t.argmax(-1), n)
     yield Row("top 40 of 50257", lambda: ops.topk(x, k=40)[0], lambda: t.topk(40)[0], n)
     yield Row("softmax of 50257", lambda: ops.softmax(x), lambda: torch.softmax(t, -1), 2 * n)
