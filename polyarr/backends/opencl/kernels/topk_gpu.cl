@@ -90,7 +90,9 @@ void argtopk_group(__global const KEY *restrict x, __global long *restrict out, 
             EACH_OF_ROW(before += key == last && place < trial;)
             if (counted(before, me, &total) < wanted) limit = trial;
         }
-        counted(0, me, &total);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me == 0) total = 0;
+        barrier(CLK_LOCAL_MEM_FENCE);
         EACH_OF_ROW(
             if (key < last || (key == last && place <= limit)) {
                 const int at = atomic_inc(&total);
