@@ -166,7 +166,7 @@ def test_attention_with_rows_that_fit_nowhere_runs_as_other_ops(shrunk):
 @on_opencl
 def test_tiles_fit_or_there_is_none(shrunk):
     """On GPUs, too: no tile is better than one with which the driver builds nothing."""
-    attention = import_module("polyarr.backends.opencl.attention")
+    attention = import_module("polyarr.backends.opencl.attention_tiled")
     device = import_module("polyarr.backends.opencl.devices").select()
     for backward in (False, True):
         for width in (16, 64, 200, 1024):

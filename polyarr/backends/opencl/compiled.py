@@ -18,6 +18,8 @@ from polyarr.backends.opencl.quirks import NVIDIA, POCL
 from polyarr.core.errors import BackendError
 
 LIFTED = "//@ "  # a comment in the assembly until the driver is to see it
+# What belongs to a kernel's head, and stands in its body behind another mark.
+HEADED = re.compile(r"(\.reqntid[^\n]*\n)((?:(?!\.entry).)*?)//\^ ([^\n]*)\n", re.DOTALL)
 TARGET = re.compile(r"(\.target\s+sm_\d+)\b")  # to which an a adds what only that architecture has
 STAMP = "last_accessed"  # what PoCL writes into the folder of a program that it builds
 
@@ -54,6 +56,7 @@ class NvidiaCompiler(Compiler):
         if LIFTED not in source:
             return program
         text = program.binaries[0].decode().rstrip("\0").replace(LIFTED, "")
+        text = HEADED.sub(r"\1\3\n\2", text)
         text = TARGET.sub(r"\1a", text, count=1)
         return cl.Program(self._context, self._context.devices, [text.encode()]).build()
 

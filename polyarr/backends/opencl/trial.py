@@ -2,8 +2,7 @@
 
 import sys
 
-from polyarr.backends.opencl.devices import select
-from polyarr.backends.opencl.matmul import VARIANTS
+from polyarr.backends.opencl.devices import VARIANTS, select
 
 
 def main(device: str, name: str) -> None:

@@ -7,6 +7,9 @@
 // Addresses in local memory are 32-bit numbers (place_of). A matrix lies there in rows of 128 bytes whose 16-byte
 // pieces are exchanged by the row's number (the swizzle of 128 bytes), in blocks that begin at multiples of 1024 bytes.
 //
+// GROUPS_HELD says how many work-groups a multiprocessor should hold, which bounds their registers; it moves to the
+// kernel's head in the same way.
+//
 // Params   KIND bf16 or f16, COLUMNS of a product's tile: 64, 128, 192 or 256
 #if !defined(KIND) || !defined(COLUMNS)
 #error "wgmma.cl needs KIND and COLUMNS"
@@ -22,6 +25,8 @@ INLINE uint place_of(__local const void *p) {
     asm("cvt.u32.u64 %0, %1;" : "=r"(place) : "l"(p));
     return place;
 }
+
+#define GROUPS_HELD(count) asm volatile("//^ .minnctapersm " TEXT(count))
 
 // ---- barriers ---------------------------------------------------------------------------------------------------
 
@@ -65,6 +70,11 @@ INLINE void box_load(uint to, __global const ulong *map, int column, int row, in
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
         "[%6];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(inner), "r"(outer), "r"(barrier) : "memory");
+}
+// So many bytes, a multiple of 16, which are in one piece.
+INLINE void bytes_load(uint to, __global const void *from, int bytes, uint barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 INLINE void box_store(__global const ulong *map, int column, int row, int matrix, uint from) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
@@ -128,6 +138,14 @@ INLINE void box_store(__global const ulong *map, int column, int row, int matrix
                  TEXT(COLUMNS) "k16.f32." TEXT(KIND) "." TEXT(KIND) " {" REGISTERS "}, " OPERANDS ", p, 1, 1, " \
                  TEXT(x_turned) ", " TEXT(y_turned) ";\n//@ }" : SUMS(s) : "l"(x), "l"(y), "r"(add) : "memory")
 
+// s[32] += x @ y with x (64 x 16) in the registers of four warps, four words each, and y a turned matrix.
+#if COLUMNS == 64
+#define PRODUCT_OF_REGISTERS(s, x, y) \
+    asm volatile("//@ wgmma.mma_async.sync.aligned.m64n64k16.f32." TEXT(KIND) "." TEXT(KIND) " {" REGISTERS \
+                 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;" : SUMS(s) : "r"((x)[0]), "r"((x)[1]), "r"((x)[2]), \
+                 "r"((x)[3]), "l"(y) : "memory")
+#endif
+
 // ---- pieces of results ------------------------------------------------------------------------------------------
 
 // Two sums as 16-bit floats in a word, the first in its lower half.
@@ -136,9 +154,11 @@ INLINE uint pair_of(float first, float second) {
     asm("cvt.rn." TEXT(KIND) "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     return pair;
 }
-INLINE float2 floats_of(uint pair) {  // of float16
+// And back.
+INLINE float2 floats_of(uint pair) {
     float2 v;
-    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(v.x), "=f"(v.y) : "r"(pair));
+    asm("{\n.reg .b16 first, second;\nmov.b32 {first, second}, %2;\ncvt.f32." TEXT(KIND) " %0, first;\n"
+        "cvt.f32." TEXT(KIND) " %1, second;\n}" : "=f"(v.x), "=f"(v.y) : "r"(pair));
     return v;
 }
 // Four matrices of 8 x 8 16-bit elements from the registers of a warp to local memory, a row at each lane's place.
@@ -154,9 +174,26 @@ INLINE uint local_load(uint from) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
     return word;
 }
+INLINE float2 local_load_2(uint from) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+    return v;
+}
 INLINE float of_lane(float v, int lane) {
     float found;
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(lane));
+    return found;
+}
+
+INLINE float exp2_near(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+// Of the lane whose number differs by this power of two.
+INLINE float of_lane_across(float v, int distance) {
+    float found;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(distance));
     return found;
 }
 

@@ -1,0 +1,439 @@
+// Attention on the matrix units of NVIDIA's Hopper: out = dropout(softmax(scale q k^T + mask)) v, and its gradients, for
+// 16-bit floats with sums in float32. The scores exist in registers only.
+//
+// A work-group is four warps, which own 64 rows of q, or of k and v, and pass over the others 64 at a time; copies of the
+// next tiles run meanwhile. A lane has, of a tile of 64 x 64 scores, in p[i], row ROW_OF(i) and column COLUMN_OF(i) from
+// its own first: 2 rows, 16 columns each.
+//
+// Arrays   q, k, v, out, dout and the gradients (.., rows, D), mask (.., t, s), with layouts <name>_at: offset, strides of
+//          the two leading axes, stride of a row; the last axis has stride 1, that of mask has mask_step. batch = outer
+//          axis * inner + inner axis. The first elements and all strides of q, k, v, out and dout are multiples of 16 bytes.
+//          lse (batch, padded): the logarithm to base 2 of the sum of the exponentials of a row of scores, inf where
+//          nothing is seen, and in rows t <= row < padded, a multiple of 64; delta likewise: sum(dout out), there 0
+//          plans: tensor maps of q, k, v and dout without addresses; maps: the same with them, for all work-groups
+//          walks: bits 2 i and 2 i + 1 are 1 where array i of these four has the inner, the outer leading axis
+// Launch   local 128; maps: one work-group; delta: 8 work-items per row of lse; the others: one work-group per 64 rows
+//          and batch
+// Params   T, KIND of the dtype: bf16 or f16 | D length of the last axes, a multiple of 8 up to 128
+//          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 | BACKWARD 0 or 1: which kernels
+//          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory
+//          GROUPS_FORWARD, GROUPS_KEYS, GROUPS_QUERIES work-groups that a multiprocessor should hold | COLUMNS 64
+#include "wgmma.cl"
+#if !defined(D) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD)
+#error "attention_wgmma.cl needs a dtype's and a mask's macros, D, DROPOUT and BACKWARD"
+#endif
+#if !defined(STATE_ON_DEVICE) || !defined(GROUPS_FORWARD) || !defined(GROUPS_KEYS) || !defined(GROUPS_QUERIES)
+#error "attention_wgmma.cl needs STATE_ON_DEVICE, GROUPS_FORWARD, GROUPS_KEYS and GROUPS_QUERIES"
+#endif
+
+#define TILE 64
+#define BLOCKS ((D + 63) / 64)  // of 64 columns
+#define BLOCK_BYTES (TILE * 128)
+#define TILE_BYTES (BLOCKS * BLOCK_BYTES)
+#define PARTS ((D + 15) / 16)  // of 16 columns
+#define STAGES 2
+#define STAGE_BYTES (2 * TILE_BYTES)
+#define ROW_BYTES (TILE * 4)  // of lse or delta, for a tile
+#define SCORES (TILE / 2)
+#define RESULTS (BLOCKS * 32)
+#define LOG2_E 1.4426950408889634f
+#define GROUP __attribute__((reqd_work_group_size(128, 1, 1)))
+
+#define ROW_OF(i) ((i) / 2 % 2 * 8)
+#define COLUMN_OF(i) ((i) / 4 * 8 + (i) % 2)
+#define EACH_SCORE UNROLL for (int i = 0; i < SCORES; i++)
+
+// ---- tiles ------------------------------------------------------------------------------------------------------
+
+// Maps with addresses; each of the four warps writes one.
+INLINE void write_maps(__global const ulong *plans, __global ulong *maps, __global const T *q, const long q_start,
+                       __global const T *k, const long k_start, __global const T *v, const long v_start,
+                       __global const T *dout, const long dout_start, const int me) {
+    const int lane = me % 32, warp = me / 32;
+    const ulong address = warp == 0   ? (ulong)(q + q_start)
+                          : warp == 1 ? (ulong)(k + k_start)
+                          : warp == 2 ? (ulong)(v + v_start)
+                                      : (ulong)(dout + dout_start);
+    map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
+}
+
+// 64 rows of array number `which` to local memory, after which the barrier has TILE_BYTES more.
+INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks, int row, int inner, int outer,
+                      uint barrier) {
+    inner *= walks >> 2 * which & 1;
+    outer *= walks >> (2 * which + 1) & 1;
+    UNROLL for (int i = 0; i < BLOCKS; i++)
+        box_load(to + i * BLOCK_BYTES, maps + which * 16, i * 64, row, inner, outer, barrier);
+}
+
+// p = own tile @ other tile^T
+#define PRODUCT_OF_TILES(p, own, other) \
+    UNROLL for (int part = 0; part < PARTS; part++) \
+        PRODUCT(p, MATRIX_ALONG_K((own) + part / 4 * BLOCK_BYTES + part % 4 * 32), \
+                MATRIX_ALONG_K((other) + part / 4 * BLOCK_BYTES + part % 4 * 32), (uint)(part > 0), 0, 0)
+
+// sum += weights (64 x 64) @ tile
+#define ADD_WEIGHTED(sum, weights, tile) \
+    UNROLL for (int part = 0; part < TILE / 16; part++) \
+        UNROLL for (int block = 0; block < BLOCKS; block++) \
+            PRODUCT_OF_REGISTERS((sum) + 32 * block, weights[part], \
+                                 MATRIX_TURNED((tile) + block * BLOCK_BYTES + part * 2048))
+
+// Scores as the left operand of a product.
+INLINE void pack(uint packed[TILE / 16][4], const float *p) {
+    UNROLL for (int part = 0; part < TILE / 16; part++)
+        UNROLL for (int i = 0; i < 4; i++) packed[part][i] = pair_of(p[8 * part + 2 * i], p[8 * part + 2 * i + 1]);
+}
+
+// Stores rows row, row + 8 < rows of sum times factor.
+#define STORE_ROWS(to, at, row, rows, sum, factor) \
+    UNROLL for (int side = 0; side < 2; side++) \
+        if (row + 8 * side < rows) { \
+            __global uint *words = (__global uint *)(to + start_of(at, batch, inner) + (row + 8 * side) * at.w); \
+            UNROLL for (int j = 0; j < D / 8; j++) \
+                words[4 * j + lane % 4] = pair_of(sum[4 * j + 2 * side] * factor[side], \
+                                                  sum[4 * j + 2 * side + 1] * factor[side]); \
+        }
+
+INLINE long start_of(const long4 at, const int batch, const int inner) {
+    return at.x + batch / inner * at.y + batch % inner * at.z;
+}
+
+// ---- what changes scores and weights ----------------------------------------------------------------------------
+
+// 1 if the weight of query i and key j stays. dropout holds key, counter, and the threshold for the upper 24 bits.
+INLINE int stays(const ulong index, const ulong4 dropout) {
+    const uint4 four = philox4x32(index / 4, dropout.y, dropout.x);
+    const uint word = index & 2 ? (index & 1 ? four.w : four.z) : (index & 1 ? four.y : four.x);
+    return (word >> 8) >= (uint)dropout.z;
+}
+
+// Scores after a mask, in units of `unit`; query and key are those of p[0], and `turned` where rows are keys.
+#if MASK == 2
+#define UNIT 1.0f
+#else
+#define UNIT (scale * LOG2_E)
+#endif
+#if MASK
+#define APPLY_MASK(p, query, key, turned) \
+    EACH_SCORE { \
+        const long q_at = (query) + (turned ? COLUMN_OF(i) : ROW_OF(i)), k_at = (key) + (turned ? ROW_OF(i) : COLUMN_OF(i)); \
+        if (q_at < t && k_at < s) p[i] = masked(p[i], MASK_LOAD(mask, q_at * mask_at.w + k_at * mask_step), scale); \
+    }
+INLINE float masked(const float p, const float m, const float scale) {
+#if MASK == 1
+    return m != 0 ? p : -INFINITY;
+#else
+    return (p * scale + m) * LOG2_E;
+#endif
+}
+#else
+#define APPLY_MASK(p, query, key, turned)
+#endif
+
+#if !BACKWARD
+// ---- forward ----------------------------------------------------------------------------------------------------
+
+__kernel GROUP void attention_maps(__global const ulong *plans, __global ulong *maps, __global const T *q,
+                                   const long q_start, __global const T *k, const long k_start, __global const T *v,
+                                   const long v_start) {
+    write_maps(plans, maps, q, q_start, k, k_start, v, v_start, v, v_start, get_local_id(0));
+}
+
+#define STAGES_AT TILE_BYTES  // in local memory: own tile, stages of keys and values, barriers
+#define BARRIERS_AT (STAGES_AT + STAGES * STAGE_BYTES)
+#define LOAD_STAGE(stage, number) { \
+        const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
+        barrier_expect(full, STAGE_BYTES); \
+        tile_load(at, maps, 1, walks, (number) * TILE, in_outer, outer, full); \
+        tile_load(at + TILE_BYTES, maps, 2, walks, (number) * TILE, in_outer, outer, full); \
+    }
+
+__kernel GROUP void attention_forward(__global const ulong *maps, const int walks, __global const MASK_T *mask,
+                                      const long4 mask_at, const long mask_step, __global T *out, const long4 out_at,
+                                      __global float *lse, const int batches, const int inner, const int t, const int s,
+                                      const int causal, const float scale, STATE, const uint threshold, const float kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
+    GROUPS_HELD(GROUPS_FORWARD);
+    __local uint4 memory[(BARRIERS_AT + (STAGES + 1) * 8 + 15) / 16] __attribute__((aligned(1024)));
+    const int me = get_local_id(0), lane = me % 32, warp = me / 32;
+    const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
+    const int blocks = (t + TILE - 1) / TILE, first = (blocks - 1 - (int)get_group_id(0) / batches) * TILE;
+    const int ahead = causal ? s - t : s;  // query i sees keys up to i + ahead; the longest rows come first
+    const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
+    const int row = first + warp * 16 + lane / 4;
+    const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
+    mask += start_of(mask_at, batch, inner);
+    if (me == 0) {
+        map_take(maps), map_take(maps + 16), map_take(maps + 32);
+        UNROLL for (int i = 0; i <= STAGES; i++) barrier_make(local_at + BARRIERS_AT + i * 8, 1);
+        barriers_made();
+        barrier_expect(own_full, TILE_BYTES);
+        tile_load(local_at, maps, 0, walks, first, in_outer, outer, own_full);
+        for (int i = 0; i < MIN(STAGES, tiles); i++) LOAD_STAGE(i, i);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    float results[RESULTS], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
+    barrier_wait(own_full, 0);
+    for (int tile = 0; tile < tiles; tile++) {
+        const uint stage = tile % STAGES, keys = local_at + STAGES_AT + stage * STAGE_BYTES;
+        const int column = tile * TILE + lane % 4 * 2;
+        float p[SCORES];
+        barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
+        PRODUCTS_BEGIN();
+        PRODUCT_OF_TILES(p, local_at, keys);
+        PRODUCTS_GO();
+        PRODUCTS_WAIT(0);
+        APPLY_MASK(p, row, column, 0)
+        if (tile * TILE + TILE > MIN(first + ahead + 1, s))
+            EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = -INFINITY;
+        UNROLL for (int side = 0; side < 2; side++) {
+            float largest = top[side];
+            EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, p[i]);
+            largest = fmax(largest, of_lane_across(largest, 1));
+            largest = fmax(largest, of_lane_across(largest, 2));
+            const float base = largest == -INFINITY ? 0 : largest * UNIT;  // no key so far: not inf - inf
+            const float shrink = exp2_near(top[side] * UNIT - base);
+            float weights = 0;
+            EACH_SCORE if (ROW_OF(i) == 8 * side) weights += p[i] = exp2_near(fma(p[i], UNIT, -base));
+            UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
+            sum[side] = sum[side] * shrink + weights;
+            top[side] = largest;
+        }
+#if DROPOUT
+        EACH_SCORE {
+            const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
+            p[i] = stays(index, dropout) ? p[i] : 0;
+        }
+#endif
+        uint weights[TILE / 16][4];
+        pack(weights, p);
+        PRODUCTS_BEGIN();
+        ADD_WEIGHTED(results, weights, keys + TILE_BYTES);
+        PRODUCTS_GO();
+        PRODUCTS_WAIT(0);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me == 0 && tile + STAGES < tiles) LOAD_STAGE(stage, tile + STAGES);
+    }
+    float factor[2];
+    UNROLL for (int side = 0; side < 2; side++) {
+        float total = sum[side] + of_lane_across(sum[side], 1);
+        total += of_lane_across(total, 2);
+        factor[side] = total == 0 ? 0 : kept / total;
+        if (lane % 4 == 0)
+            lse[(long)batch * blocks * TILE + row + 8 * side] =
+                total == 0 || row + 8 * side >= t ? INFINITY : top[side] * UNIT + log2(total);
+    }
+    STORE_ROWS(out, out_at, row, t, results, factor)
+}
+
+#else
+// ---- backward ---------------------------------------------------------------------------------------------------
+
+// With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - delta),
+// dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
+
+// Also the maps for the two other kernels.
+__kernel GROUP void attention_delta(__global const ulong *plans, __global ulong *maps, __global const T *q,
+                                    const long q_start, __global const T *k, const long k_start, __global const T *v,
+                                    const long v_start, __global const T *dout, const long4 dout_at,
+                                    __global const T *out, const long4 out_at, __global float *delta, const int batches,
+                                    const int inner, const int t) {
+    if (get_group_id(0) == 0)
+        write_maps(plans, maps, q, q_start, k, k_start, v, v_start, dout, dout_at.x, get_local_id(0));
+    const int padded = (t + TILE - 1) / TILE * TILE, lane = get_local_id(0) % 8;
+    const long at = get_global_id(0) / 8;
+    const int batch = at / padded, row = at % padded;
+    float sum = 0;
+    if (batch < batches && row < t) {
+        out += start_of(out_at, batch, inner) + row * out_at.w;
+        dout += start_of(dout_at, batch, inner) + row * dout_at.w;
+        for (int d = lane * 8; d < D; d += 64) {
+            const uint4 x = *(__global const uint4 *)(out + d), y = *(__global const uint4 *)(dout + d);
+            const uint xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+            UNROLL for (int i = 0; i < 4; i++) {
+                const float2 a = floats_of(xs[i]), b = floats_of(ys[i]);
+                sum += a.x * b.x + a.y * b.y;
+            }
+        }
+    }
+    UNROLL for (int i = 1; i < 8; i *= 2) sum += of_lane_across(sum, i);
+    if (lane == 0 && batch < batches) delta[at] = sum;
+}
+
+#define STAGES_AT (2 * TILE_BYTES)  // in local memory: own tiles, stages of the others, lse and delta, barriers
+#define ROWS_AT (STAGES_AT + STAGES * STAGE_BYTES)
+#define BARRIERS_AT (ROWS_AT + STAGES * 2 * ROW_BYTES)
+#define LOCAL_BYTES (BARRIERS_AT + (STAGES + 1) * 8 + 8)
+#define LOAD_OWN(one, other, first) { \
+        map_take(maps), map_take(maps + 16), map_take(maps + 32), map_take(maps + 48); \
+        UNROLL for (int i = 0; i <= STAGES; i++) barrier_make(local_at + BARRIERS_AT + i * 8, 1); \
+        barriers_made(); \
+        barrier_expect(own_full, 2 * TILE_BYTES); \
+        tile_load(local_at, maps, one, walks, first, in_outer, outer, own_full); \
+        tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, own_full); \
+    }
+#define PRODUCTS_OF_TILES(p, dz, others) \
+    PRODUCTS_BEGIN(); \
+    PRODUCT_OF_TILES(p, local_at, others); \
+    PRODUCTS_GO(); \
+    PRODUCT_OF_TILES(dz, local_at + TILE_BYTES, (others) + TILE_BYTES); \
+    PRODUCTS_GO(); \
+    PRODUCTS_WAIT(1)
+
+// Own 64 keys: tiles of scores are turned, a row is a key, a column a query.
+#define LOAD_QUERIES(stage, number) { \
+        const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
+        const long rows = (long)batch * padded + (number) * TILE; \
+        barrier_expect(full, STAGE_BYTES + 2 * ROW_BYTES); \
+        tile_load(at, maps, 0, walks, (number) * TILE, in_outer, outer, full); \
+        tile_load(at + TILE_BYTES, maps, 3, walks, (number) * TILE, in_outer, outer, full); \
+        bytes_load(local_at + ROWS_AT + (stage) * 2 * ROW_BYTES, lse + rows, ROW_BYTES, full); \
+        bytes_load(local_at + ROWS_AT + (stage) * 2 * ROW_BYTES + ROW_BYTES, delta + rows, ROW_BYTES, full); \
+    }
+
+__kernel GROUP void attention_backward_kv(__global const ulong *maps, const int walks, __global const MASK_T *mask,
+                                          const long4 mask_at, const long mask_step, __global const float *lse,
+                                          __global const float *delta, __global T *dk, const long4 dk_at, __global T *dv,
+                                          const long4 dv_at, const int batches, const int inner, const int t, const int s,
+                                          const int causal, const float scale, STATE, const uint threshold, const float kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
+    GROUPS_HELD(GROUPS_KEYS);
+    __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
+    const int me = get_local_id(0), lane = me % 32, warp = me / 32;
+    const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
+    const int padded = (t + TILE - 1) / TILE * TILE, first = get_group_id(0) / batches * TILE;
+    const int ahead = causal ? s - t : s;  // key j is seen by queries from j - ahead
+    const int from = MAX(first - ahead, 0) / TILE, tiles = MAX(padded / TILE - from, 0);
+    const int row = first + warp * 16 + lane / 4;
+    const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
+    mask += start_of(mask_at, batch, inner);
+    if (me == 0) {
+        LOAD_OWN(1, 2, first);
+        for (int i = 0; i < MIN(STAGES, tiles); i++) LOAD_QUERIES(i, from + i);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    float dks[RESULTS], dvs[RESULTS];
+    UNROLL for (int i = 0; i < RESULTS; i++) dks[i] = dvs[i] = 0;
+    barrier_wait(own_full, 0);
+    for (int tile = 0; tile < tiles; tile++) {
+        const uint stage = tile % STAGES, queries = local_at + STAGES_AT + stage * STAGE_BYTES;
+        const uint rows = local_at + ROWS_AT + stage * 2 * ROW_BYTES + lane % 4 * 8;
+        const int query = (from + tile) * TILE, column = query + lane % 4 * 2;
+        float p[SCORES], dz[SCORES];
+        barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
+        PRODUCTS_OF_TILES(p, dz, queries);
+        APPLY_MASK(p, column, row, 1)
+        UNROLL for (int j = 0; j < SCORES / 4; j++) {
+            const float2 row_lse = local_load_2(rows + j * 32);
+            UNROLL for (int i = 0; i < 4; i++)
+                p[4 * j + i] = exp2_near(fma(p[4 * j + i], UNIT, -(i % 2 ? row_lse.y : row_lse.x)));
+        }
+        if (first + TILE - 1 > query + ahead)
+            EACH_SCORE if (row + ROW_OF(i) > column + COLUMN_OF(i) + ahead) p[i] = 0;
+        uint weights[TILE / 16][4], changes[TILE / 16][4];
+#if DROPOUT
+        uint staying = 0;
+        EACH_SCORE {
+            const ulong index = ((ulong)batch * t + column + COLUMN_OF(i)) * s + row + ROW_OF(i);
+            staying |= (uint)stays(index, dropout) << i;
+        }
+        float z[SCORES];
+        EACH_SCORE z[i] = staying >> i & 1 ? p[i] : 0;
+        pack(weights, z);
+#else
+        pack(weights, p);
+#endif
+        PRODUCTS_WAIT(0);
+#if DROPOUT
+        EACH_SCORE dz[i] = staying >> i & 1 ? dz[i] * kept : 0;
+#endif
+        UNROLL for (int j = 0; j < SCORES / 4; j++) {
+            const float2 row_delta = local_load_2(rows + ROW_BYTES + j * 32);
+            UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] - (i % 2 ? row_delta.y : row_delta.x);
+        }
+        pack(changes, p);
+        PRODUCTS_BEGIN();
+        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
+        ADD_WEIGHTED(dks, changes, queries);
+        PRODUCTS_GO();
+        PRODUCTS_WAIT(0);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me == 0 && tile + STAGES < tiles) LOAD_QUERIES(stage, from + tile + STAGES);
+    }
+    const float dk_factor[2] = {scale, scale}, dv_factor[2] = {kept, kept};
+    STORE_ROWS(dk, dk_at, row, s, dks, dk_factor)
+    STORE_ROWS(dv, dv_at, row, s, dvs, dv_factor)
+}
+
+// Own 64 queries.
+#define LOAD_KEYS(stage, number) { \
+        const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
+        barrier_expect(full, STAGE_BYTES); \
+        tile_load(at, maps, 1, walks, (number) * TILE, in_outer, outer, full); \
+        tile_load(at + TILE_BYTES, maps, 2, walks, (number) * TILE, in_outer, outer, full); \
+    }
+
+__kernel GROUP void attention_backward_q(__global const ulong *maps, const int walks, __global const MASK_T *mask,
+                                         const long4 mask_at, const long mask_step, __global const float *lse,
+                                         __global const float *delta, __global T *dq, const long4 dq_at,
+                                         const int batches, const int inner, const int t, const int s, const int causal,
+                                         const float scale, STATE, const uint threshold, const float kept) {
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
+    GROUPS_HELD(GROUPS_QUERIES);
+    __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
+    const int me = get_local_id(0), lane = me % 32, warp = me / 32;
+    const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
+    const int padded = (t + TILE - 1) / TILE * TILE, first = padded - TILE - (int)get_group_id(0) / batches * TILE;
+    const int ahead = causal ? s - t : s;
+    const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
+    const int row = first + warp * 16 + lane / 4;
+    const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
+    mask += start_of(mask_at, batch, inner);
+    if (me == 0) {
+        LOAD_OWN(0, 3, first);
+        for (int i = 0; i < MIN(STAGES, tiles); i++) LOAD_KEYS(i, i);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    float dqs[RESULTS], row_lse[2], row_delta[2];
+    UNROLL for (int i = 0; i < RESULTS; i++) dqs[i] = 0;
+    UNROLL for (int side = 0; side < 2; side++) {
+        row_lse[side] = lse[(long)batch * padded + row + 8 * side];
+        row_delta[side] = delta[(long)batch * padded + row + 8 * side];
+    }
+    barrier_wait(own_full, 0);
+    for (int tile = 0; tile < tiles; tile++) {
+        const uint stage = tile % STAGES, keys = local_at + STAGES_AT + stage * STAGE_BYTES;
+        const int column = tile * TILE + lane % 4 * 2;
+        float p[SCORES], dz[SCORES];
+        barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
+        PRODUCTS_OF_TILES(p, dz, keys);
+        APPLY_MASK(p, row, column, 0)
+        EACH_SCORE p[i] = exp2_near(fma(p[i], UNIT, -row_lse[ROW_OF(i) / 8]));
+        if (tile * TILE + TILE > MIN(first + ahead + 1, s))
+            EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = 0;
+        PRODUCTS_WAIT(0);
+#if DROPOUT
+        EACH_SCORE {
+            const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
+            dz[i] = stays(index, dropout) ? dz[i] * kept : 0;
+        }
+#endif
+        EACH_SCORE p[i] *= dz[i] - row_delta[ROW_OF(i) / 8];
+        uint changes[TILE / 16][4];
+        pack(changes, p);
+        PRODUCTS_BEGIN();
+        ADD_WEIGHTED(dqs, changes, keys);
+        PRODUCTS_GO();
+        PRODUCTS_WAIT(0);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me == 0 && tile + STAGES < tiles) LOAD_KEYS(stage, tile + STAGES);
+    }
+    const float factor[2] = {scale, scale};
+    STORE_ROWS(dq, dq_at, row, t, dqs, factor)
+}
+#endif

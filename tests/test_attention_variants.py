@@ -1,0 +1,98 @@
+"""Attention's kernels for Hopper: what they take, what happens where they are wrong. They run on such devices alone."""
+
+import struct
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+
+pytest.importorskip("pyopencl")
+attention, tiled, wgmma, devices, variants = (
+    import_module(f"polyarr.backends.opencl.{name}")
+    for name in ("attention", "attention_tiled", "attention_wgmma", "devices", "variants")
+)
+on_opencl = pytest.mark.polyarr_backend("opencl")
+
+
+def problem(length=64, row=64, outer=64 * 96, **changed):
+    layouts = (struct.pack("3q", outer, 32 * row, row),) * 3
+    given = wgmma.Problem(
+        np.dtype(pa.bfloat16), None, 6, 3, 32, 32, (length, length), layouts, True, True, False, False
+    )
+    return given._replace(**changed)
+
+
+def test_whole_tiles_rows_of_packed_projections_and_repeated_heads_are_taken() -> None:
+    assert wgmma.takes(problem())
+    assert wgmma.takes(problem(row=3 * 64))
+    assert wgmma.takes(problem(outer=0))
+    assert wgmma.takes(problem(length=40, row=40))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"length": 60, "row": 64},  # 120 bytes are no whole pieces of 16
+        {"length": 136, "row": 136},
+        {"row": 68},
+        {"row": 0},
+        {"t": 1},
+        {"s": 0},
+        {"dtype": np.dtype("float32")},
+        {"lengths": (64, 32)},
+        {"is_aligned": False},
+        {"scale_is_positive": False},
+    ],
+)
+def test_what_boxes_cannot_copy_is_left_to_others(changed) -> None:
+    assert not wgmma.takes(problem(**changed))
+
+
+def test_maps_have_an_axis_for_each_that_moves() -> None:
+    steps = struct.unpack("3q", problem(outer=0).layouts[0])
+    words = wgmma._map(problem(outer=0), steps, 32)
+    lengths = [int(words[4 + axis // 2] >> np.uint64(32 * (axis % 2))) % 2**32 + 1 for axis in range(4)]
+    assert lengths == [64, 32, 3, 1]
+
+
+@on_opencl
+def test_they_fail_their_trial_elsewhere() -> None:
+    device = devices.select()
+    if wgmma.VARIANT.may_suit(device.features):
+        pytest.skip("they are for this device")
+    assert "rror" in variants._tried_apart(device, wgmma.VARIANT)
+
+
+class Imitated:
+    """Portable kernels that leave the sums of rows as Hopper's do."""
+
+    def forward(self, device, call, out):
+        p = call.problem
+        lse = device.download(tiled.forward(device, call, out))
+        padded = np.full((p.batch, wgmma._padded(p.t)), np.inf, np.float32)
+        padded[:, : p.t] = lse / np.log(2)
+        return device.upload(padded)
+
+
+@on_opencl
+def test_where_only_the_backward_pass_is_wrong_the_portable_one_takes_over(monkeypatch, backend) -> None:
+    q, k, v, g = np.random.default_rng(0).standard_normal((4, 2, 3, 5, 8), np.float32)
+
+    def gradients():
+        out, pull = pa.vjp(lambda *x: ops.attention(*x, causal=True), *map(pa.asarray, (q, k, v)))
+        return [out.numpy(), *(x.numpy() for x in pull(pa.asarray(g)))]
+
+    expected = gradients()
+    calls = []
+
+    def plan(device, p):
+        calls.append(p.is_backward)
+        return None if p.is_backward else Imitated()
+
+    monkeypatch.setattr(wgmma, "plan", plan)
+    for ours, theirs in zip(gradients(), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert set(calls) == {False, True}
