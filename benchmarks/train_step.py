@@ -1,10 +1,12 @@
-"""How long is a training step of a small GPT, beside PyTorch's eager CPU step of the same model?
+"""How long is a training step of a GPT, beside PyTorch's eager step of the same model?
 
     python benchmarks/train_step.py [--backend opencl] [--steps 60] [--threads 2]
+    python benchmarks/train_step.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
+                                    [--precision high] [--steps 20]
 
-Both do forward, backward, clipping and AdamW on the preset `shakespeare-char`, from the same weights, on the same
-batches, in one process, taking turns. The first losses must agree, or nothing is timed. Every step is timed until its
-results are there. PyTorch is optional: pip install torch
+With another dtype PyTorch computes under autocast; with another precision it stays at float32. Both do forward,
+backward, clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses
+must agree, or nothing is timed. Every step is timed until its results are there. PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -18,7 +20,7 @@ from polyarr.models.gpt import GPTModel
 from polyarr.training import PRESETS
 from polyarr.training.loop import loss_of
 
-VOCABULARY = 65
+VOCABULARIES = {"gpt2-124m": 50257}  # of a preset; otherwise characters
 WARM_UP = 5
 TURN = 5  # steps before the other one has its turn
 
@@ -34,10 +36,12 @@ class PolyarrStep:
 
     def __init__(self, recipe, model):
         self.model, self.optimizer = model, recipe.optimizer()
-        self.state, self.step = self.optimizer.init(model), pa.value_and_grad(loss_of)
+        self.state, self.recipe = self.optimizer.init(model), recipe
+        self.step = pa.value_and_grad(lambda model, windows: loss_of(model.astype(recipe.dtype), windows))
 
     def __call__(self, windows):
-        loss, grads = self.step(self.model, pa.asarray(windows))
+        with pa.use_matmul_precision(self.recipe.precision):
+            loss, grads = self.step(self.model, pa.asarray(windows))
         self.model, self.state = self.optimizer.update(grads, self.state, self.model)
         pa.synchronize()
         return float(loss)
@@ -46,10 +50,10 @@ class PolyarrStep:
 class TorchStep:
     """The same step in PyTorch, on the same weights."""
 
-    def __init__(self, recipe, model):
-        self.recipe, self.config = recipe, model.config
+    def __init__(self, recipe, model, device):
+        self.recipe, self.config, self.device = recipe, model.config, device
         self.p = {
-            name: torch.nn.Parameter(torch.from_numpy(np.array(p.numpy())))
+            name: torch.nn.Parameter(torch.from_numpy(np.array(p.numpy())).to(device))
             for name, p in model.named_parameters().items()
         }
         decayed = [p for p in self.p.values() if p.ndim >= 2]
@@ -58,7 +62,8 @@ class TorchStep:
             {"params": decayed, "weight_decay": recipe.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=1e-8)
+        fused = device == "cuda"  # the fastest that there is
+        self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=1e-8, fused=fused)
         self.schedule, self.done = recipe.optimizer().lr, 0
 
     def linear(self, x, name):
@@ -87,12 +92,14 @@ class TorchStep:
         return F.linear(self.norm(x, "final_norm"), head)
 
     def __call__(self, windows):
-        tokens = torch.from_numpy(windows).long()
+        tokens = torch.from_numpy(windows).long().to(self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule(self.done)
         self.done += 1
-        logits = self.logits(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        narrow = self.recipe.dtype != "float32"
+        with torch.autocast(self.device, getattr(torch, self.recipe.dtype) if narrow else None, enabled=narrow):
+            logits = self.logits(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.p.values(), self.recipe.clip)
@@ -100,14 +107,15 @@ class TorchStep:
         return loss.item()
 
 
-def measure(steps, recipe, count):
+def measure(steps, recipe, vocabulary, count):
     """The times of each step function, by name, taken in turns."""
     generator = np.random.default_rng(0)
     shape = (recipe.batch_size, recipe.model["context_length"] + 1)
-    batches = [generator.integers(0, VOCABULARY, shape, dtype=np.int32) for _ in range(WARM_UP)]
+    batches = [generator.integers(0, vocabulary, shape, dtype=np.int32) for _ in range(WARM_UP)]
     losses = {name: [step(batch) for batch in batches] for name, step in steps.items()}
     for found in losses.values():
-        np.testing.assert_allclose(found, losses["polyarr"], rtol=1e-3, err_msg="the two models differ")
+        tolerance = 1e-3 if recipe.dtype == "float32" else 2e-2
+        np.testing.assert_allclose(found, losses["polyarr"], rtol=tolerance, err_msg="the two models differ")
     times = {name: [] for name in steps}
     for _ in range(-(-count // TURN)):
         for name, step in steps.items():
@@ -124,20 +132,27 @@ def main():
     parser.add_argument("--preset", default="shakespeare-char", choices=list(PRESETS))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2, help="for PyTorch")
+    parser.add_argument("--torch-device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--precision", default="highest", choices=["highest", "high"])
+    parser.add_argument("--batch-size", type=int, help="windows a step, instead of the preset's")
     options = parser.parse_args()
     backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
+    recipe = recipe.changed(dtype=options.dtype, precision=options.precision, batch_size=options.batch_size)
+    recipe = recipe.changed(model={**recipe.model, "drop_rate": 0.0})  # whose masks would differ
+    vocabulary = VOCABULARIES.get(options.preset, 65)
     pa.random.seed(0)
-    model = GPTModel(recipe.config(VOCABULARY))
+    model = GPTModel(recipe.config(vocabulary))
     steps = {"polyarr": PolyarrStep(recipe, model)}
     if torch is None:
         print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
     else:
         torch.set_num_threads(options.threads)
-        steps["PyTorch"] = TorchStep(recipe, model)
-    times = measure(steps, recipe, options.steps)
+        steps["PyTorch"] = TorchStep(recipe, model, options.torch_device)
+    times = measure(steps, recipe, vocabulary, options.steps)
     tokens = recipe.batch_size * recipe.model["context_length"]
     size = f"{model.num_parameters():,} parameters, {tokens} tokens a step"
-    print(f"{options.preset}: {size}; polyarr on {backend.hardware}")
+    print(f"{options.preset}: {size}, {options.dtype}, {options.precision}; polyarr on {backend.hardware}")
     print(f"{'':8}  {'median ms':>9}  {'best ms':>9}  {'tokens/s':>9}")
     for name, found in times.items():
         median = statistics.median(found)
@@ -145,8 +160,8 @@ def main():
     if torch is not None:
         ratios = [of(times["polyarr"]) / of(times["PyTorch"]) for of in (statistics.median, min)]
         print(
-            f"polyarr takes {ratios[0]:.2f} x PyTorch's time by medians, {ratios[1]:.2f} x by the best steps "
-            f"(eager, CPU, {torch.get_num_threads()} threads); where they differ much, the machine was busy"
+            f"polyarr takes {ratios[0]:.2f} x PyTorch's time by medians, {ratios[1]:.2f} x by the best steps (eager, "
+            f"{options.torch_device}, {torch.get_num_threads()} threads); where they differ much, the machine was busy"
         )
 
 
