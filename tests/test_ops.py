@@ -2,7 +2,6 @@
 
 import pydoc
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ def test_what_is_no_input_is_told_by_the_op_that_was_called(data: st.DataObject)
         sample = data.draw(entry.cases(entry.dtypes[0]))
         inputs, params = bound_by_name(op, sample.inputs, sample.params)
         specs = tuple(map(spec_of, inputs))
-        for i, wrong in product(range(len(specs)), (None, NUMBERS[float])):
+        for i, wrong in [(0, NUMBERS[float]), *((i, None) for i in range(len(specs)))]:
             try:
                 op.plan((*specs[:i], wrong, *specs[i + 1 :]), {**op.defaults, **params})
             except (TypeError, ValueError, IndexError) as error:

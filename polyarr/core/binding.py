@@ -78,10 +78,10 @@ def unfit(op: Any, specs: tuple, error: AttributeError) -> str:
 
 
 def no_array(op: Any, specs: tuple) -> str:
-    """The complaint about None, or a number, where a body computes with an array, and would name one of its own ops."""
+    """The complaint about None, or a number that comes first, where a body needs an array and would name another op."""
     for i, (name, spec) in enumerate(zip(op.inputs, specs, strict=True)):
         is_number = type(spec) is Spec and spec.is_number and i not in (*op.promoted, *op.indices, *op.numbers)
-        if is_number or (spec is None and op.optional[name] is not None):
+        if (is_number and i == 0) or (spec is None and op.optional[name] is inspect.Parameter.empty):
             required = "an array or a Python number" if i in op.numbers else "an array"
             return f"{op.name}: {name} is {described(spec)}; it must be {required}"
     return ""

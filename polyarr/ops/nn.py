@@ -299,7 +299,7 @@ def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
         lead = broadcast("attention", *(Spec_(a.shape[:-2], bool_) for a in (q, k, v)))
         scores = Spec_((*lead, q.shape[-2], k.shape[-2]), bool_)
         fits = broadcast("attention", scores, Spec_(mask.shape, bool_)) == scores.shape
-        if mask.dtype not in (bool_, *FLOATS) or not fits:
+        if mask.is_number or mask.dtype not in (bool_, *FLOATS) or not fits:
             raise ShapeError(
                 f"attention: mask is {mask}; it must be bool or floating and broadcast to {list(scores.shape)}"
             )
