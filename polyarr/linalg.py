@@ -200,7 +200,9 @@ def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
 
 def _tolerance(op: str, x: Array, rtol: Any) -> Any:
     lengths = _lengths(op, x)
-    return max(lengths) * float(finfo(x.dtype).eps) if rtol is None else rtol
+    if rtol is None:
+        return max(lengths) * float(finfo(x.dtype).eps)
+    return rtol.astype(x.dtype) if isinstance(rtol, Array) else rtol
 
 
 def matrix_power(x: Array, n: int, /) -> Array:

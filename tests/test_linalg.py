@@ -108,6 +108,7 @@ def test_rank_and_pseudo_inverse_of_dependent_columns() -> None:
     rtol = np.array([1e-12, 0.99])
     close(linalg.pinv(x, rtol=pa.asarray(rtol)), np.linalg.pinv(DEPENDENT, rtol=rtol))
     assert linalg.matrix_rank(x, rtol=pa.asarray(rtol)).tolist() == [2, 1]
+    assert linalg.pinv(x.astype("float32"), rtol=pa.asarray(rtol)).dtype == pa.float32
     assert linalg.matrix_rank(x, rtol=0.99).tolist() == [1, 1]
     assert linalg.matrix_rank(x[..., :0]).tolist() == [0, 0]
 

@@ -280,12 +280,12 @@ def svdvals(x):
     return svd(x)[1]
 
 
-@composed(group=LINALG)
+@composed(group=LINALG, promote="x rtol")
 def pinv(x, rtol):
     """The pseudo-inverse: singular values of at most rtol times the largest count as 0.
 
     Shapes:  x (..., m, n), rtol broadcasts to (...) -> (..., n, m)
-    Dtypes:  floating -> the same
+    Dtypes:  floating, promoted
     Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
     Grads:   x, where a small change leaves the rank as it is
     Source:  Golub, Pereyra 1973, doi:10.1137/0710036
