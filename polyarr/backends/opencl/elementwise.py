@@ -199,7 +199,8 @@ def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] |
 
 
 def _usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:
-    if expression not in USUAL or accumulator != "float" or not (device.features.is_cpu and device.features.fp64):
+    looks = device.geometry.looks_ahead and device.features.fp64
+    if expression not in USUAL or accumulator != "float" or not looks:
         return {}
     return dict(zip(("IS_USUAL", "USUAL"), USUAL[expression], strict=True))
 

@@ -25,6 +25,7 @@ class CpuGeometry:
     block = 16384  # elements that are worth a group
     items_per_unit = 4  # so that a core that comes late takes fewer
     span = 1024  # elements that are worth a work-item that moves them
+    looks_ahead = True  # whether a faster form is taken where a stretch of elements allows it
     row_files = ""  # how the names of the files of kernels that work row by row end
     groups_per_unit = 8  # of rows: enough to balance, each long enough to be worth its start
     linear: ClassVar = {"LANES": 1, "WIDE": 64, "SLICES": 1}
@@ -128,6 +129,7 @@ class GpuGeometry:
 
     group, vector_bytes = 256, 16
     items_group = 128
+    looks_ahead = False
 
     row_files = "_gpu"
     row_items, groups_per_unit = 128, 2
