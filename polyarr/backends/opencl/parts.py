@@ -62,6 +62,8 @@ def _side(device: Device, p: Problem, op: Operand, kept: int, aligned: bool) -> 
 def bound(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """How far the product of two float32 matrices by parts may be from the exact one, element by element."""
     x, y = np.abs(x).astype(np.float64), np.abs(y).astype(np.float64)
-    lost = [2.0**-50 * a[np.isfinite(a)].max(initial=0) for a in (x, y)]
+    largest = [a[np.isfinite(a)].max(initial=0) for a in (x, y)]
+    lost = [2.0**-50 * most for most in largest]
     across = x.sum(-1, keepdims=True) * lost[1] + lost[0] * y.sum(-2, keepdims=True)
-    return 2.0**-20 * (x @ y) + across
+    left_out = 2.0**-78 * x.shape[-1] * largest[0] * largest[1]
+    return 2.0**-20 * (x @ y) + across + left_out
