@@ -231,7 +231,7 @@ wrapping(
 HELD = differs("with its numbers in arrays, the result")
 
 
-@fault("numpy", {"numbers-random_bits": HELD, "numbers-dropout": HELD})
+@fault("numpy", {"numbers-random_bits": HELD})
 def a_number_is_read_from_where_its_memory_begins(backend):
     def read(number):
         return number if isinstance(number, int) else (number if number.base is None else number.base).item(0)
