@@ -1,6 +1,7 @@
 """AdamW, and Adam: one step for many parameters in few launches."""
 
 import struct
+from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
@@ -23,12 +24,12 @@ Number = float | Buffer
 
 
 class Part(NamedTuple):
-    """One launch: for which parameters, what sums are kept in, and the kernel's Fixed."""
+    """One launch: for which parameters, of which sizes, and what sums are kept in."""
 
     launch: LaunchPlan
     members: tuple[int, ...]
+    sizes: tuple[int, ...]
     acc: np.dtype
-    fixed: bytes
 
 
 class Plan(NamedTuple):
@@ -48,7 +49,7 @@ def adamw(
     numbers, logs = (lr, step, scale), [log(beta) if beta else -inf for beta in (beta1, beta2)]
     on_device = any(type(n) is Buffer for n in numbers)
     dtypes = tuple([g.dtype for g in grads])
-    plan = device.plans[_plan](out, dtypes, (beta1, beta2, eps), weight_decay, decoupled, on_device)
+    plan, rates = device.plans[_plan](out, dtypes, decoupled, on_device), (beta1, beta2, eps)
     inputs = [
         [b if b.strides == s and not b.offset else dense(device, b) for b, s in zip(group, plan.strides, strict=True)]
         for group in (params, grads, m, v)
@@ -63,8 +64,9 @@ def adamw(
         args = [memory for i in part.members for memory in memories[i]]
         unread = memories[part.members[0]]  # for a place without elements
         args += unread * (PLACES - len(part.members))
-        rates, at = found[part.acc]
-        part.launch.kernel(part.launch.work, part.launch.group, *args, part.fixed, *rates, at or unread[0])
+        fixed = _fixed(part.acc, part.sizes, tuple([weight_decay[i] for i in part.members]), rates)
+        changing, at = found[part.acc]
+        part.launch.kernel(part.launch.work, part.launch.group, *args, fixed, *changing, at or unread[0])
     return tuple(map(tuple, results))  # type: ignore[return-value]
 
 
@@ -100,10 +102,7 @@ def _numbers(device: Device, acc: np.dtype, *dtypes: np.dtype | None) -> Any:
 # ---- plans ---------------------------------------------------------------------------------------------------------
 
 
-def _plan(
-    device: Device, out: Specs, grads: tuple[np.dtype, ...], betas: tuple[float, float, float],
-    decay: tuple[float, ...], decoupled: bool, on_device: bool,
-) -> Plan:  # fmt: skip
+def _plan(device: Device, out: Specs, grads: tuple[np.dtype, ...], decoupled: bool, on_device: bool) -> Plan:
     rooms = tuple(tuple(room_of(device, spec) for spec in specs) for specs in out)
     by_dtypes: dict[Any, list[int]] = {}
     for i, (p, m, _) in enumerate(zip(*out, strict=True)):
@@ -113,22 +112,22 @@ def _plan(
     for dtypes, members in by_dtypes.items():
         for first in range(0, len(members), PLACES):
             some = tuple(members[first : first + PLACES])
-            sizes = [out[0][i].size for i in some]
-            fixed = _fixed(wide(dtypes[0]), sizes, [decay[i] for i in some], betas)
+            sizes = tuple(out[0][i].size for i in some)
             launch = _launch(device, dtypes, sizes, DECOUPLED=int(decoupled), NUMBERS_ON_DEVICE=int(on_device))
-            parts.append(Part(launch, some, wide(dtypes[0]), fixed))
+            parts.append(Part(launch, some, sizes, wide(dtypes[0])))
     return Plan(tuple(strides for _, strides in rooms[0]), rooms, tuple(parts))
 
 
-def _fixed(acc: np.dtype, sizes: list[int], decay: list[float], betas: tuple[float, float, float]) -> bytes:
-    """The struct Fixed of adamw.cl."""
+@lru_cache(maxsize=256)
+def _fixed(acc: np.dtype, sizes: tuple[int, ...], decay: tuple[float, ...], betas: tuple[float, float, float]) -> bytes:
+    """The struct Fixed of adamw.cl: what hardly changes from step to step."""
     beta1, beta2, eps = betas
     unused, letter = [0] * (PLACES - len(sizes)), "d" if acc == float64 else "f"
     rates = (beta1, beta2, 1 - beta1, 1 - beta2, eps)
     return struct.pack(f"{PLACES}q{PLACES + len(rates)}{letter}0q", *sizes, *unused, *decay, *unused, *rates)
 
 
-def _launch(device: Device, dtypes: tuple[np.dtype, ...], sizes: list[int], **flags: Any) -> LaunchPlan:
+def _launch(device: Device, dtypes: tuple[np.dtype, ...], sizes: tuple[int, ...], **flags: Any) -> LaunchPlan:
     """For the dtypes of parameters, gradients and moments."""
     p, g, m = dtypes
     blocks = device.geometry.blocks(max(dtype.itemsize for dtype in dtypes))
