@@ -234,11 +234,16 @@ def test_the_page_shows_the_table():
 
 
 @pytest.mark.parametrize(
-    ("value", "on", "level"), [("", False, 0), ("0", False, 0), ("1", True, 1), ("2", True, 2), ("yes", True, 1)]
+    ("value", "on", "level"), [("", False, 0), ("0", False, 0), ("1", True, 1), ("2", True, 2)]
 )
 def test_values_of_switches(monkeypatch, value, on, level):
-    monkeypatch.setenv("POLYARR_DEBUG", value)
-    assert (settings.is_on("POLYARR_DEBUG"), settings.level("POLYARR_DEBUG")) == (on, level)
+    monkeypatch.setenv("POLYARR_TRACE", value)
+    assert (settings.is_on("POLYARR_TRACE"), settings.level("POLYARR_TRACE")) == (on, level)
+
+
+def test_a_switch_is_on_by_any_word(monkeypatch):
+    monkeypatch.setenv("POLYARR_DEBUG", "yes")
+    assert settings.is_on("POLYARR_DEBUG")
 
 
 def test_settings_that_mean_nothing_are_found(monkeypatch):
