@@ -135,6 +135,16 @@ def test_floor_divide_at_infinity(x: float, y: float, expected: float) -> None:
     assert np.isnan(expected) or np.signbit(found[0]) == np.signbit(expected)
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "expected"),
+    [(1, INF, 1), (-1, INF, INF), (1, -INF, -INF), (-1, -INF, -1), (0, INF, 0), (INF, 2, NAN), (1, 0, NAN)],
+)
+def test_remainder_at_infinity(x: float, y: float, expected: float) -> None:
+    """Of one element, as a kernel may take another way where all of many are usual."""
+    found = pa.remainder(pa.asarray([x], dtype=pa.float32), pa.asarray([y], dtype=pa.float32)).numpy()
+    np.testing.assert_array_equal(found, [expected])
+
+
 def test_python_numbers_beyond_the_dtype() -> None:
     with pytest.raises(OverflowError):
         pa.asarray([300], dtype=pa.uint8)
