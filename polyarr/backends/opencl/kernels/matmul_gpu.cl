@@ -136,13 +136,13 @@ typedef struct {
     long matrix, top, left;
 } Place;
 
-INLINE Place place_of(long tile, long m, long n) {
+INLINE void find_place(Place *place, long tile, long m, long n) {
     const long tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
     const int in_matrix = tile % (tiles_m * tiles_n), band = in_matrix / (RASTER * tiles_n);
     const int in_band = in_matrix % (RASTER * tiles_n), high = MIN(RASTER, tiles_m - band * RASTER);
-    Place place = {tile / (tiles_m * tiles_n), (long)(band * RASTER + in_band % high) * TILE_M,
-                   (long)(in_band / high) * TILE_N};
-    return place;
+    place->matrix = tile / (tiles_m * tiles_n);
+    place->top = (long)(band * RASTER + in_band % high) * TILE_M;
+    place->left = (long)(in_band / high) * TILE_N;
 }
 
 // The first of a work-group's steps, when `parts` groups share the steps of all tiles.
@@ -178,7 +178,8 @@ void matmul(__global const T *restrict x, __global const T *restrict y, __global
     {
         const long tile = group, begin = 0, until = steps;
 #endif
-        const Place place = place_of(tile, m, n);
+        Place place;
+        find_place(&place, tile, m, n);
         const long b = place.matrix, from = begin * TILE_K, depth = MIN(until * TILE_K, k) - from;
         __global const T *x_from = x + x_start + (b / inner) * x_outer + (b % inner) * x_inner;
         __global const T *y_from = y + y_start + (b / inner) * y_outer + (b % inner) * y_inner;
@@ -265,7 +266,8 @@ void matmul_join(__global const T *restrict bias, __global const four *restrict 
             UNROLL for (int j = 0; j < ITEM_N / 4; j++)
                 *(four *)(sum[i] + 4 * j) += piece[((rows * 4 + i) * (ITEM_N / 4) + j) * ITEMS];
     }
-    const Place place = place_of(tile, m, n);
+    Place place;
+    find_place(&place, tile, m, n);
     const long b = place.matrix;
     UNROLL for (int i = 0; i < 4; i++) {
         const long row = place.top + first_m + rows * (LANES_M * 4) + i;
