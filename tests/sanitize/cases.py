@@ -8,6 +8,7 @@ import numpy as np
 
 import polyarr
 from polyarr import ops
+from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
 from polyarr.backends.opencl.measure import peak_rate
 
@@ -99,6 +100,7 @@ def creation() -> Iterator[Case]:
         yield Case(f"arange {dtype}", lambda d=dtype: polyarr.arange(0, 77, 7, dtype=getattr(polyarr, d)), ())
     for size in (1, 6, 1100, 1029):
         yield Case(f"random_bits {size}", lambda n=size: ops.random_bits(5, 7, shape=(n,)), ())
+    yield Case("random_bits of arrays", lambda key: ops.random_bits(key, 7, shape=(6,)), (whole(),))
 
 
 # ---- reductions and scans --------------------------------------------------------------------------------------
@@ -222,7 +224,19 @@ def peak() -> None:
     peak_rate(polyarr.get_backend().upload.__self__, np.dtype("float32"))
 
 
+def whole_rows(x: polyarr.Array) -> None:
+    """Rows at any multiple of two bytes, as some products want them otherwise; what is read is compared."""
+    copied = in_whole_rows(polyarr.get_backend().upload.__self__, x.buf)
+    np.testing.assert_array_equal(polyarr.get_backend().download(copied), x.numpy())
+
+
 def products() -> Iterator[Case]:
+    for rows, columns in ((3, 7), (4, 8), (2, 1100)):  # of an array that ends where the last row does
+        x = array(rows, columns + 1, dtype="bfloat16")
+        yield Case(f"whole rows {rows}x{columns}", lambda a: whole_rows(a), (x[:, 1:],))
+        yield Case(
+            f"whole rows {rows}x{columns}, dense", lambda a: whole_rows(a), (array(rows, columns, dtype="bfloat16"),)
+        )
     for m, k, n in ((5, 7, 9), (33, 17, 35), (8, 16, 12), (1, 37, 5), (6, 37, 1), (3, 5, 40), (5, 0, 6), (7, 70, 5)):
         for form in ("NN", "NT", "TN", "TT"):
             if form != "NN" and (k in (0, 70) or (m == 33 and form != "TT")):
@@ -269,6 +283,7 @@ def rows(dtype: str) -> Iterator[Case]:
         yield Case(f"rms_norm {label}", ops.rms_norm, (x, weight), backward=True)
     x = array(3, 4, 5, dtype=dtype)
     yield Case(f"softmax axis 1 {dtype}", lambda x: ops.softmax(x, axis=1), (x,), backward=True)
+    yield Case(f"dropout {dtype} of arrays", lambda x, key: ops.dropout(x, key, 4, rate=0.3), (x, whole()))
     yield Case(f"layer_norm plain {dtype}", ops.layer_norm, (x,), backward=True)
     yield Case(f"rms_norm plain {dtype}", ops.rms_norm, (x,), backward=True)
     for approximate in ("none", "tanh"):

@@ -14,7 +14,7 @@ from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.geometry import CpuGeometry, GpuGeometry, geometry_of
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program
-from polyarr.backends.opencl.table import make_kernels
+from polyarr.backends.opencl.table import READS, make_kernels
 from polyarr.core.backend import Backend, Fused
 
 # Oclgrind lacks the instructions that these become.
@@ -60,7 +60,7 @@ def backend_of(device: Device, called: Counter) -> Backend:
     kernels = {op: counted(kernel, op.name, called) for op, kernel in make_kernels(device).items()}
     return Backend(
         "sanitized", kernels, upload=device.upload, download=partial(download, device),
-        synchronize=device.synchronize,
+        synchronize=device.synchronize, reads=READS,
     )  # fmt: skip
 
 

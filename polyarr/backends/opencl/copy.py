@@ -65,7 +65,7 @@ def _rows(device: Device, shape: tuple[int, int], step: int, out_step: int) -> L
     pairs = -(-columns // 2)
     kernel = device.build("copy_rows", GROUP=group, EACH=each).copy_rows
     work = -(-pairs // (group * each)) * group, min(rows, ROWS_AT_ONCE)
-    return LaunchPlan(kernel, work, (group, 1), (rows, pairs, step, out_step // 2))
+    return LaunchPlan(kernel, work, (group, 1), (rows, columns, step, out_step // 2))
 
 
 def _as_bits(buf: Buffer) -> Buffer:

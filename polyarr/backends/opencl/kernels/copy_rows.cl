@@ -1,6 +1,6 @@
 // Copies rows of 16-bit elements, which may begin at any of them, to rows that begin at multiples of 4 bytes.
 //
-// A work-item writes EACH pairs of elements, GROUP pairs apart. Behind the last column, something may be copied as well.
+// A work-item writes EACH pairs of elements, GROUP pairs apart. Behind an odd last column stands a 0.
 //
 // Arrays   x: row r at x_start + r * x_step, in elements | out: row r at r * out_step, in pairs
 // Launch   global (groups of GROUP * EACH pairs, rows that are copied at once), local (GROUP, 1)
@@ -11,16 +11,17 @@
 
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void copy_rows(__global const ushort *restrict x, __global uint *restrict out, const long x_start, const long rows,
-               const long pairs, const long x_step, const long out_step) {
+               const long columns, const long x_step, const long out_step) {
     const long first = get_group_id(0) * (GROUP * EACH) + get_local_id(0);
     for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
         __global const ushort *from = x + x_start + row * x_step;
         const int whole = (x_start + row * x_step) % 2 == 0;
         for (int i = 0; i < EACH; i++) {
-            const long pair = first + i * GROUP;
-            if (pair < pairs)
-                out[row * out_step + pair] = whole ? ((__global const uint *)from)[pair]
-                                                   : from[2 * pair] | (uint)from[2 * pair + 1] << 16;
+            const long pair = first + i * GROUP, column = 2 * pair;
+            if (column >= columns) break;
+            out[row * out_step + pair] = column + 1 == columns ? from[column]
+                                         : whole               ? ((__global const uint *)from)[pair]
+                                                               : from[column] | (uint)from[column + 1] << 16;
         }
     }
 }
