@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -317,6 +318,8 @@ def main() -> None:
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"device": device.cl_device.name.strip(), "peer": peer, "rows": found}, file, indent=1)
+    if wrong := [f"{row['name']} ({row['dtype']})" for row in found if "error" in row]:
+        sys.exit(f"not timed, because results differ or one side lacks it: {', '.join(wrong)}")
 
 
 def measured(b: Bench, wait: dict[str, Callable[[], Any]], options: Any) -> Iterator[dict[str, Any]]:
