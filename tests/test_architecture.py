@@ -17,6 +17,8 @@ LAYERS = {
     "polyarr.core.errors": 0,
     "polyarr.core.spec": 0,
     "polyarr.tree": 0,
+    "polyarr.core.number": 0,
+    "polyarr.core.program": 0,
     "polyarr.version": 0,
     "polyarr.core.names": 0,
     "polyarr.extras": 0,

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyarr.core.program import Program, Run
 from polyarr.core.spec import DTYPES
 
 
@@ -119,6 +120,8 @@ class Backend(NamedTuple):
                  only such a kernel is given `precision`, "highest" or one of them; it speaks of float32 alone
     handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
                  it. None: nothing but the buffers
+    replay       (Program, what runs it anyhow) -> what runs it better: see core/program.py. None: the kernels are
+                 called one after the other
     """
 
     name: str
@@ -140,6 +143,7 @@ class Backend(NamedTuple):
     home: Any = None
     transfer: Callable[[Any, "Backend"], Any] | None = None
     dlpack: DLPack | None = None
+    replay: Callable[[Program, Run], Run] | None = None
 
     def meets(self, other: "Backend") -> bool:
         """True if an array of one and an array of the other may be inputs of one op."""

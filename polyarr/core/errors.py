@@ -23,3 +23,7 @@ class DeviceMemoryError(BackendError, MemoryError):
 
 class GradientError(TypeError):
     """A gradient that does not exist or was asked for wrongly."""
+
+
+class CaptureError(TypeError):
+    """Something that a compiled function may not do while it is captured."""
