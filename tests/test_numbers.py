@@ -53,11 +53,32 @@ def test_starts_may_be_arrays(backend: Backend, dtype: str) -> None:
 
 @pytest.mark.parametrize("start", [-1, 4, 10**30])
 def test_a_window_must_lie_within(on_numpy: Backend, start: int) -> None:
-    for given in (start, scalar(start)) if abs(start) < 100 else (start,):
-        with pytest.raises((ShapeError, OverflowError), match=r"slice: x is float32\[6, 5\]; the window .* leaves it"):
-            ops.slice(pa.asarray(X), (given, 0), steps=(1, 1), shape=(3, 5))
+    with pytest.raises((ShapeError, OverflowError), match=r"slice: x is float32\[6, 5\]; the window .* leaves it"):
+        ops.slice(pa.asarray(X), (start, 0), steps=(1, 1), shape=(3, 5))
     with pytest.raises(ShapeError, match="leaves it"):
         ops.slice(pa.Spec((6, 5), pa.float32), (start, 0), steps=(1, 1), shape=(3, 5))
+
+
+@pytest.mark.parametrize(("start", "last"), [(-1, -1), (4, 6)])
+def test_a_start_in_memory_must_lie_within(backend: Backend, start: int, last: int) -> None:
+    """An IndexError, as for other values of arrays; OpenCL, which does not wait for it, tells at the next read."""
+    x, told = pa.asarray(X), rf"the window .* leaves it|index {last} is out of range for an axis of length 6"
+    for call in (
+        lambda i: ops.slice(x, (i, 0), steps=(1, 1), shape=(3, 5)),
+        lambda i: ops.slice(x, (i, 0), steps=(1, 1), shape=(3, 0)),
+        lambda i: ops.slice_update(x, pa.zeros((3, 5)), (i, scalar(0)), steps=(1, 1)),
+        lambda i: ops.slice_update(x, pa.zeros((3, 0)), (i, 0), steps=(1, 1)),
+    ):
+        with pytest.raises(IndexError, match=told):
+            call(scalar(start)).numpy()
+    assert np.array_equal(x.numpy(), X)
+
+
+def test_no_start_in_memory_suits_a_window_that_is_too_long(backend: Backend) -> None:
+    for steps, shape in (((1, 1), (7, 5)), ((2, 1), (4, 5)), ((-6, 1), (2, 5)), ((0, 1), (1, 5))):
+        with pytest.raises(ShapeError, match=r"slice: x is float32\[6, 5\]; a window of .* leaves it, wherever"):
+            ops.slice(pa.asarray(X), (scalar(0), 0), steps=steps, shape=shape)
+    assert ops.slice(pa.asarray(X), (scalar(9), 0), steps=(1, 1), shape=(0, 5)).shape == (0, 5)
 
 
 @pytest.mark.parametrize("bad", [1.0, "a", None, [0, 0]])
@@ -156,6 +177,19 @@ def training_step(backend: Backend, numbers_of: Any) -> tuple[Any, Any]:
         return (*optimizer.update(grads, state, model), value)
 
     return step, step(model, state)
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_a_start_in_memory_stays_there(backend: Backend) -> None:
+    """A cache of fixed length takes a row at a position that the device counts: nothing is waited for."""
+    cache, row, at = pa.zeros((2, 6, 5)), pa.asarray(X[None, :2].swapaxes(0, 1)), scalar(2)
+    kept, before = [], transfers()
+    for _ in range(3):
+        cache = ops.slice_update(cache, row, (0, at, 0), steps=(1, 1, 1))
+        kept.append(ops.slice(cache, (0, at, 0), steps=(1, 1, 1), shape=(2, 1, 5)))
+        at = at + 1
+    assert transfers() == before
+    assert all(same(part, row) for part in kept) and cache.numpy().any(axis=(0, 2)).tolist() == [0, 0, 1, 1, 1, 0]
 
 
 @pytest.mark.polyarr_backend("opencl")

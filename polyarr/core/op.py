@@ -37,7 +37,7 @@ from polyarr.core.binding import (
     usage,
 )
 from polyarr.core.current import get_backend
-from polyarr.core.errors import BackendError, DtypeError
+from polyarr.core.errors import BackendError, DtypeError, ShapeError
 from polyarr.core.precision import as_kernel_takes, decided
 from polyarr.core.record import Need, need_of, record_pair, record_rules
 from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int32, int64, may_not_fit, promote
@@ -313,7 +313,10 @@ class Op:
             return args
         args = tuple([number_of(a) if i in plain else a for i, a in enumerate(args)])
         if plan.check is not None:
-            plan.check(*args)
+            try:
+                plan.check(*args)
+            except ShapeError as error:  # of values, which a kernel that reads them can report at the next read only
+                raise IndexError(*error.args) from None
         return args
 
     def _needs_body(self, kernel: Any, tracked: bool) -> bool:
@@ -376,7 +379,8 @@ def primitive(
     indices    the inputs that kernels get as int32 or int64, whatever integers they are
     numbers    the inputs that are numbers, or lists of them, and change from call to call: Python's, or arrays without
                axes. They are in no key of a cache. Kernels get Python numbers, unless Backend.reads says otherwise
-    checks     (*specs, **params) -> a function (*args), which raises for values of numbers that cannot be
+    checks     (*specs, **params) -> a function (*args), which raises ShapeError for values of numbers that cannot be;
+               of arrays, that becomes an IndexError, at the next read where kernels read them
     fits       the inputs that, as Python numbers, must fit the result's dtype; what is promoted must fit the arrays'
     widen      run the VJP rules on float16 and bfloat16 in float32; for rules in which more than one op rounds
     group      of ops that a backend may lack together: see core/groups.py. "": it may not

@@ -91,15 +91,17 @@ def _check_starts(op: str, x: Spec, starts, steps, shape) -> None:
         raise ShapeError(f"{op}: x is {x}; starts, steps and the window's shape must have {x.ndim} entries")
     for start in starts:
         _check_number(op, "one of starts", start)
+    if any(n and (not step or abs((n - 1) * step) >= m) for n, step, m in zip(shape, steps, x.shape, strict=True)):
+        raise ShapeError(f"{op}: x is {x}; a window of {list(shape)} by {list(steps)} leaves it, wherever it starts")
 
 
 def _checked_window(op: str, x: Spec, at: int, steps, shape) -> Callable[..., None]:
-    """What raises if the window, as far as its starts, which are input number `at`, are known here, leaves x."""
+    """What raises if the window leaves x, as far as its starts, which are input number `at`, are known here."""
     bounds = []
     for step, count, length in zip(steps, shape, x.shape, strict=True):
         reach = (count - 1) * step
         first, last = builtins.max(0, -reach), length - 1 - builtins.max(0, reach)
-        bounds.append((first, last if step else -1) if count else (-math.inf, math.inf))
+        bounds.append((first, last) if count else (-math.inf, math.inf))
 
     def check(*args: Any) -> None:
         for start, (first, last) in zip(args[at], bounds, strict=True):
@@ -121,7 +123,7 @@ def slice(x, starts, *, steps, shape):
 
     Shapes:  any -> shape
     Dtypes:  any -> the same
-    Errors:  ShapeError if the window leaves x
+    Errors:  ShapeError if the window leaves x; IndexError, at the next read, if a start that is an array says so
     Grads:   x
     """
     _check_starts("slice", x, starts, steps, shape)
@@ -137,7 +139,7 @@ def slice_update(x, value, starts, *, steps):
 
     Shapes:  x any, value the window's shape -> x's
     Dtypes:  any, one for both -> the same
-    Errors:  ShapeError if the window leaves x
+    Errors:  ShapeError if the window leaves x; IndexError, at the next read, if a start that is an array says so
     Grads:   x, value
     """
     _check_starts("slice_update", x, starts, steps, value.shape)

@@ -25,7 +25,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
-from polyarr.testing import backend_checks, checks, state, tape
+from polyarr.testing import backend_checks, checks, held, state, tape
 from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
 from polyarr.testing.report import LEVELS
 from polyarr.testing.samples import SAMPLES, Entry, takes_numbers
@@ -119,6 +119,10 @@ def _numbers(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
     return entry.cases(dtype) if takes_numbers(op, entry) else None
 
 
+def _held(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return entry.cases(dtype) if op.numbers else None
+
+
 def _indices(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
     return entry.cases(dtype) if op.indices else None
 
@@ -142,6 +146,7 @@ KINDS = {
     "layout": Kind(checks.check_layout, _any, 1 / 6),
     "large": Kind(checks.check_large, _either, 0),
     "numbers": Kind(checks.check_numbers, _numbers, 0),
+    "held": Kind(held.check_held, _held, 0),
     "indices": Kind(checks.check_indices, _indices, 0),
     "alias": Kind(checks.check_alias, _twins, 1 / 6),
     "bounds": Kind(checks.check_bounds, _either, 1 / 6),

@@ -23,7 +23,7 @@ import numpy as np
 import polyarr
 from polyarr import ops, tree
 from polyarr.backends import numpy as built_in
-from polyarr.core.array import Array, from_numpy
+from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
@@ -91,7 +91,7 @@ def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
     entry, place = SAMPLES[op], place_of(op, backend)
     got = values(place, op(*sample.arrays(backend), **sample.params))
     expected = _reference(op, entry, sample.hosts(entry.wide), sample.params)
-    bounds = _magnitudes(op, entry, sample, expected)
+    bounds = magnitudes(op, entry, sample, expected)
     same_count(place, got, expected)
     for i, (g, e, m) in enumerate(zip(got, expected, bounds, strict=True)):
         what = "the result" if len(got) == 1 else f"result {i}"
@@ -106,10 +106,10 @@ def check_backward(op: Op, backend: Backend, sample: Sample) -> None:
     place, got = place_of(op, backend), _gradients(op, backend, sample)
     if got:
         expected = _gradients(op, reference(), sample, wide=True)
-        gradients_agree(place, got, expected, dtype=_coarsest(op, sample))
+        gradients_agree(place, got, expected, dtype=coarsest(op, sample))
         if sample.g == "plain":  # the layout that kernels forget
             got = _gradients(op, backend, replace(sample, g="transposed"))
-            gradients_agree(place, got, expected, "with a transposed cotangent, ", _coarsest(op, sample))
+            gradients_agree(place, got, expected, "with a transposed cotangent, ", coarsest(op, sample))
 
 
 @check
@@ -225,36 +225,6 @@ def check_numbers(op: Op, backend: Backend, template: Sample) -> None:
     for sample in numbers(op, entry, entry.usual, template):
         if sample.dtypes() <= backend.dtypes:
             check_forward(op, backend, sample)
-    if op.numbers:
-        _check_held(op, backend, replace(template, params={**template.params, **HELD.get(op, {})}))
-
-
-HELD = {ops.attention: {"dropout_rate": 0.5}}  # what a call needs so that its numbers count
-
-
-def _check_held(op: Op, backend: Backend, sample: Sample) -> None:
-    """Numbers in arrays without axes, which a kernel may read from memory, count as Python's do."""
-    entry, place, what = SAMPLES[op], place_of(op, backend), "with its numbers in arrays, "
-    plain, held = [
-        tuple(tree.map(change, a) if i in op.numbers else a for i, a in enumerate(sample.arrays(backend)))
-        for change in (lambda n: float(np.float32(n)) if type(n) is float else n, lambda n: _held(n, backend))
-    ]
-    got, expected = (values(place, op(*args, **sample.params)) for args in (held, plain))
-    for g, e, m in zip(got, expected, _magnitudes(op, entry, sample, expected), strict=True):
-        close(place, f"{what}the result", g, e, entry.kind, m, flushes=g.dtype in backend.flushes)
-    slopes, due = (
-        {n: values(place, g, f"d/d{n}")[0] for n, g in pulled(op, args, sample).items()} for args in (held, plain)
-    )
-    if due:
-        gradients_agree(place, {n: slopes[n] for n in due}, due, what, _coarsest(op, sample))
-
-
-def _held(number: Any, backend: Backend) -> Any:
-    """A Python number in an array without axes that does not begin where its memory begins."""
-    if type(number) not in (int, float):
-        return number
-    dtype = np.float32 if type(number) is float else np.int64 if number < 2**63 else np.uint64
-    return from_numpy(np.array([7, number], dtype), backend)[1]
 
 
 def hold(op: Op, backend: Backend, sample: Sample) -> None:
@@ -432,7 +402,7 @@ def _reference(op: Op, entry: Entry, hosts: tuple, params: dict) -> list[np.ndar
             return values(place_of(op, reference()), op(*args, **params))
 
 
-def _magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]) -> list:
+def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]) -> list:
     """What each result's tolerance is relative to; see tolerance.TABLE."""
     if entry.kind == "reduction":
         positive = tree.map(lambda a: np.abs(a) if _moves(a) else a, sample.hosts())
@@ -457,7 +427,7 @@ def carries_gradient(op: Op, sample: Sample) -> bool:
     return all(any(d in FLOATS for d in found) for found in _dtypes(op, sample))
 
 
-def _coarsest(op: Op, sample: Sample) -> np.dtype:
+def coarsest(op: Op, sample: Sample) -> np.dtype:
     """The floating-point dtype with the largest eps among inputs and results: gradients are no better."""
     inputs, results = _dtypes(op, sample)
     return max((d for d in (*inputs, *results) if d in FLOATS), key=lambda d: polyarr.finfo(d).eps)

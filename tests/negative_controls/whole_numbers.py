@@ -3,6 +3,7 @@
 import numpy as np
 
 from polyarr import ops
+from polyarr.core.backend import count_download
 from tests.negative_controls.sizes import wrapping
 from tests.negative_controls.table import differs, fault, with_kernels
 
@@ -231,7 +232,7 @@ wrapping(
 HELD = differs("with its numbers in arrays, the result")
 
 
-@fault("numpy", {"numbers-random_bits": HELD})
+@fault("numpy", {"held-random_bits": HELD})
 def a_number_is_read_from_where_its_memory_begins(backend):
     def read(number):
         return number if isinstance(number, int) else (number if number.base is None else number.base).item(0)
@@ -241,3 +242,26 @@ def a_number_is_read_from_where_its_memory_begins(backend):
 
     changed = with_kernels(backend, {ops.random_bits: kernel})
     return changed._replace(reads={ops.random_bits: ("key", "counter")})
+
+
+@fault("numpy", {"held-slice": r"starts \(3,\) gave \[.*\]; expected an IndexError"})
+def a_start_out_of_range_counts_as_the_next_one(backend):
+    def kernel(out, x, starts, *, steps, shape):
+        reach = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
+        lowest, highest = [max(0, -r) for r in reach], [n - 1 - max(0, r) for n, r in zip(x.shape, reach, strict=True)]
+        return backend.kernels[ops.slice](out, x, tuple(np.clip(starts, lowest, highest)), steps=steps, shape=shape)
+
+    return with_kernels(backend, {ops.slice: kernel})._replace(reads={ops.slice: ("starts",)})
+
+
+@fault("numpy", {"held-slice_update": r"with its numbers in arrays, 1 of them came to the host"})
+def a_start_is_read_by_the_host(backend):
+    def kernel(out, x, value, starts, *, steps):
+        numbers = []
+        for start in starts:
+            if not isinstance(start, int):
+                count_download(start.nbytes)
+            numbers.append(int(start))
+        return backend.kernels[ops.slice_update](out, x, value, tuple(numbers), steps=steps)
+
+    return with_kernels(backend, {ops.slice_update: kernel})._replace(reads={ops.slice_update: ("starts",)})

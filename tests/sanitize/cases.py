@@ -142,12 +142,18 @@ def moves() -> Iterator[Case]:
     yield Case("reshape", lambda x: ops.reshape(x, shape=(5, 3)) + 1, (x,), backward=True)
     yield Case("broadcast_to", lambda x: ops.broadcast_to(x, shape=(4, 3, 5)) + 1, (x,), backward=True)
     yield Case("slice", lambda x: x[::-2, 1:4] + 1, (x,), backward=True)
+    at = polyarr.asarray(2)
+    yield Case("slice held", lambda x, i: ops.slice(x, (i, i), steps=(-1, 1), shape=(3, 2)), (x, at), backward=True)
     yield Case("concat", lambda x, y: ops.concat((x, y), axis=0), (x, y), backward=True)
     for dtype in ("float32", "float16", "int8"):
         value = array(2, 2, dtype=dtype)
         yield Case(
             f"slice_update {dtype}", lambda x, v: ops.slice_update(x, v, starts=(2, 1), steps=(-2, 3)),
             (array(3, 5, dtype=dtype), value),
+        )  # fmt: skip
+        yield Case(
+            f"slice_update held {dtype}", lambda x, v, i: ops.slice_update(x, v, starts=(i, 1), steps=(-2, 3)),
+            (array(3, 5, dtype=dtype), value, at),
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.elementwise import launch
+from polyarr.backends.opencl.elementwise import Start, launch
 from polyarr.backends.opencl.layout import Buffer, collapse, swapped
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.core.spec import Spec
@@ -28,21 +28,21 @@ def download(device: Device, buf: Buffer) -> np.ndarray:
     return device.download(dense(device, buf))
 
 
-def duplicate(device: Device, buf: Buffer) -> Buffer:
+def duplicate(device: Device, buf: Buffer, start: Start | None = None) -> Buffer:
     """A dense copy of buf."""
-    plan = device.plans[_transposed](buf.shape, buf.strides, buf.dtype.itemsize)
+    plan = None if start else device.plans[_transposed](buf.shape, buf.strides, buf.dtype.itemsize)
     if plan is not None:
         result = device.empty(Spec(buf.shape, buf.dtype))
         plan.kernel(plan.work, plan.group, buf.memory, buf.offset, result.memory, *plan.numbers)
         return result
     bits = _as_bits(buf)
-    return launch(device, Spec(bits.shape, bits.dtype), bits)._replace(dtype=buf.dtype)
+    return launch(device, Spec(bits.shape, bits.dtype), bits, start=start)._replace(dtype=buf.dtype)
 
 
-def write(device: Device, target: Buffer, source: Buffer) -> None:
+def write(device: Device, target: Buffer, source: Buffer, start: Start | None = None) -> None:
     """Copy source into target, a window of the same shape and dtype on other memory that no array holds yet."""
     bits = _as_bits(source)
-    launch(device, Spec(bits.shape, bits.dtype), bits, target=_as_bits(target))
+    launch(device, Spec(bits.shape, bits.dtype), bits, target=_as_bits(target), start=start)
 
 
 def in_whole_rows(device: Device, buf: Buffer) -> Buffer:

@@ -102,7 +102,24 @@ ABSENT, NUMBER = "ABSENT", "NUMBER"
 LAYOUT, PLACE = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
 INT64 = np.dtype("int64")
 STEPS = {0: "REPEATED", 1: "DENSE"}
+STARTED = (None, *(INT64,) * 6, None, INT64)  # of a Start
 OPERANDS = {ABSENT: (), **dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))}
+
+
+class Start(NamedTuple):
+    """Where a window begins along one axis, a number in memory: from first to last, the axis being so long.
+
+    steps   how far the source, and the target, move along with it
+    fault   where a start that is out of range is noted; it then counts as the next one that is not
+    """
+
+    number: Buffer
+    first: int
+    last: int
+    length: int
+    steps: tuple[int, int]
+    fault: tuple[Any, int]
+
 
 class Plan(NamedTuple):
     """What one combination of expression, dtypes and layouts needs at every launch."""
@@ -138,26 +155,32 @@ def astype(device: Device, out: Spec, x: Buffer, *, dtype: np.dtype) -> Buffer:
 
 def launch(
     device: Device, out: Spec, x: Buffer | Number, y: Buffer | Number | None = None, condition: Buffer | None = None,
-    *, expression: str = COPY, target: Buffer | None = None,
+    *, expression: str = COPY, target: Buffer | None = None, start: Start | None = None,
 ) -> Buffer:  # fmt: skip
-    """Compute the expression into a new dense buffer, or into the target, a window of out's shape and dtype."""
+    """Compute the expression into a new dense buffer, or into the target, a window of out's shape and dtype.
+
+    With a start, x or the target is a window that begins there, and is given as if it began at 0.
+    """
     operands = x, y, condition
     layouts = [o[LAYOUT] if type(o) is Buffer else o if o is None else NUMBER for o in operands]
-    plan = device.plans[_plan](expression, out, target and target.strides, *layouts)
+    plan = device.plans[_plan](expression, out, target and target.strides, start and start.number.dtype, *layouts)
     result, arguments = target or device.fresh(out, *plan.room), []
     for operand in operands:
         if type(operand) is Buffer:
             arguments += operand[PLACE]
         elif operand is not None:
             arguments.append(plan.argument(operand))
-    plan.kernel(plan.work, plan.group, *arguments, *result[PLACE], plan.layout)
+    moved = () if start is None else (*start.number[PLACE], *start[1:4], *start.steps, *start.fault)
+    plan.kernel(plan.work, plan.group, *arguments, *result[PLACE], plan.layout, *moved)
     return result
 
 
 # ---- plans -------------------------------------------------------------------------------------------------------
 
 
-def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] | None, *operands: Any) -> Plan:
+def _plan(
+    device: Device, expression: str, out: Spec, strides: tuple[int, ...] | None, start: np.dtype | None, *operands: Any
+) -> Plan:
     """Of operands, shape, dtype and strides; that there is a number; None. strides are a target's."""
     dtype = next((o[1] for o in operands[:2] if type(o) is tuple), out.dtype)
     lengths, steps = collapse(
@@ -172,6 +195,7 @@ def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] |
         "elementwise",
         EXPRESSION=expression,
         **_usual(device, expression, stored["ACC"]),
+        **({} if start is None else {"START": types(start)["T"]}),
         **dict(zip(("X_IS", "Y_IS", "C_IS"), kinds, strict=True)),
         OUT_IS="DENSE" if steps[-1][-1] == 1 else "STRIDED",
         NDIM=len(lengths),
@@ -193,8 +217,9 @@ def _plan(device: Device, expression: str, out: Spec, strides: tuple[int, ...] |
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
     number = SCALARS[stored["ACC"]]
     program.elementwise.arguments = (
-        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, STRUCTURE
-    )
+        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, STRUCTURE,
+        *(() if start is None else STARTED),
+    )  # fmt: skip
     return Plan(program.elementwise, work, group, layout.tobytes(), device.plans[room_of](out), argument)
 
 

@@ -51,6 +51,11 @@ def spec_of(buf: Buffer) -> Spec:
     return Spec(buf.shape, buf.dtype)
 
 
+def with_axis(numbers: tuple, axis: int, number: Any) -> tuple:
+    """Numbers, one per axis, with another one for this axis."""
+    return (*numbers[:axis], number, *numbers[axis + 1 :])
+
+
 # ---- strides -----------------------------------------------------------------------------------------------------
 
 

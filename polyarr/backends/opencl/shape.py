@@ -2,8 +2,20 @@
 
 from polyarr.backends.opencl.copy import dense, duplicate, write
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, broadcast, permuted, reshaped_strides, row_major, window
-from polyarr.core.spec import Spec
+from polyarr.backends.opencl.elementwise import Start, astype
+from polyarr.backends.opencl.layout import (
+    Buffer,
+    broadcast,
+    permuted,
+    reshaped_strides,
+    row_major,
+    spec_of,
+    window,
+    with_axis,
+)
+from polyarr.core.spec import Spec, int32, int64
+
+Starts = tuple[int | Buffer, ...]
 
 
 def reshape(device: Device, out: Spec, x: Buffer, *, shape: tuple[int, ...]) -> Buffer:
@@ -25,19 +37,58 @@ def broadcast_to(device: Device, out: Spec, x: Buffer, *, shape: tuple[int, ...]
 
 
 def slice(
-    device: Device, out: Spec, x: Buffer, starts: tuple[int, ...], *, steps: tuple[int, ...], shape: tuple[int, ...]
+    device: Device, out: Spec, x: Buffer, starts: Starts, *, steps: tuple[int, ...], shape: tuple[int, ...]
 ) -> Buffer:
-    """Every steps-th element of x from starts on, along each axis; a view."""
-    return window(x, out.shape, starts, steps)
+    """Every steps-th element of x from starts on, along each axis; a view, but a copy for each start in memory."""
+    axis = _in_memory(starts)
+    if axis is None:
+        return window(x, out.shape, starts, steps)
+    whole = with_axis(shape, axis, x.shape[axis])
+    x = slice(
+        device, Spec(whole, x.dtype), x, with_axis(starts, axis, 0), steps=with_axis(steps, axis, 1), shape=whole
+    )
+    return _slid(device, x, axis, starts[axis], steps[axis], shape[axis])
 
 
 def slice_update(
-    device: Device, out: Spec, x: Buffer, value: Buffer, starts: tuple[int, ...], *, steps: tuple[int, ...]
+    device: Device, out: Spec, x: Buffer, value: Buffer, starts: Starts, *, steps: tuple[int, ...]
 ) -> Buffer:
-    """A copy of x in which the window at starts, steps holds value."""
+    """A copy of x in which the window at starts, steps holds value. Of starts in memory, one after the other counts."""
+    axis, start = _in_memory(starts), None
+    if axis is not None and not value.size:
+        slice(device, spec_of(value), x, starts, steps=steps, shape=value.shape)  # which notes a bad start
+    elif axis is not None:
+        number, step, count, starts = starts[axis], steps[axis], value.shape[axis], with_axis(starts, axis, 0)
+        if _in_memory(starts) is not None:
+            rows, one = _slid(device, x, axis, number, step, count), with_axis(steps, axis, 1)
+            value = slice_update(device, spec_of(rows), rows, value, starts, steps=one)
+            starts, steps = (0,) * x.ndim, with_axis((1,) * x.ndim, axis, step)
+        start = _start(device, number, x.shape[axis], step, count, (0, row_major(x.shape)[axis]))
     result = duplicate(device, x)
-    write(device, window(result, value.shape, starts, steps), value)
+    if value.size:
+        write(device, window(result, value.shape, starts, steps), value, start)
     return result
+
+
+def _in_memory(starts: Starts) -> int | None:
+    """The first axis whose start is in memory."""
+    return next((axis for axis, start in enumerate(starts) if type(start) is Buffer), None)
+
+
+def _slid(device: Device, x: Buffer, axis: int, number: Buffer, step: int, count: int) -> Buffer:
+    """So many elements along an axis, from a start in memory on; a copy."""
+    view = window(x, with_axis(x.shape, axis, count), (0,) * x.ndim, with_axis((1,) * x.ndim, axis, step))
+    if count and not view.size:  # nothing moves; a bad start is noted all the same
+        _slid(device, broadcast(number, x.shape[axis : axis + 1]), 0, number, step, count)
+    return duplicate(device, view, _start(device, number, x.shape[axis], step, count, (x.strides[axis], 0)))
+
+
+def _start(device: Device, number: Buffer, length: int, step: int, count: int, strides: tuple[int, int]) -> Start:
+    """Of a window of so many elements; the op has seen to it that some start is within range."""
+    if number.dtype not in (int32, int64):
+        number = astype(device, Spec((), int64), number, dtype=int64)
+    reach = (count - 1) * step
+    return Start(number, max(0, -reach), length - 1 - max(0, reach), length, strides, device.faults.call())
 
 
 def concat(device: Device, out: Spec, arrays: tuple[Buffer, ...], *, axis: int) -> Buffer:

@@ -63,6 +63,8 @@ KERNELS = {
 
 # Numbers that a kernel reads from memory, where they are there.
 READS = {
+    ops.slice: ("starts",),
+    ops.slice_update: ("starts",),
     ops.adamw: ("lr", "step", "scale"),
     ops.random_bits: ("key", "counter"),
     ops.dropout: ("key", "counter"),

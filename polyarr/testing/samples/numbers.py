@@ -34,8 +34,8 @@ def numbers(op: Op, entry: Entry, usual: str, template: Sample) -> list[Sample]:
 
 
 def takes_numbers(op: Op, entry: Entry) -> bool:
-    """Whether there are such calls of an op, or it takes numbers that may be arrays."""
-    if op in EXTRA or op.numbers:
+    """Whether there are such calls of an op."""
+    if op in EXTRA:
         return True
     return op not in UNFIT and (_is_broadcast(op) or any(d in WIDE for d in entry.dtypes))
 

@@ -14,6 +14,7 @@
 //          T, ACC, LOAD, DTYPE        type of x and y: stored, computed with, how to read it, polyarr's name
 //          FLOATING, SIGNED, BOOLEAN  1 or 0: whether x and y are floats, have a sign, are bool
 //          OUT_T, OUT_STORE           type of out, and how to write it
+//          START                      int or long, the type of a window's start that is in memory; may be missing
 //          WG, PER_ITEM               work-items per group, and vectors per work-item on a GPU
 //          VECTOR                     elements of a vector. More than one where arrays are DENSE or REPEATED, and where
 //                                     vectors neither begin nor end within a row, but for the last of a single row
@@ -272,6 +273,23 @@ static inline long distance_to(const INDEX *place, const long *strides) {
     return sum;
 }
 
+// ---- a window whose start is in memory -------------------------------------------------------------------------
+
+#ifdef START
+#define START_PARAMETER \
+    , __global const START *restrict start_data, const long start_offset, const long first_start, \
+    const long last_start, const long axis_length, const long x_step, const long out_step, FAULT
+
+// The start; if it is out of range, the next one that is not, and a note of an element that is not there.
+static inline long start_of(const long start, const long first, const long last, const long length, FAULT) {
+    if (start >= first && start <= last) return start;
+    if (get_global_id(0) == 0) note_fault(fault, call, start < first ? start - first : start + length - 1 - last, length);
+    return start < first ? first : last;
+}
+#else
+#define START_PARAMETER
+#endif
+
 // ---- kernel ----------------------------------------------------------------------------------------------------
 
 // Elements j = first, first + stride ... < stop beyond a place where every operand advances by its own step.
@@ -317,17 +335,23 @@ DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, OUT_ACC, OUT_WORD)
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict out, const long out_offset,
-                 const Layout layout) {
+                 const Layout layout START_PARAMETER) {
     INDEX place[NDIM];
+#ifdef START
+    const long moved = start_of(start_data[start_offset], first_start, last_start, axis_length, fault, call);
+    const long x_first = x_offset + moved * x_step, out_first = out_offset + moved * out_step;
+#else
+    const long x_first = x_offset, out_first = out_offset;
+#endif
 #if WG == 1
     const long start = (long)get_group_id(0) * layout.block, stop = MIN(start + layout.block, layout.size);
     for (long i = start, run; i < stop; i += run) {
         locate((INDEX)i, layout.shape, place);
         run = MIN(layout.shape[NDIM - 1] - (long)place[NDIM - 1], stop - i);
-        const long x_base = x_offset + distance_to(place, layout.x);
+        const long x_base = x_first + distance_to(place, layout.x);
         const long y_base = y_offset + distance_to(place, layout.y);
         const long c_base = c_offset + distance_to(place, layout.c);
-        const long out_base = out_offset + distance_to(place, layout.out);
+        const long out_base = out_first + distance_to(place, layout.out);
 #ifdef USUAL
         for (long first = 0, last; first < run; first = last) {
             last = MIN(first + SPAN, run);
@@ -348,7 +372,7 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
 #else
     const size_t vectors = WG * PER_ITEM, start = get_group_id(0) * vectors + get_local_id(0);
 #if VECTOR > 1
-    const int is_aligned = ((x_offset | y_offset | c_offset | out_offset) & (VECTOR - 1)) == 0;
+    const int is_aligned = ((x_first | y_offset | c_offset | out_first) & (VECTOR - 1)) == 0;
 #endif
     const int is_whole = (get_group_id(0) + 1) * vectors * VECTOR <= layout.size;  // then no element is asked for
 #pragma unroll
@@ -356,10 +380,10 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
         const long i = (start + turn * WG) * VECTOR;
         if (is_whole || i < layout.size) {
             locate((INDEX)i, layout.shape, place);
-            const long x_base = x_offset + distance_to(place, layout.x);
+            const long x_base = x_first + distance_to(place, layout.x);
             const long y_base = y_offset + distance_to(place, layout.y);
             const long c_base = c_offset + distance_to(place, layout.c);
-            const long out_base = out_offset + distance_to(place, layout.out);
+            const long out_base = out_first + distance_to(place, layout.out);
 #if VECTOR > 1
             const int count = is_whole ? VECTOR : (int)MIN((long)VECTOR, layout.size - i);
             if (is_aligned) COMPUTE_VECTOR(count)
