@@ -440,7 +440,7 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
     if type(g) is list:
         like = next(part for part in g if part is not None)
         g = [_zeros_of(s, like) if part is None else part for part, s in zip(g, node.results, strict=True)]
-    if type(node.pull) is Pair:
+    if isinstance(node.pull, Pair):
         grads = None if is_recording() else node.pull(node, g)
         if grads is None or any(part is None for part in grads):
             grads = _pull_body(node.pull, g)

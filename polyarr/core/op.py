@@ -39,7 +39,7 @@ from polyarr.core.binding import (
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError, DtypeError, ShapeError
 from polyarr.core.precision import as_kernel_takes, decided
-from polyarr.core.record import Need, need_of, record_pair, record_rules
+from polyarr.core.record import Need, need_of, record_pair, record_rules, run_own_pair
 from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int32, int64, may_not_fit, promote
 from polyarr.core.tape import reads, records
 
@@ -67,7 +67,8 @@ class Op:
 
     Positional inputs are arrays (or Python numbers, None, lists of arrays); keyword-only ones are parameters.
     A primitive has a `rule` from Specs to a Spec and one VJP line. Any other op has a `body` made of ops; a backend
-    may bring a kernel for it: a Fused pair, or a forward kernel where the op states its VJP.
+    may bring a kernel for it: a Fused pair, or a forward kernel where the op states its VJP. It may have a pair of its
+    own, made of ops, for backends that bring none.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Op:
         self.fitting = tuple(self.inputs.index(name) for name in fits.split())
         self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
         self.gradients: list[tuple[int, Callable, tuple[Need | None, ...]]] = []  # the rules, as record.py takes them
+        self.own_pair: Fused | None = None
         self._plans: dict[Any, Plan] = {}
         OPS.append(self)
 
@@ -124,6 +126,15 @@ class Op:
             self.rules[name] = rule, needs
             if rule:
                 self.gradients.append((self.inputs.index(name), rule, tuple(need_of(self, need) for need in needs)))
+
+    def pair(self, forward: Callable, backward: Callable) -> None:
+        """State how value and gradient are found together, where what the body's gradient keeps is too much.
+
+        They are as the halves of a backend's pair, but take and give arrays, and forward is told `wanted` instead of
+        the Spec: forward(*inputs, wanted, **params), backward(g, saved, *inputs, wanted, **params). Higher derivatives
+        are the body's.
+        """
+        self.own_pair = Fused(forward, backward)
 
     # ---- infer -----------------------------------------------------------------------------------------------
 
@@ -292,7 +303,7 @@ class Op:
             if plan.dtype is not None and plan.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.dtype, backend))
         elif self._needs_body(kernel, tracked):
-            return self.run_body(plan, args, params)
+            return self._run_defined(plan, args, params, tracked)
         if plan.held and kernel is not None:
             args = self._with_numbers(args, plan, backend)
         return self._run_kernel(kernel, backend, args, plan, tracked, params)
@@ -325,6 +336,16 @@ class Op:
             return not (tracked and self.rules)
         return tracked and not self.rules and type(kernel) is not Fused
 
+    def _run_defined(self, plan: Plan, args: tuple, params: dict[str, Any], tracked: bool) -> Any:
+        """What the op says itself: its pair where a gradient may be asked for, else its body."""
+        if tracked and self.own_pair is not None:
+            return self.run_own_pair(plan, args, params)
+        return self.run_body(plan, args, params)
+
+    def run_own_pair(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
+        """The value by the op's own pair, which the tape keeps."""
+        return run_own_pair(self, args, params, plan)
+
     def run_body(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
         """The value by definition. The one place where the body of an op meets narrow floats."""
         if plan.widened:
@@ -340,7 +361,7 @@ class Op:
             bufs = [buffer(a) for a in args]
             found = kernel.forward(plan.out, *bufs, **self.kernel_params(backend, params))
             if found is NotImplemented:
-                return self.run_body(plan, args, params)
+                return self._run_defined(plan, args, params, tracked)
             if type(found) is not tuple or len(found) != 2:
                 raise BackendError(misshapen(self, backend, "forward", found, "2, buffer and saved"))
             buf, saved = found

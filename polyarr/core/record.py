@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_of, widened
+from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_of, untracked, widened
 from polyarr.core.backend import Fused
 from polyarr.core.binding import misshapen
 from polyarr.core.errors import BackendError
@@ -74,12 +74,32 @@ class Pair:
         return self.op.run_body(self.plan, args, self.params)
 
 
+class OwnPair(Pair):
+    """The same of a pair that the op has itself: it takes and gives arrays."""
+
+    __slots__ = ()
+
+    def __call__(self, node: Node, g: Any) -> list[Array | None]:
+        args = map(untracked, self.args)
+        return list(_chosen(self.wanted, self.fused.backward(g, self.saved, *args, wanted=self.wanted, **self.params)))
+
+
+def run_own_pair(op: Any, args: tuple, params: dict, plan: Any) -> Any:
+    """The value of an op by the pair that it has itself; the tape keeps it."""
+    value, saved = op.own_pair.forward(*map(untracked, args), wanted=_tracked(args), **params)
+    _keep(OwnPair(op, op.own_pair, args, params, plan, saved), value)
+    return value
+
+
 def record_pair(op: Any, kernel: Fused, args: tuple, params: dict, plan: Any, saved: Any, value: Any) -> None:
     """Have the tape keep a pair that ran forward."""
-    pair = Pair(op, kernel, args, params, plan, saved)
+    _keep(Pair(op, kernel, args, params, plan, saved), value)
+
+
+def _keep(pair: Pair, value: Any) -> None:
     inputs = pair.inputs
     parents, specs = tuple(a.node for a in inputs), tuple(a.spec for a in inputs)
-    track(value, Node(parents, specs, pair, _results(plan.out)))
+    track(value, Node(parents, specs, pair, _results(pair.plan.out)))
 
 
 def _tracked(args: tuple) -> tuple:

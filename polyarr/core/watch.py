@@ -185,6 +185,7 @@ def _seen(half: Callable, call: Call, backend: Backend, run: Callable | None = N
 # ---- what stands in for the methods --------------------------------------------------------------------------------
 
 _PLAIN_RUN, _PLAIN_RUN_KERNEL, _PLAIN_RUN_BODY, _PLAIN_PULL = Op._run, Op._run_kernel, Op.run_body, Pair.__call__
+_PLAIN_RUN_OWN_PAIR = Op.run_own_pair
 
 
 def _run(self: Op, args: tuple, specs: tuple, backend: Backend | None, tracked: bool, params: dict[str, Any]) -> Any:
@@ -218,6 +219,12 @@ def _run_body(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
         return found(_PLAIN_RUN_BODY(self, plan, args, params))
 
 
+def _run_own_pair(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
+    if (call := innermost()) is not None:
+        begin(call, "body", plan.out)
+    return _PLAIN_RUN_OWN_PAIR(self, plan, args, params)
+
+
 def _pull(self: Pair, node: Any, g: Any) -> Any:
     backend = _backend_of(self.args)
     call = Call(self.op, (self.plan.out, *map(spec_of, self.args)), self.params, backend, "backward")
@@ -235,6 +242,7 @@ STAND_INS: list[tuple[Any, str, Any, Any]] = [
     (Op, "_run", _PLAIN_RUN, _run),
     (Op, "_run_kernel", _PLAIN_RUN_KERNEL, _run_kernel),
     (Op, "run_body", _PLAIN_RUN_BODY, _run_body),
+    (Op, "run_own_pair", _PLAIN_RUN_OWN_PAIR, _run_own_pair),
     (Pair, "__call__", _PLAIN_PULL, _pull),
 ]
 

@@ -121,14 +121,25 @@ class GPTModel(Module):
 
         Errors:  DtypeError unless tokens are integers; ShapeError if they are not [B, T] or do not fit the context
         """
+        x = self._features(tokens, caches)  # (B, T, C)
+        return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
+
+    def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
+        """The cross-entropy of targets (B, T) under the logits of tokens (B, T), which never exist as a whole.
+
+        Errors:  as for a call; as linear_cross_entropy for targets
+        """
+        head = self.out_head or self.tok_emb
+        return ops.linear_cross_entropy(self._features(tokens), head.weight, targets, reduction=reduction)
+
+    def _features(self, tokens: Array, caches: list[KeyValueCache] | None = None) -> Array:
         start = caches[0].length if caches else 0
         self._check(tokens, start)
         positions = self.pos_emb.weight[start : start + tokens.shape[1]]  # (T, C)
         x = self.drop_emb(self.tok_emb(tokens) + positions)  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, cache=caches[i] if caches else None)  # (B, T, C)
-        x = self.final_norm(x)  # (B, T, C)
-        return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
+        return self.final_norm(x)  # (B, T, C)
 
     def _check(self, tokens: Array, start: int) -> None:
         if tokens.dtype not in INTEGERS:

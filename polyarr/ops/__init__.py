@@ -20,6 +20,7 @@ from polyarr.ops.catalogue import (
     astype as astype,
     cholesky as cholesky,
     concat as concat,
+    cross_entropy_and_gradient as cross_entropy_and_gradient,
     cumulative_sum as cumulative_sum,
     det as det,
     eigh as eigh,

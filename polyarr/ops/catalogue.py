@@ -4,11 +4,27 @@ Type checkers read catalogue.pyi instead, which `make stubs` writes.
 """
 
 from polyarr.core.op import OPS
-from polyarr.ops import create, decompositions, elementwise, index, linalg, logic, nn, optim, random, reduce, shape  # noqa: F401  they fill OPS
+from polyarr.ops import (  # noqa: F401  they fill OPS
+    create,
+    decompositions,
+    elementwise,
+    head,
+    index,
+    linalg,
+    logic,
+    nn,
+    optim,
+    random,
+    reduce,
+    shape,
+)
 
 # What polyarr has in another form or place (see creation, ops.standard and linalg), and what is for layers and kernels.
-INNER = """adamw arange argtopk astype cholesky concat cumulative_sum det eigh eigvalsh full inv matrix_product pinv qr
-random_bits repeat reshape sgd slice slice_update slogdet solve svd svdvals vector_norm where""".split()
+INNER = """
+adamw arange argtopk astype cholesky concat cross_entropy_and_gradient cumulative_sum det eigh eigvalsh full inv
+matrix_product pinv qr random_bits repeat reshape sgd slice slice_update slogdet solve svd svdvals vector_norm
+where
+""".split()
 
 _found = {op.name: op for op in OPS}
 globals().update(_found)

@@ -460,6 +460,12 @@ def mse(x: Array | float, y: Array | float) -> Array: ...
 def attention(q: Array, k: Array, v: Array, mask: Array | None = None, key: Array | int = 0, counter: Array | int = 0, causal: bool = False, scale: float | None = None, dropout_rate: float = 0.0, precision: str | None = None) -> Array: ...
 
 @_op
+def cross_entropy_and_gradient(g: Array, logits: Array, targets: Array, ignore_index: int = -100, label_smoothing: float = 0.0) -> tuple[Array, Array]: ...
+
+@_op
+def linear_cross_entropy(x: Array, weight: Array, targets: Array, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', rows_at_once: int | None = None, precision: str | None = None) -> Array: ...
+
+@_op
 def global_norm(arrays: Sequence[Array]) -> Array: ...
 
 @_op
@@ -522,6 +528,7 @@ __all__ = [
     "less",
     "less_equal",
     "linear",
+    "linear_cross_entropy",
     "log",
     "log10",
     "log1p",

@@ -248,8 +248,7 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
             f"targets must be {list(logits.shape[:-1])}"
         )
     label_smoothing = number("cross_entropy", "label_smoothing", label_smoothing)
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"cross_entropy: reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
+    check_reduction("cross_entropy", reduction)
     logits, counted, classes = _wide(logits), not_equal(targets, ignore_index), logits.shape[-1]
     # Whatever an ignored row holds, a nan say, neither its loss nor its gradient comes from it.
     logp = log_softmax(where(expand_dims(counted, axis=-1), logits, 0), axis=-1)
@@ -258,10 +257,21 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     loss = multiply(squeeze(take_along_axis(logp, at, axis=-1), axis=-1), label_smoothing - 1)
     if label_smoothing:
         loss = subtract(loss, multiply(mean(logp, axis=-1), label_smoothing))
-    loss = where(counted, loss, 0)
-    if reduction == "none":
-        return loss
-    return sum(loss) if reduction == "sum" else divide(sum(loss), sum(astype(counted, dtype=logits.dtype)))
+    return reduced(where(counted, loss, 0), targets, ignore_index, reduction)[0]
+
+
+def check_reduction(op: str, reduction) -> None:
+    """Raise ValueError for what is no reduction of losses."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{op}: reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
+
+
+def reduced(losses, targets, ignore_index, reduction):
+    """The losses as reduction says, and what their sum was divided by, if it was."""
+    if reduction != "mean":
+        return sum(losses) if reduction == "sum" else losses, None
+    count = sum(astype(not_equal(targets, ignore_index), dtype=losses.dtype))
+    return divide(sum(losses), count), count
 
 
 @composed(promote="x y")

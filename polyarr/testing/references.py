@@ -264,6 +264,25 @@ def cross_entropy(
     return total[reduction]
 
 
+def cross_entropy_and_gradient(
+    g: np.ndarray, logits: np.ndarray, targets: np.ndarray, *, ignore_index: int, label_smoothing: float
+) -> tuple:
+    """The probabilities, less what they should be, where a row counts."""
+    losses = cross_entropy(
+        logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
+    )
+    classes, counted = logits.shape[-1], (targets != ignore_index)[:, None]
+    due = (1 - label_smoothing) * (np.arange(classes) == targets[:, None]) + label_smoothing / classes
+    return losses, np.where(counted, (np.exp(log_softmax(logits)) - due) * g[:, None], 0)
+
+
+def linear_cross_entropy(
+    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, *, rows_at_once: int | None, **params: Any
+) -> np.ndarray:
+    """All logits at once."""
+    return cross_entropy(x @ weight.T, targets, **params)
+
+
 def attention(
     q: Any, k: Any, v: Any, mask: Any, key: int, counter: int, *, causal: bool, scale: Any, dropout_rate: float
 ) -> np.ndarray:

@@ -166,8 +166,7 @@ def _one_step(run: Run, optimizer: AdamW) -> Array:
 
 def loss_of(model: GPTModel, windows: Array, reduction: str = "mean") -> Array:
     """The cross-entropy of predicting each token of (B, T + 1) windows from those before it."""
-    logits = model(windows[:, :-1])  # (B, T, V)
-    return ops.cross_entropy(logits, windows[:, 1:], reduction=reduction)
+    return model.loss(windows[:, :-1], windows[:, 1:], reduction=reduction)
 
 
 def _read(losses: list[Array], run: Run) -> float:

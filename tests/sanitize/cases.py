@@ -316,6 +316,8 @@ def losses(dtype: str) -> Iterator[Case]:
                 (array(3, 2, 11, dtype=dtype), whole(3, 2)),
                 backward=True,
             )
+    rows, wide = array(3, 11, dtype=dtype), array(3)
+    yield Case(f"cross_entropy_and_gradient {dtype}", ops.cross_entropy_and_gradient, (wide, rows, whole(3)))
     yield Case(
         f"cross_entropy long {dtype}", ops.cross_entropy, (array(3, 600, dtype=dtype), whole(3, dtype="int64")), True
     )

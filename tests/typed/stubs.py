@@ -32,13 +32,14 @@ PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the 
     "destination": INTS, "source": INTS, "shape": INTS, "shift": INTS, "repetitions": INTS, "indices_or_sections": INTS,
     "pad_width": "int | Sequence[int] | Sequence[Sequence[int]]", "steps": "Sequence[int]",
     "dtype": "DType", "size": "int", "repeats": "int", "k": "int",
-    "activation": "str", "scale": "float", "eps": "float", "rate": "float",
+    "activation": "str", "rows_at_once": "int", "scale": "float", "eps": "float", "rate": "float",
     "momentum": "float", "beta1": "float", "beta2": "float", "weight_decay": "Sequence[float]",
     "nesterov": "bool", "decoupled": "bool",
 }  # fmt: skip
 RESULTS = {  # that are not one array
     "eigh": "tuple[Array, Array]", "qr": "tuple[Array, Array]", "slogdet": "tuple[Array, Array]",
     "svd": "tuple[Array, Array, Array]",
+    "cross_entropy_and_gradient": "tuple[Array, Array]",
     "split": "tuple[Array, ...]", "unstack": "tuple[Array, ...]", "topk": "tuple[Array, Array]",
     "sgd": "tuple[tuple[Array, ...], ...]", "adamw": "tuple[tuple[Array, ...], ...]",
 }  # fmt: skip

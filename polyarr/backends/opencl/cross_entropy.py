@@ -51,6 +51,17 @@ def cross_entropy_backward(
     return dx, None
 
 
+def cross_entropy_and_gradient(
+    device: Device, out: tuple[Spec, Spec], g: Buffer, logits: Buffer, targets: Buffer,
+    *, ignore_index: int, label_smoothing: float,
+) -> tuple[Buffer, Buffer]:  # fmt: skip
+    """The losses, and the gradient of the logits for their cotangent g."""
+    settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
+    logits = dense(device, logits)
+    losses, saved = cross_entropy(device, out[0], logits, targets, **settings)
+    return losses, cross_entropy_backward(device, g, saved, logits, targets, wanted=(True, False), **settings)[0]
+
+
 def _plan(
     device: Device, which: str, x: Buffer, shape: tuple[int, ...], targets: Buffer, reduction: str, smoothing: float
 ) -> LaunchPlan:

@@ -59,6 +59,7 @@ KERNELS = {
     ops.dropout: dropout.dropout,
     ops.global_norm: global_norm.global_norm,
     ops.adamw: adamw.adamw,
+    ops.cross_entropy_and_gradient: cross_entropy.cross_entropy_and_gradient,
 }
 
 # Numbers that a kernel reads from memory, where they are there.

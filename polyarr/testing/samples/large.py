@@ -287,6 +287,24 @@ def _losses(data: Callable) -> Iterator[Sample]:
         yield Sample((data((*lead, classes), 1), targets), {**params, "reduction": reduction})
 
 
+@_as
+def _losses_and_gradients(data: Callable) -> Iterator[Sample]:
+    for i, (rows, classes) in enumerate(((131, 1031), (40009, 2))):
+        targets = Data((rows,), "int64", "targets", seed=3, limit=classes)
+        params = {"ignore_index": -100, "label_smoothing": 0.1 * i}
+        yield Sample((data((rows,), 1), data((rows, classes), 2), targets), params)
+
+
+@_as
+def _heads(data: Callable) -> Iterator[Sample]:
+    for lead, k, classes, reduction, rows in (
+        ((131,), 70, 1031, "mean", 64), ((2, 67), 130, 260, "none", None), ((70001,), 3, 2, "sum", 9000)
+    ):  # fmt: skip
+        targets = Data(lead, "int64", "targets", seed=3, limit=classes)
+        params = {"ignore_index": -100, "label_smoothing": 0.1, "reduction": reduction, "rows_at_once": rows}
+        yield Sample((data((*lead, k), 1), data((classes, k), 2), targets), params)
+
+
 # leading axes of queries, of keys, queries, keys, head size, value size, the mask's shape and values
 ATTENTIONS = (
     ((2,), (2,), 260, 260, 64, 64, None, ""), ((3,), (3,), 131, 131, 128, 128, None, ""),
@@ -311,6 +329,8 @@ LARGE |= {
     ops.layer_norm: _norms,
     ops.rms_norm: _first_weight,
     ops.cross_entropy: _losses,
+    ops.cross_entropy_and_gradient: _losses_and_gradients,
+    ops.linear_cross_entropy: _heads,
     ops.attention: _attention,
     ops.dropout: _only((((601, 503),), {"rate": 0.1}), ((AXES,), {"rate": 0.5})),
 }

@@ -1,0 +1,167 @@
+"""A model's last product together with its loss, a part of the rows at a time: its logits never exist as a whole."""
+
+import math
+
+from polyarr.core.array import spec_of
+from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.op import composed
+from polyarr.core.spec import NARROW, check_kind, float32
+from polyarr.ops.create import arange, full
+from polyarr.ops.elementwise import add, astype, divide, like, multiply, subtract, where
+from polyarr.ops.given import whole
+from polyarr.ops.linalg import matrix_product
+from polyarr.ops.logic import equal, not_equal
+from polyarr.ops.nn import check_reduction, cross_entropy, linear, reduced, softmax
+from polyarr.ops.shape import concat, expand_dims, matrix_transpose, reshape, slice
+
+AT_ONCE = 1 << 29  # bytes of logits
+WHOLE = 128  # parts are multiples of so many rows, which is what kernels of products take at once
+
+
+@composed(indices="targets")
+def cross_entropy_and_gradient(g, logits, targets, *, ignore_index=-100, label_smoothing=0.0):
+    """The losses of cross_entropy without a reduction, and the gradient of the logits for the cotangent g.
+
+    Shapes:  g (n,), logits (n, v), targets (n,) -> (n,), (n, v)
+    Dtypes:  logits floating, targets integer, g as the losses -> cross_entropy's, and logits'
+    Errors:  as cross_entropy; DtypeError for another g
+    Grads:   g, logits
+    """
+    losses = cross_entropy(
+        logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
+    )
+    if spec_of(g) != spec_of(losses) or len(logits.shape) != 2:
+        given = f"g is {spec_of(g)}, logits is {spec_of(logits)}"
+        raise DtypeError(f"cross_entropy_and_gradient: {given}; g must be as the losses, logits must have two axes")
+    wide, classes = like(logits, losses), logits.shape[1]
+    counted, at = expand_dims(not_equal(targets, ignore_index), axis=1), expand_dims(targets, axis=1)
+    hit = astype(equal(at, arange(0, 1, logits, size=classes, dtype=targets.dtype)), dtype=wide.dtype)
+    due = add(multiply(hit, 1 - label_smoothing), label_smoothing / classes)
+    slope = subtract(softmax(where(counted, wide, 0)), due)
+    return losses, like(where(counted, multiply(slope, expand_dims(g, axis=1)), 0), logits)
+
+
+@composed(promote="x weight", indices="targets", widen=False)
+def linear_cross_entropy(
+    x, weight, targets, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", rows_at_once=None, precision=None
+):  # fmt: skip
+    """cross_entropy(linear(x, weight), targets), for heads of many classes: the logits never exist as a whole.
+
+    The rows are taken in parts: rows_at_once, or as many as have 512 MB of logits. So are the gradients, and those of a
+    mean or a sum are found in the forward pass, while a part's logits are there. precision is matmul's.
+
+    Shapes:  x (..., k), weight (v, k), targets (...) -> (), or (...) with reduction "none"
+    Dtypes:  x and weight floating and promoted, targets integer -> theirs, but float32 for float16 and bfloat16
+    Errors:  ShapeError if the shapes do not fit, or without classes; ValueError for another reduction, or rows_at_once
+             below 1; IndexError, at the next read, for a target that is no class
+    Grads:   x, weight
+    Source:  Hsu et al. 2024, arXiv:2410.10989
+    """
+    _check_head(x, weight, targets, reduction)
+    settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
+    losses = [
+        cross_entropy(linear(some, weight, precision=precision), at, **settings)
+        for some, at in _parts(rows_at_once, weight, _rows(x), _flat(targets))
+    ]
+    return reduced(reshape(_joined(losses), shape=targets.shape), targets, ignore_index, reduction)[0]
+
+
+def _forward(x, weight, targets, *, wanted, ignore_index, reduction, **settings):
+    """The loss; and for a cotangent of 1 for each row's the gradients, and by what their sum is divided.
+
+    Without a reduction each row has a cotangent of its own, which is not known yet.
+    """
+    settings["ignore_index"] = ignore_index
+    if reduction == "none":
+        return linear_cross_entropy.body(x, weight, targets, reduction=reduction, **settings), None
+    ones = full(1.0, x, shape=(targets.size,), dtype=float32 if x.dtype in NARROW else x.dtype)
+    losses, *slopes = _walked(ones, x, weight, targets, wanted, **settings)
+    loss, divisor = reduced(losses, _flat(targets), ignore_index, reduction)
+    return loss, (*slopes, divisor)
+
+
+def _backward(g, saved, x, weight, targets, *, wanted, reduction, **settings):
+    """The gradients: what forward found, times the cotangent."""
+    if saved is None:
+        _, *slopes = _walked(_flat(g), x, weight, targets, wanted, **settings)
+    else:
+        *slopes, divisor = saved
+        factor = g if divisor is None else divide(g, divisor)
+        slopes = [None if s is None else multiply(like(s, factor), factor) for s in slopes]
+    dx, dweight = slopes
+    dx = None if dx is None else reshape(like(dx, x), shape=x.shape)
+    return dx, None if dweight is None else like(dweight, weight), None
+
+
+linear_cross_entropy.pair(_forward, _backward)
+
+
+def _walked(g, x, weight, targets, wanted, *, rows_at_once, **settings):
+    """The losses of all rows, and the gradients of x and weight for the losses' cotangent g; None if not wanted."""
+    losses, dx, dweight = [], [], None
+    for some_g, some_x, at in _parts(rows_at_once, weight, g, _rows(x), _flat(targets)):
+        loss, *slopes = _of_part(some_g, some_x, at, weight, wanted, **settings)
+        losses.append(loss)
+        dx.append(slopes[0])
+        if dweight is not None:  # sums are kept wide
+            dweight, slopes[1] = like(dweight, loss), like(slopes[1], loss)
+        dweight = slopes[1] if dweight is None else add(dweight, slopes[1])
+    return _joined(losses), _joined(dx) if wanted[0] else None, dweight
+
+
+def _of_part(g, x, targets, weight, wanted, *, precision, **settings):
+    """The same of some rows: when this returns, their logits are gone."""
+    losses, slope = cross_entropy_and_gradient(g, linear(x, weight, precision=precision), targets, **settings)
+    dx = matrix_product(slope, weight, precision=precision) if wanted[0] else None
+    dweight = matrix_product(matrix_transpose(slope), x, precision=precision) if wanted[1] else None
+    return losses, dx, dweight
+
+
+def _check_head(x, weight, targets, reduction):
+    for name, a in (("x", x), ("weight", weight)):
+        check_kind("linear_cross_entropy", name, spec_of(a), "floating")
+    check_kind("linear_cross_entropy", "targets", spec_of(targets), "integer")
+    given = f"linear_cross_entropy: x is {spec_of(x)}, weight is {spec_of(weight)}"
+    if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(f"{given}; x.shape[-1] must equal weight.shape[1]")
+    if not weight.shape[0]:
+        raise ShapeError(f"{given}; there must be at least one class")
+    if targets.shape != x.shape[:-1]:
+        raise ShapeError(f"{given}, targets is {spec_of(targets)}; targets must be {list(x.shape[:-1])}")
+    check_reduction("linear_cross_entropy", reduction)
+
+
+def _parts(rows_at_once, weight, *arrays):
+    """Some rows of each array after the other; one part at least."""
+    rows, classes = arrays[0].shape[0], weight.shape[0]
+    if rows_at_once is None:
+        most = max(1, AT_ONCE // (classes * weight.dtype.itemsize))
+        most = most // WHOLE * WHOLE or most
+        each = -(-rows // max(1, -(-rows // most)))  # parts of one size
+        each = min(-(-each // WHOLE) * WHOLE, most)
+    else:
+        each = whole("linear_cross_entropy", "rows_at_once", rows_at_once)
+        if each < 1:
+            raise ValueError(f"linear_cross_entropy: rows_at_once is {each}; it must be at least 1")
+    for first in range(0, max(rows, 1), each):
+        yield tuple(_window(a, first, min(each, rows - first)) for a in arrays)
+
+
+def _window(a, first, count):
+    """So many of a's rows."""
+    if count == a.shape[0]:
+        return a
+    zeros = (0,) * (len(a.shape) - 1)
+    return slice(a, (first, *zeros), steps=(1, *(1 for _ in zeros)), shape=(count, *a.shape[1:]))
+
+
+def _rows(x):
+    return reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def _flat(x):
+    return reshape(x, shape=(math.prod(x.shape),))
+
+
+def _joined(parts):
+    return parts[0] if len(parts) == 1 else concat(parts)
