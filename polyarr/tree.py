@@ -33,11 +33,16 @@ def rebuild(tree: Any, found: dict[Any, Any]) -> Any:
 def items(tree: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
     """(path, leaf) for every leaf, in order. A path is a tuple of keys, indices and attribute names."""
     found = children(tree)
-    if found is None:
-        yield path, tree
-    else:
-        for name, child in found.items():
-            yield from items(child, (*path, name))
+    return iter([(path, tree)]) if found is None else _items(found, path)
+
+
+def _items(found: dict[Any, Any], path: tuple) -> Iterator[tuple[tuple, Any]]:
+    for name, child in found.items():
+        inner = children(child)
+        if inner is None:
+            yield (*path, name), child
+        else:
+            yield from _items(inner, (*path, name))
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -234,7 +234,9 @@ def arrays(backend: Backend, buf: Any, out: Any) -> Any:
     """What a kernel gave, as Arrays of the Specs `out`."""
     if type(out) is Spec:
         return Array(backend, buf, out)
-    return tuple([arrays(backend, b, o) for b, o in zip(buf, out, strict=True)])
+    return tuple(
+        [Array(backend, b, o) if type(o) is Spec else arrays(backend, b, o) for b, o in zip(buf, out, strict=True)]
+    )
 
 
 def number_of(a: Any) -> Any:

@@ -54,10 +54,7 @@ def adamw(
         [b if b.strides == s and not b.offset else dense(device, b) for b, s in zip(group, plan.strides, strict=True)]
         for group in (params, grads, m, v)
     ]
-    results = [
-        [device.fresh(spec, *room) for spec, room in zip(specs, rooms, strict=True)]
-        for specs, rooms in zip(out, plan.rooms, strict=True)
-    ]
+    results = [device.fresh_all(specs, rooms) for specs, rooms in zip(out, plan.rooms, strict=True)]
     memories = list(zip(*[[b.memory for b in group] for group in (*inputs, *results)], strict=True))
     found = {acc: (_placed if on_device else _plain)(device, acc, numbers, logs) for acc in {p.acc for p in plan.parts}}
     for part in plan.parts:

@@ -6,7 +6,7 @@ import gc
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -172,6 +172,23 @@ class Device:
         """As empty, for those who have worked out what room_of says."""
         fields = self._allocate(nbytes), out.shape, out.dtype, strides, 0, self.faults.mine().origin
         return tuple.__new__(Buffer, fields)  # as Buffer(*fields) does, in less than half of its time
+
+    def fresh_all(self, outs: Sequence[Spec], rooms: Sequence[tuple[int, tuple[int, ...]]]) -> list[Buffer]:
+        """As fresh, for many results at once, in a fraction of its time."""
+        origin, new, pool = self.faults.mine().origin, tuple.__new__, self.pool
+        with self.lock:
+            total = pool.managed_bytes + sum([nbytes + 63 for nbytes, _ in rooms])
+            if self._guards is not None or total > self.features.global_memory:
+                return [self.fresh(out, *room) for out, room in zip(outs, rooms, strict=True)]
+            try:
+                memories = [pool.allocate((nbytes + 63) & ~63) for nbytes, _ in rooms]
+            except cl.Error:
+                return [self.fresh(out, *room) for out, room in zip(outs, rooms, strict=True)]
+            self._peak = max(self._peak, pool.active_bytes)
+        return [
+            new(Buffer, (memory, out.shape, out.dtype, room[1], 0, origin))
+            for memory, out, room in zip(memories, outs, rooms, strict=True)
+        ]
 
     def _allocate(self, nbytes: int) -> Any:
         own, nbytes = nbytes, (nbytes + 63) & ~63  # so that a kernel may read whole vectors at the end
