@@ -130,3 +130,17 @@ def test_windows_that_lie_in_no_vector(gpu):
     x = pa.asarray(host)
     for part in (np.s_[:, 1:9], np.s_[1:, 4:], np.s_[:, :5], np.s_[::2, ::3]):
         np.testing.assert_array_equal((x[part] + x[part][:1]).numpy(), host[part] + host[part][:1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bfloat16"])
+@pytest.mark.parametrize(("slices", "updates", "columns"), [(5, 1, 1), (50, 33, 3), (300, 3000, 7), (3, 640, 130)])
+def test_updates_of_few_and_of_many_to_a_slice(gpu, dtype, slices, updates, columns):
+    """Sums of a slice's updates may begin and end in any part of the sorted ones."""
+    rng = np.random.default_rng(0)
+    x, u = (rng.integers(-2, 3, (2, n, columns)).astype(np.float32) for n in (slices, updates))
+    for at in (rng.zipf(1.3, updates) % slices, rng.integers(0, slices, updates), np.full(updates, slices - 1)):
+        expected = x.astype(np.float64)
+        for row, more in zip(expected, u, strict=True):
+            np.add.at(row, at, more)
+        found = ops.scatter_add(pa.asarray(x, dtype=dtype), pa.asarray(at), pa.asarray(u, dtype=dtype), axis=1)
+        np.testing.assert_allclose(found.numpy().astype(np.float64), expected, rtol=2**-8 if dtype == "bfloat16" else 0)

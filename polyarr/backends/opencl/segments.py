@@ -3,7 +3,7 @@
 Where the slices are few and short, a CPU needs no sort.
 """
 
-from math import prod
+from math import log2, prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from polyarr.core.spec import Spec, float32, float64
 GROUP = 128  # work-items per group on a GPU, a power of two
 COLUMNS = 64  # columns that a CPU's work-item sums at once
 FEW = 4096  # numbers in all slices
+LEAST_SPAN = 32  # sorted updates that a work-item of a GPU adds up
 INT32 = np.dtype("int32")
 
 
@@ -44,25 +45,30 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
         return
     order = sort.order(device, keys)
     args = (result.memory, updates.memory, keys.memory, order.memory, n, keys.size, inner)
-    FAMILIES[device.geometry.kind](device, program, args, (outer, n, inner), keys.size)
+    FAMILIES[device.geometry.kind](device, program, args, (outer, n, inner), SCALARS[types(result.dtype)["ACC"]])
 
 
-def _sum_in_spans(device: Device, program: Program, args: Any, shape: tuple[int, int, int], count: int) -> None:
+def _sum_in_spans(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> None:
     """A work-item for a span of the sorted updates and a block of columns."""
-    outer, _, inner = shape
+    (outer, _, inner), count = shape, args[-2]
     spans = min(4 * device.geometry.units, -(-count // 16))
     program.segments_serial((spans, -(-inner // COLUMNS), outer), (1, 1, 1), *args, -(-count // spans))
 
 
-def _sum_in_groups(device: Device, program: Program, args: Any, shape: tuple[int, int, int], count: int) -> None:
-    """A group for each update that might begin a segment, and for a block of columns."""
-    outer, n, inner = shape
-    lanes = _lanes(n, count, inner)
-    blocks = -(-inner // lanes)
-    program.segments_group((GROUP * blocks * count * outer,), (GROUP,), *args, blocks, lanes)
+def _sum_in_parts(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> None:
+    """A work-item for a part of the sorted updates and a column; then one for each segment that goes on."""
+    result, _, keys, order, n, count, inner = args
+    span = max(LEAST_SPAN, 1 << round(log2(count) / 2))  # about as many updates in a part as there are parts
+    parts, lanes = -(-count // span), min(GROUP, 1 << (inner - 1).bit_length())
+    blocks, sets = -(-inner // lanes), -(-parts // (GROUP // lanes))
+    partial = device.empty(Spec((shape[0], parts, 2, inner), acc)).memory
+    work, total = GROUP * blocks * sets * shape[0], shape[0] * parts * inner
+    program.segments_parts((work,), (GROUP,), *args[:4], partial, n, count, inner, blocks, lanes, span)
+    items = -(-total // GROUP) * GROUP
+    program.segments_join((items,), (GROUP,), result, keys, order, partial, n, count, inner, span, total)
 
 
-FAMILIES = {"cpu": _sum_in_spans, "gpu": _sum_in_groups}
+FAMILIES = {"cpu": _sum_in_spans, "gpu": _sum_in_parts}
 
 
 def _add_serially(
@@ -83,13 +89,6 @@ def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
     if acc == "float":
         return float64 if device.features.fp64 else float32
     return SCALARS[acc]
-
-
-def _lanes(n: int, count: int, inner: int) -> int:
-    """How many columns a group takes side by side; the rest of its work-items share out the updates of a slice."""
-    per_slice = count // min(n, count)
-    wanted = GROUP if per_slice < 4 else GROUP // 2 if per_slice < 16 else GROUP // 8
-    return min(wanted, 1 << (inner - 1).bit_length())
 
 
 def _program(device: Device, dtype: np.dtype, index: np.dtype) -> Program:

@@ -6,7 +6,9 @@
 //          segment, lie side by side, and who finds the first of a segment sums it. All row-major.
 //          FAULT: see the prelude
 // Launch   wrap_indices: any global size. segments_serial (CPU): (spans of slots, blocks of COLUMNS columns, outer), group 1.
-//          segments_group (GPU): blocks * count * outer groups of GROUP: lanes columns by GROUP / lanes updates.
+//          segments_parts (GPU): blocks * sets * outer groups of GROUP: lanes columns by GROUP / lanes parts of `span` slots;
+//          then segments_join: outer * parts * inner work-items, rounded up to GROUP.
+//          partial (outer, parts, 2, inner) is of ACC, and most of it is never written nor read
 //          slots_serial (CPU, few slices): global (parts of the updates, outer), group 1; then slots_join, any size.
 //          partial (parts, outer, n, inner) are their sums, of type WIDE
 //          add_atomically: one work-item per element of updates, rounded up to GROUP
@@ -18,6 +20,7 @@
 
 // Long sums keep their digits: RUN updates are summed on their own, and runs are added with Kahan's compensation.
 #define RUN 64
+#define BATCH 8
 
 __kernel void wrap_indices(__global const INDEX *restrict indices, __global int *restrict keys,
                            FAULT, const long n, const long count) {
@@ -77,35 +80,88 @@ void segments_serial(__global T *restrict result, __global const T *restrict upd
     }
 }
 
+// A segment may be as long as all updates. So a work-item sums what lies in one part of the slots, BATCH at a time, whose
+// reads do not wait for each other. Of a segment within the part the result gets the sum. Else partial gets it:
+// [0] of the segment that an earlier part began, [1] of the one that begins here and goes on.
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void segments_group(__global T *restrict result, __global const T *restrict updates,
-                    __global const int *restrict keys, __global const int *restrict order,
-                    const long n, const long count, const long inner, const long blocks, const long lanes) {
-    __local ACC lane[GROUP];
-    const long group = get_group_id(0), slot = group / blocks % count, outer = group / blocks / count;
-    if (!begins_segment(keys, order, slot, n)) return;
-    const int me = get_local_id(0), slices = GROUP / (int)lanes, slice = me / (int)lanes;
-    const long column = group % blocks * lanes + me % (int)lanes, end = segment_end(keys, order, slot, count);
+void segments_parts(__global T *restrict result, __global const T *restrict updates,
+                    __global const int *restrict keys, __global const int *restrict order, __global ACC *restrict partial,
+                    const long n, const long count, const long inner, const long blocks, const long lanes,
+                    const long span) {
+    const long group = get_group_id(0), parts = (count + span - 1) / span, me = get_local_id(0);
+    const long sets = (parts + GROUP / lanes - 1) / (GROUP / lanes), outer = group / blocks / sets;
+    const long part = group / blocks % sets * (GROUP / lanes) + me / lanes, column = group % blocks * lanes + me % lanes;
+    const long first = part * span, end = MIN(first + span, count), mine = ((outer * parts + part) * 2) * inner + column;
+    if (first >= count || column >= inner) return;
+    int current = keys[order[first]];
+    bool began_before = first > 0 && keys[order[first - 1]] == current;
     ACC sum = 0, lost = 0;
 
-    if (column < inner)
-        for (long run = slot + slice; run < end; run += RUN * slices) {
-            const long run_end = MIN(run + RUN * slices, end);
-            ACC part = 0;
-            #pragma unroll 4
-            for (long s = run; s < run_end; s += slices)
-                part += LOAD(updates, (outer * count + order[s]) * inner + column);
-            ADD_KEEPING(ACC, sum, lost, part)
+    for (long slot = first; slot < end; slot += BATCH) {
+        int key[BATCH];
+        ACC v[BATCH], run = 0;
+        _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
+            const int p = order[MIN(slot + j, end - 1)];
+            key[j] = keys[p];
+            v[j] = LOAD(updates, (outer * count + p) * inner + column);
         }
-    lane[me] = sum;
-    for (int half_slices = slices / 2; half_slices > 0; half_slices /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (slice < half_slices) lane[me] += lane[me + half_slices * (int)lanes];
+        _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
+            if (slot + j >= end) continue;
+            if (key[j] != current) {
+                ADD_KEEPING(ACC, sum, lost, run)
+                if (began_before) {
+                    partial[mine] = sum;
+                } else if (current < n) {
+                    const long target = (outer * n + current) * inner + column;
+                    STORE(result, target, LOAD(result, target) + sum);
+                }
+                current = key[j], began_before = false, sum = lost = run = 0;
+            }
+            run += v[j];
+        }
+        ADD_KEEPING(ACC, sum, lost, run)
     }
-    if (slice == 0 && column < inner) {
-        const long target = (outer * n + keys[order[slot]]) * inner + column;
-        STORE(result, target, LOAD(result, target) + lane[me]);
+    if (began_before) {
+        partial[mine] = sum;
+    } else if (end < count && keys[order[end]] == current) {
+        partial[mine + inner] = sum;
+    } else if (current < n) {
+        const long target = (outer * n + current) * inner + column;
+        STORE(result, target, LOAD(result, target) + sum);
     }
+}
+
+// The segments that go on from part to part: a work-item for each part where one may begin, and column.
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void segments_join(__global T *restrict result, __global const int *restrict keys, __global const int *restrict order,
+                   __global const ACC *restrict partial, const long n, const long count, const long inner,
+                   const long span, const long total) {
+    const long i = get_global_id(0), parts = (count + span - 1) / span, part = i / inner % parts;
+    const long first = part * span, end = first + span, outer = i / inner / parts;
+    if (i >= total || end >= count) return;
+    const int k = keys[order[end]];
+    const bool began_before = first > 0 && keys[order[first]] == k && keys[order[first - 1]] == k;
+    if (k == n || keys[order[end - 1]] != k || began_before) return;
+    __global const ACC *own = partial + (outer * parts + part) * 2 * inner + i % inner;
+    ACC sum = own[inner], lost = 0;
+    bool goes_on = true;
+
+    for (long p = part + 1; goes_on; p += BATCH) {
+        int next[BATCH];
+        ACC v[BATCH];
+        _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
+            const long here = MIN(p + j, parts - 1);
+            next[j] = here + 1 < parts ? keys[order[(here + 1) * span]] : (int)n;
+            v[j] = own[(here - part) * 2 * inner];
+        }
+        _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
+            if (!goes_on) continue;
+            ADD_KEEPING(ACC, sum, lost, v[j])
+            goes_on = next[j] == k;
+        }
+    }
+    const long target = (outer * n + k) * inner + i % inner;
+    STORE(result, target, LOAD(result, target) + sum);
 }
 
 // Where slices are few, their sums stay in the cache, and updates can be added in their own order.
