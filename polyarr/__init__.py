@@ -20,6 +20,10 @@ from polyarr.autograd import (
     value_and_grad as value_and_grad,
     vjp as vjp,
 )
+from polyarr.capture.compile import (
+    CaptureWarning as CaptureWarning,
+    compile as compile,
+)
 from polyarr.core.array import (
     Array as Array,
 )
@@ -37,6 +41,7 @@ from polyarr.core.current import (
 )
 from polyarr.core.errors import (
     BackendError as BackendError,
+    CaptureError as CaptureError,
     DeviceMemoryError as DeviceMemoryError,
     DtypeError as DtypeError,
     GradientError as GradientError,
@@ -44,6 +49,9 @@ from polyarr.core.errors import (
     ShapeError as ShapeError,
 )
 from polyarr.core.names import unknown as _unknown
+from polyarr.core.number import (
+    evaluate as evaluate,
+)
 from polyarr.core.precision import (
     get_matmul_precision as get_matmul_precision,
     set_matmul_precision as set_matmul_precision,

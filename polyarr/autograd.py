@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from polyarr import ops, random, tree
 from polyarr.core.array import Array
+from polyarr.core.current import renewed
 from polyarr.core.errors import GradientError, ShapeError
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
 from polyarr.core.record import Pair
@@ -151,8 +152,8 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         captured = [(a, then) for a, then in captured if id(a) not in results or _differ(a, then)]
 
         def pull(g: list) -> list:
-            again = list(args)
-            with recording(), _as_they_were(captured, *settings), reading() as read:
+            again = tree.map(renewed, list(args))
+            with recording(), _as_they_were(captured, *tree.map(renewed, settings)), reading() as read:
                 tracked = [_track(again, i) for i in range(len(again))]
                 found = tree.map(_snapshot, [_called(fn, again), rebound])
             if read.nodes.keys() - parents.keys():

@@ -9,6 +9,7 @@ from typing import Any
 from polyarr import ops, tree
 from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
+from polyarr.core.number import Number, evaluate
 from polyarr.core.spec import FLOATS, float32, float64
 
 Schedule = Callable[[int], float]
@@ -108,7 +109,7 @@ class Optimizer:
 
     def learning_rate(self, step: int | Array) -> float | Array:
         """The learning rate after so many steps. A schedule is given a Python number, for which an array is read."""
-        return self.lr(step.item() if type(step) is Array else step) if callable(self.lr) else self.lr
+        return evaluate(self.lr, step.item() if type(step) is Array else step) if callable(self.lr) else self.lr
 
     def update(self, grads: Any, state: State, model: Any) -> tuple[Any, State]:
         """One step: a new model and a new state. The old ones stay as they are.
@@ -149,7 +150,7 @@ class Optimizer:
 
     def _check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
         name, order = f"{type(self).__name__}.update", "call update(grads, state, model)"
-        if not isinstance(state, dict) or not isinstance(state.get("step", 0), (int, Array)):
+        if not isinstance(state, dict) or not isinstance(state.get("step", 0), (int, Number, Array)):
             raise TypeError(f"{name}: state is {type(state).__name__}; it must be as init(model) makes it; {order}")
         if ("loss_scale" in state) != (self.loss_scale is not None):
             has = "a" if self.loss_scale is None else "no"

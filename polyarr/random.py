@@ -4,12 +4,13 @@ import math
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from polyarr import ops
 from polyarr.core.array import Array
+from polyarr.core.number import Number
 from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64
 from polyarr.ops.create import shape_of
 from polyarr.ops.given import check_array, number, told, whole
@@ -21,7 +22,7 @@ _BITS = {float16: 11, bfloat16: 8}  # as many as the dtype tells apart below 1; 
 
 
 def _in_64_bits(seed: Any) -> Any:
-    return seed if type(seed) is Array else seed & _MASK
+    return seed if isinstance(seed, (Array, Number)) else seed & _MASK
 
 
 class Generator:
@@ -35,6 +36,17 @@ class Generator:
         with self._lock:
             self.counter = self.counter + 1  # of an array, another array
             return self.seed, self.counter
+
+    def reserve(self, count: int) -> tuple[int, int]:
+        """The state now, for somebody who draws so many times from it; this one goes on after that."""
+        with self._lock:
+            state = self.seed, self.counter
+            self.counter = self.counter + count
+            return state
+
+    def restart(self, seed: int, counter: int) -> None:
+        """Go to a state."""
+        self.seed, self.counter = _in_64_bits(seed), counter
 
 
 _default = Generator(secrets.randbits(64))
@@ -52,8 +64,7 @@ def seed(value: int) -> None:
     """
     if not isinstance(value, int):
         raise TypeError(f"random.seed: got {type(value).__name__}; it must be an int")
-    generator = _generator()
-    generator.seed, generator.counter = value & _MASK, 0
+    _generator().restart(value, 0)
 
 
 def get_state() -> tuple[int, int]:
@@ -68,14 +79,18 @@ def set_state(state: tuple[int, int]) -> None:
     """
     if not isinstance(state, (tuple, list)) or len(state) != 2:
         raise TypeError(f"random.set_state: state is {told(state)}; it must be a tuple that get_state gave")
-    seed, counter = (part if type(part) is Array else whole("random.set_state", "state", part) for part in state)
-    _generator().seed, _generator().counter = seed, counter
+    _generator().restart(*(part if type(part) is Array else whole("random.set_state", "state", part) for part in state))
+
+
+def restored(state: tuple[int, int]) -> AbstractContextManager[None]:
+    """Draw from a state inside the block, and go on as if nothing had happened after it."""
+    return drawing_from(Generator(*state))
 
 
 @contextmanager
-def restored(state: tuple[int, int]) -> Iterator[None]:
-    """Draw from a state inside the block, and go on as if nothing had happened after it."""
-    token = _scoped.set(Generator(*state))
+def drawing_from(generator: Generator) -> Iterator[None]:
+    """Draw from a generator inside the block."""
+    token = _scoped.set(generator)
     try:
         yield
     finally:
@@ -85,6 +100,11 @@ def restored(state: tuple[int, int]) -> Iterator[None]:
 def draw() -> tuple[int, int]:
     """A fresh (key, counter) for an op that takes them, such as dropout."""
     return _generator().draw()
+
+
+def reserve(count: int) -> tuple[int, int]:
+    """The state now, after which so many draws are left out: a compiled function makes them."""
+    return _generator().reserve(count)
 
 
 def bits(shape: Any) -> Array:

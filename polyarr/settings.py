@@ -19,6 +19,7 @@ VARIABLES = {
     "POLYARR_TUNE=0": "do not time tiles of matrix products at the first large one on a processor",
     "POLYARR_CUDA_MEMORY=1": "have NVIDIA's devices that are started now keep arrays where CUDA finds them, so that "
     "PyTorch, CuPy and JAX share them through DLPack without a copy",
+    "POLYARR_COMPILE=0": "what polyarr.compile gives from now on calls the plain function, for debugging",
     "POLYARR_VARIANTS": "use only these of the kernels that are for some devices, separated by commas; empty for none",
     "POLYARR_DETERMINISTIC=0": "let a GPU that is started now add at equal indices with atomics: not the same to the "
     "last bit from run to run",

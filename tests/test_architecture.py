@@ -39,6 +39,7 @@ LAYERS = {
     "polyarr.random": 4,
     "polyarr.inspection": 4,
     "polyarr.backends": 4,
+    "polyarr.capture": 5,
     "polyarr.profiling": 5,
     "polyarr.nn": 5,
     "polyarr.optim": 5,

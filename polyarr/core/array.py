@@ -10,6 +10,7 @@ from polyarr.core import dlpack
 from polyarr.core.backend import Backend, count_download, count_upload
 from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError
+from polyarr.core.number import FloatNumber, IntNumber
 from polyarr.core.spec import DTYPES, NARROW, Spec, float32, int64, uint64
 from polyarr.core.tape import Node, hold, reads, records
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:  # the operators and the other methods, which polyarr.ops give
 else:
     Methods = object
 
-NUMBERS = {kind: Spec((), kind) for kind in (bool, int, float)}  # the Spec of a Python number, by its type
+NUMBERS: dict[type, Spec] = {kind: Spec((), kind) for kind in (bool, int, float)}  # of Python numbers, by their type
+NUMBERS |= {IntNumber: NUMBERS[int], FloatNumber: NUMBERS[float]}
 
 
 class Array(Methods):
@@ -96,7 +98,7 @@ class Array(Methods):
         """Let this handle stand for other's values."""
         if (read := reads.get()) is not None:
             read.rebinds(self)
-        self.buf, self.spec, self.node = other.buf, other.spec, other.node
+        self.backend, self.buf, self.spec, self.node = other.backend, other.buf, other.spec, other.node
 
     def __reduce__(self) -> tuple:
         return _restored, (self.numpy(), self.backend.name)

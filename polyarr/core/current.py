@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
@@ -16,6 +16,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 # The innermost use_backend and those around it, as (backend, outer). Immutable, so contexts can share it.
 _scope: ContextVar[tuple[Backend, Any] | None] = ContextVar("polyarr_backend", default=None)
 _default: Backend | None = None
+
+
+class StandIn(NamedTuple):
+    """What stands for a backend while a function is captured.
+
+    target   the backend
+    backend  what stands for it: a trace
+    lift     Array -> what stands for it, or CaptureError
+    again    Array -> the same values as another value of the program, so that what is computed from it is not shared
+             with what was computed before
+    """
+
+    target: Backend
+    backend: Backend
+    lift: Callable[[Any], Any]
+    again: Callable[[Any], Any]
+
+
+stand_in: ContextVar[StandIn | None] = ContextVar("polyarr_stand_in", default=None)
+
+
+def renewed(leaf: Any) -> Any:
+    """A leaf from which something is computed that was computed before, to keep less meanwhile."""
+    trace = stand_in.get()
+    return leaf if trace is None else trace.again(leaf)
 
 
 def _nobody(name: str | None) -> Backend:
@@ -45,11 +70,11 @@ def get_backend(name: str | Backend | None = None) -> Backend:
         if scope is not None:
             return scope[0]
         return _default or set_backend(_named(None))
-    if isinstance(name, Backend):
-        return name
-    if not isinstance(name, str):
+    if not isinstance(name, (str, Backend)):
         raise TypeError(f"a backend is given by name or as a Backend, not as {told(name)}")
-    return _named(name)
+    found = name if isinstance(name, Backend) else _named(name)
+    trace = stand_in.get()
+    return found if trace is None or found is not trace.target else trace.backend
 
 
 def set_backend(name: str | Backend) -> Backend:

@@ -36,8 +36,9 @@ from polyarr.core.binding import (
     unfit,
     usage,
 )
-from polyarr.core.current import get_backend
+from polyarr.core.current import StandIn, get_backend, stand_in
 from polyarr.core.errors import BackendError, DtypeError, ShapeError
+from polyarr.core.number import Number, check
 from polyarr.core.precision import as_kernel_takes, decided
 from polyarr.core.record import Need, need_of, record_pair, record_rules, run_own_pair
 from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int32, int64, may_not_fit, promote
@@ -287,14 +288,16 @@ class Op:
         plan = self.plan(specs, params)
         if plan.adapts:
             args, params = self._adapted(plan, args, params)
-        if plan.check is not None:
-            plan.check(*args)
-        if backend is None:
-            backend = get_backend()
         if (read := reads.get()) is not None:
             for a in flatten(args):
                 if type(a) is Array:
                     read.note(a)
+        if (trace := stand_in.get()) is not None:
+            args, backend = lifted(trace, args, backend)
+        if plan.check is not None:
+            plan.check(*args) if trace is None else check(plan.check, *args)
+        if backend is None:
+            backend = get_backend()
         tracked = tracked and records()
         kernel = backend.kernels.get(self)
         if self.body is None:
@@ -313,7 +316,10 @@ class Op:
         if plan.casts:
             args = tuple([cast(a, c) for a, c in zip(args, plan.casts, strict=True)])
         for i, dtype in plan.numbers:
-            check_number(self.name, self.inputs[i], args[i], dtype)
+            if isinstance(args[i], Number):
+                check(check_number, self.name, self.inputs[i], args[i], dtype)
+            else:
+                check_number(self.name, self.inputs[i], args[i], dtype)
         return args, params if plan.params is None else plan.params
 
     def _with_numbers(self, args: tuple, plan: Plan, backend: Backend) -> tuple:
@@ -381,6 +387,16 @@ class Op:
     def kernel_params(self, backend: Backend, params: dict[str, Any]) -> dict[str, Any]:
         """What a backend's kernel gets of a call's parameters."""
         return as_kernel_takes(params, backend.precisions.get(self, ())) if self.has_precision else params
+
+
+def lifted(trace: StandIn, args: tuple, backend: Backend | None) -> tuple[tuple, Backend | None]:
+    """The inputs of a call in a function that is captured, as its trace has them, and where the call computes."""
+
+    def lift(a: Any) -> Any:
+        return trace.lift(a) if type(a) is Array else tuple(map(lift, a)) if type(a) is tuple else a
+
+    found = tuple(map(lift, args))
+    return found, next((a.backend for a in flatten(found) if type(a) is Array), backend)
 
 
 def primitive(

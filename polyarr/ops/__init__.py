@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.core.array import Array
+from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec
@@ -91,7 +91,7 @@ UNARY = {"neg": negative, "pos": positive, "abs": abs, "invert": bitwise_invert}
 NAMED = (all, any, argmax, argmin, max, mean, min, prod, squeeze, std, sum, var)
 
 
-OPERANDS = {Array, Spec, builtins.bool, int, float}
+OPERANDS = {Array, Spec, *NUMBERS}
 OF_NUMBERS = (np.ndarray, np.generic, list, tuple)  # which ops take, or refuse with a word on what to do
 
 

@@ -6,6 +6,7 @@ decide, such as equal and bitwise_and, are in logic.py. VJPs stand under the ops
 
 import math
 
+from polyarr.core.number import NUMBERS, evaluate
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, as_dtype, broadcast, check_kind
 from polyarr.core.spec import bool as bool_
@@ -171,15 +172,23 @@ round.vjp(x=None)
 
 def _slope(x, y):
     """d/dx of x**y: y x**(y-1), and 0 where y is 0."""
-    if isinstance(y, (int, float)):
-        return multiply(pow(x, y - 1), y) if y else multiply(x, 0)
+    if isinstance(y, NUMBERS):
+        return multiply(pow(x, evaluate(_less_one, y)), y)
     return where(equal(y, 0), 0, multiply(y, pow(x, where(equal(y, 0), 1, subtract(y, 1)))))
+
+
+def _less_one(y):
+    return y - 1 if y else y + 1
+
+
+def _log_or_0(x):
+    return math.log(x) if x > 0 else 0.0
 
 
 def _growth(x, out):
     """d/dy of x**y: x**y log x, and 0 where x is not positive."""
-    if isinstance(x, (int, float)):
-        return multiply(out, math.log(x) if x > 0 else 0.0)
+    if isinstance(x, NUMBERS):
+        return multiply(out, evaluate(_log_or_0, x))
     return where(less(0, x), multiply(out, log(where(less(0, x), x, 1))), 0)
 
 
@@ -462,7 +471,7 @@ def nextafter(x, y):
 
 def _array(x, other):
     """A Python number as an array like `other`, for ops of one input; anything else as it is."""
-    is_number = x.is_number if type(x) is Spec else isinstance(x, (int, float))
+    is_number = x.is_number if type(x) is Spec else isinstance(x, NUMBERS)
     return full(x, other, shape=(), dtype=other.dtype) if is_number else x
 
 

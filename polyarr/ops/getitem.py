@@ -9,6 +9,7 @@ import numpy as np
 
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
+from polyarr.core.number import NUMBERS
 from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
@@ -72,7 +73,7 @@ def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
         found = value if value.dtype == x.dtype else astype(value, dtype=x.dtype)
     else:
         number = value.item() if isinstance(value, np.generic) else value
-        if not isinstance(number, (bool, int, float)):
+        if not isinstance(number, NUMBERS):
             raise TypeError(f"x[key] = value: value is {described(value)}; {ARRAY} or a Python number")
         check_fits("x[key] = value", "value", number, x.dtype)
         found = full(number, x, shape=(), dtype=x.dtype)

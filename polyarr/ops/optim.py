@@ -3,6 +3,7 @@
 import math
 
 from polyarr.core.errors import ShapeError
+from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed
 from polyarr.core.spec import Spec, check_kind, float32, float64
 from polyarr.ops.elementwise import add, astype, divide, expm1, multiply, sqrt, square, subtract, where
@@ -123,11 +124,11 @@ def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight
 
 def _one_minus_power(beta: float, step):
     """1 - beta^step; of a step in an array as -expm1(step log(beta)), which keeps its digits in float32."""
-    if isinstance(step, (int, float)) or beta == 0:
+    if isinstance(step, NUMBERS) or beta == 0:
         return 1 - beta**step if beta else 1.0
     return -expm1(multiply(astype(step, dtype=float32), math.log(beta)))
 
 
 def _scaled(g, scale, dtype):
     g = astype(g, dtype=dtype)
-    return multiply(g, scale if isinstance(scale, (int, float)) else astype(scale, dtype=dtype))
+    return multiply(g, scale if isinstance(scale, NUMBERS) else astype(scale, dtype=dtype))

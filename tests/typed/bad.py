@@ -35,6 +35,9 @@ def wrong(x: pa.Array) -> None:
     pa.custom_vjp(pa.sum).defvpj(pa.sum, pa.sum)  # rejected
     pa.custom_vjp(keeps)(1.0)  # rejected
     pa.checkpoint(keeps)(y=x)  # rejected
+    pa.compile(keeps)(1.0)  # rejected
+    pa.compile(keeps).program()  # rejected
+    pa.compile(donate="x")(keeps)(y=x)  # rejected
     number: int = pa.sum(x)  # rejected
     pair: int = pa.topk(x, k=1)  # rejected
     y: str = x + 1  # rejected

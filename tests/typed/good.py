@@ -75,6 +75,20 @@ def gradients(x: Array) -> Array:
     return slope + pulled
 
 
+@pa.compile(donate="y", constants=("times",))
+def captured(x: Array, y: Array, times: int = 1) -> tuple[Array, float]:
+    """A function that is captured."""
+    return x * times + y, pa.evaluate(float, times)
+
+
+def compiled(x: Array) -> Array:
+    """Compiled functions keep their types."""
+    assert_type(captured(x, y=x), tuple[Array, float])
+    assert_type(pa.compile(compiled)(x), Array)
+    print(captured.programs()[0])
+    return captured(x, x, times=2)[0]
+
+
 def training(x: Array, y: Array) -> float:
     """A step of an optimizer."""
     model, optimizer = Model(), pa.optim.AdamW(lr=1e-3)

@@ -1,0 +1,96 @@
+"""The arguments of a compiled function: what is fed to it at every run, and the key under which it was captured."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from polyarr.core.array import Array
+from polyarr.core.errors import CaptureError
+from polyarr.core.number import Number
+from polyarr.core.spec import Spec
+from polyarr.tree import children, rebuild
+
+
+def read(tree: Any, fed: list[Any], key: list[Any], numbers: bool = True) -> None:
+    """Append a tree's arrays, and unless they are to be constants its numbers, to fed; what is left of it to key."""
+    kind = type(tree)
+    if kind is Array:
+        fed.append(tree)
+        key.append(tree.spec)
+    elif numbers and (kind is int or kind is float or issubclass(kind, Number)):
+        fed.append(tree)
+        key.append(kind)
+    elif kind is list or kind is tuple:
+        key.append((kind, len(tree)))
+        for child in tree:
+            read(child, fed, key, numbers)
+    elif (found := children(tree)) is not None:
+        settings = () if kind is dict else _settings(tree, found)
+        key.append((kind, *found, *settings))
+        for child in found.values():
+            read(child, fed, key, numbers)
+    else:
+        key.append(_constant(tree))
+
+
+def is_fed(leaf: Any, numbers: bool) -> bool:
+    """True for a leaf that read puts into fed."""
+    return type(leaf) is Array or (numbers and type(leaf) in (int, float))
+
+
+def builder(template: Any) -> Callable[[Iterator[Any]], Any]:
+    """What makes a tree like template from its leaves in order, faster than tree.unflatten."""
+    found = children(template)
+    if found is None:
+        return next
+    parts = [(name, builder(child)) for name, child in found.items()]
+    kind = type(template)
+    if kind is dict:
+        return lambda leaves: {name: part(leaves) for name, part in parts}
+    if kind is list or kind is tuple:
+        return lambda leaves: kind([part(leaves) for _, part in parts])
+    return lambda leaves: rebuild(template, {name: part(leaves) for name, part in parts})
+
+
+def form(tree: Any) -> list[Any]:
+    """What a tree is besides its arrays and numbers; and those by identity, so that what was replaced is seen."""
+    fed: list[Any] = []
+    key: list[Any] = []
+    read(tree, fed, key)
+    return [*(part for part in key if type(part) is not Spec), *map(id, fed)]
+
+
+def _settings(tree: Any, found: dict[Any, Any]) -> tuple:
+    """What a container has besides its children, a Module's rate, say."""
+    own = getattr(tree, "__dict__", {})
+    return tuple([(name, _constant(value)) for name, value in own.items() if name not in found])
+
+
+def _constant(value: Any) -> Any:
+    """What stands for a constant in a key. 1, 1.0 and True are equal, and yet not the same."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return (kind, *map(_constant, value))
+    if kind is dict:
+        return (dict, *((name, _constant(member)) for name, member in value.items()))
+    if isinstance(value, float):
+        return kind, repr(value)
+    if isinstance(value, np.ndarray):
+        raise CaptureError("compile: an argument is a numpy.ndarray; it must be a polyarr array (see polyarr.asarray)")
+    return (kind, value) if kind.__hash__ is not None else (kind, _Same(value))
+
+
+class _Same:
+    """Something that cannot be hashed, in a key: it equals itself only."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value

@@ -1,0 +1,174 @@
+"""polyarr.compile: capture a function once per form of its arguments, and run what was captured from then on."""
+
+import functools
+import inspect
+import os
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from polyarr import random
+from polyarr.capture.arguments import read
+from polyarr.capture.captured import DONATED, Captured, captured, refuse_donated
+from polyarr.core.array import Array, spec_of
+from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend, stand_in
+from polyarr.core.errors import BackendError
+from polyarr.core.precision import get_matmul_precision
+from polyarr.core.program import Program
+from polyarr.core.tape import records
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+MANY = 8  # captures of one function, after which it is likely that something changes from call to call
+
+
+class CaptureWarning(RuntimeWarning):
+    """A function that is captured again and again."""
+
+
+class Compiled(Generic[P, R]):
+    """A function that is captured on its first call with arguments of one form, and run from then on: see compile."""
+
+    def __init__(self, fn: Callable[P, R], constants: frozenset[str], captures: Any, donate: frozenset[str]) -> None:
+        functools.update_wrapper(self, fn)
+        self.is_plain = os.environ.get("POLYARR_COMPILE") == "0"
+        self.fn, self.captures, self.constants, self.donate = fn, captures, constants, donate
+        self.names, self.rest = _positional(fn)
+        self._captured: dict[Any, Captured] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What fn gives."""
+        if self.is_plain or stand_in.get() is not None:  # the latter: part of another capture
+            return self.fn(*args, **kwargs)
+        fed: list[Any] = []
+        key: list[Any] = [get_matmul_precision(), *map(_kind, random.get_state()), tuple(kwargs)]
+        gone = self._read(args, kwargs, fed, key)
+        arrays = [leaf for leaf in fed if type(leaf) is Array]
+        if records() and any(a.node is not None for a in arrays):
+            return self.fn(*args, **kwargs)  # the tape has to see what it does
+        backend = self._backend(arrays)
+        key.append(id(backend))
+        found = self._captured.get(tuple(key)) or self._capture(tuple(key), backend, args, kwargs)
+        if found.is_other(fed):
+            return self.fn(*args, **kwargs)
+        return found.call(fed, gone)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method, which is captured with its Module as the first argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def programs(self) -> list[Program]:
+        """What was captured, in order; printing one shows its steps."""
+        return [found.program for found in self._captured.values()]
+
+    def _read(self, args: tuple, kwargs: dict[str, Any], fed: list[Any], key: list[Any]) -> list[Array]:
+        """Fill fed and key from the arguments; the arrays that the caller gives away."""
+        gone: list[Array] = []
+        for name, value in (*self._named(args), *kwargs.items()):
+            start = len(fed)
+            read(value, fed, key, name not in self.constants)
+            if name in self.donate:
+                gone += [leaf for leaf in fed[start:] if type(leaf) is Array]
+        read(self.captures, fed, key, numbers=False)
+        return gone
+
+    def _named(self, args: tuple) -> Iterable[tuple[str, Any]]:
+        if len(args) <= len(self.names):
+            return zip(self.names, args, strict=False)
+        return zip((*self.names, *[self.rest] * (len(args) - len(self.names))), args, strict=True)
+
+    def _backend(self, arrays: list[Array]) -> Backend:
+        if not arrays:
+            return get_backend()
+        first = arrays[0].backend
+        for a in arrays:
+            if a.backend is DONATED:
+                refuse_donated()
+            if a.backend is not first and not first.meets(a.backend):
+                text = f"compile: arguments of {_name(self.fn)} live on {first.name!r} and {a.backend.name!r}"
+                raise BackendError(f"{text}; bring them to one backend with .to(name)")
+        return first
+
+    def _capture(self, key: tuple, backend: Backend, args: tuple, kwargs: dict[str, Any]) -> Captured:
+        with self._lock:
+            if key not in self._captured:
+                named = (*self._named(args), *kwargs.items())
+                given = [(name, value, name not in self.constants) for name, value in named]
+                self._captured[key] = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures)
+                if len(self._captured) == MANY + 1:
+                    _warn(self.fn)
+            return self._captured[key]
+
+
+@overload
+def compile(
+    fn: Callable[P, R], *, constants: str | Iterable[str] = (), captures: Any = (), donate: str | Iterable[str] = ()
+) -> Compiled[P, R]: ...
+
+
+@overload
+def compile(
+    *, constants: str | Iterable[str] = (), captures: Any = (), donate: str | Iterable[str] = ()
+) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...
+
+
+def compile(
+    fn: Callable[P, R] | None = None,
+    *,
+    constants: str | Iterable[str] = (),
+    captures: Any = (),
+    donate: str | Iterable[str] = (),
+) -> Any:
+    """fn, a function of trees, captured once for each form of its arguments, and then run without Python between ops.
+
+    The form is all but the values of arrays and numbers: trees, shapes, dtypes, Modules' settings, strings, the
+    backend. What fn does besides computing with arrays happens while it is captured, once. Also a decorator.
+
+    constants  the names of arguments whose numbers are constants, so that `if n > 3` works: a capture for each value
+    captures   a tree of arrays that fn uses without being given them; read at every call, as arguments are
+    donate     the names of arguments that the caller gives away: the memory of their arrays is free after its last use
+
+    Errors:  CaptureError where fn, while it is captured, reads an array's values, asks for a number's value, uses an
+             array that it was not given or changes a container that it was given; TypeError for what is no plain
+             function, and for a name that is none of its arguments
+    """
+    options = {"constants": _names(constants), "donate": _names(donate)}
+    if fn is None:
+        return functools.partial(compile, captures=captures, **options)
+    if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TypeError(f"compile: {fn!r} is no plain function; what runs later cannot be captured")
+    known = inspect.signature(fn).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    for option, names in options.items():
+        if unknown := [] if anything else sorted(names - known.keys()):
+            raise TypeError(f"compile: {option} names {unknown[0]!r}; {_name(fn)} takes {', '.join(known)}")
+    return Compiled(fn, options["constants"], captures, options["donate"])
+
+
+def _names(given: str | Iterable[str]) -> frozenset[str]:
+    return frozenset([given] if isinstance(given, str) else given)
+
+
+def _positional(fn: Callable) -> tuple[tuple[str, ...], str]:
+    """The names of fn's arguments by position, and that of all further ones."""
+    parameters = inspect.signature(fn).parameters.values()
+    names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return names, next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+
+
+def _kind(part: Any) -> Any:
+    """What of a part of the random state belongs to the form."""
+    return spec_of(part)
+
+
+def _name(fn: Callable) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _warn(fn: Callable) -> None:
+    text = f"compile: {_name(fn)} was captured {MANY + 1} times; other shapes, strings or constants are captured anew"
+    warnings.warn(text, CaptureWarning, stacklevel=4)
