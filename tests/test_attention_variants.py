@@ -63,7 +63,7 @@ def test_they_fail_their_trial_elsewhere() -> None:
     device = devices.select()
     if wgmma.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
-    assert "rror" in variants._tried_apart(device, wgmma.VARIANT)
+    assert "rror" in variants.Apart(device).wrong(wgmma.VARIANT.trial)
 
 
 class Imitated:
@@ -96,3 +96,13 @@ def test_where_only_the_backward_pass_is_wrong_the_portable_one_takes_over(monke
     for ours, theirs in zip(gradients(), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert set(calls) == {False, True}
+
+
+@on_opencl
+def test_what_a_program_is_compared_with_is_what_the_portable_kernels_give(backend) -> None:
+    p = problem(mask=np.dtype("float32"), dtype=np.dtype("float32"), layouts=(b"",) * 4)
+    arrays, device = wgmma._arrays(p), devices.select(backend.name)
+    for causal in (0, 1):
+        found = wgmma._run(device, wgmma._small(p, p.dtype), arrays, causal, None)
+        for ours, expected in zip(found, wgmma._expected(p, arrays, causal), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

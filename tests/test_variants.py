@@ -1,13 +1,15 @@
 """Variants of kernels for some devices: tried before they are used, set aside where they fail; what Hopper's take."""
 
+import os
+import pickle
+from functools import partial
 from importlib import import_module
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16
 
 pytest.importorskip("pyopencl")
@@ -34,6 +36,15 @@ def device(backend, monkeypatch, tmp_path):
 
 def variant(trial=None, plan=lambda *args: None):
     return variants.Variant("tested", "matmul_wgmma", lambda features: True, plan, trial)
+
+
+class Ends(NamedTuple):
+    """Ends the process that unpickles it."""
+
+    code: int
+
+    def __reduce__(self) -> tuple:
+        return os._exit, (self.code,)
 
 
 # ---- trying ------------------------------------------------------------------------------------------------------
@@ -69,37 +80,67 @@ def test_hoppers_kernels_fail_their_trial_elsewhere_and_the_process_goes_on(devi
     if wgmma.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
     assert not variants.is_sound(device, wgmma.VARIANT)
-    assert "rror" in variants._tried_apart(device, wgmma.VARIANT)
+    assert "rror" in variants.Apart(device).wrong(wgmma.VARIANT.trial)
 
 
 @on_opencl
-@pytest.mark.parametrize("status", [1, -11])
-def test_a_process_that_dies_sets_the_variant_aside(device, monkeypatch, status) -> None:
-    dead = SimpleNamespace(returncode=status, stderr="")
-    monkeypatch.setattr(variants.subprocess, "run", lambda *args, **kwargs: dead)
+def test_one_process_tries_one_thing_after_the_other_and_another_follows_when_it_ended(device) -> None:
+    apart = variants.Apart(device)
+    assert apart.wrong(int).startswith("TypeError: ")
+    idle = apart._process
+    assert apart.wrong(str) == "" and apart._process is idle
+    idle.stdin.write(pickle.dumps(Ends(0)))  # as when nobody asks for a while
+    idle.stdin.flush()
+    assert idle.wait() == 0
+    assert apart.wrong(str) == "" and apart._process is not idle
+    assert apart.wrong(str, Ends(3)) == "the process that tried it ended with 3"
+
+
+@on_opencl
+def test_a_process_that_hangs_is_ended(device, monkeypatch) -> None:
+    monkeypatch.setattr(variants, "TRIAL_SECONDS", 0.1)
+    assert variants.Apart(device).wrong(str) == "did not end within 0.1 s"
+
+
+@on_opencl
+def test_a_variant_whose_trial_failed_is_set_aside(device, monkeypatch) -> None:
+    monkeypatch.setattr(variants.Apart, "wrong", lambda *_: "ended with -11")
     tested = variant()
-    assert not variants.is_sound(device, tested)
-    assert ("warning", f"the variant tested is set aside: the process that tried it ended with {status}") in [
+    assert variants.is_sound(device, tested)  # nobody has tried
+    assert ("warning", "the variant tested is set aside: ended with -11") in [
         (level, text.partition(": ")[2]) for level, text in variants.diagnose(device, (tested,))
     ]
+    device.plans.renew()
+    assert not variants.is_sound(device, tested)
 
 
 @on_opencl
 def test_a_variant_that_is_not_wanted_is_not_tried(device, monkeypatch) -> None:
     monkeypatch.setenv("POLYARR_VARIANTS", "another")
-    monkeypatch.setattr(variants.subprocess, "run", None)
     assert not variants.is_sound(device, variant())
 
 
 @on_opencl
-def test_a_program_that_is_wrong_is_set_aside_alone(device) -> None:
-    def wrong() -> None:
-        raise BackendError("the result is wrong")
+def test_a_program_that_is_wrong_is_set_aside_alone(device, monkeypatch) -> None:
+    """It is tried apart, once, with all arguments but the device."""
+    asked = []
 
+    def wrong(_: object, function: object, *arguments: object) -> str:
+        asked.append((function, arguments))
+        return "the result is wrong" if arguments == (1,) else ""
+
+    monkeypatch.setattr(variants.Apart, "wrong", wrong)
     tested = variant()
-    assert not variants.is_sound_program(device, tested, {"A": 1}, wrong)
-    assert variants.is_sound_program(device, tested, {"A": 2}, lambda: None)
+    for _ in range(2):
+        assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device, 1))
+        assert variants.is_sound_program(device, tested, {"A": 2}, partial(max, device, 2))
+        device.plans.renew()
+    assert asked == [(max, (1,)), (max, (2,))]
     assert [*variants.Verdicts(device).set_aside().values()] == ["A=1: the result is wrong"]
+    assert [text.partition(": ")[2] for _, text in variants.diagnose(device, (tested,))] == [
+        "the variant tested was tried on this driver, and is used",
+        "a program of tested is set aside: A=1: the result is wrong",
+    ]  # fmt: skip
 
 
 @on_opencl

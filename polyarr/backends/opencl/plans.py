@@ -22,6 +22,11 @@ class Plans(dict[Callable, Callable]):
         kept = self[make] = lru_cache(maxsize=MOST)(partial(make, self._device))
         return kept
 
+    def renew(self, *but: Callable) -> None:
+        """Forget everything but what these functions made."""
+        for make in self.keys() - {*but}:
+            del self[make]
+
 
 class LaunchPlan(NamedTuple):
     """What a kernel needs at every launch, besides arrays and numbers that change; numbers are its last arguments."""

@@ -1,17 +1,41 @@
-"""The process in which a variant is tried: python -m polyarr.backends.opencl.trial <device> <variant>."""
+"""The process in which programs are tried: python -m polyarr.backends.opencl.trial <device>.
 
+Each request is a pickled function with its arguments but the first, which is the device; each answer is what was wrong,
+pickled: empty if nothing was. The process ends with the one that asks, or when nobody asks any more.
+"""
+
+import os
+import pickle
 import sys
+import threading
 
-from polyarr.backends.opencl.devices import VARIANTS, select
+from polyarr.backends.opencl.devices import select
+
+IDLE = 20  # seconds without a request, after which the process ends: it holds memory of the device
 
 
-def main(device: str, name: str) -> None:
-    """Try a variant; the exit status is 0 if it computes rightly."""
-    variant = next(v for v in VARIANTS if v.name == name)
-    try:
-        variant.trial(select(device))
-    except Exception as error:  # the last line is what the process that asked for this reports
-        sys.exit(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+def main(name: str) -> None:
+    """Answer requests."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a driver that prints must not be taken for an answer
+    device = None
+    while True:
+        idle = threading.Timer(IDLE, os._exit, (0,))
+        idle.daemon = True
+        idle.start()
+        try:
+            function, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        idle.cancel()
+        try:
+            device = device or select(name)
+            function(device, *arguments)
+            wrong = ""
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        pickle.dump(wrong, answers)
+        answers.flush()
 
 
 if __name__ == "__main__":
