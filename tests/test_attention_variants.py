@@ -41,6 +41,7 @@ def test_whole_tiles_rows_of_packed_projections_and_repeated_heads_are_taken() -
         {"row": 0},
         {"t": 1},
         {"s": 0},
+        {"batch": 0},
         {"dtype": np.dtype("float32")},
         {"lengths": (64, 32)},
         {"is_aligned": False},

@@ -104,7 +104,7 @@ def takes(p: Problem) -> bool:
     steps = [step for packed in p.layouts for step in struct.unpack("3q", packed)]
     return (
         p.dtype in DTYPES and length == value_length and length % each == 0 and 0 < length <= LONGEST
-        and p.t >= FEWEST_QUERIES and p.s > 0 and p.is_aligned and p.scale_is_positive
+        and p.t >= FEWEST_QUERIES and p.s > 0 and p.batch > 0 and p.is_aligned and p.scale_is_positive
         and all(step >= 0 and step % each == 0 and 2 * step < LARGEST_STEP for step in steps) and all(steps[2::3])
     )  # fmt: skip
 
