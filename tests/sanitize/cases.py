@@ -46,6 +46,7 @@ def cases() -> Iterator[Case]:
         yield from rows(dtype)
         yield from losses(dtype)
         yield from attentions(dtype)
+        yield from decodes(dtype)
         yield from optimisers(dtype)
 
 
@@ -333,6 +334,13 @@ def attentions(dtype: str) -> Iterator[Case]:
             kind = "no mask" if mask is None else f"{mask.dtype.name} mask"
             label = f"attention {dtype} {t}x{s} {kind}{', causal, dropout' if causal else ''}"
             yield Case(label, partial(attend, mask=mask, causal=causal), (q, k, v), backward=True)
+
+
+def decodes(dtype: str) -> Iterator[Case]:
+    q, k, v = (array(2, 1, rows, length, dtype=dtype) for rows, length in ((1, 5), (70, 5), (70, 20)))
+    for mask in (None, array(70, dtype="bool"), array(2, 1, 1, 70, dtype=dtype)):
+        kind = "no mask" if mask is None else f"{mask.dtype.name} mask"
+        yield Case(f"attention {dtype} of one query, {kind}", partial(attend, mask=mask, causal=False), (q, k, v))
 
 
 def attend(q: Any, k: Any, v: Any, *, mask: Any, causal: bool) -> Any:

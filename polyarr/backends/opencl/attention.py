@@ -1,6 +1,7 @@
 """Attention without the matrix of scores: tiles, online softmax, and a backward pass that makes the weights again.
 
-Which kernels: the first variant for some devices that takes it, or else the portable ones.
+Which kernels: the first variant for some devices that takes it, or else the portable ones; GPUs have their own for one
+query.
 """
 
 import struct
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl import attention_tiled, attention_wgmma
+from polyarr.backends.opencl import attention_decode, attention_tiled, attention_wgmma
 from polyarr.backends.opencl.attention_tiled import Call, Problem
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
@@ -44,7 +45,7 @@ def forward(
     result = _by_rows(device, out.shape, out.dtype)
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), key, counter, causal, scale, dropout_rate)
     hopper = device.plans[attention_wgmma.plan](call.problem)
-    family = hopper or attention_tiled
+    family = hopper or (attention_decode if attention_decode.takes(device, call.problem) else attention_tiled)
     return result, Saved(result, family.forward(device, call, result), hopper is not None)
 
 

@@ -102,7 +102,7 @@ def forward(device: Device, call: Call, out: Buffer) -> Buffer:
     """Write out; the logarithm of the sum of the exponentials of each row of scores."""
     p = call.problem
     program, tile = device.plans[_program](p)
-    lse = device.empty(Spec((p.batch, p.t), _accumulated(p.dtype)))
+    lse = device.empty(Spec((p.batch, p.t), accumulated(p.dtype)))
     work, group = _launch(tile, p.t, p.batch)
     program.attention_forward(work, group, *call.arguments, out.memory, call.at[4], lse.memory, *call.numbers)
     return lse
@@ -124,9 +124,9 @@ def _backward_on_cpu(
     enough = device.features.compute_units * ITEMS_PER_CORE
     parts = max(1, min(-(-p.s // tile.BK), -(-enough // max(p.batch, 1))))
     partial, partial_at = dq, at[6]
-    direct = parts == 1 and dq.dtype == _accumulated(dq.dtype)
+    direct = parts == 1 and dq.dtype == accumulated(dq.dtype)
     if not direct:
-        partial = device.empty(Spec((parts, p.batch, p.t, dq.shape[-1]), _accumulated(dq.dtype)))
+        partial = device.empty(Spec((parts, p.batch, p.t, dq.shape[-1]), accumulated(dq.dtype)))
         partial_at = layout(0, p.inner * partial.strides[1], *partial.strides[1:3])
     program.attention_backward(
         (p.batch, parts), (1, 1), *call.arguments, out.memory, at[5], call.inputs[4].memory, at[4], lse.memory,
@@ -237,5 +237,6 @@ def layout(offset: int, outer: int, inner: int, row: int) -> bytes:
     return struct.pack("4q", offset, outer, inner, row)
 
 
-def _accumulated(dtype: np.dtype) -> np.dtype:
+def accumulated(dtype: np.dtype) -> np.dtype:
+    """What sums are kept in."""
     return float64 if dtype == float64 else float32
