@@ -4,6 +4,7 @@ import os
 import pickle
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from polyarr.core.spec import bfloat16
 
 pytest.importorskip("pyopencl")
 NAMES = (
-    "variants", "wgmma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning", "parts", "table",
+    "variants", "wgmma", "mma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning", "parts", "table",
 )  # fmt: skip
-variants, wgmma, matmul, devices, caches, product, copy, layout, tuning, parts, table = (
+variants, wgmma, mma, matmul, devices, caches, product, copy, layout, tuning, parts, table = (
     import_module(f"polyarr.backends.opencl.{name}") for name in NAMES
 )
 Plans = import_module("polyarr.backends.opencl.plans").Plans
@@ -76,11 +77,12 @@ def test_a_damaged_entry_is_found_out_again(device: object, tmp_path) -> None:
 
 
 @on_opencl
-def test_hoppers_kernels_fail_their_trial_elsewhere_and_the_process_goes_on(device) -> None:
-    if wgmma.VARIANT.may_suit(device.features):
+@pytest.mark.parametrize("kernels", [wgmma, mma])
+def test_nvidias_kernels_fail_their_trial_elsewhere_and_the_process_goes_on(device, kernels) -> None:
+    if kernels.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
-    assert not variants.is_sound(device, wgmma.VARIANT)
-    assert "rror" in variants.Apart(device).wrong(wgmma.VARIANT.trial)
+    assert not variants.is_sound(device, kernels.VARIANT)
+    assert "rror" in variants.Apart(device).wrong(kernels.VARIANT.trial)
 
 
 @on_opencl
@@ -219,7 +221,7 @@ def problem(m, n, k, x=None, y=None, batch=1, inner=1):
     ],
 )
 def test_hoppers_kernels_take_rows_of_whole_16_bytes(p, aligned, copies) -> None:
-    assert wgmma.to_copy(p, aligned) == copies
+    assert product.to_copy(p, aligned) == copies
 
 
 @on_opencl
@@ -263,6 +265,46 @@ def test_work_groups_that_share_tiles_are_no_more_than_multiprocessors() -> None
         found = wgmma.choose(problem(m, n, k), 132)
         assert 1 <= found.groups <= 132
         assert found.raster >= 1
+
+
+@pytest.mark.parametrize("tile", [*mma.COSTS, *mma.PARTS_COSTS])
+def test_tiles_for_single_warps_fit_into_any_gpu(tile) -> None:
+    assert tile.STAGES * (tile.TILE_M + tile.TILE_N) * 2 * mma.STEP <= 48 * 1024
+    pieces = mma.STEP // 8  # of 16 bytes, in a row of a step
+    assert tile.TILE_M * pieces % tile.items == tile.TILE_N * pieces % tile.items == 0
+    assert tile.WARP_M % 16 == tile.WARP_N % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "parts"),
+    [
+        ((4096, 4096, 4096), (128, 128), False), ((8192, 3072, 768), (128, 128), False),
+        ((1024, 1024, 1024), (128, 64), False), ((768, 768, 8192), (128, 128), True), ((64, 64, 64), (64, 64), False),
+        ((50257, 768, 8192), (128, 128), False),
+    ],
+)  # fmt: skip
+def test_single_warps_share_tiles_where_these_are_few(shape, tile, parts) -> None:
+    found = mma.choose(problem(*shape), 132)
+    assert ((found.tile.TILE_M, found.tile.TILE_N), found.parts > 1) == (tile, parts)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "step", "expected"),
+    [
+        (bfloat16, "highest", 512, "plan"), (bfloat16, "highest", 513, "copies"),
+        (np.dtype("float32"), "high", 513, "plan"),
+        (np.dtype("float32"), "highest", 512, None), (np.dtype("float64"), "highest", 512, None),
+    ],
+)  # fmt: skip
+def test_what_single_warps_take(monkeypatch, dtype, precision, step, expected) -> None:
+    monkeypatch.setattr(mma, "is_sound", lambda *args: True)
+    monkeypatch.setattr(mma, "is_sound_program", lambda *args: True)
+    monkeypatch.setattr(mma, "_launch", lambda *args: "plan")
+    device = SimpleNamespace(features=SimpleNamespace(compute_units=108))
+    p = problem(4096, 512, 512)
+    p = p._replace(x=p.x._replace(kept=step))
+    found = mma.plan(device, dtype, p, (True, True), product.PLAIN._replace(precision=precision))
+    assert found == (product.Copies(True, False) if expected == "copies" else expected)
 
 
 def halves_of(x):

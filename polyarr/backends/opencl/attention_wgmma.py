@@ -14,10 +14,11 @@ from polyarr.backends.opencl.attention_tiled import Call, Problem, layout
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import EXPRESSIONS, launch
 from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.product_check import RELATIVE
 from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
-from polyarr.backends.opencl.wgmma import KINDS, RELATIVE
+from polyarr.backends.opencl.wgmma import KINDS
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 from polyarr.core.spec import bool as bool_

@@ -17,6 +17,7 @@ from polyarr.core.spec import Spec
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
+ALIGNMENT = 16  # bytes that GPUs read at once, if they begin at a multiple of it
 Axis = tuple[int, tuple[int, ...]]  # its length, and its step in each of several arrays
 
 
@@ -74,6 +75,12 @@ def is_gapless(shape: Shape, strides: Strides) -> bool:
     """True if the strides of the axes longer than 1 are those of a row-major array."""
     expected = row_major(shape)
     return 0 in shape or all(n == 1 or s == e for n, s, e in zip(shape, strides, expected, strict=True))
+
+
+def whole_row(length: int, itemsize: int) -> int:
+    """A row's length with what fills up its last 16 bytes."""
+    whole = ALIGNMENT // itemsize
+    return -(-length // whole) * whole
 
 
 def steps_of(shape: Shape, strides: Strides) -> Strides:

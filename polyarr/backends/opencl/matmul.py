@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl import wgmma
+from polyarr.backends.opencl import mma, wgmma
 from polyarr.backends.opencl.copy import dense, in_whole_rows
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces
@@ -300,5 +300,5 @@ class Family(NamedTuple):
     thin_lanes: Callable[[Device, bool], dict[str, int]]
 
 
-VARIANTS = (wgmma.VARIANT,)  # kernels for some devices; the first that takes a product computes it
+VARIANTS = (wgmma.VARIANT, mma.VARIANT)  # kernels for some devices; the first that takes a product computes it
 FAMILIES = {"cpu": Family(_cpu_plan, _cpu_thin_lanes), "gpu": Family(_gpu_plan, _gpu_thin_lanes)}

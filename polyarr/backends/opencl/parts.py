@@ -42,7 +42,7 @@ def _side(device: Device, p: Problem, op: Operand, kept: int, aligned: bool) -> 
     batch = p.batch if op.outer or op.inner else 1
     pitch = -(-columns // WHOLE) * WHOLE
     vector = aligned and not any(step % FOUR for step in (op.step, op.inner, op.outer))
-    program = device.build("matmul_parts", KIND="f16", COLUMNS=64, VECTOR=int(vector))
+    program = device.build("matmul_parts", KIND="f16", VECTOR=int(vector))
     wide = -(-pitch // (FOUR * GROUP[0]))
     high = min(-(-rows // GROUP[1]), max(1, GROUPS_PER_UNIT * device.features.compute_units // (wide * batch)))
     work, numbers = (wide * GROUP[0], high * GROUP[1], batch), (rows, columns, op.step, p.inner, op.inner, op.outer)

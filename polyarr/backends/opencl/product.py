@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.layout import Shape, broadcast_strides, joined
+from polyarr.backends.opencl.layout import ALIGNMENT, Shape, broadcast_strides, joined
 from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.tensor_map import LARGEST_STEP
 from polyarr.core.spec import FLOATS, Spec
 
 Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
@@ -105,3 +106,12 @@ def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
     if length == 1 and deep != 1:
         return 1, deep
     return kept, deep
+
+
+def to_copy(p: Problem, aligned: tuple[bool, bool]) -> Copies:
+    """Whether x, and y, cannot be read by 16 bytes at once as they lie: all axes but one need such steps."""
+    return Copies(*(
+        not each or op.step <= 0
+        or any(s < 0 or s % (ALIGNMENT // 2) or 2 * s >= LARGEST_STEP for s in (op.step, op.outer, op.inner))
+        for op, each in zip((p.x, p.y), aligned, strict=True)
+    ))  # fmt: skip

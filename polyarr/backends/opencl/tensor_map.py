@@ -6,13 +6,13 @@ The layout was learnt by comparing with what cuTensorMapEncodeTiled writes. Boxe
 
 import numpy as np
 
+from polyarr.backends.opencl.layout import ALIGNMENT
 from polyarr.core.spec import bfloat16, float16, float32
 
 WORDS = 16  # of 64 bits; the first is the tensor's address
 CODES = {float16: 6, float32: 7, bfloat16: 10}
 PLAIN = 0x46000  # zeros outside, the swizzle, 128 bytes at once into the second cache
 END = 0x400
-ALIGNMENT = 16  # bytes: of the address and of all steps
 LARGEST_LENGTH, LARGEST_STEP = 2**32, 2**36  # elements of an axis; bytes
 
 
@@ -21,7 +21,7 @@ def tensor_map(
 ) -> np.ndarray:
     """The map of a tensor of 2 to 5 axes, the contiguous one first: their lengths, the others' steps in bytes.
 
-    Steps are multiples of 16, rows of a box 128 bytes. The address may be filled in later.
+    Steps and the address are multiples of ALIGNMENT, rows of a box 128 bytes. The address may be filled in later.
     """
     words = [0] * WORDS
     words[0] = address

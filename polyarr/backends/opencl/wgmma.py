@@ -6,18 +6,18 @@ They are of 16-bit floats, and of float32 in parts where that is precise enough 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import erf, pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.parts import HIGH_AND_LOW, MOST_MATRICES, bound, divided
-from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Operand, Plan, Problem
-from polyarr.backends.opencl.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
+from polyarr.backends.opencl.layout import whole_row
+from polyarr.backends.opencl.parts import HIGH_AND_LOW, MOST_MATRICES, divided
+from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Operand, Plan, Problem, to_copy
+from polyarr.backends.opencl.product_check import check
+from polyarr.backends.opencl.tensor_map import ALIGNMENT, WORDS, tensor_map
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
-from polyarr.core.errors import BackendError
-from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
+from polyarr.core.spec import Spec, bfloat16, float16, float32
 
 KINDS = {bfloat16: "bf16", float16: "f16", float32: "f16"}
 ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile, of k, of a work-group; warp groups that multiply
@@ -30,9 +30,6 @@ LEAST_COPIED = 512  # rows, columns, and the cube root of operations, from when 
 LEAST_DIVIDED = 1400  # the cube root of operations from when on dividing float32 into parts does
 LEAST_SHARE = 8  # steps of k that are worth a work-group
 SHARED = 1.04  # what products of shared tiles cost more
-RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}  # how far a rounded result may be off
-SUMMING = 2.0**-18  # and how far a sum, of the sum of magnitudes
-SMALLEST = 2.0**-24  # and whatever is this small
 
 
 @dataclass(frozen=True)
@@ -106,15 +103,6 @@ def _blocks(length: int, size: int) -> int:
 # ---- the plan ----------------------------------------------------------------------------------------------------
 
 
-def to_copy(p: Problem, aligned: tuple[bool, bool]) -> Copies:
-    """Whether boxes of x, and of y, cannot be copied as they lie: all axes but one need steps of whole 16 bytes."""
-    return Copies(*(
-        not each or op.step <= 0
-        or any(s < 0 or s % (ALIGNMENT // 2) or 2 * s >= LARGEST_STEP for s in (op.step, op.outer, op.inner))
-        for op, each in zip((p.x, p.y), aligned, strict=True)
-    ))  # fmt: skip
-
-
 def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
@@ -183,17 +171,13 @@ def _scratch(device: Device) -> tuple[Any, Any]:
 
 
 def _maps(dtype: np.dtype, p: Problem, tile: Tile) -> list[np.ndarray]:
-    pitches = _pitch(p.n, dtype.itemsize), _pitch(p.m * p.n, dtype.itemsize)
-    out = tensor_map(dtype, (p.n, p.m, p.batch), pitches, (128 // dtype.itemsize, 64, 1))
+    each = dtype.itemsize
+    row = each * whole_row(p.n, each)  # where rows are written without the map, it may have any
+    out = tensor_map(dtype, (p.n, p.m, p.batch), (row, row * p.m), (128 // each, 64, 1))
     stored, outer = (float16, HIGH_AND_LOW) if dtype == float32 else (dtype, p.batch // p.inner)
     return [
         _operand_map(stored, p, p.x, p.m, outer, ROWS), _operand_map(stored, p, p.y, p.n, outer, tile.COLUMNS), out, out
     ]  # fmt: skip
-
-
-def _pitch(elements: int, itemsize: int = 2) -> int:
-    """The bytes of so many elements; where rows are written without the map, the map may have any."""
-    return _blocks(itemsize * elements, ALIGNMENT) * ALIGNMENT
 
 
 def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, outer: int, rows: int) -> np.ndarray:
@@ -206,57 +190,22 @@ def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, outer: int
 
 # ---- the check of a program, and the trial -----------------------------------------------------------------------
 
-ACTIVATIONS = {
-    "none": lambda v: v,
-    "relu": lambda v: np.maximum(v, 0),
-    "silu": lambda v: v / (1 + np.exp(-v)),
-    "gelu": lambda v: v / 2 * (1 + np.vectorize(erf)(v * sqrt(0.5))),
-    "gelu_tanh": lambda v: v / 2 * (1 + np.tanh(sqrt(2 / pi) * (v + 0.044715 * v**3))),
-}
-
 
 def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:
-    """Multiply small odd matrices between canaries, and compare.
+    """Try a program with whole tiles, or with shared ones.
 
     Errors:  BackendError if a result is wrong, or something else was written to
     """
-    batch, m, n, k = 2, 200, 264 if macros["ALIGNED"] else 259, 456
-    generator = np.random.default_rng(0)
-    x, y, bias = (generator.standard_normal(s).astype(dtype) for s in ((batch, m, k), (batch, k, n), (n,)))
-    left, x_operand = _stored(x, macros["X_ALONG_K"])
-    right, y_operand = _stored(y.swapaxes(1, 2), macros["Y_ALONG_K"])
-    p = Problem(batch, batch, m, n, k, x_operand, y_operand)
-    tile = Tile(*(macros[name] for name in ("COLUMNS", "STAGES", "BUFFERS")))
-    shared = _tiles(p, tile) if macros["SHARES"] else 0
-    choice = Choice(tile, shared, min(device.features.compute_units, _tiles(p, tile) + 3), 2)
+
+    def plan_of(p: Problem) -> Plan:
+        tile = Tile(*(macros[name] for name in ("COLUMNS", "STAGES", "BUFFERS")))
+        shared = _tiles(p, tile) if macros["SHARES"] else 0
+        choice = Choice(tile, shared, min(device.features.compute_units, _tiles(p, tile) + 3), 2)
+        return _launch(device, dtype, p, (True, True), choice, macros)
+
     device.plans[_scratch]()  # which is kept, and not between canaries
-    with device.guarded():
-        launch, sums = _launch(device, dtype, p, (True, True), choice, macros)
-        out = device.empty(Spec((batch, m, n), dtype))
-        saved = device.empty(Spec((batch, m, n), dtype)) if epilogue.save else None
-        workspace = device.empty(sums) if sums else out
-        given = [device.upload(a) for a in (left, right, bias)]
-        for _ in range(2):  # words that work-groups wait by must be 0 again after the first time
-            launch(tuple(buf and buf.memory for buf in (*given, workspace, out, saved)), 0, 0)
-        after, before = device.download(out), device.download(saved) if saved else None
-    x, y = x.astype(float64), y.astype(float64)
-    expected = x @ y + (bias.astype(float64) if epilogue.bias else 0)
-    most = (bound(x, y) if dtype == float32 else SUMMING * (np.abs(x) @ np.abs(y))) + SMALLEST
-    for name, found, wanted in (
-        ("result", after, ACTIVATIONS[epilogue.activation](expected)), ("saved result", before, expected),
-    ):  # fmt: skip
-        if found is not None and not (np.abs(found - wanted) <= most + RELATIVE[dtype] * np.abs(wanted)).all():
-            raise BackendError(f"the {name} is wrong")
-
-
-def _stored(matrices: np.ndarray, along_k: int) -> tuple[np.ndarray, Operand]:
-    """Matrices (batch, kept, k) in rows of whole 16 bytes with nan behind, which nobody may read."""
-    rows = matrices if along_k else matrices.swapaxes(1, 2)
-    batch, high, wide = rows.shape
-    pitch = _pitch(wide + 1) // 2
-    stored = np.full((batch, high, pitch), np.nan, rows.dtype)
-    stored[:, :, :wide] = rows
-    return stored, Operand(pitch if along_k else 1, 1 if along_k else pitch, 0, high * pitch)
+    along = macros["X_ALONG_K"], macros["Y_ALONG_K"]
+    check(device, dtype, along, 264 if macros["ALIGNED"] else 259, epilogue, plan_of)
 
 
 def _trial(device: Device) -> None:

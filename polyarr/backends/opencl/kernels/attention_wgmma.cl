@@ -18,6 +18,7 @@
 //          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 | BACKWARD 0 or 1: which kernels
 //          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory
 //          GROUPS_FORWARD, GROUPS_KEYS, GROUPS_QUERIES work-groups that a multiprocessor should hold | COLUMNS 64
+#include "ptx.cl"
 #include "wgmma.cl"
 #if !defined(D) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD)
 #error "attention_wgmma.cl needs a dtype's and a mask's macros, D, DROPOUT and BACKWARD"

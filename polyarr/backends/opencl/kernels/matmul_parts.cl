@@ -1,4 +1,4 @@
-// Float32 matrices as two of float16 each, for products on matrix units: x 2^shift = high + low / 2^11; see wgmma.cl.
+// Float32 matrices as two of float16 each, for products on matrix units: x 2^shift = high + low / 2^11; see ptx.cl.
 //
 // A work-item takes four columns of some rows: of the contiguous axis, whichever that is.
 //
@@ -6,8 +6,8 @@
 //          peaks (2): the bits of the largest finite magnitude of x and of y, 0 at first; this one's is peaks[which]
 //          parts (2, batch, rows, pitch): high and low, pitch a multiple of 8
 // Launch   both: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
-// Params   KIND f16, COLUMNS as wgmma.cl asks for | VECTOR 1 if fours of columns are aligned
-#include "wgmma.cl"
+// Params   KIND f16 | VECTOR 1 if fours of columns are aligned
+#include "ptx.cl"
 #ifndef VECTOR
 #error "matmul_parts.cl needs VECTOR"
 #endif

@@ -26,6 +26,7 @@
 //          ALIGNED 1 if rows of out begin at multiples of 16 bytes
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          SHARES 1 if there are tiles that are cut along k | PARTS 1, or 3 if x and y are float16 parts and out is float32
+#include "ptx.cl"
 #include "wgmma.cl"
 #if !defined(STAGES) || !defined(BUFFERS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
 #error "matmul_wgmma.cl needs STAGES, BUFFERS, X_ALONG_K, Y_ALONG_K and ALIGNED"

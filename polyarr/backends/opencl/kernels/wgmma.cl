@@ -1,10 +1,10 @@
-// What NVIDIA's Hopper can do beyond OpenCL C, as inline PTX: barriers that count bytes, copies of boxes of a tensor
-// into local memory (TMA), matrix products by four warps at once (wgmma).
+// What NVIDIA's Hopper can do beyond ptx.cl, which is to be included before: barriers that count bytes, copies of boxes of
+// a tensor into local memory (TMA), matrix products by four warps at once (wgmma).
 //
 // Instructions that need the target sm_90a stand behind a comment mark, because OpenCL's compiler translates for sm_90:
 // compiled.py lifts them out of the comments and has the driver assemble the text again.
 //
-// Addresses in local memory are 32-bit numbers (place_of). A matrix lies there in rows of 128 bytes whose 16-byte
+// Addresses in local memory are 32-bit numbers (place_of, in ptx.cl). A matrix lies there in rows of 128 bytes whose 16-byte
 // pieces are exchanged by the row's number (the swizzle of 128 bytes), in blocks that begin at multiples of 1024 bytes.
 //
 // GROUPS_HELD says how many work-groups a multiprocessor should hold, which bounds their registers; it moves to the
@@ -14,17 +14,6 @@
 #if !defined(KIND) || !defined(COLUMNS)
 #error "wgmma.cl needs KIND and COLUMNS"
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("unroll")
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-
-INLINE uint place_of(__local const void *p) {
-    uint place;
-    asm("cvt.u32.u64 %0, %1;" : "=r"(place) : "l"(p));
-    return place;
-}
 
 #define GROUPS_HELD(count) asm volatile("//^ .minnctapersm " TEXT(count))
 
@@ -148,19 +137,6 @@ INLINE void box_store(__global const ulong *map, int column, int row, int matrix
 
 // ---- pieces of results ------------------------------------------------------------------------------------------
 
-// Two sums as 16-bit floats in a word, the first in its lower half.
-INLINE uint pair_of(float first, float second) {
-    uint pair;
-    asm("cvt.rn." TEXT(KIND) "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    return pair;
-}
-// And back.
-INLINE float2 floats_of(uint pair) {
-    float2 v;
-    asm("{\n.reg .b16 first, second;\nmov.b32 {first, second}, %2;\ncvt.f32." TEXT(KIND) " %0, first;\n"
-        "cvt.f32." TEXT(KIND) " %1, second;\n}" : "=f"(v.x), "=f"(v.y) : "r"(pair));
-    return v;
-}
 // Four matrices of 8 x 8 16-bit elements from the registers of a warp to local memory, a row at each lane's place.
 INLINE void store_matrices(uint to, uint a, uint b, uint c, uint d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -196,13 +172,6 @@ INLINE float of_lane_across(float v, int distance) {
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(distance));
     return found;
 }
-
-// ---- float32 as two float16 --------------------------------------------------------------------------------------
-
-// x 2^shift = high + low / 2^11. The shift brings a tensor's largest finite magnitude, of which these are the bits, to
-// 2^14 or a little more: what is 2^-28 of that still has all bits in high and low.
-INLINE int shift_of(uint largest) { return MAX(MIN(141 - (int)(largest >> 23), 126), -113); }
-INLINE float power_of_2(int exponent) { return as_float((uint)(127 + exponent) << 23); }
 
 // ---- words between work-groups ----------------------------------------------------------------------------------
 

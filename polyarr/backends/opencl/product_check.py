@@ -1,0 +1,66 @@
+"""Whether a program of a product computes rightly: small odd matrices between canaries, beside NumPy in float64."""
+
+from collections.abc import Callable
+from math import erf, pi, sqrt
+
+import numpy as np
+
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import whole_row
+from polyarr.backends.opencl.parts import bound
+from polyarr.backends.opencl.product import Epilogue, Operand, Plan, Problem
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
+
+RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}  # how far a rounded result may be off
+SUMMING = 2.0**-18  # and how far a sum, of the sum of magnitudes
+SMALLEST = 2.0**-24  # and whatever is this small
+ACTIVATIONS = {
+    "none": lambda v: v,
+    "relu": lambda v: np.maximum(v, 0),
+    "silu": lambda v: v / (1 + np.exp(-v)),
+    "gelu": lambda v: v / 2 * (1 + np.vectorize(erf)(v * sqrt(0.5))),
+    "gelu_tanh": lambda v: v / 2 * (1 + np.tanh(sqrt(2 / pi) * (v + 0.044715 * v**3))),
+}
+
+
+def check(
+    device: Device, dtype: np.dtype, along: tuple[int, int], n: int, epilogue: Epilogue,
+    plan_of: Callable[[Problem], Plan],
+) -> None:  # fmt: skip
+    """Multiply matrices with so many columns, which are contiguous along k as the words say, and compare.
+
+    Errors:  BackendError if a result is wrong, or something else was written to
+    """
+    batch, m, k = 2, 200, 456
+    generator = np.random.default_rng(0)
+    x, y, bias = (generator.standard_normal(s).astype(dtype) for s in ((batch, m, k), (batch, k, n), (n,)))
+    left, x_operand = _stored(x, along[0])
+    right, y_operand = _stored(y.swapaxes(1, 2), along[1])
+    with device.guarded():
+        launch, sums = plan_of(Problem(batch, batch, m, n, k, x_operand, y_operand))
+        out = device.empty(Spec((batch, m, n), dtype))
+        saved = device.empty(Spec((batch, m, n), dtype)) if epilogue.save else None
+        workspace = device.empty(sums) if sums else out
+        given = [device.upload(a) for a in (left, right, bias)]
+        for _ in range(2):  # words that work-groups wait by must be 0 again after the first time
+            launch(tuple(buf and buf.memory for buf in (*given, workspace, out, saved)), 0, 0)
+        after, before = device.download(out), device.download(saved) if saved else None
+    x, y = x.astype(float64), y.astype(float64)
+    expected = x @ y + (bias.astype(float64) if epilogue.bias else 0)
+    most = (bound(x, y) if dtype == float32 else SUMMING * (np.abs(x) @ np.abs(y))) + SMALLEST
+    for name, found, wanted in (
+        ("result", after, ACTIVATIONS[epilogue.activation](expected)), ("saved result", before, expected),
+    ):  # fmt: skip
+        if found is not None and not (np.abs(found - wanted) <= most + RELATIVE[dtype] * np.abs(wanted)).all():
+            raise BackendError(f"the {name} is wrong")
+
+
+def _stored(matrices: np.ndarray, along_k: int) -> tuple[np.ndarray, Operand]:
+    """Matrices (batch, kept, k) in rows of whole 16 bytes with nan behind, which nobody may read."""
+    rows = matrices if along_k else matrices.swapaxes(1, 2)
+    batch, high, wide = rows.shape
+    step = whole_row(wide + 1, 2)
+    stored = np.full((batch, high, step), np.nan, rows.dtype)
+    stored[:, :, :wide] = rows
+    return stored, Operand(step if along_k else 1, 1 if along_k else step, 0, high * step)
