@@ -6,8 +6,8 @@ Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, 
 All take turns in one process, after their results were found to agree. polyarr runs on the OpenCL device that
 POLYARR_DEVICE names.
 
-On a CPU each product of float32 is timed until its result is there, and the tile is chosen first, as by the first
-sizeable product of any program. NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. Threads that
+On a CPU each product of float32 is timed until its result is there, with the tile that `polyarr tune` found, or else
+the package's. NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. Threads that
 have nothing to do sleep, those of the peers too. PyTorch is optional: pip install torch
 
 On a GPU the peer is PyTorch on CUDA, without tf32, and the shapes are GPT-2's. A turn is a burst of products with one
@@ -216,10 +216,9 @@ def main():
 
 def main_on_cpu(device, options):
     """The table of a CPU."""
-    began = time.perf_counter()
     speed = speed_of(device)
     print(f"polyarr on {device.cl_device.name.strip()}, {device.features.compute_units} cores: {speed}")
-    print(f"its tile was ready after {time.perf_counter() - began:.1f} s; NumPy {np.__version__}", end="")
+    print(f"NumPy {np.__version__}", end="")
     print(f", PyTorch {torch.__version__}, {torch.get_num_threads()} threads" if torch else ", no PyTorch")
     rows = []
     print(f"{'GFLOP/s by medians':34}  polyarr    NumPy  PyTorch   of NumPy  of PyTorch   of NumPy by best")

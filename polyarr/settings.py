@@ -16,7 +16,6 @@ VARIABLES = {
     "the compiler's warnings",
     "POLYARR_NO_CACHE=1": "neither read nor write compiled kernels (otherwise in `polyarr/kernels` in the user's cache "
     "folder, `~/.cache`)",
-    "POLYARR_TUNE=0": "do not time tiles of matrix products at the first large one on a processor",
     "POLYARR_CUDA_MEMORY=1": "have NVIDIA's devices that are started now keep arrays where CUDA finds them, so that "
     "PyTorch, CuPy and JAX share them through DLPack without a copy",
     "POLYARR_COMPILE=0": "what polyarr.compile gives from now on calls the plain function, for debugging",

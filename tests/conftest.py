@@ -4,7 +4,6 @@ A test without a device is unmarked; a test with the `backend` fixture runs once
 --polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough makes hypothesis thorough.
 """
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -27,8 +26,7 @@ settings.register_profile("thorough", max_examples=200, **_common)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the profile; measure no tiles, because what is fastest depends on the day."""
-    os.environ.setdefault("POLYARR_TUNE", "0")
+    """Choose the profile."""
     settings.load_profile("thorough" if config.getoption("polyarr_thorough") else "fast")
 
 

@@ -23,6 +23,7 @@ LAYERS = {
     "polyarr.core.names": 0,
     "polyarr.extras": 0,
     "polyarr.settings": 0,
+    "polyarr.core.tuning": 0,
     "polyarr.core.backend": 1,
     "polyarr.core.tape": 1,
     "polyarr.core.current": 1,

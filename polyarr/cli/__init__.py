@@ -21,6 +21,7 @@ COMMANDS = {
     "devices": ("polyarr.cli.devices:command", "List the devices that the backends can use."),
     "doctor": ("polyarr.cli.doctor:command", "Find out what is wrong, and how to mend it."),
     "conformance": ("polyarr.cli.conformance:command", "Check that a backend does what polyarr promises."),
+    "tune": ("polyarr.cli.tune:command", "Find the fastest kernels for a device, and keep them."),
     "ops": ("polyarr.cli.ops:command", "List the ops, and how a backend runs each."),
 }
 # The messages of these, and so of every polyarr error, are for users; of anything else the type is shown too.

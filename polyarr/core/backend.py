@@ -36,6 +36,7 @@ import numpy as np
 
 from polyarr.core.program import Program, Run
 from polyarr.core.spec import DTYPES
+from polyarr.core.tuning import Tuning
 
 
 class Fused(NamedTuple):
@@ -114,6 +115,7 @@ class Backend(NamedTuple):
                  gives the ids of the kernels, and halves of pairs, of which that is true. None: a kernel takes as long
                  as its call
     peaks        measures what the device can do at most: "GFLOP/s" in float32, and "GB/s"; empty where unknown
+    tuning       what `polyarr tune` can measure. None: nothing
     reads        op -> the inputs, among those that are numbers, that its kernel also takes as arrays without axes, and
                  reads from memory; any other number comes as Python's
     precisions   op -> the precisions, of those that core.precision has, that its kernel tells apart besides "highest":
@@ -137,6 +139,7 @@ class Backend(NamedTuple):
     flushes: frozenset[np.dtype] = frozenset()
     noting: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
     peaks: Callable[[], dict[str, float]] = _no_peaks
+    tuning: Tuning | None = None
     reads: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
     precisions: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
     handle: Any = None

@@ -24,6 +24,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.sharing import dlpack_of
     from polyarr.backends.opencl.speed import peaks_of
     from polyarr.backends.opencl.table import READS, halves, make_kernels, precisions, unordered
+    from polyarr.backends.opencl.tune import tuning_of
 
     found = select(device)
     if found not in _backends:
@@ -41,6 +42,7 @@ def start(device: str | None = None) -> Backend:
             guarded=found.guarded,
             noting=partial(noting, found, frozenset(map(id, halves(kernels)))),
             peaks=found.plans[peaks_of],
+            tuning=tuning_of(found),
             handle=handle_of(found),
             home=found,
             reads=READS,

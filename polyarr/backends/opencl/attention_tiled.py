@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from math import log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.backends.opencl.tuned import best
 from polyarr.backends.opencl.tuning import vector_width
 from polyarr.core.spec import Spec, float32, float64
 from polyarr.core.spec import bool as bool_
@@ -167,9 +169,23 @@ def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, 
 
 def _program(device: Device, p: Problem) -> tuple[Program, CpuTile | GpuTile]:
     """The kernels, and their tile."""
-    tile = _tile(device, p.dtype.itemsize, p.t, p.lengths, backward=p.is_backward)
+    (tile,) = device.plans[tiles](p.dtype, p.t, p.s, p.lengths, p.is_backward)
     macros = {**p.macros, "DV": p.lengths[1], **tile._asdict()}
     return device.build(f"attention_{device.geometry.kind}", **macros), tile
+
+
+def tiles(
+    device: Device, dtype: np.dtype, t: int, s: int, lengths: tuple[int, int], backward: bool
+) -> tuple[CpuTile | GpuTile]:
+    """The best known tile: what was measured for attention like this, or else the largest that fits."""
+    found = best(device, "attention", dtype, shape_class(t, s, lengths, backward))
+    return (found or _tile(device, dtype.itemsize, t, lengths, backward=backward),)
+
+
+def shape_class(t: int, s: int, lengths: tuple[int, int], backward: bool) -> str:
+    """Queries and keys to the next power of two."""
+    near = [2 ** round(log2(max(length, 1))) for length in (t, s)]
+    return f"{'backward' if backward else 'forward'} {' x '.join(map(str, (*near, *dict.fromkeys(lengths))))}"
 
 
 def fits(device: Device, itemsize: int, t: int, lengths: tuple[int, int]) -> bool:
@@ -190,7 +206,7 @@ def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], b
     for side in CPU_SIDES if t > 128 else CPU_SIDES[1:]:
         wide = min(lanes, side // 2)
         tile = CpuTile(BQ=2 * wide if t <= 2 * wide else side, BK=side, ROWS=4, LANES=wide, VECTORS=2)
-        if _cpu_bytes(tile, itemsize, lengths, backward) <= device.features.local_memory:
+        if cpu_bytes(tile, itemsize, lengths, backward) <= device.features.local_memory:
             return tile
     return None
 
@@ -198,11 +214,11 @@ def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], b
 def _gpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> GpuTile | None:
     """The largest tile whose local memory is there, and of which a single query wastes not too much."""
     room = min(device.features.local_memory, LOCAL_MEMORY)
-    fitting = [tile for tile in GPU_TILES if _gpu_bytes(tile, itemsize, lengths, backward) <= room]
+    fitting = [tile for tile in GPU_TILES if gpu_bytes(tile, itemsize, lengths, backward) <= room]
     return next((tile for tile in fitting if backward or tile.OWN <= max(16, t)), None)
 
 
-def _cpu_bytes(tile: CpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
+def cpu_bytes(tile: CpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
     """What the kernels of attention_cpu.cl declare, or a little more."""
     panel, queries, keys = tile.LANES * tile.VECTORS, tile.BQ, tile.BK
     q_width, v_width = (-(-n // panel) * panel for n in lengths)
@@ -212,7 +228,7 @@ def _cpu_bytes(tile: CpuTile, itemsize: int, lengths: tuple[int, int], backward:
     return itemsize * ((queries + keys) * (q_width + v_width) + queries * keys) + ALIGNMENT
 
 
-def _gpu_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
+def gpu_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
     """What the kernels of attention_gpu.cl declare, or a little more."""
     q_width, v_width = (-(-n // (4 * tile.TX)) * 4 * tile.TX + 4 for n in lengths)
     scores = tile.OWN * (tile.STREAM + 4)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from polyarr.backends.opencl import attention_wgmma, caches, matmul, random, speed, variants
+from polyarr.backends.opencl import attention_wgmma, caches, matmul, random, speed, tuned, variants
 from polyarr.backends.opencl.device import FORKED, Device, Refusal, features_of
 from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, quirks_of
 from polyarr.core.errors import BackendError
@@ -183,7 +183,7 @@ def diagnose() -> list[tuple[str, str]]:
         if not found:
             lines.append(("error", _nothing_found()))
         lines += _unregistered() + _broken_drivers() + [line for f in found for line in _state(f)]
-        return lines + speed.diagnose_file() + _caches()
+        return lines + tuned.diagnose_file() + _caches()
 
 
 def _state(candidate: Found) -> list[tuple[str, str]]:
@@ -201,7 +201,7 @@ def _speed(candidate: Found) -> list[tuple[str, str]]:
     if _problem(candidate):
         return []
     device = _devices[candidate.number]
-    return speed.diagnose(device) + variants.diagnose(device, VARIANTS)
+    return speed.diagnose(device) + tuned.diagnose(device) + variants.diagnose(device, VARIANTS)
 
 
 def _unregistered() -> list[tuple[str, str]]:

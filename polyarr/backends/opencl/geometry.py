@@ -20,7 +20,7 @@ class CpuGeometry:
     """For a CPU."""
 
     kind = "cpu"
-    is_measured = True  # tiles of products are chosen by measuring
+    is_measured = True  # its peak, and a product beside it, can be timed on one core
 
     block = 16384  # elements that are worth a group
     items_per_unit = 4  # so that a core that comes late takes fewer

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from math import log2
 from typing import NamedTuple
 
 import numpy as np
@@ -11,13 +12,14 @@ from polyarr.backends.opencl import mma, wgmma
 from polyarr.backends.opencl.copy import dense, in_whole_rows
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces
-from polyarr.backends.opencl.measure import Launcher, best_tile
+from polyarr.backends.opencl.measure import Launcher
 from polyarr.backends.opencl.product import PLAIN, Arrays, Copies, Epilogue, Operand, Plan, Problem, problem_of
 from polyarr.backends.opencl.program import STORED
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.shape import concat
 from polyarr.backends.opencl.source import SCALARS
-from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, lookup, vector_width
+from polyarr.backends.opencl.tuned import best
+from polyarr.backends.opencl.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup, vector_width
 from polyarr.core.spec import Spec, float32, float64
 
 THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
@@ -137,7 +139,7 @@ def _cpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
     """One work-item per block of rows and columns."""
-    params = best_tile(device, dtype, 2 * p.batch * p.m * p.n * p.k, one_block)
+    params = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)[0]
     launch = _cpu_launch(device, dtype, p, epilogue, params, cpu_blocks(params, p, device.features.compute_units))
     stored, accumulator = STORED[dtype]
     return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), SCALARS[accumulator]))
@@ -202,7 +204,8 @@ def _gpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
     """A tile for each work-group; where they are few, or the last ones would run alone, the work-groups share them."""
-    params, groups = gpu_tiles(device.plans[lookup](dtype), p, device.features.compute_units)
+    found = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)
+    params, groups = gpu_tiles(found, p, device.features.compute_units)
     return _gpu_launch(device, dtype, p, aligned, epilogue, params, groups)
 
 
@@ -302,3 +305,29 @@ class Family(NamedTuple):
 
 VARIANTS = (wgmma.VARIANT, mma.VARIANT)  # kernels for some devices; the first that takes a product computes it
 FAMILIES = {"cpu": Family(_cpu_plan, _cpu_thin_lanes), "gpu": Family(_gpu_plan, _gpu_thin_lanes)}
+
+
+# ---- which tiles -------------------------------------------------------------------------------------------
+
+FORMS = {(True, False): "NN", (True, True): "NT", (False, False): "TN", (False, True): "TT"}  # by who is along k
+LARGE = 256  # rows, columns and depth from when on a CPU's tiles are as good for any product
+
+
+def tiles(
+    device: Device, dtype: np.dtype, form: str, batch: int, m: int, n: int, k: int
+) -> tuple[MatmulParams, ...]:
+    """The best known parameters: what was measured for products like this one, or else those of the package."""
+    found = best(device, "matmul", dtype, shape_class(device, form, m, n, k)) if batch == 1 else None
+    return (found,) if found else lookup(device, dtype)
+
+
+def _form(p: Problem) -> str:
+    return FORMS[p.x.along_k, p.y.along_k]
+
+
+def shape_class(device: Device, form: str, *lengths: int) -> str:
+    """Lengths to the next power of two. A CPU packs what it reads, so that all forms are alike, and all large ones."""
+    near = [2 ** round(log2(max(length, 1))) for length in lengths]
+    if device.features.is_cpu:
+        form, near = "any", [min(length, LARGE) for length in near]
+    return f"{form} {' x '.join(map(str, near))}"

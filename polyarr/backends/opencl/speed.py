@@ -4,10 +4,10 @@ import time
 from typing import NamedTuple
 
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.matmul import one_block
-from polyarr.backends.opencl.measure import SIZEABLE, best_tile, checked_run, peak_rate, rate_of
+from polyarr.backends.opencl.matmul import one_block, tiles
+from polyarr.backends.opencl.measure import TIMED, checked_run, peak_rate, rate_of
 from polyarr.backends.opencl.pocl import processor_name, target_of
-from polyarr.backends.opencl.tuning import CpuMatmul, read_user_file, user_file, vector_width
+from polyarr.backends.opencl.tuning import CpuMatmul, vector_width
 from polyarr.core.spec import Spec, float32
 
 COPIED, COPIES = 2**28, 5  # bytes that a copy moves, more than caches hold, and how often
@@ -34,8 +34,8 @@ class Speed(NamedTuple):
 
 
 def speed_of(device: Device) -> Speed:
-    """Time one product on a CPU. Where no tile was chosen yet, one is."""
-    tile = best_tile(device, float32, SIZEABLE, one_block)
+    """Time one product on a CPU."""
+    tile = device.plans[tiles](float32, "NN", 1, TIMED, TIMED, TIMED)[0]
     with device.lock:
         run, peak = checked_run(device, float32, tile, one_block), peak_rate(device, float32)
         rate = rate_of(device, run) if run else 0.0
@@ -61,7 +61,7 @@ def peaks_of(device: Device) -> dict[str, float]:
 
 
 def diagnose(device: Device) -> list[tuple[str, str]]:
-    """One line for `polyarr doctor`; none where tiles are not measured."""
+    """One line for `polyarr doctor`; none where the peak cannot be measured."""
     if not device.geometry.is_measured:
         return []
     speed = speed_of(device)
@@ -70,14 +70,6 @@ def diagnose(device: Device) -> list[tuple[str, str]]:
     text = f"{device.name}: a float32 product runs at {speed}"
     if speed.product >= FAR * speed.peak:
         return [("ok", text)]
-    remedy = "far below it: if the machine is idle, look for a better tile: python -m polyarr.backends.opencl.tune"
+    remedy = f"far below it: if the machine is idle, look for a better tile with: polyarr tune --device {device.name}"
     return [("warning", f"{text}; {remedy}")]
 
-
-def diagnose_file() -> list[tuple[str, str]]:
-    """A line for `polyarr doctor` if the user's file of tiles cannot be used."""
-    try:
-        read_user_file()
-    except (OSError, ValueError) as error:
-        return [("warning", f"{user_file()} is not used: {error}; mend or delete it")]
-    return []

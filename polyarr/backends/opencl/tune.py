@@ -1,49 +1,166 @@
-"""Measure every tile that a CPU could multiply matrices with, and keep the fastest for this user. For a person to run:
+"""`polyarr tune` on a device: parameters of kernels are checked, timed in turns, and the fastest are kept."""
 
-    python -m polyarr.backends.opencl.tune [--device NAME] [--dtype float32] [--seconds 180] [--dry-run]
-
-Each tile is compiled, checked against NumPy and timed on one core: a second or two. POLYARR_TUNE=0 keeps polyarr from
-measuring by itself, not from using what is kept.
-"""
-
-import argparse
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.devices import select
-from polyarr.backends.opencl.matmul import one_block
-from polyarr.backends.opencl.measure import checked_run, keep, peak_rate, rate_of
-from polyarr.backends.opencl.tuning import candidates, identity, space, user_file
+from polyarr.backends.opencl import attention_tuning, matmul_tuning, tuned
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.tuned import TUNABLES, NoParametersError, Trial, Tunable, check
+from polyarr.backends.opencl.variants import Verdicts
+from polyarr.core.errors import BackendError
+from polyarr.core.tuning import Step, Tuning, Work
+
+TUNABLES.update((tunable.op, tunable) for tunable in (matmul_tuning.TUNABLE, attention_tuning.TUNABLE))
+TRYING = 0.75  # of the time: for compiling and checking, and for a first look
+FINALISTS, ROUNDS = 3, 7  # how many take turns in the end with what is used as it is, and how often
+BETTER = 1.02  # times as fast, in all turns but one, must be what is kept: less is noise
+LEAST = 3  # turns, without which nothing is kept
+BURST = 5e-3  # seconds that a turn should take, so that waiting for its end does not count
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m polyarr.backends.opencl.tune", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", help="as POLYARR_DEVICE")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
-    parser.add_argument("--seconds", type=float, default=180, help="after which no other tile is tried")
-    parser.add_argument("--dry-run", action="store_true", help="keep nothing")
-    options = parser.parse_args(arguments)
-    device, dtype = select(options.device), np.dtype(options.dtype)
-    if not device.geometry.is_measured:
-        parser.error(f"{device.name} is no CPU; its tiles are not measured")
-    peak, began, rates = peak_rate(device, dtype), time.monotonic(), {}
-    print(f"{identity(device)}: {peak:.0f} GFLOP/s at most, on one core")
-    for tile in dict.fromkeys((*candidates(device, dtype), *space(device, dtype))):
-        run = checked_run(device, dtype, tile, one_block)
-        rates[tile] = rate_of(device, run) if run else 0.0
-        print(f"{rates[tile]:7.1f}  {rates[tile] / peak:4.0%}  {tile}" + "  wrong" * (not run), flush=True)
-        if time.monotonic() - began > options.seconds:
-            break
-    best = max(rates, key=rates.__getitem__)
-    print(f"best: {best} with {rates[best]:.1f} GFLOP/s")
-    if rates[best] and not options.dry_run:
-        keep(device, dtype, best, rates[best], peak)
-        print(f"kept in {user_file()}")
-    return 0 if rates[best] else 1
+class Contender(NamedTuple):
+    """Parameters that compute rightly, None for those that are used as it is; and seconds of a call, by turns."""
+
+    parameters: Any
+    trial: Trial
+    times: list[float]
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+class Contest:
+    """Parameters for one piece of work, which take turns."""
+
+    def __init__(self, device: Device, tunable: Tunable, work: Work) -> None:
+        self._device, self._tunable, self._work = device, tunable, work
+        self._case, self._calls = tunable.case(work), 1
+        self._buffers = [device.upload(x) for x in self._case.arrays]
+        self._contenders: list[Contender] = []
+        self._enter(None)
+        self._calls = max(1, min(100, round(BURST / self._contenders[0].times.pop())))
+
+    def admit(self, parameters: Any) -> None:
+        """Have parameters take part, if they compute rightly."""
+        try:
+            check(self._device, self._tunable, self._work, parameters, problems=1)
+            self._enter(parameters)
+        except NoParametersError as error:
+            raise ValueError(f"tune: {error}") from None
+        except BackendError:
+            return
+
+    def _enter(self, parameters: Any) -> None:
+        entering = Contender(parameters, Trial(self._device, self._tunable, parameters), [])
+        entering.times.append(self._seconds(entering.trial, 1))
+        if not entering.trial.is_asked:
+            raise NoParametersError(f"{self._work} runs on kernels without parameters")
+        self._contenders.append(entering)
+
+    def shorten(self) -> None:
+        """Only the fastest stay, besides what is used as it is; and all begin anew."""
+        first, *others = self._contenders
+        others.sort(key=lambda contender: contender.times[0])
+        self._contenders = [first, *others[:FINALISTS]]
+        for contender in self._contenders:
+            contender.times.clear()
+
+    def turn(self) -> None:
+        """Time each."""
+        for contender in self._contenders:
+            contender.times.append(self._seconds(contender.trial, self._calls))
+
+    def _seconds(self, trial: Trial, calls: int) -> float:
+        """Of a call, after one that does not count."""
+        trial.run(self._case, self._buffers)
+        self._device.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            trial.run(self._case, self._buffers)
+        self._device.synchronize()
+        return (time.perf_counter() - began) / calls
+
+    def settle(self, shape: str) -> str:
+        """Keep the fastest for a class of shapes, if it is faster than what is used as it is; what came of it."""
+        first, *others = self._contenders
+        if len(first.times) < LEAST:
+            return "not finished"
+        before, dtype = self._rate(first), np.dtype(self._work.dtype)
+        for winner in sorted(others, key=lambda c: statistics.median(c.times)):
+            if self._is_better(winner, first) and self._is_sound(winner):
+                after = self._rate(winner)
+                figures = {"GFLOP/s": round(after, 1), "before": round(before, 1)}
+                tuned.change([tuned.entry(self._device, self._work, shape, winner.parameters, figures)])
+                self._device.plans.renew(Verdicts)
+                return f"{after:.1f} GFLOP/s, {after / before:.2f} times as fast as before"
+        if tuned.best(self._device, self._work.op, dtype, shape) is None:  # what is there is set aside
+            tuned.change([], without=(tuned.device_of(self._device), self._work.op, dtype.name, shape))
+        return f"{before:.1f} GFLOP/s as it is; nothing is faster"
+
+    def _is_better(self, winner: Contender, first: Contender) -> bool:
+        ahead = [BETTER * mine < theirs for mine, theirs in zip(winner.times, first.times, strict=False)]
+        return sum(ahead) >= len(first.times) - 1
+
+    def _is_sound(self, winner: Contender) -> bool:
+        """True if all problems come out right."""
+        try:
+            check(self._device, self._tunable, self._work, winner.parameters)
+        except BackendError:
+            return False
+        return True
+
+    def _rate(self, contender: Contender) -> float:
+        return 1e-9 * self._tunable.operations(self._work) / statistics.median(contender.times)
+
+
+def tune(device: Device, work: Work, seconds: float) -> Iterator[Step]:
+    """Steps, after which the fastest parameters for the work are kept.
+
+    Errors:  ValueError if the work cannot be tuned
+    """
+    tunable = _tunable(work)
+    tuned.read_user_file()  # before anything is measured that could not be kept
+    timed, end = tunable.timed(device, work), time.monotonic() + TRYING * seconds
+    candidates = list(tunable.space(device, timed))
+    contest, total, tried, outcome = Contest(device, tunable, timed), len(candidates) + ROUNDS, 0, ""
+    try:
+        for tried, parameters in enumerate(candidates, 1):
+            contest.admit(parameters)
+            yield Step(tried, total)
+            if time.monotonic() > end:
+                break
+        contest.shorten()
+        for turn in range(1, ROUNDS + 1):
+            contest.turn()
+            yield Step(len(candidates) + turn, total)
+    finally:  # also if whoever asked wants no more
+        outcome = contest.settle(tunable.shape(device, work))
+    yield Step(total, total, f"{outcome} ({tried} of {len(candidates)} candidates tried)")
+
+
+def _tunable(work: Work) -> Tunable:
+    tunable = TUNABLES.get(work.op)
+    if tunable is None or work.form not in tunable.forms:
+        there = "; ".join(f"{t.op} in {', '.join(t.forms)}" for t in TUNABLES.values())
+        raise ValueError(f"tune: {work} has no parameters here; there are {there}")
+    return tunable
+
+
+def _shape(device: Device, work: Work) -> str:
+    return _tunable(work).shape(device, work)
+
+
+def _imported(found: Any) -> int:
+    entries = tuned.entries_of(found)
+    tuned.change(entries)
+    return len(entries)
+
+
+def tuning_of(device: Device) -> Tuning:
+    """What a device offers to `polyarr tune`."""
+    return Tuning(
+        tuple(TUNABLES), partial(_shape, device), partial(tune, device), partial(tuned.kept, device),
+        lambda: [entry._asdict() for entry in tuned.read_user_file()], _imported,
+    )  # fmt: skip

@@ -1,35 +1,23 @@
-"""Parameters of the matmul kernels: what they mean, which fit a device, and where the best are looked up and kept."""
+"""Parameters of the matmul kernels: what they mean, which fit a device, which may be tried, what the package has."""
 
-import contextlib
 import json
-import os
-import tempfile
-import threading
+import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polyarr.backends.opencl.device import Device, Features
-from polyarr.backends.opencl.pocl import UNKNOWN, compiled_floats, processor_name, target_of
+from polyarr.backends.opencl.pocl import UNKNOWN, compiled_floats
 from polyarr.backends.opencl.program import STORED
 from polyarr.core.errors import BackendError
-from polyarr.version import __version__
-
-try:
-    from platformdirs import user_config_dir
-except ImportError:  # then there is no user file
-    user_config_dir = None
 
 WIDE_ACCUMULATORS = ("double", "long", "ulong")
-Table = dict[str, dict[str, Any]]  # a device's name -> "4 bytes" or "8 bytes" -> entries, the best first
-
-_writing = threading.Lock()
+Table = dict[str, dict[str, Any]]  # a device's name -> "4 bytes" or "8 bytes" -> parameters, the best first
 
 
 @dataclass(frozen=True)
@@ -85,46 +73,37 @@ MatmulParams = CpuMatmul | GpuMatmul
 PARAMETERS = {"cpu": CpuMatmul, "gpu": GpuMatmul}
 
 
-# ---- looking up ------------------------------------------------------------------------------------------------
+# ---- the package's ---------------------------------------------------------------------------------------------
 
 
 def lookup(device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
-    """The best known parameters for a device: for a GPU largest tiles first, for a CPU the best first.
+    """The package's parameters for a device: for a GPU largest tiles first, for a CPU the likeliest first.
 
-    The user's file comes before the one of the package; in each, what was measured on this very processor before
-    the device's name, its vendor and its kind.
+    Those of the very device come before its vendor's, and these before its kind's.
 
-    Errors:  BackendError if no entry fits the device
+    Errors:  BackendError if none fit the device
     """
-    itemsize = accumulator_bytes(dtype)
-    for table in (_user_table(), _shipped()):
-        for name in _names(device):
-            found = _fitting(table.get(name, {}).get(f"{itemsize} bytes"), device, itemsize)
-            if found:
-                return found
-    device_name = device.cl_device.name.strip()
-    raise BackendError(f"matmul: no parameters fit device {device_name!r}; add some to {user_file()}")
+    size = f"{accumulator_bytes(dtype)} bytes"
+    for name in (device.cl_device.name.strip(), device.cl_device.vendor.strip(), kind_of(device)):
+        found = _fitting(_shipped().get(name, {}).get(size), device, dtype)
+        if found:
+            return found
+    raise BackendError(f"matmul: no parameters fit device {device.cl_device.name.strip()!r}")
 
 
-def candidates(device: Device, dtype: np.dtype) -> tuple[CpuMatmul, ...]:
-    """The tiles of the package to choose from by measuring, the likeliest first.
-
-    All have the same DEPTH, which decides in what order numbers are added: so results do not depend on the choice.
-    """
-    itemsize = accumulator_bytes(dtype)
-    found = _fitting(_shipped()[kind_of(device)][f"{itemsize} bytes"], device, itemsize)
-    return tuple(params for params in found if params.DEPTH == found[0].DEPTH)
-
-
-def is_known(device: Device, dtype: np.dtype) -> bool:
-    """True if the user's file has parameters for the device, measured or by hand."""
-    entries = (_user_table().get(name, {}).get(f"{accumulator_bytes(dtype)} bytes") for name in _names(device))
-    return any(_fitting(found, device, accumulator_bytes(dtype)) for found in entries)
+def space(device: Device, dtype: np.dtype) -> Iterator[MatmulParams]:
+    """All that is worth a trial: the package's first, the others in an order that is the same every time."""
+    known = lookup(device, dtype)
+    found = list(SPACES[PARAMETERS[device.geometry.kind]](device, dtype))
+    random.Random(0).shuffle(found)  # who has no time for all tries different ones
+    # A CPU's DEPTH decides in what order numbers are added: with one of them, results do not depend on the choice.
+    depth = {getattr(known[0], "DEPTH", None)}
+    yield from dict.fromkeys(tile for tile in (*known, *found) if getattr(tile, "DEPTH", None) in depth)
 
 
-def space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
-    """Every tile that a CPU's registers hold and that keeps them busy, with the DEPTH of the candidates."""
-    itemsize, depth = accumulator_bytes(dtype), candidates(device, dtype)[0].DEPTH
+def _cpu_space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
+    """Every tile that a CPU's registers hold and that keeps them busy."""
+    itemsize, depth = accumulator_bytes(dtype), lookup(device, dtype)[0].DEPTH
     register = vector_width(device) * 4 // itemsize
     registers = 32 if vector_width(device) == 16 else 16
     widths = (width for width in (register // 2, register, 2 * register) if 2 <= width <= 16)
@@ -137,21 +116,23 @@ def space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
             yield params
 
 
+def _gpu_space(device: Device, dtype: np.dtype) -> Iterator[GpuMatmul]:
+    """Every tile of one to eight warps whose sums a work-item can hold in registers."""
+    itemsize = accumulator_bytes(dtype)
+    sides, shares = (32, 64, 128), (4, 8)
+    for m, n, k, item_m, item_n, lanes in product(sides, sides, (8, 16, 32), shares, shares, (4, 8)):
+        params = GpuMatmul(m, n, k, item_m, item_n, lanes, 8)
+        if 32 <= params.items <= 256 and params.fits(device.features, itemsize):
+            yield params
+
+
+SPACES = {CpuMatmul: _cpu_space, GpuMatmul: _gpu_space}
+
+
 def vector_width(device: Device) -> int:
     """How many floats a vector register of a CPU holds: as the compiler says, or else the device."""
     floats = compiled_floats(device.cl_device)
     return floats if floats > UNKNOWN else min(16, max(4, device.cl_device.native_vector_width_float))
-
-
-def _names(device: Device) -> tuple[str, ...]:
-    return identity(device), device.cl_device.name.strip(), device.cl_device.vendor.strip(), kind_of(device)
-
-
-def identity(device: Device) -> str:
-    """All that a measurement is good for: this polyarr, this processor, this driver and its target."""
-    driver = f"{device.cl_device.name.strip()}, driver {device.cl_device.driver_version.strip()}"
-    target = target_of(device.cl_device) or "its own choice"
-    return f"{processor_name()}; {driver}, target {target}; {kind_of(device)}; polyarr {__version__}"
 
 
 def kind_of(device: Device) -> str:
@@ -165,80 +146,20 @@ def accumulator_bytes(dtype: np.dtype) -> int:
     return 8 if STORED[dtype][1] in WIDE_ACCUMULATORS else 4
 
 
-def _fitting(entries: Any, device: Device, itemsize: int) -> tuple[Any, ...]:
-    """Those entries that are parameters and fit the device."""
+def parameters_of(device: Device, dtype: np.dtype, entry: Any) -> MatmulParams | None:
+    """Parameters from JSON; None if they are none, or do not fit the device."""
     kind = PARAMETERS[device.geometry.kind]
-    names = set(kind.__dataclass_fields__)
-    good = (
-        kind(**entry)
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict) and set(entry) == names and all(type(v) is int and v > 0 for v in entry.values())
-    )
-    return tuple(params for params in good if params.fits(device.features, itemsize))
+    if not isinstance(entry, dict) or set(entry) != set(kind.__dataclass_fields__):
+        return None
+    if not all(type(v) is int and v > 0 for v in entry.values()):
+        return None
+    params = kind(**entry)
+    return params if params.fits(device.features, accumulator_bytes(dtype)) else None
 
 
-# ---- files -----------------------------------------------------------------------------------------------------
-
-
-def user_file() -> Path | None:
-    """Where measured parameters are kept, and a user may add some; None without platformdirs."""
-    return Path(user_config_dir("polyarr"), "tuned.json") if user_config_dir else None
-
-
-def read_user_file() -> Table:
-    """The user's table; empty if there is no file.
-
-    Errors:  ValueError if the file is no such table; OSError if it cannot be read
-    """
-    file = user_file()
-    if file is None or not file.exists():
-        return {}
-    try:
-        whole = json.loads(file.read_text())
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    table = whole.get("matmul") if isinstance(whole, dict) else None
-    if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
-        raise ValueError('it must be {"matmul": {name: {"4 bytes": [parameters, ...]}}}')
-    return table
-
-
-def remember(device: Device, dtype: np.dtype, params: CpuMatmul, facts: dict[str, Any]) -> None:
-    """Keep the parameters for this processor and driver, in this process and, if it can be written, in the user's file.
-
-    A file that cannot be read is left as it is. Of two processes that write at once one is lost, and measured again.
-    """
-    with _writing:
-        table = _user_table()
-        size = f"{accumulator_bytes(dtype)} bytes"
-        entry = {**table.get(identity(device), {}), size: [asdict(params)], f"{size} measured": facts}
-        with contextlib.suppress(OSError, ValueError):
-            _write({**read_user_file(), identity(device): entry})
-        table[identity(device)] = entry
-        device.plans.pop(lookup, None)
-
-
-def _write(table: Table) -> None:
-    file = user_file()
-    if file is None:
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False) as new:
-        try:
-            json.dump({"matmul": table}, new, indent=1)
-            new.close()
-            os.replace(new.name, file)
-        except BaseException:
-            Path(new.name).unlink(missing_ok=True)
-            raise
-
-
-@cache
-def _user_table() -> Table:
-    try:
-        return read_user_file()
-    except (OSError, ValueError):  # `polyarr doctor` says so
-        return {}
+def _fitting(entries: list[Any] | None, device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
+    found = (parameters_of(device, dtype, entry) for entry in entries or [])
+    return tuple(params for params in found if params)
 
 
 @cache
