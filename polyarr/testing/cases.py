@@ -25,7 +25,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
-from polyarr.testing import backend_checks, checks, held, state, tape
+from polyarr.testing import backend_checks, capturing, checks, held, state, tape
 from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
 from polyarr.testing.report import LEVELS
 from polyarr.testing.samples import SAMPLES, Entry, takes_numbers
@@ -152,6 +152,7 @@ KINDS = {
     "bounds": Kind(checks.check_bounds, _either, 1 / 6),
     "purity": Kind(checks.check_purity, _either, 1 / 3),
     "determinism": Kind(checks.check_determinism, _either, 1 / 3),
+    "captured": Kind(capturing.check_captured, _various, 0),
     "lasting": Kind(state.check_lasting, _various, 0),
     "caches": Kind(state.check_caches, _various, 0),
     "threads": Kind(state.check_threads, _various, 0),

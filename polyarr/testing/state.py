@@ -57,15 +57,16 @@ def check_caches(op: Op, backend: Backend, sample: Sample) -> None:
 
 def _variants(op: Op, backend: Backend, sample: Sample) -> Iterator[Sample]:
     """Calls with the shapes of the sample, each different from it in one respect."""
-    found = [sample, *_other_params(sample), *_other_numbers(op, sample)]
+    found = [sample, *other_params(sample), *_other_numbers(op, sample)]
     found += _other_dtypes(op, sample)
     found += [sample.with_layout(layout) for layout in ("transposed", "offset")]
     for other in found:
-        if other.dtypes() <= backend.dtypes and _is_valid(op, other):
+        if other.dtypes() <= backend.dtypes and is_valid(op, other):
             yield other
 
 
-def _is_valid(op: Op, sample: Sample) -> bool:
+def is_valid(op: Op, sample: Sample) -> bool:
+    """True where the op takes what the sample gives it."""
     try:
         op(*sample.specs(), **sample.params)
     except (TypeError, ValueError, IndexError):  # polyarr's own are among them
@@ -82,7 +83,8 @@ def _other_dtypes(op: Op, sample: Sample) -> Iterator[Sample]:
         yield sample.with_values("normal", only="offset").with_dtype("float16", usual)
 
 
-def _other_params(sample: Sample) -> Iterator[Sample]:
+def other_params(sample: Sample) -> Iterator[Sample]:
+    """The same call with another value for one parameter after the other."""
     for name, value in sample.params.items():
         for other in CHOICES.get(name, _others(value)):
             if other != value:

@@ -114,6 +114,12 @@ def an_op_goes_through_the_host(backend):
     return changing(ops.exp, change)(backend)
 
 
+@fault("numpy", {"captured-negative": "compiled, when it is captured: the result has other bits"}, steady=False)
+def a_kernel_counts_its_calls(backend):
+    calls = itertools.count(1)
+    return changing(ops.negative, lambda kernel: lambda *a, **p: kernel(*a, **p) + next(calls).__index__())(backend)
+
+
 # ---- the same every time -------------------------------------------------------------------------------------
 
 

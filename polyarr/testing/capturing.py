@@ -1,0 +1,90 @@
+"""Compiled functions: a check as those of checks.py. It needs nothing from a backend but its kernels."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import polyarr
+from polyarr import ops, tree
+from polyarr.core.backend import Backend
+from polyarr.core.op import Op
+from polyarr.core.spec import FLOATS, as_dtype
+from polyarr.testing.checks import check, cotangents_of, meets_unordered, place_of, pulled
+from polyarr.testing.compare import CheckFailure, Lacking, bits
+from polyarr.testing.state import is_valid, other_params
+from polyarr.testing.strategies import Sample
+
+
+@check
+def check_captured(op: Op, backend: Backend, sample: Sample) -> None:
+    """A compiled call gives the same bits as the op, in value and in gradients, whatever differs from run to run."""
+    if backend.unordered and (op in backend.unordered or meets_unordered(op, backend, sample)):
+        raise Lacking(f"{backend.name} says that what {op.name} needs adds in no fixed order")
+    for template in (sample, *_with_a_number(op, sample)):
+        _compare(op, backend, template)
+
+
+def _compare(op: Op, backend: Backend, sample: Sample) -> None:
+    constants = {name: value for name, value in sample.params.items() if name not in op.inputs}
+    others = [s.params for s in other_params(sample) if is_valid(op, s) and s.dtypes() <= backend.dtypes]
+
+    def whole(args: tuple, named: dict[str, Any], cotangents: Any) -> Any:
+        call = replace(sample, params={**constants, **named})
+        first = op(*args, **call.params), pulled(op, args, call, cotangents)
+        return *first, [op(*args, **{**params, **named}) for params in others]
+
+    compiled, kept = polyarr.compile(whole), []
+    for moment, found in _runs(op, sample):
+        args, named = found.arrays(backend), {n: v for n, v in found.params.items() if n in op.inputs}
+        expected = _outcome(lambda: op(*args, **found.params))  # noqa: B023  called at once
+        if isinstance(expected, type):
+            got = _outcome(lambda: compiled(args, named, None))  # noqa: B023
+            if got is not expected:
+                raise CheckFailure(f"{place_of(op, backend)}: compiled, {moment}: no {expected.__name__}")
+            continue
+        due = whole(args, named, cotangents := cotangents_of(expected, sample))
+        before, got = bits(due), compiled(args, named, cotangents)
+        _compare_bits(op, backend, moment, before, bits(got))
+        kept.append((before, got))
+    for before, got in kept:
+        _compare_bits(op, backend, "after further runs", before, bits(got))
+
+
+def _runs(op: Op, sample: Sample) -> Iterator[tuple[str, Sample]]:
+    """When the compiled call runs, and what is new then; the first is the one that is captured."""
+    yield "when it is captured", sample
+    yield "with other arrays", sample.with_other_numbers()
+    inputs, named = tree.map(_other, sample.inputs), {n: v for n, v in sample.params.items() if n in op.inputs}
+    if inputs != sample.inputs or named:
+        params = {**sample.params, **tree.map(_other, named)}
+        yield "with other numbers", replace(sample, inputs=inputs, params=params)
+    yield "in another layout", sample.with_layout("transposed")
+    yield "with the first arrays again", sample
+
+
+def _other(leaf: Any) -> Any:
+    """Another Python number; anything else as it is."""
+    return leaf + 1 if type(leaf) is int else leaf / 2 + 0.125 if type(leaf) is float else leaf
+
+
+def _with_a_number(op: Op, sample: Sample) -> Iterator[Sample]:
+    """The call with Python numbers in the place of an array, where the op takes either."""
+    if op.inputs == ("x", "y") and op.promoted and op not in (ops.matrix_product, ops.matmul):
+        yield replace(sample, inputs=(sample.inputs[0], 1.5 if as_dtype(sample.inputs[0].dtype) in FLOATS else 2))
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    """What a call gives, or the type of the error that it raises for its arguments."""
+    try:
+        return call()
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return type(error)
+
+
+def _compare_bits(op: Op, backend: Backend, moment: str, due: dict[tuple, bytes], got: dict[tuple, bytes]) -> None:
+    if due.keys() != got.keys():
+        raise CheckFailure(f"{place_of(op, backend)}: compiled, {moment}: {len(got)} results; expected {len(due)}")
+    for path, value in due.items():
+        if got[path] != value:
+            what = ("the result", f"d/d{path[-1]}", "the result with another parameter")[path[0]]
+            raise CheckFailure(f"{place_of(op, backend)}: compiled, {moment}: {what} has other bits")
