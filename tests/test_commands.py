@@ -17,12 +17,13 @@ DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", 
 # What is done in one room only, and where; and code that does it elsewhere.
 ROOMS = [
     (r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(", {"commands.py"}, "cl.enqueue_copy(queue, a, b)"),
+    (r"\bpool\.allocate\(", {"device.py"}, "memory = device.pool.allocate(64)"),
     (r"\.is_cpu\b", {"geometry.py", "device.py"}, "4 if device.features.is_cpu else 8"),
     (r"_cache(\(.*\))?\ndef \w+\(\s*device: Device", {"plans.py"}, "@lru_cache(maxsize=8)\ndef tile(device: Device):"),
 ]
 
 
-@pytest.mark.parametrize(("pattern", "rooms", "planted"), ROOMS, ids=["the queue", "the kind of device", "caches"])
+@pytest.mark.parametrize(("pattern", "rooms", "planted"), ROOMS, ids=["queue", "memory", "kind of device", "caches"])
 def test_one_room_each(pattern, rooms, planted):
     """For the queue, so that whoever wants to see, time or repeat what runs has one place to stand at."""
     sources = {path.name: path.read_text() for path in Path(commands.__file__).parent.glob("*.py")}

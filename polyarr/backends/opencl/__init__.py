@@ -21,6 +21,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.noting import noting
+    from polyarr.backends.opencl.replay import Replay
     from polyarr.backends.opencl.sharing import dlpack_of
     from polyarr.backends.opencl.speed import peaks_of
     from polyarr.backends.opencl.table import READS, halves, make_kernels, precisions, unordered
@@ -48,6 +49,7 @@ def start(device: str | None = None) -> Backend:
             reads=READS,
             dlpack=dlpack_of(found),
             precisions=precisions(found),
+            replay=partial(Replay, found),
         )
     return _backends[found]
 

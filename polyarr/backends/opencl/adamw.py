@@ -13,9 +13,12 @@ from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.rows import wide
+from polyarr.core.number import evaluate
 from polyarr.core.spec import Spec, float64
 
 PLACES = 12  # parameters per launch; adamw.cl repeats its arguments as often
+# Of adamw.cl's arguments: parameters and moments, and what is written over them where that is wanted.
+IN_PLACE = tuple((7 * k + old, 7 * k + new) for k in range(PLACES) for old, new in ((0, 4), (2, 5), (3, 6)))
 LETTERS = ("L", "N", "S")  # for lr, step and scale in the macros of adamw_numbers.cl
 
 Buffers = tuple[Buffer, ...]
@@ -73,8 +76,15 @@ def adamw(
 def _plain(device: Device, acc: np.dtype, numbers: tuple, logs: list[float]) -> tuple[tuple[float, ...], Any]:
     """The kernel's rates, which are numbers; adamw_numbers.cl has the same formulas."""
     lr, step, scale = numbers
-    first, second = (-np.expm1(step * log_beta) for log_beta in logs)
-    return (lr / first, 1 / sqrt(second), scale, lr), None
+    return (evaluate(_step_size, lr, step, logs[0]), evaluate(_root, step, logs[1]), scale, lr), None
+
+
+def _step_size(lr: float, step: float, log_beta: float) -> float:
+    return lr / -np.expm1(step * log_beta)
+
+
+def _root(step: float, log_beta: float) -> float:
+    return 1 / sqrt(-np.expm1(step * log_beta))
 
 
 def _placed(device: Device, acc: np.dtype, numbers: tuple, logs: list[float]) -> tuple[tuple[float, ...], Any]:
@@ -131,7 +141,7 @@ def _launch(device: Device, dtypes: tuple[np.dtype, ...], sizes: tuple[int, ...]
     for letter, dtype in zip("PGM", dtypes, strict=True):
         flags |= vector_types(dtype, blocks["VECTOR"], f"{letter}_")
     program = device.build("adamw", **types(p), **blocks, **_names("G", g), **_names("M", m), **flags)
-    count = sum(-(-size // blocks["BLOCK"]) for size in sizes)
+    count, program.adamw.in_place = sum(-(-size // blocks["BLOCK"]) for size in sizes), IN_PLACE
     return LaunchPlan(program.adamw, (blocks["GROUP"] * count,), (blocks["GROUP"],), ())
 
 

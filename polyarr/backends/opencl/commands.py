@@ -1,14 +1,15 @@
 """The one way to a device's queue: what runs there is a Command, and whoever wants it to run calls it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl.source import Arguments
+from polyarr.backends.opencl.source import STRUCTURE, Arguments
 from polyarr.core.errors import BackendError
 
 ZERO = np.int32(0)
@@ -22,8 +23,9 @@ class Commands:
         self._plain: cl.CommandQueue | None = None  # while another one serves
         self.lock: Any = threading.RLock()
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
-        self.upload = Command("upload", self, _upload)  # does not wait: the event keeps the host's bytes alive
-        self.transfer = Command("transfer", self, _transfer)  # between host and device; waits
+        self.recording: Any = None  # what is told of every command
+        # Between host and device; upload does not wait: the event keeps the host's bytes alive.
+        self.upload, self.transfer = Transfer("upload", self, _upload), Transfer("transfer", self, _transfer)
         self.copy = Command("copy", self, _copy)
         self.fill = Command("fill", self, _fill)
 
@@ -40,6 +42,11 @@ class Commands:
         """In a timed block, wait for what others than Commands have enqueued."""
         if self._plain is not None:
             self._plain.finish()
+
+    @property
+    def is_timed(self) -> bool:
+        """True in a timed block."""
+        return self._plain is not None
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -62,6 +69,19 @@ class Commands:
                 finally:
                     self.queue, self._plain = self._plain, None
 
+    def repeat(self, all_of_them: Iterable["Repeated"]) -> None:
+        """Enqueue commands again, as Command.__call__ does once."""
+        with self.lock:
+            queue = self.queue
+            for enqueue, arguments, work, group, command, note in all_of_them:
+                try:
+                    enqueue(queue, arguments, work, group)
+                except cl.Error as error:
+                    refused = command.refused(work, group, error)
+                    note(refused)
+                    raise refused from error
+                self.last_kernel = command.name
+
     def lost(self, error: cl.Error) -> BackendError:
         """What to raise where waiting fails: by then a kernel has gone wrong, most likely the last ones."""
         device = self.queue.device.name.strip()
@@ -70,10 +90,27 @@ class Commands:
         )
 
 
+class Repeated(NamedTuple):
+    """A command that is enqueued again and again.
+
+    enqueue    takes the queue, arguments, work and group
+    arguments  whose set_arg changes them
+    note       says on an error where it comes from
+    """
+
+    enqueue: Callable[..., Any]
+    arguments: Any
+    work: tuple[int, ...]
+    group: tuple[int, ...] | None
+    command: "Command"
+    note: Callable[[BaseException], None]
+
+
 class Command:
     """Something that a device does in its turn. `enqueue` takes the queue and what the command is called with."""
 
-    is_kernel = False
+    is_kernel = moves_from_host = False
+    in_place: tuple[tuple[int, int], ...] = ()  # arguments (old, new): new may be old, and is then written over it
 
     def __init__(self, name: str, commands: Commands, enqueue: Callable[..., cl.Event]) -> None:
         self.name, self._commands, self._enqueue = name, commands, enqueue
@@ -90,16 +127,40 @@ class Command:
             return None
         commands = self._commands
         with commands.lock:
+            if commands.recording is not None:
+                args = commands.recording.note(self, work, group, args)
             try:
                 event = self._enqueue(commands.queue, work, group, *args)
             except cl.Error as error:
-                raise self._refused(work, group, error) from error
+                raise self.refused(work, group, error) from error
             if self.is_kernel:
                 commands.last_kernel = self.name
         return event
 
-    def _refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
+    def repeated(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
+        """For a Repeated: how to enqueue it, and its arguments."""
+        return partial(_moved, self._enqueue), Moved(args)
+
+    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
+        """What to raise where the device does not take it."""
         return self._commands.lost(error)
+
+
+class Transfer(Command):
+    """One between host and device."""
+
+    moves_from_host = True
+
+
+class Moved:
+    """The arguments of a command that moves bytes."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.args = [*args]
+
+    def set_arg(self, i: int, value: Any) -> None:
+        """As a kernel does."""
+        self.args[i] = value
 
 
 class Kernel(Command):
@@ -125,7 +186,25 @@ class Kernel(Command):
         """True after the first launch."""
         return self._enqueue is self.cl_kernel
 
-    def _refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
+    def repeated(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
+        """As a Command does it. The arguments are a kernel object of their own, so that nobody else changes them."""
+        own = cl.Kernel(self.cl_kernel.program, self.name)
+        for i, arg in enumerate(args):
+            self.set_number(own, i, arg)
+        return cl.enqueue_nd_range_kernel, own
+
+    def set_number(self, own: cl.Kernel, i: int, value: Any) -> None:
+        """Set an argument that is no memory: to what PyOpenCL makes of it where it is called with the types."""
+        dtype = self.arguments[i] if self.arguments else None
+        if dtype is None:
+            own.set_arg(i, value)
+        elif dtype == STRUCTURE:
+            own._set_arg_buf(i, value)
+        else:
+            own._set_arg_buf_pack_multi((i, dtype.char.encode(), value))
+
+    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
+        """What to raise where the device does not take it."""
         device, before = self._commands.queue.device.name.strip(), self._commands.last_kernel
         return BackendError(
             f"kernel {self.name}: could not enqueue {work} by {group} on {device!r}, after {before}: {error}"
@@ -146,3 +225,7 @@ def _copy(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: An
 
 def _fill(queue: cl.CommandQueue, work: Any, group: Any, target: Any) -> cl.Event:
     return cl.enqueue_fill_buffer(queue, target, ZERO, 0, work[0])
+
+
+def _moved(enqueue: Callable[..., cl.Event], queue: cl.CommandQueue, moved: Moved, work: Any, group: Any) -> None:
+    enqueue(queue, work, group, *moved.args)

@@ -9,6 +9,7 @@ from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types
+from polyarr.core.number import evaluate
 from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 
 
@@ -21,7 +22,8 @@ def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *,
     """start, start + step ... : size of them. Floats are computed in the widest type that the device has."""
     plan, result = device.plans[_plan](dtype, size), device.empty(out)
     argument = float if dtype in FLOATS else _wrapped if dtype in UNSIGNED else int
-    plan.kernel(plan.work, plan.group, result.memory, argument(start), argument(step), *plan.numbers)
+    numbers = evaluate(argument, start), evaluate(argument, step)
+    plan.kernel(plan.work, plan.group, result.memory, *numbers, *plan.numbers)
     return result
 
 

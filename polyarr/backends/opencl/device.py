@@ -134,6 +134,7 @@ class Device:
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
         self.programs = ProgramCache(self.context, cl_device, self.commands, known)
         self.faults = Faults(self)
+        self.replays = weakref.WeakSet[Any]()  # which know memory that they do not hold, until they forget() it
         atexit.register(_at_exit, weakref.ref(self))
         # (event, bytes): the event keeps its host array alive, and waits when it is dropped
         self._uploads: deque[tuple[Any, int]] = deque()
@@ -159,6 +160,11 @@ class Device:
         """The program of kernels/<stem>.cl with these macros, built once and kept."""
         return self.programs.get(stem, defines)
 
+    @property
+    def is_watched(self) -> bool:
+        """True in a guarded block, and in one in which commands are timed."""
+        return self._guards is not None or self.commands.is_timed
+
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def empty(self, out: Spec) -> Buffer:
@@ -175,16 +181,8 @@ class Device:
 
     def fresh_all(self, outs: Sequence[Spec], rooms: Sequence[tuple[int, tuple[int, ...]]]) -> list[Buffer]:
         """As fresh, for many results at once, in a fraction of its time."""
-        origin, new, pool = self.faults.mine().origin, tuple.__new__, self.pool
-        with self.lock:
-            total = pool.managed_bytes + sum([nbytes + 63 for nbytes, _ in rooms])
-            if self._guards is not None or total > self.features.global_memory:
-                return [self.fresh(out, *room) for out, room in zip(outs, rooms, strict=True)]
-            try:
-                memories = [pool.allocate((nbytes + 63) & ~63) for nbytes, _ in rooms]
-            except cl.Error:
-                return [self.fresh(out, *room) for out, room in zip(outs, rooms, strict=True)]
-            self._peak = max(self._peak, pool.active_bytes)
+        memories = self.allocate([nbytes for nbytes, _ in rooms])
+        origin, new = self.faults.mine().origin, tuple.__new__
         return [
             new(Buffer, (memory, out.shape, out.dtype, room[1], 0, origin))
             for memory, out, room in zip(memories, outs, rooms, strict=True)
@@ -196,28 +194,55 @@ class Device:
         with self.lock:
             if self._guards is not None:
                 return self._between_canaries(own, nbytes)
+            memory = None
             # PoCL hands out more than the device has, until the system kills the process.
             if pool.managed_bytes + nbytes <= self.features.global_memory:
                 try:
                     memory = pool.allocate(nbytes)
-                    if (active := pool.active_bytes) > self._peak:
-                        self._peak = active
-                    return memory
                 except cl.Error:
-                    pass
-            self.trim()
-            if nbytes > self.features.max_allocation or self.pool.active_bytes + nbytes > self.features.global_memory:
-                raise DeviceMemoryError(self._out_of_memory(nbytes))
-            try:
-                return self._allocator(nbytes)  # not through the pool, which rounds up
-            except cl.Error as error:
-                raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
+                    memory = None
+            if memory is None:
+                memory = self._from_driver(nbytes)
+            elif (active := pool.active_bytes) > self._peak:
+                self._peak = active
+            if self.commands.recording is not None:
+                self.commands.recording.allocated(memory, nbytes)
+            return memory
+
+    def allocate(self, sizes: Sequence[int]) -> list[Any]:
+        """Memory of so many bytes each.
+
+        Errors:  DeviceMemoryError if there is no room
+        """
+        pool, rounded = self.pool, [(nbytes + 63) & ~63 for nbytes in sizes]
+        with self.lock:
+            if self._guards is None and pool.managed_bytes + sum(rounded) <= self.features.global_memory:
+                with suppress(cl.Error):
+                    found = [pool.allocate(nbytes) for nbytes in rounded]
+                    self._peak = max(self._peak, pool.active_bytes)
+                    if self.commands.recording is not None:
+                        for memory, nbytes in zip(found, rounded, strict=True):
+                            self.commands.recording.allocated(memory, nbytes)
+                    return found
+            return [self._allocate(nbytes) for nbytes in sizes]
+
+    def _from_driver(self, nbytes: int) -> Any:
+        """Where the pool has no room, once what it holds for nobody was given back."""
+        self.trim()
+        if nbytes > self.features.max_allocation or self.pool.active_bytes + nbytes > self.features.global_memory:
+            raise DeviceMemoryError(self._out_of_memory(nbytes))
+        try:
+            return self._allocator(nbytes)  # not through the pool, which rounds up
+        except cl.Error as error:
+            raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
 
     def trim(self) -> None:
         """Give memory that no array uses back to the driver."""
         gc.collect()
         with self.lock:
             self.commands.finish()
+            for replay in self.replays:
+                replay.forget()
             self.pool.free_held()
 
     def memory(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from polyarr.backends.opencl.device import Device, room_of
 from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, row_major, steps_of
 from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.source import SCALARS, STRUCTURE
+from polyarr.core.number import evaluate
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
 from polyarr.core.spec import bool as bool_
 
@@ -169,7 +170,7 @@ def launch(
         if type(operand) is Buffer:
             arguments += operand[PLACE]
         elif operand is not None:
-            arguments.append(plan.argument(operand))
+            arguments.append(evaluate(plan.argument, operand))
     moved = () if start is None else (*start.number[PLACE], *start[1:4], *start.steps, *start.fault)
     plan.kernel(plan.work, plan.group, *arguments, *result[PLACE], plan.layout, *moved)
     return result

@@ -24,7 +24,8 @@ class State(NamedTuple):
 def state_of(device: Device, key: int | Buffer, counter: int | Buffer, unread: Buffer) -> State:
     """The state as kernels take it; unread stands where they need memory, but read none."""
     if type(key) is not Buffer and type(counter) is not Buffer:
-        return State(0, ((key or 0) & WORD, (counter or 0) & WORD, unread.memory, unread.memory))
+        words = [0 if number is None else number & WORD for number in (key, counter)]
+        return State(0, (*words, unread.memory, unread.memory))
     return State(1, (0, 0, _word(device, key).memory, _word(device, counter).memory))
 
 

@@ -5,7 +5,8 @@
 // DECOUPLED, p is first multiplied by 1 - lr * decay; else decay * p is added to g.
 //
 // Arrays   per parameter k: p, p_new of T; g of G; m, v, m_new, v_new of M; n elements each, contiguous; an unused
-//          place has n = 0. numbers: step_size, root, scale, lr, as adamw_numbers.cl leaves them; else unread
+//          place has n = 0. p_new may be p, m_new m and v_new v, and is then written over it. numbers: step_size,
+//          root, scale, lr, as adamw_numbers.cl leaves them; else unread
 // Launch   local GROUP, global GROUP * (the sum of ceil(n / BLOCK)): a work-group takes one block of one parameter
 // Params   T, ACC and DEFINE_VECTOR's P_ of the parameters' dtype | G, G_ of the gradients' | M, M_ of the moments' |
 //          GROUP work-items per group, BLOCK elements per group, VECTOR at a time | DECOUPLED 0 or 1 |
@@ -22,9 +23,8 @@ DEFINE_VECTOR(g, G_DTYPE, G, G_RAW, ACC, G_WORD)
 DEFINE_VECTOR(m, M_DTYPE, M, M_RAW, ACC, M_WORD)
 
 #define TENSOR(k) \
-    __global const T *restrict p##k, __global const G *restrict g##k, __global const M *restrict m##k, \
-    __global const M *restrict v##k, __global T *restrict p_new##k, __global M *restrict m_new##k, \
-    __global M *restrict v_new##k
+    __global const T *p##k, __global const G *restrict g##k, __global const M *m##k, __global const M *v##k, \
+    __global T *p_new##k, __global M *m_new##k, __global M *v_new##k
 
 // If the block is one of parameter k's: these are its arrays. Else count on to the next parameter.
 #define PICK(k) \
@@ -42,9 +42,8 @@ typedef struct { long n[12]; ACC decay[12], b1, b2, a1, a2, eps; } Fixed;
 
 typedef struct { ACC b1, b2, a1, a2, eps, step_size, root, scale, decay; } Step;
 
-static inline void update_block(__global const T *restrict p, __global const G *restrict g,
-                                __global const M *restrict m, __global const M *restrict v,
-                                __global T *restrict p_new, __global M *restrict m_new, __global M *restrict v_new,
+static inline void update_block(__global const T *p, __global const G *restrict g, __global const M *m,
+                                __global const M *v, __global T *p_new, __global M *m_new, __global M *v_new,
                                 const size_t block, const size_t n, const Step s) {
     EACH_RUN_OF_BLOCK(i, block, n) {
         ACC value[VECTOR], gradient[VECTOR], first[VECTOR], second[VECTOR];

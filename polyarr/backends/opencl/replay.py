@@ -1,0 +1,362 @@
+"""Running a captured program without its launchers: commands are enqueued again whose arguments are bound already.
+
+On the first run with some layout of the inputs the launchers work as ever, while a Recording notes what they do. Later
+runs enqueue the same commands. What differs from run to run is set before: the memory of inputs and of outputs, which
+is new each time, and numbers. What only the program itself needs lies in slots, each of which serves one place after
+the other. A run takes them from the device's pool and gives them back when everything is enqueued, as an op does: so
+programs hold no memory in between, and share it with one another and with everybody else. The pool mostly gives the
+same slots again; then they are bound already.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from sys import getrefcount
+from typing import Any, NamedTuple
+
+import pyopencl as cl
+
+from polyarr.backends.opencl.commands import Repeated
+from polyarr.backends.opencl.copy import duplicate
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.recording import Formula, Place, Recording, settled
+from polyarr.core.errors import CaptureError
+from polyarr.core.number import Number
+from polyarr.core.program import Program, Run, Step, given, last_uses, taken
+
+MOST = 8  # layouts of the inputs for which commands are recorded; with others the launchers run
+TRIALS = 3  # recordings that may fail because somebody read the device's memory meanwhile, as tuning does, once
+
+
+class Replay:
+    """A program on a device, recorded once for each layout of the inputs. core/program.py has the contract."""
+
+    def __init__(self, device: Device, program: Program, run: Run) -> None:
+        self._device, self._program, self._run = device, program, run
+        self._recorded: dict[Any, Repetition] = {}
+        self._failures = 0
+        buffers = [b for value in program.constants.values() for b in _buffers(value)]
+        self._constants = {b.memory.int_ptr: -1 - i for i, b in enumerate(buffers)}
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """The outputs' values."""
+        device = self._device
+        with device.lock:
+            if not device.is_watched:
+                layout = self._layout(inputs)
+                found = self._recorded.get(layout)
+                if found is not None:
+                    return found.run(inputs)
+                if self._failures < TRIALS and len(self._recorded) < MOST:
+                    return self._record(layout, inputs)
+        return self._run(inputs)
+
+    def _layout(self, inputs: list[Any]) -> Any:
+        """What commands depend on: inputs' strides and offsets, and which of them, and of constants, share memory."""
+        first = self._constants.copy()
+        return tuple([
+            (b.strides, b.offset, first.setdefault(b.memory.int_ptr, i)) if type(b) is Buffer else None
+            for i, b in enumerate(inputs)
+        ])  # fmt: skip
+
+    def _record(self, layout: Any, inputs: list[Any]) -> list[Any]:
+        first = FirstRun(self._device, self._program, inputs)
+        outputs = first.run()
+        if first.recording is None:
+            self._failures = TRIALS
+        elif first.recording.reads or not self._are_new(first, outputs):
+            self._failures += 1
+        else:
+            self._recorded[layout] = Repetition(self._device, self._program, first.recording, first.fed, outputs)
+        return list(settled(tuple(outputs)))
+
+    def _are_new(self, first: "FirstRun", outputs: list[Any]) -> bool:
+        """False if an output lies in memory that is no input's and no constant's, and would be the same every time."""
+        held = {b.memory.int_ptr for b in outputs if type(b) is Buffer and first.recording.place(b.memory).memory}
+        return held <= self._constants.keys()
+
+
+# ---- the first run -----------------------------------------------------------------------------------------------
+
+
+class FirstRun:
+    """The launchers work.
+
+    recording  of what they do; None from when on one of them could not work without knowing a number
+    fed        the place of each input, None for a number
+    """
+
+    def __init__(self, device: Device, program: Program, inputs: list[Any]) -> None:
+        self._device, self._program = device, program
+        self.recording: Recording | None = Recording(device.faults.mine(), program.size)
+        self._values, self.fed = dict(program.constants), [self._fed(value) for value in inputs]
+        for slot, value in program.constants.items():
+            for b in _buffers(value):
+                self.recording.place(b.memory)
+            self.recording.values[slot] = value
+        for slot, value, place in zip(program.inputs, inputs, self.fed, strict=True):
+            self._values[slot] = value if place else self.recording.number(slot, value)
+        inputs.clear()
+
+    def _fed(self, value: Any) -> Place | None:
+        return self.recording.given(value.memory) if type(value) is Buffer else None
+
+    def run(self) -> list[Any]:
+        """The outputs' values, with Numbers in them, perhaps."""
+        program, values = self._program, self._values
+        for n, step in enumerate(program.counts):
+            self._call(n, step, self._count)
+        self._device.commands.recording = self.recording
+        try:
+            first = len(program.counts)
+            for n, (step, dead) in enumerate(zip(program.steps, last_uses(program), strict=True), first):
+                self._call(n, step, self._launch)
+                for slot in dead:
+                    values.pop(slot, None)
+        finally:
+            self._device.commands.recording = None
+        return [values[slot] for slot in program.outputs]
+
+    def _call(self, n: int, step: Step, call: Callable[[Step], Any]) -> None:
+        if self.recording is not None:
+            self.recording.step = n
+        try:
+            self._values.update(given(step.gives, call(step)))
+        except Exception as error:
+            self._program.note(error, step)
+            raise
+
+    def _count(self, step: Step) -> Any:
+        call = partial(step.call, **step.params) if step.params else step.call
+        self.recording.formulas.append(Formula(call, step.takes, step.gives, self.recording.step))
+        now = call(*settled(taken(self._values, step.takes)))
+        return None if step.gives is None else self.recording.number(step.gives, now)
+
+    def _launch(self, step: Step) -> Any:
+        """Call a launcher: where it asks in vain where a view begins, with a copy; or else give up recording."""
+        args = taken(self._values, step.takes)
+        if self.recording is not None:
+            noted = len(self.recording.noted)
+            for change in (_same, self._copied):
+                try:
+                    return step.call(*_each(args, change), **step.params)
+                except CaptureError:
+                    self.recording.forget_from(noted)
+            self.recording = self._device.commands.recording = None
+            self._values.update({slot: settled(value) for slot, value in self._values.items()})
+        return step.call(*settled(args), **step.params)
+
+    def _copied(self, value: Any) -> Any:
+        begins_anywhere = type(value) is Buffer and isinstance(value.offset, Number)
+        return duplicate(self._device, value) if begins_anywhere else value
+
+
+# ---- the runs after it -------------------------------------------------------------------------------------------
+
+
+class Slot:
+    """Where memory is an argument, for one place or for several of which no two are needed at the same time.
+
+    bound  the handle to which the arguments were bound last. It keeps the memory alive, lest the handle come again
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.times, self.uses, self.bound = nbytes, 0, list[tuple[Any, int]](), None
+
+    def lies_in(self, memory: Any) -> None:
+        """Bind the arguments, unless they are."""
+        if self.bound is None or self.bound.int_ptr != memory.int_ptr:
+            self.bound = None  # in case that something comes in between
+            for subject, i in self.uses:
+                subject.set_arg(i, memory)
+            self.bound = cl.MemoryObject.from_int_ptr(memory.int_ptr, retain=True)
+
+
+def shared(own: dict[Place, Slot]) -> list[Slot]:
+    """Fewer slots for the same places. Large ones first: each goes into the smallest where it is in nobody's way."""
+    slots: list[Slot] = []
+    for place, single in sorted(own.items(), key=lambda pair: pair[0].nbytes, reverse=True):
+        times = place.span
+        slot = next((slot for slot in reversed(slots) if not slot.times & times), None)
+        if slot is None:
+            slots.append(slot := Slot(place.nbytes))
+        slot.times |= times
+        slot.uses += single.uses
+    return slots
+
+
+class Output(NamedTuple):
+    """A window on the memory that a run has at a place of its list; or, without a place, a number or a constant."""
+
+    at: int | None
+    layout: Any
+    offset: Any = 0
+
+    def value(self, values: list[Any], memories: list[Any], origin: Any) -> Any:
+        """What it is in a run with these numbers."""
+        at, layout, offset = self
+        if at is None:
+            return values[layout.slot] if isinstance(layout, Number) else layout
+        if type(offset) is not int:
+            offset = values[offset.slot]
+        return tuple.__new__(Buffer, (memories[at], *layout, offset, origin))  # in half of the time of Buffer(...)
+
+
+class Repetition:
+    """Every other run with the same layout.
+
+    commands  what is enqueued
+    settings  where numbers are arguments: what sets them, whose, which, and the number
+    fed       the places of inputs: which input, where it is an argument, and, by number, the one of `fresh` that may
+              be written over it by the last command that reads it
+    fresh     those of outputs, in memory that is new at every run
+    own       memory that is needed during a run only
+    fixed     memory that stays the same, as far as it is in outputs
+    """
+
+    def __init__(
+        self, device: Device, program: Program, recording: Recording, fed: list[Place | None], outputs: list[Any]
+    ) -> None:
+        self._device, self._program, self._recording = device, program, recording
+        self._numbers = [(i, slot) for i, slot in enumerate(program.inputs) if fed[i] is None]
+        places = [place for place in fed if place is not None]
+        shown = dict.fromkeys(recording.place(b.memory) for b in outputs if type(b) is Buffer)
+        fresh, fixed = [p for p in shown if p.nbytes], [p for p in shown if p.memory is not None]
+        at = {place: i for i, place in enumerate((*places, *fresh, *fixed))}
+        self._outputs = [
+            Output(at[recording.place(b.memory)], (b.shape, b.dtype, b.strides), b.offset)
+            if type(b) is Buffer
+            else Output(None, b)
+            for b in outputs
+        ]
+        self._fixed = [place.memory for place in fixed]
+        self._slots = {place: Slot(place.nbytes) for place in (*places, *fresh, recording.fault[0])}
+        over = _written_over(recording, [p for p in places if places.count(p) == 1 and p not in shown], fresh)
+        given = [i for i, place in enumerate(fed) if place is not None]
+        self._fed = [(i, self._slots[place], over.get(place)) for i, place in zip(given, places, strict=True)]
+        self._fresh, self._fault = [self._slots[place] for place in fresh], self._slots[recording.fault[0]]
+        self._commands: list[Repeated] = []
+        self._settings: list[tuple[Any, ...]] = []
+        self._own: list[Slot] = []
+        self._is_bound = False
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """The outputs' values. Whoever calls it holds the device's lock."""
+        device, (fault, time) = self._device, self._recording.fault
+        if not self._is_bound:
+            self._bind()
+        values = self._count(inputs)
+        device.faults.follow(inputs)
+        memories, results = self._taken(inputs)
+        own = device.allocate([slot.nbytes for slot in self._own])
+        if fault.times:
+            memory, values[time.slot] = device.faults.call()
+            self._fault.lies_in(memory)
+        for (_, slot, _), memory in zip(self._fed, memories, strict=True):
+            slot.lies_in(memory)
+        for slot, memory in zip((*self._fresh, *self._own), (*results, *own), strict=True):
+            slot.lies_in(memory)
+        for set_number, subject, i, slot in self._settings:
+            set_number(subject, i, values[slot])
+        device.commands.repeat(self._commands)
+        memories, origin = [*memories, *results, *self._fixed], device.faults.mine().origin
+        return [output.value(values, memories, origin) for output in self._outputs]
+
+    def _taken(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The memory of inputs, and that for outputs: over an input where nobody else has it any more."""
+        memories, results = list[Any](), [None] * len(self._fresh)
+        for i, _, target in self._fed:
+            buf, inputs[i] = inputs[i], None
+            memory = buf.memory
+            if target is not None and getrefcount(buf) == SOLE:
+                del buf
+                if getrefcount(memory) == SOLE and _suits(memory, self._fresh[target].nbytes):
+                    results[target] = memory
+            memories.append(memory)
+        inputs.clear()
+        missing = [n for n, memory in enumerate(results) if memory is None]
+        for n, memory in zip(missing, self._device.allocate([self._fresh[n].nbytes for n in missing]), strict=True):
+            results[n] = memory
+        return memories, results
+
+    def forget(self) -> None:
+        """Memory is given back to the driver: keep none alive."""
+        for slot in (*self._slots.values(), *self._own):
+            slot.bound = None
+    def _count(self, inputs: list[Any]) -> list[Any]:
+        """The values of all numbers."""
+        values = self._recording.values.copy()
+        for i, slot in self._numbers:
+            values[slot] = inputs[i]
+        for call, takes, gives, n in self._recording.formulas:
+            try:
+                found = call(*taken(values, takes))
+            except Exception as error:
+                self._program.note(error, self._step(n))
+                raise
+            if gives is not None:
+                values[gives] = found
+        return values
+
+    def _step(self, n: int) -> Step:
+        return (*self._program.counts, *self._program.steps)[n]
+
+    def _bind(self) -> None:
+        """Bind what is the same at every run, and note where the rest is. Once."""
+        own: dict[Place, Slot] = {}
+        for noted in self._recording.noted:
+            args = settled(noted.args)
+            enqueue, subject = noted.command.repeated(tuple([a.memory if type(a) is Place else a for a in args]))
+            note = partial(self._program.note, step=self._step(noted.step))
+            self._commands.append(Repeated(enqueue, subject, noted.work, noted.group, noted.command, note))
+            for i, arg in enumerate(noted.args):
+                if isinstance(arg, Number):
+                    self._settings.append((noted.command.set_number, subject, i, arg.slot))
+                elif type(arg) is Place and arg.memory is None:
+                    slot = self._slots.get(arg) or own.setdefault(arg, Slot(arg.nbytes))
+                    slot.uses.append((subject, i))
+        self._own, self._is_bound = shared(own), True
+        self._device.replays.add(self)
+
+
+def _written_over(recording: Recording, places: list[Place], fresh: list[Place]) -> dict[Place, int]:
+    """Of places whose last command may write its result over them: which one of fresh that is."""
+    found = {}
+    for n, noted in enumerate(recording.noted):
+        for old, new in noted.command.in_place:
+            source, target = noted.args[old], noted.args[new]
+            if source in places and target in fresh and source.span >> n == 1 and not target.times & ((1 << n) - 1):
+                found[source] = fresh.index(target)
+    return found
+
+
+def _suits(memory: Any, nbytes: int) -> bool:
+    """True for memory that is large enough, and on which no other library may still compute."""
+    return memory.size >= nbytes and not hasattr(memory, "cuda")
+
+
+def _held() -> int:
+    memory = object()
+    return getrefcount(memory)
+
+
+SOLE = _held()  # what getrefcount says of what only a local variable holds
+
+
+# ---- values ------------------------------------------------------------------------------------------------------
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _buffers(value: Any) -> list[Buffer]:
+    """The Buffers in what may be one, or a tree of tuples."""
+    if type(value) is Buffer:
+        return [value]
+    return [b for member in value for b in _buffers(member)] if type(value) is tuple else []
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tree with other leaves."""
+    return tuple([_each(member, change) for member in value]) if type(value) is tuple else change(value)

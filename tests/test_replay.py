@@ -1,0 +1,340 @@
+"""OpenCL's replay of programs: what was recorded once gives what the launchers give, whatever changes from run to run.
+
+The programs are written down by hand; captured ones are compared by the conformance kit.
+"""
+
+import threading
+from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from polyarr import ops
+from polyarr.core.errors import DeviceMemoryError
+from polyarr.core.program import Program, Step, given, taken
+from polyarr.core.spec import Spec, float32, uint32
+
+pytest.importorskip("pyopencl")
+pytestmark = pytest.mark.polyarr_backend("opencl")
+X, ROW = Spec((4, 6), float32), Spec((1, 6), float32)
+FIXED = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": (0.1,), "decoupled": True}
+
+
+class Writer:
+    """Writes a program down."""
+
+    def __init__(self, backend):
+        self.backend, self.constants, self.inputs, self.numbers = backend, {}, [], {}
+        self.counts, self.steps, self.size = [], [], 0
+
+    def value(self):
+        self.size += 1
+        return self.size - 1
+
+    def constant(self, value):
+        self.constants[found := self.value()] = value
+        return found
+
+    def array(self):
+        self.inputs.append(self.value())
+        return self.inputs[-1]
+
+    def number(self, kind):
+        self.numbers[found := self.array()] = kind
+        return found
+
+    def count(self, call, *takes):
+        self.numbers[found := self.value()] = int
+        self.counts.append(Step(None, "number", call, takes, {}, found, "file.py:1"))
+        return found
+
+    def step(self, op, out, *takes, call=None, **params):
+        gives = tuple(self.step_value(o) for o in out) if type(out) is tuple else self.value()
+        takes = (self.constant(out), *takes)
+        self.steps.append(Step(op, "kernel", call or self.backend.kernels[op], takes, params, gives, "file.py:2"))
+        return gives
+
+    def step_value(self, out):
+        return tuple(map(self.step_value, out)) if type(out) is tuple else self.value()
+
+    def program(self, *outputs):
+        return Program(
+            "f", tuple(self.counts), tuple(self.steps), self.size, self.constants, tuple(self.inputs), outputs, {},
+            self.numbers,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def write(backend):
+    return Writer(backend)
+
+
+class Runs:
+    """A program in three ways: by the launchers, replayed, and how often the latter left it to the former."""
+
+    def __init__(self, backend, program):
+        self.backend, self.program, self.times = backend, program, 0
+        self.run = backend.replay(program, self._plain)
+
+    def _plain(self, inputs):
+        self.times += 1
+        return self.plain(inputs)
+
+    def plain(self, inputs):
+        values = {**self.program.constants, **dict(zip(self.program.inputs, inputs, strict=True))}
+        for step in self.program.counts + self.program.steps:
+            values.update(given(step.gives, step.call(*taken(values, step.takes), **step.params)))
+        return [values[slot] for slot in self.program.outputs]
+
+    def check(self, *inputs):
+        """Both ways give the same; the buffers of the replay."""
+        wanted, found = self.plain([*inputs]), self.run([*inputs])
+        for a, b in zip(wanted, found, strict=True):
+            assert a == b if isinstance(a, (int, float)) else self.bits(a) == self.bits(b)
+        return found
+
+    def bits(self, buf):
+        return self.backend.download(buf).tobytes()
+
+
+def drawn(backend, seed, shape=(4, 6)):
+    return backend.upload(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def chain(write, count=3):
+    """y = exp(...exp(x * 0.5)...): outputs in memory of their own, what is between in slots."""
+    x = write.array()
+    y = write.step(ops.multiply, X, x, write.constant(0.5))
+    for _ in range(count - 1):
+        y = write.step(ops.tanh, X, y)
+    return write.program(y)
+
+
+def test_arrays_and_numbers_change_from_run_to_run(backend, write):
+    x, at, n, rate = write.array(), write.array(), write.number(int), write.number(float)
+    after = write.count(lambda n: n + 1, n)
+    scaled = write.step(ops.multiply, X, x, rate)
+    bits = write.step(ops.random_bits, Spec((5,), uint32), after, n, write.constant(None), shape=(5,))
+    row = write.step(ops.slice, ROW, scaled, (n, write.constant(0)), steps=(1, 1), shape=(1, 6))
+    product = write.step(ops.matrix_product, Spec((4, 1), float32), x, write.step(
+        ops.permute_dims, Spec((6, 1), float32), row, axes=(1, 0)))  # fmt: skip
+    changed = write.step(ops.slice_update, X, x, row, (n, write.constant(0)), steps=(1, 1))
+    taken_ = write.step(ops.take, Spec((2, 6), float32), changed, at, axis=0)
+    moments = [(write.step(ops.negative, X, x),), (write.step(ops.square, X, x),)]
+    one = write.constant(1.0)
+    update = write.step(
+        ops.adamw, ((X,),) * 3, (x,), (scaled,), *moments, rate, after, one, **FIXED)  # fmt: skip
+    drops = write.step(ops.dropout, X, x, n, after, rate=0.5)
+    runs = Runs(backend, write.program(bits, row, product, taken_, update[0][0], update[2][0], drops, x, after))
+    for run in range(5):
+        at_run = backend.upload(np.array([run % 4, 1], np.int32))
+        runs.check(drawn(backend, run), at_run, run % 4, 0.25 + run)
+    assert runs.times == 0, "the launchers ran every time"
+
+
+def test_results_live_on_and_nothing_else_does(backend, write):
+    runs, x = Runs(backend, chain(write)), drawn(backend, 0)
+    for _ in range(2):
+        runs.run([x])
+    before = backend.memory()["in use"]
+    first = runs.run([x])[0]
+    each, bits = backend.memory()["in use"] - before, runs.bits(first)
+    second = runs.run([drawn(backend, 1)])[0]
+    del x
+    assert runs.bits(first) == bits != runs.bits(second)
+    assert backend.memory()["in use"] - before == 2 * each - each  # first and second, without x
+
+
+def test_memory_serves_again_and_trim_reaches_it(backend, write):
+    runs, x = Runs(backend, chain(write, 20)), drawn(backend, 0)
+    for _ in range(3):
+        runs.check(x)
+    (repetition,) = runs.run._recorded.values()
+    assert [slot.nbytes for slot in repetition._own] == [128, 128]
+    assert all(slot.bound for slot in repetition._own)
+    backend.home.trim()
+    assert not any(slot.bound for slot in repetition._own)
+    runs.check(x)
+
+
+def test_other_layouts_and_shared_memory_are_recorded_anew(backend, write):
+    x, y = write.array(), write.array()
+    square = Spec((4, 4), float32)
+    runs = Runs(backend, write.program(write.step(ops.subtract, square, x, y)))
+    base, other = drawn(backend, 0, (4, 4)), drawn(backend, 1, (4, 4))
+    turned = base._replace(strides=(1, 4))
+    for pair in [(base, other), (turned, other), (base, base), (base, turned), (other, base), (turned, turned)] * 2:
+        runs.check(*pair)
+    assert len(runs.run._recorded) == 5 and runs.times == 0
+    for offset in range(8):  # too many
+        long = drawn(backend, 2, (30,))
+        for _ in range(2):
+            runs.check(long._replace(shape=(4, 4), strides=(4, 1), offset=offset), other)
+    assert len(runs.run._recorded) == 8 and runs.times > 0
+
+
+def test_in_a_guarded_block_and_while_somebody_notes_launches_the_launchers_run(backend, write):
+    runs, x, names = Runs(backend, chain(write)), drawn(backend, 0), []
+    for _ in range(2):
+        runs.run([x])
+    with backend.guarded():
+        runs.run([x])
+    with backend.noting(lambda launch: names.append(launch.name)):
+        runs.run([x])
+    assert runs.times == 2 and names == ["elementwise"] * 3
+    runs.run([x])
+    assert runs.times == 2
+
+
+def test_a_bad_index_is_raised_by_the_next_read_of_the_thread_that_gave_it(backend, write):
+    x, at = write.array(), write.array()
+    runs = Runs(backend, write.program(write.step(ops.take, Spec((2, 6), float32), x, at, axis=0)))
+    data = drawn(backend, 0)
+    for indices in ([0, 1], [3, 2], [1, 9]):
+        found = runs.run([data, backend.upload(np.array(indices, np.int32))])
+    with pytest.raises(IndexError, match="index 9 is out of range for an axis of length 4"):
+        backend.download(found[0])
+
+    def elsewhere():
+        found = runs.run([data, backend.upload(np.array([0, 7], np.int32))])
+        with pytest.raises(IndexError, match="index 7"):
+            backend.download(found[0])
+        done.append(1)
+
+    done = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert done
+    runs.check(data, backend.upload(np.array([0, 1], np.int32)))
+
+
+def reads(device, negative, x, n):
+    return negative(X, x) if device.read(x).any() else x
+
+
+def asks(device, negative, x, n):
+    return negative(X, x) if n > 1 else x
+
+
+def makes_the_same_again(device, negative, x, n):
+    return device.upload(np.ones((4, 6), np.float32))
+
+
+@pytest.mark.parametrize("launcher", [reads, asks, makes_the_same_again])
+def test_a_launcher_that_cannot_be_spared_is_not_recorded(backend, write, launcher):
+    x, n = write.array(), write.number(int)
+    call = partial(launcher, backend.home, backend.kernels[ops.negative])
+    runs = Runs(backend, write.program(write.step(ops.negative, X, x, n, call=lambda out, *args: call(*args))))
+    for n in range(6):
+        runs.check(drawn(backend, 0), n)
+    assert not runs.run._recorded and runs.times >= 3
+
+
+def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, monkeypatch):
+    x, n = write.array(), write.number(int)
+    inverse = write.count(lambda n: 12 // n, n)
+    y = write.step(ops.tanh, X, write.step(ops.multiply, X, x, inverse))
+    runs, data = Runs(backend, write.program(y)), drawn(backend, 0)
+    for n in (1, 2):
+        runs.check(data, n)
+    with pytest.raises(ZeroDivisionError) as told:
+        runs.run([data, 0])
+    assert "in step 0" in told.value.__notes__[0] and "file.py:1" in told.value.__notes__[0]
+    module, device = import_module("polyarr.backends.opencl.replay"), backend.home
+    faults = (
+        (module.Slot, "lies_in", 3, KeyboardInterrupt),  # of the input, of the output, of what is in between
+        (device, "allocate", 2, DeviceMemoryError),
+        (device.commands, "repeat", 1, RuntimeError),
+    )
+    for owner, name, time, error in faults:
+        device.trim()  # so that everything is to be bound
+        monkeypatch.setattr(owner, name, failing(getattr(owner, name), time, error))
+        with pytest.raises(error):
+            runs.run([data, 3])
+        monkeypatch.undo()
+        runs.check(drawn(backend, 2), 4)
+
+
+def failing(call, time, error):
+    """The function, which raises an error the so-manieth time that it is called."""
+    times = []
+
+    def fails(*args):
+        times.append(1)
+        if len(times) == time:
+            raise error
+        return call(*args)
+
+    return fails
+
+
+def test_a_result_is_written_over_what_nobody_else_has(backend, write):
+    p, g, m, v, step = (*(write.array() for _ in range(4)), write.number(int))
+    one = write.constant(1.0)
+    new = write.step(ops.adamw, ((X,),) * 3, (p,), (g,), (m,), (v,), one, step, one, **FIXED)
+    program = write.program(*(found for (found,) in new))
+    runs, squares = Runs(backend, program), backend.kernels[ops.square]
+    wanted = held = [drawn(backend, 0), drawn(backend, 1), squares(X, drawn(backend, 2))]
+    for n in range(1, 6):
+        gradient = drawn(backend, n)
+        wanted = runs.plain([wanted[0], gradient, *wanted[1:], n])
+        before = [buf.memory.int_ptr for buf in held]
+        mine, kept = held[1] if n == 3 else None, runs.bits(held[1])  # somebody holds the first moments
+        inputs = [held.pop(0), gradient, *held, n]
+        held.clear()
+        held = runs.run(inputs)
+        assert [*map(runs.bits, held)] == [*map(runs.bits, wanted)]
+        same = [buf.memory.int_ptr == address for buf, address in zip(held, before, strict=True)]
+        assert same == [n > 1, n > 1 and n != 3, n > 1]
+        assert mine is None or runs.bits(mine) == kept
+
+
+def test_threads_replay_the_same_program(backend, write):
+    runs = Runs(backend, chain(write, 5))
+    wanted = [runs.bits(runs.plain([drawn(backend, i)])[0]) for i in range(2)]
+    wrong, barrier = [], threading.Barrier(2)
+
+    def work(i):
+        barrier.wait()
+        x = drawn(backend, i)
+        wrong.extend(n for n in range(20) if runs.bits(runs.run([x])[0]) != wanted[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_all_memory_that_launchers_get_is_told_of(backend):
+    device, told = backend.home, []
+    room = device.plans[import_module("polyarr.backends.opencl.device").room_of](X)
+    with device.lock:
+        device.commands.recording = SimpleNamespace(allocated=lambda memory, nbytes: told.append((memory, nbytes)))
+        try:
+            given = [device.empty(X).memory, *(b.memory for b in device.fresh_all([X, X], [room] * 2))]
+            given += device.allocate([100])
+        finally:
+            device.commands.recording = None
+    assert told == [(memory, 128) for memory in given]
+
+
+def test_what_launchers_upload_while_they_are_recorded_stays(backend, write):
+    """As words by which work-groups wait for each other, which must be 0 again at every launch."""
+    device, add = backend.home, backend.kernels[ops.add]
+    kept = []
+
+    def adds(out, x):
+        if not kept:
+            kept.append(device.upload(np.ones((4, 6), np.float32)))
+        return add(out, x, kept[0])
+
+    x = write.array()
+    runs = Runs(backend, write.program(write.step(ops.add, X, write.step(ops.add, X, x, call=adds), x)))
+    for n in range(3):
+        first = runs.run([drawn(backend, n)])[0]
+        assert runs.bits(first) == runs.bits(runs.plain([drawn(backend, n)])[0])
