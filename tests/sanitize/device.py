@@ -18,7 +18,9 @@ from polyarr.backends.opencl.table import READS, make_kernels
 from polyarr.core.backend import Backend, Fused
 
 # Oclgrind lacks the instructions that these become.
-KNOWN_AS = {"__builtin_sqrtf": "sqrt", "__builtin_sqrt": "sqrt", "restrict": ""}
+KNOWN_AS = {
+    "__builtin_sqrtf": "sqrt", "__builtin_sqrt": "sqrt", "__builtin_prefetch(address, write)": "", "restrict": "",
+}  # fmt: skip
 
 
 class SanitizedDevice(Device):
@@ -37,6 +39,9 @@ class SanitizedDevice(Device):
         self._kept.append(cl.Buffer(self.context, cl.mem_flags.READ_WRITE, (nbytes + 3) & ~3))
         return self._kept[-1]
 
+    def scratch(self, nbytes: int) -> Any:
+        return self._allocate(nbytes)
+
     def fill_zero(self, buf: Buffer) -> None:
         """Oclgrind takes memory that clEnqueueFillBuffer wrote for uninitialised."""
         cl.enqueue_copy(self.queue, buf.memory, np.zeros(max(buf.size, 1), buf.dtype))
@@ -51,7 +56,7 @@ def shrink() -> None:
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
     topk.GROUP = topk.ROOM = 8
     global_norm.BLOCK = 1000
-    matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE = 1, 32
+    matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE, matmul.FAR = 1, 32, 8
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1
 
 

@@ -131,6 +131,7 @@ class Device:
         self.pool = pool_of(self.context, cl.tools.MemoryPool(self._allocator))
         self._peak = 0  # the most bytes that were in use
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
+        self._scratch: tuple[int, Any] = (0, None)  # its size in bytes
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
         self.programs = ProgramCache(self.context, cl_device, self.commands, known)
         self.faults = Faults(self)
@@ -236,6 +237,23 @@ class Device:
         except cl.Error as error:
             raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
 
+    def scratch(self, nbytes: int) -> Any:
+        """Memory of at least so many bytes for one kernel while it runs: the next in the queue may get the same.
+
+        Errors:  DeviceMemoryError if there is no room
+        """
+        if self._guards is not None or self.commands.recording is not None:  # who see what is allocated
+            return self._allocate(nbytes)
+        size, memory = self._scratch
+        if size < nbytes:
+            try:
+                memory = self._allocator(nbytes)  # it is no array's, so no part of the pool
+            except cl.Error as error:
+                raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
+            self.commands.finish_plain()
+            self._scratch = nbytes, memory
+        return memory
+
     def trim(self) -> None:
         """Give memory that no array uses back to the driver."""
         gc.collect()
@@ -244,6 +262,7 @@ class Device:
             for replay in self.replays:
                 replay.forget()
             self.pool.free_held()
+            self._scratch = 0, None
 
     def memory(self) -> dict[str, int]:
         """Bytes in use by arrays, now and at most, held by the pool, and on the device."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from math import log2
+from math import log2, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ EVEN = 0.9  # how busy the units must be if each tile is one work-group's
 DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts
 MOST_PARTS = 2**14
 SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
+FAR = 1024  # elements between rows of x, a page, from which a CPU packs it for as many columns
 LEAST_BLOCK = 2**20  # multiply-adds for which it is worth to wake another thread
 SUM = reduction("sum")
 
@@ -157,18 +158,26 @@ def _cpu_launch(
 ) -> Callable[[Arrays, int, int], None]:
     """The launch of a product with this tile, in blocks of so many rows and columns."""
     stored, accumulator = STORED[dtype]
-    same = stored == accumulator
-    finish, direct = not same or epilogue != PLAIN, same and (p.x.along_k or p.m * p.k <= SMALL)
+    same, (rows, columns) = stored == accumulator, block
+    finish, direct = not same or epilogue != PLAIN, same and _in_place(p, columns)
     flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), **_along(p)}
     kernel = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **asdict(params)).matmul
-    rows, columns = block
-    work, group = (_blocks(p.m, rows), _blocks(p.n, columns), p.batch), (1, 1, 1)
-    scalars, batch = (p.m, p.n, p.k, rows, columns), _batch_strides(p)
+    blocks = _blocks(p.m, rows), _blocks(p.n, columns)
+    sharing = max(1, min(p.batch, 4 * device.features.compute_units // prod(blocks)))  # groups for the batch
+    x_room, y_room = params.room(params.ROWS if direct else rows, columns, p.k)
+    panels = sharing * prod(blocks) * (x_room + y_room) * SCALARS[accumulator].itemsize  # bytes
+    scalars, batch = (p.batch, p.m, p.n, p.k, rows, columns, x_room + y_room, x_room), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch)
+        steps = x_start, p.x.step, y_start, p.y.step
+        kernel((*blocks, sharing), (1, 1, 1), *arrays, device.scratch(panels), *scalars, *steps, *batch)
 
     return launch
+
+
+def _in_place(p: Problem, columns: int) -> bool:
+    """True if a CPU reads x as it lies as fast as packed: rows that are near each other, or for few columns."""
+    return columns < FAR or p.x.step < FAR if p.x.along_k else p.m * p.k <= SMALL
 
 
 def cpu_blocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:

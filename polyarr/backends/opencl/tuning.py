@@ -17,6 +17,8 @@ from polyarr.backends.opencl.program import STORED
 from polyarr.core.errors import BackendError
 
 WIDE_ACCUMULATORS = ("double", "long", "ulong")
+LINE, SPARE = 16, 8  # elements: where panels begin, and by how many a packed panel may be overrun
+MOST_PACKED = 2**26  # bytes
 Table = dict[str, dict[str, Any]]  # a device's name -> "4 bytes" or "8 bytes" -> parameters, the best first
 
 
@@ -32,13 +34,18 @@ class CpuMatmul:
     Y_BLOCK: int
 
     def fits(self, features: Features, itemsize: int) -> bool:
-        """True if packed blocks are whole panels that the device's local memory holds."""
+        """True if packed blocks are whole panels that some cache may hold."""
         small = self.WIDE in (2, 4, 8, 16) and 1 <= self.ROWS <= 16 and 1 <= self.VECTORS <= 4 and self.DEPTH >= 1
         if not small or self.X_BLOCK < self.ROWS or self.Y_BLOCK < self.VECTORS * self.WIDE:
             return False
-        local = ((self.X_BLOCK + self.Y_BLOCK) * self.DEPTH + 64) * itemsize
         whole = self.X_BLOCK % self.ROWS == 0 and self.Y_BLOCK % (self.VECTORS * self.WIDE) == 0
-        return whole and local <= features.local_memory
+        return whole and (self.X_BLOCK + self.Y_BLOCK) * self.DEPTH * itemsize <= MOST_PACKED
+
+    def room(self, rows: int, columns: int, depth: int) -> tuple[int, int]:
+        """Elements for the packed blocks of x and of y, where a work-group has so many rows and columns."""
+        x, y = min(self.X_BLOCK, rows + self.ROWS), min(self.Y_BLOCK, columns + self.VECTORS * self.WIDE)
+        x_room, y_room = (-(-(length * min(self.DEPTH, depth) + SPARE) // LINE) * LINE for length in (x, y))
+        return x_room, y_room
 
 
 @dataclass(frozen=True)
@@ -107,8 +114,8 @@ def _cpu_space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
     register = vector_width(device) * 4 // itemsize
     registers = 32 if vector_width(device) == 16 else 16
     widths = (width for width in (register // 2, register, 2 * register) if 2 <= width <= 16)
-    for wide, rows, vectors, x, y in product(widths, (4, 6, 8, 12, 14), (1, 2, 3, 4), (96, 192), (384, 768)):
-        x, y = x // rows * rows, y * 4 // itemsize
+    for wide, rows, vectors, x, y in product(widths, (4, 6, 8, 12, 14), (1, 2, 3, 4), (96, 192), (512, 1024)):
+        x, y = x // rows * rows, y // (wide * vectors) * wide * vectors
         each = max(1, wide // register)  # registers for a vector
         params = CpuMatmul(wide, rows, vectors, depth, x, y)
         busy = 8 <= rows * vectors * each and (rows + 1) * vectors * each < registers

@@ -1,19 +1,20 @@
 // Matrix product on a CPU: out = activation(x @ y + bias), for a batch of matrices.
 //
-// A work-group is one work-item that computes a block of rows_each x columns_each. It packs blocks of y
-// (DEPTH x Y_BLOCK), and of x (X_BLOCK x DEPTH) unless that can be read in place, into panels in local
-// memory, which lie in the order in which the tile of ROWS x (VECTORS * WIDE) sums in registers reads them.
-// There is no barrier.
+// A work-group is one work-item that computes a block of rows_each x columns_each of some matrices. It packs
+// blocks of y (DEPTH x Y_BLOCK), and of x (X_BLOCK x DEPTH) unless that is read in place, into panels, which
+// lie in the order in which the tile of ROWS x (VECTORS * WIDE) sums in registers reads them. A panel of y
+// stays in the first cache, a block of x in the second, a block of y in the third. There is no barrier.
 //
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and the other x_step
 //          or y_step; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to;
 //          sums (batch, m, n) of ACC: the sums so far, out itself if T is ACC
+//          panels (groups, room): packed blocks of x, x_room elements, and of y; both multiples of 64 bytes
 // Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
-// Launch   global (blocks of rows, blocks of columns, batch), local (1, 1, 1)
+// Launch   global (blocks of rows, blocks of columns, groups that share the batch), local (1, 1, 1)
 // Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes |
 //          FLOAT32 1 if T is float | FINISH 1 unless the sums are the result already
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
-//          DIRECT 1 to read x in place: T is ACC, and x is contiguous along k, or small
+//          DIRECT 1 to read x in place, for which T must be ACC
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          WIDE elements of a vector | ROWS, VECTORS of a tile | DEPTH, X_BLOCK, Y_BLOCK of packed blocks
 #if !defined(FINISH) || !defined(FLOAT32) || !defined(DIRECT) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
@@ -31,23 +32,22 @@
 
 #define COLUMNS (VECTORS * WIDE)
 #define STRIP 8  // columns that are packed together: a panel's part of one is less than a line of the cache
-#define SPARE 8  // a transposed store of 8 rows may run past a panel of fewer
 #define INLINE static inline __attribute__((always_inline))
 typedef PASTE(ACC, WIDE) vector __attribute__((aligned(4)));
 
 // ---- packing ----------------------------------------------------------------------------------------------
 //
 // A panel holds `width` rows of a matrix: panel[k * width + i] is element (i, k). Rows that do not exist are
-// 0.
+// 0. A transposed store of 8 rows may run past a panel of fewer, and a block is followed by spare elements.
 
 #if FLOAT32
 #define LANE(s) (float8)(r0.s, r1.s, r2.s, r3.s, r4.s, r5.s, r6.s, r7.s)
 #define ROW(i) *(__global const float8_unaligned *)(source + MIN(i, last) * step)
-#define TO(k) *(__local float8_unaligned *)(panel + (k) * width)
+#define TO(k) *(__global float8_unaligned *)(panel + (k) * width)
 
 // Write 8 rows of 8 elements as 8 columns. Rows after the last one are copies of it, to be overwritten.
-INLINE void transpose_8x8(__global const float *source, long step, int last, int width,
-                          __local float *panel) {
+INLINE void transpose_8x8(__global const float *restrict source, long step, int last, int width,
+                          __global float *restrict panel) {
     const float8 r0 = ROW(0), r1 = ROW(1), r2 = ROW(2), r3 = ROW(3);
     const float8 r4 = ROW(4), r5 = ROW(5), r6 = ROW(6), r7 = ROW(7);
     TO(0) = LANE(s0);
@@ -61,16 +61,16 @@ INLINE void transpose_8x8(__global const float *source, long step, int last, int
 }
 #endif
 
-INLINE void pack_elements(__global const T *source, long row_step, long k_step, int width, int rows, int from,
-                          int depth, __local ACC *panel) {
+INLINE void pack_elements(__global const T *restrict source, long row_step, long k_step, int width, int rows, int from,
+                          int depth, __global ACC *restrict panel) {
     for (int k = from; k < depth; k++)
         for (int i = 0; i < width; i++)
             panel[k * width + i] = i < rows ? LOAD(source, i * row_step + k * k_step) : 0;
 }
 
 // One panel from rows that are contiguous along k.
-INLINE void pack_along_k(__global const T *source, long step, int width, int rows, int depth,
-                         __local ACC *panel) {
+INLINE void pack_along_k(__global const T *restrict source, long step, int width, int rows, int depth,
+                         __global ACC *restrict panel) {
     int k = 0;
 #if FLOAT32
     if (rows == width) {
@@ -85,8 +85,8 @@ INLINE void pack_along_k(__global const T *source, long step, int width, int row
 }
 
 // Columns `from` to `to` of one panel, from columns that are contiguous along the rows.
-INLINE void pack_along_rows(__global const T *source, long step, int width, int rows, int from, int to,
-                            __local ACC *panel) {
+INLINE void pack_along_rows(__global const T *restrict source, long step, int width, int rows, int from, int to,
+                            __global ACC *restrict panel) {
     if (rows == width)
         for (int k = from; k < to; k++)
             for (int i = 0; i < width; i++) panel[k * width + i] = LOAD(source, k * step + i);
@@ -94,13 +94,13 @@ INLINE void pack_along_rows(__global const T *source, long step, int width, int 
         pack_elements(source, 1, step, width, rows, from, to, panel);
 }
 
-INLINE void pack(__global const T *source, long step, int along_k, int width, int rows, int depth,
-                 __local ACC *panel) {
+INLINE void pack(__global const T *restrict source, long step, int along_k, int width, int rows, int depth,
+                 __global ACC *restrict panel) {
     const int strip = along_k ? depth : STRIP;
     for (int from = 0; from < depth; from += strip)
         for (int i = 0; i < rows; i += width) {
             const int rows_here = MIN(width, rows - i);
-            __local ACC *to = panel + i * depth;
+            __global ACC *to = panel + i * depth;
             if (along_k) pack_along_k(source + i * step, step, width, rows_here, depth, to);
             else pack_along_rows(source + i, step, width, rows_here, from, MIN(from + strip, depth), to);
         }
@@ -108,17 +108,23 @@ INLINE void pack(__global const T *source, long step, int along_k, int width, in
 
 // ---- one tile in registers --------------------------------------------------------------------------------
 
+// The sums come from far, and are wanted when a tile is done.
+#define EXPECT(p) __builtin_prefetch((const void *)(size_t)(p), 1)
+
 // Defines NAME: multiply ROWS rows of x by V vectors of a panel of y, and set or add to rows x columns of
 // sums.
-#define DEFINE_TILE(NAME, SPACE, V) \
-    INLINE void NAME(SPACE const ACC *restrict x, long row_step, long k_step, __local const ACC *restrict y, \
+#define DEFINE_TILE(NAME, V) \
+    INLINE void NAME(__global const ACC *restrict x, long row_step, long k_step, __global const ACC *restrict y, \
                      int depth, __global ACC *sums, long n, int first, int rows, int columns) { \
         vector sum[ROWS][V]; \
         _Pragma("unroll") for (int r = 0; r < ROWS; r++) \
-            _Pragma("unroll") for (int v = 0; v < V; v++) sum[r][v] = 0; \
+            _Pragma("unroll") for (int v = 0; v < V; v++) { \
+                EXPECT(sums + r * n + v * WIDE); \
+                sum[r][v] = 0; \
+            } \
         for (int k = 0; k < depth; k++, x += k_step, y += COLUMNS) { \
             vector right[V]; \
-            _Pragma("unroll") for (int v = 0; v < V; v++) right[v] = ((__local const vector *)y)[v]; \
+            _Pragma("unroll") for (int v = 0; v < V; v++) right[v] = ((__global const vector *)y)[v]; \
             _Pragma("unroll") for (int r = 0; r < ROWS; r++) { \
                 const vector left = x[r * row_step]; \
                 _Pragma("unroll") for (int v = 0; v < V; v++) sum[r][v] = left * right[v] + sum[r][v]; \
@@ -139,38 +145,35 @@ INLINE void pack(__global const T *source, long step, int along_k, int width, in
                     sums[r * n + c] = edge[r * V * WIDE + c] + (first ? 0 : sums[r * n + c]); \
         } \
     }
-#define DEFINE_TILES(V) \
-    DEFINE_TILE(packed_##V, __local, V) \
-    DEFINE_TILE(direct_##V, __global, V)
-DEFINE_TILES(1)
-DEFINE_TILES(2)
-DEFINE_TILES(3)
-DEFINE_TILES(4)
+DEFINE_TILE(multiply_1, 1)
+DEFINE_TILE(multiply_2, 2)
+DEFINE_TILE(multiply_3, 3)
+DEFINE_TILE(multiply_4, 4)
 
 // Multiply a tile with as few vectors as hold its columns.
-#define MULTIPLY_TILE(KIND, columns, ...) \
-    if (columns <= WIDE) KIND##_1(__VA_ARGS__, columns); \
-    else if (VECTORS >= 2 && columns <= 2 * WIDE) KIND##_2(__VA_ARGS__, columns); \
-    else if (VECTORS >= 3 && columns <= 3 * WIDE) KIND##_3(__VA_ARGS__, columns); \
-    else if (VECTORS >= 4) KIND##_4(__VA_ARGS__, columns)
+#define MULTIPLY_TILE(columns, ...) \
+    if (columns <= WIDE) multiply_1(__VA_ARGS__, columns); \
+    else if (VECTORS >= 2 && columns <= 2 * WIDE) multiply_2(__VA_ARGS__, columns); \
+    else if (VECTORS >= 3 && columns <= 3 * WIDE) multiply_3(__VA_ARGS__, columns); \
+    else if (VECTORS >= 4) multiply_4(__VA_ARGS__, columns)
 
 // All tiles of a block of x with a packed block of y. If DIRECT, only the last rows of x, less than a tile,
 // are packed.
-INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, __local const ACC *x_panels,
-                            __local const ACC *y_panels, int depth, __global ACC *sums, long n, int first,
+INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, __global const ACC *x_panels,
+                            __global const ACC *y_panels, int depth, __global ACC *sums, long n, int first,
                             int rows, int columns) {
     for (int c = 0; c < columns; c += COLUMNS)
         for (int r = 0; r < rows; r += ROWS) {
             const int height = MIN(ROWS, rows - r), width = MIN(COLUMNS, columns - c);
-            __local const ACC *left = x_panels + (DIRECT ? 0 : r * depth), *right = y_panels + c * depth;
+            __global const ACC *left = x_panels + (DIRECT ? 0 : r * depth), *right = y_panels + c * depth;
             __global ACC *corner = sums + r * n + c;
 #if DIRECT
             if (height == ROWS) {
-                MULTIPLY_TILE(direct, width, x + r * x_row, x_row, x_deep, right, depth, corner, n, first, ROWS);
+                MULTIPLY_TILE(width, x + r * x_row, x_row, x_deep, right, depth, corner, n, first, ROWS);
                 continue;
             }
 #endif
-            MULTIPLY_TILE(packed, width, left, 1, ROWS, right, depth, corner, n, first, height);
+            MULTIPLY_TILE(width, left, 1, ROWS, right, depth, corner, n, first, height);
         }
 }
 
@@ -201,32 +204,33 @@ INLINE void finish(__global const ACC *sums, __global const T *bias, __global T 
 // Without being told, a compiler for AVX-512 may cut vectors of 512 bits in two and run out of registers.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((min_vector_width(8 * sizeof(ACC) * WIDE)))
 void matmul(__global const T *x, __global const T *y, __global const T *bias, __global ACC *sums,
-            __global T *out, __global T *saved, const long m, const long n, const long k,
-            const long rows_each, const long columns_each, const long x_start, const long x_step,
-            const long y_start, const long y_step, const long inner, const long x_outer, const long x_inner,
-            const long y_outer, const long y_inner) {
-    __local ACC x_panels[(DIRECT ? ROWS : X_BLOCK) * DEPTH + SPARE] __attribute__((aligned(64)));
-    __local ACC y_panels[Y_BLOCK * DEPTH + SPARE] __attribute__((aligned(64)));
-    const long b = get_group_id(2), top = get_group_id(0) * rows_each, left = get_group_id(1) * columns_each;
+            __global T *out, __global T *saved, __global ACC *panels, const long batch, const long m,
+            const long n, const long k, const long rows_each, const long columns_each, const long room,
+            const long x_room, const long x_start, const long x_step, const long y_start, const long y_step,
+            const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner) {
+    const long group = get_group_id(0) + get_num_groups(0) * (get_group_id(1) + get_num_groups(1) * get_group_id(2));
+    __global ACC *x_panels = panels + group * room, *y_panels = x_panels + x_room;
+    const long top = get_group_id(0) * rows_each, left = get_group_id(1) * columns_each;
     const long bottom = MIN(m, top + rows_each), right = MIN(n, left + columns_each);
     const long x_row = X_ALONG_K ? x_step : 1, x_deep = X_ALONG_K ? 1 : x_step;
     const long y_column = Y_ALONG_K ? y_step : 1, y_deep = Y_ALONG_K ? 1 : y_step;
-    x += x_start + (b / inner) * x_outer + (b % inner) * x_inner;
-    y += y_start + (b / inner) * y_outer + (b % inner) * y_inner;
-    out += b * m * n;
-    sums += b * m * n;
-    saved += SAVE ? b * m * n : 0;
-    for (long c = left; c < right; c += Y_BLOCK)
-        for (long d = 0; d == 0 || d < k; d += DEPTH) {  // once at least, because a sum of nothing is 0
-            const int columns = MIN(Y_BLOCK, right - c), depth = MIN(DEPTH, k - d);
-            pack(y + c * y_column + d * y_deep, y_step, Y_ALONG_K, COLUMNS, columns, depth, y_panels);
-            for (long r = top; r < bottom; r += X_BLOCK) {
-                const int rows = MIN(X_BLOCK, bottom - r), whole = DIRECT ? rows / ROWS * ROWS : 0;
-                __global const T *block = x + r * x_row + d * x_deep;
-                pack(block + whole * x_row, x_step, X_ALONG_K, ROWS, rows - whole, depth, x_panels);
-                __global ACC *corner = sums + r * n + c;
-                multiply_blocks(block, x_row, x_deep, x_panels, y_panels, depth, corner, n, d == 0, rows, columns);
-                if (FINISH && d + depth == k) finish(sums, bias, out, saved, r, c, n, rows, columns);
+    for (long b = get_group_id(2); b < batch; b += get_num_groups(2)) {
+        __global const T *x_b = x + x_start + (b / inner) * x_outer + (b % inner) * x_inner;
+        __global const T *y_b = y + y_start + (b / inner) * y_outer + (b % inner) * y_inner;
+        __global T *saved_b = SAVE ? saved + b * m * n : saved;
+        for (long c = left; c < right; c += Y_BLOCK)
+            for (long d = 0; d == 0 || d < k; d += DEPTH) {  // once at least, because a sum of nothing is 0
+                const int columns = MIN(Y_BLOCK, right - c), depth = MIN(DEPTH, k - d);
+                pack(y_b + c * y_column + d * y_deep, y_step, Y_ALONG_K, COLUMNS, columns, depth, y_panels);
+                for (long r = top; r < bottom; r += X_BLOCK) {
+                    const int rows = MIN(X_BLOCK, bottom - r), whole = DIRECT ? rows / ROWS * ROWS : 0;
+                    __global const T *block = x_b + r * x_row + d * x_deep;
+                    pack(block + whole * x_row, x_step, X_ALONG_K, ROWS, rows - whole, depth, x_panels);
+                    __global ACC *corner = sums + b * m * n + r * n + c;
+                    multiply_blocks(block, x_row, x_deep, x_panels, y_panels, depth, corner, n, d == 0, rows, columns);
+                    if (FINISH && d + depth == k)
+                        finish(sums + b * m * n, bias, out + b * m * n, saved_b, r, c, n, rows, columns);
+                }
             }
-        }
+    }
 }
