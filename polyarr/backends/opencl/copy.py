@@ -4,7 +4,7 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import Start, launch
-from polyarr.backends.opencl.layout import Buffer, collapse, swapped
+from polyarr.backends.opencl.layout import ALIGNMENT, Buffer, collapse, row_pitch, spec_of, swapped, whole_row
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.core.spec import Spec
 
@@ -39,6 +39,19 @@ def duplicate(device: Device, buf: Buffer, start: Start | None = None) -> Buffer
     return launch(device, Spec(bits.shape, bits.dtype), bits, start=start)._replace(dtype=buf.dtype)
 
 
+def padded(device: Device, out: Spec, pitch: int) -> Buffer:
+    """An uninitialised buffer for a result, with rows that lie so far apart."""
+    return device.empty(Spec((*out.shape[:-1], pitch), out.dtype))._replace(shape=out.shape)
+
+
+def in_rows(device: Device, buf: Buffer) -> tuple[Buffer, int]:
+    """buf itself if it is rows that lie as those of `padded` may, else a dense copy; and how far apart they lie."""
+    pitch = row_pitch(buf.shape, buf.strides) if buf.offset == 0 else 0
+    if pitch and (pitch == buf.shape[-1] or pitch * buf.dtype.itemsize % ALIGNMENT == 0):
+        return buf, pitch
+    return duplicate(device, buf), buf.shape[-1]
+
+
 def write(device: Device, target: Buffer, source: Buffer, start: Start | None = None) -> None:
     """Copy source into target, a window of the same shape and dtype on other memory that no array holds yet."""
     bits = _as_bits(source)
@@ -49,12 +62,10 @@ def in_whole_rows(device: Device, buf: Buffer) -> Buffer:
     """A copy whose rows, or columns where these are contiguous, begin at multiples of 16 bytes."""
     if buf.strides[-1] != 1 == buf.strides[-2]:
         return swapped(in_whole_rows(device, swapped(buf)))
-    length, whole = buf.shape[-1], 16 // buf.dtype.itemsize
-    rows = device.empty(Spec((*buf.shape[:-1], -(-length // whole) * whole), buf.dtype))
-    copy = rows._replace(shape=buf.shape)
+    copy = padded(device, spec_of(buf), whole_row(buf.shape[-1], buf.dtype.itemsize))
     if buf.ndim == 2 and buf.strides[-1] == 1 and buf.dtype.itemsize == 2:
-        plan = device.plans[_rows](buf.shape, buf.strides[0], rows.strides[0])
-        plan.kernel(plan.work, plan.group, buf.memory, rows.memory, buf.offset, *plan.numbers)
+        plan = device.plans[_rows](buf.shape, buf.strides[0], copy.strides[0])
+        plan.kernel(plan.work, plan.group, buf.memory, copy.memory, buf.offset, *plan.numbers)
     else:
         write(device, copy, buf)
     return copy

@@ -4,7 +4,7 @@ What is saved is each row's largest logit and the logarithm of its sum, and what
 stays on the device.
 """
 
-from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.copy import dense, in_rows, padded
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
@@ -21,13 +21,13 @@ def cross_entropy(
 ) -> tuple[Buffer, Saved]:  # fmt: skip
     """The loss of logits (..., V) against targets (...), reduced by mean, sum or not at all."""
     fault = device.faults.call()
-    x, targets = dense(device, logits), dense(device, targets)
+    (x, pitch), targets = in_rows(device, logits), dense(device, targets)
     plan = _plan(device, "forward", x, x.shape, targets, reduction, label_smoothing)
     rows, acc = plan.numbers[0], wide(x.dtype)
     saved, loss = device.empty(Spec((rows, 2), acc)), device.empty(out)
     losses = loss if reduction == "none" else device.empty(Spec((rows,), acc))
     arrays = x.memory, targets.memory, losses.memory, saved.memory
-    plan.kernel(plan.work, plan.group, *arrays, *fault, ignore_index, label_smoothing, *plan.numbers)
+    plan.kernel(plan.work, plan.group, *arrays, *fault, ignore_index, label_smoothing, pitch, *plan.numbers)
     if reduction == "none":
         return loss, (saved, saved)
     divisor = device.empty(Spec((), acc))
@@ -42,12 +42,12 @@ def cross_entropy_backward(
     *, wanted: tuple[bool, bool], ignore_index: int, label_smoothing: float, reduction: str,
 ) -> tuple[Buffer, None]:  # fmt: skip
     """The gradient of the logits: softmax less the smoothed one-hot target, times g over the divisor."""
-    g, x, targets = (dense(device, b) for b in (g, logits, targets))
-    dx = device.empty(spec_of(x))
+    g, targets, (x, pitch) = dense(device, g), dense(device, targets), in_rows(device, logits)
+    dx = padded(device, spec_of(x), pitch)
     statistics, divisor = saved
     plan = _plan(device, "backward", x, x.shape, targets, reduction, label_smoothing)
     arrays = g.memory, x.memory, targets.memory, statistics.memory, divisor.memory, dx.memory
-    plan.kernel(plan.work, plan.group, *arrays, ignore_index, label_smoothing, *plan.numbers)
+    plan.kernel(plan.work, plan.group, *arrays, ignore_index, label_smoothing, pitch, *plan.numbers)
     return dx, None
 
 
@@ -57,7 +57,7 @@ def cross_entropy_and_gradient(
 ) -> tuple[Buffer, Buffer]:  # fmt: skip
     """The losses, and the gradient of the logits for their cotangent g."""
     settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
-    logits = dense(device, logits)
+    logits, _ = in_rows(device, logits)
     losses, saved = cross_entropy(device, out[0], logits, targets, **settings)
     return losses, cross_entropy_backward(device, g, saved, logits, targets, wanted=(True, False), **settings)[0]
 

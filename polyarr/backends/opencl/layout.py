@@ -5,7 +5,7 @@ A *view* is another window on the same memory. Strides and offsets count element
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -83,6 +83,14 @@ def whole_row(length: int, itemsize: int) -> int:
     return -(-length // whole) * whole
 
 
+@lru_cache(maxsize=8192)
+def row_pitch(shape: Shape, strides: Strides) -> int:
+    """How far apart rows lie whose elements are contiguous; 0 if there is no such number."""
+    lengths, (steps,) = collapse(shape, (strides,))
+    is_rows = len(lengths) == 2 and steps[1] == 1 and lengths[1] == shape[-1] <= steps[0]
+    return shape[-1] if is_gapless(shape, strides) else steps[0] if is_rows else 0
+
+
 def steps_of(shape: Shape, strides: Strides) -> Strides:
     """The strides, 0 along axes of one element."""
     return tuple([0 if length == 1 else stride for length, stride in zip(shape, strides, strict=True)])
@@ -105,7 +113,7 @@ def joined(axes: Iterable[Axis]) -> list[Axis]:
     return found
 
 
-def collapse(shape: Shape, strides: list[Strides]) -> tuple[Shape, tuple[Strides, ...]]:
+def collapse(shape: Shape, strides: Sequence[Strides]) -> tuple[Shape, tuple[Strides, ...]]:
     """The same elements of several arrays in the same order with as few axes as can be, but at least one."""
     axes = joined(zip(shape, zip(*strides, strict=True), strict=True)) or [(1, (1,) * len(strides))]
     return tuple(length for length, _ in axes), tuple(zip(*(steps for _, steps in axes), strict=True))

@@ -30,9 +30,10 @@ def forward(
     shape = out.shape if len(out.shape) > 1 else (1, columns)
     x = x if x.ndim > 1 else broadcast(x, (1, *x.shape))
     bias = None if bias is None else dense(device, bias)
-    epilogue = Epilogue(bias is not None, activation or "none", activation not in (None, "relu"), precision)
+    saves = activation not in (None, "relu")
+    epilogue = Epilogue(bias is not None, activation or "none", saves, precision, pads=activation is None)
     y, saved = product(device, Spec(shape, out.dtype), x, swapped(weight), bias, epilogue)
-    y = reshaped(y, out.shape)
+    y = y if y.shape == out.shape else reshaped(y, out.shape)  # a single row, which has no padding
     return y, y if activation == "relu" else saved
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl import mma, wgmma
-from polyarr.backends.opencl.copy import dense, in_whole_rows
+from polyarr.backends.opencl.copy import dense, in_whole_rows, padded
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces
 from polyarr.backends.opencl.measure import Launcher
@@ -44,8 +44,11 @@ def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = 
 def product(
     device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
 ) -> tuple[Buffer, Buffer | None]:
-    """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense."""
-    if x.shape[-1] >= 2 * DEEP and epilogue == PLAIN and out.dtype in (float32, float64):
+    """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense.
+
+    Rows of the result may be padded if the epilogue says so.
+    """
+    if x.shape[-1] >= 2 * DEEP and epilogue._replace(pads=False) == PLAIN and out.dtype in (float32, float64):
         room = (x.size + y.size) // (4 * max(out.size, 1))  # for partial results: a quarter of what x and y take
         parts = min(x.shape[-1] // device.geometry.product_part, MOST_PARTS, room)
         if parts > 1:
@@ -79,7 +82,7 @@ def _product(
     if isinstance(plan, Copies):
         x, y = (in_whole_rows(device, buf) if copy else buf for buf, copy in ((x, plan.x), (y, plan.y)))
         return _product(device, out, x, y, bias, epilogue)
-    result = device.empty(out)
+    result = padded(device, out, plan.pitch) if plan.pitch else device.empty(out)
     saved = device.empty(out) if epilogue.save else None
     sums = device.empty(plan.sums) if plan.sums else result
     arrays = tuple(buf and buf.memory for buf in (x, y, bias, sums, result, saved))

@@ -45,12 +45,16 @@ class Problem(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What happens to a sum before it is written, and how precise a sum of float32 must be."""
+    """What happens to a sum before it is written, and how precise a sum of float32 must be.
+
+    pads: whether rows of the result may lie further apart than they are long. Whoever asks for that reads it so.
+    """
 
     bias: bool = False
     activation: str = "none"
     save: bool = False
     precision: str = "highest"
+    pads: bool = False
 
     def macros(self, dtype: np.dtype) -> dict[str, Any]:
         """The macros that the kernels share."""
@@ -69,10 +73,14 @@ class Copies(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves."""
+    """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves.
+
+    pitch is how far apart rows of the result lie; 0 where it is dense.
+    """
 
     launch: Callable[[Arrays, int, int], None]
     sums: Spec | None
+    pitch: int = 0
 
 
 def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shape) -> Problem | None:

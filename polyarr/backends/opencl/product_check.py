@@ -38,7 +38,7 @@ def check(
     left, x_operand = _stored(x, along[0])
     right, y_operand = _stored(y.swapaxes(1, 2), along[1])
     with device.guarded():
-        launch, sums = plan_of(Problem(batch, batch, m, n, k, x_operand, y_operand))
+        launch, sums, _ = plan_of(Problem(batch, batch, m, n, k, x_operand, y_operand))
         out = device.empty(Spec((batch, m, n), dtype))
         saved = device.empty(Spec((batch, m, n), dtype)) if epilogue.save else None
         workspace = device.empty(sums) if sums else out

@@ -111,35 +111,37 @@ def plan(
     if not (in_parts or dtype in (bfloat16, float16)) or p.k == 0 or not is_sound(device, VARIANT):
         return None
     operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
+    pitch = whole_row(p.n, dtype.itemsize) if epilogue.pads and min(p.m, p.n) >= LEAST_COPIED else p.n
     if in_parts:  # which are copies themselves; rows of out are written by whole 16 bytes
-        if operations < LEAST_DIVIDED**3 or 4 * p.n % ALIGNMENT or p.batch > MOST_MATRICES:
+        if operations < LEAST_DIVIDED**3 or 4 * pitch % ALIGNMENT or p.batch > MOST_MATRICES:
             return None
         choice = choose(p._replace(k=PARTS * _blocks(p.k, STEP) * STEP), device.features.compute_units, PARTS_TILES)
     elif any(copies):
         return copies if min(p.m, p.n) >= LEAST_COPIED and operations >= LEAST_COPIED**3 else None
     else:
         choice = choose(p, device.features.compute_units)
-    macros = _macros(dtype, p, choice, epilogue)
+    macros = _macros(dtype, p, choice, epilogue, pitch)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
         return None
-    return _launch(device, dtype, p, aligned, choice, macros)
+    return _launch(device, dtype, p, aligned, choice, macros, pitch)
 
 
-def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue) -> dict[str, Any]:
+def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue, pitch: int) -> dict[str, Any]:
     along = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
-    aligned, parts = p.n * dtype.itemsize % ALIGNMENT == 0, PARTS if dtype == float32 else 1
+    aligned, parts = pitch * dtype.itemsize % ALIGNMENT == 0, PARTS if dtype == float32 else 1
     flags = {"ALIGNED": int(aligned), "SHARES": int(choice.shared > 0), "PARTS": parts}
     return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **along, **flags}
 
 
 def _launch(
-    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], choice: Choice, macros: dict[str, Any]
-) -> Plan:
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], choice: Choice, macros: dict[str, Any],
+    pitch: int,
+) -> Plan:  # fmt: skip
     kernel, parts = device.build("matmul_wgmma", **macros).matmul, macros["PARTS"]
     divide = None
     if parts > 1:
         p, divide = divided(device, p, aligned)
-    maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile))).memory
+    maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch))).memory
     own_maps, flags = device.plans[_scratch]()
     tiles = _blocks(p.m, ROWS), _blocks(p.n, choice.tile.COLUMNS)
     walks = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
@@ -157,7 +159,7 @@ def _launch(
         kernel(work, group, x, y, *others, peaks, maps, own_maps, flags, x_start, y_start, structure)
 
     sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
-    return Plan(launch, sums)
+    return Plan(launch, sums, 0 if pitch == p.n else pitch)
 
 
 def _scratch(device: Device) -> tuple[Any, Any]:
@@ -170,9 +172,9 @@ def _scratch(device: Device) -> tuple[Any, Any]:
     return maps, device.empty_words(SIDES * units)
 
 
-def _maps(dtype: np.dtype, p: Problem, tile: Tile) -> list[np.ndarray]:
+def _maps(dtype: np.dtype, p: Problem, tile: Tile, pitch: int) -> list[np.ndarray]:
     each = dtype.itemsize
-    row = each * whole_row(p.n, each)  # where rows are written without the map, it may have any
+    row = each * whole_row(pitch, each)  # where rows are written without the map, it may have any
     out = tensor_map(dtype, (p.n, p.m, p.batch), (row, row * p.m), (128 // each, 64, 1))
     stored, outer = (float16, HIGH_AND_LOW) if dtype == float32 else (dtype, p.batch // p.inner)
     return [
@@ -201,7 +203,7 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
         tile = Tile(*(macros[name] for name in ("COLUMNS", "STAGES", "BUFFERS")))
         shared = _tiles(p, tile) if macros["SHARES"] else 0
         choice = Choice(tile, shared, min(device.features.compute_units, _tiles(p, tile) + 3), 2)
-        return _launch(device, dtype, p, (True, True), choice, macros)
+        return _launch(device, dtype, p, (True, True), choice, macros, p.n)
 
     device.plans[_scratch]()  # which is kept, and not between canaries
     along = macros["X_ALONG_K"], macros["Y_ALONG_K"]

@@ -4,7 +4,7 @@
 //     dx = factor (exp(x - m) / s - e / cols - (1 - e) [c = t])
 // A row whose target is ignored has loss 0 and gradient 0. So has one whose target is out of range, which is noted.
 //
-// Arrays   x, dx (rows, cols) row-major; targets (rows) of INDEX; saved (rows, 2) of ACC = m, log(s);
+// Arrays   x, dx (rows, cols), rows pitch elements apart; targets (rows) of INDEX; saved (rows, 2) of ACC = m, log(s);
 //          losses (rows), loss () and divisor () of ACC; g of ACC, () if REDUCED, else (rows); FAULT as in the prelude
 // Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW.
 //          cross_entropy_reduce: one work-group
@@ -18,13 +18,13 @@
 __kernel ROW_GROUP void cross_entropy_forward(__global const T *restrict x, __global const INDEX *restrict targets,
                                               __global ACC *restrict losses, __global ACC *restrict saved,
                                               FAULT, const long ignore_index,
-                                              const ACC smoothing, const long rows, const long cols,
+                                              const ACC smoothing, const long pitch, const long rows, const long cols,
                                               const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
         const long target = columns ? targets[row] : ignore_index;
         const int in_range = target >= 0 && target < cols, counts = in_range && target != ignore_index;
         if (!counts) columns = 0;
-        __global const T *restrict x_row = x + row * cols;
+        __global const T *restrict x_row = x + row * pitch;
         ACC sum;
         const ACC m = row_exponentials(x_row, columns, me, lane, &sum);
 #if SMOOTHED
@@ -73,11 +73,11 @@ __kernel ROW_GROUP void cross_entropy_backward(__global const ACC *restrict g, _
                                                __global const ACC *restrict saved,
                                                __global const ACC *restrict divisor, __global T *restrict dx,
                                                const long ignore_index, const ACC smoothing,
-                                               const long rows, const long cols, const long rows_each) {
+                                               const long pitch, const long rows, const long cols, const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
         const long target = columns ? targets[row] : ignore_index;
-        __global const T *restrict x_row = x + row * cols;
-        __global T *restrict dx_row = dx + row * cols;
+        __global const T *restrict x_row = x + row * pitch;
+        __global T *restrict dx_row = dx + row * pitch;
         if (target == ignore_index || target < 0 || target >= cols) {
             EACH_COLUMN(STORE(dx_row, c, 0);)
         } else {

@@ -13,14 +13,14 @@
 __kernel SHARING void cross_entropy_forward(__global const T *restrict x, __global const INDEX *restrict targets,
                                             __global ACC *restrict losses, __global ACC *restrict saved,
                                             FAULT, const long ignore_index,
-                                            const ACC smoothing, const long rows, const long cols,
+                                            const ACC smoothing, const long pitch, const long rows, const long cols,
                                             const long rows_each) {
     __local ACC lanes[ROWS][LANES];
     SET_OF_ROWS(1)
     const size_t row = first_row;
     const long target = row < rows ? targets[row] : ignore_index;
     const int in_range = target >= 0 && target < cols, counts = in_range && target != ignore_index;
-    AT_ROW(row, counts ? rows : 0, cols)
+    AT_PITCHED_ROW(row, counts ? rows : 0, cols, pitch)
     ACC v[SHARE], sum;
     const ACC m = shared_exponentials(x, start, shift, columns, me, lanes[set], v, &sum);
 #if SMOOTHED
@@ -36,7 +36,7 @@ __kernel SHARING void cross_entropy_forward(__global const T *restrict x, __glob
         const ACC log_sum = log(sum);
         ACC loss = 0;
         if (counts) {
-            loss = log_sum - (LOAD(x, row * cols + target) - m);
+            loss = log_sum - (LOAD(x, row * pitch + target) - m);
 #if SMOOTHED
             loss = (1 - smoothing) * loss + smoothing * (log_sum - mean);
 #endif
@@ -72,10 +72,10 @@ __kernel SHARING void cross_entropy_backward(__global const ACC *restrict g, __g
                                              __global const ACC *restrict saved,
                                              __global const ACC *restrict divisor, __global T *restrict dx,
                                              const long ignore_index, const ACC smoothing,
-                                             const long rows, const long cols, const long rows_each) {
+                                             const long pitch, const long rows, const long cols, const long rows_each) {
     SET_OF_ROWS(1)
     const size_t row = first_row;
-    AT_ROW(row, rows, cols)
+    AT_PITCHED_ROW(row, rows, cols, pitch)
     const long target = columns ? targets[row] : ignore_index;
     const int counts = target != ignore_index && target >= 0 && target < cols;
     const ACC m = counts ? saved[2 * row] : 0, log_sum = counts ? saved[2 * row + 1] : 0, spread = smoothing / cols;
@@ -95,7 +95,7 @@ __kernel SHARING void cross_entropy_backward(__global const ACC *restrict g, __g
         WRITE_SHARE(dx, v)
     }
     if (counts && (target + shift) / VECTOR % LANES == me) {  // whoever wrote column t writes it again
-        const size_t i = row * cols + target;
+        const size_t i = row * pitch + target;
         STORE(dx, i, (EXP(LOAD(x, i) - m - log_sum) - spread - (1 - smoothing)) * factor);
     }
 }

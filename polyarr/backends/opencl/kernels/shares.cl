@@ -58,9 +58,11 @@ static inline void write_share(__global T *restrict p, int low, int high, int me
     const size_t first_row = get_group_id(0) * rows_each * ROWS + set;
 
 // Declares, for a row of this many columns: where it begins in its first vector, and its start there.
-#define AT_ROW(row, rows, cols) \
-    const size_t columns = (row) < (rows) ? (cols) : 0, shift = EVEN ? 0 : (row) * (cols) % VECTOR; \
-    const size_t start = (row) * (cols) - shift;
+#define AT_ROW(row, rows, cols) AT_PITCHED_ROW(row, rows, cols, cols)
+// The same where rows lie `pitch` elements apart, a multiple of VECTOR where EVEN is 1.
+#define AT_PITCHED_ROW(row, rows, cols, pitch) \
+    const size_t columns = (row) < (rows) ? (cols) : 0, shift = EVEN ? 0 : (row) * (pitch) % VECTOR; \
+    const size_t start = (row) * (pitch) - shift;
 
 // Runs what follows for each chunk of the row, from element `at` of start on. A held row is one.
 #if HELD
