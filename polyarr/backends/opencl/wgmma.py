@@ -23,9 +23,9 @@ KINDS = {bfloat16: "bf16", float16: "f16", float32: "f16"}
 ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile, of k, of a work-group; warp groups that multiply
 MAPS = 4  # x, y, out, saved
 IN_CACHE = 2**24  # bytes of x that stay in the second cache while columns of y pass
-# What a tile costs beside its products, in steps; what sharing costs, and each piece of a column of a shared tile, in
-# the time of a column's step.
-EDGE, SHARING, JOINING = 2.5, 1000, 3.2
+# What a tile costs beside its products, in steps; what sharing costs, what more where a work-group has pieces of two
+# tiles, and each piece of a column of a shared tile, in the time of a column's step.
+EDGE, SHARING, UNEVEN, JOINING = 2.5, 2000, 2500, 3.2
 LEAST_COPIED = 512  # rows, columns, and the cube root of operations, from when on a copy costs less than it saves
 LEAST_DIVIDED = 1400  # the cube root of operations from when on dividing float32 into parts does
 LEAST_SHARE = 8  # steps of k that are worth a work-group
@@ -77,7 +77,8 @@ def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Cho
 def _time(p: Problem, found: Choice, units: int) -> float:
     steps, tiles, cost = _blocks(p.k, STEP), _tiles(p, found.tile), COSTS[found.tile.COLUMNS]
     if found.shared:
-        joining = SHARING + JOINING * found.tile.COLUMNS * _blocks(found.groups, tiles)
+        uneven = UNEVEN if found.groups % tiles else 0
+        joining = SHARING + uneven + JOINING * found.tile.COLUMNS * _blocks(found.groups, tiles)
         return SHARED * tiles * steps / found.groups * cost + joining
     return _blocks(tiles, units) * (steps + EDGE) * cost
 
