@@ -262,6 +262,7 @@ def products() -> Iterator[Case]:
             ops.matrix_product,
             (array(2, 5, 7, dtype=dtype), array(2, 7, 6, dtype=dtype)),
         )
+    yield Case("matmul", ops.matmul, (array(7), array(3, 7, 9)))
     yield Case("matrix_product offset", ops.matrix_product, (array(9, 9)[1:7, 2:], array(9, 9)[2:, 1:7]))
     yield Case("matrix_product copied", ops.matrix_product, (array(9, 9)[:, ::2], array(9, 9)[4:, ::2]))
     for dtype in NARROW:

@@ -11,7 +11,7 @@ import numpy as np
 from polyarr.backends.opencl import mma, wgmma
 from polyarr.backends.opencl.copy import dense, in_whole_rows, padded
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces
+from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces, reshaped, swapped
 from polyarr.backends.opencl.measure import Launcher
 from polyarr.backends.opencl.product import PLAIN, Arrays, Copies, Epilogue, Operand, Plan, Problem, problem_of
 from polyarr.backends.opencl.program import STORED
@@ -37,8 +37,15 @@ NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
 
 
 def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = "highest") -> Buffer:
-    """The product of the two last axes; the others broadcast."""
-    return product(device, out, x, y, None, PLAIN._replace(precision=precision))[0]
+    """The product of the two last axes; the others broadcast. A vector is a row on the left, a column on the right."""
+    epilogue = PLAIN if precision == PLAIN.precision else PLAIN._replace(precision=precision)
+    if x.ndim > 1 and y.ndim > 1:
+        return product(device, out, x, y, None, epilogue)[0]
+    shape = (*out.shape, 1) if y.ndim == 1 else out.shape
+    shape = (*shape[:-1], 1, shape[-1]) if x.ndim == 1 else shape
+    x = broadcast(x, (1, *x.shape)) if x.ndim == 1 else x
+    y = swapped(broadcast(y, (1, *y.shape))) if y.ndim == 1 else y
+    return reshaped(product(device, Spec(shape, out.dtype), x, y, None, epilogue)[0], out.shape)
 
 
 def product(

@@ -55,6 +55,7 @@ KERNELS = {
     ops.argsort: sort.argsort,
     ops.argtopk: topk.argtopk,
     ops.matrix_product: matmul.matmul,
+    ops.matmul: matmul.matmul,
     ops.random_bits: random.random_bits,
     ops.dropout: dropout.dropout,
     ops.global_norm: global_norm.global_norm,
@@ -111,7 +112,7 @@ def _following(device: Device, launcher: Callable) -> Callable:
 def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
     """The precisions that products tell apart on a device, whose kernels for that may still turn out not to work."""
     tell = any(variant.tells_precision and variant.may_suit(device.features) for variant in matmul.VARIANTS)
-    return {ops.matrix_product: ("high",), ops.linear: ("high",)} if tell else {}
+    return dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear), ("high",)) if tell else {}
 
 
 def unordered(device: Device) -> frozenset[Any]:
