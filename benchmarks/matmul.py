@@ -1,6 +1,7 @@
 """How fast are matrix products, beside NumPy's and PyTorch's on the same device?
 
     python benchmarks/matmul.py [--turns 15] [--threads 2] [--only 1024] [--dtype bfloat16,float32] [--json FILE]
+                                [--png FILE]
 
 Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays.
 All take turns in one process, after their results were found to agree. polyarr runs on the OpenCL device that
@@ -15,7 +16,6 @@ wait at its end, after some that do not count: the first after the other's turn 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -27,6 +27,7 @@ if os.environ.pop("OPENBLAS_CORETYPE", None) or "OPENBLAS_THREAD_TIMEOUT" not in
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 import numpy as np
+import report
 
 import polyarr as pa
 from polyarr.backends.opencl.devices import select
@@ -197,8 +198,7 @@ def main():
     parser.add_argument("--threads", type=int, help="for PyTorch; NumPy's are set by OPENBLAS_NUM_THREADS")
     parser.add_argument("--only", help="products whose name contains this")
     parser.add_argument("--dtype", default="bfloat16,float32", help="on a GPU")
-    parser.add_argument("--json", help="write everything to this file as well")
-    options = parser.parse_args()
+    options = report.parsed(parser)
     if torch is not None and options.threads:
         torch.set_num_threads(options.threads)
     device = select()
@@ -209,9 +209,9 @@ def main():
         parser.error(f"{device.name} is no CPU, and there is no PyTorch on CUDA to compare with")
     else:
         found = main_on_gpu(device, options)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(found, file, indent=1)
+    unit = "GFLOP/s" if device.features.is_cpu else "TFLOP/s"
+    rows = {f"{row['name']} {row['layout']} {row.get('dtype', 'float32')}": row["median"] for row in found["rows"]}
+    report.write(options, found, f"Matrix products on {device.cl_device.name.strip()}", unit, rows)
 
 
 def main_on_cpu(device, options):

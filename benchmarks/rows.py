@@ -1,6 +1,7 @@
 """How fast are ops that move more than they compute, beside PyTorch's on the same device?
 
     python benchmarks/rows.py [--dtype float32,bfloat16] [--rows N] [--only softmax] [--turns 9] [--json FILE]
+                              [--png FILE]
 
 Row by row: norms, softmax, losses, sorts, reductions; element by element; and what a training step does beside its
 products. polyarr runs on the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor if that
@@ -10,7 +11,6 @@ polyarr's time; they are given beside those of PyTorch's copy of as much. Needs 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads that have nothing to do sleep
 
 import numpy as np
+import report
 import torch
 import torch.nn.functional as F  # noqa: N812  the name it has everywhere
 
@@ -299,8 +300,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name contains this, or one of several, separated by |")
     parser.add_argument("--turns", type=int, default=9, help="how often each is timed")
     parser.add_argument("--threads", type=int, help="for PyTorch, on a processor")
-    parser.add_argument("--json", help="write everything to this file as well")
-    options = parser.parse_args()
+    options = report.parsed(parser)
     if options.threads:
         torch.set_num_threads(options.threads)
     device = select()
@@ -315,9 +315,9 @@ def main() -> None:
         b = Bench(dtype, options.rows or sizes[0], options.tokens or sizes[1], where)
         found += measured(b, wait, options)
         del b
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"device": device.cl_device.name.strip(), "peer": peer, "rows": found}, file, indent=1)
+    name = device.cl_device.name.strip()
+    shown = {f"{row['name']} ({row['dtype']})": row["seconds"] for row in found if "seconds" in row}
+    report.write(options, {"device": name, "peer": peer, "rows": found}, f"Rows on {name}", "seconds", shown)
     if wrong := [f"{row['name']} ({row['dtype']})" for row in found if "error" in row]:
         sys.exit(f"not timed, because results differ or one side lacks it: {', '.join(wrong)}")
 

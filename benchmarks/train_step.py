@@ -3,6 +3,7 @@
     python benchmarks/train_step.py [--backend opencl] [--steps 60] [--threads 2]
     python benchmarks/train_step.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
                                     [--precision high] [--steps 20]
+    either with                     [--json FILE] [--png FILE]
 
 With another dtype PyTorch computes under autocast; with another precision it stays at float32. Both do forward,
 backward, clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses
@@ -14,6 +15,7 @@ import statistics
 import time
 
 import numpy as np
+import report
 
 import polyarr as pa
 from polyarr.models.gpt import GPTModel
@@ -136,7 +138,7 @@ def main():
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--precision", default="highest", choices=["highest", "high"])
     parser.add_argument("--batch-size", type=int, help="windows a step, instead of the preset's")
-    options = parser.parse_args()
+    options = report.parsed(parser)
     backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
     recipe = recipe.changed(dtype=options.dtype, precision=options.precision, batch_size=options.batch_size)
     recipe = recipe.changed(model={**recipe.model, "drop_rate": 0.0})  # whose masks would differ
@@ -157,6 +159,10 @@ def main():
     for name, found in times.items():
         median = statistics.median(found)
         print(f"{name:8}  {1e3 * median:9.1f}  {1e3 * min(found):9.1f}  {tokens / median:9,.0f}")
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    facts = {"preset": options.preset, "dtype": options.dtype, "precision": options.precision, "all": times}
+    title = f"A training step of {options.preset} on {backend.hardware}"
+    report.write(options, {**facts, "seconds": medians}, title, "seconds", {"step": medians})
     if torch is not None:
         ratios = [of(times["polyarr"]) / of(times["PyTorch"]) for of in (statistics.median, min)]
         print(
