@@ -132,13 +132,21 @@ def test_training_learns_and_is_repeatable(tmp_path):
     assert same(run.model, again.model) and not same(run.model, new_run(TEXT, RECIPE, seed=2).model)
 
 
+def test_a_compiled_run_is_the_same_to_the_last_bit(tmp_path, backend):
+    recipe = RECIPE.changed(steps=10, accumulation=2)
+    runs = [train(new_run(TEXT, recipe, seed=1), tmp_path, quiet, compiled=c) for c in (True, False)]
+    assert same(runs[0].model, runs[1].model)
+    assert runs[0].curve == runs[1].curve
+    assert runs[0].history[-1]["val"] == runs[1].history[-1]["val"]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
     recipe = RECIPE.changed(dtype=dtype, precision="high")
     whole = train(new_run(TEXT, recipe, seed=1), tmp_path, quiet)
     broken = new_run(TEXT, recipe, seed=1)
     for _ in range(10):
-        loop._one_step(broken, recipe.optimizer())
+        loop._one_step(broken, loop.step_of(recipe))
     loop._evaluate_and_save(broken, 1.0, tmp_path, quiet)
     pa.random.seed(99)
     saved = load_checkpoint(tmp_path, "last")
@@ -198,7 +206,7 @@ def test_best_begins_anew_on_another_text(tmp_path):
 def test_accumulation_equals_a_larger_batch():
     plain = dataclasses.replace(RECIPE, model={**RECIPE.model, "drop_rate": 0.0})
     runs = [new_run(TEXT, plain.changed(accumulation=n), 1) for n in (1, 2)]
-    losses = [float(loop._one_step(run, run.recipe.optimizer())) for run in runs]
+    losses = [float(loop._one_step(run, loop.step_of(run.recipe))) for run in runs]
     first, second = (random_windows(runs[1].tokens, 8, 4, 1, draw) for draw in (0, 1))
     model = new_run(TEXT, runs[0].recipe, 1).model
     expected = float(loop.loss_of(model, pa.asarray(np.concatenate([first, second]))))
@@ -323,6 +331,6 @@ def test_divergence_stops_with_a_message_and_keeps_the_last_good_state(tmp_path,
 def test_a_step_reads_nothing():
     run = new_run(TEXT, RECIPE, seed=1)
     before = pa.transfers()
-    loop._one_step(run, RECIPE.optimizer())
+    loop._one_step(run, loop.step_of(RECIPE))
     after = pa.transfers()
     assert after.downloads == before.downloads and after.uploads == before.uploads + 1

@@ -60,7 +60,10 @@ _positive = click.IntRange(min=1)
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option(
     "--profile", type=click.Path(dir_okay=False, path_type=Path),
-    help="Print where the time of a few steps goes, and write a trace of them for ui.perfetto.dev.",
+    help="Print where the time of a few steps goes, and write a trace of them for ui.perfetto.dev; compiles no step.",
+)
+@click.option(
+    "--compile/--no-compile", "compiled", default=True, help="Capture a step once and replay it.  [default: compile]"
 )
 def command(
     data: Path | None,
@@ -77,6 +80,7 @@ def command(
     resume: bool,
     overwrite: bool,
     profile: Path | None,
+    compiled: bool,
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
     _check_options(preset, seed, out, lr, resume, overwrite)
@@ -94,7 +98,7 @@ def command(
     if profile is not None:
         _check_writable(profile.parent)
     _introduce(run)
-    _conclude(train(run, out, profile=profile), out)
+    _conclude(train(run, out, profile=profile, compiled=compiled), out)
 
 
 def _check_options(

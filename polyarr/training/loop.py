@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from polyarr import creation, ops, random
+from polyarr.capture.compile import compile
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
 from polyarr.extras import extra
 from polyarr.models.gpt import GPTModel
-from polyarr.optim import AdamW, accumulate, loss_scale
+from polyarr.optim import accumulate, loss_scale
 from polyarr.text import CharTokenizer, split_text
 from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
 from polyarr.training.data import evaluation_windows, random_windows
@@ -31,6 +32,7 @@ from polyarr.training.profiled import profiled_steps
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
 
+Step = Callable[[GPTModel, dict[str, Any], list[Array]], tuple[Array, GPTModel, dict[str, Any]]]
 READ_EVERY = 10  # steps between two reads of the loss
 
 
@@ -105,10 +107,18 @@ def checksum(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None, profile: Path | None = None) -> Run:
+def train(
+    run: Run,
+    folder: Path,
+    echo: Callable[[str], None] | None = None,
+    profile: Path | None = None,
+    compiled: bool = True,
+) -> Run:
     """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
 
-    profile  a file for the trace of a few steps, of which a table is printed, too
+    profile   a file for the trace of a few steps, of which a table is printed, too; then the steps are not compiled,
+              so that the table can say which op took the time
+    compiled  capture a step and an evaluation once each, and run what was captured: the same bits, sooner
 
     Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
              or another training writes to it
@@ -116,29 +126,30 @@ def train(run: Run, folder: Path, echo: Callable[[str], None] | None = None, pro
     check(_checkpoint(run, None))  # now, rather than at the first evaluation
     with alone_in(folder):
         remove_left_overs(folder)
-        _train(run, folder, echo or _echo, profile)
+        _train(run, folder, echo or _echo, profile, compiled and profile is None)
         validation = [(row["step"], row["val"]) for row in run.history]
         save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps")
     return run
 
 
-def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | None) -> None:
-    recipe, optimizer = run.recipe, run.recipe.optimizer()
+def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | None, compiled: bool) -> None:
+    recipe = run.recipe
+    step, loss_in_all = (compile(fn) if compiled else fn for fn in (step_of(recipe), summed_loss))
     profiled = profiled_steps(profile, recipe.steps - run.step, echo)
     with _interrupt() as interruption, _progress(run) as bar, profiled as before_step:
         unread: list[Array] = []
         started = time.perf_counter()
         while run.step < recipe.steps and not interruption():
             before_step()
-            unread.append(_one_step(run, optimizer))
+            unread.append(_one_step(run, step))
             is_due = run.step % recipe.eval_every == 0 or run.step == recipe.steps
             if is_due or run.step % READ_EVERY == 0:
-                loss, unread = _read(unread, run), []
+                mean, unread = _read(unread, run), []
                 run.seconds, started = run.seconds + time.perf_counter() - started, time.perf_counter()
-                run.curve.append((run.step, loss))
-                _advance(bar, run, loss)
+                run.curve.append((run.step, mean))
+                _advance(bar, run, mean)
             if is_due:
-                _evaluate_and_save(run, loss, folder, echo)
+                _evaluate_and_save(run, mean, folder, echo, loss_in_all)
                 started = time.perf_counter()
         if run.step < recipe.steps:
             run.stopped_by = interruption()
@@ -147,26 +158,41 @@ def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | 
             _save_interrupted(run, folder)
 
 
-def _one_step(run: Run, optimizer: AdamW) -> Array:
+def _one_step(run: Run, step: Step) -> Array:
     """One step of the optimiser; its loss, unread."""
     recipe, length = run.recipe, run.model.config.context_length
     draws = range(run.step * recipe.accumulation, (run.step + 1) * recipe.accumulation)
     windows = (random_windows(run.tokens, length, recipe.batch_size, run.seed, draw) for draw in draws)
-    scale = loss_scale(run.state) if optimizer.loss_scale else None
+    loss, run.model, run.state = step(run.model, run.state, [creation.asarray(w) for w in windows])
+    return loss
 
-    def computed(model: GPTModel, windows: Array) -> Array:
-        loss = loss_of(model.astype(recipe.dtype), windows)
-        return loss if scale is None else loss * scale
 
-    with use_matmul_precision(recipe.precision):
-        loss, grads = accumulate(computed, run.model, ((creation.asarray(w),) for w in windows))
-    run.model, run.state = optimizer.update(grads, run.state, run.model)
-    return loss if scale is None else loss / scale
+def step_of(recipe: Recipe) -> Step:
+    """A step of the recipe's optimiser as a function: (model, state, windows for each part) -> loss, model, state."""
+    optimizer = recipe.optimizer()
+
+    def step(model: GPTModel, state: dict[str, Any], batches: list[Array]) -> tuple[Array, GPTModel, dict[str, Any]]:
+        scale = loss_scale(state) if optimizer.loss_scale else None
+
+        def computed(model: GPTModel, windows: Array) -> Array:
+            loss = loss_of(model.astype(recipe.dtype), windows)
+            return loss if scale is None else loss * scale
+
+        with use_matmul_precision(recipe.precision):
+            loss, grads = accumulate(computed, model, [(windows,) for windows in batches])
+        return loss if scale is None else loss / scale, *optimizer.update(grads, state, model)
+
+    return step
 
 
 def loss_of(model: GPTModel, windows: Array, reduction: str = "mean") -> Array:
     """The cross-entropy of predicting each token of (B, T + 1) windows from those before it."""
     return model.loss(windows[:, :-1], windows[:, 1:], reduction=reduction)
+
+
+def summed_loss(model: GPTModel, windows: Array) -> Array:
+    """The sum of the losses of all tokens."""
+    return loss_of(model, windows, reduction="sum")
 
 
 def _read(losses: list[Array], run: Run) -> float:
@@ -183,21 +209,36 @@ def _read(losses: list[Array], run: Run) -> float:
     return loss
 
 
-def evaluate(model: GPTModel, tokens: np.ndarray, batch_size: int, limit: int | None = None) -> float:
-    """The mean loss over windows of a text: all of it, or `limit` windows. Without dropout."""
+def evaluate(
+    model: GPTModel,
+    tokens: np.ndarray,
+    batch_size: int,
+    limit: int | None = None,
+    loss_in_all: Callable[[GPTModel, Array], Array] = summed_loss,
+) -> float:
+    """The mean loss over windows of a text: all of it, or `limit` windows. Without dropout.
+
+    loss_in_all  summed_loss, or that compiled
+    """
     model, total, count = model.copy().eval(), None, 0
     for windows in evaluation_windows(tokens, model.config.context_length, batch_size, limit):
-        part = loss_of(model, creation.asarray(windows), reduction="sum")
+        part = loss_in_all(model, creation.asarray(windows))
         total = part if total is None else total + part
         count += windows[:, 1:].size
     return float(total) / count
 
 
-def _evaluate_and_save(run: Run, loss: float, folder: Path, echo: Callable[[str], None]) -> None:
+def _evaluate_and_save(
+    run: Run,
+    loss: float,
+    folder: Path,
+    echo: Callable[[str], None],
+    loss_in_all: Callable[[GPTModel, Array], Array] = summed_loss,
+) -> None:
     recipe = run.recipe
     with use_matmul_precision(recipe.precision):
         model = run.model.astype(recipe.dtype)
-        value = evaluate(model, run.validation, 4 * recipe.batch_size, recipe.eval_windows)
+        value = evaluate(model, run.validation, 4 * recipe.batch_size, recipe.eval_windows, loss_in_all)
     if not math.isfinite(value):
         raise DivergenceError(
             f"training diverged: the validation loss is {value} at step {run.step}; try a lower --lr"
