@@ -57,6 +57,28 @@ def test_every_call_and_its_gradient_has_a_row(backend, layers):
     assert str(p).splitlines()[0].endswith("elsewhere") and "layer_norm" in str(p)
 
 
+def test_a_compiled_function_is_seen_step_by_step(backend):
+    """With the bits that it has while nobody watches, and with the number of this run."""
+
+    def loss(w, x, n):
+        return pa.mean(pa.layer_norm(pa.matmul(x, w), w[0], w[0]) * n)
+
+    compiled = pa.compile(pa.value_and_grad(loss))
+    w, x = pa.ones((4, 4)), pa.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
+    for n in (2.0, 3.0):
+        compiled(w, x, n)
+    due = compiled(w, x, 4.0)
+    with pa.profile() as p:
+        found = compiled(w, x, 4.0)
+    assert_nobody_is_asked()
+    assert [np.array_equal(a.numpy(), b.numpy()) for a, b in zip(due, found, strict=True)] == [True, True]
+    rows = names(p.ops())
+    assert {"matrix_product", "multiply", "sum"} <= rows.keys()
+    assert pa.layer_norm not in backend.kernels or {"layer_norm", "layer_norm backward"} <= rows.keys()
+    assert all(rows[name].launches for name in ("matrix_product", "multiply", "sum"))
+    assert backend.noting is None or sum(r.launches for r in rows.values()) == sum(r.launches for r in p.kernels())
+
+
 def test_the_ops_of_a_body_are_beneath_it(backend):
     """Each call knows within which one it was made."""
     x = pa.asarray([1.0, 2.0])

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from polyarr import random, tree
+from polyarr.capture import watched
 from polyarr.capture.arguments import builder, form, is_fed
 from polyarr.capture.passes import simplified
 from polyarr.capture.run import runner
 from polyarr.capture.trace import Trace
+from polyarr.core import watch
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, stand_in, use_backend
@@ -57,10 +59,17 @@ class Captured(NamedTuple):
             inputs += [a.buf if type(a) is Array else a for a in random.reserve(self.draws)]
         for a in gone:
             a.rebind(Array(DONATED, None, a.spec))
-        outputs = self.run(inputs)
+        outputs = self.outputs(inputs)
         for place, at, spec in self.effects:
             fed[place].rebind(Array(self.backend, outputs[at], spec))
         return self.build(self._leaves(outputs))
+
+    def outputs(self, inputs: list[Any]) -> list[Any]:
+        """The outputs' values."""
+        return self.run(inputs)
+
+    def _watched(self, inputs: list[Any]) -> list[Any]:
+        return watched.run(self.program, self.backend, inputs)
 
     def _leaves(self, outputs: list[Any]) -> Iterator[Any]:
         for at, spec, constant in self.results:
@@ -68,6 +77,9 @@ class Captured(NamedTuple):
                 yield constant
             else:
                 yield outputs[at] if spec is None else Array(self.backend, outputs[at], spec)
+
+
+watch.stand_in(Captured, "outputs", Captured._watched)
 
 
 class _Donated(dict):

@@ -160,7 +160,7 @@ def _notes_itself(half: Callable, backend: Backend) -> bool:
         return id(half) in _notes[key][2]
 
 
-def _seen(half: Callable, call: Call, backend: Backend, run: Callable | None = None) -> Callable:
+def seen(half: Callable, call: Call, backend: Backend, run: Callable | None = None) -> Callable:
     """A kernel, or half of a pair, such that what it does is noted: if not by the backend, then by the clock.
 
     run is what is to be called for it, if it is not to be called itself.
@@ -201,9 +201,9 @@ def _run_kernel(
         is_pair = type(kernel) is Fused
         begin(call, "forward" if is_pair else "kernel", plan.out)
         if is_pair:
-            kernel = kernel._replace(forward=_seen(kernel.forward, call, backend))
+            kernel = kernel._replace(forward=seen(kernel.forward, call, backend))
         else:
-            kernel = _seen(kernel, call, backend)
+            kernel = seen(kernel, call, backend)
     return _PLAIN_RUN_KERNEL(self, kernel, backend, args, plan, tracked, params)
 
 
@@ -230,7 +230,7 @@ def _pull(self: Pair, node: Any, g: Any) -> Any:
     call = Call(self.op, (self.plan.out, *map(spec_of, self.args)), self.params, backend, "backward")
     with calling(call) as found:
         begin(call, "backward", node.specs)
-        return found(_seen(self.fused.backward, call, backend, _PLAIN_PULL)(self, node, g))
+        return found(seen(self.fused.backward, call, backend, _PLAIN_PULL)(self, node, g))
 
 
 def _backend_of(args: tuple) -> Backend:
