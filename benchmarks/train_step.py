@@ -2,12 +2,14 @@
 
     python benchmarks/train_step.py [--backend opencl] [--steps 60] [--threads 2]
     python benchmarks/train_step.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
-                                    [--precision high] [--steps 20]
+                                    [--precision high] [--steps 20] [--torch-compile]
     either with                     [--json FILE] [--png FILE]
 
-With another dtype PyTorch computes under autocast; with another precision it stays at float32. Both do forward,
-backward, clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses
-must agree, or nothing is timed. Every step is timed until its results are there. PyTorch is optional: pip install torch
+polyarr's step is that of `polyarr train`: captured by polyarr.compile, and beside it the same one eagerly. With
+another dtype PyTorch computes under autocast; with another precision it stays at float32. All do forward, backward,
+clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses must
+agree, or nothing is timed. Every step is timed until its results are there; "host" is the time until the call returned,
+with the rest of the work under way. PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -20,7 +22,7 @@ import report
 import polyarr as pa
 from polyarr.models.gpt import GPTModel
 from polyarr.training import PRESETS
-from polyarr.training.loop import loss_of
+from polyarr.training.loop import step_of
 
 VOCABULARIES = {"gpt2-124m": 50257}  # of a preset; otherwise characters
 WARM_UP = 5
@@ -34,25 +36,20 @@ except ImportError:
 
 
 class PolyarrStep:
-    """A training step in polyarr; a call gives the loss."""
+    """A training step in polyarr; a call gives the loss, which is still being computed."""
 
-    def __init__(self, recipe, model):
-        self.model, self.optimizer = model, recipe.optimizer()
-        self.state, self.recipe = self.optimizer.init(model), recipe
-        self.step = pa.value_and_grad(lambda model, windows: loss_of(model.astype(recipe.dtype), windows))
+    def __init__(self, recipe, model, step):
+        self.model, self.state, self.step = model, recipe.optimizer().init(model), step
 
     def __call__(self, windows):
-        with pa.use_matmul_precision(self.recipe.precision):
-            loss, grads = self.step(self.model, pa.asarray(windows))
-        self.model, self.state = self.optimizer.update(grads, self.state, self.model)
-        pa.synchronize()
-        return float(loss)
+        loss, self.model, self.state = self.step(self.model, self.state, [pa.asarray(windows)])
+        return loss
 
 
 class TorchStep:
     """The same step in PyTorch, on the same weights."""
 
-    def __init__(self, recipe, model, device):
+    def __init__(self, recipe, model, device, is_compiled=False):
         self.recipe, self.config, self.device = recipe, model.config, device
         self.p = {
             name: torch.nn.Parameter(torch.from_numpy(np.array(p.numpy())).to(device))
@@ -67,6 +64,8 @@ class TorchStep:
         fused = device == "cuda"  # the fastest that there is
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=1e-8, fused=fused)
         self.schedule, self.done = recipe.optimizer().lr, 0
+        if is_compiled:
+            self.logits = torch.compile(self.logits)
 
     def linear(self, x, name):
         return F.linear(x, self.p[f"{name}.weight"], self.p.get(f"{name}.bias"))
@@ -106,26 +105,28 @@ class TorchStep:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.p.values(), self.recipe.clip)
         self.optimizer.step()
-        return loss.item()
+        return loss.detach()
 
 
 def measure(steps, recipe, vocabulary, count):
-    """The times of each step function, by name, taken in turns."""
+    """The times of each step function and the host's part of them, by name, taken in turns."""
     generator = np.random.default_rng(0)
     shape = (recipe.batch_size, recipe.model["context_length"] + 1)
     batches = [generator.integers(0, vocabulary, shape, dtype=np.int32) for _ in range(WARM_UP)]
-    losses = {name: [step(batch) for batch in batches] for name, step in steps.items()}
+    losses = {name: [float(step(batch)) for batch in batches] for name, step in steps.items()}
     for found in losses.values():
         tolerance = 1e-3 if recipe.dtype == "float32" else 2e-2
         np.testing.assert_allclose(found, losses["polyarr"], rtol=tolerance, err_msg="the two models differ")
-    times = {name: [] for name in steps}
+    times, host = ({name: [] for name in steps} for _ in range(2))
     for _ in range(-(-count // TURN)):
         for name, step in steps.items():
             for batch in batches[:TURN]:
                 started = time.perf_counter()
-                step(batch)
+                loss = step(batch)
+                host[name].append(time.perf_counter() - started)
+                float(loss)  # in its queue this comes after everything else
                 times[name].append(time.perf_counter() - started)
-    return times
+    return times, host
 
 
 def main():
@@ -138,6 +139,7 @@ def main():
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--precision", default="highest", choices=["highest", "high"])
     parser.add_argument("--batch-size", type=int, help="windows a step, instead of the preset's")
+    parser.add_argument("--torch-compile", action="store_true", help="PyTorch's model by torch.compile, too")
     options = report.parsed(parser)
     backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
     recipe = recipe.changed(dtype=options.dtype, precision=options.precision, batch_size=options.batch_size)
@@ -145,30 +147,28 @@ def main():
     vocabulary = VOCABULARIES.get(options.preset, 65)
     pa.random.seed(0)
     model = GPTModel(recipe.config(vocabulary))
-    steps = {"polyarr": PolyarrStep(recipe, model)}
+    step = step_of(recipe)
+    steps = {"polyarr": PolyarrStep(recipe, model, pa.compile(step)), "polyarr eager": PolyarrStep(recipe, model, step)}
     if torch is None:
         print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
     else:
         torch.set_num_threads(options.threads)
         steps["PyTorch"] = TorchStep(recipe, model, options.torch_device)
-    times = measure(steps, recipe, vocabulary, options.steps)
+        if options.torch_compile:
+            steps["PyTorch compiled"] = TorchStep(recipe, model, options.torch_device, is_compiled=True)
+    times, host = measure(steps, recipe, vocabulary, options.steps)
     tokens = recipe.batch_size * recipe.model["context_length"]
     size = f"{model.num_parameters():,} parameters, {tokens} tokens a step"
     print(f"{options.preset}: {size}, {options.dtype}, {options.precision}; polyarr on {backend.hardware}")
-    print(f"{'':8}  {'median ms':>9}  {'best ms':>9}  {'tokens/s':>9}")
+    print(f"{'':16}  {'median ms':>9}  {'best ms':>9}  {'host ms':>9}  {'tokens/s':>9}  {'polyarr takes':>13}")
+    medians, on_host = ({name: statistics.median(f) for name, f in all.items()} for all in (times, host))
     for name, found in times.items():
-        median = statistics.median(found)
-        print(f"{name:8}  {1e3 * median:9.1f}  {1e3 * min(found):9.1f}  {tokens / median:9,.0f}")
-    medians = {name: statistics.median(found) for name, found in times.items()}
+        row = [1e3 * medians[name], 1e3 * min(found), 1e3 * on_host[name]]
+        ratio = f"{medians['polyarr'] / medians[name]:.2f}, best {min(times['polyarr']) / min(found):.2f}"
+        print(f"{name:16}  {'  '.join(f'{r:9.1f}' for r in row)}  {tokens / medians[name]:9,.0f}  {ratio:>15}")
     facts = {"preset": options.preset, "dtype": options.dtype, "precision": options.precision, "all": times}
     title = f"A training step of {options.preset} on {backend.hardware}"
-    report.write(options, {**facts, "seconds": medians}, title, "seconds", {"step": medians})
-    if torch is not None:
-        ratios = [of(times["polyarr"]) / of(times["PyTorch"]) for of in (statistics.median, min)]
-        print(
-            f"polyarr takes {ratios[0]:.2f} x PyTorch's time by medians, {ratios[1]:.2f} x by the best steps (eager, "
-            f"{options.torch_device}, {torch.get_num_threads()} threads); where they differ much, the machine was busy"
-        )
+    report.write(options, {**facts, "seconds": medians, "host": on_host}, title, "seconds", {"step": medians})
 
 
 if __name__ == "__main__":
