@@ -10,9 +10,9 @@ import polyarr as pa
 from polyarr import ops
 
 pytest.importorskip("pyopencl")
-attention, tiled, wgmma, devices, variants = (
+attention, parts, tiled, wgmma, devices, variants = (
     import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("attention", "attention_tiled", "attention_wgmma", "devices", "variants")
+    for name in ("attention", "attention_parts", "attention_tiled", "attention_wgmma", "devices", "variants")
 )
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
@@ -20,7 +20,7 @@ on_opencl = pytest.mark.polyarr_backend("opencl")
 def problem(length=64, row=64, outer=64 * 96, **changed):
     layouts = (struct.pack("3q", outer, 32 * row, row),) * 3
     given = wgmma.Problem(
-        np.dtype(pa.bfloat16), None, 6, 3, 32, 32, (length, length), layouts, True, True, False, False
+        np.dtype(pa.bfloat16), None, 6, 3, 32, 32, (length, length), layouts, True, True, False, False, False
     )
     return given._replace(**changed)
 
@@ -30,6 +30,13 @@ def test_whole_tiles_rows_of_packed_projections_and_repeated_heads_are_taken() -
     assert wgmma.takes(problem(row=3 * 64))
     assert wgmma.takes(problem(outer=0))
     assert wgmma.takes(problem(length=40, row=40))
+
+
+def test_float32_is_taken_in_parts_only_and_in_shorter_rows() -> None:
+    float32 = np.dtype("float32")
+    assert wgmma.takes(problem(dtype=float32, in_parts=True))
+    assert not wgmma.takes(problem(dtype=float32))
+    assert not wgmma.takes(problem(length=72, row=72, dtype=float32, in_parts=True))
 
 
 @pytest.mark.parametrize(
@@ -53,10 +60,14 @@ def test_what_boxes_cannot_copy_is_left_to_others(changed) -> None:
 
 
 def test_maps_have_an_axis_for_each_that_moves() -> None:
-    steps = struct.unpack("3q", problem(outer=0).layouts[0])
-    words = wgmma._map(problem(outer=0), steps, 32)
-    lengths = [int(words[4 + axis // 2] >> np.uint64(32 * (axis % 2))) % 2**32 + 1 for axis in range(4)]
-    assert lengths == [64, 32, 3, 1]
+    assert lengths_of_map(problem(outer=0)) == [64, 32, 3, 1]
+    assert lengths_of_map(problem()) == [64, 32, 3, 2]
+    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, in_parts=True)) == [128, 32, 3, 2]
+
+
+def lengths_of_map(p):
+    words = wgmma._map(p, struct.unpack("3q", p.layouts[0]), next(parts.batches(p)))
+    return [int(words[4 + axis // 2] >> np.uint64(32 * (axis % 2))) % 2**32 + 1 for axis in range(4)]
 
 
 @on_opencl

@@ -18,9 +18,10 @@ from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, swapped
 from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.reduce import launcher as reduction
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, float32
 
 SUM = reduction("sum")
+VARIANTS = (attention_wgmma.VARIANT,)  # for some devices
 
 
 class Saved(NamedTuple):
@@ -34,7 +35,7 @@ class Saved(NamedTuple):
 def forward(
     device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
     key: int | Buffer, counter: int | Buffer, *,
-    causal: bool, scale: float, dropout_rate: float,
+    causal: bool, scale: float, dropout_rate: float, precision: str = "highest",
 ) -> Any:  # fmt: skip
     """The result, whose memory is laid out (..., t, heads, e) so that joining the heads costs nothing, and a Saved.
 
@@ -43,7 +44,8 @@ def forward(
     if not device.plans[attention_tiled.fits](q.dtype.itemsize, q.shape[-2], (q.shape[-1], v.shape[-1])):
         return NotImplemented
     result = _by_rows(device, out.shape, out.dtype)
-    call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), key, counter, causal, scale, dropout_rate)
+    numbers = key, counter, causal, scale, dropout_rate, precision
+    call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
     hopper = device.plans[attention_wgmma.plan](call.problem)
     family = hopper or (attention_decode if attention_decode.takes(device, call.problem) else attention_tiled)
     return result, Saved(result, family.forward(device, call, result), hopper is not None)
@@ -52,18 +54,19 @@ def forward(
 def backward(
     device: Device, g: Buffer, saved: Saved, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
     key: int | Buffer, counter: int | Buffer, *, wanted: tuple[bool, ...], causal: bool, scale: float,
-    dropout_rate: float,
+    dropout_rate: float, precision: str = "highest",
 ) -> tuple[Buffer | None, ...]:  # fmt: skip
     """The gradients of q, k and v. There is none for a mask."""
     lead = g.shape[:-2]
     gradients = tuple(_by_rows(device, (*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v))
     given, results = (q, k, v, mask), (saved.out, *gradients)
-    call = _call(device, lead, (*given, g), results, key, counter, causal, scale, dropout_rate)
+    numbers = key, counter, causal, scale, dropout_rate, precision
+    call = _call(device, lead, (*given, g), results, *numbers)
     family, lse = attention_tiled, saved.lse
     if saved.by_hopper:
         family = device.plans[attention_wgmma.plan](call.problem)
         if family is None:  # for the layout of g
-            call = _call(device, lead, (*given, dense(device, g)), results, key, counter, causal, scale, dropout_rate)
+            call = _call(device, lead, (*given, dense(device, g)), results, *numbers)
             family = device.plans[attention_wgmma.plan](call.problem)
         if family is None:  # its backward pass was found wrong here
             family, lse = attention_tiled, attention_wgmma.for_others(device, call.problem, lse)
@@ -74,7 +77,7 @@ def backward(
 
 def _call(
     device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...],
-    key: int | Buffer, counter: int | Buffer, causal: bool, scale: float, rate: float,
+    key: int | Buffer, counter: int | Buffer, causal: bool, scale: float, rate: float, precision: str,
 ) -> Call:  # fmt: skip
     """One pass, of arrays as they come."""
     found, at, inner = _laid_out(device, lead, inputs, results)
@@ -84,7 +87,7 @@ def _call(
         q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
         tuple([at[i][8:] for i in range(len(found)) if i != 3]),
         not any(x.offset * x.dtype.itemsize % 16 for x in (q, k, v, *rest)), scale > 0, rate > 0,
-        rate > 0 and bool(state.on_device),
+        rate > 0 and bool(state.on_device), q.dtype == float32 and precision != "highest",
     )  # fmt: skip
     kept = 1 / (1 - rate) if rate < 1 else 0.0
     numbers = inner, problem.t, problem.s, int(causal), scale, *state.arguments, round(rate * 2**24), kept

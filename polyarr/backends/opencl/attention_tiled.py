@@ -38,6 +38,7 @@ class Problem(NamedTuple):
     scale_is_positive: bool
     dropout: bool
     state_on_device: bool
+    in_parts: bool  # whether products of float32 may be of parts
 
     @property
     def is_backward(self) -> bool:

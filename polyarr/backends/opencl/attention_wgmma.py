@@ -1,4 +1,7 @@
-"""Attention over 16-bit floats on the matrix units of NVIDIA's Hopper: what it takes, its launches, how it is tried."""
+"""Attention on the matrix units of NVIDIA's Hopper: what it takes, its launches, how it is tried.
+
+It takes 16-bit floats, and float32 for those who ask for less than float32 arithmetic: in parts, see parts.py.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -9,6 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl import attention_tiled
+from polyarr.backends.opencl.attention_parts import (
+    ARRAYS,
+    HIGH_AND_LOW,
+    Parts,
+    batches,
+    divide,
+    filled,
+    make_parts,
+    mapped,
+)
 from polyarr.backends.opencl.attention_reference import attention
 from polyarr.backends.opencl.attention_tiled import Call, Problem, layout
 from polyarr.backends.opencl.device import Device
@@ -24,18 +37,18 @@ from polyarr.core.spec import Spec, bfloat16, float16, float32
 from polyarr.core.spec import bool as bool_
 
 TILE, ITEMS = 64, 128  # rows of a tile, work-items of a group
-LONGEST = 128  # row: more would not fit the registers
+LONGEST, LONGEST_IN_PARTS = 128, 64  # rows: more would not fit the registers
+LEAST_DIVIDED = 2**28  # products of numbers in q k^T from when on dividing float32 into parts takes less than it saves
 FEWEST_QUERIES = 16  # below, a tile is mostly empty
-ARRAYS = 4  # q, k, v, dout
+COLUMNS_AT_ONCE = 8  # that are stored
 DTYPES = bfloat16, float16
 PASSES = {False: ("out",), True: ("dq", "dk", "dv")}  # what each gives
 ERROR = 2  # how many roundings of the largest result may be missing: weights are rounded, too
+ERROR_IN_PARTS = 2.0**-17  # of the largest result, beside float32 arithmetic
 
-# Work-groups that a multiprocessor holds, for rows up to 64 and up to 128.
-HELD = {
-    64: {"GROUPS_FORWARD": 4, "GROUPS_KEYS": 3, "GROUPS_QUERIES": 4},
-    128: {"GROUPS_FORWARD": 2, "GROUPS_KEYS": 2, "GROUPS_QUERIES": 2},
-}
+# Work-groups that a multiprocessor holds, and tiles of the others that each holds: rows up to 64, up to 128, in parts.
+KERNELS = "FORWARD", "KEYS", "QUERIES"
+HELD = {64: ((4, 3, 4), (2, 2, 2)), 128: ((2, 2, 2), (2, 2, 2)), "in parts": ((4, 2, 3), (1, 2, 1))}
 
 
 class Plan(NamedTuple):
@@ -48,11 +61,13 @@ class Plan(NamedTuple):
 
     def forward(self, device: Device, call: Call, out: Buffer) -> Buffer:
         """Write out; the logarithms to base 2 of the rows' sums, in rows of whole tiles."""
-        p, program = call.problem, self.program
+        p, program, parts = call.problem, self.program, make_parts(device, call)
         lse = device.empty(Spec((p.batch, _padded(p.t)), float32))
-        program.attention_maps((ITEMS,), (ITEMS,), *self._addressed(call))
+        program.attention_maps((ITEMS,), (ITEMS,), *self._addressed(call, parts))
+        divide(device, call, self.walks, parts)
         results = out.memory, call.at[4], lse.memory
-        program.attention_forward(_work(p, p.t), (ITEMS,), *self._shared(call), *results, p.batch, *call.numbers)
+        shared = self._shared(call, parts)
+        program.attention_forward(_work(p, p.t), (ITEMS,), *shared, *results, p.batch, *call.numbers)
         return lse
 
     def backward(
@@ -61,25 +76,27 @@ class Plan(NamedTuple):
     ) -> None:  # fmt: skip
         """Write the gradients of q, k and v, as far as they are wanted."""
         p, at, program, (dq, dk, dv) = call.problem, call.at, self.program, gradients
-        delta = device.empty(Spec(lse.shape, float32))
+        delta, parts = device.empty(Spec(lse.shape, float32)), make_parts(device, call)
         given = call.inputs[4].memory, at[4], out.memory, at[5], delta.memory, p.batch, p.inner, p.t
         items = -(-lse.size * 8 // ITEMS) * ITEMS
-        program.attention_delta((items,), (ITEMS,), *self._addressed(call), *given)
-        shared = *self._shared(call), lse.memory, delta.memory
+        program.attention_delta((items,), (ITEMS,), *self._addressed(call, parts), *given)
+        divide(device, call, self.walks, parts)
+        shared = *self._shared(call, parts), lse.memory, delta.memory
         if any(wanted[1:3]):
             results = dk.memory, at[7], dv.memory, at[8]
             program.attention_backward_kv(_work(p, p.s), (ITEMS,), *shared, *results, p.batch, *call.numbers)
         if wanted[0]:
             program.attention_backward_q(_work(p, p.t), (ITEMS,), *shared, dq.memory, at[6], p.batch, *call.numbers)
 
-    def _addressed(self, call: Call) -> Iterator[Any]:
-        yield from (self.plans, self.maps)
-        for x in call.inputs[:3]:
-            yield from (x.memory, x.offset)
+    def _addressed(self, call: Call, parts: Parts | None) -> Iterator[Any]:
+        yield from (self.plans, self.maps, parts and parts.peaks)
+        starts = [(x.memory, x.offset) for x in mapped(call)] if parts is None else ((x, 0) for x in parts.arrays)
+        for memory, start in filled(list(starts)):
+            yield from (memory, start)
 
-    def _shared(self, call: Call) -> tuple[Any, ...]:
+    def _shared(self, call: Call, parts: Parts | None) -> tuple[Any, ...]:
         mask = call.inputs[3]
-        return self.maps, self.walks, mask.memory, call.at[3], mask.strides[-1]
+        return self.maps, self.walks, parts and parts.peaks, mask.memory, call.at[3], mask.strides[-1]
 
 
 def _work(p: Problem, rows: int) -> tuple[int]:
@@ -101,12 +118,14 @@ def for_others(device: Device, p: Problem, lse: Buffer) -> Buffer:
 
 def takes(p: Problem) -> bool:
     """True if boxes of all arrays can be copied: all but the last axis have steps of whole 16 bytes."""
-    each, (length, value_length) = ALIGNMENT // 2, p.lengths
+    size, (length, value_length) = p.dtype.itemsize, p.lengths
     steps = [step for packed in p.layouts for step in struct.unpack("3q", packed)]
     return (
-        p.dtype in DTYPES and length == value_length and length % each == 0 and 0 < length <= LONGEST
+        (p.dtype in DTYPES or p.in_parts) and length == value_length and length % COLUMNS_AT_ONCE == 0
+        and 0 < length <= (LONGEST_IN_PARTS if p.in_parts else LONGEST)
         and p.t >= FEWEST_QUERIES and p.s > 0 and p.batch > 0 and p.is_aligned and p.scale_is_positive
-        and all(step >= 0 and step % each == 0 and 2 * step < LARGEST_STEP for step in steps) and all(steps[2::3])
+        and all(step >= 0 and step * size % ALIGNMENT == 0 and step * size < LARGEST_STEP for step in steps)
+        and all(steps[2::3])
     )  # fmt: skip
 
 
@@ -114,30 +133,35 @@ def plan(device: Device, p: Problem) -> Plan | None:
     """How to run it; None if it is not for these kernels, or they do not compute rightly here."""
     if not is_sound(device, VARIANT) or not takes(p):
         return None
+    if p.in_parts and p.batch * p.t * p.s * p.lengths[0] < LEAST_DIVIDED:
+        return None
     macros = _macros(p)
     sound = is_sound_program(device, VARIANT, macros, partial(_check, device, p))
     return _planned(device, p) if sound else None
 
 
 def _macros(p: Problem) -> dict[str, Any]:
-    return {**p.macros, "KIND": KINDS[p.dtype], "COLUMNS": TILE, **HELD[64 if p.lengths[0] <= 64 else 128]}
+    held = zip(("GROUPS", "STAGES"), HELD["in parts" if p.in_parts else 64 if p.lengths[0] <= 64 else 128], strict=True)
+    counts = {f"{what}_{kernel}": n for what, found in held for kernel, n in zip(KERNELS, found, strict=True)}
+    return {**p.macros, "KIND": KINDS[p.dtype], "COLUMNS": TILE, "IN_PARTS": int(p.in_parts), **counts}
 
 
 def _planned(device: Device, p: Problem) -> Plan:
     steps = [struct.unpack("3q", packed) for packed in p.layouts]
-    plans = [_map(p, *found) for found in zip(steps, (p.t, p.s, p.s, p.t), strict=False)]
-    plans += plans[-1:] * (ARRAYS - len(plans))
+    plans = [_map(p, *found) for found in zip(steps, batches(p), strict=True)]
     walks = sum((inner > 0) << 2 * i | (outer > 0) << 2 * i + 1 for i, (outer, inner, _) in enumerate(steps))
     program = device.build(VARIANT.stem, **_macros(p))
-    return Plan(program, device.upload(np.concatenate(plans)).memory, device.plans[_maps](), walks)
+    return Plan(program, device.upload(np.concatenate(filled(plans))).memory, device.plans[_maps](), walks)
 
 
-def _map(p: Problem, steps: tuple[int, int, int], rows: int) -> np.ndarray:
-    """Boxes of 64 rows and columns. An axis along which nothing moves has length 1."""
-    outer, inner, row = steps
-    batch = (p.inner if inner else 1, p.batch // p.inner if outer else 1)
+def _map(p: Problem, steps: tuple[int, int, int], found: tuple[tuple[int, int], int]) -> np.ndarray:
+    """Boxes of 64 rows and columns, of the array or of its parts. An axis along which nothing moves has length 1."""
+    (outer, inner, row), (batch, rows) = steps, found
+    if p.in_parts:
+        row, inner, outer = HIGH_AND_LOW, rows * HIGH_AND_LOW, batch[0] * rows * HIGH_AND_LOW
     strides = (2 * row, 2 * inner or ALIGNMENT, 2 * outer or ALIGNMENT)
-    return tensor_map(p.dtype, (p.lengths[0], rows, *batch), strides, (TILE, TILE, 1, 1))
+    dtype, columns = (float16, HIGH_AND_LOW) if p.in_parts else (p.dtype, p.lengths[0])
+    return tensor_map(dtype, (columns, rows, *batch), strides, (TILE, TILE, 1, 1))
 
 
 def _maps(device: Device) -> Any:
@@ -166,7 +190,8 @@ def _check(device: Device, p: Problem) -> None:
         with device.guarded():
             found = _run(device, _small(p, p.dtype), arrays, causal, partial(_planned, device))
         for name, ours, theirs in zip(PASSES[p.is_backward], found, expected, strict=True):
-            error, most = np.abs(ours.astype(float) - theirs).max(), ERROR * RELATIVE[p.dtype] * np.abs(theirs).max()
+            relative = ERROR_IN_PARTS if p.in_parts else ERROR * RELATIVE[p.dtype]
+            error, most = np.abs(ours.astype(float) - theirs).max(), relative * np.abs(theirs).max()
             if not error <= most:  # a nan is wrong, too
                 raise BackendError(f"attention's {name} is wrong by {error:.1e}, causal {causal}; at most {most:.1e}")
 
@@ -231,11 +256,15 @@ def _trial(device: Device) -> None:
 
     Errors:  BackendError if one does not build or computes wrongly
     """
-    cases = ((bfloat16, 64, None, False), (float16, 128, bool_, True), (bfloat16, 40, float32, False))
+    cases = (
+        (bfloat16, 64, None, False), (float16, 128, bool_, True), (bfloat16, 40, float32, False),
+        (float32, 64, None, False), (float32, 40, bool_, True),
+    )  # fmt: skip
     for dtype, length, mask, dropout in cases:
         for arrays in (3, 4):
-            some = Problem(dtype, mask, 1, 1, *LENGTHS, (length, length), (b"",) * arrays, True, True, dropout, False)
-            _check(device, some)
+            flags = True, True, dropout, False, dtype == float32
+            _check(device, Problem(dtype, mask, 1, 1, *LENGTHS, (length, length), (b"",) * arrays, *flags))
 
 
-VARIANT = Variant("wgmma-attention", "attention_wgmma", lambda features: features.architecture == 90, plan, _trial)
+VARIANT = Variant("wgmma-attention", "attention_wgmma", lambda features: features.architecture == 90, plan, _trial,
+                  tells_precision=True)  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from polyarr.backends.opencl import attention_wgmma, caches, matmul, random, speed, tuned, variants
+from polyarr.backends.opencl import attention, caches, matmul, random, speed, tuned, variants
 from polyarr.backends.opencl.device import FORKED, Device, Refusal, features_of
 from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, quirks_of
 from polyarr.core.errors import BackendError
@@ -21,7 +21,7 @@ NO_PLATFORM = "no OpenCL platform found; install a driver, or PoCL with: pip ins
 LIBRARIES = {NVIDIA: "libnvidia-opencl.so.1", INTEL: f"{sys.prefix}/lib/libintelocl.so"}  # the latter from pip
 PROBE = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # the published first numbers of Philox4x32-10
 
-VARIANTS = (*matmul.VARIANTS, attention_wgmma.VARIANT)  # of kernels, for some devices
+VARIANTS = (*matmul.VARIANTS, *attention.VARIANTS)  # of kernels, for some devices
 
 _lock: Any = threading.RLock()
 _devices: dict[int, Device] = {}

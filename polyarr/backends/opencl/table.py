@@ -111,8 +111,12 @@ def _following(device: Device, launcher: Callable) -> Callable:
 
 def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
     """The precisions that products tell apart on a device, whose kernels for that may still turn out not to work."""
-    tell = any(variant.tells_precision and variant.may_suit(device.features) for variant in matmul.VARIANTS)
-    return dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear), ("high",)) if tell else {}
+    told = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear), matmul.VARIANTS)
+    told[ops.attention] = attention.VARIANTS
+    return {
+        op: ("high",) for op, variants in told.items()
+        if any(variant.tells_precision and variant.may_suit(device.features) for variant in variants)
+    }  # fmt: skip
 
 
 def unordered(device: Device) -> frozenset[Any]:

@@ -1,9 +1,12 @@
 // Attention on the matrix units of NVIDIA's Hopper: out = dropout(softmax(scale q k^T + mask)) v, and its gradients, for
-// 16-bit floats with sums in float32. The scores exist in registers only.
+// 16-bit floats with sums in float32, and for float32 in parts. The scores exist in registers only.
 //
 // A work-group is four warps, which own 64 rows of q, or of k and v, and pass over the others 64 at a time; copies of the
 // next tiles run meanwhile. A lane has, of a tile of 64 x 64 scores, in p[i], row ROW_OF(i) and column COLUMN_OF(i) from
 // its own first: 2 rows, 16 columns each.
+//
+// IN_PARTS, each operand of a product is two float16 (see ptx.cl), one power of two for each of q, k, v and dout. Weights
+// count as 2^14 at most; of the scores' gradients each row of a tile has its own power of two.
 //
 // Arrays   q, k, v, out, dout and the gradients (.., rows, D), mask (.., t, s), with layouts <name>_at: offset, strides of
 //          the two leading axes, stride of a row; the last axis has stride 1, that of mask has mask_step. batch = outer
@@ -12,9 +15,12 @@
 //          nothing is seen, and in rows t <= row < padded, a multiple of 64; delta likewise: sum(dout out), there 0
 //          plans: tensor maps of q, k, v and dout without addresses; maps: the same with them, for all work-groups
 //          walks: bits 2 i and 2 i + 1 are 1 where array i of these four has the inner, the outer leading axis
+//          peaks: what attention_parts.cl finds, 0 before; used IN_PARTS, when the maps are of the parts
 // Launch   local 128; maps: one work-group; delta: 8 work-items per row of lse; the others: one work-group per 64 rows
 //          and batch
 // Params   T, KIND of the dtype: bf16 or f16 | D length of the last axes, a multiple of 8 up to 128
+//          IN_PARTS 0 or 1: then T is float, KIND f16, D at most 64 |
+//          STAGES_FORWARD, STAGES_KEYS, STAGES_QUERIES tiles of the others that local memory holds
 //          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 | BACKWARD 0 or 1: which kernels
 //          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory
 //          GROUPS_FORWARD, GROUPS_KEYS, GROUPS_QUERIES work-groups that a multiprocessor should hold | COLUMNS 64
@@ -26,18 +32,23 @@
 #if !defined(STATE_ON_DEVICE) || !defined(GROUPS_FORWARD) || !defined(GROUPS_KEYS) || !defined(GROUPS_QUERIES)
 #error "attention_wgmma.cl needs STATE_ON_DEVICE, GROUPS_FORWARD, GROUPS_KEYS and GROUPS_QUERIES"
 #endif
+#if !defined(IN_PARTS) || !defined(STAGES_FORWARD) || !defined(STAGES_KEYS) || !defined(STAGES_QUERIES)
+#error "attention_wgmma.cl needs IN_PARTS, STAGES_FORWARD, STAGES_KEYS and STAGES_QUERIES"
+#endif
 
 #define TILE 64
 #define BLOCKS ((D + 63) / 64)  // of 64 columns
 #define BLOCK_BYTES (TILE * 128)
-#define TILE_BYTES (BLOCKS * BLOCK_BYTES)
-#define PARTS ((D + 15) / 16)  // of 16 columns
-#define STAGES 2
+#define STORED (1 + IN_PARTS)  // tiles of what a product takes as one: high, low
+#define LOW_AT (BLOCKS * BLOCK_BYTES)
+#define TILE_BYTES (STORED * BLOCKS * BLOCK_BYTES)
+#define SLICES ((D + 15) / 16)  // of 16 columns
 #define STAGE_BYTES (2 * TILE_BYTES)
 #define ROW_BYTES (TILE * 4)  // of lse or delta, for a tile
 #define SCORES (TILE / 2)
 #define RESULTS (BLOCKS * 32)
 #define LOG2_E 1.4426950408889634f
+#define WEIGHTS_UP (14 * IN_PARTS)  // the logarithm of what weights are multiplied by
 #define GROUP __attribute__((reqd_work_group_size(128, 1, 1)))
 
 #define ROW_OF(i) ((i) / 2 % 2 * 8)
@@ -46,55 +57,126 @@
 
 // ---- tiles ------------------------------------------------------------------------------------------------------
 
-// Maps with addresses; each of the four warps writes one.
-INLINE void write_maps(__global const ulong *plans, __global ulong *maps, __global const T *q, const long q_start,
-                       __global const T *k, const long k_start, __global const T *v, const long v_start,
-                       __global const T *dout, const long dout_start, const int me) {
+// Maps with addresses; each of the four warps writes one. The fourth array is dout.
+#define MAPPED \
+    __global const ulong *plans, __global ulong *maps, __global uint *peaks, __global const T *q, const long q_start, \
+        __global const T *k, const long k_start, __global const T *v, const long v_start, __global const T *g, \
+        const long g_start
+INLINE void write_maps(MAPPED, const int me) {
     const int lane = me % 32, warp = me / 32;
     const ulong address = warp == 0   ? (ulong)(q + q_start)
                           : warp == 1 ? (ulong)(k + k_start)
                           : warp == 2 ? (ulong)(v + v_start)
-                                      : (ulong)(dout + dout_start);
+                                      : (ulong)(g + g_start);
     map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
+    if (IN_PARTS && me < 4) peaks[me] = 0;
 }
+#define WRITE_MAPS() write_maps(plans, maps, peaks, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
 
 // 64 rows of array number `which` to local memory, after which the barrier has TILE_BYTES more.
 INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks, int row, int inner, int outer,
                       uint barrier) {
     inner *= walks >> 2 * which & 1;
     outer *= walks >> (2 * which + 1) & 1;
-    UNROLL for (int i = 0; i < BLOCKS; i++)
+    UNROLL for (int i = 0; i < STORED * BLOCKS; i++)
         box_load(to + i * BLOCK_BYTES, maps + which * 16, i * 64, row, inner, outer, barrier);
 }
 
-// p = own tile @ other tile^T
-#define PRODUCT_OF_TILES(p, own, other) \
-    UNROLL for (int part = 0; part < PARTS; part++) \
-        PRODUCT(p, MATRIX_ALONG_K((own) + part / 4 * BLOCK_BYTES + part % 4 * 32), \
-                MATRIX_ALONG_K((other) + part / 4 * BLOCK_BYTES + part % 4 * 32), (uint)(part > 0), 0, 0)
+// p = own tile @ other tile^T, added to p unless adds is 0
+#define PRODUCT_OF_TILES(p, own, other, adds) \
+    UNROLL for (int slice = 0; slice < SLICES; slice++) \
+        PRODUCT(p, MATRIX_ALONG_K((own) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
+                MATRIX_ALONG_K((other) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), (uint)((adds) || slice > 0), 0, 0)
 
-// sum += weights (64 x 64) @ tile
-#define ADD_WEIGHTED(sum, weights, tile) \
-    UNROLL for (int part = 0; part < TILE / 16; part++) \
+// sum += weights (64 x 64) @ tile, of 16-bit floats
+#define ADD_PRODUCT(sum, weights, tile) \
+    UNROLL for (int slice = 0; slice < TILE / 16; slice++) \
         UNROLL for (int block = 0; block < BLOCKS; block++) \
-            PRODUCT_OF_REGISTERS((sum) + 32 * block, weights[part], \
-                                 MATRIX_TURNED((tile) + block * BLOCK_BYTES + part * 2048))
+            PRODUCT_OF_REGISTERS((sum) + 32 * block, weights[slice], \
+                                 MATRIX_TURNED((tile) + block * BLOCK_BYTES + slice * 2048))
+
+#if IN_PARTS
+// The products of which one factor is low, those of which none is, to be added to the former.
+#define LOW_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, (own) + LOW_AT, other, 0); PRODUCT_OF_TILES(p, own, (other) + LOW_AT, 1)
+#define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 1)
+#define SHRINK(sum) EACH_SCORE (sum)[i] /= LOW_UP
+#else
+#define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 0)
+#endif
+
+// sum += weights @ tile, where row r of the weights was divided by rows[r]. The products are under way, or done.
+#if IN_PARTS
+#define ADD_WEIGHTED(sum, weights, tile, rows) { \
+        float added[RESULTS]; \
+        EACH_SCORE added[i] = 0; \
+        PRODUCTS_BEGIN(); \
+        ADD_PRODUCT(added, weights[1], tile); \
+        ADD_PRODUCT(added, weights[0], (tile) + LOW_AT); \
+        PRODUCTS_GO(); \
+        PRODUCTS_WAIT(0); \
+        SHRINK(added); \
+        PRODUCTS_BEGIN(); \
+        ADD_PRODUCT(added, weights[0], tile); \
+        PRODUCTS_GO(); \
+        PRODUCTS_WAIT(0); \
+        EACH_SCORE (sum)[i] = fma(added[i], (rows)[ROW_OF(i) / 8], (sum)[i]); \
+    }
+#else
+#define ADD_WEIGHTED(sum, weights, tile, rows) ADD_PRODUCT(sum, weights[0], tile)
+#endif
 
 // Scores as the left operand of a product.
-INLINE void pack(uint packed[TILE / 16][4], const float *p) {
-    UNROLL for (int part = 0; part < TILE / 16; part++)
-        UNROLL for (int i = 0; i < 4; i++) packed[part][i] = pair_of(p[8 * part + 2 * i], p[8 * part + 2 * i + 1]);
+INLINE void pack(uint packed[STORED][TILE / 16][4], const float *p) {
+    UNROLL for (int slice = 0; slice < TILE / 16; slice++)
+        UNROLL for (int i = 0; i < 4; i++) {
+            const float a = p[8 * slice + 2 * i], b = p[8 * slice + 2 * i + 1];
+            packed[0][slice][i] = pair_of(a, b);
+#if IN_PARTS
+            const float2 high = floats_of(packed[0][slice][i]);
+            packed[1][slice][i] = pair_of(low_of(a, high.x), low_of(b, high.y));
+#endif
+        }
 }
+
+// Multiplies each row of a tile by a power of two, so that its parts keep their digits; rows are what undoes it.
+INLINE void scale_rows(float *p, float *rows) {
+    UNROLL for (int side = 0; side < 2; side++) {
+        rows[side] = 1;
+#if IN_PARTS
+        float largest = 0;
+        EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, fabs(p[i]));
+        largest = fmax(largest, of_lane_across(largest, 1));
+        largest = fmax(largest, of_lane_across(largest, 2));
+        const int shift = shift_of(as_uint(largest));
+        rows[side] = power_of_2(-shift);
+        EACH_SCORE if (ROW_OF(i) == 8 * side) p[i] *= power_of_2(shift);
+#endif
+    }
+}
+
+// What a number of array number `which` is worth.
+#if IN_PARTS
+#define ONE_OF(which) power_of_2(-shift_of(peaks[which]))
+#else
+#define ONE_OF(which) 1.0f
+#endif
 
 // Stores rows row, row + 8 < rows of sum times factor.
 #define STORE_ROWS(to, at, row, rows, sum, factor) \
     UNROLL for (int side = 0; side < 2; side++) \
         if (row + 8 * side < rows) { \
-            __global uint *words = (__global uint *)(to + start_of(at, batch, inner) + (row + 8 * side) * at.w); \
+            __global pair *pairs = (__global pair *)(to + start_of(at, batch, inner) + (row + 8 * side) * at.w); \
             UNROLL for (int j = 0; j < D / 8; j++) \
-                words[4 * j + lane % 4] = pair_of(sum[4 * j + 2 * side] * factor[side], \
+                pairs[4 * j + lane % 4] = PAIR_OF(sum[4 * j + 2 * side] * factor[side], \
                                                   sum[4 * j + 2 * side + 1] * factor[side]); \
         }
+#if IN_PARTS
+typedef float2 pair;
+#define PAIR_OF(a, b) (float2)(a, b)
+#else
+typedef uint pair;
+#define PAIR_OF pair_of
+#endif
 
 INLINE long start_of(const long4 at, const int batch, const int inner) {
     return at.x + batch / inner * at.y + batch % inner * at.z;
@@ -113,19 +195,19 @@ INLINE int stays(const ulong index, const ulong4 dropout) {
 #if MASK == 2
 #define UNIT 1.0f
 #else
-#define UNIT (scale * LOG2_E)
+#define UNIT (one_score * LOG2_E)
 #endif
 #if MASK
 #define APPLY_MASK(p, query, key, turned) \
     EACH_SCORE { \
         const long q_at = (query) + (turned ? COLUMN_OF(i) : ROW_OF(i)), k_at = (key) + (turned ? ROW_OF(i) : COLUMN_OF(i)); \
-        if (q_at < t && k_at < s) p[i] = masked(p[i], MASK_LOAD(mask, q_at * mask_at.w + k_at * mask_step), scale); \
+        if (q_at < t && k_at < s) p[i] = masked(p[i], MASK_LOAD(mask, q_at * mask_at.w + k_at * mask_step), one_score); \
     }
-INLINE float masked(const float p, const float m, const float scale) {
+INLINE float masked(const float p, const float m, const float one_score) {
 #if MASK == 1
     return m != 0 ? p : -INFINITY;
 #else
-    return (p * scale + m) * LOG2_E;
+    return (p * one_score + m) * LOG2_E;
 #endif
 }
 #else
@@ -135,11 +217,9 @@ INLINE float masked(const float p, const float m, const float scale) {
 #if !BACKWARD
 // ---- forward ----------------------------------------------------------------------------------------------------
 
-__kernel GROUP void attention_maps(__global const ulong *plans, __global ulong *maps, __global const T *q,
-                                   const long q_start, __global const T *k, const long k_start, __global const T *v,
-                                   const long v_start) {
-    write_maps(plans, maps, q, q_start, k, k_start, v, v_start, v, v_start, get_local_id(0));
-}
+__kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
+
+#define STAGES STAGES_FORWARD
 
 #define STAGES_AT TILE_BYTES  // in local memory: own tile, stages of keys and values, barriers
 #define BARRIERS_AT (STAGES_AT + STAGES * STAGE_BYTES)
@@ -150,10 +230,11 @@ __kernel GROUP void attention_maps(__global const ulong *plans, __global ulong *
         tile_load(at + TILE_BYTES, maps, 2, walks, (number) * TILE, in_outer, outer, full); \
     }
 
-__kernel GROUP void attention_forward(__global const ulong *maps, const int walks, __global const MASK_T *mask,
-                                      const long4 mask_at, const long mask_step, __global T *out, const long4 out_at,
-                                      __global float *lse, const int batches, const int inner, const int t, const int s,
-                                      const int causal, const float scale, STATE, const uint threshold, const float kept) {
+__kernel GROUP void attention_forward(
+    __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
+    const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
+    const uint threshold, const float kept) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     GROUPS_HELD(GROUPS_FORWARD);
     __local uint4 memory[(BARRIERS_AT + (STAGES + 1) * 8 + 15) / 16] __attribute__((aligned(1024)));
@@ -163,6 +244,7 @@ __kernel GROUP void attention_forward(__global const ulong *maps, const int walk
     const int ahead = causal ? s - t : s;  // query i sees keys up to i + ahead; the longest rows come first
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
+    const float one_score = scale * ONE_OF(0) * ONE_OF(1);
     const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
@@ -184,7 +266,14 @@ __kernel GROUP void attention_forward(__global const ulong *maps, const int walk
         float p[SCORES];
         barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
         PRODUCTS_BEGIN();
-        PRODUCT_OF_TILES(p, local_at, keys);
+#if IN_PARTS
+        LOW_PRODUCTS(p, local_at, keys);
+        PRODUCTS_GO();
+        PRODUCTS_WAIT(0);
+        SHRINK(p);
+        PRODUCTS_BEGIN();
+#endif
+        HIGH_PRODUCTS(p, local_at, keys);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
         APPLY_MASK(p, row, column, 0)
@@ -198,7 +287,7 @@ __kernel GROUP void attention_forward(__global const ulong *maps, const int walk
             const float base = largest == -INFINITY ? 0 : largest * UNIT;  // no key so far: not inf - inf
             const float shrink = exp2_near(top[side] * UNIT - base);
             float weights = 0;
-            EACH_SCORE if (ROW_OF(i) == 8 * side) weights += p[i] = exp2_near(fma(p[i], UNIT, -base));
+            EACH_SCORE if (ROW_OF(i) == 8 * side) weights += p[i] = exp2_near(fma(p[i], UNIT, WEIGHTS_UP - base));
             UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
             sum[side] = sum[side] * shrink + weights;
             top[side] = largest;
@@ -209,10 +298,11 @@ __kernel GROUP void attention_forward(__global const ulong *maps, const int walk
             p[i] = stays(index, dropout) ? p[i] : 0;
         }
 #endif
-        uint weights[TILE / 16][4];
+        uint weights[STORED][TILE / 16][4];
+        const float as_they_are[2] = {1, 1};
         pack(weights, p);
         PRODUCTS_BEGIN();
-        ADD_WEIGHTED(results, weights, keys + TILE_BYTES);
+        ADD_WEIGHTED(results, weights, keys + TILE_BYTES, as_they_are);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -222,10 +312,10 @@ __kernel GROUP void attention_forward(__global const ulong *maps, const int walk
     UNROLL for (int side = 0; side < 2; side++) {
         float total = sum[side] + of_lane_across(sum[side], 1);
         total += of_lane_across(total, 2);
-        factor[side] = total == 0 ? 0 : kept / total;
+        factor[side] = total == 0 ? 0 : kept / total * ONE_OF(2);
         if (lane % 4 == 0)
             lse[(long)batch * blocks * TILE + row + 8 * side] =
-                total == 0 || row + 8 * side >= t ? INFINITY : top[side] * UNIT + log2(total);
+                total == 0 || row + 8 * side >= t ? INFINITY : top[side] * UNIT + log2(total) - WEIGHTS_UP;
     }
     STORE_ROWS(out, out_at, row, t, results, factor)
 }
@@ -237,13 +327,10 @@ __kernel GROUP void attention_forward(__global const ulong *maps, const int walk
 // dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
 
 // Also the maps for the two other kernels.
-__kernel GROUP void attention_delta(__global const ulong *plans, __global ulong *maps, __global const T *q,
-                                    const long q_start, __global const T *k, const long k_start, __global const T *v,
-                                    const long v_start, __global const T *dout, const long4 dout_at,
-                                    __global const T *out, const long4 out_at, __global float *delta, const int batches,
-                                    const int inner, const int t) {
-    if (get_group_id(0) == 0)
-        write_maps(plans, maps, q, q_start, k, k_start, v, v_start, dout, dout_at.x, get_local_id(0));
+__kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 dout_at, __global const T *out,
+                                    const long4 out_at, __global float *delta, const int batches, const int inner,
+                                    const int t) {
+    if (get_group_id(0) == 0) WRITE_MAPS();
     const int padded = (t + TILE - 1) / TILE * TILE, lane = get_local_id(0) % 8;
     const long at = get_global_id(0) / 8;
     const int batch = at / padded, row = at % padded;
@@ -251,6 +338,12 @@ __kernel GROUP void attention_delta(__global const ulong *plans, __global ulong 
     if (batch < batches && row < t) {
         out += start_of(out_at, batch, inner) + row * out_at.w;
         dout += start_of(dout_at, batch, inner) + row * dout_at.w;
+#if IN_PARTS
+        for (int d = lane * 4; d < D; d += 32) {
+            const float4 x = *(__global const float4 *)(out + d), y = *(__global const float4 *)(dout + d);
+            sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+        }
+#else
         for (int d = lane * 8; d < D; d += 64) {
             const uint4 x = *(__global const uint4 *)(out + d), y = *(__global const uint4 *)(dout + d);
             const uint xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
@@ -259,6 +352,7 @@ __kernel GROUP void attention_delta(__global const ulong *plans, __global ulong 
                 sum += a.x * b.x + a.y * b.y;
             }
         }
+#endif
     }
     UNROLL for (int i = 1; i < 8; i *= 2) sum += of_lane_across(sum, i);
     if (lane == 0 && batch < batches) delta[at] = sum;
@@ -276,15 +370,29 @@ __kernel GROUP void attention_delta(__global const ulong *plans, __global ulong 
         tile_load(local_at, maps, one, walks, first, in_outer, outer, own_full); \
         tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, own_full); \
     }
-#define PRODUCTS_OF_TILES(p, dz, others) \
+#if IN_PARTS
+#define BOTH_LOW_PRODUCTS(p, dz, others) \
     PRODUCTS_BEGIN(); \
-    PRODUCT_OF_TILES(p, local_at, others); \
+    LOW_PRODUCTS(p, local_at, others); \
+    LOW_PRODUCTS(dz, local_at + TILE_BYTES, (others) + TILE_BYTES); \
     PRODUCTS_GO(); \
-    PRODUCT_OF_TILES(dz, local_at + TILE_BYTES, (others) + TILE_BYTES); \
+    PRODUCTS_WAIT(0); \
+    SHRINK(p); \
+    SHRINK(dz)
+#else
+#define BOTH_LOW_PRODUCTS(p, dz, others)
+#endif
+#define PRODUCTS_OF_TILES(p, dz, others) \
+    BOTH_LOW_PRODUCTS(p, dz, others); \
+    PRODUCTS_BEGIN(); \
+    HIGH_PRODUCTS(p, local_at, others); \
+    PRODUCTS_GO(); \
+    HIGH_PRODUCTS(dz, local_at + TILE_BYTES, (others) + TILE_BYTES); \
     PRODUCTS_GO(); \
     PRODUCTS_WAIT(1)
 
 // Own 64 keys: tiles of scores are turned, a row is a key, a column a query.
+#define STAGES STAGES_KEYS
 #define LOAD_QUERIES(stage, number) { \
         const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
         const long rows = (long)batch * padded + (number) * TILE; \
@@ -295,11 +403,11 @@ __kernel GROUP void attention_delta(__global const ulong *plans, __global ulong 
         bytes_load(local_at + ROWS_AT + (stage) * 2 * ROW_BYTES + ROW_BYTES, delta + rows, ROW_BYTES, full); \
     }
 
-__kernel GROUP void attention_backward_kv(__global const ulong *maps, const int walks, __global const MASK_T *mask,
-                                          const long4 mask_at, const long mask_step, __global const float *lse,
-                                          __global const float *delta, __global T *dk, const long4 dk_at, __global T *dv,
-                                          const long4 dv_at, const int batches, const int inner, const int t, const int s,
-                                          const int causal, const float scale, STATE, const uint threshold, const float kept) {
+__kernel GROUP void attention_backward_kv(
+    __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
+    __global T *dk, const long4 dk_at, __global T *dv, const long4 dv_at, const int batches, const int inner,
+    const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     GROUPS_HELD(GROUPS_KEYS);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
@@ -309,6 +417,7 @@ __kernel GROUP void attention_backward_kv(__global const ulong *maps, const int 
     const int ahead = causal ? s - t : s;  // key j is seen by queries from j - ahead
     const int from = MAX(first - ahead, 0) / TILE, tiles = MAX(padded / TILE - from, 0);
     const int row = first + warp * 16 + lane / 4;
+    const float one_score = scale * ONE_OF(0) * ONE_OF(1);
     const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
@@ -331,11 +440,11 @@ __kernel GROUP void attention_backward_kv(__global const ulong *maps, const int 
         UNROLL for (int j = 0; j < SCORES / 4; j++) {
             const float2 row_lse = local_load_2(rows + j * 32);
             UNROLL for (int i = 0; i < 4; i++)
-                p[4 * j + i] = exp2_near(fma(p[4 * j + i], UNIT, -(i % 2 ? row_lse.y : row_lse.x)));
+                p[4 * j + i] = exp2_near(fma(p[4 * j + i], UNIT, WEIGHTS_UP - (i % 2 ? row_lse.y : row_lse.x)));
         }
         if (first + TILE - 1 > query + ahead)
             EACH_SCORE if (row + ROW_OF(i) > column + COLUMN_OF(i) + ahead) p[i] = 0;
-        uint weights[TILE / 16][4], changes[TILE / 16][4];
+        uint weights[STORED][TILE / 16][4], changes[STORED][TILE / 16][4];
 #if DROPOUT
         uint staying = 0;
         EACH_SCORE {
@@ -352,25 +461,31 @@ __kernel GROUP void attention_backward_kv(__global const ulong *maps, const int 
 #if DROPOUT
         EACH_SCORE dz[i] = staying >> i & 1 ? dz[i] * kept : 0;
 #endif
+        const float one_change = ONE_OF(2) * ONE_OF(3), as_they_are[2] = {1, 1};
+        float change_rows[2];
         UNROLL for (int j = 0; j < SCORES / 4; j++) {
             const float2 row_delta = local_load_2(rows + ROW_BYTES + j * 32);
-            UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] - (i % 2 ? row_delta.y : row_delta.x);
+            UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] * one_change - (i % 2 ? row_delta.y : row_delta.x);
         }
+        scale_rows(p, change_rows);
         pack(changes, p);
         PRODUCTS_BEGIN();
-        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
-        ADD_WEIGHTED(dks, changes, queries);
+        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
+        ADD_WEIGHTED(dks, changes, queries, change_rows);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
         barrier(CLK_LOCAL_MEM_FENCE);
         if (me == 0 && tile + STAGES < tiles) LOAD_QUERIES(stage, from + tile + STAGES);
     }
-    const float dk_factor[2] = {scale, scale}, dv_factor[2] = {kept, kept};
+    const float dk_one = scale / (1 << WEIGHTS_UP) * ONE_OF(0), dv_one = kept / (1 << WEIGHTS_UP) * ONE_OF(3);
+    const float dk_factor[2] = {dk_one, dk_one}, dv_factor[2] = {dv_one, dv_one};
     STORE_ROWS(dk, dk_at, row, s, dks, dk_factor)
     STORE_ROWS(dv, dv_at, row, s, dvs, dv_factor)
 }
 
 // Own 64 queries.
+#undef STAGES
+#define STAGES STAGES_QUERIES
 #define LOAD_KEYS(stage, number) { \
         const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
         barrier_expect(full, STAGE_BYTES); \
@@ -378,11 +493,11 @@ __kernel GROUP void attention_backward_kv(__global const ulong *maps, const int 
         tile_load(at + TILE_BYTES, maps, 2, walks, (number) * TILE, in_outer, outer, full); \
     }
 
-__kernel GROUP void attention_backward_q(__global const ulong *maps, const int walks, __global const MASK_T *mask,
-                                         const long4 mask_at, const long mask_step, __global const float *lse,
-                                         __global const float *delta, __global T *dq, const long4 dq_at,
-                                         const int batches, const int inner, const int t, const int s, const int causal,
-                                         const float scale, STATE, const uint threshold, const float kept) {
+__kernel GROUP void attention_backward_q(
+    __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
+    __global T *dq, const long4 dq_at, const int batches, const int inner, const int t, const int s,
+    const int causal, const float scale, STATE, const uint threshold, const float kept) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     GROUPS_HELD(GROUPS_QUERIES);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
@@ -392,6 +507,7 @@ __kernel GROUP void attention_backward_q(__global const ulong *maps, const int w
     const int ahead = causal ? s - t : s;
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
+    const float one_score = scale * ONE_OF(0) * ONE_OF(1);
     const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
@@ -414,7 +530,7 @@ __kernel GROUP void attention_backward_q(__global const ulong *maps, const int w
         barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
         PRODUCTS_OF_TILES(p, dz, keys);
         APPLY_MASK(p, row, column, 0)
-        EACH_SCORE p[i] = exp2_near(fma(p[i], UNIT, -row_lse[ROW_OF(i) / 8]));
+        EACH_SCORE p[i] = exp2_near(fma(p[i], UNIT, WEIGHTS_UP - row_lse[ROW_OF(i) / 8]));
         if (tile * TILE + TILE > MIN(first + ahead + 1, s))
             EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = 0;
         PRODUCTS_WAIT(0);
@@ -424,17 +540,20 @@ __kernel GROUP void attention_backward_q(__global const ulong *maps, const int w
             dz[i] = stays(index, dropout) ? dz[i] * kept : 0;
         }
 #endif
-        EACH_SCORE p[i] *= dz[i] - row_delta[ROW_OF(i) / 8];
-        uint changes[TILE / 16][4];
+        const float one_change = ONE_OF(2) * ONE_OF(3);
+        EACH_SCORE p[i] *= dz[i] * one_change - row_delta[ROW_OF(i) / 8];
+        uint changes[STORED][TILE / 16][4];
+        float change_rows[2];
+        scale_rows(p, change_rows);
         pack(changes, p);
         PRODUCTS_BEGIN();
-        ADD_WEIGHTED(dqs, changes, keys);
+        ADD_WEIGHTED(dqs, changes, keys, change_rows);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
         barrier(CLK_LOCAL_MEM_FENCE);
         if (me == 0 && tile + STAGES < tiles) LOAD_KEYS(stage, tile + STAGES);
     }
-    const float factor[2] = {scale, scale};
+    const float dq_one = scale / (1 << WEIGHTS_UP) * ONE_OF(1), factor[2] = {dq_one, dq_one};
     STORE_ROWS(dq, dq_at, row, t, dqs, factor)
 }
 #endif

@@ -11,7 +11,6 @@
 #ifndef VECTOR
 #error "matmul_parts.cl needs VECTOR"
 #endif
-#define LOW 2048.0f
 
 INLINE float4 four_of(__global const float *row, long column, long columns) {
 #if VECTOR
@@ -19,11 +18,6 @@ INLINE float4 four_of(__global const float *row, long column, long columns) {
 #endif
     return (float4)(column < columns ? row[column] : 0, column + 1 < columns ? row[column + 1] : 0,
                     column + 2 < columns ? row[column + 2] : 0, column + 3 < columns ? row[column + 3] : 0);
-}
-
-INLINE uint finite_bits(float v) {
-    const uint bits = as_uint(v) & 0x7fffffffu;
-    return bits < 0x7f800000u ? bits : 0;
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
@@ -45,11 +39,6 @@ void find_peak(__global const float *x, __global volatile uint *peaks, const int
         if (me < step) largest[me] = MAX(largest[me], largest[me + step]);
     }
     if (me == 0) atomic_max(peaks + which, largest[0]);
-}
-
-INLINE float low_of(float v, float high) {
-    const float low = (v - high) * LOW;
-    return low == low ? low : 0;  // of an infinity
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))

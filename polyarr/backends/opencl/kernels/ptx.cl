@@ -38,3 +38,12 @@ INLINE float2 floats_of(uint pair) {
 // 2^14 or a little more: what is 2^-28 of that still has all bits in high and low.
 INLINE int shift_of(uint largest) { return MAX(MIN(141 - (int)(largest >> 23), 126), -113); }
 INLINE float power_of_2(int exponent) { return as_float((uint)(127 + exponent) << 23); }
+#define LOW_UP 2048.0f
+INLINE float low_of(float v, float high) {
+    const float low = (v - high) * LOW_UP;
+    return low == low ? low : 0;  // of an infinity
+}
+INLINE uint finite_bits(float v) {
+    const uint bits = as_uint(v) & 0x7fffffffu;
+    return bits < 0x7f800000u ? bits : 0;
+}

@@ -1,0 +1,67 @@
+"""Float32 operands of attention as two of float16 each, for matrix units; see parts.py."""
+
+import struct
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+from polyarr.backends.opencl.attention_tiled import Call, Problem
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
+from polyarr.core.spec import Spec, float16, uint32
+
+ARRAYS, MASK = 4, 3  # q, k, v, dout; which input is the mask
+HIGH_AND_LOW = 128  # columns of a row of parts
+ITEMS, ROWS, GROUPS_PER_UNIT = 128, 8, 16  # of a work-group, rows that it takes at once, and how many there may be
+
+
+class Parts(NamedTuple):
+    """The bits of the largest magnitudes of q, k, v and dout, and their parts."""
+
+    peaks: Any
+    arrays: list[Any]
+
+
+def make_parts(device: Device, call: Call) -> Parts | None:
+    """Where the parts of a call's arrays are to be written; None where they are multiplied as they are."""
+    if not call.problem.in_parts:
+        return None
+    shapes = ((*reversed(batch), rows, HIGH_AND_LOW) for batch, rows in batches(call.problem))
+    arrays = [device.empty(Spec(shape, float16)) for shape in shapes]
+    return Parts(device.empty(Spec((ARRAYS,), uint32)).memory, [x.memory for x in arrays])
+
+
+def divide(device: Device, call: Call, walks: int, parts: Parts | None) -> None:
+    """Write the parts, if there are any. The peaks are 0 before."""
+    if parts is None:
+        return
+    p, layouts = call.problem, filled([*call.at[:MASK], *call.at[MASK + 1 : len(call.inputs)]])
+    given = [item for x, at in zip(mapped(call), layouts, strict=True) for item in (x.memory, at)]
+    rows = max(n * prod(batch) for batch, n in batches(p))
+    groups = min(-(-rows // ROWS), GROUPS_PER_UNIT * device.features.compute_units)
+    work, group = (groups * ITEMS, len(parts.arrays)), (ITEMS, 1)
+    program = device.plans[_program](p.lengths[0])
+    numbers = walks, p.batch, p.inner, p.t, p.s
+    program.attention_peaks(work, group, *given, parts.peaks, *numbers)
+    program.attention_divide(work, group, *given, parts.peaks, *numbers, *filled(parts.arrays))
+
+
+def _program(device: Device, length: int) -> Any:
+    return device.build("attention_parts", KIND="f16", D=length)
+
+
+def mapped(call: Call) -> list[Buffer]:
+    """q, k, v and dout."""
+    return filled([x for i, x in enumerate(call.inputs) if i != MASK])
+
+
+def filled(found: list[Any]) -> list[Any]:
+    """With the last one again, where there is no dout."""
+    return found + found[-1:] * (ARRAYS - len(found))
+
+
+def batches(p: Problem) -> Iterator[tuple[tuple[int, int], int]]:
+    """Of q, k, v and dout: how many matrices along the inner and the outer axis differ, their rows."""
+    for packed, rows in zip(p.layouts, (p.t, p.s, p.s, p.t), strict=False):
+        outer, inner, _ = struct.unpack("3q", packed)
+        yield (p.inner if inner else 1, p.batch // p.inner if outer else 1), rows

@@ -1,0 +1,234 @@
+"""Random problems of attention, what they come to in float64, and how far floats may be from it, number by number.
+
+Each is made from its seed alone. Shapes, masks, layouts and values vary; `choices` says among what.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import polyarr as pa
+from polyarr import ops
+
+KEY, COUNTER = 2**40 + 1, 3
+# Relative errors: of a stored float; of what enters a product; of a sum of products, of the sum of magnitudes.
+ROUNDED = {"float32": 2.0**-22, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+SUMMED = {"float32": 2.0**-20, "float16": 2.0**-18, "bfloat16": 2.0**-18}
+LOST = 2.0**-50  # of the largest, where float32 is multiplied in parts
+SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}  # steps of the smallest numbers
+
+
+class Choices(NamedTuple):
+    """Among what problems are drawn."""
+
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    sizes: tuple[int, ...] = (8, 16, 40, 64, 128)
+    masks: tuple[str, ...] = ("none", "bool", "float32")
+    rates: tuple[float, ...] = (0.0, 0.25)
+    longest: int = 300
+    precision: str | None = None
+
+
+class Problem(NamedTuple):
+    """What goes in, and the numbers that say how."""
+
+    name: str
+    arrays: tuple[Any, ...]  # q, k, v, mask, dout on the host
+    views: Any  # from the arrays on the device to q, k, v as attention takes them
+    params: dict[str, Any]
+
+
+def draw(seed: int, choices: Choices) -> Problem:
+    """One problem."""
+    r = np.random.default_rng(seed)
+    dtype, size, kind, rate = (pick(r, some) for some in choices[:4])
+    t, s = lengths(r, choices.longest)
+    lead, shared, layout = heads(r)
+    s = t if layout == "packed" else s
+    spread = pick(r, (1.0, 1.0, 0.1, 4.0, 1e-3))
+    q, k, v = (values(r, (*outer, n, size), dtype, spread)
+               for outer, n in ((lead, t), (shared, s), (shared, s)))  # fmt: skip
+    dout = values(r, (*lead, t, size), dtype, pick(r, (1.0, 1.0, 1e-3, 4.0)))
+    mask = mask_of(r, kind, (*lead, t, s))
+    params = {
+        "causal": bool(r.integers(2)), "dropout_rate": rate, "precision": choices.precision,
+        "scale": pick(r, (None, None, 0.3)),
+    }  # fmt: skip
+    masked = "no mask" if mask is None else f"mask {kind} {mask.shape}"
+    name = f"seed {seed}: {dtype} q {q.shape} k {k.shape} {layout}, {masked}, {params}"
+    return Problem(name, (q, k, v, mask, dout), LAYOUTS[layout], params)
+
+
+def pick(r: np.random.Generator, among: tuple[Any, ...]) -> Any:
+    """One of them."""
+    return among[r.integers(len(among))]
+
+
+def lengths(r: np.random.Generator, longest: int) -> tuple[int, int]:
+    """Queries and keys: often the same, at times 1 or 0, around tiles of 64."""
+    t, s = (pick(r, (int(r.integers(1, longest)), 64 * int(r.integers(1, 4)) + int(r.integers(-1, 2)))) for _ in "ts")
+    if r.integers(12) == 0:
+        return pick(r, ((0, s), (t, 0), (0, 0), (t, 1), (1, 1)))
+    t = pick(r, (t, t, t, t, t, t, 1, 16, 17))
+    return (t, t) if r.integers(2) else (t, s)
+
+
+def heads(r: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """The leading axes of queries and of keys, and how all lie in memory."""
+    layout = pick(r, tuple(LAYOUTS))
+    if layout == "packed":
+        lead = (int(r.integers(1, 4)), int(r.integers(1, 5)))
+        return lead, lead, layout
+    b, h, g = (int(n) for n in r.integers(1, 4, 3))
+    lead = pick(r, ((), (h,), (b, h), (b, h), (b, h, g), (b, h, g), (0, h) if r.integers(4) == 0 else (b, h)))
+    shared = pick(r, (lead, (b, h, 1) if len(lead) == 3 else lead))
+    return lead, shared, layout
+
+
+def values(r: np.random.Generator, shape: tuple[int, ...], dtype: str, spread: float) -> np.ndarray:
+    """Normal numbers, at times of very different sizes from row to row."""
+    x = spread * r.standard_normal(shape)
+    if r.integers(4) == 0:
+        x *= 2.0 ** r.integers(-8, 3, (*shape[:-1], 1))
+    return x.astype(np.dtype(getattr(pa, dtype)))
+
+
+def mask_of(r: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """A mask of some shape that broadcasts to this; some rows of a mask of bools see nothing."""
+    if kind == "none":
+        return None
+    own = tuple(1 if r.integers(4) == 0 else n for n in shape)[int(r.integers(len(shape) + 1)) :]
+    if kind == "bool":
+        return (r.random(own) > 0.3) & (r.random((*own[:-1], 1)[: len(own)]) > 0.1)
+    added = r.standard_normal(own).astype(kind)
+    return np.where(r.random(own) > 0.2, added, -np.inf).astype(kind)
+
+
+# ---- layouts -----------------------------------------------------------------------------------------------------
+
+
+def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
+    """As they are."""
+    return [pa.asarray(x) for x in (q, k, v)]
+
+
+def packed(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
+    """All three in one (B, T, 3, H, D)."""
+    together = np.stack([x.transpose(0, 2, 1, 3) for x in (q, k, v)], axis=2)
+    return [ops.permute_dims(x, axes=(0, 2, 1, 3)) for x in ops.unstack(pa.asarray(together), axis=2)]
+
+
+def offset(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
+    """Parts of larger arrays, with nan around them, at offsets of whole 16 bytes and of others."""
+    found = []
+    for i, x in enumerate((q, k, v)):
+        before, around = (3, 5)[i % 2], 8 if i < 2 else 0
+        wide = np.full((*x.shape[:-2], x.shape[-2] + 7, x.shape[-1] + 2 * around), np.nan, x.dtype)
+        rows, columns = slice(before, before + x.shape[-2]), slice(around, around + x.shape[-1])
+        wide[..., rows, columns] = x
+        found.append(pa.asarray(wide)[..., rows, columns])
+    return found
+
+
+def turned(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
+    """The last axis has a stride, which no kernel takes; keys backwards."""
+    first = pa.matrix_transpose(pa.asarray(np.ascontiguousarray(q.swapaxes(-1, -2))))
+    return [first, pa.flip(pa.asarray(np.ascontiguousarray(k[..., ::-1, :])), axis=-2), pa.asarray(v)]
+
+
+LAYOUTS = {"plain": plain, "packed": packed, "offset": offset, "turned": turned}
+
+
+# ---- what it comes to --------------------------------------------------------------------------------------------
+
+
+def found(problem: Problem) -> list[np.ndarray]:
+    """The result and the gradients of q, k and v, on the current backend."""
+    q, k, v, mask, dout = problem.arrays
+    mask = None if mask is None else pa.asarray(mask)
+    out, pull = pa.vjp(lambda q, k, v: ops.attention(q, k, v, mask, KEY, COUNTER, **problem.params),
+                       *problem.views(q, k, v))  # fmt: skip
+    return [x.numpy().astype(np.float64) for x in (out, *pull(pa.asarray(dout)))]
+
+
+def expected(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The same four in float64, and how far from each float may be."""
+    q, k, v, mask, dout = problem.arrays
+    one, summed, least = (table[q.dtype.name] for table in (ROUNDED, SUMMED, SMALLEST))
+    shapes = [x.shape for x in (q, k, v)]
+    scale, kept = problem.params["scale"] or q.shape[-1] ** -0.5, dropped(problem)
+    lost = LOST if problem.params["precision"] == "high" else 0.0
+    q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))
+    sizes_q, sizes_k, sizes_v, sizes_g = (np.abs(x) for x in (q, k, v, dout))
+    turn = np.swapaxes
+    scores = scale * (q @ turn(k, -1, -2))
+    off = summed * scale * (sizes_q @ turn(sizes_k, -1, -2))  # how far a score may be
+    weights = softmax(seen(scores, mask, problem.params["causal"]))
+    off = off + largest(np.where(weights > 0, off, 0), -1) + summed  # and its weight, relatively
+    z = weights * kept
+    out = z @ v
+    z_off = z * (one + off) + least + 2 * lost * kept
+    most_out = z_off @ sizes_v + one * np.abs(out)
+    dz = (dout @ turn(v, -1, -2)) * kept
+    delta = (dout * out).sum(-1, keepdims=True)
+    ds = weights * (dz - delta)
+    delta_off = (sizes_g * (most_out + summed * np.abs(out))).sum(-1, keepdims=True)
+    dz_off = summed * kept * (sizes_g @ turn(sizes_v, -1, -2))
+    ds_off = least + (one + off) * np.abs(ds) + weights * (delta_off + dz_off)
+    ds_lost = ds_off + 2 * lost * largest(np.abs(ds) + ds_off, -1), ds_off + 2 * lost * largest(np.abs(ds) + ds_off, -2)
+    results = [out, scale * (ds @ k), scale * (turn(ds, -1, -2) @ q), turn(z, -1, -2) @ dout]
+    most = [
+        most_out, scale * (ds_lost[0] @ sizes_k), scale * (turn(ds_lost[1], -1, -2) @ sizes_q),
+        turn(z_off, -1, -2) @ sizes_g,
+    ]  # fmt: skip
+    for i, shape in enumerate(shapes, start=1):  # what is broadcast has its gradients rounded twice
+        each = most[i] + one * np.abs(results[i]) + least
+        results[i], most[i] = (added_up(x, shape) for x in (results[i], each))
+        most[i] = most[i] + one * np.abs(results[i])
+    return results, [x + least for x in most]
+
+
+def largest(x: np.ndarray, axis: int) -> np.ndarray:
+    """Along an axis, which stays."""
+    return np.max(x, axis=axis, keepdims=True, initial=0)
+
+
+def dropped(problem: Problem) -> np.ndarray:
+    """What dropout multiplies weights by."""
+    (*lead, t, _), (*_, s, _), rate = problem.arrays[0].shape, problem.arrays[1].shape, problem.params["dropout_rate"]
+    with pa.use_backend("numpy"):
+        ones = pa.asarray(np.ones((*lead, t, s), np.float64))
+        return ops.dropout(ones, KEY, COUNTER, rate=rate).numpy()
+
+
+def seen(scores: np.ndarray, mask: np.ndarray | None, causal: bool) -> np.ndarray:
+    """Scores with -inf where nothing may be seen."""
+    t, s = scores.shape[-2:]
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    return np.where(np.arange(s) <= np.arange(t)[:, None] + (s - t), scores, -np.inf) if causal else scores
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """0 where everything is -inf."""
+    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    e = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = e.sum(-1, keepdims=True)
+    return e / np.where(total > 0, total, 1)
+
+
+def added_up(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Over the axes along which an array of this shape was broadcast."""
+    axes = tuple(i for i, n in enumerate(shape) if n == 1 != x.shape[i])
+    return x.sum(axes, keepdims=True)
+
+
+def worst(problem: Problem) -> float:
+    """The largest error, as a part of what it may be; inf for a nan."""
+    results, most = expected(problem)
+    share = 0.0
+    for ours, theirs, limit in zip(found(problem), results, most, strict=True):
+        assert ours.shape == theirs.shape, f"{problem.name}: {ours.shape}, expected {theirs.shape}"
+        each = np.abs(ours - theirs) / limit
+        share = max(share, np.max(np.where(np.isnan(each), np.inf, each), initial=0))
+    return share
