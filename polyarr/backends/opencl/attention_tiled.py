@@ -172,6 +172,8 @@ def _program(device: Device, p: Problem) -> tuple[Program, CpuTile | GpuTile]:
     """The kernels, and their tile."""
     (tile,) = device.plans[tiles](p.dtype, p.t, p.s, p.lengths, p.is_backward)
     macros = {**p.macros, "DV": p.lengths[1], **tile._asdict()}
+    if type(tile) is GpuTile:
+        macros["VECTOR"] = int(_in_fours(p))
     return device.build(f"attention_{device.geometry.kind}", **macros), tile
 
 
@@ -187,6 +189,12 @@ def shape_class(t: int, s: int, lengths: tuple[int, int], backward: bool) -> str
     """Queries and keys to the next power of two."""
     near = [2 ** round(log2(max(length, 1))) for length in (t, s)]
     return f"{'backward' if backward else 'forward'} {' x '.join(map(str, (*near, *dict.fromkeys(lengths))))}"
+
+
+def _in_fours(p: Problem) -> bool:
+    """True if rows of float32 are made of aligned fours."""
+    steps = [step for packed in p.layouts for step in struct.unpack("3q", packed)]
+    return p.dtype == float32 and p.is_aligned and not any(n % 4 for n in (*p.lengths, *steps))
 
 
 def fits(device: Device, itemsize: int, t: int, lengths: tuple[int, int]) -> bool:

@@ -14,10 +14,11 @@
 //          TX x TY work-items: a work-item has OWN / TY rows and STREAM / TX columns of the tile |
 //          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 |
 //          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory | BACKWARD 0 or 1: which kernels
+//          VECTOR 1 if T is float, and rows of q, k, v and dout are made of aligned fours
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(OWN) || !defined(STREAM) || !defined(TX) || \
     !defined(TY) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD) || \
-    !defined(STATE_ON_DEVICE)
-#error "attention_gpu.cl needs a dtype's and a mask's macros, D, DV, OWN, STREAM, TX, TY, DROPOUT, BACKWARD, STATE_ON_DEVICE"
+    !defined(STATE_ON_DEVICE) || !defined(VECTOR)
+#error "attention_gpu.cl needs a dtype's and a mask's macros, D, DV, OWN, STREAM, TX, TY, DROPOUT, BACKWARD, STATE_ON_DEVICE, VECTOR"
 #endif
 
 #define JOINED(a, b) a##b
@@ -41,10 +42,19 @@ typedef VECTOR_OF(ACC, 4) vector;
 static inline void load_tile(__local ACC *tile, const int width, __global const T *x, const long row, const int rows,
                              const int tile_rows, const int columns, const int me) {
     const int padded = width - 4;
+#if VECTOR
+#pragma unroll
+    for (int n = me; n < tile_rows * (padded / 4); n += WG) {
+        const int r = n / (padded / 4), c = n % (padded / 4) * 4;
+        *(__local vector *)(tile + r * width + c) =
+            r < rows && c < columns ? *(__global const vector *)(x + r * row + c) : (vector)(0);
+    }
+#else
     for (int n = me; n < tile_rows * padded; n += WG) {
         const int r = n / padded, c = n % padded;
         tile[r * width + c] = r < rows && c < columns ? LOAD(x + r * row, c) : 0;
     }
+#endif
 }
 
 // sum[r][c] = the product of own row ty + r * TY with streamed row tx + c * TX.
