@@ -174,7 +174,8 @@ def expected(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray]]:
     ds = weights * (dz - delta)
     delta_off = (sizes_g * (most_out + summed * np.abs(out))).sum(-1, keepdims=True)
     dz_off = summed * kept * (sizes_g @ turn(sizes_v, -1, -2))
-    ds_off = least + (one + off) * np.abs(ds) + weights * (delta_off + dz_off)
+    ds_off = (one + off) * np.abs(ds) + weights * (delta_off + dz_off)
+    ds_off = ds_off + least * (1 + np.abs(dz - delta))  # weights may be too small for a float
     ds_lost = ds_off + 2 * lost * largest(np.abs(ds) + ds_off, -1), ds_off + 2 * lost * largest(np.abs(ds) + ds_off, -2)
     results = [out, scale * (ds @ k), scale * (turn(ds, -1, -2) @ q), turn(z, -1, -2) @ dout]
     most = [
