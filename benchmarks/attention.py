@@ -1,6 +1,7 @@
 """How fast is attention, beside PyTorch's on the same device?
 
     python benchmarks/attention.py [--dtype float32,bfloat16] [--precision high] [--only training] [--json FILE]
+                                   [--png FILE]
 
 Forward, and forward with backward, of what GPT-2 is trained with and of other shapes; one query over many keys, as when
 a token is generated. polyarr runs on the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor
@@ -12,13 +13,13 @@ TFLOP/s count the products that are needed: two forward, five backward, half of 
 
 import argparse
 import contextlib
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import report
 import torch
 import torch.nn.functional as F  # noqa: N812  the name it has everywhere
 from rows import Row, agree, measure
@@ -137,15 +138,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name contains this, or one of several, separated by |")
     parser.add_argument("--turns", type=int, default=9, help="how often each is timed")
     parser.add_argument("--threads", type=int, help="for PyTorch, on a processor")
-    parser.add_argument("--json", help="write everything to this file as well")
-    options = parser.parse_args()
+    options = report.parsed(parser)
     if options.threads:
         torch.set_num_threads(options.threads)
     device = select()
     where = "cpu" if device.features.is_cpu else "cuda"
     pa.set_backend(device.name)
     peer = torch.cuda.get_device_name() if where == "cuda" else f"{torch.get_num_threads()} threads"
-    print(f"polyarr on {device.cl_device.name.strip()}; PyTorch {torch.__version__}, {peer}")
+    name = device.cl_device.name.strip()
+    print(f"polyarr on {name}; PyTorch {torch.__version__}, {peer}")
     wait = {"polyarr": pa.synchronize, "PyTorch": torch.cuda.synchronize if where == "cuda" else lambda: None}
     found = []
     for dtype in options.dtype.split(","):
@@ -154,9 +155,8 @@ def main() -> None:
             for row in rows(shape, dtype, options.precision, where):
                 if any(part in row.name for part in options.only.split("|")):
                     found.append(measured(row, dtype, wait, options.turns))
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"device": device.cl_device.name.strip(), "peer": peer, "rows": found}, file, indent=1)
+    shown = {f"{row['name']} ({row['dtype']})": row["seconds"] for row in found if "seconds" in row}
+    report.write(options, {"device": name, "peer": peer, "rows": found}, f"Attention on {name}", "seconds", shown)
     if wrong := [f"{row['name']} ({row['dtype']})" for row in found if "error" in row]:
         sys.exit(f"not timed, because results differ or one side lacks it: {', '.join(wrong)}")
 
