@@ -3,6 +3,7 @@
 import re
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,11 @@ commands, devices = (import_module(f"polyarr.backends.opencl.{name}") for name i
 DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64"}
 # What is done in one room only, and where; and code that does it elsewhere.
 ROOMS = [
-    (r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(", {"commands.py"}, "cl.enqueue_copy(queue, a, b)"),
+    (
+        r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(",
+        {"commands.py", "launches.py"},
+        "cl.enqueue_copy(queue, a, b)",
+    ),
     (r"\bpool\.allocate\(", {"device.py"}, "memory = device.pool.allocate(64)"),
     (r"\.is_cpu\b", {"geometry.py", "device.py"}, "4 if device.features.is_cpu else 8"),
     (r"_cache(\(.*\))?\ndef \w+\(\s*device: Device", {"plans.py"}, "@lru_cache(maxsize=8)\ndef tile(device: Device):"),
@@ -96,3 +101,39 @@ def test_kernels_take_what_the_compiler_says(backend, monkeypatch):
             infos = [kernel.get_arg_info(i, cl.kernel_arg_info.TYPE_NAME) for i in range(kernel.num_args)]
             expected = [None if info.endswith("*") else DTYPES.get(info, structure) for info in infos]
             assert list(program.kernels[kernel.function_name].arguments) == expected, kernel.function_name
+
+
+# ---- launches without an event -----------------------------------------------------------------------------------
+
+launches = import_module("polyarr.backends.opencl.launches")
+
+
+@on_opencl
+def test_launches_without_an_event_do_what_others_do(backend, monkeypatch) -> None:
+    device, unheard = devices.select(backend.name), launches.without_events()
+    assert unheard is not launches.cl.enqueue_nd_range_kernel
+    monkeypatch.setattr(device.programs, "_programs", {})  # whose kernels have not run yet
+    monkeypatch.setattr(device, "plans", type(device.plans)(device))
+    launched = []
+    monkeypatch.setattr(device.commands, "launch", lambda *args: launched.append(args[2:]) or unheard(*args))
+    x = pa.asarray(np.arange(12, dtype=np.float32).reshape(3, 4))
+    for _ in range(2):
+        np.testing.assert_array_equal((x @ x.T + 1).numpy(), x.numpy() @ x.numpy().T + 1)
+    assert len(launched) == 4
+    with pa.profile() as profile:
+        (x + 1).numpy()
+    assert len(launched) == 4 and "elementwise" in str(profile)
+
+
+@on_opencl
+def test_a_launch_without_an_event_that_is_refused_says_why(backend) -> None:
+    device = devices.select(backend.name)
+    program = device.build("create", T="float", ACC="float", STORE="store_float32", COUNTER="float", WG=64)
+    with pytest.raises(launches.cl.Error, match=r"(?i)clEnqueueNDRangeKernel"):
+        launches.without_events()(device.queue, program.arange.cl_kernel, (64,), (1 << 30,))
+
+
+def test_only_nvidias_driver_is_called_without_events() -> None:
+    for name, has_events in (("NVIDIA CUDA", False), ("Portable Computing Language", True)):
+        device = SimpleNamespace(platform=SimpleNamespace(name=name))
+        assert (launches.launch_of(device) is launches.cl.enqueue_nd_range_kernel) == has_events

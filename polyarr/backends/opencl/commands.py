@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
+from polyarr.backends.opencl.launches import launch_of
 from polyarr.backends.opencl.source import STRUCTURE, Arguments
 from polyarr.core.errors import BackendError
 
@@ -22,6 +23,7 @@ class Commands:
         self.queue = cl.CommandQueue(context, cl_device)
         self._plain: cl.CommandQueue | None = None  # while another one serves
         self.lock: Any = threading.RLock()
+        self.launch = launch_of(cl_device)
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
         self.recording: Any = None  # what is told of every command
         # Between host and device; upload does not wait: the event keeps the host's bytes alive.
@@ -173,25 +175,29 @@ class Kernel(Command):
     ) -> None:
         super().__init__(kernel.function_name, commands, self._first)
         self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
+        self.has_run = False
 
-    def _first(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event:
-        """The first launch, after which PyOpenCL's kernel is called at once."""
+    def _first(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
+        """The first launch. After it the kernel is called at once, where an event costs little."""
         self._launched()
         self.cl_kernel.set_scalar_arg_dtypes(self.arguments)
-        self._enqueue = self.cl_kernel
-        return self.cl_kernel(queue, work, group, *args)
+        self.has_run = True
+        self._enqueue = self.cl_kernel if self._commands.launch is cl.enqueue_nd_range_kernel else self._unheard
+        return self._enqueue(queue, work, group, *args)
 
-    @property
-    def has_run(self) -> bool:
-        """True after the first launch."""
-        return self._enqueue is self.cl_kernel
+    def _unheard(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
+        """Without an event, unless times are noted."""
+        if self._commands.is_timed:
+            return self.cl_kernel(queue, work, group, *args)
+        self.cl_kernel.set_args(*args)
+        return self._commands.launch(queue, self.cl_kernel, work, group)
 
     def repeated(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
         """As a Command does it. The arguments are a kernel object of their own, so that nobody else changes them."""
         own = cl.Kernel(self.cl_kernel.program, self.name)
         for i, arg in enumerate(args):
             self.set_number(own, i, arg)
-        return cl.enqueue_nd_range_kernel, own
+        return self._commands.launch, own
 
     def set_number(self, own: cl.Kernel, i: int, value: Any) -> None:
         """Set an argument that is no memory: to what PyOpenCL makes of it where it is called with the types."""

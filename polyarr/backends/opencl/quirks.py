@@ -53,6 +53,8 @@ QUIRKS = (
           "asks for none unless POLYARR_DEBUG is set: so set it from the start"),
     Quirk(NVIDIA, "580*", "ends the process when OpenCL makes one buffer of 622 MB or more of CUDA's memory",
           "shares arrays of up to 256 MB (docs/decisions/0017)"),
+    Quirk(NVIDIA, "580*", "computes nothing for 1.7 us between two kernels if the first one has an event",
+          "asks for none, unless somebody notes times"),
     Quirk(INTEL, "2026*", "is registered by its own package under a folder that does not exist",
           "says in `polyarr doctor` which file to write"),
     Quirk(INTEL, "2026*", "allocates more memory than there is",
