@@ -308,6 +308,30 @@ def test_what_single_warps_take(monkeypatch, dtype, precision, step, expected) -
     assert found == (product.Copies(True, False) if expected == "copies" else expected)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "pads", "pitch"),
+    [
+        (bfloat16, (8192, 50257, 768), True, 50264), (bfloat16, (8192, 50257, 768), False, 50257),
+        (bfloat16, (8192, 50304, 768), True, 50304), (bfloat16, (8192, 65, 768), True, 65),
+        (np.dtype("float32"), (8192, 50257, 768), True, 50260), (np.dtype("float32"), (8192, 50257, 768), False, None),
+    ],
+)  # fmt: skip
+def test_rows_of_a_result_are_padded_where_that_is_asked_for_and_pays(monkeypatch, dtype, shape, pads, pitch) -> None:
+    monkeypatch.setattr(wgmma, "is_sound", lambda *args: True)
+    monkeypatch.setattr(wgmma, "is_sound_program", lambda *args: True)
+    monkeypatch.setattr(wgmma, "_launch", lambda *args: args)
+    device = SimpleNamespace(features=SimpleNamespace(compute_units=132))
+    found = wgmma.plan(device, dtype, problem(*shape), (True, True), product.Epilogue(precision="high", pads=pads))
+    if pitch is None:
+        assert found is None
+    else:
+        *_, macros, found_pitch = found
+        assert (found_pitch, macros["ALIGNED"]) == (pitch, int(pitch * dtype.itemsize % 16 == 0))
+    tile, (m, n, k) = wgmma.TILES[0], shape
+    out = wgmma._maps(bfloat16, problem(m, n, k), tile, 50264)[2]
+    assert (out == tensor_map(bfloat16, (n, m, 1), (2 * 50264, 2 * 50264 * m), (64, 64, 1))).all()
+
+
 def halves_of(x):
     """What float16 keeps of a float32 matrix, by one shift: high, and low as it counts, both as float64."""
     largest = np.abs(x).max().view(np.uint32)
