@@ -1,0 +1,39 @@
+// What cross_entropy.cl and cross_entropy_gpu.cl have in common. With m the largest logit of a row, s the sum of
+// exp(x - m), t its target and e the smoothing:
+//     loss = (1 - e) (m + log(s) - x[t]) + e (m + log(s) - mean(x))
+//     dx = factor (exp(x - m) / s - e / cols - (1 - e) [c = t])
+// A row whose target is ignored has loss 0 and gradient 0. So has one whose target is out of range, which is noted.
+//
+// Arrays   x, dx (rows, cols) row-major, `pitch` elements from row to row; targets (rows) of INDEX;
+//          saved (rows, 2) of ACC = m, log(s); losses (rows), loss () and divisor () of ACC; g of ACC, () if REDUCED,
+//          else (rows); FAULT as in the prelude
+// Params   T, ACC, LOAD, STORE of the dtype | INDEX the C type of targets | REDUCED 1 where the losses become one,
+//          else 0 | SMOOTHED 0 or 1
+#if !defined(T) || !defined(INDEX) || !defined(REDUCED) || !defined(SMOOTHED)
+#error "cross entropy needs a dtype's macros, INDEX, REDUCED and SMOOTHED"
+#endif
+
+static inline int is_counted(const long target, const long ignore_index, const long cols) {
+    return target != ignore_index && target >= 0 && target < cols;
+}
+
+// What one work-item writes of a row: mean is that of x - m.
+static inline void write_loss(__global ACC *losses, __global ACC *saved, __global const T *x_row, FAULT, const long row,
+                              const long cols, const long target, const long ignore_index, const ACC m, const ACC sum,
+                              const ACC mean, const ACC smoothing) {
+    const ACC log_sum = log(sum);
+    ACC loss = 0;
+    if (is_counted(target, ignore_index, cols)) {
+        loss = log_sum - (LOAD(x_row, target) - m);
+        if (SMOOTHED) loss = (1 - smoothing) * loss + smoothing * (log_sum - mean);
+    } else if (target != ignore_index) {
+        note_fault(fault, call, target, cols);
+    }
+    saved[2 * row] = m;
+    saved[2 * row + 1] = log_sum;
+    losses[row] = loss;
+}
+
+// dx before it is multiplied, where c is not t.
+#define LOGIT_SLOPE(X) (EXP((X) - m - log_sum) - spread)
+#define FACTOR(row) (REDUCED ? g[0] / divisor[0] : g[row])
