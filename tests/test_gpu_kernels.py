@@ -121,7 +121,7 @@ def test_reductions_of_rows_at_odd_places(gpu):
 
 
 def test_running_sums_in_parts(gpu):
-    for shape, axis in (((20001,), 0), ((3, 1100), 1), ((500, 3), 0)):
+    for shape, axis in (((20001,), 0), ((3, 1100), 1), ((500, 3), 0), ((70, 17), 1), ((3, 8200), 1)):
         host = np.random.default_rng(0).integers(-9, 9, shape, dtype=np.int32)
         np.testing.assert_array_equal(pa.cumulative_sum(pa.asarray(host), axis=axis).numpy(), host.cumsum(axis))
 

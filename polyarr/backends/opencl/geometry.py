@@ -36,6 +36,7 @@ class CpuGeometry:
     reduction_group, has_vectors = 1, True
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
     scan_group, scan_columns, scan_step = 1, 64, 1  # the last: what parts of a scan are multiples of
+    scan_turns = 1  # vectors of each work-item that shares a row
 
     word, moves_rows = 64, True  # bytes that are moved at once; whether a work-item takes whole rows
     adds_atomically = False  # where the order need not be the same every time
@@ -98,6 +99,10 @@ class CpuGeometry:
         """Work-items that share a row of a reduction."""
         return 1
 
+    def scan_lanes(self, length: int, vector: int) -> int:
+        """Work-items that share a row of a scan."""
+        return 1
+
     def scan_part(self, inner: int) -> int:
         """Elements that are worth a part of a scan, of so many columns."""
         return -(-(1 << 14) // min(inner, self.scan_columns))
@@ -142,7 +147,7 @@ class GpuGeometry:
     columns, column_rows, partials = 32, 8, 4
     reduction_group, has_vectors = 256, False
     part, parts_per_unit = 1 << 12, 8
-    scan_group, scan_columns, scan_step = 256, 1, 64
+    scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 4
 
     word, moves_rows = 16, False
     adds_atomically = True
@@ -214,6 +219,13 @@ class GpuGeometry:
         """A power of two that gives each a few elements."""
         lanes = 1
         while lanes < self.reduction_group and lanes * self.partials < length:
+            lanes *= 2
+        return lanes
+
+    def scan_lanes(self, length: int, vector: int) -> int:
+        """A power of two that gives each a few vectors."""
+        lanes = 16
+        while lanes < self.scan_group and lanes * self.scan_turns * vector < length:
             lanes *= 2
         return lanes
 

@@ -22,14 +22,19 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
     if not out.size:
         return result
     sums = segments.sum_dtype(device, out.dtype)
-    program = device.plans[_program](x.dtype, out.dtype, sums)
     group = device.geometry.scan_group
+    vector = device.geometry.vector(max(x.dtype.itemsize, out.dtype.itemsize))
+    lanes = device.geometry.scan_lanes(length, vector) if inner == 1 else group
+    program = device.plans[_program](x.dtype, out.dtype, sums, vector, lanes)
     part_length = _part_length(device, outer, length, inner)
     parts = -(-length // part_length)
     starts = result if parts == 1 else _part_sums(device, x, sums, (outer, parts - 1, part_length, inner), length)
     if group > 1 and inner == 1:
         arrays = x.memory, result.memory, starts.memory
-        program.scan_rows((outer * group, parts), (group, 1), *arrays, length, part_length)
+        sets = group // lanes
+        program.scan_rows(
+            (-(-outer // sets) * lanes, parts * sets), (lanes, sets), *arrays, outer, length, part_length
+        )  # fmt: skip
         return result
     if inner == 1:
         rows, _, each = device.geometry.items(outer, least=-(-device.geometry.scan_part(1) // length))
@@ -61,12 +66,12 @@ def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...
     return SUM(device, Spec((outer, parts, inner), dtype), view, axis=(2,))
 
 
-def _program(device: Device, dtype: np.dtype, out: np.dtype, sums: np.dtype) -> Any:
+def _program(device: Device, dtype: np.dtype, out: np.dtype, sums: np.dtype, vector: int, lanes: int) -> Any:
     written = {f"OUT_{name}": macro for name, macro in types(out).items() if name in ("T", "ACC")}
-    vector = device.geometry.vector(max(dtype.itemsize, out.itemsize))
     compensated = int(sums in FLOATS and types(out)["ACC"] == types(sums)["ACC"])
     return device.build(
         "scan", **types(dtype) | {"STORE": types(out)["STORE"]}, **written, A=types(sums)["ACC"],
         COMPENSATED=compensated, WG=device.geometry.scan_group, COLUMNS=device.geometry.scan_columns,
-        VECTOR=vector, **vector_types(dtype, vector), **vector_types(out, vector, "OUT_"),
+        LANES=lanes, TURNS=device.geometry.scan_turns, VECTOR=vector, **vector_types(dtype, vector),
+        **vector_types(out, vector, "OUT_"),
     )  # fmt: skip

@@ -1,17 +1,18 @@
 // Running sums along the middle axis of a row-major x (outer, length, inner): out has its shape.
 //
 // Kernels  scan_columns  every work-item goes down COLUMNS neighbouring columns of one part of the length
-//          scan_rows     a group goes along a part of a row, WG vectors at a time; inner is 1; GPU only
+//          scan_rows     LANES work-items go along a part of a row, TURNS vectors each at a time; inner is 1; GPU only
 //          scan_spans    a work-item goes along a part of each of rows_each rows; inner is 1; CPU only
 // Arrays   starts (outer, parts - 1, inner) of A: the sums of all parts but the last; unread if there is one part
 // Launch   scan_columns  global (inner / COLUMNS rounded up, outer, parts), groups of (WG, 1, 1)
-//          scan_rows     global (outer * WG, parts), groups of WG
+//          scan_rows     groups of (LANES, WG / LANES); global (LANES, outer) rounded up to them, side by side, and parts
 //          scan_spans    global (outer / rows_each rounded up, parts), groups of 1
 // Params   T, LOAD       stored type of x, and how to read it
 //          A             type of the sums
 //          OUT_T, STORE  type of out, and how to write it
 //          COMPENSATED   1 if A is a float type no wider than out, so that what an addition rounds off must be kept
 //          WG, COLUMNS   work-items per group, a power of two; columns per work-item
+//          LANES, TURNS  of scan_rows: work-items that share a row, a power of two and at least 16; and vectors of each
 //          VECTOR        elements that a work-item of scan_rows takes at once; ACC, DTYPE, RAW, WORD of x and OUT_ACC,
 //                        OUT_DTYPE, OUT_RAW, OUT_WORD as DEFINE_VECTOR has them
 #if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(COMPENSATED)
@@ -51,50 +52,67 @@ void scan_columns(__global const T *restrict x, __global OUT_T *restrict out, __
 
 #if WG > 1
 #define FEW 16  // work-items whose sums are added up one after the other
+#define SETS (WG / LANES)
+#define CHUNK (TURNS * LANES * VECTOR)
+#define AT(lane) ((lane) + (lane) / FEW)  // so that those who add up find their sums in different banks
+#define EACH_TURN _Pragma("unroll") for (int t = 0; t < TURNS; t++)
 
-DEFINE_JOIN(sum_of_lanes, A, WG, ADD)
+DEFINE_JOIN(sum_of_lanes, A, LANES, ADD)
 DEFINE_VECTOR(x, DTYPE, T, RAW, ACC, WORD)
 DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, OUT_ACC, OUT_WORD)
 
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(LANES, SETS, 1)))
 void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __global const A *restrict starts,
-               const long length, const long part_length) {
-    __local A lane[WG];
-    const int me = get_local_id(0);
-    const long row = get_group_id(0), part = get_group_id(1), parts_before = get_num_groups(1) - 1;
-    const long begin = row * length + part * part_length, end = MIN(begin + part_length, (row + 1) * length);
+               const long outer, const long length, const long part_length) {
+    __local A all_lanes[SETS][TURNS][AT(LANES)];
+    const int me = get_local_id(0), set = get_local_id(1);
+    __local A (*lane)[AT(LANES)] = all_lanes[set];
+    // The last parts first: what was read last, for their sums, is still in a cache.
+    const long parts_before = get_num_groups(1) - 1, part = parts_before - get_group_id(1);
+    const long row = get_group_id(0) * SETS + set, count = MIN(part_length, length - part * part_length);
+    const long begin = row * length + part * part_length, end = row < outer ? begin + count : begin;
     const int is_aligned = begin % VECTOR == 0;
     A carry = 0, lost = 0;
     if (part > 0) {
-        for (long p = me; p < part; p += WG) carry += starts[row * parts_before + p];
-        carry = sum_of_lanes(carry, me, lane);
+        for (long p = me; row < outer && p < part; p += LANES) carry += starts[row * parts_before + p];
+        carry = sum_of_lanes(carry, me, lane[0]);
+        barrier(CLK_LOCAL_MEM_FENCE);
     }
-    for (long first = begin; first < end; first += WG * VECTOR) {
-        const long i = first + me * VECTOR;
-        ACC v[VECTOR];
-        A sums[VECTOR];
-        OUT_ACC outs[VECTOR];
-        if (is_aligned && i + VECTOR <= end)
-            read_x(x, i, end, v);
-        else
-            EACH_OF_VECTOR v[k] = i + k < end ? LOAD(x, i + k) : 0;
-        EACH_OF_VECTOR sums[k] = k ? sums[k - 1] + (A)v[k] : (A)v[k];
-        lane[me] = sums[VECTOR - 1];
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (me < WG / FEW)
-            for (int j = 1; j < FEW; j++) lane[me * FEW + j] += lane[me * FEW + j - 1];
-        barrier(CLK_LOCAL_MEM_FENCE);
-        A before = me % FEW ? lane[me - 1] : 0, total = 0;
-        for (int j = 0; j < WG / FEW; j++) {
-            if (j == me / FEW) before += total;
-            total += lane[j * FEW + FEW - 1];
+    for (long at = 0; at < count; at += CHUNK) {
+        A sums[TURNS][VECTOR], before[TURNS], total[TURNS];
+        EACH_TURN {
+            const long i = begin + at + (t * LANES + me) * VECTOR;
+            ACC v[VECTOR];
+            if (is_aligned && i + VECTOR <= end)
+                read_x(x, i, end, v);
+            else
+                EACH_OF_VECTOR v[k] = i + k < end ? LOAD(x, i + k) : 0;
+            EACH_OF_VECTOR sums[t][k] = k ? sums[t][k - 1] + (A)v[k] : (A)v[k];
+            lane[t][AT(me)] = sums[t][VECTOR - 1];
+            before[t] = total[t] = 0;
         }
-        EACH_OF_VECTOR outs[k] = (OUT_ACC)(carry + (before + sums[k]));
-        if (is_aligned && i + VECTOR <= end)
-            write_out(out, i, end, outs);
-        else
-            EACH_OF_VECTOR if (i + k < end) STORE(out, i + k, outs[k]);
-        ADD_UP(carry, lost, total)
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int run = me; run < TURNS * (LANES / FEW); run += LANES) {
+            __local A *first = lane[run % TURNS] + AT(run / TURNS * FEW);
+            for (int j = 1; j < FEW; j++) first[j] += first[j - 1];
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int run = 0; run < LANES / FEW; run++)
+            EACH_TURN {
+                if (run == me / FEW) before[t] = total[t];
+                total[t] += lane[t][AT(run * FEW + FEW - 1)];
+            }
+        EACH_TURN {
+            const long i = begin + at + (t * LANES + me) * VECTOR;
+            OUT_ACC outs[VECTOR];
+            if (me % FEW) before[t] += lane[t][AT(me - 1)];
+            EACH_OF_VECTOR outs[k] = (OUT_ACC)(carry + (before[t] + sums[t][k]));
+            if (is_aligned && i + VECTOR <= end)
+                write_out(out, i, end, outs);
+            else
+                EACH_OF_VECTOR if (i + k < end) STORE(out, i + k, outs[k]);
+            ADD_UP(carry, lost, total[t])
+        }
         barrier(CLK_LOCAL_MEM_FENCE);  // before lane serves the next elements
     }
 }
