@@ -189,6 +189,18 @@ def test_generation_is_seeded_and_leaves_the_model_and_the_generator_alone():
     np.testing.assert_array_equal(generate(model, x, 0).numpy(), x.numpy())
 
 
+def test_one_capture_serves_a_whole_text_and_the_text_is_eager_s(backend, monkeypatch):
+    functions, real = [], gpt.compile
+    monkeypatch.setattr(gpt, "compile", lambda fn: functions.append(real(fn)) or functions[-1])
+    model, x = pa.tree.map(lambda p: p * 20, small(drop_rate=0.5)), tokens(2, 3)
+    texts = [generate(model, x, 12, temperature=0.7, top_p=0.9, seed=1).numpy()]
+    assert len(functions[0].programs()) == 3  # the prompt; tokens one by one; and when every position moves
+    monkeypatch.setenv("POLYARR_COMPILE", "0")
+    texts.append(generate(model, x, 12, temperature=0.7, top_p=0.9, seed=1).numpy())
+    assert not functions[1].programs()
+    np.testing.assert_array_equal(*texts)
+
+
 def test_generation_reads_nothing_from_the_device():
     model, x = small(), tokens(1, 3)
     before = pa.transfers()

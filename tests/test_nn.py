@@ -202,9 +202,9 @@ def test_causal_attention_matches_numpy_and_a_cache_changes_nothing():
     layer, x = nn.MultiHeadAttention(8, 2, causal=True), pa.random.normal((2, 5, 8))
     y = layer(x).numpy()
     np.testing.assert_allclose(y, reference_attention(layer, x.numpy()), rtol=1e-4, atol=1e-5)
-    cache = nn.KeyValueCache()
-    parts = [layer(x[:, :3], cache=cache), layer(x[:, 3:4], cache=cache), layer(x[:, 4:], cache=cache)]
-    assert cache.length == 5
+    cache = nn.KeyValueCache(2, 2, 7, 4)
+    parts = [layer(x[:, a:b], cache=cache, position=a or None) for a, b in ((0, 2), (2, 3), (3, 5))]
+    assert cache.size == 7
     np.testing.assert_allclose(np.concatenate([p.numpy() for p in parts], axis=1), y, rtol=1e-4, atol=1e-5)
 
 

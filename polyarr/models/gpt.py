@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from polyarr import ops, random
+from polyarr.capture.compile import compile
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS, NARROW, float32
@@ -116,12 +117,16 @@ class GPTModel(Module):
         tied, sizes = config.tie_embeddings, (config.emb_dim, config.vocab_size)
         self.out_head = None if tied else Linear(*sizes, bias=False, init=init)
 
-    def __call__(self, tokens: Array, caches: list[KeyValueCache] | None = None) -> Array:
-        """(B, T) integers -> logits (B, T, V). With caches, one per block, tokens follow the positions in them.
+    def __call__(
+        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+    ) -> Array:
+        """(B, T) integers -> logits (B, T, V).
+
+        With caches, one per block, the tokens are from `position` on; None: they are the first ones.
 
         Errors:  DtypeError unless tokens are integers; ShapeError if they are not [B, T] or do not fit the context
         """
-        x = self._features(tokens, caches)  # (B, T, C)
+        x = self._features(tokens, caches, position)  # (B, T, C)
         return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
 
     def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
@@ -132,19 +137,30 @@ class GPTModel(Module):
         head = self.out_head or self.tok_emb
         return ops.linear_cross_entropy(self._features(tokens), head.weight, targets, reduction=reduction)
 
-    def _features(self, tokens: Array, caches: list[KeyValueCache] | None = None) -> Array:
-        start = caches[0].length if caches else 0
+    def caches(self, batch: int, size: int) -> list[KeyValueCache]:
+        """Room for what the blocks see of so many positions."""
+        config, like = self.config, self.pos_emb.weight
+        sizes = batch, config.n_heads, size, config.emb_dim // config.n_heads
+        return [KeyValueCache(*sizes, like=like) for _ in self.blocks]
+
+    def _features(
+        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+    ) -> Array:
+        start = 0 if position is None else position
         self._check(tokens, start)
-        positions = self.pos_emb.weight[start : start + tokens.shape[1]]  # (T, C)
+        first, size = (start, 0), (tokens.shape[1], self.config.emb_dim)
+        positions = ops.slice(self.pos_emb.weight, first, steps=(1, 1), shape=size)  # (T, C)
         x = self.drop_emb(self.tok_emb(tokens) + positions)  # (B, T, C)
-        for i, block in enumerate(self.blocks):
-            x = block(x, cache=caches[i] if caches else None)  # (B, T, C)
+        seen = None if position is None else caches[0].seen(tokens.shape[1], position)  # (T, S)
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            x = block(x, seen, cache, position)  # (B, T, C)
         return self.final_norm(x)  # (B, T, C)
 
     def _check(self, tokens: Array, start: int) -> None:
         if tokens.dtype not in INTEGERS:
             raise DtypeError(f"GPTModel: tokens is {spec_of(tokens)}; its dtype must be integer")
         length = self.config.context_length
+        start = start if isinstance(start, int) else 0  # another at each run: then only the positions can tell
         if len(tokens.shape) != 2 or start + tokens.shape[1] > length:
             given = f"{spec_of(tokens)}{f' after {start} cached ones' if start else ''}"
             raise ShapeError(f"GPTModel: tokens is {given}; it must be [batch, at most {length - start}]")
@@ -196,19 +212,25 @@ def _drawn(
     model = model.copy().eval()  # the caller's model stays in its mode
     length = model.config.context_length
     state = None if seed is None else (seed, 0)
-    seen = new = tokens[:, -length:]  # (B, T)
-    caches = [KeyValueCache() for _ in model.blocks]
+
+    @compile
+    def following(model: GPTModel, tokens: Array, caches: list[KeyValueCache] | None, position: int | None) -> Array:
+        logits = model(tokens, caches, position)[:, -1]  # (B, V)
+        return ops.astype(choose(logits, temperature, top_k, top_p)[:, None], dtype=tokens.dtype)  # (B, 1)
+
+    new = tokens[:, -length:]  # (B, T)
+    seen, position, end = [new], None, new.shape[1]
+    caches = model.caches(tokens.shape[0], min(length, end + count))
     for _ in range(count):
-        logits = model(new, caches)[:, -1]  # (B, V)
         # Between two tokens the caller may draw: its random numbers are set aside for one draw only.
         with random.restored(state) if state else nullcontext():
-            new = ops.astype(choose(logits, temperature, top_k, top_p)[:, None], dtype=tokens.dtype)  # (B, 1)
+            new = following(model, new, caches, position)  # (B, 1)
             state = random.get_state() if state else None
         yield new
-        seen = ops.concat([seen, new], axis=1)
-        if seen.shape[1] > length:  # every position moves, so what was cached is of no use
-            seen = new = seen[:, -length:]
-            caches = [KeyValueCache() for _ in model.blocks]
+        seen, position, end = [*seen, new], end, end + 1
+        if end > length:  # every position moves, so what was cached is of no use
+            new = ops.concat(seen, axis=1)[:, -length:]
+            seen, caches, position, end = [new], None, None, length
 
 
 def choose(
