@@ -60,7 +60,7 @@ _positive = click.IntRange(min=1)
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option(
     "--profile", type=click.Path(dir_okay=False, path_type=Path),
-    help="Print where the time of a few steps goes, and write a trace of them for ui.perfetto.dev; compiles no step.",
+    help="Print where the time of a few steps goes, and write a trace of them for ui.perfetto.dev.",
 )
 @click.option(
     "--compile/--no-compile", "compiled", default=True, help="Capture a step once and replay it.  [default: compile]"

@@ -116,8 +116,7 @@ def train(
 ) -> Run:
     """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
 
-    profile   a file for the trace of a few steps, of which a table is printed, too; then the steps are not compiled,
-              so that the table can say which op took the time
+    profile   a file for the trace of a few steps, of which a table is printed, too
     compiled  capture a step and an evaluation once each, and run what was captured: the same bits, sooner
 
     Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
@@ -126,7 +125,7 @@ def train(
     check(_checkpoint(run, None))  # now, rather than at the first evaluation
     with alone_in(folder):
         remove_left_overs(folder)
-        _train(run, folder, echo or _echo, profile, compiled and profile is None)
+        _train(run, folder, echo or _echo, profile, compiled)
         validation = [(row["step"], row["val"]) for row in run.history]
         save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps")
     return run

@@ -1,0 +1,110 @@
+"""What does polyarr.compile bring: how long are a training step and a token, for the host and by the clock?
+
+    python benchmarks/compile.py [--backend opencl] [--preset shakespeare-char] [--rounds 30] [--json FILE] [--png FILE]
+
+Eager and compiled take turns in one process, one call each; of each, medians. Host is the CPU time of the thread that
+calls, in which the results are not waited for: what Python and enqueueing cost. Wall ends when the results are there.
+The losses and the tokens of both must be the same to the last bit, or nothing is timed. A step is forward, backward,
+clipping and AdamW; a token is drawn from a model that has a cache of its whole context.
+"""
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import report
+
+import polyarr as pa
+from polyarr.models.gpt import GPTModel
+from polyarr.training import PRESETS
+from polyarr.training.loop import step_of
+
+VOCABULARY = 65  # characters
+WARM_UP = 3
+WAYS = {"eager": lambda fn: fn, "compiled": pa.compile}
+
+
+class Training:
+    """A training step; a call gives its loss, unread."""
+
+    def __init__(self, recipe, way):
+        pa.random.seed(0)
+        self.model = GPTModel(recipe.config(VOCABULARY))
+        self.state, self.step = recipe.optimizer().init(self.model), way(step_of(recipe))
+        shape = recipe.batch_size, recipe.model["context_length"] + 1
+        self.windows = pa.asarray(np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32))
+
+    def __call__(self):
+        loss, self.model, self.state = self.step(self.model, self.state, [self.windows])
+        return loss
+
+
+class Decoding:
+    """A token after another; a call gives it, unread. Where the context ends, the text begins anew."""
+
+    def __init__(self, recipe, way):
+        pa.random.seed(0)
+        self.model = GPTModel(recipe.config(VOCABULARY)).eval()
+        self.length = recipe.model["context_length"]
+        self.caches, self.position, self.token = self.model.caches(1, self.length), 0, pa.asarray([[1]], dtype="int32")
+
+        def following(model, token, caches, position):
+            logits = model(token, caches, position)[:, -1]
+            return pa.random.choice_from_logits(logits)[:, None].astype("int32")
+
+        self.following = way(following)
+
+    def __call__(self):
+        self.token = self.following(self.model, self.token, self.caches, self.position)
+        self.position = (self.position + 1) % self.length
+        return self.token
+
+
+def measured(kind, recipe, rounds):
+    """By way: the first call's seconds, and milliseconds of the host and of the wall for the others."""
+    calls = {name: kind(recipe, way) for name, way in WAYS.items()}
+    states = dict.fromkeys(calls, (1, 0))
+    first, host, wall, found = {}, {n: [] for n in WAYS}, {n: [] for n in WAYS}, {n: [] for n in WAYS}
+    for i in range(WARM_UP + rounds):
+        for name, call in calls.items():
+            pa.random.set_state(states[name])
+            pa.synchronize()
+            began, host_began = time.perf_counter(), time.thread_time()
+            value = call()
+            host_took = time.thread_time() - host_began
+            pa.synchronize()
+            took = time.perf_counter() - began
+            states[name] = pa.random.get_state()
+            found[name].append(value.numpy().tobytes())
+            first.setdefault(name, took)
+            if i >= WARM_UP:
+                host[name].append(host_took * 1e3)
+                wall[name].append(took * 1e3)
+        if found["eager"] != found["compiled"]:
+            raise SystemExit(f"{kind.__name__}: eager and compiled differ in call {i + 1}")
+    median = statistics.median
+    return {n: {"first s": first[n], "host ms": median(host[n]), "wall ms": median(wall[n])} for n in WAYS}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="opencl")
+    parser.add_argument("--preset", choices=list(PRESETS), default="shakespeare-char")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--rounds", type=int, default=30)
+    options = report.parsed(parser)
+    pa.set_backend(options.backend)
+    recipe = PRESETS[options.preset].changed(batch_size=options.batch_size)
+    found = {kind.__name__: measured(kind, recipe, options.rounds) for kind in (Training, Decoding)}
+    print(f"{options.preset} on {pa.get_backend().hardware}\n{'':20}{'first s':>10}{'host ms':>10}{'wall ms':>10}")
+    for what, ways in found.items():
+        for name, row in ways.items():
+            print(f"{what + ', ' + name:20}" + "".join(f"{value:10.3f}" for value in row.values()))
+    kinds = [(what, ways, clock) for what, ways in found.items() for clock in ("host ms", "wall ms")]
+    rows = {f"{what}, {clock}": {way: ways[way][clock] for way in WAYS} for what, ways, clock in kinds}
+    report.write(options, found, f"polyarr.compile, {options.preset}", "ms", rows)
+
+
+if __name__ == "__main__":
+    main()
