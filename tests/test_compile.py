@@ -2,8 +2,10 @@
 
 import gc
 import random
+import re
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from polyarr.optim import SGD, AdamW, LossScale, accumulate, warmup_cosine
 from polyarr.testing.compare import bits
 from polyarr.training.loop import loss_of
 
+PAGE = Path(__file__).parents[1] / "docs" / "compile.md"
 CONFIG = {
     "vocab_size": 17, "context_length": 8, "emb_dim": 16, "n_heads": 2, "n_layers": 2, "drop_rate": 0.2,
     "qkv_bias": True,
@@ -534,6 +537,15 @@ def test_what_cannot_be_compiled():
         pa.compile(lambda x: x, donate="y")
     with pytest.raises(pa.CaptureError, match=r"an argument is a numpy.ndarray; it must be a polyarr array"):
         pa.compile(lambda x: x)(np.ones(3))
+
+
+def test_the_page_shows_what_runs(on_numpy):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    found = {}
+    exec(code, found)
+    assert len(found["step"].programs()) == 1 and found["state"]["step"] == 5
+    first = str(found["step"].programs()[0]).splitlines()[0]
+    assert first.startswith("step: ") and first.endswith("inputs, 8 outputs")
 
 
 def test_the_plain_function_for_debugging(monkeypatch):
