@@ -153,9 +153,9 @@ def test_memory_serves_again_and_trim_reaches_it(backend, write):
         runs.check(x)
     (repetition,) = runs.run._recorded.values()
     assert [slot.nbytes for slot in repetition._own] == [128, 128]
-    assert all(slot.bound for slot in repetition._own)
+    assert all(slot.handle for slot in repetition._own)
     backend.home.trim()
-    assert not any(slot.bound for slot in repetition._own)
+    assert not any(slot.handle or slot.kept for slot in repetition._own)
     runs.check(x)
 
 

@@ -11,7 +11,7 @@ same slots again; then they are bound already.
 from collections.abc import Callable
 from functools import partial
 from sys import getrefcount
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyopencl as cl
 
@@ -53,11 +53,12 @@ class Replay:
 
     def _layout(self, inputs: list[Any]) -> Any:
         """What commands depend on: inputs' strides and offsets, and which of them, and of constants, share memory."""
+        windows = tuple([b[3:5] if type(b) is Buffer else None for b in inputs])
+        handles = [b.memory.int_ptr for b in inputs if type(b) is Buffer]
+        if len({*handles, *self._constants}) == len(handles) + len(self._constants):
+            return windows
         first = self._constants.copy()
-        return tuple([
-            (b.strides, b.offset, first.setdefault(b.memory.int_ptr, i)) if type(b) is Buffer else None
-            for i, b in enumerate(inputs)
-        ])  # fmt: skip
+        return windows, tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])
 
     def _record(self, layout: Any, inputs: list[Any]) -> list[Any]:
         first = FirstRun(self._device, self._program, inputs)
@@ -157,19 +158,26 @@ class FirstRun:
 class Slot:
     """Where memory is an argument, for one place or for several of which no two are needed at the same time.
 
-    bound  the handle to which the arguments were bound last. It keeps the memory alive, lest the handle come again
+    handle  to which the arguments were bound last; 0: none
+    kept    keeps that memory alive, lest the handle come again for another
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes, self.times, self.uses, self.bound = nbytes, 0, list[tuple[Any, int]](), None
+        self.nbytes, self.times, self.uses = nbytes, 0, list[tuple[Any, int]]()
+        self.forget()
 
     def lies_in(self, memory: Any) -> None:
         """Bind the arguments, unless they are."""
-        if self.bound is None or self.bound.int_ptr != memory.int_ptr:
-            self.bound = None  # in case that something comes in between
+        handle = memory.int_ptr
+        if handle != self.handle:
+            self.handle = 0  # in case that something comes in between
             for subject, i in self.uses:
                 subject.set_arg(i, memory)
-            self.bound = cl.MemoryObject.from_int_ptr(memory.int_ptr, retain=True)
+            self.kept, self.handle = cl.MemoryObject.from_int_ptr(handle, retain=True), handle
+
+    def forget(self) -> None:
+        """Keep no memory alive."""
+        self.handle, self.kept = 0, None
 
 
 def shared(own: dict[Place, Slot]) -> list[Slot]:
@@ -185,26 +193,11 @@ def shared(own: dict[Place, Slot]) -> list[Slot]:
     return slots
 
 
-class Output(NamedTuple):
-    """A window on the memory that a run has at a place of its list; or, without a place, a number or a constant."""
-
-    at: int | None
-    layout: Any
-    offset: Any = 0
-
-    def value(self, values: list[Any], memories: list[Any], origin: Any) -> Any:
-        """What it is in a run with these numbers."""
-        at, layout, offset = self
-        if at is None:
-            return values[layout.slot] if isinstance(layout, Number) else layout
-        if type(offset) is not int:
-            offset = values[offset.slot]
-        return tuple.__new__(Buffer, (memories[at], *layout, offset, origin))  # in half of the time of Buffer(...)
-
-
 class Repetition:
     """Every other run with the same layout.
 
+    outputs   the windows on the memory of a run, by number; without one, what is the same every time
+    told      which outputs are numbers, or begin at one
     commands  what is enqueued
     settings  where numbers are arguments: what sets them, whose, which, and the number
     fed       the places of inputs: which input, where it is an argument, and, by number, the one of `fresh` that may
@@ -224,11 +217,11 @@ class Repetition:
         fresh, fixed = [p for p in shown if p.nbytes], [p for p in shown if p.memory is not None]
         at = {place: i for i, place in enumerate((*places, *fresh, *fixed))}
         self._outputs = [
-            Output(at[recording.place(b.memory)], (b.shape, b.dtype, b.strides), b.offset)
-            if type(b) is Buffer
-            else Output(None, b)
-            for b in outputs
+            (at[recording.place(value.memory)], value[1:5]) if type(value) is Buffer else (None, value)
+            for value in outputs
         ]
+        told = [(i, value.offset if type(value) is Buffer else value) for i, value in enumerate(outputs)]
+        self._told = [(i, number.slot) for i, number in told if isinstance(number, Number)]
         self._fixed = [place.memory for place in fixed]
         self._slots = {place: Slot(place.nbytes) for place in (*places, *fresh, recording.fault[0])}
         over = _written_over(recording, [p for p in places if places.count(p) == 1 and p not in shown], fresh)
@@ -259,8 +252,7 @@ class Repetition:
         for set_number, subject, i, slot in self._settings:
             set_number(subject, i, values[slot])
         device.commands.repeat(self._commands)
-        memories, origin = [*memories, *results, *self._fixed], device.faults.mine().origin
-        return [output.value(values, memories, origin) for output in self._outputs]
+        return self._found([*memories, *results, *self._fixed], values)
 
     def _taken(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         """The memory of inputs, and that for outputs: over an input where nobody else has it any more."""
@@ -270,7 +262,8 @@ class Repetition:
             memory = buf.memory
             if target is not None and getrefcount(buf) == SOLE:
                 del buf
-                if getrefcount(memory) == SOLE and _suits(memory, self._fresh[target].nbytes):
+                fresh = self._fresh[target]
+                if getrefcount(memory) == SOLE and (fresh.handle == memory.int_ptr or _suits(memory, fresh.nbytes)):
                     results[target] = memory
             memories.append(memory)
         inputs.clear()
@@ -279,10 +272,21 @@ class Repetition:
             results[n] = memory
         return memories, results
 
+    def _found(self, memories: list[Any], values: list[Any]) -> list[Any]:
+        """The outputs' values in these memories and with these numbers."""
+        new, origin = tuple.__new__, self._device.faults.mine().origin  # in half of the time of Buffer(...)
+        found = [
+            window if at is None else new(Buffer, (memories[at], *window, origin)) for at, window in self._outputs
+        ]
+        for i, slot in self._told:
+            found[i] = found[i]._replace(offset=values[slot]) if type(found[i]) is Buffer else values[slot]
+        return found
+
     def forget(self) -> None:
         """Memory is given back to the driver: keep none alive."""
         for slot in (*self._slots.values(), *self._own):
-            slot.bound = None
+            slot.forget()
+
     def _count(self, inputs: list[Any]) -> list[Any]:
         """The values of all numbers."""
         values = self._recording.values.copy()
