@@ -258,6 +258,18 @@ def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, m
         runs.check(drawn(backend, 2), 4)
 
 
+def test_an_interrupt_while_arguments_are_bound_leaves_the_program_usable(backend, write, monkeypatch):
+    runs, kernel = Runs(backend, chain(write)), import_module("polyarr.backends.opencl.commands").Kernel
+    runs.run([drawn(backend, 0)])
+    monkeypatch.setattr(kernel, "repeated", failing(kernel.repeated, 2, KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        runs.run([drawn(backend, 1)])
+    monkeypatch.undo()
+    runs.check(drawn(backend, 2))
+    (repetition,) = runs.run._recorded.values()
+    assert len(repetition._commands) == 3 and sum(len(slot.uses) for slot in repetition._own) == 4
+
+
 def failing(call, time, error):
     """The function, which raises an error the so-manieth time that it is called."""
     times = []

@@ -8,6 +8,7 @@ programs hold no memory in between, and share it with one another and with every
 same slots again; then they are bound already.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from sys import getrefcount
@@ -26,6 +27,8 @@ from polyarr.core.program import Program, Run, Step, given, last_uses, taken
 
 MOST = 8  # layouts of the inputs for which commands are recorded; with others the launchers run
 TRIALS = 3  # recordings that may fail because somebody read the device's memory meanwhile, as tuning does, once
+
+Uses = list[tuple[Any, int]]  # where memory is an argument: whose, and which
 
 
 class Replay:
@@ -163,7 +166,7 @@ class Slot:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes, self.times, self.uses = nbytes, 0, list[tuple[Any, int]]()
+        self.nbytes, self.times, self.uses = nbytes, 0, Uses()
         self.forget()
 
     def lies_in(self, memory: Any) -> None:
@@ -180,16 +183,16 @@ class Slot:
         self.handle, self.kept = 0, None
 
 
-def shared(own: dict[Place, Slot]) -> list[Slot]:
-    """Fewer slots for the same places. Large ones first: each goes into the smallest where it is in nobody's way."""
+def slots_for(uses: dict[Place, Uses]) -> list[Slot]:
+    """Few slots for many places. Large ones first: each goes into the smallest slot where it is in nobody's way."""
     slots: list[Slot] = []
-    for place, single in sorted(own.items(), key=lambda pair: pair[0].nbytes, reverse=True):
+    for place in sorted(uses, key=lambda place: place.nbytes, reverse=True):
         times = place.span
         slot = next((slot for slot in reversed(slots) if not slot.times & times), None)
         if slot is None:
             slots.append(slot := Slot(place.nbytes))
         slot.times |= times
-        slot.uses += single.uses
+        slot.uses += uses[place]
     return slots
 
 
@@ -307,20 +310,22 @@ class Repetition:
 
     def _bind(self) -> None:
         """Bind what is the same at every run, and note where the rest is. Once."""
-        own: dict[Place, Slot] = {}
+        commands, settings, uses = list[Repeated](), list[tuple[Any, ...]](), defaultdict[Place, Uses](list)
         for noted in self._recording.noted:
             args = settled(noted.args)
             enqueue, subject = noted.command.repeated(tuple([a.memory if type(a) is Place else a for a in args]))
             note = partial(self._program.note, step=self._step(noted.step))
-            self._commands.append(Repeated(enqueue, subject, noted.work, noted.group, noted.command, note))
+            commands.append(Repeated(enqueue, subject, noted.work, noted.group, noted.command, note))
             for i, arg in enumerate(noted.args):
                 if isinstance(arg, Number):
-                    self._settings.append((noted.command.set_number, subject, i, arg.slot))
+                    settings.append((noted.command.set_number, subject, i, arg.slot))
                 elif type(arg) is Place and arg.memory is None:
-                    slot = self._slots.get(arg) or own.setdefault(arg, Slot(arg.nbytes))
-                    slot.uses.append((subject, i))
-        self._own, self._is_bound = shared(own), True
+                    uses[arg].append((subject, i))
+        for place, slot in self._slots.items():
+            slot.uses = uses.pop(place, [])
+        self._own, self._commands, self._settings = slots_for(uses), commands, settings
         self._device.replays.add(self)
+        self._is_bound = True
 
 
 def _written_over(recording: Recording, places: list[Place], fresh: list[Place]) -> dict[Place, int]:
