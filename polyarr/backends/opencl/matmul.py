@@ -337,7 +337,7 @@ def tiles(
 ) -> tuple[MatmulParams, ...]:
     """The best known parameters: what was measured for products like this one, or else those of the package."""
     found = best(device, "matmul", dtype, shape_class(device, form, m, n, k)) if batch == 1 else None
-    return (found,) if found else lookup(device, dtype)
+    return (found,) if found else device.plans[lookup](dtype)
 
 
 def _form(p: Problem) -> str:
