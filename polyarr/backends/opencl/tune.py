@@ -20,7 +20,7 @@ TRYING = 0.75  # of the time: for compiling and checking, and for a first look
 FINALISTS, ROUNDS = 3, 7  # how many take turns in the end with what is used as it is, and how often
 BETTER = 1.02  # times as fast, in all turns but one, must be what is kept: less is noise
 LEAST = 3  # turns, without which nothing is kept
-BURST = 5e-3  # seconds that a turn should take, so that waiting for its end does not count
+RUNS, BURST = 3, 5e-3  # of a turn, and seconds that each should take, so that waiting for its end does not count
 
 
 class Contender(NamedTuple):
@@ -68,9 +68,10 @@ class Contest:
             contender.times.clear()
 
     def turn(self) -> None:
-        """Time each."""
+        """Time each, by the best of some runs: whatever else a machine does makes others longer."""
         for contender in self._contenders:
-            contender.times.append(self._seconds(contender.trial, self._calls))
+            runs = [self._seconds(contender.trial, self._calls) for _ in range(RUNS)]
+            contender.times.append(min(runs))
 
     def _seconds(self, trial: Trial, calls: int) -> float:
         """Of a call, after one that does not count."""
