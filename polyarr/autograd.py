@@ -59,7 +59,7 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
     def wrapped(*given: Any, **kwargs: Any) -> Any:
         args = list(given)
         _check_given(args, wanted)
-        with recording():
+        with recording(once=True):
             tracked = [_track(args, i) for i in wanted]
             if not any(node for nodes in tracked for node in nodes):
                 raise GradientError(f"value_and_grad: {_without_floats(given, wanted)}")
@@ -153,7 +153,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
 
         def pull(g: list) -> list:
             again = tree.map(renewed, list(args))
-            with recording(), _as_they_were(captured, *tree.map(renewed, settings)), reading() as read:
+            with recording(once=True), _as_they_were(captured, *tree.map(renewed, settings)), reading() as read:
                 tracked = [_track(again, i) for i in range(len(again))]
                 found = tree.map(_snapshot, [_called(fn, again), rebound])
             if read.nodes.keys() - parents.keys():

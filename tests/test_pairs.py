@@ -12,6 +12,7 @@ from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.op import OPS, Op, composed
+from polyarr.core.spec import Spec
 from polyarr.testing import Data, Sample
 from polyarr.testing.compare import CheckFailure
 from polyarr.testing.tape import check_wanted
@@ -100,6 +101,41 @@ def test_too_few_gradients_are_an_error(paired) -> None:
         pa.grad(lambda f: ops.sum(op(numbers(2), f)[1]))(numbers(1)[0])
 
 
+def test_a_pair_that_says_what_it_needs_gets_specs_of_the_rest(paired) -> None:
+    """Only where nobody can ask for a higher derivative, and never of numbers or of what is needed."""
+    op, backend, _ = paired
+    pair, got = backend.kernels[op], []
+
+    def backward(g: tuple, saved: tuple, arrays: tuple, factor: Any, *, wanted: tuple) -> tuple:
+        got.append((arrays, factor))
+        slope = g[0] if isinstance(factor, Spec) else g[0] + g[1] * factor
+        return tuple(slope if want else None for want in wanted[0]), g[1] * saved[0] if wanted[1] else None
+
+    needs = {"arrays": ("factor",), "factor": ()}
+    with use_backend(backend._replace(kernels={**backend.kernels, op: Fused(pair.forward, backward, needs)})):
+        a, b, factor = numbers(3)
+        pa.grad(lambda a: ops.sum(op([a, b], factor)[1]))(a)
+        dfactor = pa.grad(lambda f: ops.sum(op([a, b], f)[1]))(factor)
+        pa.vjp(lambda f: op([a, b], f), factor)[1](op([a, b], factor))
+        loss = pa.grad(pa.checkpoint(lambda f: ops.sum(op([a, b], f)[1] ** 2)))
+        second = pa.grad(lambda f: ops.sum(loss(f)))(factor)
+    arrays, nothing = (np.ndarray, np.ndarray), (Spec, Spec)
+    kinds = [(tuple(map(type, given)), type(factor)) for given, factor in got]
+    assert kinds[:3] == [(nothing, np.ndarray), (nothing, Spec), (arrays, np.ndarray)]
+    np.testing.assert_allclose(dfactor.numpy(), a.numpy() + b.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(second.numpy(), 2 * (a.numpy() + b.numpy()) ** 2, rtol=1e-12)
+
+
+def test_a_pair_that_says_what_it_needs_gives_every_gradient(paired) -> None:
+    op, backend, _ = paired
+    pair = Fused(backend.kernels[op].forward, lambda g, saved, *bufs, wanted: (None, None), {"factor": ()})
+    with (
+        use_backend(backend._replace(kernels={**backend.kernels, op: pair})),
+        pytest.raises(BackendError, match="the pair of 'numpy' says what its backward needs; it must then give every"),
+    ):
+        pa.grad(lambda f: ops.sum(op(numbers(2), f)[1]))(numbers(1)[0])
+
+
 def plain_parts(x: Array, axis: int) -> tuple:
     """What unstack gives, slice by slice."""
     at = [slice(None)] * x.ndim
@@ -115,9 +151,7 @@ def test_the_gradient_of_unstack_is_that_of_slices(axis: int, used: tuple[int, .
     x = pa.asarray(np.random.default_rng(axis).standard_normal((2, 2, 2)))
     by_op, by_slices = loss(lambda x: ops.unstack(x, axis=axis)), loss(lambda x: plain_parts(x, axis))
     np.testing.assert_allclose(pa.grad(by_op)(x).numpy(), pa.grad(by_slices)(x).numpy(), rtol=1e-12)
-    first, second = (
-        pa.grad(lambda x, f=f: ops.sum(pa.grad(f)(x) ** 2))(x).numpy() for f in (by_op, by_slices)
-    )
+    first, second = (pa.grad(lambda x, f=f: ops.sum(pa.grad(f)(x) ** 2))(x).numpy() for f in (by_op, by_slices))
     np.testing.assert_allclose(first, second, rtol=1e-12)
     assert not pa.grad(lambda x: ops.sum(x * 0) + ops.sum(ops.unstack(x, axis=-1)[0]) * 0)(x).numpy().any()
 

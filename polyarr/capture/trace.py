@@ -152,7 +152,9 @@ class Trace:
 
     def _recorder(self, op: Op, kernel: Any) -> Any:
         if isinstance(kernel, Fused):
-            return Fused(self._forward(op, kernel.forward), self._backward(op, kernel.backward))
+            return kernel._replace(
+                forward=self._forward(op, kernel.forward), backward=self._backward(op, kernel.backward)
+            )
 
         like = op.inputs.index("like") if "like" in op.inputs else len(op.inputs)
 
@@ -203,7 +205,10 @@ class Trace:
     def _gradient(self, found: Any, like: Any) -> Any:
         if found is None:
             return None
-        return tuple(map(self._gradient, found, like)) if type(like) is tuple else self._held(found, self.specs[like])
+        if type(like) is tuple:
+            return tuple(map(self._gradient, found, like))
+        # Of an input that a pair does not need, there is the Spec only, a constant.
+        return self._held(found, self.specs[like] if like in self.specs else self.constants[like])
 
     def _noted(self, step: Step, gives: Any) -> Any:
         self.steps.append(step._replace(gives=_slots(gives)))

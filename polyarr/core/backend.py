@@ -23,6 +23,13 @@ the body differentiated instead. `saved` is a tree of tuples, with buffers and p
 keeps, besides its inputs, until the gradient is pulled. Where a pair cannot do what is asked, a row that is too long
 for the device, say, forward returns NotImplemented, and the op's body runs instead, on the same backend.
 
+A pair may say which inputs its backward needs for the gradient of which one, as Fused(forward, backward, needs). The
+others are given up early where nobody can ask for a higher derivative, and backward gets their Specs in their place:
+
+    Fused(forward, backward, {"x": ("weight",), "weight": ("x",), "bias": ()})
+
+Such a backward gives every gradient that is wanted.
+
 Where an op has several results, `out` is a tuple of Specs, a kernel returns a tuple of buffers, and `g` is one; what of
 it nobody used is zeros. For an input that is a list, the gradient and `wanted` are tuples.
 """
@@ -44,6 +51,7 @@ class Fused(NamedTuple):
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
+    needs: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # a gradient that is not among them needs all inputs
 
 
 class Launch(NamedTuple):

@@ -8,7 +8,7 @@ from polyarr.core.backend import Fused
 from polyarr.core.binding import misshapen
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import FLOATS, Spec
-from polyarr.core.tape import Node, Result
+from polyarr.core.tape import Node, Result, is_pulled_once
 
 
 def track(value: Any, node: Node) -> None:
@@ -37,15 +37,18 @@ def nested(out: Any, members: Iterator) -> Any:
 class Pair:
     """The pull of an op that ran the forward of a pair: the backward kernel, or the body where that is recorded.
 
-    args    what the op was called with, which its definition would need for a higher derivative
-    saved   what forward saved, a tree of buffers and plain values
-    wanted  for every input if its gradient is wanted; a tuple for a list
+    args     what the op was called with, which its definition would need for a higher derivative; Specs of the arrays
+             that nobody needs
+    backend  where the pair computes
+    saved    what forward saved, a tree of buffers and plain values
+    wanted   for every input if its gradient is wanted; a tuple for a list
     """
 
-    __slots__ = ("args", "fused", "op", "params", "plan", "saved", "wanted")
+    __slots__ = ("args", "backend", "fused", "op", "params", "plan", "saved", "wanted")
 
     def __init__(self, op: Any, fused: Fused, args: tuple, params: dict, plan: Any, saved: Any) -> None:
         self.op, self.fused, self.args = op, fused, tuple(map(snapshot, args))
+        self.backend = next(a for a in flatten(args) if type(a) is Array).backend
         self.params, self.plan, self.saved, self.wanted = params, plan, saved, _tracked(args)
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
@@ -59,17 +62,22 @@ class Pair:
         return [None if b is None else Array(self.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
 
     @property
-    def backend(self) -> Any:
-        """Where the pair computes."""
-        return next(a for a in flatten(self.args) if type(a) is Array).backend
-
-    @property
     def inputs(self) -> list[Array]:
         """The inputs whose gradients are wanted."""
         return list(_chosen(self.wanted, self.args))
 
+    def give_up(self) -> None:
+        """Keep no array that backward does not need."""
+        names, needs = self.op.inputs, self.fused.needs
+        wanted = [name for name, want in zip(names, self.wanted, strict=True) if any(flatten((want,)))]
+        read = {needed for name in wanted for needed in needs.get(name, names)}
+        self.args = tuple(a if name in read else _given_up(a) for name, a in zip(names, self.args, strict=True))
+
     def body(self, *inputs: Array) -> Any:
         """The op's definition, with other arrays in place of `inputs`."""
+        if any(type(a) is Spec for a in flatten(self.args)):
+            pair = f"the pair of {self.backend.name!r} says what its backward needs"
+            raise BackendError(f"{self.op.name}: {pair}; it must then give every gradient that is wanted")
         args = _replaced(self.wanted, self.args, iter(inputs))
         return self.op.run_body(self.plan, args, self.params)
 
@@ -99,7 +107,14 @@ def record_pair(op: Any, kernel: Fused, args: tuple, params: dict, plan: Any, sa
 def _keep(pair: Pair, value: Any) -> None:
     inputs = pair.inputs
     parents, specs = tuple(a.node for a in inputs), tuple(a.spec for a in inputs)
+    if pair.fused.needs and is_pulled_once():
+        pair.give_up()
     track(value, Node(parents, specs, pair, _results(pair.plan.out)))
+
+
+def _given_up(a: Any) -> Any:
+    """The Specs of arrays; what else there is, as it is."""
+    return tuple(map(_given_up, a)) if type(a) is tuple else a.spec if type(a) is Array else a
 
 
 def _tracked(args: tuple) -> tuple:

@@ -10,6 +10,7 @@ from typing import Any
 _created = itertools.count()
 # How many transforms there are around what runs; None where there never was one, as in a new thread.
 _depth: ContextVar[int | None] = ContextVar("polyarr_recording_depth", default=None)
+_once: ContextVar[bool] = ContextVar("polyarr_pulled_once", default=False)
 _transforms: set[object] = set()  # those that run now, in any thread
 reads: ContextVar["Reads | None"] = ContextVar("polyarr_reads", default=None)
 
@@ -62,15 +63,22 @@ def records() -> bool:
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """Record what is computed from arrays that have a node."""
-    token, own = _depth.set((_depth.get() or 0) + 1), object()
+def recording(once: bool = False) -> Iterator[None]:
+    """Record what is computed from arrays that have a node; once: it is then pulled right away, and only once."""
+    outermost = not _depth.get()
+    token, other, own = _depth.set((_depth.get() or 0) + 1), _once.set(once and outermost), object()
     _transforms.add(own)
     try:
         yield
     finally:
         _transforms.discard(own)
+        _once.reset(other)
         _depth.reset(token)
+
+
+def is_pulled_once() -> bool:
+    """True where the pull of what is recorded now will not be recorded itself: nobody asks for a higher derivative."""
+    return _once.get()
 
 
 @contextmanager

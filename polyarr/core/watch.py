@@ -226,11 +226,10 @@ def _run_own_pair(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> A
 
 
 def _pull(self: Pair, node: Any, g: Any) -> Any:
-    backend = _backend_of(self.args)
-    call = Call(self.op, (self.plan.out, *map(spec_of, self.args)), self.params, backend, "backward")
+    call = Call(self.op, (self.plan.out, *map(spec_of, self.args)), self.params, self.backend, "backward")
     with calling(call) as found:
         begin(call, "backward", node.specs)
-        return found(seen(self.fused.backward, call, backend, _PLAIN_PULL)(self, node, g))
+        return found(seen(self.fused.backward, call, self.backend, _PLAIN_PULL)(self, node, g))
 
 
 def _backend_of(args: tuple) -> Backend:

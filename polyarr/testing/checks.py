@@ -360,8 +360,11 @@ def meets_unordered(op: Op, backend: Backend, sample: Sample) -> bool:
     kernels = dict(backend.kernels)
     for found in backend.unordered & kernels.keys():
         kernel = kernels[found]
-        both = isinstance(kernel, Fused)
-        kernels[found] = Fused(*(noted(found, k) for k in kernel)) if both else noted(found, kernel)
+        if isinstance(kernel, Fused):
+            halves = {"forward": noted(found, kernel.forward), "backward": noted(found, kernel.backward)}
+            kernels[found] = kernel._replace(**halves)
+        else:
+            kernels[found] = noted(found, kernel)
     watched = backend._replace(kernels=kernels)
     with use_backend(watched):
         op(*sample.arrays(watched), **sample.params)

@@ -1,5 +1,6 @@
 """What the tape keeps of an op: checks as those of checks.py, of its VJP rules and of a backend's pairs."""
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from polyarr.core.array import Array, flatten
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
-from polyarr.core.spec import FLOATS
+from polyarr.core.spec import FLOATS, float32
 from polyarr.testing.checks import check, cotangents_of, place_of, pulled
 from polyarr.testing.compare import CheckFailure, Lacking, gradients_agree, values
 from polyarr.testing.strategies import Sample
@@ -60,7 +61,7 @@ class Watched:
             found = kernel.backward(_freed(g), saved, *_freed(bufs), **params)
             return tuple(self._of_input(d, b) for d, b in zip(found, bufs, strict=True))
 
-        return Fused(forward, backward)
+        return kernel._replace(forward=forward, backward=backward)
 
     def _held(self, out: Any, found: Any) -> Any:
         if type(out) is tuple:
@@ -81,32 +82,59 @@ def _freed(bufs: Any) -> Any:
 
 @check
 def check_tape(op: Op, backend: Backend, sample: Sample) -> None:
-    """Of inputs and result, the tape keeps what the op's rules name, or what its pair takes, and nothing else."""
-    is_pair = isinstance(backend.kernels.get(op), Fused)
-    if not (is_pair or op.rules):
-        raise Lacking(f"{op.name} runs as other ops, which are checked by themselves")
-    watch = Watched(backend)
-    inputs: list[Any] = []
+    """Of inputs and result, the tape keeps what the op's rules name, or what its pair needs, and nothing else.
 
-    def fn(*given: Any) -> Any:
-        inputs[:] = (tree.map(_passed_on, a) for a in given)
+    So it does for the gradients of all inputs, and for that of each of them alone.
+    """
+    if not (isinstance(backend.kernels.get(op), Fused) or op.rules):
+        raise Lacking(f"{op.name} runs as other ops, which are checked by themselves")
+    carrying = [i for i, a in enumerate(sample.arrays(backend)) if any(map(_carries, tree.leaves(a)))]
+    for wanted in (carrying, *([i] for i in carrying if len(carrying) > 1)):
+        kept, most = _kept(op, backend, sample, wanted)
+        if kept > most:
+            of = f"of {' and '.join(op.inputs[i] for i in wanted)} "
+            raise CheckFailure(
+                f"{place_of(op, backend)}: after forward {kept} buffers are kept; the gradient {of}needs {most} at most"
+            )
+
+
+def _kept(op: Op, backend: Backend, sample: Sample, wanted: list[int]) -> tuple[int, int]:
+    """How many buffers the tape keeps for the gradients of these inputs, and how many it may."""
+    pair, watch = backend.kernels.get(op), Watched(backend)
+    needed = _needs(op, pair, {op.inputs[i] for i in wanted})
+    kept = most = 0
+
+    def fn(*given: Any) -> Array:
+        nonlocal kept, most
+        inputs = [tree.map(_passed_on, a) for a in given]
         watch.made = [weakref.ref(a.buf) for a in flatten(tuple(inputs)) if _carries(a)]
-        return op(*inputs, **sample.params)
+        value = op(*inputs, **sample.params)
+        named = [a for a, name in zip(inputs, op.inputs, strict=False) if name in needed]
+        results = sum(map(_carries, tree.leaves(value))) if "out" in needed else 0
+        most = sum(map(_carries, flatten(tuple(named)))) + results
+        total = _total(value)
+        del inputs, named, value
+        kept = watch.alive() - 1  # the total
+        return total
 
     with use_backend(watch.backend):
-        value, pull = polyarr.vjp(fn, *sample.arrays(watch.backend))
+        polyarr.value_and_grad(fn, tuple(wanted))(*sample.arrays(watch.backend))
     if watch.declined:
         raise Lacking(f"the pair of {backend.name} declines this call")
-    named = [a for a, name in zip(inputs, op.inputs, strict=False) if is_pair or name in _needs(op)]
-    results = sum(map(_carries, tree.leaves(value))) if "out" in _needs(op) and not is_pair else 0
-    most = sum(map(_carries, flatten(tuple(named)))) + results
-    inputs.clear()
-    del value, named
-    if (found := watch.alive()) > most:
-        raise CheckFailure(
-            f"{place_of(op, backend)}: after forward {found} buffers are kept; the gradient needs {most} at most"
-        )
-    del pull
+    return kept, most
+
+
+def _needs(op: Op, pair: Any, wanted: set[str]) -> set[str]:
+    """What the gradients of these inputs need, by name."""
+    if isinstance(pair, Fused):
+        return {name for one in wanted for name in pair.needs.get(one, op.inputs)}
+    return {need for name in wanted if op.rules[name][0] for need in op.rules[name][1]}
+
+
+def _total(value: Any) -> Array:
+    """A scalar whose gradient, as the tape sees it, needs nothing of value."""
+    parts = [ops.astype(ops.sum(a), dtype=float32) for a in tree.leaves(value) if _carries(a)]
+    return functools.reduce(ops.add, parts, polyarr.zeros(()))
 
 
 def _passed_on(a: Any) -> Any:
@@ -118,13 +146,12 @@ def _carries(a: Any) -> bool:
     return type(a) is Array and a.dtype in FLOATS
 
 
-def _needs(op: Op) -> set[str]:
-    return {need for rule, needs in op.rules.values() if rule for need in needs}
-
-
 @check
 def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
-    """A pair gives the same gradient whether it is asked for alone or with others, and saves a tree of buffers."""
+    """A pair gives the same gradient whether it is asked for alone or with others, and saves a tree of buffers.
+
+    Asked for alone it has to do with what it says that it needs.
+    """
     pair = backend.kernels.get(op)
     if not isinstance(pair, Fused):
         raise Lacking(f"{backend.name} brings no pair for {op.name}: its body runs")
@@ -137,7 +164,7 @@ def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
             _check_saved(place, found[1], known)
         return found
 
-    with use_backend(backend._replace(kernels={**backend.kernels, op: Fused(forward, pair.backward)})) as noting:
+    with use_backend(backend._replace(kernels={**backend.kernels, op: pair._replace(forward=forward)})) as noting:
         args = sample.arrays(noting)
         together = _values(place, pulled(op, args, sample))
         for i, a in enumerate(args):
@@ -152,8 +179,12 @@ def _values(place: str, grads: dict[str, Array]) -> dict:
 
 def _alone(op: Op, args: tuple, i: int, sample: Sample) -> dict[str, Array]:
     """The gradient of one input, nobody asking for the others."""
-    value, pull = polyarr.vjp(lambda a: op(*args[:i], a, *args[i + 1 :], **sample.params), args[i])
-    (found,) = pull(cotangents_of(value, sample))
+
+    def weighted(a: Any) -> Array:
+        value = op(*args[:i], a, *args[i + 1 :], **sample.params)
+        return _total(tree.map(lambda v, g: v * g if _carries(v) else v, value, cotangents_of(value, sample)))
+
+    found = polyarr.grad(weighted)(args[i])
     named = {op.inputs[i] + "".join(f"[{k}]" for k in path): g for path, g in tree.items(found)}
     return {name: g for name, g in named.items() if type(g) is Array}
 

@@ -202,6 +202,11 @@ def remembering(pair):
 plant("layer_norm keeps the eps of the first call", {ops.layer_norm: remembering(pairs.layer_norm())}, NORM[0])
 WANTED = ("wanted-rms_norm", "asked for alone, d/dweight .* differs at ")
 plant("the weight of rms_norm alone", {ops.rms_norm: right_together(pairs.rms_norm())}, WANTED)
+plant(
+    "rms_norm needs more than it says",
+    {ops.rms_norm: pairs.rms_norm()._replace(needs={"weight": ()})},
+    ("wanted-rms_norm", "rms_norm on numpy: TypeError: "),
+)
 plant("attention exchanges two gradients", {ops.attention: swapped(pairs.attention())}, "backward-attention")
 plant(
     "attention's gradient forgets the dropout",

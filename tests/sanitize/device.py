@@ -71,8 +71,8 @@ def backend_of(device: Device, called: Counter) -> Backend:
 
 def counted(kernel: Callable | Fused, name: str, called: Counter) -> Any:
     if isinstance(kernel, Fused):
-        halves = zip(kernel, Fused._fields, strict=True)
-        return Fused(*(counted(half, f"{name} {which}", called) for half, which in halves))
+        halves = zip(("forward", "backward"), kernel[:2], strict=True)
+        return kernel._replace(**{which: counted(half, f"{name} {which}", called) for which, half in halves})
 
     def call(*args: Any, **params: Any) -> Any:
         called[name] += 1

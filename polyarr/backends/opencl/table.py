@@ -74,13 +74,13 @@ READS = {
 }
 
 PAIRS = {
-    ops.softmax: (softmax.softmax, softmax.softmax_backward),
-    ops.log_softmax: (softmax.log_softmax, softmax.log_softmax_backward),
+    ops.softmax: (softmax.softmax, softmax.softmax_backward, {"x": ()}),
+    ops.log_softmax: (softmax.log_softmax, softmax.log_softmax_backward, {"x": ()}),
     ops.layer_norm: (layer_norm.layer_norm, layer_norm.layer_norm_backward),
     ops.rms_norm: (rms_norm.rms_norm, rms_norm.rms_norm_backward),
     ops.gelu: (gelu.gelu, gelu.gelu_backward),
-    ops.linear: (linear.forward, linear.backward),
-    ops.embedding: (embedding.forward, embedding.backward),
+    ops.linear: (linear.forward, linear.backward, {"x": ("weight",), "weight": ("x",), "bias": ()}),
+    ops.embedding: (embedding.forward, embedding.backward, {"weight": ("indices",)}),
     ops.cross_entropy: (cross_entropy.cross_entropy, cross_entropy.cross_entropy_backward),
     ops.attention: (attention.forward, attention.backward),
 }
@@ -89,13 +89,16 @@ PAIRS = {
 def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
     """The whole table for one device."""
     plain = {op: _following(device, launcher) for op, launcher in KERNELS.items()}
-    return plain | {op: Fused(*(_following(device, half) for half in pair)) for op, pair in PAIRS.items()}
+    return plain | {
+        op: Fused(_following(device, forward), _following(device, backward), *needs)
+        for op, (forward, backward, *needs) in PAIRS.items()
+    }
 
 
 def halves(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:
     """The kernels of a table, and both halves of its pairs."""
     for kernel in kernels.values():
-        yield from kernel if isinstance(kernel, Fused) else (kernel,)
+        yield from kernel[:2] if isinstance(kernel, Fused) else (kernel,)
 
 
 def _following(device: Device, launcher: Callable) -> Callable:
