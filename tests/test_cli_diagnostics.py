@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from polyarr import cli
 from polyarr.cli import doctor
 from polyarr.core.errors import ShapeError
+from polyarr.diagnosis import devices
 
 ROOT = Path(__file__).parents[1]
 
@@ -363,3 +364,10 @@ def test_the_script_is_this_group():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, attribute = scripts["polyarr"].partition(":")
     assert getattr(import_module(module), attribute) is cli.main
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_no_device_has_the_architecture_0(backend):
+    """Which stands for a driver that tells of none."""
+    found = [row.features for row in devices() if row.backend == "opencl"]
+    assert found and all(features.get("architecture", 90) for features in found)

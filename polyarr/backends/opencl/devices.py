@@ -86,9 +86,12 @@ def listing() -> list[DeviceInfo]:
 def _info(candidate: Found, chosen: Device | None) -> DeviceInfo:
     number, device, name, platform = candidate
     problem = _problem(candidate)
+    features: dict = {} if problem else features_of(device)._asdict()
+    if not features.get("architecture"):  # which only NVIDIA's driver says
+        features.pop("architecture", None)
     return DeviceInfo(
         "opencl", number, name, platform, device.version.strip(), device.driver_version.strip(),
-        {} if problem else features_of(device)._asdict(),
+        features,
         chosen=chosen is not None and _devices.get(number) is chosen, problem=problem,
     )  # fmt: skip
 
