@@ -28,7 +28,7 @@ from polyarr.core.spec import FLOATS, as_dtype
 from polyarr.testing import backend_checks, capturing, checks, held, state, tape
 from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
 from polyarr.testing.report import LEVELS
-from polyarr.testing.samples import SAMPLES, Entry, takes_numbers
+from polyarr.testing.samples import SAMPLES, Entry, elementwise, takes_numbers
 from polyarr.testing.strategies import Sample
 
 FAST, THOROUGH = 12, 200  # examples of the cases that try most
@@ -115,6 +115,11 @@ def _composed(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None
     return _smooth(op, entry, dtype) if op.body else None
 
 
+def _beside_others(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    has_special = dtype != "bool" and op is not ops.astype  # of which huge numbers are undefined
+    return _either(op, entry, dtype) if op in elementwise.SAMPLES and has_special else None
+
+
 def _numbers(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
     return entry.cases(dtype) if takes_numbers(op, entry) else None
 
@@ -143,6 +148,7 @@ def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
 KINDS = {
     "forward": Kind(checks.check_forward, _any),
     "special": Kind(checks.check_forward, _special, 1 / 2),
+    "alone": Kind(checks.check_alone, _beside_others, 0),
     "layout": Kind(checks.check_layout, _any, 1 / 6),
     "large": Kind(checks.check_large, _either, 0),
     "numbers": Kind(checks.check_numbers, _numbers, 0),

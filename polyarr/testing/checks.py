@@ -39,7 +39,7 @@ from polyarr.testing.compare import (
     same_zeros,
     values,
 )
-from polyarr.testing.samples import SAMPLES, Entry, large, numbers
+from polyarr.testing.samples import SAMPLES, Entry, alone, large, numbers
 from polyarr.testing.strategies import LAYOUTS, REPEATING, Data, Sample, wrong_numbers
 from polyarr.testing.tolerance import FLOOR, largest
 
@@ -216,6 +216,13 @@ def check_large(op: Op, backend: Backend, template: Sample) -> None:
     """Value and gradients of large calls."""
     for sample in large(op, template):
         hold(op, backend, replace(sample, g="transposed"))
+
+
+@check
+def check_alone(op: Op, backend: Backend, template: Sample) -> None:
+    """The value where one nan, infinity, extreme or other special number stands among usual ones."""
+    for sample in alone(op, template):
+        check_forward(op, backend, sample)
 
 
 @check

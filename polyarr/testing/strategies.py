@@ -144,6 +144,22 @@ def _special(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray
     return np.array(chosen)[rng.permutation(size) % len(chosen)] * rng.choice([-1.0, 1.0], size)
 
 
+APART = 600  # elements: more than a kernel takes at once
+
+
+def _alone(data: "Data", rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+    """Usual numbers, and here and there, far from each other, one that is special."""
+    usual, _, kind = data.values.partition(" beside ")
+    found, places = replace(data, values=usual)._drawn(rng, size, dtype), size // APART
+    if kind == "special":
+        with np.errstate(all="ignore"):
+            chosen = np.sort(_special(rng, places, dtype).astype(dtype))
+    else:
+        chosen = np.resize({"infinite": (np.nan, np.inf, -np.inf), "zero": (np.nan, 0.0, -0.0)}[kind], places)
+    found[APART // 2 :: APART][:places] = chosen
+    return found
+
+
 def _edges(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
     """Whole numbers around those that a float or a narrower integer cannot hold, as far as dtype holds them."""
     powers = [sign * 2**bits + step for bits in (24, 31, 32, 53, 63) for step in (-1, 0, 1, 2) for sign in (1, -1)]
@@ -273,7 +289,8 @@ class Data:
     """One array input.
 
     values  a key of VALUES or MATRICES, or "mixed", "special", "edges", "spread", "index", "unique", "below",
-            "targets", "wrong", "no class", "mask"
+            "targets", "wrong", "no class", "mask"; "normal beside special", say, is the first with some of the second
+            far from each other ("infinite" and "zero" are further ones)
     layout  a key of LAYOUTS; one of REPEATING repeats the first slice along the axis that the seed picks
     limit   for values that are indices: how many elements there are to index; for "spread": the largest number,
             negative where there are to be both signs
@@ -312,6 +329,8 @@ class Data:
         return self.seed % max(len(self.shape), 1)
 
     def _drawn(self, rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+        if " beside " in self.values:
+            return _alone(self, rng, size, dtype)
         if self.values == "special" and dtype.kind != "b":
             with np.errstate(all="ignore"):
                 return _special(rng, size, dtype).astype(dtype)

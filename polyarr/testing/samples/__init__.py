@@ -7,6 +7,7 @@ numbers for rounding, 0 for abs and relu, ties for maxima and orders, the ends o
 
 from polyarr.core.op import Op
 from polyarr.testing.samples import elementwise, indexing, matrices, moving, products, reducing
+from polyarr.testing.samples.elementwise import alone
 from polyarr.testing.samples.entry import Cases, Entry
 from polyarr.testing.samples.large import large
 from polyarr.testing.samples.numbers import numbers, takes_numbers
@@ -18,4 +19,4 @@ for _family in (elementwise, moving, indexing, reducing, products, matrices):
         _smooth = _entry.smooth and remembered(_entry.smooth)
         SAMPLES[_op] = _entry._replace(cases=remembered(_entry.cases), smooth=_smooth)
 
-__all__ = ["SAMPLES", "Cases", "Entry", "large", "numbers", "takes_numbers"]
+__all__ = ["SAMPLES", "Cases", "Entry", "alone", "large", "numbers", "takes_numbers"]

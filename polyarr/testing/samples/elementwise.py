@@ -1,6 +1,7 @@
 """Elementwise ops: all of float32, most of the other dtypes, and the values that break them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from polyarr.testing.samples.entry import (
     numbers,
     of_shape,
 )
-from polyarr.testing.strategies import PAIRS, SHAPES, Data, Sample, datas, remembered, samples
+from polyarr.testing.strategies import APART, PAIRS, SHAPES, VALUES, Data, Sample, datas, remembered, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
@@ -138,8 +139,8 @@ def _divisions(dtype: str) -> SearchStrategy[Sample]:
     return _pairs(dtype, values, values, numbers)
 
 
-for _op in (ops.floor_divide, ops.remainder):
-    _binary(_op, "real", "cancelling", ("normal", "positive"))
+for _op, _reference in ((ops.floor_divide, ref.floor_divide), (ops.remainder, None)):
+    _binary(_op, "real", "cancelling", ("normal", "positive"), _reference)
     # Of infinite quotients and of remainders of huge numbers, libraries make what they like.
     SAMPLES[_op] = SAMPLES[_op]._replace(cases=_divisions, special="")
 
@@ -217,6 +218,33 @@ def _limits(values: Sequence[str]) -> Cases:
         )
 
     return cases
+
+
+# Of the quotients that these divisions are about, libraries agree where y is infinite, or x is 0.
+_BESIDE = {ops.floor_divide: ("zero", "infinite"), ops.remainder: ("zero", "infinite")}
+
+
+def alone(op: Op, template: Sample) -> Iterator[Sample]:
+    """The call with one special number among usual ones, as long as a kernel might take a short cut for those."""
+    kinds = _BESIDE.get(op, ("special",) * len(template.inputs))
+    usual = [
+        replace(d, shape=ALONE, layout="plain", values=_usual(op, d)) if isinstance(d, Data) else d
+        for d in template.inputs
+    ]
+    for i, (d, kind) in enumerate(zip(usual, kinds, strict=True)):
+        if isinstance(d, Data) and d.values in VALUES:
+            inputs = (*usual[:i], replace(d, values=f"{d.values} beside {kind}"), *usual[i + 1 :])
+            yield replace(template, inputs=inputs)
+
+
+ALONE = (30 * APART,)
+
+
+def _usual(op: Op, data: Data) -> str:
+    """Whole quotients are exact where what is divided is."""
+    if op in _BESIDE:
+        return "eighths"
+    return "normal" if data.values in ("mixed", "special") else data.values
 
 
 TARGETS = ("bfloat16", *(d.name for d in DTYPES))  # the first is always tried: rounding to it is written by hand
