@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import int64
+from polyarr.core.spec import float32, int64
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
 from polyarr.ops.decompositions import identity, product, significant
@@ -134,10 +134,15 @@ def svd(x: Array, /, *, full_matrices: bool = True) -> SVD:
 
 def _completed(q: Array) -> Array:
     """A square matrix with orthonormal columns, of which q's are the first."""
-    m, n = q.shape[-2:]
+    *lead, m, n = q.shape
     if m == n:
         return q
-    more = ops.qr(ops.concat([q, identity(m, q)[..., : m - n]], axis=-1))[0][..., n:]
+    if n == 0:
+        return identity(m, q)
+    # Numbers that look random depend on no q's columns; of an identity some may be among these, and qr has no gradient.
+    bits = ops.astype(ops.random_bits(0, 0, q, shape=(m, m - n)), dtype=float32)
+    others = ops.broadcast_to(ops.astype(bits / 2.0**31 - 1, dtype=q.dtype), shape=(*lead, m, m - n))
+    more = ops.qr(ops.concat([q, others], axis=-1))[0][..., n:]
     return ops.concat([q, more], axis=-1)
 
 

@@ -195,9 +195,31 @@ def test_gradients_where_vectors_may_be_chosen() -> None:
     np.testing.assert_allclose(pa.grad(lambda x: pa.sum(linalg.pinv(x)))(x).numpy()[0, 0], -0.25, rtol=1e-12)
 
 
-def test_norm_of_zeros_has_the_gradient_zero() -> None:
-    for order in (2, 3, 1):
-        assert pa.grad(lambda x, p=order: linalg.vector_norm(x, ord=p))(pa.zeros(3)).tolist() == [0, 0, 0]
+@pytest.mark.parametrize("order", [2, 3, 1, 0.5, -1, -2.5])
+def test_zeros_in_a_norm_have_the_gradient_zero(order: float) -> None:
+    norm, x = pa.value_and_grad(lambda x: linalg.vector_norm(x, ord=order)), np.array([1.0, -2.0, 0.0, 2.0])
+    assert norm(pa.zeros(3))[1].tolist() == [0, 0, 0]
+    value, slope = norm(pa.asarray(x))
+    np.testing.assert_allclose(value.numpy(), 0 if order < 0 else np.linalg.norm(x, order), rtol=1e-12)
+    assert slope.numpy()[2] == 0 and np.isfinite(slope.numpy()).all()
+
+
+@pytest.mark.parametrize("host", [np.eye(3, 2), np.eye(4, 1), np.eye(5, 2)[::-1], np.eye(4, 3)[[1, 3, 0, 2]] * 2])
+def test_columns_that_complete_a_basis_do_not_hang_on_it(host: np.ndarray) -> None:
+    """As those of an identity do on such matrices, so that qr, by which they were made orthonormal, has no gradient."""
+    x, k = pa.asarray(host * np.arange(1, host.shape[1] + 1)), host.shape[1]
+    weights = pa.asarray(np.arange(1.0, k + 1))
+
+    def loss(svd: Callable) -> Callable:
+        return lambda x: (lambda u, s, vh: pa.sum(product(u[:, :k] * s**2, vh) * weights))(*svd(x))
+
+    found = pa.grad(loss(linalg.svd))(x).numpy()
+    expected = pa.grad(loss(lambda x: linalg.svd(x, full_matrices=False)))(x).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+    slope = pa.grad(lambda x: pa.sum(linalg.qr(x, mode="complete")[1] ** 2))(x).numpy()
+    np.testing.assert_allclose(slope, 2 * x.numpy(), atol=1e-10)
+    q = linalg.qr(x, mode="complete")[0].numpy()
+    np.testing.assert_allclose(q.T @ q, np.eye(len(q)), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -208,6 +230,8 @@ def test_narrow_floats_keep_their_dtype(dtype: str) -> None:
         value, pull = pa.vjp(fn, x)
         (grad,) = pull(value)
         assert {a.dtype for a in (*pa.tree.leaves(value), grad)} == {x.dtype}
+    q = linalg.qr(x[..., :1], mode="complete")[0]
+    np.testing.assert_allclose((q.mT @ q).astype("float32").numpy(), np.broadcast_to(np.eye(4), q.shape), atol=0.05)
 
 
 # ---- what has no answer ------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
     Shapes:  the reduced axes go, or become 1 with keepdims
     Dtypes:  floating -> the same
     Errors:  ShapeError for an axis that x lacks, and for inf or -inf over no elements; DtypeError for another dtype
-    Grads:   x; 0 where the norm is 0
+    Grads:   x; 0 where the norm is 0, and of an element that is 0, at which a power below 1 has no slope
     """
     check_kind("vector_norm", "x", spec_of(x), "floating")
     kind, over = number("vector_norm", "ord", ord), {"axis": axes_of("vector_norm", x, axis), "keepdims": keepdims}
@@ -158,7 +158,14 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
         return (reduce.max if kind > 0 else reduce.min)(sizes, **over)
     if kind == 1:
         return sum(sizes, **over)
-    return _root(sum(elementwise.pow(sizes, kind), **over), lambda total: elementwise.pow(total, 1 / kind))
+    return _root(sum(_powers(sizes, kind), **over), lambda total: elementwise.pow(total, 1 / kind))
+
+
+def _powers(sizes, kind: float):
+    if kind > 1:
+        return elementwise.pow(sizes, kind)
+    zero = equal(sizes, 0)
+    return where(zero, 0.0 if kind > 0 else math.inf, elementwise.pow(where(zero, 1, sizes), kind))
 
 
 def _root(total, fn: Callable):
