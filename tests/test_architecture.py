@@ -226,7 +226,8 @@ def test_kernel_files_have_their_launcher_and_header(path: Path) -> None:
     if path.stem not in ("prelude", "functions"):
         stem = path.parents[1] / f"{path.stem}.py"
         families = path.stem.removesuffix("_gpu"), path.stem.split("_")[0]
-        named = any(path.name in launcher.read_text() for launcher in path.parents[1].glob("*.py"))
+        users = [*path.parents[1].glob("*.py"), *(set(path.parent.glob("*.cl")) - {path})]
+        named = any(f'"{path.name}"' in user.read_text() for user in users)  # loaded, or included
         assert stem.exists() or any((path.parents[1] / f"{name}.py").exists() for name in families) or named
         assert "#error" in text or "#define" not in text
     assert len(text.splitlines()) <= MAX_FILE
