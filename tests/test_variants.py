@@ -1,5 +1,6 @@
 """Variants of kernels for some devices: tried before they are used, set aside where they fail; what Hopper's take."""
 
+import operator
 import os
 import pickle
 from functools import partial
@@ -46,6 +47,13 @@ class Ends(NamedTuple):
 
     def __reduce__(self) -> tuple:
         return os._exit, (self.code,)
+
+
+class Refuses:
+    """No more processes."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
 
 
 # ---- trying ------------------------------------------------------------------------------------------------------
@@ -96,6 +104,19 @@ def test_one_process_tries_one_thing_after_the_other_and_another_follows_when_it
     assert idle.wait() == 0
     assert apart.wrong(str) == "" and apart._process is not idle
     assert apart.wrong(str, Ends(3)) == "the process that tried it ended with 3"
+
+
+@on_opencl
+def test_what_could_not_be_tried_is_tried_by_the_next_process(device, monkeypatch) -> None:
+    """Set aside meanwhile."""
+    apart = variants.Apart(device)
+    with pytest.raises(variants.NotTriedError, match="MemoryError"):
+        apart.wrong(operator.methodcaller("empty_words", 1 << 60))
+    monkeypatch.setattr(variants.subprocess, "Popen", Refuses)
+    tested = variant()
+    for _ in range(2):
+        assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device))
+        assert not variants.Verdicts(device).set_aside()
 
 
 @on_opencl

@@ -1,7 +1,8 @@
 """The process in which programs are tried: python -m polyarr.backends.opencl.trial <device>.
 
-Each request is a pickled function with its arguments but the first, which is the device; each answer is what was wrong,
-pickled: empty if nothing was. The process ends with the one that asks, or when nobody asks any more.
+Each request is a pickled function with its arguments but the first, which is the device. Each answer is pickled, too:
+whether it was tried at all, and what was wrong, empty if nothing was. The process ends with the one that asks, or when
+nobody asks any more.
 """
 
 import os
@@ -28,13 +29,15 @@ def main(name: str) -> None:
         except EOFError:
             return
         idle.cancel()
+        is_tried, wrong = False, ""
         try:
             device = device or select(name)
+            is_tried = True
             function(device, *arguments)
-            wrong = ""
         except Exception as error:
+            is_tried = is_tried and not isinstance(error, MemoryError)
             wrong = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        pickle.dump(wrong, answers)
+        pickle.dump((is_tried, wrong), answers)
         answers.flush()
 
 

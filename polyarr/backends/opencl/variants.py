@@ -15,7 +15,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple
 from polyarr.backends.opencl.caches import store_of
 from polyarr.backends.opencl.device import Device, Features
 from polyarr.backends.opencl.source import source_of
+from polyarr.core.errors import BackendError
 
 TRIAL_SECONDS, KILLED = 120, -9
 ENTRY = "variants"  # in the store of what is kept of a driver
@@ -43,6 +44,10 @@ class Variant(NamedTuple):
     tells_precision: bool = False  # whether products of float32 may be less precise than float32 arithmetic
 
 
+class NotTriedError(BackendError):
+    """There was no process, no memory or no device to try something with; the next process may have them."""
+
+
 class Verdicts:
     """What was found of a device's variants and their programs, by name: empty if sound, else what is wrong."""
 
@@ -59,8 +64,12 @@ class Verdicts:
         if name not in self._found:
             self._found = {**self._read(), **self._found}
         if name not in self._found:
-            self._found[name] = find()
-            self._store.save(ENTRY, json.dumps({**self._read(), **self._found}).encode())
+            try:
+                self._found[name] = find()
+            except NotTriedError as error:
+                self._found[name] = str(error)
+                return self._found[name]
+            self._store.save(ENTRY, json.dumps({**self._read(), name: self._found[name]}).encode())
         return self._found[name]
 
     def _read(self) -> dict[str, str]:
@@ -88,7 +97,10 @@ class Apart:
         self._complaints: Any = None
 
     def wrong(self, function: Callable[..., None], *arguments: Any) -> str:
-        """What is wrong with function(device, *arguments), which raises what it finds; empty if nothing is."""
+        """What is wrong with function(device, *arguments), which raises what it finds; empty if nothing is.
+
+        Errors:  NotTriedError if that could not be found out
+        """
         request = pickle.dumps((function, arguments))
         with self._lock:
             try:
@@ -96,7 +108,7 @@ class Apart:
                 found = self._asked(request) if found is None else found
                 return "the process that tried it ended before it was done" if found is None else found
             except OSError as error:
-                return f"no process to try it in: {error}"
+                raise NotTriedError(f"no process to try it in: {error}") from error
 
     def _asked(self, request: bytes) -> str | None:
         """The answer, or how the process died of it; None if it had ended before, since nobody asked for a while."""
@@ -107,7 +119,7 @@ class Apart:
         try:
             process.stdin.write(request)
             process.stdin.flush()
-            return pickle.load(process.stdout)
+            is_tried, wrong = pickle.load(process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             self._process = None
             return self._end_of(process)
@@ -117,6 +129,9 @@ class Apart:
             raise
         finally:
             timer.cancel()
+        if not is_tried:
+            raise NotTriedError(wrong)
+        return wrong
 
     def _end_of(self, process: Any) -> str | None:
         code = process.wait()
@@ -132,12 +147,14 @@ class Apart:
     def _start(self) -> None:
         home = str(Path(__file__).parents[3])  # from where this process has polyarr
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-        self._complaints = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "polyarr.backends.opencl.trial", self._device],
-            env={**os.environ, "PYTHONPATH": path, "PYOPENCL_NO_CACHE": "1"}, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True,  # Ctrl-C is not for it
-        )  # fmt: skip
+        with ExitStack() as undone:
+            self._complaints = undone.enter_context(tempfile.TemporaryFile())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "polyarr.backends.opencl.trial", self._device],
+                env={**os.environ, "PYTHONPATH": path, "PYOPENCL_NO_CACHE": "1"}, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True,  # Ctrl-C is not for it
+            )  # fmt: skip
+            undone.pop_all()
         weakref.finalize(self, _end, self._process, self._complaints)
 
 
