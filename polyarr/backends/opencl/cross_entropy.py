@@ -1,4 +1,4 @@
-"""Cross entropy, forward and backward.
+"""Cross entropy, forward and backward; losses.cl has the formulas.
 
 What is saved is each row's largest logit and the logarithm of its sum, and what the loss was divided by, which
 stays on the device.
