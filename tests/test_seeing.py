@@ -208,7 +208,7 @@ def test_peaks_are_measured_once(backend):
         x @ x
     table = p.table(peaks=True)
     assert f" {peaks['GB/s']:,.0f} GB/s" in table.splitlines()[1]
-    assert re.search(r"of peak\nmatrix_product +1 +.*\d%\n", table)
+    assert re.search(r"of peak\nmatmul +1 +.*\d%\n", table)
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------
