@@ -172,8 +172,8 @@ def test_tiles_fit_or_there_is_none(shrunk):
         for width in (16, 64, 200, 1024):
             gpu = attention._gpu_tile(device, 4, 64, (width, width), backward)
             cpu = attention._cpu_tile(device, 4, 64, (width, width), backward)
-            assert gpu is None or attention._gpu_bytes(gpu, 4, (width, width), backward) <= LITTLE
-            assert cpu is None or attention._cpu_bytes(cpu, 4, (width, width), backward) <= LITTLE
+            assert gpu is None or attention.gpu_bytes(gpu, 4, (width, width), backward) <= LITTLE
+            assert cpu is None or attention.cpu_bytes(cpu, 4, (width, width), backward) <= LITTLE
             assert (gpu is None) == (cpu is None) or 64 < width < 1024
 
 

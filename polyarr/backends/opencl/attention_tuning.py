@@ -83,7 +83,7 @@ def _fits(device: Device, work: Work, tile: CpuTile | GpuTile) -> bool:
 
 def _space(device: Device, work: Work) -> Iterator[CpuTile | GpuTile]:
     """Tiles whose sums registers hold, in an order that is the same every time."""
-    found: list[Any] = list(_cpu_space(device, work) if device.features.is_cpu else _gpu_space())
+    found: list[Any] = list({"cpu": _cpu_space, "gpu": _gpu_space}[device.geometry.kind](device, work))
     random.Random(0).shuffle(found)  # who has no time for all tries different ones
     yield from (tile for tile in found if _fits(device, work, tile))
 
@@ -96,7 +96,7 @@ def _cpu_space(device: Device, work: Work) -> Iterator[CpuTile]:
             yield CpuTile(queries, keys, rows, lanes, vectors)
 
 
-def _gpu_space() -> Iterator[GpuTile]:
+def _gpu_space(device: Device, work: Work) -> Iterator[GpuTile]:
     for own, stream, across, down in product((16, 32, 64, 128), (16, 32, 64), (8, 16), (8, 16)):
         if 2 <= own // down * (stream // across) <= MOST_SUMS:
             yield GpuTile(own, stream, across, down)
@@ -107,7 +107,7 @@ def _small(device: Device, work: Work) -> tuple[Work, ...]:
 
 
 def _timed(device: Device, work: Work) -> Work:
-    if not device.features.is_cpu:
+    if not device.geometry.is_timed_in_part:
         return work
     heads, *rows, length = work.shape
     heads = min(heads, HEADS_OF_CORE * device.features.compute_units)

@@ -20,7 +20,8 @@ class CpuGeometry:
     """For a CPU."""
 
     kind = "cpu"
-    is_measured = True  # its peak, and a product beside it, can be timed on one core
+    is_measured = True  # its processor is the host's, and its peak can be timed on one core
+    packs, is_timed_in_part = True, True  # products copy what they read; tuning times a part of large work
 
     block = 16384  # elements that are worth a group
     items_per_unit = 4  # so that a core that comes late takes fewer
@@ -130,7 +131,7 @@ class GpuGeometry:
     """For a GPU, and for whatever is no CPU."""
 
     kind = "gpu"
-    is_measured = False
+    is_measured = packs = is_timed_in_part = False
 
     group, vector_bytes = 256, 16
     items_group = 128

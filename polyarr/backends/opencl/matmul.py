@@ -345,8 +345,8 @@ def _form(p: Problem) -> str:
 
 
 def shape_class(device: Device, form: str, *lengths: int) -> str:
-    """Lengths to the next power of two. A CPU packs what it reads, so that all forms are alike, and all large ones."""
+    """Lengths to the next power of two. Where operands are packed all forms are alike, and all large ones."""
     near = [2 ** round(log2(max(length, 1))) for length in lengths]
-    if device.features.is_cpu:
+    if device.geometry.packs:
         form, near = "any", [min(length, LARGE) for length in near]
     return f"{form} {' x '.join(map(str, near))}"

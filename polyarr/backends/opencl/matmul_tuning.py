@@ -36,12 +36,13 @@ def _case(work: Work) -> Case:
 
 
 def _small(device: Device, work: Work) -> tuple[Work, ...]:
-    other = {"TN": "NT"}.get(work.form, "TN") if device.features.is_cpu else work.form  # a CPU packs x in TN only
+    other = {"TN": "NT"}.get(work.form, "TN") if device.geometry.packs else work.form  # x is packed in TN only
     return tuple(work._replace(shape=shape, form=form) for shape, form in zip(SMALL, (work.form, other), strict=True))
 
 
 def _timed(device: Device, work: Work) -> Work:
-    return work._replace(shape=tuple(map(min, work.shape, TIMED_ON_CPU))) if device.features.is_cpu else work
+    in_part = device.geometry.is_timed_in_part
+    return work._replace(shape=tuple(map(min, work.shape, TIMED_ON_CPU))) if in_part else work
 
 
 TUNABLE = Tunable(

@@ -165,7 +165,7 @@ def check(device: Device, tunable: Tunable, work: Work, parameters: Any, problem
 def device_of(device: Device) -> str:
     """What an entry calls a device: on a CPU the processor is told as well, whose name a driver may not know."""
     name = device.cl_device.name.strip()
-    return f"{processor_name()}; {name}" if device.features.is_cpu else name
+    return f"{processor_name()}; {name}" if device.geometry.is_measured else name
 
 
 def driver_of(device: Device) -> str:
