@@ -407,6 +407,19 @@ def test_transforms_inside_and_outside(backend):
     assert len(cube.programs()) == 1
 
 
+def test_a_checkpoint_around_sees_what_is_captured_by_name(on_numpy):
+    x = pa.ones((4, 3))
+
+    def loss(weight, fn):
+        held.rebind(weight)
+        return pa.sum(pa.checkpoint(fn)(x))
+
+    held = pa.ones((3, 2))
+    compiled = pa.compile(lambda x: pa.tanh(x @ held), captures=held)
+    compiled(x)
+    assert bits(pa.grad(loss)(pa.ones((3, 2)), compiled)) == bits(pa.grad(loss)(pa.ones((3, 2)), compiled.fn))
+
+
 def test_threads(backend):
     fn = pa.compile(lambda x: pa.sum(pa.tanh(x * 2) + x, axis=0))
     arrays = [pa.asarray(np.full((200, 3), float(i), np.float32)) for i in range(4)]

@@ -18,7 +18,7 @@ from polyarr.core.current import get_backend, stand_in
 from polyarr.core.errors import BackendError
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.program import Program
-from polyarr.core.tape import records
+from polyarr.core.tape import reads, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -42,7 +42,8 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What fn gives."""
-        if self.is_plain or stand_in.get() is not None:  # the latter: part of another capture
+        # In another capture it is a part of that; and a checkpoint around it has to see which arrays it reads.
+        if self.is_plain or stand_in.get() is not None or reads.get() is not None:
             return self.fn(*args, **kwargs)
         fed: list[Any] = []
         key: list[Any] = [get_matmul_precision(), *map(_kind, random.get_state()), tuple(kwargs)]
