@@ -117,7 +117,8 @@ def train(
     """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
 
     profile   a file for the trace of a few steps, of which a table is printed, too
-    compiled  capture a step and an evaluation once each, and run what was captured: the same bits, sooner
+    compiled  capture a step and an evaluation once each, and run what was captured: the same bits, sooner. The arrays
+              of the run's model and state are given away then
 
     Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
              or another training writes to it
@@ -133,7 +134,9 @@ def train(
 
 def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | None, compiled: bool) -> None:
     recipe = run.recipe
-    step, loss_in_all = (compile(fn) if compiled else fn for fn in (step_of(recipe), summed_loss))
+    step, loss_in_all = step_of(recipe), summed_loss
+    if compiled:  # a step may write over what it is given, which the run is done with
+        step, loss_in_all = compile(step, donate=("model", "state")), compile(loss_in_all)
     profiled = profiled_steps(profile, recipe.steps - run.step, echo)
     with _interrupt() as interruption, _progress(run) as bar, profiled as before_step:
         unread: list[Array] = []
