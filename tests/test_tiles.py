@@ -113,6 +113,18 @@ def test_rows_that_lie_far_apart_are_packed(backend):
         np.testing.assert_allclose(device.download(out), x.astype(FLOAT64) @ y, rtol=0, atol=1e-3)
 
 
+@on_opencl
+def test_work_groups_that_share_a_batch_have_panels_of_their_own(backend):
+    """More matrices than there are work-groups, each too large for panels in local memory."""
+    device = devices.select()
+    batch, m, n, k = 4 * device.features.compute_units + 1, 8, matmul.LOCAL // 1024 + 80, 260
+    generator = np.random.default_rng(1)
+    x, y = generator.normal(size=(batch, m, k)).astype(FLOAT32), generator.normal(size=(batch, k, n)).astype(FLOAT32)
+    with device.guarded():
+        found = matmul.matmul(device, Spec((batch, m, n), FLOAT32), device.upload(x), device.upload(y))
+        np.testing.assert_allclose(device.download(found), x.astype(FLOAT64) @ y, rtol=0, atol=1e-3)
+
+
 # ---- doctor ------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in
 MOST_PARTS = 2**14
 SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
 FAR = 1024  # elements between rows of x, a page, from which a CPU packs it for as many columns
+LOCAL = 7 * 2**16  # bytes of local memory for a CPU's panels: most of the second cache
 LEAST_BLOCK = 2**20  # multiply-adds for which it is worth to wake another thread
 SUM = reduction("sum")
 
@@ -170,17 +171,20 @@ def _cpu_launch(
     stored, accumulator = STORED[dtype]
     same, (rows, columns) = stored == accumulator, block
     finish, direct = not same or epilogue != PLAIN, same and _in_place(p, columns)
-    flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), **_along(p)}
-    kernel = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **asdict(params)).matmul
-    blocks = _blocks(p.m, rows), _blocks(p.n, columns)
+    blocks, itemsize = (_blocks(p.m, rows), _blocks(p.n, columns)), SCALARS[accumulator].itemsize
     sharing = max(1, min(p.batch, 4 * device.features.compute_units // prod(blocks)))  # groups for the batch
     x_room, y_room = params.room(params.ROWS if direct else rows, columns, p.k)
-    panels = sharing * prod(blocks) * (x_room + y_room) * SCALARS[accumulator].itemsize  # bytes
+    # What a thread used last is in its caches; memory of a group's own may come from another's.
+    most = min(device.features.local_memory, LOCAL) // itemsize
+    local = most if x_room + y_room <= most else 0
+    flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
+    program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **_along(p), **asdict(params))
+    panels = 0 if local else sharing * prod(blocks) * (x_room + y_room) * itemsize  # bytes
     scalars, batch = (p.batch, p.m, p.n, p.k, rows, columns, x_room + y_room, x_room), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        steps = x_start, p.x.step, y_start, p.y.step
-        kernel((*blocks, sharing), (1, 1, 1), *arrays, device.scratch(panels), *scalars, *steps, *batch)
+        memory, steps = device.scratch(panels) if panels else None, (x_start, p.x.step, y_start, p.y.step)
+        program.matmul((*blocks, sharing), (1, 1, 1), *arrays, memory, *scalars, *steps, *batch)
 
     return launch
 

@@ -8,7 +8,8 @@
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and the other x_step
 //          or y_step; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to;
 //          sums (batch, m, n) of ACC: the sums so far, out itself if T is ACC
-//          panels (groups, room): packed blocks of x, x_room elements, and of y; both multiples of 64 bytes
+//          panels (groups, room): packed blocks of x, x_room elements, and of y; both multiples of 64 bytes;
+//          unused if LOCAL_ROOM
 // Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
 // Launch   global (blocks of rows, blocks of columns, groups that share the batch), local (1, 1, 1)
 // Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes |
@@ -16,6 +17,7 @@
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
 //          DIRECT 1 to read x in place, for which T must be ACC
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
+//          LOCAL_ROOM elements for panels in local memory, or 0
 //          WIDE elements of a vector | ROWS, VECTORS of a tile | DEPTH, X_BLOCK, Y_BLOCK of packed blocks
 #if !defined(FINISH) || !defined(FLOAT32) || !defined(DIRECT) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_cpu.cl needs FINISH, FLOAT32, DIRECT, X_ALONG_K and Y_ALONG_K"
@@ -30,6 +32,15 @@
 #error "matmul_cpu.cl needs DEPTH, X_BLOCK and Y_BLOCK"
 #endif
 
+#if !defined(LOCAL_ROOM)
+#error "matmul_cpu.cl needs LOCAL_ROOM"
+#endif
+
+#if LOCAL_ROOM
+#define PANELS __local
+#else
+#define PANELS __global
+#endif
 #define COLUMNS (VECTORS * WIDE)
 #define STRIP 8  // columns that are packed together: a panel's part of one is less than a line of the cache
 #define INLINE static inline __attribute__((always_inline))
@@ -43,11 +54,11 @@ typedef PASTE(ACC, WIDE) vector __attribute__((aligned(4)));
 #if FLOAT32
 #define LANE(s) (float8)(r0.s, r1.s, r2.s, r3.s, r4.s, r5.s, r6.s, r7.s)
 #define ROW(i) *(__global const float8_unaligned *)(source + MIN(i, last) * step)
-#define TO(k) *(__global float8_unaligned *)(panel + (k) * width)
+#define TO(k) *(PANELS float8_unaligned *)(panel + (k) * width)
 
 // Write 8 rows of 8 elements as 8 columns. Rows after the last one are copies of it, to be overwritten.
 INLINE void transpose_8x8(__global const float *restrict source, long step, int last, int width,
-                          __global float *restrict panel) {
+                          PANELS float *restrict panel) {
     const float8 r0 = ROW(0), r1 = ROW(1), r2 = ROW(2), r3 = ROW(3);
     const float8 r4 = ROW(4), r5 = ROW(5), r6 = ROW(6), r7 = ROW(7);
     TO(0) = LANE(s0);
@@ -62,7 +73,7 @@ INLINE void transpose_8x8(__global const float *restrict source, long step, int 
 #endif
 
 INLINE void pack_elements(__global const T *restrict source, long row_step, long k_step, int width, int rows, int from,
-                          int depth, __global ACC *restrict panel) {
+                          int depth, PANELS ACC *restrict panel) {
     for (int k = from; k < depth; k++)
         for (int i = 0; i < width; i++)
             panel[k * width + i] = i < rows ? LOAD(source, i * row_step + k * k_step) : 0;
@@ -70,7 +81,7 @@ INLINE void pack_elements(__global const T *restrict source, long row_step, long
 
 // One panel from rows that are contiguous along k.
 INLINE void pack_along_k(__global const T *restrict source, long step, int width, int rows, int depth,
-                         __global ACC *restrict panel) {
+                         PANELS ACC *restrict panel) {
     int k = 0;
 #if FLOAT32
     if (rows == width) {
@@ -86,7 +97,7 @@ INLINE void pack_along_k(__global const T *restrict source, long step, int width
 
 // Columns `from` to `to` of one panel, from columns that are contiguous along the rows.
 INLINE void pack_along_rows(__global const T *restrict source, long step, int width, int rows, int from, int to,
-                            __global ACC *restrict panel) {
+                            PANELS ACC *restrict panel) {
     if (rows == width)
         for (int k = from; k < to; k++)
             for (int i = 0; i < width; i++) panel[k * width + i] = LOAD(source, k * step + i);
@@ -95,12 +106,12 @@ INLINE void pack_along_rows(__global const T *restrict source, long step, int wi
 }
 
 INLINE void pack(__global const T *restrict source, long step, int along_k, int width, int rows, int depth,
-                 __global ACC *restrict panel) {
+                 PANELS ACC *restrict panel) {
     const int strip = along_k ? depth : STRIP;
     for (int from = 0; from < depth; from += strip)
         for (int i = 0; i < rows; i += width) {
             const int rows_here = MIN(width, rows - i);
-            __global ACC *to = panel + i * depth;
+            PANELS ACC *to = panel + i * depth;
             if (along_k) pack_along_k(source + i * step, step, width, rows_here, depth, to);
             else pack_along_rows(source + i, step, width, rows_here, from, MIN(from + strip, depth), to);
         }
@@ -113,8 +124,8 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
 
 // Defines NAME: multiply ROWS rows of x by V vectors of a panel of y, and set or add to rows x columns of
 // sums.
-#define DEFINE_TILE(NAME, V) \
-    INLINE void NAME(__global const ACC *restrict x, long row_step, long k_step, __global const ACC *restrict y, \
+#define DEFINE_TILE(NAME, SPACE, V) \
+    INLINE void NAME(SPACE const ACC *restrict x, long row_step, long k_step, PANELS const ACC *restrict y, \
                      int depth, __global ACC *sums, long n, int first, int rows, int columns) { \
         vector sum[ROWS][V]; \
         _Pragma("unroll") for (int r = 0; r < ROWS; r++) \
@@ -124,7 +135,7 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
             } \
         for (int k = 0; k < depth; k++, x += k_step, y += COLUMNS) { \
             vector right[V]; \
-            _Pragma("unroll") for (int v = 0; v < V; v++) right[v] = ((__global const vector *)y)[v]; \
+            _Pragma("unroll") for (int v = 0; v < V; v++) right[v] = ((PANELS const vector *)y)[v]; \
             _Pragma("unroll") for (int r = 0; r < ROWS; r++) { \
                 const vector left = x[r * row_step]; \
                 _Pragma("unroll") for (int v = 0; v < V; v++) sum[r][v] = left * right[v] + sum[r][v]; \
@@ -145,35 +156,38 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
                     sums[r * n + c] = edge[r * V * WIDE + c] + (first ? 0 : sums[r * n + c]); \
         } \
     }
-DEFINE_TILE(multiply_1, 1)
-DEFINE_TILE(multiply_2, 2)
-DEFINE_TILE(multiply_3, 3)
-DEFINE_TILE(multiply_4, 4)
+#define DEFINE_TILES(V) \
+    DEFINE_TILE(packed_##V, PANELS, V) \
+    DEFINE_TILE(direct_##V, __global, V)
+DEFINE_TILES(1)
+DEFINE_TILES(2)
+DEFINE_TILES(3)
+DEFINE_TILES(4)
 
 // Multiply a tile with as few vectors as hold its columns.
-#define MULTIPLY_TILE(columns, ...) \
-    if (columns <= WIDE) multiply_1(__VA_ARGS__, columns); \
-    else if (VECTORS >= 2 && columns <= 2 * WIDE) multiply_2(__VA_ARGS__, columns); \
-    else if (VECTORS >= 3 && columns <= 3 * WIDE) multiply_3(__VA_ARGS__, columns); \
-    else if (VECTORS >= 4) multiply_4(__VA_ARGS__, columns)
+#define MULTIPLY_TILE(KIND, columns, ...) \
+    if (columns <= WIDE) KIND##_1(__VA_ARGS__, columns); \
+    else if (VECTORS >= 2 && columns <= 2 * WIDE) KIND##_2(__VA_ARGS__, columns); \
+    else if (VECTORS >= 3 && columns <= 3 * WIDE) KIND##_3(__VA_ARGS__, columns); \
+    else if (VECTORS >= 4) KIND##_4(__VA_ARGS__, columns)
 
 // All tiles of a block of x with a packed block of y. If DIRECT, only the last rows of x, less than a tile,
 // are packed.
-INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, __global const ACC *x_panels,
-                            __global const ACC *y_panels, int depth, __global ACC *sums, long n, int first,
+INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, PANELS const ACC *x_panels,
+                            PANELS const ACC *y_panels, int depth, __global ACC *sums, long n, int first,
                             int rows, int columns) {
     for (int c = 0; c < columns; c += COLUMNS)
         for (int r = 0; r < rows; r += ROWS) {
             const int height = MIN(ROWS, rows - r), width = MIN(COLUMNS, columns - c);
-            __global const ACC *left = x_panels + (DIRECT ? 0 : r * depth), *right = y_panels + c * depth;
+            PANELS const ACC *left = x_panels + (DIRECT ? 0 : r * depth), *right = y_panels + c * depth;
             __global ACC *corner = sums + r * n + c;
 #if DIRECT
             if (height == ROWS) {
-                MULTIPLY_TILE(width, x + r * x_row, x_row, x_deep, right, depth, corner, n, first, ROWS);
+                MULTIPLY_TILE(direct, width, x + r * x_row, x_row, x_deep, right, depth, corner, n, first, ROWS);
                 continue;
             }
 #endif
-            MULTIPLY_TILE(width, left, 1, ROWS, right, depth, corner, n, first, height);
+            MULTIPLY_TILE(packed, width, left, 1, ROWS, right, depth, corner, n, first, height);
         }
 }
 
@@ -208,8 +222,13 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
             const long n, const long k, const long rows_each, const long columns_each, const long room,
             const long x_room, const long x_start, const long x_step, const long y_start, const long y_step,
             const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner) {
+#if LOCAL_ROOM
+    __local ACC own[LOCAL_ROOM] __attribute__((aligned(64)));
+#else
     const long group = get_group_id(0) + get_num_groups(0) * (get_group_id(1) + get_num_groups(1) * get_group_id(2));
-    __global ACC *x_panels = panels + group * room, *y_panels = x_panels + x_room;
+    __global ACC *own = panels + group * room;
+#endif
+    PANELS ACC *x_panels = own, *y_panels = x_panels + x_room;
     const long top = get_group_id(0) * rows_each, left = get_group_id(1) * columns_each;
     const long bottom = MIN(m, top + rows_each), right = MIN(n, left + columns_each);
     const long x_row = X_ALONG_K ? x_step : 1, x_deep = X_ALONG_K ? 1 : x_step;
