@@ -147,16 +147,18 @@ def test_updates_of_few_and_of_many_to_a_slice(gpu, dtype, slices, updates, colu
         np.testing.assert_allclose(found.numpy().astype(np.float64), expected, rtol=2**-8 if dtype == "bfloat16" else 0)
 
 
+@pytest.mark.parametrize("kind", ["backend", "gpu"])
 @pytest.mark.parametrize("mask", ["none", "bool", "added"])
-def test_groups_share_the_keys_of_one_query(gpu, mask):
-    """Some groups see none of them; one query sees nothing at all."""
+def test_the_keys_of_one_query(request, kind, mask):
+    """Some groups, or blocks, see none of them; one query sees nothing at all."""
+    chosen = request.getfixturevalue(kind)
     q, k, v = normal(3, 2, 1, 17), normal(3, 1, 150, 17, seed=1), normal(3, 1, 150, 20, seed=2)
     hidden = np.arange(150) < 70
     hidden = np.stack([hidden, ~hidden, hidden | True])[:, None, None]  # (3, 1, 1, 150)
     seen = {"none": None, "bool": ~hidden, "added": np.where(hidden, -np.inf, normal(3, 1, 1, 150, seed=5))}[mask]
     given = None if seen is None else pa.asarray(seen if mask == "bool" else seen.astype(np.float32))
     arrays = [x if x is None else x.buf for x in (*map(pa.asarray, (q, k, v)), given)]
-    forward = gpu.kernels[ops.attention].forward
+    forward = chosen.kernels[ops.attention].forward
     out, saved = forward(Spec((3, 2, 1, 20), pa.float32), *arrays, 0, 0, causal=True, scale=20.0, dropout_rate=0.0)
     scores = 20 * (q @ k.swapaxes(-1, -2)).astype(np.float64)
     if seen is not None:
@@ -165,5 +167,5 @@ def test_groups_share_the_keys_of_one_query(gpu, mask):
         sums = np.exp(scores).sum(-1, keepdims=True)
         weights = np.divide(np.exp(scores), sums, out=np.zeros_like(scores), where=sums > 0)
         lse = np.where(sums > 0, np.log(sums), np.inf)
-    np.testing.assert_allclose(gpu.download(out), weights @ v, rtol=2e-4, atol=1e-5)
-    np.testing.assert_allclose(gpu.download(saved.lse), lse.reshape(6, 1), rtol=1e-5)
+    np.testing.assert_allclose(chosen.download(out), weights @ v, rtol=2e-4, atol=1e-5)
+    np.testing.assert_allclose(chosen.download(saved.lse), lse.reshape(6, 1), rtol=1e-5)

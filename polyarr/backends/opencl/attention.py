@@ -1,7 +1,6 @@
 """Attention without the matrix of scores: tiles, online softmax, and a backward pass that makes the weights again.
 
-Which kernels: the first variant for some devices that takes it, or else the portable ones; GPUs have their own for one
-query.
+Which kernels: the first variant for some devices that takes it, or else the portable ones: one query has its own.
 """
 
 import struct
@@ -47,7 +46,7 @@ def forward(
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
     hopper = device.plans[attention_wgmma.plan](call.problem)
-    family = hopper or (attention_decode if attention_decode.takes(device, call.problem) else attention_tiled)
+    family = hopper or (attention_decode if attention_decode.takes(call.problem) else attention_tiled)
     return result, Saved(result, family.forward(device, call, result), hopper is not None)
 
 

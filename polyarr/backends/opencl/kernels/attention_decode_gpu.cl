@@ -12,10 +12,10 @@
 // Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | KEYS of a work-group | WG, LANES work-items
 //          of a group, of a team | MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(KEYS) || !defined(WG) || !defined(LANES)
-#error "attention_decode.cl needs a dtype's macros, D, DV, KEYS, WG and LANES"
+#error "attention_decode_gpu.cl needs a dtype's macros, D, DV, KEYS, WG and LANES"
 #endif
 #if !defined(MASK) || !defined(MASK_T)
-#error "attention_decode.cl needs a mask's macros"
+#error "attention_decode_gpu.cl needs a mask's macros"
 #endif
 
 #define TEAMS (WG / LANES)
