@@ -50,7 +50,6 @@ def frozen(op: Any, name: str, value: Any) -> Any:
     if type(value).__hash__ is None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(f"{op.name}: {name} is a {kind}; it must be made of Python numbers, tuples or names")
-    hash(value)  # a number of a compiled function says that it is no constant
     return value
 
 

@@ -25,5 +25,5 @@ class GradientError(TypeError):
     """A gradient that does not exist or was asked for wrongly."""
 
 
-class CaptureError(TypeError):
+class CaptureError(RuntimeError):
     """Something that a compiled function may not do while it is captured."""
