@@ -38,7 +38,7 @@ try:
 except ImportError:
     torch = None
 
-SQUARES = [(f"{n}", n, n, n, "NN") for n in (512, 1024, 2048)]
+SQUARES = [(f"{n}", n, n, n, "NN") for n in (64, 256, 512, 1024, 2048)]
 GPT = [  # batch 8 of 256 tokens, width 384, a vocabulary of 65
     ("qkv", 2048, 1152, 384, "NT"),
     ("up", 2048, 1536, 384, "NT"),

@@ -19,7 +19,7 @@ from polyarr.core.backend import Backend, Fused
 
 # Oclgrind lacks the instructions that these become.
 KNOWN_AS = {
-    "__builtin_sqrtf": "sqrt", "__builtin_sqrt": "sqrt", "__builtin_prefetch(address, write)": "", "restrict": "",
+    "__builtin_sqrtf": "sqrt", "__builtin_sqrt": "sqrt", "__builtin_prefetch(address)": "", "restrict": "",
 }  # fmt: skip
 
 

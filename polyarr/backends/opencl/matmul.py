@@ -30,7 +30,7 @@ DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in
 MOST_PARTS = 2**14
 SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
 FAR = 1024  # elements between rows of x, a page, from which a CPU packs it for as many columns
-LOCAL = 7 * 2**16  # bytes of local memory for a CPU's panels: most of the second cache
+LOCAL = 2**19 - 2**14  # bytes of local memory for a CPU's panels: most of the second cache
 LEAST_BLOCK = 2**20  # multiply-adds for which it is worth to wake another thread
 SUM = reduction("sum")
 

@@ -22,6 +22,10 @@ MOST_PACKED = 2**26  # bytes
 Table = dict[str, dict[str, Any]]  # a device's name -> "4 bytes" or "8 bytes" -> parameters, the best first
 
 
+def _rounded(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
 @dataclass(frozen=True)
 class CpuMatmul:
     """The macros of kernels/matmul_cpu.cl: a tile of ROWS x VECTORS vectors, lengths of packed blocks."""
@@ -43,8 +47,9 @@ class CpuMatmul:
 
     def room(self, rows: int, columns: int, depth: int) -> tuple[int, int]:
         """Elements for the packed blocks of x and of y, where a work-group has so many rows and columns."""
-        x, y = min(self.X_BLOCK, rows + self.ROWS), min(self.Y_BLOCK, columns + self.VECTORS * self.WIDE)
-        x_room, y_room = (-(-(length * min(self.DEPTH, depth) + SPARE) // LINE) * LINE for length in (x, y))
+        x = min(self.X_BLOCK, _rounded(rows, self.ROWS))
+        y = min(self.Y_BLOCK, _rounded(columns, self.VECTORS * self.WIDE))
+        x_room, y_room = (_rounded(length * min(self.DEPTH, depth) + SPARE, LINE) for length in (x, y))
         return x_room, y_room
 
 

@@ -120,7 +120,7 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
 // ---- one tile in registers --------------------------------------------------------------------------------
 
 // The sums come from far, and are wanted when a tile is done.
-#define EXPECT(p) __builtin_prefetch((const void *)(size_t)(p), 1)
+#define EXPECT(p) __builtin_prefetch((const void *)(size_t)(p))
 
 // Defines NAME: multiply ROWS rows of x by V vectors of a panel of y, and set or add to rows x columns of
 // sums.
