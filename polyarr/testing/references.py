@@ -37,12 +37,6 @@ def clip(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
 # ---- moving --------------------------------------------------------------------------------------------------
 
 
-def floor_divide(x: Any, y: Any) -> np.ndarray:
-    """The floor of x / y, also where y is infinite: there NumPy makes -1 of -0."""
-    found = np.floor_divide(x, y)
-    return np.where(np.isinf(y), np.floor(np.divide(x, y)), found) if found.dtype.kind == "f" else found
-
-
 def positions(starts: tuple, steps: tuple, shape: tuple) -> tuple[np.ndarray, ...]:
     """The window's indices along each axis."""
     return np.ix_(*(start + step * np.arange(n) for start, step, n in zip(starts, steps, shape, strict=True)))

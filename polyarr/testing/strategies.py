@@ -89,6 +89,7 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "above one": lambda rng, size: rng.uniform(1.2, 4.0, size),
     # Exact in every dtype, and never 0: a cotangent of 0 hides every fault.
     "eighths": lambda rng, size: (np.floor(np.clip(rng.standard_normal(size), -3, 3) * 4) * 2 + 1) / 8,
+    "counts": lambda rng, size: rng.integers(1, 9, size).astype(np.float64),
     "near one": lambda rng, size: rng.choice([-1, 1], size) * rng.uniform(0.95, 1.05, size),
     "away": _away,
     "distinct": _distinct,
@@ -145,6 +146,7 @@ def _special(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray
 
 
 APART = 600  # elements: more than a kernel takes at once
+BESIDE = {"infinite": (np.nan, np.inf, -np.inf), "endless": (np.nan, np.inf), "zero": (np.nan, 0.0, -0.0)}
 
 
 def _alone(data: "Data", rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
@@ -155,7 +157,7 @@ def _alone(data: "Data", rng: np.random.Generator, size: int, dtype: np.dtype) -
         with np.errstate(all="ignore"):
             chosen = np.sort(_special(rng, places, dtype).astype(dtype))
     else:
-        chosen = np.resize({"infinite": (np.nan, np.inf, -np.inf), "zero": (np.nan, 0.0, -0.0)}[kind], places)
+        chosen = np.resize(BESIDE[kind], places)
     found[APART // 2 :: APART][:places] = chosen
     return found
 
@@ -290,7 +292,7 @@ class Data:
 
     values  a key of VALUES or MATRICES, or "mixed", "special", "edges", "spread", "index", "unique", "below",
             "targets", "wrong", "no class", "mask"; "normal beside special", say, is the first with some of the second
-            far from each other ("infinite" and "zero" are further ones)
+            far from each other; so is what a key of BESIDE names
     layout  a key of LAYOUTS; one of REPEATING repeats the first slice along the axis that the seed picks
     limit   for values that are indices: how many elements there are to index; for "spread": the largest number,
             negative where there are to be both signs

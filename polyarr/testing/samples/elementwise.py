@@ -139,8 +139,8 @@ def _divisions(dtype: str) -> SearchStrategy[Sample]:
     return _pairs(dtype, values, values, numbers)
 
 
-for _op, _reference in ((ops.floor_divide, ref.floor_divide), (ops.remainder, None)):
-    _binary(_op, "real", "cancelling", ("normal", "positive"), _reference)
+for _op in (ops.floor_divide, ops.remainder):
+    _binary(_op, "real", "cancelling", ("normal", "positive"))
     # Of infinite quotients and of remainders of huge numbers, libraries make what they like.
     SAMPLES[_op] = SAMPLES[_op]._replace(cases=_divisions, special="")
 
@@ -220,8 +220,8 @@ def _limits(values: Sequence[str]) -> Cases:
     return cases
 
 
-# Of the quotients that these divisions are about, libraries agree where y is infinite, or x is 0.
-_BESIDE = {ops.floor_divide: ("zero", "infinite"), ops.remainder: ("zero", "infinite")}
+# Where x is 0 or y is infinite, libraries agree about these divisions; but of -1 / inf the floor may be -0 or -1.
+_BESIDE = {ops.floor_divide: ("zero", "endless"), ops.remainder: ("zero", "infinite")}
 
 
 def alone(op: Op, template: Sample) -> Iterator[Sample]:
@@ -243,7 +243,7 @@ ALONE = (30 * APART,)
 def _usual(op: Op, data: Data) -> str:
     """Whole quotients are exact where what is divided is."""
     if op in _BESIDE:
-        return "eighths"
+        return "counts" if op is ops.floor_divide else "eighths"
     return "normal" if data.values in ("mixed", "special") else data.values
 
 
