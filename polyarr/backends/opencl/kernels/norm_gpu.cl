@@ -1,22 +1,26 @@
-// Layer norm over the last axis, as layer_norm.cl has it, for GPUs.
+// Norms over the last axis, as norm.cl has them, for GPUs.
 //
-// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 2) of ACC = mean, rstd;
+// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean, rstd;
 //          dweight, dbias (groups, cols) of ACC: the sums over the rows that a group took
 // Launch   see shares.cl; backward, a set takes rows_each rows
-// Params   those of shares.cl, with EVEN 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
+// Params   those of shares.cl, with EVEN 1 | CENTRED 0 or 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
 //          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written
-#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
-#error "layer_norm_gpu.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
+#if !defined(CENTRED) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
+#error "norm_gpu.cl needs CENTRED, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
 #endif
+
+#define SAVED(row, what) saved[(1 + CENTRED) * (row) + (what)]
 
 #include "shares.cl"
 
-__kernel SHARING void layer_norm_forward(__global const T *restrict x, __global const T *restrict weight,
-                                         __global const T *restrict bias, __global T *restrict y,
-                                         __global ACC *restrict saved, const ACC eps,
-                                         const long rows, const long cols, const long rows_each) {
+__kernel SHARING void norm_forward(__global const T *restrict x, __global const T *restrict weight,
+                                   __global const T *restrict bias, __global T *restrict y,
+                                   __global ACC *restrict saved, const ACC eps,
+                                   const long rows, const long cols, const long rows_each) {
     __local ACC lanes[ROWS][LANES];
+#if CENTRED
     __local ACC2 pairs[ROWS][LANES];
+#endif
     SET_OF_ROWS(1)
     const size_t row = first_row;
     AT_ROW(row, rows, cols)
@@ -24,8 +28,9 @@ __kernel SHARING void layer_norm_forward(__global const T *restrict x, __global 
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
         READ_SHARE(x, 0, v)
-        EACH_OF_SHARE part += v[k];
+        EACH_OF_SHARE part += CENTRED ? v[k] : v[k] * v[k];
     }
+#if CENTRED
     const ACC rough_mean = shared_sum(part, me, lanes[set]) / cols;
 
     // Centred before squaring. What the rough mean lost to rounding over a long row shows in the second sum.
@@ -40,26 +45,36 @@ __kernel SHARING void layer_norm_forward(__global const T *restrict x, __global 
     }
     parts = shared_sums(parts, me, pairs[set]) / cols;
     const ACC mean = rough_mean + parts.x, rstd = 1 / sqrt(parts.y - parts.x * parts.x + eps);
+#else
+    const ACC mean = 0, rstd = 1 / sqrt(shared_sum(part, me, lanes[set]) / cols + eps);
+#endif
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
         READ_AGAIN(x, 0, v)
         if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w);
         if (HAS_BIAS) read_share(bias + at, low, high, me, 0, b);
-        EACH_OF_SHARE v[k] = (v[k] - mean) * rstd * (HAS_WEIGHT ? w[k] : 1) + (HAS_BIAS ? b[k] : 0);
+        EACH_OF_SHARE {
+            const ACC scaled = (v[k] - mean) * rstd * (HAS_WEIGHT ? w[k] : 1);
+            v[k] = HAS_BIAS ? scaled + b[k] : scaled;
+        }
         WRITE_SHARE(y, v)
     }
     if (me == 0 && row < rows) {
-        saved[2 * row] = mean;
-        saved[2 * row + 1] = rstd;
+        SAVED(row, 0) = mean;
+        SAVED(row, CENTRED) = rstd;
     }
 }
 
-__kernel SHARING void layer_norm_backward(__global const T *restrict g, __global const T *restrict x,
-                                          __global const T *restrict weight, __global const ACC *restrict saved,
-                                          __global T *restrict dx, __global ACC *restrict dweight,
-                                          __global ACC *restrict dbias,
-                                          const long rows, const long cols, const long rows_each) {
+__kernel SHARING void norm_backward(__global const T *restrict g, __global const T *restrict x,
+                                    __global const T *restrict weight, __global const ACC *restrict saved,
+                                    __global T *restrict dx, __global ACC *restrict dweight,
+                                    __global ACC *restrict dbias,
+                                    const long rows, const long cols, const long rows_each) {
+#if CENTRED
     __local ACC2 pairs[ROWS][LANES];
+#else
+    __local ACC lanes[ROWS][LANES];
+#endif
     __local ACC totals[ROWS > 1 ? CHUNK : 1];
     SET_OF_ROWS(rows_each)
     ACC v[SHARE], n[SHARE], w[SHARE];
@@ -75,7 +90,7 @@ __kernel SHARING void layer_norm_backward(__global const T *restrict g, __global
     for (long turn = 0; turn < rows_each; turn++) {
         const size_t row = first_row + turn * ROWS;
         AT_ROW(row, rows, cols)
-        const ACC mean = columns ? saved[2 * row] : 0, rstd = columns ? saved[2 * row + 1] : 0;
+        const ACC mean = CENTRED && columns ? SAVED(row, 0) : 0, rstd = columns ? SAVED(row, CENTRED) : 0;
         ACC2 parts = 0;
         EACH_CHUNK {
             const int low = LOW, high = HIGH;
@@ -89,8 +104,12 @@ __kernel SHARING void layer_norm_backward(__global const T *restrict g, __global
                 parts += (ACC2)(h, h * (n[k] - mean));
             }
         }
+#if CENTRED
         parts = shared_sums(parts, me, pairs[set]) / cols;
         const ACC mean_h = parts.x, mean_hn = parts.y * rstd;
+#else
+        const ACC mean_h = 0, mean_hn = shared_sum(parts.y, me, lanes[set]) / cols * rstd;
+#endif
         EACH_CHUNK {
             const int low = LOW, high = HIGH;
             READ_AGAIN(g, 0, v)

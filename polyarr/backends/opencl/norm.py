@@ -1,4 +1,4 @@
-"""Layer norm, forward and backward. What is saved is each row's mean and reciprocal deviation."""
+"""Layer norm and the norm of the root mean square. What is saved is each row's mean, of the first, and scale."""
 
 from typing import Any
 
@@ -14,14 +14,7 @@ def layer_norm(
     device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
 ) -> Any:
     """Normalise the last axis, then scale and shift; weight and bias may be None, but of no other dtype than x."""
-    if not alike(x, weight, bias):
-        return NotImplemented
-    x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
-    plan = _plan(device, "forward", x, weight, bias)
-    y, saved = device.empty(out), device.empty(Spec((plan.numbers[0], 2), wide(x.dtype)))
-    arrays = x.memory, (weight or x).memory, (bias or x).memory, y.memory, saved.memory
-    plan.kernel(plan.work, plan.group, *arrays, eps, *plan.numbers)
-    return y, saved
+    return _forward(device, out, x, weight, bias, eps, centred=1)
 
 
 def layer_norm_backward(
@@ -29,9 +22,42 @@ def layer_norm_backward(
     *, wanted: tuple[bool, bool, bool], eps: float,
 ) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
     """The gradients of x, weight and bias; that of x comes with the others."""
+    return _backward(device, g, saved, x, weight, bias, wanted, centred=1)
+
+
+def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps: float) -> Any:
+    """Divide by the root of the mean square of the last axis, then scale; weight may be None, or of x's dtype."""
+    return _forward(device, out, x, weight, None, eps, centred=0)
+
+
+def rms_norm_backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None,
+    *, wanted: tuple[bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None]:  # fmt: skip
+    """The gradients of x and weight; that of x comes with the other."""
+    return _backward(device, g, saved, x, weight, None, (*wanted, False), centred=0)[:2]
+
+
+def _forward(
+    device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, eps: float, centred: int
+) -> Any:
+    if not alike(x, weight, bias):
+        return NotImplemented
+    x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
+    plan = _plan(device, "forward", x, weight, bias, centred)
+    y, saved = device.empty(out), device.empty(Spec((plan.numbers[0], 1 + centred), wide(x.dtype)))
+    arrays = x.memory, (weight or x).memory, (bias or x).memory, y.memory, saved.memory
+    plan.kernel(plan.work, plan.group, *arrays, eps, *plan.numbers)
+    return y, saved
+
+
+def _backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None,
+    wanted: tuple[bool, bool, bool], centred: int,
+) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
     g, x, w = dense(device, g), dense(device, x), dense_or_none(device, weight)
     dx = device.empty(spec_of(x))
-    plan = _plan(device, "backward", x, weight, bias, wanted[1:])
+    plan = _plan(device, "backward", x, weight, bias, centred, wanted[1:])
     partials = Spec((groups_of(plan), x.shape[-1]), saved.dtype)
     dweight, dbias = (device.empty(partials) if want else None for want in wanted[1:])
     arrays = g.memory, x.memory, (w or x).memory, saved.memory, dx.memory
@@ -43,13 +69,13 @@ def layer_norm_backward(
 
 
 def _plan(
-    device: Device, which: str, x: Buffer, weight: Buffer | None, bias: Buffer | None,
+    device: Device, which: str, x: Buffer, weight: Buffer | None, bias: Buffer | None, centred: int,
     wanted: tuple[bool, ...] | None = None,
 ) -> LaunchPlan:  # fmt: skip
     """How to launch; forward shares the program whose backward kernel gives all gradients."""
     present = weight is not None, bias is not None
     wants = present if wanted is None else wanted
     return device.plans[row_plan](
-        "layer_norm", which, x.dtype, x.shape, which == "backward", True,
+        "norm", which, x.dtype, x.shape, which == "backward", True, CENTRED=centred,
         HAS_WEIGHT=int(present[0]), HAS_BIAS=int(present[1]), WANTS_WEIGHT=int(wants[0]), WANTS_BIAS=int(wants[1]),
     )  # fmt: skip

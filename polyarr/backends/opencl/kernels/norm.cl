@@ -1,17 +1,22 @@
-// Layer norm over the last axis: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps).
-// Backward, with n = (x - mean) * rstd and h = g * weight: dx = rstd * (h - mean(h) - n * mean(h * n)),
+// Norms over the last axis: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); that of the root mean
+// square is not CENTRED: its mean is 0. Backward, with n = (x - mean) * rstd and h = g * weight:
+// dx = rstd * (h - mean(h) - n * mean(h * n)), without mean(h) if not CENTRED;
 // dweight = sum over rows of g * n, dbias = sum over rows of g.
 //
-// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 2) of ACC = mean, rstd;
+// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean, rstd;
 //          dweight, dbias (global size 1, cols) of ACC: each set of LANES work-items sums the rows that it took
 // Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
 // Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
-//          WIDE partial results per work-item | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
+//          WIDE partial results per work-item | CENTRED 0 or 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
 //          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written
-#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || \
-    !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
-#error "layer_norm.cl needs a dtype's macros, LANES, WIDE, ROWS, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
+#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(CENTRED)
+#error "norm.cl needs a dtype's macros, LANES, WIDE, ROWS and CENTRED"
 #endif
+#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
+#error "norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
+#endif
+
+#define SAVED(row, what) saved[(1 + CENTRED) * (row) + (what)]
 
 #if HAS_WEIGHT
 #define WEIGHT(c) LOAD(weight, c)
@@ -24,9 +29,9 @@
 #define SET_DWEIGHT(c, OPERATION)
 #endif
 #if HAS_BIAS
-#define BIAS(c) LOAD(bias, c)
+#define SHIFT(c) + LOAD(bias, c)
 #else
-#define BIAS(c) 0
+#define SHIFT(c)
 #endif
 #if WANTS_BIAS
 #define SET_DBIAS(c, OPERATION) dbias_part[c] OPERATION
@@ -34,14 +39,16 @@
 #define SET_DBIAS(c, OPERATION)
 #endif
 
-__kernel ROW_GROUP void layer_norm_forward(__global const T *restrict x, __global const T *restrict weight,
-                                           __global const T *restrict bias, __global T *restrict y,
-                                           __global ACC *restrict saved, const ACC eps,
-                                           const long rows, const long cols, const long rows_each) {
+__kernel ROW_GROUP void norm_forward(__global const T *restrict x, __global const T *restrict weight,
+                                     __global const T *restrict bias, __global T *restrict y,
+                                     __global ACC *restrict saved, const ACC eps,
+                                     const long rows, const long cols, const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
         __global const T *restrict x_row = x + row * cols;
         __global T *restrict y_row = y + row * cols;
-        ACC sum[WIDE], squares[WIDE];
+        ACC squares[WIDE];
+#if CENTRED
+        ACC sum[WIDE];
         for (int w = 0; w < WIDE; w++) sum[w] = 0;
         EACH_COLUMN(sum[w] += LOAD(x_row, c);)
         const ACC rough_mean = row_sum(sum, me, lane) / cols;
@@ -52,21 +59,26 @@ __kernel ROW_GROUP void layer_norm_forward(__global const T *restrict x, __globa
         const ACC lost = row_sum(sum, me, lane) / cols;
         const ACC mean = rough_mean + lost;
         const ACC variance = row_sum(squares, me, lane) / cols - lost * lost;
+#else
+        for (int w = 0; w < WIDE; w++) squares[w] = 0;
+        EACH_COLUMN(const ACC v = LOAD(x_row, c); squares[w] += v * v;)
+        const ACC mean = 0, variance = row_sum(squares, me, lane) / cols;
+#endif
         const ACC rstd = 1 / sqrt(variance + eps);
 
-        EACH_COLUMN(STORE(y_row, c, (LOAD(x_row, c) - mean) * rstd * WEIGHT(c) + BIAS(c));)
+        EACH_COLUMN(STORE(y_row, c, (LOAD(x_row, c) - mean) * rstd * WEIGHT(c) SHIFT(c));)
         if (me == 0 && row < rows) {
-            saved[2 * row] = mean;
-            saved[2 * row + 1] = rstd;
+            SAVED(row, 0) = mean;
+            SAVED(row, CENTRED) = rstd;
         }
     }
 }
 
-__kernel ROW_GROUP void layer_norm_backward(__global const T *restrict g, __global const T *restrict x,
-                                            __global const T *restrict weight, __global const ACC *restrict saved,
-                                            __global T *restrict dx, __global ACC *restrict dweight,
-                                            __global ACC *restrict dbias,
-                                            const long rows, const long cols, const long rows_each) {
+__kernel ROW_GROUP void norm_backward(__global const T *restrict g, __global const T *restrict x,
+                                      __global const T *restrict weight, __global const ACC *restrict saved,
+                                      __global T *restrict dx, __global ACC *restrict dweight,
+                                      __global ACC *restrict dbias,
+                                      const long rows, const long cols, const long rows_each) {
     __global ACC *restrict dweight_part = dweight + get_global_id(1) * cols;
     __global ACC *restrict dbias_part = dbias + get_global_id(1) * cols;
     for (size_t c = get_local_id(0); c < cols; c += LANES) {
@@ -77,14 +89,14 @@ __kernel ROW_GROUP void layer_norm_backward(__global const T *restrict g, __glob
         __global const T *restrict g_row = g + row * cols;
         __global const T *restrict x_row = x + row * cols;
         __global T *restrict dx_row = dx + row * cols;
-        const ACC mean = columns ? saved[2 * row] : 0, rstd = columns ? saved[2 * row + 1] : 0;
+        const ACC mean = CENTRED && columns ? SAVED(row, 0) : 0, rstd = columns ? SAVED(row, CENTRED) : 0;
         ACC sum[WIDE], dot[WIDE];
         for (int w = 0; w < WIDE; w++) sum[w] = dot[w] = 0;
         EACH_COLUMN(
             const ACC h = LOAD(g_row, c) * WEIGHT(c);
-            sum[w] += h;
+            sum[w] += CENTRED ? h : 0;
             dot[w] += h * (LOAD(x_row, c) - mean);)
-        const ACC mean_h = row_sum(sum, me, lane) / cols;
+        const ACC mean_h = CENTRED ? row_sum(sum, me, lane) / cols : 0;
         const ACC mean_hn = row_sum(dot, me, lane) * rstd / cols;
         EACH_COLUMN(
             const ACC v = LOAD(g_row, c);
