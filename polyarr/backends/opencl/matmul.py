@@ -180,7 +180,7 @@ def _cpu_launch(
     flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
     program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **_along(p), **asdict(params))
     panels = 0 if local else sharing * prod(blocks) * (x_room + y_room) * itemsize  # bytes
-    scalars, batch = (p.batch, p.m, p.n, p.k, rows, columns, x_room + y_room, x_room), _batch_strides(p)
+    scalars, batch = (p.batch, p.m, p.n, p.k, rows, columns, x_room + y_room, y_room), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         memory, steps = device.scratch(panels) if panels else None, (x_start, p.x.step, y_start, p.y.step)

@@ -8,7 +8,7 @@
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and the other x_step
 //          or y_step; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to;
 //          sums (batch, m, n) of ACC: the sums so far, out itself if T is ACC
-//          panels (groups, room): packed blocks of x, x_room elements, and of y; both multiples of 64 bytes;
+//          panels (groups, room): packed blocks of y, y_room elements, and of x; both multiples of 64 bytes;
 //          unused if LOCAL_ROOM
 // Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
 // Launch   global (blocks of rows, blocks of columns, groups that share the batch), local (1, 1, 1)
@@ -220,7 +220,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((min_vecto
 void matmul(__global const T *x, __global const T *y, __global const T *bias, __global ACC *sums,
             __global T *out, __global T *saved, __global ACC *panels, const long batch, const long m,
             const long n, const long k, const long rows_each, const long columns_each, const long room,
-            const long x_room, const long x_start, const long x_step, const long y_start, const long y_step,
+            const long y_room, const long x_start, const long x_step, const long y_start, const long y_step,
             const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner) {
 #if LOCAL_ROOM
     __local ACC own[LOCAL_ROOM] __attribute__((aligned(64)));
@@ -228,7 +228,7 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
     const long group = get_group_id(0) + get_num_groups(0) * (get_group_id(1) + get_num_groups(1) * get_group_id(2));
     __global ACC *own = panels + group * room;
 #endif
-    PANELS ACC *x_panels = own, *y_panels = x_panels + x_room;
+    PANELS ACC *y_panels = own, *x_panels = own + y_room;  // y's begin a page, so that each fills few
     const long top = get_group_id(0) * rows_each, left = get_group_id(1) * columns_each;
     const long bottom = MIN(m, top + rows_each), right = MIN(n, left + columns_each);
     const long x_row = X_ALONG_K ? x_step : 1, x_deep = X_ALONG_K ? 1 : x_step;
