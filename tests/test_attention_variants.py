@@ -78,6 +78,35 @@ def test_they_fail_their_trial_elsewhere() -> None:
     assert "rror" in variants.Apart(device).wrong(wgmma.VARIANT.trial)
 
 
+class Noting:
+    """A program whose kernels note what they are given."""
+
+    def __init__(self):
+        self.given = {}
+
+    def __getattr__(self, name):
+        return lambda work, group, *args: self.given.update({name: args})
+
+
+@on_opencl
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_kernels_are_given_what_maps_lead_to(monkeypatch, backend, in_parts) -> None:
+    """A replay goes by that: memory that nobody is given any more serves something else."""
+    monkeypatch.setattr(wgmma, "divide", lambda *_: None)
+    device, p = devices.select(backend.name), problem(dtype=np.dtype("float32"), in_parts=in_parts)
+    arrays = [device.upload(np.zeros((6, 32, 64), np.float32)) for _ in range(9)]
+    q, k, v, dout, out, lse, *gradients = arrays
+    forward, backward = Noting(), Noting()
+    call = wgmma.Call(p, (q, k, v, q), (b"",) * 5, (0,))
+    wgmma.Plan(forward, None, None, 0).forward(device, call, out)
+    call = wgmma.Call(p._replace(layouts=p.layouts + p.layouts[:1]), (q, k, v, q, dout), (b"",) * 9, (0,))
+    wgmma.Plan(backward, None, None, 0).backward(device, call, out, lse, gradients, (True, True, True))
+    for noted, writer, own in ((forward, "attention_maps", 3), (backward, "attention_delta", 4)):
+        led_to = {id(memory) for memory in noted.given.pop(writer)[3:11:2]}
+        assert len(led_to) == own and noted.given
+        assert all(led_to <= set(map(id, args)) for args in noted.given.values())
+
+
 class Imitated:
     """Portable kernels that leave the sums of rows as Hopper's do."""
 

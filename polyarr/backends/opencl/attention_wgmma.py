@@ -90,13 +90,16 @@ class Plan(NamedTuple):
 
     def _addressed(self, call: Call, parts: Parts | None) -> Iterator[Any]:
         yield from (self.plans, self.maps, parts and parts.peaks)
-        starts = [(x.memory, x.offset) for x in mapped(call)] if parts is None else ((x, 0) for x in parts.arrays)
-        for memory, start in filled(list(starts)):
-            yield from (memory, start)
+        for behind in self._behind_maps(call, parts):
+            yield from behind
+
+    def _behind_maps(self, call: Call, parts: Parts | None) -> list[tuple[Any, int]]:
+        found = [(x.memory, x.offset) for x in mapped(call)] if parts is None else [(x, 0) for x in parts.arrays]
+        return filled(found)
 
     def _shared(self, call: Call, parts: Parts | None) -> tuple[Any, ...]:
-        mask = call.inputs[3]
-        return self.maps, self.walks, parts and parts.peaks, mask.memory, call.at[3], mask.strides[-1]
+        mask, behind = call.inputs[3], (memory for memory, _ in self._behind_maps(call, parts))
+        return *behind, self.maps, self.walks, parts and parts.peaks, mask.memory, call.at[3], mask.strides[-1]
 
 
 def _work(p: Problem, rows: int) -> tuple[int]:

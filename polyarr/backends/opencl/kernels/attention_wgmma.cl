@@ -72,6 +72,10 @@ INLINE void write_maps(MAPPED, const int me) {
     if (IN_PARTS && me < 4) peaks[me] = 0;
 }
 #define WRITE_MAPS() write_maps(plans, maps, peaks, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
+// What maps lead to. A kernel does not name it, but whoever plans memory goes by what a kernel is given.
+#define BEHIND_MAPS \
+    __global const void *behind_q, __global const void *behind_k, __global const void *behind_v, \
+        __global const void *behind_g
 
 // 64 rows of array number `which` to local memory, after which the barrier has TILE_BYTES more.
 INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks, int row, int inner, int outer,
@@ -231,7 +235,7 @@ __kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
     }
 
 __kernel GROUP void attention_forward(
-    __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
     const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
     const uint threshold, const float kept) {
@@ -404,7 +408,7 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
     }
 
 __kernel GROUP void attention_backward_kv(
-    __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dk, const long4 dk_at, __global T *dv, const long4 dv_at, const int batches, const int inner,
     const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept) {
@@ -494,7 +498,7 @@ __kernel GROUP void attention_backward_kv(
     }
 
 __kernel GROUP void attention_backward_q(
-    __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dq, const long4 dq_at, const int batches, const int inner, const int t, const int s,
     const int causal, const float scale, STATE, const uint threshold, const float kept) {
