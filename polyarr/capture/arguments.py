@@ -61,6 +61,25 @@ def form(tree: Any) -> list[Any]:
     return [*(part for part in key if type(part) is not Spec), *map(id, fed)]
 
 
+def kept(tree: Any) -> list[tuple[Any, Any]]:
+    """The containers of a tree that can be changed, with what is in them, so that put_back undoes the changes."""
+    found = children(tree) or {}
+    own = [(tree, list(tree))] if isinstance(tree, list) else []
+    own += [(tree, dict(tree))] if isinstance(tree, dict) else []
+    own += [(vars(tree), dict(vars(tree)))] if hasattr(tree, "__dict__") and hasattr(tree, "tree_children") else []
+    return own + [pair for child in found.values() for pair in kept(child)]
+
+
+def put_back(before: list[tuple[Any, Any]]) -> None:
+    """Give containers what they held."""
+    for container, held in before:
+        if isinstance(container, list):
+            container[:] = held
+        else:
+            container.clear()
+            container.update(held)
+
+
 def _settings(tree: Any, found: dict[Any, Any]) -> tuple:
     """What a container has besides its children, a Module's rate, say."""
     own = getattr(tree, "__dict__", {})

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from polyarr import random, tree
 from polyarr.capture import watched
-from polyarr.capture.arguments import builder, form, is_fed
+from polyarr.capture.arguments import builder, form, is_fed, kept, put_back
 from polyarr.capture.passes import simplified
 from polyarr.capture.run import runner
 from polyarr.capture.trace import Trace
@@ -113,7 +113,7 @@ def captured(
         args = [capture.argument(value, numbers) for _, value, numbers in given]
         named = {called: arg for (called, *_), arg in zip(given[positional:], args[positional:], strict=True)}
         forms = [*map(form, args)]
-        value = capture.run(lambda: fn(*args[:positional], **named))
+        value = capture.run(name, lambda: fn(*args[:positional], **named))
         for (called, *_), before, after in zip(given, forms, map(form, args), strict=True):
             if before != after:
                 raise CaptureError(f"compile: {name} changes what is in its argument {called!r}; return what is new")
@@ -148,7 +148,7 @@ class _Capture:
 
     def __init__(self, trace: Trace, captures: Any) -> None:
         self.trace, self.fed, self.stands = trace, list[Any](), list[_Stand]()
-        self.own = [a for a in tree.leaves(captures) if type(a) is Array]
+        self.captures, self.own = captures, [a for a in tree.leaves(captures) if type(a) is Array]
         state = [trace.array(part) if type(part) is Array else trace.number(part) for part in random.get_state()]
         self.generator = _Generator(*state)
         self.state = [part.buf.slot if type(part) is Array else part.slot for part in state]
@@ -169,17 +169,23 @@ class _Capture:
         self.stands.append(_Stand(handle.buf.slot, handle, handle.buf))
         return handle
 
-    def run(self, call: Callable[[], Any]) -> Any:
-        """What fn gives on the trace. The arrays that it uses without being given them stay as they are."""
+    def run(self, name: str, call: Callable[[], Any]) -> Any:
+        """What fn gives on the trace. What it uses without being given it stays as it is."""
         before = [(a, a.snapshot(), self.trace.expect(a).buf.slot) for a in self.own]
+        containers, was = kept(self.captures), form(self.captures)
         is_current = get_backend() is self.trace.target
         token = stand_in.set(self.trace.stand_in)
         try:
             with use_backend(self.trace.backend) if is_current else contextlib.nullcontext():
                 with random.drawing_from(self.generator), paused():
-                    return call()
+                    value = call()
+            if form(self.captures) != was:
+                text = f"compile: {name} changes what is in captures="
+                raise CaptureError(f"{text}; make it an argument, and return what is new")
+            return value
         finally:
             stand_in.reset(token)
+            put_back(containers)
             for a, then, slot in before:
                 self.fed.append(a)
                 self.stands.append(_Stand(slot, a.snapshot(), then.buf))
