@@ -1,6 +1,8 @@
 """polyarr.compile where Python shows through: captures that change, NumPy's numbers, copies, other dicts."""
 
+import math
 
+import numpy as np
 import pytest
 
 import polyarr as pa
@@ -36,3 +38,34 @@ def test_containers_of_captures_may_not_change_and_stay_as_they_were(backend):
         pa.compile(fails, captures=layer)(pa.ones((2,)))
     assert layer.weight is weight and held["w"] is w and len(held["more"]) == 1
     assert bits(layer(pa.ones((1, 2)))) and held["w"].tolist() == [1, 1]
+
+
+def test_numpy_computes_with_numbers_at_every_run():
+    def fn(x, n):
+        return x * np.sqrt(n) * (np.float64(0.1) * n) + (n * np.int64(3) - np.maximum(n, 2))
+
+    compiled, x = pa.compile(fn), pa.asarray([1.0, 3.0])
+    for n in (1, 3, 7, 2.5, 0.5):
+        assert bits(compiled(x, n)) == bits(fn(x, n))
+    assert len(compiled.programs()) == 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        round,
+        math.floor,
+        complex,
+        pa.asarray,
+        np.asarray,
+        lambda n: pa.asarray([n, 1]),
+        lambda n: pa.full((2,), n),
+        lambda n: np.ones(2) * n,
+        lambda n: np.float32(0.1) * n,  # as an object it would be a Python float's product
+        lambda n: np.add.reduce([n, n]),
+    ],
+)
+def test_what_needs_a_numbers_value_says_so(fn):
+    for n in (3, 2.5):
+        with pytest.raises(pa.CaptureError, match="asks for the value of a number that changes from run to run"):
+            pa.compile(lambda n: fn(n))(n)

@@ -5,11 +5,14 @@ asking for it (`if n > 3`, `float(n)`, `range(n)`) is an error that says where. 
 at every run instead.
 """
 
+import functools
 import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy as np
 
 from polyarr.core.errors import CaptureError
 
@@ -46,14 +49,27 @@ class Number:
     def __repr__(self) -> str:
         return f"<a number of a compiled function, {self.now} when it was captured>"
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise CaptureError(
             f"compile: {users_place()} asks for the value of a number that changes from run to run ({self.now} at "
             "capture); name the argument in constants=, or compute with polyarr.evaluate(fn, number)"
         )
 
-    __bool__ = __int__ = __float__ = __index__ = __hash__ = _refuse
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = __hash__ = _refuse
+    __round__ = __trunc__ = __floor__ = __ceil__ = __array__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *numbers: Any, **options: Any) -> Any:
+        """What NumPy's functions and scalars compute with this; as an object in an array it would lose their dtype."""
+        if method != "__call__" or options or not all(isinstance(v, (*NUMBERS, np.integer)) for v in numbers):
+            self._refuse()
+
+        @functools.wraps(ufunc)
+        def plain(*values: Any) -> Any:
+            found = ufunc(*values)
+            return found.item() if type(found) in (np.float64, np.int64) else found
+
+        return evaluate(plain, *numbers)
 
 
 class IntNumber(Number):
