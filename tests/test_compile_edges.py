@@ -9,6 +9,7 @@ import polyarr as pa
 from polyarr.testing.compare import bits
 
 
+
 def test_containers_of_captures_may_not_change_and_stay_as_they_were(backend):
     layer, held = pa.nn.Linear(2, 2), {"w": pa.ones((2,)), "more": [pa.ones((2,))]}
     weight, w = layer.weight, held["w"]
@@ -69,3 +70,10 @@ def test_what_needs_a_numbers_value_says_so(fn):
     for n in (3, 2.5):
         with pytest.raises(pa.CaptureError, match="asks for the value of a number that changes from run to run"):
             pa.compile(lambda n: fn(n))(n)
+
+
+def test_memory_stats_bears_what_a_capture_leaked(backend):
+    kept = []
+    pa.compile(lambda x: kept.append(x + 1) or x)(pa.ones((3,)))
+    assert str(pa.memory_stats())
+    kept.clear()

@@ -132,7 +132,7 @@ def _held(backend: Backend) -> dict[int, Spec]:
     arrays = [a for a in whole if a.backend.name == backend.name]
     for a in arrays:
         add(a.buf, a.spec)
-    kinds = {type(a.buf) for a in arrays}
+    kinds = {type(a.buf) for a in arrays if hasattr(a.buf, "shape")}  # what a capture makes has none
     for o in objects:  # what gradients keep is no Array
         if type(o) in kinds:
             add(o, Spec(tuple(o.shape), o.dtype))
