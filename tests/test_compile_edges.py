@@ -1,6 +1,8 @@
 """polyarr.compile where Python shows through: captures that change, NumPy's numbers, copies, other dicts."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -8,6 +10,11 @@ import pytest
 import polyarr as pa
 from polyarr.testing.compare import bits
 
+
+
+@pa.compile
+def doubled(x):
+    return x * 2
 
 
 def test_containers_of_captures_may_not_change_and_stay_as_they_were(backend):
@@ -77,3 +84,23 @@ def test_memory_stats_bears_what_a_capture_leaked(backend):
     pa.compile(lambda x: kept.append(x + 1) or x)(pa.ones((3,)))
     assert str(pa.memory_stats())
     kept.clear()
+
+
+def test_a_compiled_function_is_pickled_and_copied_as_its_function_is(backend):
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+    assert doubled(pa.ones(())).tolist() == 2
+    assert copy.deepcopy({"fn": doubled})["fn"] is doubled
+
+    class Model(pa.nn.Module):
+        def __init__(self):
+            self.by = 2.0
+            self.fast = pa.compile(self.scaled)
+
+        def scaled(self, x):
+            return x * self.by
+
+    first = Model()
+    assert first.fast(pa.ones(())).tolist() == 2
+    second = copy.deepcopy(first)
+    second.by = 5.0
+    assert (first.fast(pa.ones(())).tolist(), second.fast(pa.ones(())).tolist()) == (2, 5)

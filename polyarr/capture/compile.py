@@ -62,6 +62,12 @@ class Compiled(Generic[P, R]):
         """As a method, which is captured with its Module as the first argument."""
         return self if instance is None else types.MethodType(self, instance)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """As fn itself: a function is pickled by its name and not copied, anything else is; captures stay behind."""
+        if isinstance(self.fn, types.FunctionType):
+            return self.__qualname__
+        return Compiled, (self.fn, self.constants, self.captures, self.donate)
+
     def programs(self) -> list[Program]:
         """What was captured, in order; printing one shows its steps."""
         return [found.program for found in self._captured.values()]
