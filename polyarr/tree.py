@@ -4,6 +4,7 @@ A container takes part by three attributes of its class: `tree_children(self) ->
 `tree_rebuild(self, children) -> a new container`, both as methods. nn.Module has them.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,10 +25,18 @@ def rebuild(tree: Any, found: dict[Any, Any]) -> Any:
     if hasattr(type(tree), "tree_rebuild"):
         return tree.tree_rebuild(found)
     if isinstance(tree, dict):
-        return type(tree)(found) if type(tree) is not dict else dict(found)
+        return dict(found) if type(tree) is dict else _refilled(tree, found)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*found.values())
     return None if tree is None else type(tree)(found.values())
+
+
+def _refilled(tree: dict[Any, Any], found: dict[Any, Any]) -> dict[Any, Any]:
+    """A copy with other members: what else a dict has, such as a default, only it knows."""
+    new = copy.copy(tree)
+    new.clear()
+    new.update(found)
+    return new
 
 
 def items(tree: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:

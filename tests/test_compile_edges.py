@@ -3,13 +3,13 @@
 import copy
 import math
 import pickle
+from collections import OrderedDict, defaultdict
 
 import numpy as np
 import pytest
 
 import polyarr as pa
 from polyarr.testing.compare import bits
-
 
 
 @pa.compile
@@ -104,3 +104,11 @@ def test_a_compiled_function_is_pickled_and_copied_as_its_function_is(backend):
     second = copy.deepcopy(first)
     second.by = 5.0
     assert (first.fast(pa.ones(())).tolist(), second.fast(pa.ones(())).tolist()) == (2, 5)
+
+
+def test_other_dicts_are_arguments_and_results(backend):
+    compiled = pa.compile(lambda given: given)
+    for given in (defaultdict(list, a=pa.ones(())), OrderedDict(b=pa.ones(()), a=2)):
+        found = compiled(given)
+        assert type(found) is type(given) and list(found) == list(given)
+    assert compiled(defaultdict(list, a=1))["new"] == []
