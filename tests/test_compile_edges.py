@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr.core import watch
+from polyarr.profiling.tracing import Debugger
 from polyarr.testing.compare import bits
 
 
@@ -84,6 +86,15 @@ def test_memory_stats_bears_what_a_capture_leaked(backend):
     pa.compile(lambda x: kept.append(x + 1) or x)(pa.ones((3,)))
     assert str(pa.memory_stats())
     kept.clear()
+
+
+def test_who_watches_may_watch_a_capture(backend):
+    compiled, x = pa.compile(lambda x: pa.tanh(x @ x) + 1), pa.ones((2, 2))
+    with pa.profile() as profile:
+        first = compiled(x)
+    assert "tanh" in str(profile) and bits(first) == bits(compiled(x))
+    with watch.watching(Debugger()):
+        assert bits(pa.compile(lambda x: pa.tanh(x @ x) + 1)(x)) == bits(first)
 
 
 def test_a_compiled_function_is_pickled_and_copied_as_its_function_is(backend):

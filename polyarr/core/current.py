@@ -128,6 +128,12 @@ def synchronize(backend: str | Backend | None = None) -> None:
     get_backend(backend).synchronize()
 
 
+def wait(backend: Backend) -> None:
+    """Wait for a backend, or for what it stands for: who watches a capture reads nothing from it."""
+    trace = stand_in.get()
+    (backend if trace is None or trace.backend is not backend else trace.target).synchronize()
+
+
 def forget_default(*backends: Backend) -> None:
     """Have nobody's set_backend count that chose one of these."""
     global _default

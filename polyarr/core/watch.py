@@ -8,7 +8,7 @@ from typing import Any
 
 from polyarr.core.array import Array, flatten, spec_of
 from polyarr.core.backend import Backend, Fused, Launch
-from polyarr.core.current import get_backend
+from polyarr.core.current import get_backend, wait
 from polyarr.core.op import Op
 from polyarr.core.record import Pair
 
@@ -170,10 +170,10 @@ def seen(half: Callable, call: Call, backend: Backend, run: Callable | None = No
         return run
 
     def timed(*args: Any, **params: Any) -> Any:
-        backend.synchronize()
+        wait(backend)
         began = time.perf_counter()
         found = run(*args, **params)
-        backend.synchronize()
+        wait(backend)
         ended = time.perf_counter()
         if found is not NotImplemented:
             note(Launch(call.name, (), None, lambda: (began, ended)))

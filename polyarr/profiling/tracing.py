@@ -10,6 +10,7 @@ from polyarr import settings
 from polyarr.core import watch
 from polyarr.core.array import flatten
 from polyarr.core.backend import Launch
+from polyarr.core.current import wait
 from polyarr.core.errors import BackendError
 from polyarr.core.watch import Call
 from polyarr.profiling.memory import noting_makers
@@ -69,7 +70,7 @@ class Debugger(watch.Watcher):
     def ended(self, call: Call, value: Any) -> None:
         """Wait."""
         if call.error is None and call.part in LEAVES:
-            call.backend.synchronize()
+            wait(call.backend)
 
 
 def _specs(specs: Any) -> str:
