@@ -116,7 +116,8 @@ def train(
 ) -> Run:
     """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
 
-    profile   a file for the trace of a few steps, of which a table is printed, too
+    profile   a file for the trace of a few steps, of which a table is printed, too. Those are not captured, so that the
+              table can tell whose gradient took the time
     compiled  capture a step and an evaluation once each, and run what was captured: the same bits, sooner. The arrays
               of the run's model and state are given away then
 
@@ -134,16 +135,16 @@ def train(
 
 def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | None, compiled: bool) -> None:
     recipe = run.recipe
-    step, loss_in_all = step_of(recipe), summed_loss
+    plain, loss_in_all = step_of(recipe), summed_loss
+    step = plain
     if compiled:  # a step may write over what it is given, which the run is done with
-        step, loss_in_all = compile(step, donate=("model", "state")), compile(loss_in_all)
+        step, loss_in_all = compile(plain, donate=("model", "state")), compile(loss_in_all)
     profiled = profiled_steps(profile, recipe.steps - run.step, echo)
     with _interrupt() as interruption, _progress(run) as bar, profiled as before_step:
         unread: list[Array] = []
         started = time.perf_counter()
         while run.step < recipe.steps and not interruption():
-            before_step()
-            unread.append(_one_step(run, step))
+            unread.append(_one_step(run, plain if before_step() else step))
             is_due = run.step % recipe.eval_every == 0 or run.step == recipe.steps
             if is_due or run.step % READ_EVERY == 0:
                 mean, unread = _read(unread, run), []

@@ -11,15 +11,16 @@ WARM_UP, PROFILED = 5, 20  # steps that compile what they need, and those that a
 
 
 @contextlib.contextmanager
-def profiled_steps(file: Path | None, steps: int, echo: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+def profiled_steps(file: Path | None, steps: int, echo: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Gives what is to be called before each of so many steps, and profiles some of them: a table, and a trace in file.
 
-    Of a run of few steps the first ones, too, and of one that ends early those that were done. None: nothing at all.
+    It tells whether the step is profiled. Of a run of few steps the first ones are, too, and of one that ends early
+    those that were done. Without a file none is.
     """
     done, first = 0, WARM_UP if steps > WARM_UP else 0
     found, block = profile(), contextlib.ExitStack()
 
-    def before_step() -> None:
+    def before_step() -> bool:
         nonlocal done
         if file is not None and done == first:
             get_backend().synchronize()
@@ -27,6 +28,7 @@ def profiled_steps(file: Path | None, steps: int, echo: Callable[[str], None]) -
         if done == first + PROFILED:
             block.close()
         done += 1
+        return file is not None and first < done <= first + PROFILED
 
     try:
         yield before_step
