@@ -225,6 +225,10 @@ plant(
     "the first query sees the first key, however many keys",
     {ops.attention: pairs.attention(visible=lambda t, s: np.arange(s) <= np.arange(t)[:, None])},
     "forward-attention",
+)
+plant(
+    "one query sees what a mask hides",
+    {ops.attention: pairs.attention(masked=lambda x, mask: x if x.shape[-2] == 1 else pairs.masked(x, mask))},
     ("backend-generation", r"GPT on numpy: drew \[.*\] .*, expected \["),
 )
 plant(

@@ -156,14 +156,19 @@ def of_nothing(e, total):
     return e / np.where(total == 0, 1, total)
 
 
-def attention(visible=visible, scaled=lambda scores, scale: scores * scale, divided=of_nothing):
+def masked(scores, mask):
+    """The scores where a mask lets a query see."""
+    return np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+
+
+def attention(visible=visible, scaled=lambda scores, scale: scores * scale, divided=of_nothing, masked=masked):
     def weights(q, k, mask, key, counter, causal, scale, rate):
         scores = scaled(q @ k.swapaxes(-1, -2), scale)
         if mask is not None:
-            scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+            scores = masked(scores, mask)
         if causal:
             scores = np.where(visible(*scores.shape[-2:]), scores, -np.inf)
-        top = scores.max(-1, keepdims=True)
+        top = scores.max(-1, keepdims=True, initial=-np.inf)
         e = np.exp(scores - np.where(np.isfinite(top), top, 0))
         kept = references.dropout(np.ones_like(e), key, counter, rate=rate).astype(e.dtype) if rate else 1
         return divided(e, e.sum(-1, keepdims=True)), kept
