@@ -147,3 +147,26 @@ def test_what_a_program_is_compared_with_is_what_the_portable_kernels_give(backe
         found = wgmma._run(device, wgmma._small(p, p.dtype), arrays, causal, None)
         for ours, expected in zip(found, wgmma._expected(p, arrays, causal), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@on_opencl
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "highest"), ("float32", "high")])
+def test_a_compiled_function_keeps_what_attention_reads(monkeypatch, backend, dtype, precision) -> None:
+    """Its operands are temporaries, and other arrays want their memory. Where Hopper's kernels run, they are these."""
+    monkeypatch.setattr(wgmma, "LEAST_DIVIDED", 0)
+    q, k, v, g = (pa.asarray(x, dtype=dtype) for x in np.random.default_rng(3).standard_normal((4, 2, 3, 64, 32), "f4"))
+
+    def loss(q, k, v):
+        y = ops.attention(q * 1.5, k + 0.25, v * 0.5, causal=True) * 2
+        return pa.sum(y * g + pa.exp(y))
+
+    def both(q, k, v):
+        out = ops.attention(q * 1.25, k - 0.5, v + 1, causal=True) * 2 + q
+        return out, *pa.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v)[1]
+
+    compiled = pa.compile(both, captures=g)
+    with pa.use_matmul_precision(precision):
+        expected = [x.numpy() for x in both(q, k, v)]
+        for _ in range(3):
+            for ours, due in zip(compiled(q, k, v), expected, strict=True):
+                np.testing.assert_array_equal(ours.numpy(), due)
