@@ -13,7 +13,17 @@ from polyarr.backends.opencl.copy import dense, in_whole_rows, padded
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces, reshaped, swapped
 from polyarr.backends.opencl.measure import Launcher
-from polyarr.backends.opencl.product import PLAIN, Arrays, Copies, Epilogue, Operand, Plan, Problem, problem_of
+from polyarr.backends.opencl.product import (
+    PLAIN,
+    Arrays,
+    Copies,
+    Epilogue,
+    Operand,
+    Plan,
+    Problem,
+    blocks_in,
+    problem_of,
+)
 from polyarr.backends.opencl.program import STORED
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.shape import concat
@@ -152,7 +162,7 @@ def _cpu_plan(
 ) -> Plan:
     """One work-item per block of rows and columns."""
     params = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)[0]
-    launch = _cpu_launch(device, dtype, p, epilogue, params, cpu_blocks(params, p, device.features.compute_units))
+    launch = _cpu_launch(device, dtype, p, epilogue, params, cpublocks(params, p, device.features.compute_units))
     stored, accumulator = STORED[dtype]
     return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), SCALARS[accumulator]))
 
@@ -171,7 +181,7 @@ def _cpu_launch(
     stored, accumulator = STORED[dtype]
     same, (rows, columns) = stored == accumulator, block
     finish, direct = not same or epilogue != PLAIN, same and _in_place(p, columns)
-    blocks, itemsize = (_blocks(p.m, rows), _blocks(p.n, columns)), SCALARS[accumulator].itemsize
+    blocks, itemsize = (blocks_in(p.m, rows), blocks_in(p.n, columns)), SCALARS[accumulator].itemsize
     sharing = max(1, min(p.batch, 4 * device.features.compute_units // prod(blocks)))  # groups for the batch
     x_room, y_room = params.room(params.ROWS if direct else rows, columns, p.k)
     # What a thread used last is in its caches; memory of a group's own may come from another's.
@@ -194,7 +204,7 @@ def _in_place(p: Problem, columns: int) -> bool:
     return columns < FAR or p.x.step < FAR if p.x.along_k else p.m * p.k <= SMALL
 
 
-def cpu_blocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:
+def cpublocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:
     """Rows and columns of a work-group's block: equal work for every core, and little packing done twice."""
     tile_m, tile_n = params.ROWS, params.WIDE
     if p.batch >= 4 * units:
@@ -210,17 +220,13 @@ def cpu_blocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:
 def _cpu_time(p: Problem, split: tuple[int, int], tile_m: int, tile_n: int, units: int) -> float:
     """The work of the busiest core: a packed element costs as much as a few products."""
     rows, columns = _share(p.m, split[0], tile_m), _share(p.n, split[1], tile_n)
-    turns = _blocks(_blocks(p.m, rows) * _blocks(p.n, columns) * p.batch, units)
+    turns = blocks_in(blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch, units)
     return turns * (min(rows, p.m) * min(columns, p.n) + 24 * (min(rows, p.m) + min(columns, p.n)))
 
 
 def _share(length: int, parts: int, multiple: int) -> int:
     """A part of length, rounded up to a multiple."""
-    return _blocks(_blocks(length, parts), multiple) * multiple
-
-
-def _blocks(length: int, size: int) -> int:
-    return -(-length // size)
+    return blocks_in(blocks_in(length, parts), multiple) * multiple
 
 
 def _gpu_plan(
@@ -261,8 +267,8 @@ def gpu_tiles(candidates: tuple[GpuMatmul, ...], p: Problem, units: int) -> tupl
     """The largest tiles that keep all units busy, and how many work-groups: as many as tiles if these do not share."""
     slots = GROUPS_PER_UNIT * units
     for params in candidates:
-        tiles, steps = _gpu_tiles(params, p), _blocks(p.k, params.TILE_K)
-        if tiles >= EVEN * _blocks(tiles, units) * units:
+        tiles, steps = _gpu_tiles(params, p), blocks_in(p.k, params.TILE_K)
+        if tiles >= EVEN * blocks_in(tiles, units) * units:
             return params, tiles
         if tiles * steps * params.TILE_K >= slots * LEAST_SLICE:
             return params, slots
@@ -270,7 +276,7 @@ def gpu_tiles(candidates: tuple[GpuMatmul, ...], p: Problem, units: int) -> tupl
 
 
 def _gpu_tiles(params: GpuMatmul, p: Problem) -> int:
-    return _blocks(p.m, params.TILE_M) * _blocks(p.n, params.TILE_N) * p.batch
+    return blocks_in(p.m, params.TILE_M) * blocks_in(p.n, params.TILE_N) * p.batch
 
 
 def _vector(dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool) -> int:
@@ -291,7 +297,7 @@ def _thin_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) 
     program = device.build("matmul_thin", **epilogue.macros(dtype), **_along(p), **lanes)
     span = lanes["ROWS"] if p.y.along_k else lanes["LANES"] * lanes["WIDE"]
     each = device.geometry.thin_columns(p.n, p.y.along_k)
-    work = _blocks(p.n, span * each) * lanes["LANES"], lanes["ROWS"], p.batch
+    work = blocks_in(p.n, span * each) * lanes["LANES"], lanes["ROWS"], p.batch
     scalars, batch = (p.m, p.n, p.k, each, *out_strides, *bias_strides), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:

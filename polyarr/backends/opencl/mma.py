@@ -13,7 +13,7 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.parts import MOST_MATRICES, divided
-from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Plan, Problem, to_copy
+from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Plan, Problem, blocks_in, to_copy
 from polyarr.backends.opencl.product_check import check
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
 from polyarr.core.spec import Spec, bfloat16, float16, float32
@@ -67,23 +67,19 @@ def choose(p: Problem, units: int, walks: int = 1) -> Choice:
 def _choices(p: Problem, walks: int, costs: dict[Tile, float]) -> Iterator[Choice]:
     for tile in costs:
         for parts in SHARES:
-            if parts == 1 or walks * _blocks(p.k, STEP) >= parts * LEAST_SHARE:
+            if parts == 1 or walks * blocks_in(p.k, STEP) >= parts * LEAST_SHARE:
                 yield Choice(tile, parts)
 
 
 def _time(p: Problem, found: Choice, units: int, walks: int, cost: float) -> float:
-    tiles, steps = _tiles(p, found.tile), walks * _blocks(p.k, STEP)
+    tiles, steps = _tiles(p, found.tile), walks * blocks_in(p.k, STEP)
     area = found.tile.TILE_M * found.tile.TILE_N / 128**2
     joining = JOINING + EACH_PART * area * tiles * found.parts if found.parts > 1 else 0
-    return _blocks(tiles * found.parts, units) * (steps / found.parts + EDGE) * cost + joining
+    return blocks_in(tiles * found.parts, units) * (steps / found.parts + EDGE) * cost + joining
 
 
 def _tiles(p: Problem, tile: Tile) -> int:
-    return _blocks(p.m, tile.TILE_M) * _blocks(p.n, tile.TILE_N) * p.batch
-
-
-def _blocks(length: int, size: int) -> int:
-    return -(-length // size)
+    return blocks_in(p.m, tile.TILE_M) * blocks_in(p.n, tile.TILE_N) * p.batch
 
 
 # ---- the plan ----------------------------------------------------------------------------------------------------
@@ -124,7 +120,7 @@ def _launch(
     if macros["PARTS"] > 1:
         p, divide = divided(device, p, aligned)
     tile, parts, tiles = choice.tile, choice.parts, _tiles(p, choice.tile)
-    counts = p.m, p.n, p.k, _blocks(p.m, tile.TILE_M), _blocks(p.n, tile.TILE_N), BAND, parts, p.inner
+    counts = p.m, p.n, p.k, blocks_in(p.m, tile.TILE_M), blocks_in(p.n, tile.TILE_N), BAND, parts, p.inner
     steps = p.x.step, p.x.outer, p.x.inner, p.y.step, p.y.outer, p.y.inner
     structure = np.array((*counts, *steps), np.int64).tobytes()
     group, work, join_work = (tile.items, 1), (tiles * tile.items, parts), (tiles * tile.items, tile.WARP_M // 16)

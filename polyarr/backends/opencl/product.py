@@ -65,6 +65,11 @@ class Epilogue(NamedTuple):
 PLAIN = Epilogue()
 
 
+def blocks_in(length: int, size: int) -> int:
+    """How many blocks of a size cover a length."""
+    return -(-length // size)
+
+
 class Copies(NamedTuple):
     """Instead of a plan: whether x, and whether y, is to be copied into rows of whole 16 bytes first."""
 

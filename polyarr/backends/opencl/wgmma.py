@@ -13,7 +13,7 @@ import numpy as np
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import whole_row
 from polyarr.backends.opencl.parts import HIGH_AND_LOW, MOST_MATRICES, divided
-from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Operand, Plan, Problem, to_copy
+from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Operand, Plan, Problem, blocks_in, to_copy
 from polyarr.backends.opencl.product_check import check
 from polyarr.backends.opencl.tensor_map import ALIGNMENT, WORDS, tensor_map
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
@@ -65,7 +65,7 @@ def choose(p: Problem, units: int, tiles: Iterable[Tile] = TILES) -> Choice:
 
 
 def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Choice]:
-    steps = _blocks(p.k, STEP)
+    steps = blocks_in(p.k, STEP)
     for tile in candidates:
         tiles = _tiles(p, tile)
         yield Choice(tile, 0, min(units, tiles), _raster(p, tile, units))
@@ -75,30 +75,26 @@ def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Cho
 
 
 def _time(p: Problem, found: Choice, units: int) -> float:
-    steps, tiles, cost = _blocks(p.k, STEP), _tiles(p, found.tile), COSTS[found.tile.COLUMNS]
+    steps, tiles, cost = blocks_in(p.k, STEP), _tiles(p, found.tile), COSTS[found.tile.COLUMNS]
     if found.shared:
         uneven = UNEVEN if found.groups % tiles else 0
-        joining = SHARING + uneven + JOINING * found.tile.COLUMNS * _blocks(found.groups, tiles)
+        joining = SHARING + uneven + JOINING * found.tile.COLUMNS * blocks_in(found.groups, tiles)
         return SHARED * tiles * steps / found.groups * cost + joining
-    return _blocks(tiles, units) * (steps + EDGE) * cost
+    return blocks_in(tiles, units) * (steps + EDGE) * cost
 
 
 def _tiles(p: Problem, tile: Tile) -> int:
-    return _blocks(p.m, ROWS) * _blocks(p.n, tile.COLUMNS) * p.batch
+    return blocks_in(p.m, ROWS) * blocks_in(p.n, tile.COLUMNS) * p.batch
 
 
 def _raster(p: Problem, tile: Tile, units: int) -> int:
     """So many that what runs at once shares rows of x and columns of y, or that x stays in the cache."""
-    high, wide = _blocks(p.m, ROWS), _blocks(p.n, tile.COLUMNS)
+    high, wide = blocks_in(p.m, ROWS), blocks_in(p.n, tile.COLUMNS)
     if 2 * p.m * p.k <= IN_CACHE:
         return high
     if wide <= 4:
         return units // wide
     return 8 if 2 * p.m * p.k > 4 * IN_CACHE else 16
-
-
-def _blocks(length: int, size: int) -> int:
-    return -(-length // size)
 
 
 # ---- the plan ----------------------------------------------------------------------------------------------------
@@ -116,7 +112,7 @@ def plan(
     if in_parts:  # which are copies themselves; rows of out are written by whole 16 bytes
         if operations < LEAST_DIVIDED**3 or 4 * pitch % ALIGNMENT or p.batch > MOST_MATRICES:
             return None
-        choice = choose(p._replace(k=PARTS * _blocks(p.k, STEP) * STEP), device.features.compute_units, PARTS_TILES)
+        choice = choose(p._replace(k=PARTS * blocks_in(p.k, STEP) * STEP), device.features.compute_units, PARTS_TILES)
     elif any(copies):
         return copies if min(p.m, p.n) >= LEAST_COPIED and operations >= LEAST_COPIED**3 else None
     else:
@@ -144,9 +140,9 @@ def _launch(
         p, divide = divided(device, p, aligned)
     maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch))).memory
     own_maps, flags = device.plans[_scratch]()
-    tiles = _blocks(p.m, ROWS), _blocks(p.n, choice.tile.COLUMNS)
+    tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
     walks = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
-    steps, in_all = parts * _blocks(p.k, STEP), tiles[0] * tiles[1] * p.batch
+    steps, in_all = parts * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
     numbers = (p.m, p.n, steps, *tiles, in_all, choice.shared, choice.raster, p.inner, *walks)
     structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
