@@ -22,12 +22,11 @@ import numpy as np
 import report
 import torch
 import torch.nn.functional as F  # noqa: N812  the name it has everywhere
-from rows import Row, agree, measure
+from rows import Row, agree, measure, sides
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import polyarr as pa
 from polyarr import ops
-from polyarr.backends.opencl.devices import select
 
 KERNELS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
@@ -139,15 +138,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9, help="how often each is timed")
     parser.add_argument("--threads", type=int, help="for PyTorch, on a processor")
     options = report.parsed(parser)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = select()
-    where = "cpu" if device.features.is_cpu else "cuda"
-    pa.set_backend(device.name)
-    peer = torch.cuda.get_device_name() if where == "cuda" else f"{torch.get_num_threads()} threads"
-    name = device.cl_device.name.strip()
-    print(f"polyarr on {name}; PyTorch {torch.__version__}, {peer}")
-    wait = {"polyarr": pa.synchronize, "PyTorch": torch.cuda.synchronize if where == "cuda" else lambda: None}
+    name, peer, where, wait = sides(options.threads)
     found = []
     for dtype in options.dtype.split(","):
         print(f"{dtype:30}   polyarr us  PyTorch us   ratio  TFLOP/s  PyTorch's kernel")

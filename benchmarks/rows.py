@@ -301,25 +301,31 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9, help="how often each is timed")
     parser.add_argument("--threads", type=int, help="for PyTorch, on a processor")
     options = report.parsed(parser)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = select()
-    where = "cpu" if device.features.is_cpu else "cuda"
-    pa.set_backend(device.name)
-    peer = torch.cuda.get_device_name() if where == "cuda" else f"{torch.get_num_threads()} threads"
-    print(f"polyarr on {device.cl_device.name.strip()}; PyTorch {torch.__version__}, {peer}")
-    wait = {"polyarr": pa.synchronize, "PyTorch": torch.cuda.synchronize if where == "cuda" else lambda: None}
+    name, peer, where, wait = sides(options.threads)
     sizes = (65536, 8192) if where == "cuda" else (2048, 256)
     found = []
     for dtype in options.dtype.split(","):
         b = Bench(dtype, options.rows or sizes[0], options.tokens or sizes[1], where)
         found += measured(b, wait, options)
         del b
-    name = device.cl_device.name.strip()
     shown = {f"{row['name']} ({row['dtype']})": row["seconds"] for row in found if "seconds" in row}
     report.write(options, {"device": name, "peer": peer, "rows": found}, f"Rows on {name}", "seconds", shown)
     if wrong := [f"{row['name']} ({row['dtype']})" for row in found if "error" in row]:
         sys.exit(f"not timed, because results differ or one side lacks it: {', '.join(wrong)}")
+
+
+def sides(threads: int | None) -> tuple[str, str, str, dict[str, Callable[[], Any]]]:
+    """Choose polyarr's device; its name, PyTorch's, what PyTorch calls the place, and what waits for either."""
+    if threads:
+        torch.set_num_threads(threads)
+    device = select()
+    where = "cpu" if device.features.is_cpu else "cuda"
+    pa.set_backend(device.name)
+    name = device.cl_device.name.strip()
+    peer = torch.cuda.get_device_name() if where == "cuda" else f"{torch.get_num_threads()} threads"
+    print(f"polyarr on {name}; PyTorch {torch.__version__}, {peer}")
+    wait = {"polyarr": pa.synchronize, "PyTorch": torch.cuda.synchronize if where == "cuda" else lambda: None}
+    return name, peer, where, wait
 
 
 def measured(b: Bench, wait: dict[str, Callable[[], Any]], options: Any) -> Iterator[dict[str, Any]]:

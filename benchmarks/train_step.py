@@ -5,11 +5,11 @@
                                     [--precision high] [--steps 20] [--torch-compile]
     either with                     [--json FILE] [--png FILE]
 
-polyarr's step is that of `polyarr train`: captured by polyarr.compile, and beside it the same one eagerly. With
-another dtype PyTorch computes under autocast; with another precision it stays at float32. All do forward, backward,
-clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses must
-agree, or nothing is timed. Every step is timed until its results are there; "host" is the time until the call returned,
-with the rest of the work under way. PyTorch is optional: pip install torch
+polyarr's step is that of `polyarr train`, captured by polyarr.compile, but gives nothing away; beside it the same one
+eagerly. With another dtype PyTorch computes under autocast; with another precision it stays at float32. All do forward,
+backward, clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses
+must agree, or nothing is timed. Every step is timed until its results are there; "host" is the time until the call
+returned, with the rest of the work under way. PyTorch is optional: pip install torch
 """
 
 import argparse
