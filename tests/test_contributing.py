@@ -18,7 +18,7 @@ CHOSEN = "softsign and not opencl or opencl-forward-softsign or opencl-backward-
 
 
 def run(folder, *command):
-    env = {**os.environ, "PYTHONPATH": str(folder), "POLYARR_TUNE": "0"}
+    env = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=folder, env=env, capture_output=True, text=True, timeout=300
     )
