@@ -1,6 +1,7 @@
 """check_grads and assert_gradients_agree: right gradients pass, planted wrong ones are found, and what they say."""
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -521,7 +522,8 @@ def test_the_page_is_a_test_file_that_passes(tmp_path):
     page = tmp_path / "test_page.py"
     page.write_text("\n\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, page]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     # Two without a backend, and one on NumPy and on OpenCL, where that starts.
     assert re.search(r"^(4 passed|3 passed, 1 skipped) in", done.stdout, re.MULTILINE), done.stdout

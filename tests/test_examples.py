@@ -146,7 +146,8 @@ def test_the_template_works_after_renaming(tmp_path, monkeypatch):
 def pytest_in(folder, *arguments):
     """What pytest says in a folder, in a process of its own."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout.strip()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout.strip()
 
 
 def run_source(source):
