@@ -121,6 +121,13 @@ def deviation(fn: Callable) -> Callable:
     return reference
 
 
+def running_sum(x: np.ndarray, *, axis: int, dtype: Any = None) -> np.ndarray:
+    """NumPy's, which adds one by one, in a wider float: equal numbers lose digits on the same side every time."""
+    if x.dtype.kind != "f":
+        return np.cumulative_sum(x, axis=axis)
+    return np.cumulative_sum(x, axis=axis, dtype=np.longdouble).astype(x.dtype)
+
+
 def logsumexp(x: np.ndarray, *, axis: Any, keepdims: bool) -> np.ndarray:
     """The logarithm of the sum of the exponentials."""
     return (
