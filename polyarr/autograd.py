@@ -13,9 +13,8 @@ from polyarr.core.current import renewed
 from polyarr.core.errors import GradientError, ShapeError
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
 from polyarr.core.record import Pair
-from polyarr.core.spec import FLOATS, Spec
+from polyarr.core.spec import FLOATS, Spec, described, told
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
-from polyarr.ops.given import described, told
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

@@ -11,10 +11,22 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.dlpack import Seen, address_of, is_on_host, on_host
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, Spec, as_dtype, bfloat16, check_number, float32, int64, promote
+from polyarr.core.spec import (
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    Spec,
+    as_dtype,
+    bfloat16,
+    check_number,
+    described,
+    float32,
+    int64,
+    promote,
+)
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
-from polyarr.ops.given import check_array, described, number, stands_for_array, whole
+from polyarr.ops.validation import check_array, number, stands_for_array, whole
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import float32, int64
+from polyarr.core.spec import float32, int64, told
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
 from polyarr.ops.decompositions import identity, product, significant
-from polyarr.ops.given import check_array, told, whole
 from polyarr.ops.linalg import diagonal
+from polyarr.ops.validation import check_array, whole
 
 __all__ = [
     "cholesky",

@@ -11,10 +11,10 @@ from typing import Any
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.number import Number
-from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64
+from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64, told
 from polyarr.ops.create import shape_of
-from polyarr.ops.given import check_array, number, told, whole
 from polyarr.ops.shape import one_axis
+from polyarr.ops.validation import check_array, number, whole
 
 TWO_PI = 2 * math.pi
 _MASK = 2**64 - 1

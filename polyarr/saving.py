@@ -14,9 +14,8 @@ from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, bfloat16
+from polyarr.core.spec import DTYPES, bfloat16, described
 from polyarr.extras import extra
-from polyarr.ops.given import described
 
 _TREE = "polyarr.tree"  # the key in the file's metadata of the tree as JSON, arrays by their names
 _CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {

@@ -11,7 +11,7 @@ import numpy as np
 from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import Op
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, described
 from polyarr.ops.catalogue import *
 from polyarr.ops.catalogue import (
     adamw as adamw,
@@ -54,7 +54,6 @@ from polyarr.ops.getitem import (
     nonzero as nonzero,
     set_item as set_item,
 )
-from polyarr.ops.given import described
 from polyarr.ops.linalg import (
     einsum as einsum,
 )

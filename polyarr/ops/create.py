@@ -9,7 +9,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import primitive
 from polyarr.core.spec import Spec, as_dtype, check_kind, float32, int64
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.given import check_array, wholes
+from polyarr.ops.validation import check_array, wholes
 
 NATURAL = {bool: bool_, int: int64, float: float32}  # the dtypes of Python's numbers, the narrowest kind first
 

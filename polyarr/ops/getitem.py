@@ -10,15 +10,15 @@ import numpy as np
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.number import NUMBERS
-from polyarr.core.spec import INTEGERS, Spec, broadcast, int64
+from polyarr.core.spec import INTEGERS, Spec, broadcast, described, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, astype, floor_divide, multiply, remainder, where
-from polyarr.ops.given import ARRAY, check_fits, described, stands_for_array
 from polyarr.ops.index import checked_positions, scatter, take
 from polyarr.ops.logic import not_equal
 from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import broadcast_to, permute_dims, reshape, slice, slice_update
+from polyarr.ops.validation import ARRAY, check_fits, stands_for_array
 
 SLICE = builtins.slice
 ALL = SLICE(None)

@@ -8,11 +8,11 @@ from polyarr.core.op import composed
 from polyarr.core.spec import NARROW, check_kind, float32
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, astype, divide, like, multiply, subtract, where
-from polyarr.ops.given import whole
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.nn import check_reduction, cross_entropy, linear, reduced, softmax
 from polyarr.ops.shape import concat, expand_dims, matrix_transpose, reshape, slice
+from polyarr.ops.validation import whole
 
 AT_ONCE = 1 << 29  # bytes of logits
 WHOLE = 128  # parts are multiples of so many rows, which is what kernels of products take at once

@@ -7,8 +7,8 @@ from polyarr.core.spec import Spec, broadcast, check_kind, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, multiply
-from polyarr.ops.given import whole
 from polyarr.ops.shape import broadcast_to, one_axis, reshape, slice
+from polyarr.ops.validation import whole
 
 
 @primitive(indices="indices")

@@ -11,13 +11,13 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.precision import decided
-from polyarr.core.spec import Spec, broadcast, check_kind
+from polyarr.core.spec import Spec, broadcast, check_kind, described, told
 from polyarr.ops import elementwise, reduce
 from polyarr.ops.elementwise import astype, multiply, sqrt, square, where
-from polyarr.ops.given import check_array, described, number, told, whole, wholes
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.reduce import axes_of, sum
 from polyarr.ops.shape import matrix_transpose, one_axis, permute_dims, reshape, slice
+from polyarr.ops.validation import check_array, number, whole, wholes
 
 
 @primitive(promote="x y")

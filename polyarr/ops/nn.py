@@ -28,13 +28,13 @@ from polyarr.ops.elementwise import (
     tanh,
     where,
 )
-from polyarr.ops.given import number
 from polyarr.ops.index import take, take_along_axis
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, not_equal
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import axis_of, max, mean, sum
 from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril
+from polyarr.ops.validation import number
 
 
 def _canonical_axis(x, *, axis):

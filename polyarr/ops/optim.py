@@ -5,9 +5,8 @@ import math
 from polyarr.core.errors import ShapeError
 from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed
-from polyarr.core.spec import Spec, check_kind, float32, float64
+from polyarr.core.spec import Spec, check_kind, described, float32, float64, told
 from polyarr.ops.elementwise import add, astype, divide, expm1, multiply, sqrt, square, subtract, where
-from polyarr.ops.given import described, told
 from polyarr.ops.logic import equal
 from polyarr.ops.reduce import sum
 

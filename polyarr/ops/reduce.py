@@ -24,9 +24,9 @@ from polyarr.ops.elementwise import (
     subtract,
     where,
 )
-from polyarr.ops.given import number, whole, wholes
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.shape import broadcast_to, concat, flip, permute_dims, reshape, slice, squeeze
+from polyarr.ops.validation import number, whole, wholes
 
 
 def axes_of(op: str, x, axis) -> tuple[int, ...]:

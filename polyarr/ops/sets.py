@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import FLOATS, Spec, check_kind, int64, promote
+from polyarr.core.spec import FLOATS, Spec, check_kind, described, int64, promote
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import add, astype, subtract, where
 from polyarr.ops.getitem import true_positions
-from polyarr.ops.given import check_array, check_fits, described
 from polyarr.ops.index import argsort, scatter, take
 from polyarr.ops.logic import bitwise_and, bitwise_or, bitwise_xor, equal, isnan, less, less_equal, not_equal
 from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import concat, reshape
+from polyarr.ops.validation import check_array, check_fits
 
 # ---- searching -----------------------------------------------------------------------------------------------------
 

@@ -9,12 +9,12 @@ from typing import Any
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
-from polyarr.core.spec import INTEGERS, Spec, broadcast
+from polyarr.core.spec import INTEGERS, Spec, broadcast, described
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
 from polyarr.ops.elementwise import where
-from polyarr.ops.given import check_array, described, whole, wholes
 from polyarr.ops.logic import less_equal
+from polyarr.ops.validation import check_array, whole, wholes
 
 
 def one_axis(op: str, x, axis: int, extra: int = 0) -> int:

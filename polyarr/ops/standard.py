@@ -19,9 +19,9 @@ from polyarr.ops import elementwise, index, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import multiply, subtract
-from polyarr.ops.given import check_array, check_fits, whole
 from polyarr.ops.logic import not_equal
 from polyarr.ops.shape import one_axis
+from polyarr.ops.validation import check_array, check_fits, whole
 
 
 def astype(x: Array, dtype: Any, *, copy: bool = True, device: Any = None) -> Array:
