@@ -102,7 +102,7 @@ class Optimizer:
 
     def init(self, model: Any) -> State:
         """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
-        params = {name: p for name, p in _by_name(model).items() if _is_trainable(p)}
+        params = {name: p for name, p in tree.by_name(model).items() if _is_trainable(p)}
         zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
         scale = {"loss_scale": self.loss_scale.init(next(iter(params.values()), None))} if self.loss_scale else {}
         return {"step": 0, **zeros, **scale}
@@ -119,7 +119,7 @@ class Optimizer:
         Errors:  ValueError if grads or the state belong to another model, or grads and model are swapped; TypeError if
                  state is no state
         """
-        given, leaves = _by_name(grads), _by_name(model)
+        given, leaves = tree.by_name(grads), tree.by_name(model)
         self._check(grads, state, model, given, leaves)
         params = {name: p for name, p in leaves.items() if name in given and _is_trainable(p)}
         if not params:
@@ -224,10 +224,6 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     decoupled = True
-
-
-def _by_name(values: Any) -> dict[str, Array]:
-    return {".".join(map(str, path)): leaf for path, leaf in tree.items(values)}
 
 
 def _holds_gradients(model: Any) -> bool:

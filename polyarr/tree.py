@@ -6,18 +6,26 @@ A container takes part by three attributes of its class: `tree_children(self) ->
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 
 def children(tree: Any) -> dict[Any, Any] | None:
     """The named children of a container, or None for a leaf. None itself is a container without children."""
-    if hasattr(type(tree), "tree_children"):
-        return tree.tree_children()
-    if isinstance(tree, dict):
-        return tree
-    if isinstance(tree, (list, tuple)):
-        return dict(enumerate(tree))
-    return {} if tree is None else None
+    of = _children_of(type(tree))
+    return None if of is None else of(tree)
+
+
+@lru_cache(maxsize=1024)
+def _children_of(kind: type) -> Callable[[Any], dict[Any, Any]] | None:
+    """What gives the children of containers of a class; kept, for it is asked of every leaf."""
+    if hasattr(kind, "tree_children"):
+        return kind.tree_children  # type: ignore[no-any-return]
+    if issubclass(kind, dict):
+        return lambda tree: tree
+    if issubclass(kind, (list, tuple)):
+        return lambda tree: dict(enumerate(tree))
+    return (lambda tree: {}) if kind is type(None) else None
 
 
 def rebuild(tree: Any, found: dict[Any, Any]) -> Any:
@@ -52,6 +60,22 @@ def _items(found: dict[Any, Any], path: tuple) -> Iterator[tuple[tuple, Any]]:
             yield (*path, name), child
         else:
             yield from _items(inner, (*path, name))
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    """Every leaf by its dotted path, in order."""
+    found = children(tree)
+    return {"": tree} if found is None else _by_name(found, "", {})
+
+
+def _by_name(found: dict[Any, Any], prefix: str, named: dict[str, Any]) -> dict[str, Any]:
+    for name, child in found.items():
+        inner = children(child)
+        if inner is None:
+            named[f"{prefix}{name}"] = child
+        else:
+            _by_name(inner, f"{prefix}{name}.", named)
+    return named
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -39,6 +39,12 @@ def test_items_name_every_leaf_once(value: object) -> None:
 
 
 @given(trees)
+def test_leaves_by_name_have_dotted_paths(value: object) -> None:
+    expected = {".".join(map(str, path)): leaf for path, leaf in tree.items(value)}
+    assert list(tree.by_name(value).items()) == list(expected.items())
+
+
+@given(trees)
 def test_map_of_several(value: object) -> None:
     assert tree.leaves(tree.map(lambda a, b: (a, b, "leaf"), value, value)) == [
         part for leaf in tree.leaves(value) for part in (leaf, leaf, "leaf")

@@ -46,7 +46,7 @@ class Module:
 
     def named_parameters(self) -> dict[str, Array]:
         """The arrays by dotted name, such as "blocks.0.att.qkv.weight"."""
-        return {_dotted(path): leaf for path, leaf in tree.items(self)}
+        return tree.by_name(self)
 
     def num_parameters(self) -> int:
         """How many numbers the arrays hold."""
@@ -67,7 +67,7 @@ class Module:
         Errors:  ValueError for names that are missing or unknown; ShapeError for another shape
         """
         own = self.named_parameters()
-        named = {_dotted(path): leaf for path, leaf in tree.items(dict(named))}
+        named = tree.by_name(dict(named))
         if own.keys() != named.keys():
             missing, unknown = [n for n in own if n not in named], [n for n in named if n not in own]
             wrong = "; ".join(_listed("missing", missing) + _listed("unknown", unknown))
@@ -141,10 +141,6 @@ def _plain(child: Any) -> Any:
     return child if found is None else tree.rebuild(child, {name: _plain(c) for name, c in found.items()})
 
 
-def _dotted(path: tuple) -> str:
-    return ".".join(map(str, path))
-
-
 def _listed(what: str, names: list[str]) -> list[str]:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return [f"{what} {', '.join(names[:_SHOWN])}{more}"] if names else []
@@ -159,7 +155,7 @@ def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:
     """The node with the arrays of `found`; Modules keep their identity."""
     children = tree.children(node)
     if children is None:
-        return found[_dotted(path)]
+        return found[".".join(map(str, path))]
     new = {name: _assign(child, (*path, name), found) for name, child in children.items()}
     if not isinstance(node, Module):
         return tree.rebuild(node, new)
