@@ -162,11 +162,15 @@ def launch(
 
     With a start, x or the target is a window that begins there, and is given as if it began at 0.
     """
-    operands = x, y, condition
-    layouts = [o[LAYOUT] if type(o) is Buffer else o if o is None else NUMBER for o in operands]
-    plan = device.plans[_plan](expression, out, target and target.strides, start and start.number.dtype, *layouts)
+    # Written out, not in loops, where every elementwise op comes along.
+    plan = device.plans[_plan](
+        expression, out, target and target.strides, start and start.number.dtype,
+        x[LAYOUT] if type(x) is Buffer else NUMBER,
+        y[LAYOUT] if type(y) is Buffer else y if y is None else NUMBER,
+        condition and condition[LAYOUT],
+    )  # fmt: skip
     result, arguments = target or device.fresh(out, *plan.room), []
-    for operand in operands:
+    for operand in (x, y, condition):
         if type(operand) is Buffer:
             arguments += operand[PLACE]
         elif operand is not None:

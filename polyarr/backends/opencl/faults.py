@@ -84,6 +84,14 @@ class Faults:
             self.report_unread(ended=True)
             return record
 
+    def are_several(self) -> bool:
+        """True if the thread that asks is not the only one that was ever here."""
+        try:
+            self._local.record  # noqa: B018  asked for at each op: a call of mine() takes longer
+        except AttributeError:
+            self.mine()
+        return self._threads > 1
+
     def call(self) -> tuple[Any, int]:
         """What a kernel needs to note a bad index. To be asked for before the result's memory."""
         record = self.mine()
@@ -96,9 +104,8 @@ class Faults:
 
     def follow(self, bufs: Any) -> None:
         """Note whose arrays this thread takes up: what is wrong with them is its business from now on."""
-        mine = self.mine()
-        if self._threads > 1:
-            _listen(mine, bufs)
+        if self.are_several():
+            _listen(self.mine(), bufs)
 
     def check(self) -> None:
         """Raise IndexError for a bad call of this thread, or of one whose arrays it took up, since the last check."""

@@ -6,7 +6,7 @@ nothing, and as long on the host; so NVIDIA's driver is called without one.
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_size_t, c_uint, c_void_p
+from ctypes import c_size_t, c_void_p
 from functools import lru_cache
 from typing import Any
 
@@ -29,18 +29,24 @@ def without_events() -> Launch:
         enqueue = ctypes.CDLL(cl._cl.__file__).clEnqueueNDRangeKernel  # of the loader that PyOpenCL uses
     except (OSError, AttributeError):
         return cl.enqueue_nd_range_kernel
-    sizes, events = (c_void_p,) * 3, (c_uint, c_void_p, c_void_p)
-    enqueue.argtypes = (c_void_p, c_void_p, c_uint, *sizes, *events)
 
     def launch(queue: cl.CommandQueue, kernel: cl.Kernel, work: tuple[int, ...], group: tuple[int, ...] | None) -> Any:
-        local = None if group is None else _sizes(group)
-        if enqueue(queue.int_ptr, kernel.int_ptr, len(work), None, _sizes(work), local, 0, None, None):
+        # Of C's types already: to convert them at each call, as argtypes has it, takes longer than all else here.
+        if enqueue(_pointer(queue.int_ptr), _pointer(kernel.int_ptr), *_range(work, group), 0, None, None):
             return cl.enqueue_nd_range_kernel(queue, kernel, work, group)  # whose error says what is wrong
         return None
 
     return launch
 
 
+_pointer = lru_cache(maxsize=8192)(c_void_p)
+
+
 @lru_cache(maxsize=8192)
+def _range(work: tuple[int, ...], group: tuple[int, ...] | None) -> tuple[Any, ...]:
+    """How many axes there are, where they begin, their global and their local sizes."""
+    return len(work), None, _sizes(work), group and _sizes(group)
+
+
 def _sizes(lengths: tuple[int, ...]) -> Any:
     return (c_size_t * len(lengths))(*lengths)

@@ -155,17 +155,22 @@ def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides |
 # ---- views -------------------------------------------------------------------------------------------------------
 
 
+def view(buf: Buffer, shape: Shape, strides: Strides, offset: int) -> Buffer:
+    """Another window on the memory of a buffer."""
+    # As Buffer(...) makes it, in half of the time, and _replace in a quarter.
+    return tuple.__new__(Buffer, (buf.memory, shape, buf.dtype, strides, offset, buf.origin))
+
+
 def reshaped(buf: Buffer, shape: Shape) -> Buffer:
     """A dense buffer in another shape."""
-    return buf._replace(shape=shape, strides=row_major(shape))
+    return view(buf, shape, row_major(shape), buf.offset)
 
 
 def permuted(buf: Buffer, axes: Iterable[int]) -> Buffer:
     """The axes in another order."""
     order = [*axes]
-    return buf._replace(
-        shape=tuple([buf.shape[a] for a in order]), strides=tuple([buf.strides[a] for a in order])
-    )  # fmt: skip
+    shape, strides = buf.shape, buf.strides
+    return view(buf, tuple([shape[a] for a in order]), tuple([strides[a] for a in order]), buf.offset)
 
 
 def swapped(buf: Buffer, a: int = -2, b: int = -1) -> Buffer:
@@ -188,7 +193,7 @@ def broadcast(buf: Buffer, shape: Shape) -> Buffer:
     """Repeated along axes of one element, and along axes that come before its own."""
     if buf.shape == shape:
         return buf
-    return buf._replace(shape=shape, strides=broadcast_strides(buf.shape, buf.strides, len(shape)))
+    return view(buf, shape, broadcast_strides(buf.shape, buf.strides, len(shape)), buf.offset)
 
 
 def window(buf: Buffer, shape: Shape, starts: tuple[int, ...], steps: tuple[int, ...]) -> Buffer:
@@ -197,13 +202,11 @@ def window(buf: Buffer, shape: Shape, starts: tuple[int, ...], steps: tuple[int,
     if 0 not in shape:
         offset += sum([start * stride for start, stride in zip(starts, buf.strides, strict=True)])
     strides = tuple([step * stride for step, stride in zip(steps, buf.strides, strict=True)])
-    return buf._replace(shape=shape, strides=strides, offset=offset)
+    return view(buf, shape, strides, offset)
 
 
 def pieces(buf: Buffer, axis: int, first: int, count: int, each: int) -> Buffer:
     """As many pieces of an axis, each so long and from first on, side by side along a new leading axis."""
     step, shape = buf.strides[axis], [*buf.shape]
     shape[axis] = each
-    return buf._replace(
-        shape=(count, *shape), strides=(each * step, *buf.strides), offset=buf.offset + first * step
-    )  # fmt: skip
+    return view(buf, (count, *shape), (each * step, *buf.strides), buf.offset + first * step)

@@ -61,12 +61,10 @@ class Program:
     ) -> None:  # fmt: skip
         kernels = {k.function_name: k for k in program.all_kernels()}
         self.kernels = {name: Kernel(k, commands, launched, arguments[name]) for name, k in kernels.items()}
+        vars(self).update(self.kernels)
 
     def __getattr__(self, name: str) -> Kernel:
-        try:
-            return self.kernels[name]
-        except KeyError:
-            raise AttributeError(f"the program has no kernel {name!r}; it has {sorted(self.kernels)}") from None
+        raise AttributeError(f"the program has no kernel {name!r}; it has {sorted(self.kernels)}")
 
 
 class ProgramCache:

@@ -10,6 +10,7 @@ from polyarr.backends.opencl.layout import (
     reshaped_strides,
     row_major,
     spec_of,
+    view,
     window,
     with_axis,
 )
@@ -23,7 +24,7 @@ def reshape(device: Device, out: Spec, x: Buffer, *, shape: tuple[int, ...]) -> 
     strides = reshaped_strides(x.shape, x.strides, out.shape)
     if strides is None:
         x, strides = duplicate(device, x), row_major(out.shape)
-    return x._replace(shape=out.shape, strides=strides)
+    return view(x, out.shape, strides, x.offset)
 
 
 def permute_dims(device: Device, out: Spec, x: Buffer, *, axes: tuple[int, ...]) -> Buffer:

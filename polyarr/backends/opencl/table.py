@@ -103,9 +103,12 @@ def halves(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:
 def _following(device: Device, launcher: Callable) -> Callable:
     """The launcher for the device, which notes whose arrays it is given."""
 
+    faults = device.faults
+
     @functools.wraps(launcher)
     def kernel(first: Any, *bufs: Any, **params: Any) -> Any:  # first: a Spec, or a Pair's cotangent
-        device.faults.follow((first, *bufs))
+        if faults.are_several():
+            faults.follow((first, *bufs))
         return launcher(device, first, *bufs, **params)
 
     return kernel
