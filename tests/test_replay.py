@@ -168,11 +168,54 @@ def test_other_layouts_and_shared_memory_are_recorded_anew(backend, write):
     for pair in [(base, other), (turned, other), (base, base), (base, turned), (other, base), (turned, turned)] * 2:
         runs.check(*pair)
     assert len(runs.run._recorded) == 5 and runs.times == 0
-    for offset in range(8):  # too many
-        long = drawn(backend, 2, (30,))
+    for step in range(5, 13):  # too many
+        long = drawn(backend, 2, (60,))
         for _ in range(2):
-            runs.check(long._replace(shape=(4, 4), strides=(4, 1), offset=offset), other)
+            runs.check(long._replace(shape=(4, 4), strides=(step, 1)), other)
     assert len(runs.run._recorded) == 8 and runs.times > 0
+
+
+def windows(backend, long, starts):
+    """Of one memory, as slices of a dataset are: 4 rows of 6 from each start on."""
+    for start in starts:
+        yield long._replace(shape=(4, 6), strides=(6, 1), offset=start)
+
+
+def test_one_recording_serves_windows_that_begin_anywhere(backend, write):
+    x, y, at = write.array(), write.array(), write.array()
+    total, turned = write.step(ops.add, X, x, y), write.step(ops.permute_dims, Spec((6, 4), float32), y, axes=(1, 0))
+    product = write.step(ops.matrix_product, Spec((4, 4), float32), x, turned)
+    summed = write.step(ops.sum, Spec((6,), float32), x, axis=(0,), keepdims=False)
+    rows = write.step(ops.take, Spec((2, 6), float32), y, at, axis=0)
+    flipped = write.step(ops.slice, X, x, tuple(map(write.constant, (3, 0))), steps=(-1, 1), shape=(4, 6))
+    later = write.step(ops.slice, ROW, x, tuple(map(write.constant, (2, 0))), steps=(1, 1), shape=(1, 6))
+    taken_ = write.step(ops.take, Spec((2, 6), float32), write.step(ops.tanh, ROW, later), at, axis=0)
+    again = write.step(ops.take, Spec((2, 6), float32), later, at, axis=0)
+    runs = Runs(backend, write.program(total, product, summed, rows, flipped, later, taken_, again))
+    long, at_run = drawn(backend, 0, (400,)), backend.upload(np.array([0, 0], np.int32))
+    for a in windows(backend, long, (1, 4, 300, 9, 64)):
+        for b in windows(backend, long, (5, 12, 7, 20)):
+            runs.check(a, b, at_run)
+    assert len(runs.run._recorded) == 4 and runs.times == 0  # each begins at a multiple of 16 bytes, or does not
+
+
+def test_a_launcher_that_must_know_where_an_input_begins_is_recorded_for_that_place(backend, write):
+    device, copies = backend.home, backend.kernels[ops.positive]
+    told = []
+
+    def looks(out, x):
+        told.append(x.offset if x.offset == 3 else -1)
+        return copies(out, x)
+
+    x, y = write.array(), write.array()
+    runs = Runs(backend, write.program(write.step(ops.positive, X, x, call=looks), write.step(ops.tanh, X, y)))
+    long = drawn(backend, 0, (400,))
+    for _ in range(3):
+        for a, b in zip(windows(backend, long, (3, 5)), windows(backend, long, (7, 9)), strict=True):
+            with device.lock:
+                runs.check(a, b)
+    assert len(runs.run._recorded) == 2 and runs.times == 0
+    assert told.count(3) == 3 + 2  # by the launchers each time; and before and after it was known that it asks
 
 
 def test_in_a_guarded_block_and_while_somebody_notes_launches_the_launchers_run(backend, write):

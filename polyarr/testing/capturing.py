@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 import polyarr
 from polyarr import ops, tree
+from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
@@ -13,6 +16,8 @@ from polyarr.testing.checks import check, cotangents_of, meets_unordered, place_
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.state import is_valid, other_params
 from polyarr.testing.strategies import Sample
+
+PLACES = (3, 5)  # neither begins at a multiple of 16 bytes, whatever the dtype
 
 
 @check
@@ -34,8 +39,10 @@ def _compare(op: Op, backend: Backend, sample: Sample) -> None:
         return *first, [op(*args, **{**params, **named}) for params in others]
 
     compiled, kept = polyarr.compile(whole), []
-    for moment, found in _runs(op, sample):
+    for moment, found, start in _runs(op, sample, backend):
         args, named = found.arrays(backend), {n: v for n, v in found.params.items() if n in op.inputs}
+        if start:
+            args = tree.map(lambda a: _from(start, a) if isinstance(a, Array) else a, args)  # noqa: B023
         expected = _outcome(lambda: op(*args, **found.params))  # noqa: B023  called at once
         if isinstance(expected, type):
             got = _outcome(lambda: compiled(args, named, None))  # noqa: B023
@@ -50,16 +57,27 @@ def _compare(op: Op, backend: Backend, sample: Sample) -> None:
         _compare_bits(op, backend, "after further runs", before, bits(got))
 
 
-def _runs(op: Op, sample: Sample) -> Iterator[tuple[str, Sample]]:
-    """When the compiled call runs, and what is new then; the first is the one that is captured."""
-    yield "when it is captured", sample
-    yield "with other arrays", sample.with_other_numbers()
+def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:
+    """When the compiled call runs, what is new then, and how far into their memory arrays begin.
+
+    The first is the one that is captured. Only a backend's replay may take a place that it has seen for the next one.
+    """
+    yield "when it is captured", sample, 0
+    yield "with other arrays", sample.with_other_numbers(), 0
     inputs, named = tree.map(_other, sample.inputs), {n: v for n, v in sample.params.items() if n in op.inputs}
     if inputs != sample.inputs or named:
         params = {**sample.params, **tree.map(_other, named)}
-        yield "with other numbers", replace(sample, inputs=inputs, params=params)
-    yield "in another layout", sample.with_layout("transposed")
-    yield "with the first arrays again", sample
+        yield "with other numbers", replace(sample, inputs=inputs, params=params), 0
+    yield "in another layout", sample.with_layout("transposed"), 0
+    for start in () if backend.replay is None else PLACES:
+        yield "in another place", sample, start
+    yield "with the first arrays again", sample, 0
+
+
+def _from(start: int, a: Array) -> Array:
+    """The same values so many elements into a larger memory."""
+    larger = np.concatenate([np.zeros(start, a.dtype), a.numpy().reshape(-1)])
+    return polyarr.reshape(from_numpy(larger, a.backend)[start:], shape=a.shape)
 
 
 def _other(leaf: Any) -> Any:

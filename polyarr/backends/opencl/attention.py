@@ -14,7 +14,7 @@ from polyarr.backends.opencl import attention_decode, attention_tiled, attention
 from polyarr.backends.opencl.attention_tiled import Call, Problem
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, swapped
+from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, is_aligned, swapped
 from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.core.spec import Spec, float32
@@ -85,7 +85,7 @@ def _call(
     problem = Problem(
         q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
         tuple([at[i][8:] for i in range(len(found)) if i != 3]),
-        not any(x.offset * x.dtype.itemsize % 16 for x in (q, k, v, *rest)), scale > 0, rate > 0,
+        all(map(is_aligned, (q, k, v, *rest))), scale > 0, rate > 0,
         rate > 0 and bool(state.on_device), q.dtype == float32 and precision != "highest",
     )  # fmt: skip
     kept = 1 / (1 - rate) if rate < 1 else 0.0

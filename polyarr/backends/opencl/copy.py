@@ -46,7 +46,7 @@ def padded(device: Device, out: Spec, pitch: int) -> Buffer:
 
 def in_rows(device: Device, buf: Buffer) -> tuple[Buffer, int]:
     """buf itself if it is rows that lie as those of `padded` may, else a dense copy; and how far apart they lie."""
-    pitch = row_pitch(buf.shape, buf.strides) if buf.offset == 0 else 0
+    pitch = 0 if buf.offset else row_pitch(buf.shape, buf.strides)
     if pitch and (pitch == buf.shape[-1] or pitch * buf.dtype.itemsize % ALIGNMENT == 0):
         return buf, pitch
     return duplicate(device, buf), buf.shape[-1]

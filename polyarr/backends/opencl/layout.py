@@ -47,6 +47,11 @@ class Buffer(NamedTuple):
         return not self.offset and is_gapless(self.shape, self.strides)
 
 
+def is_aligned(buf: Buffer) -> bool:
+    """True for a buffer that begins at a multiple of 16 bytes."""
+    return not buf.offset % (ALIGNMENT // buf.dtype.itemsize)
+
+
 def spec_of(buf: Buffer) -> Spec:
     """The Spec of a buffer."""
     return Spec(buf.shape, buf.dtype)

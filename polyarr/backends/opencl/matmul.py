@@ -11,7 +11,7 @@ import numpy as np
 from polyarr.backends.opencl import mma, wgmma
 from polyarr.backends.opencl.copy import dense, in_whole_rows, padded
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, pieces, reshaped, swapped
+from polyarr.backends.opencl.layout import Buffer, Shape, broadcast, is_aligned, pieces, reshaped, swapped
 from polyarr.backends.opencl.measure import Launcher
 from polyarr.backends.opencl.product import (
     PLAIN,
@@ -109,8 +109,7 @@ def _product(
 
 
 def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | Copies | None:
-    whole = 16 // out.dtype.itemsize  # elements that are read at once where they begin at a multiple of 16 bytes
-    aligned = x.offset % whole == 0, y.offset % whole == 0
+    aligned = is_aligned(x), is_aligned(y)  # then elements are read 16 bytes at once
     return device.plans[_plan](out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
 
 

@@ -1,10 +1,12 @@
 """Noting what launchers give a device to do, so that it can be done again without them: see replay.py.
 
 Every command comes through Command.__call__, and all memory from Device._allocate; both tell the recording that is in
-force. Python numbers that change from run to run come to launchers as Numbers. What a launcher works out from them is
-noted as a formula; where it asks for a value, to decide by it, the Number raises a CaptureError.
+force. Python numbers that change from run to run come to launchers as Numbers, and so does where an input begins that
+is a window. What a launcher works out from them is noted as a formula; where it asks for a value, to decide by it, the
+Number raises a CaptureError.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl.commands import Command
-from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.layout import ALIGNMENT, Buffer, is_aligned
 from polyarr.core.number import FloatNumber, IntNumber, Number
 
 
@@ -52,6 +54,38 @@ class Formula(NamedTuple):
     takes: tuple[Any, ...]
     gives: int | None
     step: int
+
+
+class Offset(IntNumber):
+    """Where an input, or a window on it, begins. What launchers ask of that is the same for a whole layout of inputs.
+
+    of          which input
+    whole       elements in 16 bytes
+    is_aligned  whether the input itself begins at a multiple of 16 bytes; it does not begin at 0
+    further     from there, how many elements more
+    """
+
+    __slots__ = ("further", "is_aligned", "of", "whole")
+
+    def __init__(self, number: Number, of: int, whole: int, is_aligned: bool, further: int = 0) -> None:
+        super().__init__(number.slot, number.now, number.record)
+        self.of, self.whole, self.is_aligned, self.further = of, whole, is_aligned, further
+
+    def __bool__(self) -> bool:
+        return self.further >= 0 or self._refuse()
+
+    def __add__(self, other: Any) -> Number:
+        if type(other) is not int:
+            return super().__add__(other)
+        found = self.record(operator.add, (self, other), True)
+        return Offset(found, self.of, self.whole, self.is_aligned, self.further + other)
+
+    def __mod__(self, other: Any) -> Any:
+        """Of the elements in 16 bytes what is left, and for a beginning elsewhere that it is not 0."""
+        rest = self.further % self.whole
+        if other != self.whole or (rest and not self.is_aligned):
+            return super().__mod__(other)
+        return rest if self.is_aligned else 1
 
 
 class Recording:
@@ -96,6 +130,10 @@ class Recording:
         """What stands for a number in launchers."""
         kind = IntNumber if isinstance(now, (int, np.integer)) else FloatNumber
         return kind(slot, now, self._formulate)
+
+    def offset(self, of: int, buf: Buffer) -> Offset:
+        """What stands for where an input begins."""
+        return Offset(self.number(self._slot(None), buf.offset), of, ALIGNMENT // buf.dtype.itemsize, is_aligned(buf))
 
     def _formulate(self, call: Callable[..., Any], numbers: tuple, gives: bool) -> Number | None:
         now = call(*settled(numbers))

@@ -2,10 +2,10 @@
 
 On the first run with some layout of the inputs the launchers work as ever, while a Recording notes what they do. Later
 runs enqueue the same commands. What differs from run to run is set before: the memory of inputs and of outputs, which
-is new each time, and numbers. What only the program itself needs lies in slots, each of which serves one place after
-the other. A run takes them from the device's pool and gives them back when everything is enqueued, as an op does: so
-programs hold no memory in between, and share it with one another and with everybody else. The pool mostly gives the
-same slots again; then they are bound already.
+is new each time, and numbers, such as where an input begins. What only the program itself needs lies in slots, each of
+which serves one place after the other. A run takes them from the device's pool and gives them back when everything is
+enqueued, as an op does: so programs hold no memory in between, and share it with one another and with everybody else.
+The pool mostly gives the same slots again; then they are bound already.
 """
 
 from collections import defaultdict
@@ -19,8 +19,8 @@ import pyopencl as cl
 from polyarr.backends.opencl.commands import Repeated
 from polyarr.backends.opencl.copy import duplicate
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.recording import Formula, Place, Recording, settled
+from polyarr.backends.opencl.layout import Buffer, is_aligned
+from polyarr.backends.opencl.recording import Formula, Offset, Place, Recording, settled
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
 from polyarr.core.program import Program, Run, Step, given, last_uses, taken
@@ -38,6 +38,7 @@ class Replay:
         self._device, self._program, self._run = device, program, run
         self._recorded: dict[Any, Repetition] = {}
         self._failures = 0
+        self._exact: set[int] = set()  # inputs of which some launcher must know where they begin
         buffers = [b for value in program.constants.values() for b in _buffers(value)]
         self._constants = {b.memory.int_ptr: -1 - i for i, b in enumerate(buffers)}
 
@@ -55,23 +56,32 @@ class Replay:
         return self._run(inputs)
 
     def _layout(self, inputs: list[Any]) -> Any:
-        """What commands depend on: inputs' strides and offsets, and which of them, and of constants, share memory."""
-        windows = tuple([b[3:5] if type(b) is Buffer else None for b in inputs])
+        """What commands depend on: inputs' strides, how they begin, and what shares memory among them and constants."""
+        windows = tuple([
+            None if type(b) is not Buffer else self._window(i, b) if b.offset else b.strides
+            for i, b in enumerate(inputs)
+        ])  # fmt: skip
         handles = [b.memory.int_ptr for b in inputs if type(b) is Buffer]
         if len({*handles, *self._constants}) == len(handles) + len(self._constants):
             return windows
         first = self._constants.copy()
         return windows, tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])
 
+    def _window(self, i: int, buf: Buffer) -> tuple[Any, ...]:
+        """Of an input that does not begin at the beginning of its memory."""
+        return (*buf.strides, ("at", buf.offset) if i in self._exact else ("aligned", is_aligned(buf)))
+
     def _record(self, layout: Any, inputs: list[Any]) -> list[Any]:
-        first = FirstRun(self._device, self._program, inputs)
+        first = FirstRun(self._device, self._program, inputs, self._exact)
         outputs = first.run()
-        if first.recording is None:
+        if first.exact:  # so the layout is another one
+            self._exact |= first.exact
+        elif first.recording is None:
             self._failures = TRIALS
         elif first.recording.reads or not self._are_new(first, outputs):
             self._failures += 1
         else:
-            self._recorded[layout] = Repetition(self._device, self._program, first.recording, first.fed, outputs)
+            self._recorded[layout] = Repetition(self._device, self._program, first, outputs)
         return list(settled(tuple(outputs)))
 
     def _are_new(self, first: "FirstRun", outputs: list[Any]) -> bool:
@@ -88,22 +98,34 @@ class FirstRun:
 
     recording  of what they do; None from when on one of them could not work without knowing a number
     fed        the place of each input, None for a number
+    begins     for inputs that do not begin at the beginning of their memory: which, and the number that says where
+    exact      inputs for which a launcher had to know it
     """
 
-    def __init__(self, device: Device, program: Program, inputs: list[Any]) -> None:
+    def __init__(self, device: Device, program: Program, inputs: list[Any], exact: set[int]) -> None:
         self._device, self._program = device, program
         self.recording: Recording | None = Recording(device.faults.mine(), program.size)
         self._values, self.fed = dict(program.constants), [self._fed(value) for value in inputs]
+        self.begins, self.exact = list[tuple[int, int]](), set[int]()
         for slot, value in program.constants.items():
             for b in _buffers(value):
                 self.recording.place(b.memory)
             self.recording.values[slot] = value
-        for slot, value, place in zip(program.inputs, inputs, self.fed, strict=True):
-            self._values[slot] = value if place else self.recording.number(slot, value)
+        for i, (slot, value) in enumerate(zip(program.inputs, inputs, strict=True)):
+            if self.fed[i] is None:
+                self._values[slot] = self.recording.number(slot, value)
+            else:
+                self._values[slot] = self._begun(i, value) if value.offset and i not in exact else value
         inputs.clear()
 
     def _fed(self, value: Any) -> Place | None:
         return self.recording.given(value.memory) if type(value) is Buffer else None
+
+    def _begun(self, i: int, buf: Buffer) -> Buffer:
+        """An input with the number in the place of its offset."""
+        offset = self.recording.offset(i, buf)
+        self.begins.append((i, offset.slot))
+        return buf._replace(offset=offset)
 
     def run(self) -> list[Any]:
         """The outputs' values, with Numbers in them, perhaps."""
@@ -137,20 +159,24 @@ class FirstRun:
         return None if step.gives is None else self.recording.number(step.gives, now)
 
     def _launch(self, step: Step) -> Any:
-        """Call a launcher: where it asks in vain where a view begins, with a copy; or else give up recording."""
+        """Call a launcher; one that asks in vain where a view begins is told, or given a copy; else record no more."""
         args = taken(self._values, step.takes)
         if self.recording is not None:
             noted = len(self.recording.noted)
-            for change in (_same, self._copied):
+            for change in (_same, _told, self._copied):
                 try:
-                    return step.call(*_each(args, change), **step.params)
+                    found = step.call(*_each(args, change), **step.params)
                 except CaptureError:
                     self.recording.forget_from(noted)
+                else:
+                    self.exact |= set() if change is _same else _begun(args)
+                    return found
             self.recording = self._device.commands.recording = None
             self._values.update({slot: settled(value) for slot, value in self._values.items()})
         return step.call(*settled(args), **step.params)
 
     def _copied(self, value: Any) -> Any:
+        value = _told(value)
         begins_anywhere = type(value) is Buffer and isinstance(value.offset, Number)
         return duplicate(self._device, value) if begins_anywhere else value
 
@@ -210,10 +236,10 @@ class Repetition:
     fixed     memory that stays the same, as far as it is in outputs
     """
 
-    def __init__(
-        self, device: Device, program: Program, recording: Recording, fed: list[Place | None], outputs: list[Any]
-    ) -> None:
-        self._device, self._program, self._recording = device, program, recording
+    def __init__(self, device: Device, program: Program, first: FirstRun, outputs: list[Any]) -> None:
+        self._device, self._program = device, program
+        self._recording, fed, self._begins = first.recording, first.fed, first.begins
+        recording = self._recording
         self._numbers = [(i, slot) for i, slot in enumerate(program.inputs) if fed[i] is None]
         places = [place for place in fed if place is not None]
         shown = dict.fromkeys(recording.place(b.memory) for b in outputs if type(b) is Buffer)
@@ -295,6 +321,8 @@ class Repetition:
         values = self._recording.values.copy()
         for i, slot in self._numbers:
             values[slot] = inputs[i]
+        for i, slot in self._begins:
+            values[slot] = inputs[i].offset
         for call, takes, gives, n in self._recording.formulas:
             try:
                 found = call(*taken(values, takes))
@@ -357,6 +385,16 @@ SOLE = _held()  # what getrefcount says of what only a local variable holds
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _told(value: Any) -> Any:
+    """With the offset, where it follows from where an input begins."""
+    return settled(value) if type(value) is Buffer and type(value.offset) is Offset else value
+
+
+def _begun(value: Any) -> set[int]:
+    """The inputs that tell where these Buffers begin."""
+    return {b.offset.of for b in _buffers(value) if type(b.offset) is Offset}
 
 
 def _buffers(value: Any) -> list[Buffer]:
