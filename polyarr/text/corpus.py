@@ -1,10 +1,10 @@
 """Corpora: a file, or what every Python brings with it."""
 
-import os
-import stat
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+from polyarr.text.files import read_regular
 
 MAX_STANDARD_LIBRARY = 4_000_000  # characters; enough for a small model, read in well under a second
 MAX_TEXT = 2**30  # bytes; tokenizing takes about ten times as many
@@ -26,7 +26,7 @@ def read_text(path: str | Path) -> str:
 
     Errors:  OSError if it cannot be read; ValueError if it is no regular file, too large, empty or not UTF-8
     """
-    data = _read_regular(path)
+    data = read_regular(path, MAX_TEXT)
     if not data:
         raise ValueError(f"{path}: the file is empty")
     try:
@@ -36,17 +36,6 @@ def read_text(path: str | Path) -> str:
             f"{path}: not UTF-8, byte {data[error.start]:#04x} at position {error.start}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _read_regular(path: str | Path) -> bytes:
-    """The bytes of a file. Devices and pipes have no end, and could not be read again when a run is resumed."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # open says what a folder is
-        raise ValueError(f"{path}: a device, pipe or socket; it must be a regular file")
-    if found.st_size > MAX_TEXT:
-        raise ValueError(f"{path}: {found.st_size:,} bytes; at most {MAX_TEXT:,} are read")
-    with open(path, "rb") as file:
-        return file.read(MAX_TEXT)
 
 
 def standard_library_text(limit: int = MAX_STANDARD_LIBRARY) -> str:

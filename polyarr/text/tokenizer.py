@@ -1,79 +1,105 @@
-"""Tokenizers: text to integers and back."""
+"""What a tokenizer is, and where those of all kinds are loaded from."""
 
-from collections.abc import Iterable
-from typing import Any, Self
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-_SHOWN = 5  # characters listed in an error
+from polyarr.text.characters import CharTokenizer
+from polyarr.text.files import read_regular
+from polyarr.text.subword import SubwordTokenizer, merged
+
+MAX_TOKENIZER = 2**27  # bytes of a file
+_KINDS: dict[Any, type] = {"characters": CharTokenizer, "tokenizer.json": SubwordTokenizer}
+_FILE, _CONFIG, _VOCABULARY, _MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 
 
-class CharTokenizer:
-    """One token per character, numbered in the order of their code points.
+class Tokenizer(Protocol):
+    """Text to integers and back; a value that is saved with the model that knows its numbers.
 
-    Errors:  ValueError for an empty or repeated set of characters, or half a surrogate pair
+    vocab_size  how many numbers there are: tokens are below it
+    unit        what tokens are called: "characters" or "tokens"
+    end         the token after the end of a text, or None
     """
 
-    def __init__(self, characters: Iterable[str]) -> None:
-        self.characters = "".join(sorted(characters))
-        self._numbers = {character: i for i, character in enumerate(self.characters)}
-        if not self.characters or len(self._numbers) != len(self.characters):
-            raise ValueError("CharTokenizer: characters must be distinct, and at least one")
-        if any("\ud800" <= character <= "\udfff" for character in self.characters):
-            raise ValueError("CharTokenizer: a surrogate is no character; no text file can hold it")
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The tokenizer of all characters in a text.
-
-        Errors:  ValueError for an empty text
-        """
-        return cls(set(text))
-
-    vocab_size = property(lambda self: len(self.characters), doc="How many tokens there are.")
+    vocab_size: int
+    unit: str
+    end: int | None
 
     def encode(self, text: str) -> np.ndarray:
-        """(T,) int32
+        """(T,) int32; ValueError naming the characters that the vocabulary lacks."""
 
-        Errors:  ValueError naming the characters that are not in the vocabulary
-        """
-        unknown = sorted(set(text) - self._numbers.keys())
-        if unknown:
-            raise ValueError(
-                f"encode: not in the vocabulary of {self.vocab_size} characters: {_listed(unknown)}"
-            )
-        return np.fromiter(map(self._numbers.__getitem__, text), np.int32, len(text))
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """encode for many texts."""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of a sequence of tokens.
+        """The text of tokens; ValueError for a number that is none."""
 
-        Errors:  ValueError for a number that is no token
-        """
-        numbers = [int(token) for token in tokens]
-        wrong = [n for n in numbers if not 0 <= n < self.vocab_size]
-        if wrong:
-            raise ValueError(f"decode: {wrong[0]} is no token; they are 0 to {self.vocab_size - 1}")
-        return "".join(self.characters[n] for n in numbers)
+    def stream(self, tokens: Iterable[int]) -> Iterator[str]:
+        """The parts of decode(tokens) as they become known: a character may be of several tokens."""
+
+    def token(self, number: int) -> str:
+        """How a token is written where tokens are listed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What from_dict takes, and JSON can hold."""
-        return {"kind": "characters", "characters": self.characters}
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Self:
-        """The tokenizer that to_dict described.
-
-        Errors:  ValueError for anything else
-        """
-        is_known = isinstance(saved, dict) and saved.get("kind") == "characters"
-        if not is_known or not isinstance(saved.get("characters"), str):
-            raise ValueError("CharTokenizer: this is not a character tokenizer's dict")
-        return cls(saved["characters"])
-
-    def __repr__(self) -> str:
-        return f"CharTokenizer({self.vocab_size} characters)"
+        """What tokenizer_from_dict takes, and JSON can hold."""
 
 
-def _listed(characters: list[str]) -> str:
-    more = f" and {len(characters) - _SHOWN} more" if len(characters) > _SHOWN else ""
-    return ", ".join(f"{c!r} (U+{ord(c):04X})" for c in characters[:_SHOWN]) + more
+def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that to_dict described.
+
+    Errors:  ValueError for anything else; RuntimeError without the library that it needs
+    """
+    kind = saved.get("kind") if isinstance(saved, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"tokenizer_from_dict: its kind must be one of {', '.join(_KINDS)}")
+    return _KINDS[kind].from_dict(saved)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a file: a tokenizer.json, or what to_dict gives as JSON; or of a folder.
+
+    In a folder it is tokenizer.json, or GPT-2's vocab.json and merges.txt, either of which may be given as well; its
+    tokenizer_config.json says which token ends a text.
+
+    Errors:  OSError if it cannot be read; ValueError if it is damaged or none; RuntimeError without the library
+             tokenizers
+    """
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir() and (path / _FILE).is_file():
+        path /= _FILE
+    try:
+        if path.is_dir() or path.name in (_VOCABULARY, _MERGES):
+            return merged(_text(folder / _VOCABULARY), _text(folder / _MERGES), _end(folder))
+        return _loaded(_text(path), _end(folder))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _loaded(text: str, end: str | None) -> Tokenizer:
+    if '"kind"' not in text[:20]:
+        return SubwordTokenizer(text, end)
+    try:
+        return tokenizer_from_dict(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+
+
+def _text(path: Path) -> str:
+    return read_regular(path, MAX_TOKENIZER).decode()
+
+
+def _end(folder: Path) -> str | None:
+    """The token that ends a text, as tokenizer_config.json has it."""
+    try:
+        config = json.loads(_text(folder / _CONFIG))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{_CONFIG} beside it is damaged: {' '.join(str(error).split())}") from error
+    found = config.get("eos_token") if isinstance(config, dict) else None
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else None
