@@ -7,6 +7,7 @@ from polyarr.nn.layers import (
     Dropout,
     Embedding,
     FeedForward,
+    GatedFeedForward,
     LayerNorm,
     Linear,
     PositionalEncoding,
@@ -16,12 +17,14 @@ from polyarr.nn.layers import (
     SiLU,
 )
 from polyarr.nn.module import Module
+from polyarr.nn.rotary import RotaryScaling, Turns, rotary, turns
 
 __all__ = [
     "GELU",
     "Dropout",
     "Embedding",
     "FeedForward",
+    "GatedFeedForward",
     "KeyValueCache",
     "LayerNorm",
     "Linear",
@@ -30,11 +33,15 @@ __all__ = [
     "PositionalEncoding",
     "RMSNorm",
     "ReLU",
+    "RotaryScaling",
     "Sequential",
     "SiLU",
     "TransformerBlock",
+    "Turns",
     "constant",
     "normal",
+    "rotary",
     "shapes_only",
+    "turns",
     "uniform",
 ]

@@ -7,6 +7,7 @@ from polyarr.core.spec import float32, int32
 from polyarr.nn.init import Initialiser
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear, checked_rate
 from polyarr.nn.module import Module
+from polyarr.nn.rotary import Turns, rotary
 
 
 class KeyValueCache(Module):
@@ -38,7 +39,11 @@ class KeyValueCache(Module):
 class MultiHeadAttention(Module):
     """Self-attention in n_heads subspaces. One projection makes queries, keys and values.
 
-    Errors:  ValueError unless emb_dim divides by n_heads
+    n_kv_heads  how many heads of keys and values there are, each for as many queries; None: one for each
+    head_size   the length of a head's vectors; None: emb_dim / n_heads
+
+    Errors:  ValueError unless emb_dim divides by n_heads, or head_size is given, and n_heads divides by n_kv_heads
+    Source:  Vaswani et al. 2017, arXiv:1706.03762; for n_kv_heads Ainslie et al. 2023, arXiv:2305.13245
     """
 
     def __init__(
@@ -46,20 +51,33 @@ class MultiHeadAttention(Module):
         emb_dim: int,
         n_heads: int,
         *,
+        n_kv_heads: int | None = None,
+        head_size: int | None = None,
         causal: bool = False,
         drop_rate: float = 0.0,
         qkv_bias: bool = True,
+        out_bias: bool = True,
         init: Initialiser | None = None,
         out_init: Initialiser | None = None,
     ) -> None:
-        if n_heads < 1 or emb_dim % n_heads:
+        if n_heads < 1 or (head_size is None and emb_dim % n_heads):
             raise ValueError(
                 f"MultiHeadAttention: emb_dim is {emb_dim}, n_heads is {n_heads}; it must divide emb_dim"
             )
-        self.n_heads, self.causal = n_heads, causal
-        self.drop_rate = checked_rate("MultiHeadAttention", drop_rate)
-        self.qkv = Linear(emb_dim, 3 * emb_dim, bias=qkv_bias, init=init)
-        self.out = Linear(emb_dim, emb_dim, init=out_init)
+        self.n_heads, self.n_kv_heads = n_heads, n_heads if n_kv_heads is None else n_kv_heads
+        if self.n_kv_heads < 1 or n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"MultiHeadAttention: n_heads is {n_heads}, n_kv_heads is {n_kv_heads}; it must divide n_heads"
+            )
+        self.head_size = emb_dim // n_heads if head_size is None else head_size
+        self.causal, self.drop_rate = causal, checked_rate("MultiHeadAttention", drop_rate)
+        rows = (n_heads + 2 * self.n_kv_heads) * self.head_size
+        self.qkv = Linear(emb_dim, rows, bias=qkv_bias, init=init)
+        self.out = Linear(n_heads * self.head_size, emb_dim, bias=out_bias, init=out_init)
+
+    def cache(self, batch: int, size: int) -> KeyValueCache:
+        """Room for the keys and values of so many positions."""
+        return KeyValueCache(batch, self.n_kv_heads, size, self.head_size, like=self.qkv.weight)
 
     def __call__(
         self,
@@ -67,25 +85,45 @@ class MultiHeadAttention(Module):
         mask: Array | None = None,
         cache: KeyValueCache | None = None,
         position: int | None = None,
+        turned: Turns | None = None,
     ) -> Array:
         """(B, T, C) -> the same. mask as ops.attention has it.
 
-        With a cache, x is from `position` on, after what the cache has seen; None: there was nothing before.
+        With a cache, x is from `position` on, after what the cache has seen; None: there was nothing before. With
+        `turned`, queries and keys have rotary embeddings.
         """
         if x.ndim != 3:
             raise ShapeError(f"MultiHeadAttention: x is {x.spec}; it must be [batch, time, channels]")
-        b, t, c = x.shape
-        qkv = ops.reshape(self.qkv(x), shape=(b, t, 3, self.n_heads, c // self.n_heads))
-        q, k, v = (ops.permute_dims(a, axes=(0, 2, 1, 3)) for a in ops.unstack(qkv, axis=2))  # (B, H, T, D)
+        t = x.shape[1]
+        q, k, v = self._projected(x, turned)  # (B, H, T, D), twice (B, K, T, D)
         if cache is not None:
             cache.put(k, v, 0 if position is None else position)
         if cache is not None and position is not None:
-            k, v, mask = cache.k, cache.v, cache.seen(t, position) if mask is None else mask  # (B, H, S, D), (T, S)
+            k, v, mask = cache.k, cache.v, cache.seen(t, position) if mask is None else mask  # (B, K, S, D), (T, S)
         causal = self.causal and position is None  # otherwise the mask says so
+        return self.out(self._attended(q, k, v, mask, causal))
+
+    def _projected(self, x: Array, turned: Turns | None) -> tuple[Array, Array, Array]:
+        (b, t, _), heads, kv = x.shape, self.n_heads, self.n_kv_heads
+        qkv = ops.reshape(self.qkv(x), shape=(b, t, heads + 2 * kv, self.head_size))
+        if heads == kv and turned is None:
+            parts = ops.unstack(ops.reshape(qkv, shape=(b, t, 3, heads, self.head_size)), axis=2)
+        else:
+            turning = qkv[:, :, : heads + kv] if turned is None else rotary(qkv[:, :, : heads + kv], turned)
+            parts = turning[:, :, :heads], turning[:, :, heads:], qkv[:, :, heads + kv :]
+        return tuple(ops.permute_dims(a, axes=(0, 2, 1, 3)) for a in parts)
+
+    def _attended(self, q: Array, k: Array, v: Array, mask: Array | None, causal: bool) -> Array:
+        """What the queries (B, H, T, D) see of keys and values (B, K, S, D), heads side by side: (B, T, H * D)."""
+        b, heads, t, size = q.shape
+        if (kv := k.shape[1]) != heads:  # the queries of a group share its keys and values
+            q = ops.reshape(q, shape=(b, kv, heads // kv, t, size))  # (B, K, H / K, T, D)
+            k, v = (ops.expand_dims(a, axis=2) for a in (k, v))  # (B, K, 1, S, D)
         rate = self.drop_rate if self.training else 0.0
         key, counter = random.draw() if rate else (0, 0)
-        y = ops.attention(q, k, v, mask, key, counter, causal=causal, dropout_rate=rate)  # (B, H, T, D)
-        return self.out(ops.reshape(ops.permute_dims(y, axes=(0, 2, 1, 3)), shape=(b, t, c)))
+        y = ops.attention(q, k, v, mask, key, counter, causal=causal, dropout_rate=rate)  # as q
+        axes = (0, 2, 1, 3) if y.ndim == 4 else (0, 3, 1, 2, 4)
+        return ops.reshape(ops.permute_dims(y, axes=axes), shape=(b, t, heads * size))
 
 
 class TransformerBlock(Module):

@@ -163,6 +163,30 @@ class FeedForward(Module):
         return self.down(self.up(x))
 
 
+class GatedFeedForward(Module):
+    """Two Linear layers to hidden numbers, one of which gates the other through an activation, and one back.
+
+    Source:  Shazeer 2020, arXiv:2002.05202 (SwiGLU)
+    """
+
+    def __init__(
+        self,
+        emb_dim: int,
+        hidden: int,
+        *,
+        activation: str = "silu",
+        init: Initialiser | None = None,
+        out_init: Initialiser | None = None,
+    ) -> None:
+        self.gate = Linear(emb_dim, hidden, bias=False, activation=activation, init=init)
+        self.up = Linear(emb_dim, hidden, bias=False, init=init)
+        self.down = Linear(hidden, emb_dim, bias=False, init=out_init)
+
+    def __call__(self, x: Array) -> Array:
+        """(..., emb_dim) -> the same"""
+        return self.down(self.gate(x) * self.up(x))
+
+
 class PositionalEncoding(Module):
     """Adds sines and cosines of the position, which are not trained.
 

@@ -1,0 +1,62 @@
+"""Rotary embeddings: positions as turns of pairs of numbers, so that attention sees how far two of them are apart."""
+
+import math
+from typing import NamedTuple
+
+from polyarr import ops
+from polyarr.core.array import Array
+from polyarr.core.spec import float32, float64, int32
+
+
+class RotaryScaling(NamedTuple):
+    """How Llama 3.1 and later stretch rotary embeddings to longer texts than `original_length`, which they began with.
+
+    What turns at least high_freq_factor times within that length stays; what turns at most low_freq_factor times is
+    slowed down by factor; between the two it goes over from one to the other.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+
+class Turns(NamedTuple):
+    """The cosines and sines of each position's angles, (T, D / 2)."""
+
+    cos: Array
+    sin: Array
+
+
+def turns(
+    like: Array, head_size: int, count: int, position: int = 0, theta: float = 1e4, scaling: RotaryScaling | None = None
+) -> Turns:
+    """The turns of `count` positions from a position on, which may be another number at each run; in like's dtype.
+
+    Pair i of a position turns by position * theta^(-2 i / head_size).
+
+    Source:  Su et al. 2021, arXiv:2104.09864
+    """
+    dtype = float64 if like.dtype == float64 else float32
+    pairs = head_size // 2
+    rate = ops.exp(ops.arange(0, -2 * math.log(theta) / head_size, like, size=pairs, dtype=dtype))  # (D / 2,)
+    if scaling is not None:
+        rate = _scaled(rate, scaling)
+    at = ops.arange(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
+    angle = ops.astype(at, dtype=dtype) * rate  # (T, D / 2)
+    return Turns(*(ops.astype(table, dtype=like.dtype) for table in (ops.cos(angle), ops.sin(angle))))
+
+
+def _scaled(rate: Array, scaling: RotaryScaling) -> Array:
+    factor, low, high, length = scaling
+    whole_turns = rate * (length / (2 * math.pi))
+    kept = ops.clip((whole_turns - low) / (high - low), 0, 1)
+    return rate * (kept + (1 - kept) / factor)
+
+
+def rotary(x: Array, turned: Turns) -> Array:
+    """x (..., T, H, D) with each pair of numbers (i, i + D / 2) of each head turned by its position's angle i."""
+    cos, sin = (table[:, None] for table in turned)  # (T, 1, D / 2)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]  # (..., T, H, D / 2)
+    return ops.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
