@@ -8,8 +8,9 @@ import pytest
 import polyarr as pa
 from polyarr import nn, optim
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.models import gpt
-from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig, GPTModel, generate
+from polyarr.models import generation
+from polyarr.models.generation import generate
+from polyarr.models.gpt import GPT_CONFIG_124M, PRESETS, GPTConfig, GPTModel
 
 SMALL = {
     "vocab_size": 11,
@@ -62,7 +63,7 @@ def test_parameter_counts(changes, count):
 
 
 def test_the_tutorials_keys_are_the_configuration():
-    assert gpt.PRESETS["gpt2-124m"] is GPT_CONFIG_124M
+    assert PRESETS["gpt2-124m"] is GPT_CONFIG_124M
     assert GPTConfig.of(GPT_CONFIG_124M) == GPTConfig(50257, 1024, 768, 12, 12, 0.1, False)
     config = GPTConfig.of(SMALL)
     assert GPTModel(config).config is config
@@ -190,8 +191,8 @@ def test_generation_is_seeded_and_leaves_the_model_and_the_generator_alone():
 
 
 def test_one_capture_serves_a_whole_text_and_the_text_is_eager_s(backend, monkeypatch):
-    functions, real = [], gpt.compile
-    monkeypatch.setattr(gpt, "compile", lambda fn: functions.append(real(fn)) or functions[-1])
+    functions, real = [], generation.compile
+    monkeypatch.setattr(generation, "compile", lambda fn: functions.append(real(fn)) or functions[-1])
     model, x = pa.tree.map(lambda p: p * 20, small(drop_rate=0.5)), tokens(2, 3)
     texts = [generate(model, x, 12, temperature=0.7, top_p=0.9, seed=1).numpy()]
     assert len(functions[0].programs()) == 3  # the prompt; tokens one by one; and when every position moves
@@ -210,7 +211,7 @@ def test_generation_reads_nothing_from_the_device():
 
 def drawn(logits, **settings):
     rows = pa.asarray(np.tile(np.asarray(logits, np.float32), (4000, 1)))
-    return np.bincount(gpt.choose(rows, **settings).numpy(), minlength=len(logits)) / 4000
+    return np.bincount(generation.choose(rows, **settings).numpy(), minlength=len(logits)) / 4000
 
 
 def test_choosing_follows_temperature_top_k_and_top_p():
@@ -226,7 +227,7 @@ def test_choosing_follows_temperature_top_k_and_top_p():
 
 def test_the_noise_of_sampling_is_finite_for_all_bits(monkeypatch):
     monkeypatch.setattr(pa.random, "bits", lambda shape: pa.full(shape, 2**32 - 1, dtype=pa.uint32))
-    assert int(gpt.choose(pa.asarray([[0.0, 3.0, 1.0, 2.0]]), top_k=3)[0]) == 1
+    assert int(generation.choose(pa.asarray([[0.0, 3.0, 1.0, 2.0]]), top_k=3)[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -243,4 +244,4 @@ def test_the_noise_of_sampling_is_finite_for_all_bits(monkeypatch):
 )
 def test_wrong_settings_are_refused_at_once(settings, message):
     with pytest.raises(ValueError, match=message):
-        gpt.stream(**{"model": None, "tokens": tokens(1, 2), "max_new_tokens": 1, **settings})
+        generation.stream(**{"model": None, "tokens": tokens(1, 2), "max_new_tokens": 1, **settings})

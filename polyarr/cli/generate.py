@@ -6,7 +6,7 @@ import click
 
 from polyarr import creation
 from polyarr.cli.train import choose_backend
-from polyarr.models.gpt import stream
+from polyarr.models.generation import stream
 from polyarr.training import load_checkpoint
 
 

@@ -27,7 +27,8 @@ from polyarr.core.op import OPS, Op
 from polyarr.core.spec import DTYPES, FLOATS, float32, float64, int32, int64, uint32
 from polyarr.core.spec import bool as bool_
 from polyarr.diagnosis import status
-from polyarr.models.gpt import GPTModel, generate
+from polyarr.models.generation import generate
+from polyarr.models.gpt import GPTModel
 from polyarr.plugins import THIS_PROCESS
 from polyarr.testing import references
 from polyarr.testing.checks import reference

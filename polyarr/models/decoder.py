@@ -1,0 +1,120 @@
+"""What the families of language models have in common: how they are configured, called, trained and given caches."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self
+
+from polyarr import ops
+from polyarr.core.array import Array, spec_of
+from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.spec import INTEGERS
+from polyarr.nn import Embedding, KeyValueCache, Linear, Module
+
+_LONGEST = 2**31 - 1  # what an array can be indexed with
+
+
+@dataclass(frozen=True)
+class Config:
+    """The size and form of a language model; each family adds its fields, and says which of them are sizes.
+
+    Errors:  ValueError for a size that is not a positive int or is too large, or a flag that is no bool
+    """
+
+    vocab_size: int
+    context_length: int
+    emb_dim: int
+    n_heads: int
+    n_layers: int
+
+    # More layers than any model has: a wrong number must not take for ever.
+    _largest: ClassVar[dict[str, int]] = {
+        "vocab_size": _LONGEST,
+        "context_length": _LONGEST,
+        "emb_dim": _LONGEST,
+        "n_heads": _LONGEST,
+        "n_layers": 10_000,
+    }
+
+    def __post_init__(self) -> None:
+        for name, largest in self._largest.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                self._refuse(f"{name} is {value!r}; it must be a positive int")
+            if value > largest:
+                self._refuse(f"{name} is {value}; it must be at most {largest:,}")
+        for f in fields(self):
+            if f.type is bool and not isinstance(getattr(self, f.name), bool):
+                self._refuse(f"{f.name} is {getattr(self, f.name)!r}; it must be True or False")
+
+    def _refuse(self, reason: str) -> None:
+        raise ValueError(f"{type(self).__name__}: {reason}")
+
+    @classmethod
+    def of(cls, config: "Self | Mapping[str, Any]") -> Self:
+        """The configuration that a mapping with these keys describes.
+
+        Errors:  ValueError for keys that are missing or unknown, and as the class
+        """
+        if isinstance(config, cls):
+            return config
+        known = {f.name: f.default for f in fields(cls)}
+        missing = [name for name, default in known.items() if default is MISSING and name not in config]
+        unknown = [str(name) for name in config if name not in known]
+        if missing or unknown:
+            wrong = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)}"
+            raise ValueError(f"{cls.__name__}: {wrong}; the keys are {', '.join(known)}")
+        return cls(**config)
+
+
+class LanguageModel(Module):
+    """Tokens to the logits of what follows each of them.
+
+    A family defines `features`, and has a config, tok_emb, blocks, and an out_head or, where it shares the embedding's
+    weight, None.
+    """
+
+    config: Any
+    tok_emb: Embedding
+    blocks: list[Any]
+    out_head: Linear | None
+
+    def __call__(
+        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+    ) -> Array:
+        """(B, T) integers -> logits (B, T, V).
+
+        With caches, one per block, the tokens are from `position` on; None: they are the first ones.
+
+        Errors:  DtypeError unless tokens are integers; ShapeError if they are not [B, T] or do not fit the context
+        """
+        self._check(tokens, position)
+        x = self.features(tokens, caches, position)  # (B, T, C)
+        return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
+
+    def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
+        """The cross-entropy of targets (B, T) under the logits of tokens (B, T), which never exist as a whole.
+
+        Errors:  as for a call; as linear_cross_entropy for targets
+        """
+        self._check(tokens, None)
+        head = self.out_head or self.tok_emb
+        return ops.linear_cross_entropy(self.features(tokens), head.weight, targets, reduction=reduction)
+
+    def features(
+        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+    ) -> Array:
+        """(B, T) integers -> (B, T, C), what the head sees."""
+        raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
+
+    def caches(self, batch: int, size: int) -> list[KeyValueCache]:
+        """Room for what the blocks see of so many positions."""
+        return [block.att.cache(batch, size) for block in self.blocks]
+
+    def _check(self, tokens: Array, position: int | None) -> None:
+        name, length = type(self).__name__, self.config.context_length
+        if tokens.dtype not in INTEGERS:
+            raise DtypeError(f"{name}: tokens is {spec_of(tokens)}; its dtype must be integer")
+        start = position if isinstance(position, int) else 0  # another at each run: then only the positions can tell
+        if len(tokens.shape) != 2 or start + tokens.shape[1] > length:
+            given = f"{spec_of(tokens)}{f' after {start} cached ones' if start else ''}"
+            raise ShapeError(f"{name}: tokens is {given}; it must be [batch, at most {length - start}]")
