@@ -10,7 +10,7 @@ from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS
 from polyarr.nn import Embedding, KeyValueCache, Linear, Module
 
-_LONGEST = 2**31 - 1  # what an array can be indexed with
+LONGEST = 2**31 - 1  # what an array can be indexed with
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Config:
 
     # More layers than any model has: a wrong number must not take for ever.
     _largest: ClassVar[dict[str, int]] = {
-        "vocab_size": _LONGEST,
-        "context_length": _LONGEST,
-        "emb_dim": _LONGEST,
-        "n_heads": _LONGEST,
+        "vocab_size": LONGEST,
+        "context_length": LONGEST,
+        "emb_dim": LONGEST,
+        "n_heads": LONGEST,
         "n_layers": 10_000,
     }
 

@@ -1,0 +1,125 @@
+"""The Llama family: its sizes, its gradient, what it may see, and that it generates and trains as GPT does."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import nn, optim
+from polyarr.models.generation import generate
+from polyarr.models.llama import PRESETS, LlamaConfig, LlamaModel
+
+SMALL = {
+    "vocab_size": 11,
+    "context_length": 12,
+    "emb_dim": 8,
+    "n_heads": 4,
+    "n_layers": 2,
+    "n_kv_heads": 2,
+    "hidden_dim": 16,
+    "head_size": 6,
+    "rope_theta": 100.0,
+    "rope_scaling": [4.0, 1.0, 4.0, 8],
+}
+
+
+@pytest.fixture(autouse=True)
+def _numpy_and_seed():
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        yield
+
+
+def small(**changes):
+    return LlamaModel({**SMALL, **changes})
+
+
+def tokens(*shape):
+    return pa.random.randint(0, SMALL["vocab_size"], shape).astype(pa.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("smollm2-135m", 134_515_008), ("qwen2-0.5b", 494_032_768), ("llama-3.2-1b", 1_235_814_400)],
+)
+def test_parameter_counts_are_the_published_ones(name, count):
+    with nn.shapes_only():
+        assert LlamaModel(PRESETS[name]).num_parameters() == count
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_kv_heads": 3}, "n_heads is 4, n_kv_heads is 3; it must divide n_heads"),
+        ({"head_size": 7}, "head_size is 7; it must be even"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan; it must be a number from 1 to 1e+12"),
+        ({"norm_eps": "1e-5"}, "norm_eps is '1e-5'; it must be a number from 0 to 1"),
+        ({"rope_scaling": {"factor": 8}}, "rope_scaling is {'factor': 8}; it must be factor, low_freq_factor"),
+        ({"rope_scaling": [8, 4, 4, 8]}, "rope_scaling's low_freq_factor is not below its high_freq_factor"),
+        ({"hidden_dim": 0}, "hidden_dim is 0; it must be a positive int"),
+        ({"tie_embeddings": 1}, "tie_embeddings is 1; it must be True or False"),
+        ({"emb": 1}, "unknown emb; the keys are vocab_size, context_length"),
+    ],
+)
+def test_wrong_configurations_say_what_is_wrong(changes, message):
+    with pytest.raises(ValueError) as caught:
+        small(**changes)
+    assert str(caught.value).startswith(f"LlamaConfig: {message}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True, "qkv_bias": True, "out_bias": True}])
+def test_gradient_matches_finite_differences_in_float64(changes):
+    model = pa.tree.map(lambda p: p.astype(pa.float64) * 3, small(**changes))
+    inputs, targets = tokens(2, 7), tokens(2, 7)
+    _, grads = pa.value_and_grad(lambda m: m.loss(inputs, targets))(model)
+    generator = np.random.default_rng(1)
+    for name, p in model.named_parameters().items():
+        direction, ends = pa.asarray(generator.standard_normal(p.shape)), []
+        for step in (1e-5, -1e-5):
+            moved = {**model.state_dict(), name: p + direction * step}
+            ends.append(float(model.copy().load_parameters(moved).loss(inputs, targets)))
+        found = float(pa.sum(grads.named_parameters()[name] * direction))
+        assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-9), name
+
+
+def test_no_position_sees_a_later_token_and_order_matters():
+    model, x = small(), tokens(1, 8)
+    other = pa.asarray(x.numpy())
+    other[0, 5] = (int(x[0, 5]) + 1) % 11
+    a, b = model(x).numpy(), model(other).numpy()
+    np.testing.assert_allclose(a[:, :5], b[:, :5], atol=1e-6)
+    assert np.abs(a[:, 5:] - b[:, 5:]).max() > 1e-4
+    turned_round = pa.asarray(x.numpy()[:, [1, 0, *range(2, 8)]])
+    assert np.abs(model(turned_round).numpy()[:, -1] - a[:, -1]).max() > 1e-6
+
+
+def test_text_is_the_same_with_and_without_a_cache_beyond_the_context_too(backend):
+    pa.random.seed(0)
+    model, prompt = pa.tree.map(lambda p: p * 4, small()), tokens(2, 3)
+    found = generate(model, prompt, 14, temperature=0).numpy()
+    seen = prompt.numpy()
+    for _ in range(14):
+        logits = model(pa.asarray(seen[:, -12:]))[:, -1].numpy()
+        seen = np.concatenate([seen, logits.argmax(-1)[:, None].astype(seen.dtype)], axis=1)
+    np.testing.assert_array_equal(found, seen)
+    assert len(set(found[0].tolist())) > 2
+
+
+def test_it_learns_a_small_batch_by_heart_in_a_compiled_step(backend):
+    pa.random.seed(0)
+    model, windows = small(emb_dim=32), tokens(2, 9)
+    optimizer = optim.AdamW(lr=1e-2, clip=1.0)
+
+    @pa.compile
+    def step(model, state, windows):
+        loss, grads = pa.value_and_grad(lambda m: m.loss(windows[:, :-1], windows[:, 1:]))(model)
+        return loss, *optimizer.update(grads, state, model)
+
+    state = optimizer.init(model)
+    for _ in range(100):
+        loss, model, state = step(model, state, windows)
+    assert float(loss) < 0.1
+
+
+def test_a_config_survives_json_like_mappings():
+    config = LlamaConfig.of(SMALL)
+    assert config.rope_scaling == nn.RotaryScaling(4.0, 1.0, 4.0, 8) and LlamaModel(config).config is config
