@@ -2,9 +2,10 @@
 PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INTEL := .venv-intel
+BESIDE := .venv-transformers
 JOBS ?= 2
 
-.PHONY: venv demo stubs test types suite sanitized thorough test-intel sanitize bench clean
+.PHONY: venv demo stubs test types suite sanitized thorough test-intel test-transformers sanitize bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,6 +61,15 @@ $(INTEL)/ready: pyproject.toml
 	ls $(CURDIR)/$(INTEL)/lib/libintelocl.so > $(INTEL)/opencl/intel.icd
 	touch $@
 
+# Language models beside those of transformers, which with PyTorch takes an environment of its own.
+test-transformers: $(BESIDE)/ready
+	$(BESIDE)/bin/pytest -q tests/test_transformers.py
+
+$(BESIDE)/ready: pyproject.toml
+	$(PYTHON) -m venv $(BESIDE)
+	$(BESIDE)/bin/pip install --quiet --disable-pip-version-check --editable '.[opencl,train,testing,transformers]'
+	touch $@
+
 # Every OpenCL kernel under Oclgrind, which must be installed.
 sanitize: venv
 	$(BIN)/python tests/sanitize/run.py
@@ -69,5 +79,5 @@ bench: venv
 	$(BIN)/python benchmarks/matmul.py
 
 clean:
-	rm -rf .venv $(INTEL) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv $(INTEL) $(BESIDE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

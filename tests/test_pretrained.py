@@ -1,0 +1,333 @@
+"""Files of other programs: written and read back, and one clear line for every damage. Needs none of those programs."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import polyarr as pa
+from polyarr import nn
+from polyarr.models import (
+    GPTConfig,
+    GPTModel,
+    LlamaConfig,
+    LlamaModel,
+    PretrainedError,
+    load_pretrained,
+    save_pretrained,
+)
+from polyarr.models.formats import GPT2, format_of
+
+SIZES = {"vocab_size": 13, "context_length": 8, "emb_dim": 8, "n_heads": 4, "n_layers": 2}
+GPT = {**SIZES, "drop_rate": 0.1, "qkv_bias": True, "tie_embeddings": True}
+LLAMA = {**SIZES, "n_kv_heads": 2, "hidden_dim": 12, "head_size": 6, "rope_scaling": [8.0, 1.0, 4.0, 16]}
+MODELS = {
+    "gpt2": lambda: GPTModel(GPT),
+    "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True}),
+    "qwen2": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "tie_embeddings": True}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _on_numpy(on_numpy):
+    pa.random.seed(0)
+    yield
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole folder of the smallest kind, to be damaged."""
+    save_pretrained(tmp_path / "model", LlamaModel(LLAMA))
+    return tmp_path / "model"
+
+
+def same(model, other):
+    left, right = model.named_parameters(), other.named_parameters()
+    return left.keys() == right.keys() and all(np.array_equal(left[n].numpy(), right[n].numpy()) for n in left)
+
+
+def changed(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def refusal(path):
+    with pytest.raises(PretrainedError) as caught:
+        load_pretrained(path)
+    text = str(caught.value)
+    assert text.startswith(f"load_pretrained: {path}: ") and "\n" not in text and len(text) < 500
+    return text.removeprefix(f"load_pretrained: {path}: ")
+
+
+# ---- round trips -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("limit", [2**31, 2000])
+def test_what_is_written_is_read_back(kind, limit, tmp_path):
+    model = MODELS[kind]()
+    save_pretrained(tmp_path, model, shard_bytes=limit)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert (files == ["model.safetensors"]) == (limit > 2000)
+    assert all(path.stat().st_size < 5000 for path in tmp_path.glob("model-*.safetensors"))
+    found = load_pretrained(tmp_path)
+    assert found.config == model.config and same(found, model) and not found.training
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_weights_are_rounded_once_and_read_wide_or_narrow(dtype, tmp_path):
+    model = LlamaModel(LLAMA)
+    save_pretrained(tmp_path, model, dtype=dtype)
+    rounded = model.astype(dtype)
+    assert same(load_pretrained(tmp_path), rounded.astype("float32"))
+    narrow = load_pretrained(tmp_path, dtype=dtype)
+    assert same(narrow, rounded) and narrow.tok_emb.weight.dtype == pa.asarray(0.0).astype(dtype).dtype
+
+
+def test_gpt2s_files_may_lack_the_prefix_and_hold_masks(tmp_path):
+    model = GPTModel(GPT)
+    save_pretrained(tmp_path, model)
+    arrays = load_file(tmp_path / "model.safetensors")
+    assert arrays["transformer.h.1.attn.c_attn.weight"].shape == (8, 24) and "lm_head.weight" not in arrays
+    bare = {name.removeprefix("transformer."): array for name, array in arrays.items()}
+    mask = np.ones((1, 1, 8, 8), np.float32)
+    save_file({**bare, "h.0.attn.bias": mask, "h.1.attn.bias": mask}, tmp_path / "model.safetensors")
+    assert same(load_pretrained(tmp_path), model)
+    save_file({**bare, "lm_head.weight": bare["wte.weight"]}, tmp_path / "model.safetensors")
+    assert same(load_pretrained(tmp_path), model)
+
+
+def test_what_a_format_always_has_is_added_on_writing(tmp_path):
+    without = GPTModel({**GPT, "qkv_bias": False})
+    save_pretrained(tmp_path / "a", without)
+    found = load_pretrained(tmp_path / "a")
+    assert found.config.qkv_bias and not found.blocks[1].att.qkv.bias.numpy().any()
+    tokens = pa.asarray([[1, 2, 3]])
+    np.testing.assert_array_equal(found(tokens).numpy(), without.eval()(tokens).numpy())
+    assert without.config.qkv_bias is False and without.blocks[0].att.qkv.bias is None
+    save_pretrained(tmp_path / "b", without, format="tutorial")
+    untied = load_pretrained(tmp_path / "b")
+    assert not untied.config.tie_embeddings
+    np.testing.assert_array_equal(untied.out_head.weight.numpy(), without.tok_emb.weight.numpy())
+
+
+def test_the_tutorials_file_is_read_with_its_settings_beside_it(tmp_path):
+    model = GPTModel({**GPT, "tie_embeddings": False, "qkv_bias": False})
+    save_pretrained(tmp_path, model, format="tutorial")
+    (tmp_path / "model.safetensors").rename(tmp_path / "gpt.safetensors")
+    arrays = load_file(tmp_path / "gpt.safetensors")
+    assert arrays["trf_blocks.0.att.W_key.weight"].shape == (8, 8) and arrays["trf_blocks.0.norm1.shift"].shape == (8,)
+    save_file({**arrays, "trf_blocks.0.att.mask": np.ones((8, 8), np.float32)}, tmp_path / "gpt.safetensors")
+    assert same(load_pretrained(tmp_path / "gpt.safetensors"), model)
+    assert json.loads((tmp_path / "config.json").read_text()).keys() == set(GPT) - {"tie_embeddings"}
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ((768, 12, 12), 124_439_808),
+        ((1024, 24, 16), 354_823_168),
+        ((1280, 36, 20), 774_030_080),
+        ((1600, 48, 25), 1_557_611_200),
+    ],
+)
+def test_gpt2s_settings_are_its_four_sizes(sizes, count):
+    width, layers, heads = sizes
+    given = {"model_type": "gpt2", "vocab_size": 50257, "n_ctx": 1024, "n_positions": 1024}
+    given |= {"n_embd": width, "n_layer": layers, "n_head": heads, "activation_function": "gelu_new"}
+    with nn.shapes_only():
+        assert GPTModel(format_of(given).config_of(given)).num_parameters() == count
+
+
+def test_rotary_settings_of_old_and_new_files_are_the_same():
+    given = {
+        "model_type": "llama", "vocab_size": 9, "max_position_embeddings": 8, "hidden_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 8,
+    }  # fmt: skip
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    read = format_of(given).config_of
+    assert read(given) == LlamaConfig(9, 8, 8, 2, 1, 2, 8, 4, norm_eps=1e-6)
+    new = read({**given, "rope_parameters": {**scaling, "rope_theta": 500.0}})
+    assert new == read({**given, "rope_theta": 500.0, "rope_scaling": scaling})
+    assert new.rope_theta == 500.0 and new.rope_scaling == nn.RotaryScaling(8.0, 1.0, 4.0, 16)
+    assert read({**given, "rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}).rope_theta == 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_type": "mamba"}, "its model_type is 'mamba'; polyarr reads 'gpt2', 'llama', 'qwen2'"),
+        ({"model_type": None}, "its model_type is None; polyarr reads"),
+        ({"model_type": ["llama"]}, "its model_type is ['llama']; polyarr reads"),
+        ({"hidden_act": "gelu"}, "its hidden_act is 'gelu'; polyarr's models have 'silu'"),
+        ({"hidden_act": {}}, "its hidden_act is {}; polyarr's models have 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "its rope_scaling is of type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "it lacks factor, low_freq_factor"),
+        ({"rope_scaling": [1]}, "its rope_scaling is [1]; it must be a dict"),
+        ({"hidden_size": -1}, "LlamaConfig: emb_dim is -1; it must be a positive int"),
+        ({"hidden_size": 1e30}, "LlamaConfig: emb_dim is 1e+30; it must be a positive int"),
+        ({"hidden_size": 10**30}, "LlamaConfig: emb_dim is 1000000000000000000000000000000; it must be at most"),
+        ({"num_hidden_layers": 10**9}, "LlamaConfig: n_layers is 1000000000; it must be at most 10,000"),
+        ({"num_hidden_layers": True}, "LlamaConfig: n_layers is True; it must be a positive int"),
+        ({"num_attention_heads": "4"}, "LlamaConfig: n_heads is '4'; it must be a positive int"),
+        ({"head_dim": None, "num_attention_heads": 0}, "its hidden_size is 8, num_attention_heads is 0"),
+        ({"rms_norm_eps": float("nan")}, "LlamaConfig: norm_eps is nan; it must be a number from 0 to 1"),
+        ({"rope_theta": 10**400}, "LlamaConfig: rope_theta is 1000"),
+        ({"tie_word_embeddings": "no"}, "LlamaConfig: tie_embeddings is 'no'; it must be True or False"),
+        ({"num_hidden_layers": 3}, "missing model.layers.2.input_layernorm.weight, model.layers.2.post_attention_lay"),
+        ({"num_hidden_layers": 1}, "unknown model.layers.1"),
+        ({"intermediate_size": 2**31 - 1}, "mlp.gate_proj.weight is [12, 8] and must be [2147483647, 8]"),
+        ({"attention_bias": True}, "missing model.layers.0.self_attn.q_proj.bias"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(folder, settings, reason):
+    changed(folder, **settings)
+    assert reason in refusal(folder)
+
+
+# ---- damaged files -----------------------------------------------------------------------------------------------
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def _long_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
+
+
+def _header(text: bytes):
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+
+    return damage
+
+
+def _without(name: str):
+    def damage(folder: Path) -> None:
+        arrays = load_file(folder / "model.safetensors")
+        del arrays[name]
+        save_file(arrays, folder / "model.safetensors")
+
+    return damage
+
+
+def _with(name: str, array):
+    return lambda folder: save_file(
+        {**load_file(folder / "model.safetensors"), name: array}, folder / "model.safetensors"
+    )
+
+
+def _index(text: str):
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "all.safetensors")
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    return damage
+
+
+def _text(name: str, text: str):
+    return lambda folder: (folder / name).write_text(text)
+
+
+NORM, DAMAGED = "model.norm.weight", "model.safetensors is damaged or no safetensors file"
+NAN_SHAPE = b'{"model.norm.weight":{"dtype":"F32","shape":[NaN],"data_offsets":[0,32]}}' + bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_cut, DAMAGED),
+        (_long_header, DAMAGED),
+        (_header(NAN_SHAPE), DAMAGED),
+        (_header(NAN_SHAPE.replace(b"NaN", b"-8")), DAMAGED),
+        (_header(b"[" * 100_000), DAMAGED),
+        (_text("model.safetensors", ""), DAMAGED),
+        (_without(NORM), f"missing {NORM}"),
+        (_with("model.more.weight", np.ones(2, np.float32)), "unknown model.more.weight"),
+        (_with(NORM, np.ones(9, np.float32)), f"{NORM} is [9] and must be [8]"),
+        (_with(NORM, np.ones(8, np.int8)), f"{NORM} is of I8 and must be of F64, F32, F16, BF16"),
+        (_with(NORM, np.full(8, np.nan, np.float32)), f"{NORM} holds numbers that are not finite"),
+        (_text("config.json", "{"), "config.json is no JSON"),
+        (_text("config.json", "[" * 100_000), "config.json is no JSON"),
+        (_text("config.json", "[1]"), "config.json holds list; it must be a dict"),
+        (_text("config.json", '{"vocab_size": ' + "9" * 5000 + "}"), "config.json is no JSON"),
+        (_text("config.json", '{"model_type": "gpt2"}'), "it lacks vocab_size, n_positions, n_embd, n_head, n_layer"),
+        (_text("config.json", '{"emb_dim": 8}'), "GPTConfig: missing vocab_size"),
+        (_index("{}"), "has no weight_map"),
+        (_index('{"weight_map": {"a": 1}}'), "has no weight_map"),
+        (_index('{"weight_map": {"a": "../x.safetensors"}}'), "names '../x.safetensors'; it must be a"),
+        (_index('{"weight_map": {"a": "/etc/passwd"}}'), "names '/etc/passwd'; it must be a safetensors file of"),
+        (_index('{"weight_map": {"a": "config.json"}}'), "names 'config.json'; it must be a safetensors file of"),
+        (_index('{"weight_map": {"a": "all.safetensors"}}'), "a: not in the files that model.safetensors.index.json"),
+        (_index('{"weight_map": {"model.norm.weight": "all.safetensors"}}'), "missing model.embed_tokens.weight"),
+    ],
+)
+def test_every_damage_is_one_clear_line(folder, damage, reason):
+    damage(folder)
+    assert reason in refusal(folder)
+
+
+def test_files_that_are_not_there_are_named(folder):
+    _index('{"weight_map": {"a": "other.safetensors"}}')(folder)
+    with pytest.raises(FileNotFoundError) as caught:
+        load_pretrained(folder)
+    assert caught.value.filename == str(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is pickled, which is never read"):
+        load_pretrained(folder)
+    assert "pickled weights are never read" in refusal(folder / "pytorch_model.bin")
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        load_pretrained(folder)
+
+
+def test_a_truncation_or_a_flipped_bit_anywhere_in_the_header_never_does_more_than_refuse(folder):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    generator = np.random.default_rng(0)
+    size = 8 + struct.unpack("<Q", whole[:8])[0]
+    for _ in range(150):
+        at, bit = int(generator.integers(size)), int(generator.integers(8))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        try:
+            load_pretrained(folder)  # a bit of the metadata changes nothing
+        except PretrainedError as error:
+            assert "\n" not in str(error)
+    for length in generator.integers(0, len(whole), 30):
+        path.write_bytes(whole[:length])
+        assert DAMAGED in refusal(folder)
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_over_and_what_has_no_form_is_refused(folder, tmp_path):
+    with pytest.raises(FileExistsError, match="holds a model already; give another folder"):
+        save_pretrained(folder, LlamaModel(LLAMA))
+    with pytest.raises(ValueError, match=r"LlamaModel as 'tutorial'; it must be written as 'huggingface'"):
+        save_pretrained(tmp_path / "b", LlamaModel(LLAMA), format="tutorial")
+    with pytest.raises(ValueError, match="out_bias and no qkv_bias"):
+        save_pretrained(tmp_path / "b", LlamaModel({**LLAMA, "out_bias": True}))
+    assert not (tmp_path / "b").exists()
+
+
+def test_every_array_of_every_model_has_a_name_of_its_own():
+    for make in MODELS.values():
+        model = make()
+        form = GPT2 if isinstance(model.config, GPTConfig) else format_of({"model_type": "llama"})
+        names = [name for own in model.named_parameters() for name in form.parts(own)[0]]
+        assert len(set(names)) == len(names)

@@ -1,0 +1,213 @@
+"""Models beside transformers' own, with weights drawn here: the same logits, the same text, the same gradients.
+
+Runs where transformers and torch are installed: `make test-transformers`.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+_LLAMA = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_GPT2 = {"vocab_size": 97, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
+_SMALL = {"vocab_size": 61, "context_length": 64, "emb_dim": 24, "n_heads": 4, "n_layers": 2}
+_HEADS = {"n_kv_heads": 2, "hidden_dim": 40, "head_size": 8}
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(**_GPT2),
+    "gpt2 untied": lambda: transformers.GPT2Config(**_GPT2, tie_word_embeddings=False),
+    "llama 2": lambda: transformers.LlamaConfig(**{**_LLAMA, "num_key_value_heads": 4}),
+    "llama 3": lambda: transformers.LlamaConfig(**_LLAMA, rope_parameters=_SCALING, tie_word_embeddings=True),
+    "llama with biases": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, head_dim=12),
+    "qwen2": lambda: transformers.Qwen2Config(**_LLAMA, rms_norm_eps=1e-5),
+    # SmolLM2's form: an odd number of heads of keys and values, tied.
+    "smollm2": lambda: transformers.LlamaConfig(
+        **_LLAMA
+        | {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    ),
+}
+
+
+def theirs_of(config):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            # All matter, biases too; and blocks outweigh the embedding, or a text repeats its last token.
+            scale = 0.1 if name.endswith(("wte.weight", "embed_tokens.weight", "lm_head.weight")) else 0.4
+            p.copy_(scale * torch.randn_like(p) + ("norm" in name or "ln_" in name) * (name.endswith("weight")))
+    return model
+
+
+def tokens_of(config, *shape):
+    return np.random.default_rng(0).integers(0, config.vocab_size, shape)
+
+
+@pytest.fixture(params=CONFIGS)
+def theirs(request):
+    return theirs_of(CONFIGS[request.param]())
+
+
+def test_logits_gradients_and_greedy_text_are_transformers(theirs, backend, tmp_path):
+    theirs.save_pretrained(tmp_path)
+    ours = load_pretrained(tmp_path)
+    tokens = tokens_of(theirs.config, 2, 40)
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(tokens)).logits.numpy()
+    assert 1 < np.abs(wanted).max() < 10
+    np.testing.assert_allclose(ours(pa.asarray(tokens)).numpy(), wanted, rtol=0, atol=1e-4)
+
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    logits = theirs(torch.tensor(inputs)).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten()).backward()
+    grads = pa.grad(lambda m: m.loss(pa.asarray(inputs), pa.asarray(targets)))(ours)
+    grads.config, grads.is_gradient = ours.config, False
+    save_pretrained(tmp_path / "grads", grads)
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "grads")
+    for (name, theirs_p), (same, ours_p) in zip(theirs.named_parameters(), found.named_parameters(), strict=True):
+        assert name == same
+        largest = float(theirs_p.grad.abs().max())
+        np.testing.assert_allclose(ours_p.detach(), theirs_p.grad, rtol=1e-3, atol=1e-4 * largest, err_msg=name)
+        assert largest > 1e-3
+
+    prompt = tokens[:1, :5]
+    wanted = theirs.generate(
+        torch.tensor(prompt), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    ).numpy()
+    assert len(set(wanted[0, 5:].tolist())) > 10
+    np.testing.assert_array_equal(generate(ours, pa.asarray(prompt), 64, temperature=0).numpy(), wanted)
+
+
+def test_bfloat16_in_several_files_is_read_exactly(tmp_path):
+    theirs = theirs_of(CONFIGS["qwen2"]()).to(torch.bfloat16)
+    theirs.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    with pa.use_backend("numpy"):
+        wide, narrow = load_pretrained(tmp_path), load_pretrained(tmp_path, dtype=pa.bfloat16)
+        save_pretrained(tmp_path / "again", narrow, dtype="bfloat16", shard_bytes=10_000)
+    assert {p.dtype for p in wide.named_parameters().values()} == {pa.float32}
+    assert {p.dtype for p in narrow.named_parameters().values()} == {pa.bfloat16}
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype="auto")
+    assert found.dtype == torch.bfloat16
+    for (name, p), (same, q) in zip(theirs.named_parameters(), found.named_parameters(), strict=True):
+        assert name == same and torch.equal(p, q), name
+    rows = theirs.model.layers[1].self_attn.k_proj.weight
+    np.testing.assert_array_equal(wide.blocks[1].att.qkv.weight.numpy()[32:48], rows.float().detach().numpy())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: GPTModel({**_SMALL, "drop_rate": 0.0, "qkv_bias": False}),
+        lambda: GPTModel({**_SMALL, "drop_rate": 0.1, "qkv_bias": True, "tie_embeddings": True}),
+        lambda: LlamaModel({**_SMALL, **_HEADS, "qkv_bias": True, "rope_scaling": [8.0, 1.0, 4.0, 16]}),
+        lambda: LlamaModel({**_SMALL, **_HEADS, "tie_embeddings": True}),
+    ],
+)
+def test_what_is_exported_loads_in_transformers(model, tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 61, (2, 30))
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        ours = pa.tree.map(lambda p: p * 3, model()).eval()
+        save_pretrained(tmp_path, ours)
+        logits = ours(pa.asarray(tokens)).numpy()
+    theirs, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told.values())
+    with torch.no_grad():
+        np.testing.assert_allclose(theirs.eval()(torch.tensor(tokens)).logits.numpy(), logits, rtol=0, atol=1e-4)
+
+
+# ---- the tutorial's GPT, as its state_dict names its parts ---------------------------------------------------------
+
+
+class _Norm(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.scale, self.shift = (torch.nn.Parameter(torch.randn(size)) for _ in range(2))
+
+    def forward(self, x):
+        return torch.nn.functional.layer_norm(x, self.scale.shape, self.scale, self.shift)
+
+
+class _Attention(torch.nn.Module):
+    def __init__(self, size, heads, length):
+        super().__init__()
+        self.heads = heads
+        self.W_query, self.W_key, self.W_value = (torch.nn.Linear(size, size, bias=False) for _ in range(3))
+        self.out_proj = torch.nn.Linear(size, size)
+        self.register_buffer("mask", torch.triu(torch.ones(length, length), diagonal=1))
+
+    def forward(self, x):
+        b, t, size = x.shape
+        made = (layer(x) for layer in (self.W_query, self.W_key, self.W_value))
+        parts = (a.view(b, t, self.heads, -1).transpose(1, 2) for a in made)
+        y = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.out_proj(y.transpose(1, 2).reshape(b, t, size))
+
+
+class _Block(torch.nn.Module):
+    def __init__(self, size, heads, length):
+        super().__init__()
+        self.att, self.norm1, self.norm2 = _Attention(size, heads, length), _Norm(size), _Norm(size)
+        up, down = torch.nn.Linear(size, 4 * size), torch.nn.Linear(4 * size, size)
+        self.ff = torch.nn.Module()
+        self.ff.layers = torch.nn.Sequential(up, torch.nn.GELU(approximate="tanh"), down)
+
+    def forward(self, x):
+        x = x + self.att(self.norm1(x))
+        return x + self.ff.layers(self.norm2(x))
+
+
+class _Tutorial(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        size, length = config["emb_dim"], config["context_length"]
+        self.tok_emb = torch.nn.Embedding(config["vocab_size"], size)
+        self.pos_emb = torch.nn.Embedding(length, size)
+        self.trf_blocks = torch.nn.Sequential(*(_Block(size, config["n_heads"], length) for _ in range(2)))
+        self.final_norm = _Norm(size)
+        self.out_head = torch.nn.Linear(size, config["vocab_size"], bias=False)
+
+    def forward(self, tokens):
+        x = self.tok_emb(tokens) + self.pos_emb(torch.arange(tokens.shape[1]))
+        return self.out_head(self.final_norm(self.trf_blocks(x)))
+
+
+def test_the_tutorials_state_dict_is_read_and_written(backend, tmp_path):
+    config = {**_SMALL, "drop_rate": 0.1, "qkv_bias": False}
+    torch.manual_seed(0)
+    theirs, tokens = _Tutorial(config), np.random.default_rng(0).integers(0, 61, (2, 30))
+    safetensors_torch.save_file(theirs.state_dict(), tmp_path / "gpt.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = load_pretrained(tmp_path / "gpt.safetensors")
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(tokens)).numpy()
+    np.testing.assert_allclose(ours(pa.asarray(tokens)).numpy(), wanted, rtol=0, atol=1e-4)
+    save_pretrained(tmp_path / "again", ours, format="tutorial")
+    found = safetensors_torch.load_file(tmp_path / "again" / "model.safetensors")
+    lacking, more = theirs.load_state_dict(found, strict=False)
+    assert not more and all(name.endswith("att.mask") for name in lacking)
+    assert all(torch.equal(p, theirs.state_dict()[name]) for name, p in found.items())
