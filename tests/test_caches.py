@@ -194,6 +194,20 @@ def test_where_nothing_can_be_kept_it_computes_all_the_same(tmp_path):
     assert used(tmp_path) == "[1.0, 2.0]"
 
 
+@pytest.mark.parametrize(
+    ("cores", "setting", "is_pinned"),
+    [({0, 1, 2, 3}, None, True), ({1, 2}, None, False), ({0, 1, 2, 3}, "POCL_MAX_PTHREAD_COUNT", False)],
+)
+def test_pocls_threads_keep_to_cores_that_the_process_has(monkeypatch, cores, setting, is_pinned):
+    for name in ("POCL_AFFINITY", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    if setting:
+        monkeypatch.setenv(setting, "1")
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores, raising=False)
+    assert caches.for_pocl().get("POCL_AFFINITY") == ("1" if is_pinned else None)
+
+
 def test_a_users_own_folder_for_pocl_is_taken_and_put_back(tmp_path):
     """Entries lie below it, and processes that are started later find the variable as it was."""
     program = f"{USE}\nimport os; print(os.environ['POCL_CACHE_DIR'], 'PYOPENCL_NO_CACHE' in os.environ)"

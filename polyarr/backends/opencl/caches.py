@@ -276,7 +276,19 @@ def for_pocl() -> dict[str, str]:
     """Has PoCL, which reads it when it is loaded, compile in the folder of this process."""
     folder = run_folder()
     # Without a folder PoCL must have none either, rather than one of its own choice: then it offers no device.
-    return {"POCL_CACHE_DIR": os.devnull if isinstance(folder, str) else str(folder.path)}
+    told = {"POCL_CACHE_DIR": os.devnull if isinstance(folder, str) else str(folder.path)}
+    return told | ({"POCL_AFFINITY": "1"} if _has_every_core() else {})
+
+
+def _has_every_core() -> bool:
+    """True if each of PoCL's threads may have a core of its own, the one of its number.
+
+    Otherwise two of them are woken on one core now and then, and share it until the system looks again, milliseconds
+    later: products take twice as long. A process with fewer cores, or fewer threads, has others beside it.
+    """
+    given = {"POCL_AFFINITY", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"} & os.environ.keys()
+    cores = getattr(os, "sched_getaffinity", lambda pid: ())(0)
+    return not given and set(cores) == set(range(os.cpu_count() or 0))
 
 
 def import_pyopencl() -> None:

@@ -35,6 +35,8 @@ QUIRKS = (
           "builds with -w unless POLYARR_DEBUG is set"),
     Quirk(POCL, "3.0*", "ends the process over a torn or foreign file in its cache, and over a full disk",
           "gives it a new folder in each process, with checked files, and looks for room (docs/decisions/0009)"),
+    Quirk(POCL, "[35].0*", "leaves it to the system where its threads run, which wakes two on one core now and then",
+          "has each keep to a core of its own, where the process may use all of them and POCL_AFFINITY is not set"),
     Quirk(POCL, "7.*", "is reported to compile some kernels wrongly and to hang in others",
           "was not tried with it; 3.0 comes with polyarr[opencl]", "warning"),
     Quirk(NVIDIA, "", "may be installed without the file by which PyOpenCL's loader finds it",
