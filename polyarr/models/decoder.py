@@ -1,7 +1,7 @@
 """What the families of language models have in common: how they are configured, called, trained and given caches."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from polyarr import ops
@@ -105,6 +105,18 @@ class LanguageModel(Module):
     ) -> Array:
         """(B, T) integers -> (B, T, C), what the head sees."""
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
+
+    def with_context(self, length: int) -> Self:
+        """The same model for texts of at most so many tokens.
+
+        Errors:  ValueError unless length is from 1 to the model's own
+        """
+        if not 1 <= length <= self.config.context_length:
+            own = self.config.context_length
+            raise ValueError(f"with_context: length is {length}; it must be from 1 to {own}, the model's own")
+        model = self.copy()
+        model.config = replace(self.config, context_length=length)
+        return model
 
     def caches(self, batch: int, size: int) -> list[KeyValueCache]:
         """Room for what the blocks see of so many positions."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from polyarr import ops
 from polyarr.core.array import Array
@@ -72,6 +72,15 @@ class GPTModel(LanguageModel):
         self.final_norm = LayerNorm(config.emb_dim)
         tied, sizes = config.tie_embeddings, (config.emb_dim, config.vocab_size)
         self.out_head = None if tied else Linear(*sizes, bias=False, init=init)
+
+    def with_context(self, length: int) -> Self:
+        """The same model for texts of at most so many tokens: later positions are forgotten.
+
+        Errors:  ValueError unless length is from 1 to the model's own
+        """
+        model = super().with_context(length)
+        model.pos_emb.weight = model.pos_emb.weight[:length]
+        return model
 
     def features(
         self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None

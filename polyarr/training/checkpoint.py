@@ -11,7 +11,8 @@ import numpy as np
 from polyarr import creation, tree
 from polyarr.core.spec import Spec
 from polyarr.extras import extra
-from polyarr.models.gpt import GPTModel
+from polyarr.models.decoder import LanguageModel
+from polyarr.models.families import new_model
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
 from polyarr.saving import sync_folder, write_whole
@@ -35,11 +36,12 @@ class CheckpointError(ValueError):
 class Checkpoint(NamedTuple):
     """What is saved.
 
+    state  the optimiser's; of a model that was not trained yet, the step alone, 0
     info  what checkpoint.schema.json describes but for the tokenizer: the run, its recipe, the seed, the step; and
           history, a list of dicts, and curve, a list of tuples, both as TABLES has them
     """
 
-    model: GPTModel
+    model: LanguageModel
     tokenizer: CharTokenizer
     state: dict[str, Any]
     info: dict[str, Any]
@@ -198,12 +200,11 @@ def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint
     tokenizer = CharTokenizer.from_dict(info.pop("tokenizer"))
     recipe = Recipe.from_dict(info["recipe"])
     with shapes_only():
-        model = GPTModel(recipe.config(tokenizer.vocab_size))
+        model = new_model(recipe.config(tokenizer.vocab_size))
     parameters = model.named_parameters()
-    scale = LossScale.kept if recipe.optimizer().loss_scale else ()
-    _check_arrays(parameters, scale, arrays)
+    names = _kept(recipe, parameters) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
+    _check_arrays(parameters, names, arrays)
     model.load_parameters({name: arrays[_MODEL + name] for name in parameters})
-    names = {**dict.fromkeys(AdamW.moments, parameters), **({"loss_scale": scale} if scale else {})}
     state = {
         kept: {name: creation.asarray(arrays[f"{_STATE}{kept}.{name}"]) for name in members}
         for kept, members in names.items()
@@ -214,14 +215,21 @@ def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint
     return Checkpoint(model, tokenizer, {"step": info["step"], **state}, info)
 
 
-def _check_arrays(parameters: dict[str, Any], scale: tuple[str, ...], arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError unless all parameters, moments, tables and what a loss scale keeps are there, and are right.
+def _kept(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the optimiser keeps, as Specs by name: moments of all parameters, and what a loss scale is made of."""
+    scale = dict.fromkeys(LossScale.kept, Spec((), np.float32)) if recipe.optimizer().loss_scale else {}
+    return {**dict.fromkeys(AdamW.moments, parameters), **({"loss_scale": scale} if scale else {})}
+
+
+def _check_arrays(
+    parameters: dict[str, Any], kept: dict[str, dict[str, Any]], arrays: dict[str, np.ndarray]
+) -> None:
+    """Raise ValueError unless parameters, what the optimiser keeps, and tables are there, and are right.
 
     That is, in shape, and with finite numbers.
     """
-    prefixes = (_MODEL, *(f"{_STATE}{moment}." for moment in AdamW.moments))
-    shapes = {prefix + name: spec.shape for prefix in prefixes for name, spec in parameters.items()}
-    shapes |= {f"{_STATE}loss_scale.{name}": () for name in scale}
+    groups = {_MODEL: parameters, **{f"{_STATE}{moment}.": specs for moment, specs in kept.items()}}
+    shapes = {prefix + name: spec.shape for prefix, specs in groups.items() for name, spec in specs.items()}
     shapes |= {name: (*arrays[name].shape[:1], len(TABLES[name])) for name in TABLES if name in arrays}
     wanted = {*shapes, *TABLES}
     for wrong, names in (("missing", wanted - arrays.keys()), ("unknown", arrays.keys() - wanted)):

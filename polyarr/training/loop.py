@@ -21,7 +21,8 @@ from polyarr.capture.compile import compile
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
 from polyarr.extras import extra
-from polyarr.models.gpt import GPTModel
+from polyarr.models.decoder import LanguageModel
+from polyarr.models.families import new_model
 from polyarr.optim import accumulate, loss_scale
 from polyarr.text import CharTokenizer, split_text
 from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
@@ -32,7 +33,7 @@ from polyarr.training.profiled import profiled_steps
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
 
-Step = Callable[[GPTModel, dict[str, Any], list[Array]], tuple[Array, GPTModel, dict[str, Any]]]
+Step = Callable[[LanguageModel, dict[str, Any], list[Array]], tuple[Array, LanguageModel, dict[str, Any]]]
 READ_EVERY = 10  # steps between two reads of the loss
 
 
@@ -49,7 +50,7 @@ class Run:
     tokens: np.ndarray
     validation: np.ndarray
     seed: int
-    model: GPTModel
+    model: LanguageModel
     state: dict[str, Any]
     preset: str = "GPT"
     data: str | None = None  # the path of the text
@@ -74,7 +75,7 @@ def new_run(text: str, recipe: Recipe, seed: int, preset: str = "GPT", data: str
     """
     tokenizer = CharTokenizer.from_text(text)
     random.seed(seed)
-    model = GPTModel(recipe.config(tokenizer.vocab_size))
+    model = new_model(recipe.config(tokenizer.vocab_size))
     train, validation = map(tokenizer.encode, split_text(text))
     state = recipe.optimizer().init(model)
     return Run(recipe, tokenizer, train, validation, seed, model, state, preset, data, checksum(text))
@@ -92,6 +93,8 @@ def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, data: str | None =
     random.set_state(tuple(info["random_state"]))
     named = {"preset": info["preset"], "data": data, "text": checksum(text), "id": info["run"]}
     state, scaling = dict(saved.state), recipe.optimizer().loss_scale
+    if state.keys() == {"step"}:  # of a model that was not trained here yet
+        state = recipe.optimizer().init(saved.model)
     before = state.pop("loss_scale", None)  # the recipe's dtype may be another now
     if scaling:
         state["loss_scale"] = before or scaling.init()
@@ -174,10 +177,12 @@ def step_of(recipe: Recipe) -> Step:
     """A step of the recipe's optimiser as a function: (model, state, windows for each part) -> loss, model, state."""
     optimizer = recipe.optimizer()
 
-    def step(model: GPTModel, state: dict[str, Any], batches: list[Array]) -> tuple[Array, GPTModel, dict[str, Any]]:
+    def step(
+        model: LanguageModel, state: dict[str, Any], batches: list[Array]
+    ) -> tuple[Array, LanguageModel, dict[str, Any]]:
         scale = loss_scale(state) if optimizer.loss_scale else None
 
-        def computed(model: GPTModel, windows: Array) -> Array:
+        def computed(model: LanguageModel, windows: Array) -> Array:
             loss = loss_of(model.astype(recipe.dtype), windows)
             return loss if scale is None else loss * scale
 
@@ -188,12 +193,12 @@ def step_of(recipe: Recipe) -> Step:
     return step
 
 
-def loss_of(model: GPTModel, windows: Array, reduction: str = "mean") -> Array:
+def loss_of(model: LanguageModel, windows: Array, reduction: str = "mean") -> Array:
     """The cross-entropy of predicting each token of (B, T + 1) windows from those before it."""
     return model.loss(windows[:, :-1], windows[:, 1:], reduction=reduction)
 
 
-def summed_loss(model: GPTModel, windows: Array) -> Array:
+def summed_loss(model: LanguageModel, windows: Array) -> Array:
     """The sum of the losses of all tokens."""
     return loss_of(model, windows, reduction="sum")
 
@@ -213,11 +218,11 @@ def _read(losses: list[Array], run: Run) -> float:
 
 
 def evaluate(
-    model: GPTModel,
+    model: LanguageModel,
     tokens: np.ndarray,
     batch_size: int,
     limit: int | None = None,
-    loss_in_all: Callable[[GPTModel, Array], Array] = summed_loss,
+    loss_in_all: Callable[[LanguageModel, Array], Array] = summed_loss,
 ) -> float:
     """The mean loss over windows of a text: all of it, or `limit` windows. Without dropout.
 
@@ -236,7 +241,7 @@ def _evaluate_and_save(
     loss: float,
     folder: Path,
     echo: Callable[[str], None],
-    loss_in_all: Callable[[GPTModel, Array], Array] = summed_loss,
+    loss_in_all: Callable[[LanguageModel, Array], Array] = summed_loss,
 ) -> None:
     recipe = run.recipe
     with use_matmul_precision(recipe.precision):

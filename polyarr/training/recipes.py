@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from polyarr.core.precision import PRECISIONS
-from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig
+from polyarr.models.decoder import Config
+from polyarr.models.families import config_of
+from polyarr.models.gpt import GPT_CONFIG_124M
 from polyarr.optim import AdamW, LossScale, warmup_cosine
 
 COMPUTED = ("float32", "bfloat16", "float16")
@@ -15,7 +17,8 @@ COMPUTED = ("float32", "bfloat16", "float16")
 class Recipe:
     """A model's size and how it is trained.
 
-    model         the keys of GPTConfig but vocab_size, which the text decides
+    model         what config_of takes: a family, GPT's if it is not named, and the keys of its configuration; without
+                  vocab_size the tokenizer decides it
     accumulation  how many batches make one step
     eval_every    steps between two evaluations, each of which saves a checkpoint
     eval_windows  how many windows of validation text an evaluation takes; None: all of it
@@ -63,9 +66,17 @@ class Recipe:
             new = replace(new, min_lr=self.min_lr * new.lr / self.lr)
         return replace(new, warmup=min(new.warmup, new.decay_steps // 10))
 
-    def config(self, vocab_size: int) -> GPTConfig:
-        """The model's configuration for a vocabulary."""
-        return GPTConfig.of({**self.model, "vocab_size": vocab_size})
+    def config(self, vocab_size: int) -> Config:
+        """The model's configuration for a vocabulary.
+
+        Errors:  ValueError if the model has a vocab_size and it is smaller, and as config_of
+        """
+        found = config_of({"vocab_size": vocab_size, **self.model})
+        if found.vocab_size < vocab_size:  # a larger one is common: models have room for more tokens
+            raise ValueError(
+                f"Recipe: the model has {found.vocab_size} tokens; it must have the tokenizer's {vocab_size}"
+            )
+        return found
 
     def optimizer(self) -> AdamW:
         """AdamW with warm-up, cosine decay and clipping; with a loss scale for float16."""
