@@ -123,3 +123,10 @@ def test_it_learns_a_small_batch_by_heart_in_a_compiled_step(backend):
 def test_a_config_survives_json_like_mappings():
     config = LlamaConfig.of(SMALL)
     assert config.rope_scaling == nn.RotaryScaling(4.0, 1.0, 4.0, 8) and LlamaModel(config).config is config
+
+
+def test_tokens_that_the_tokenizer_lacks_are_not_drawn():
+    drawn = generate(small(), tokens(4, 3), 20, temperature=1e9, seed=0, vocab_size=2).numpy()[:, 3:]
+    assert set(drawn.ravel().tolist()) == {0, 1}
+    with pytest.raises(ValueError, match="vocab_size is 0; it must be at least 1"):
+        generate(small(), tokens(1, 3), 1, vocab_size=0)

@@ -24,15 +24,17 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    vocab_size: int | None = None,
 ) -> Array:
     """tokens (B, T) followed by max_new_tokens more, each drawn from the model: (B, T + max_new_tokens).
 
     The model sees at most its context's last tokens. Temperature 0 takes the likeliest token. top_k keeps the k
     likeliest; top_p the fewest that together have at least this probability. The same seed draws the same tokens.
+    Of a model that has room for more tokens than its tokenizer, only the first vocab_size are drawn.
 
     Errors:  ValueError for a parameter out of range; ShapeError unless tokens is [B, at least 1]
     """
-    drawn = stream(model, tokens, max_new_tokens, temperature, top_k, top_p, seed)
+    drawn = stream(model, tokens, max_new_tokens, temperature, top_k, top_p, seed, vocab_size)
     return ops.concat([tokens, *drawn], axis=1)
 
 
@@ -44,10 +46,11 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    vocab_size: int | None = None,
 ) -> Iterator[Array]:
     """The new tokens of `generate` one by one, each (B, 1). Nothing is read from the device."""
-    _check_sampling(tokens, max_new_tokens, temperature, top_k, top_p)
-    return _drawn(model, tokens, max_new_tokens, temperature, top_k, top_p, seed)
+    _check_sampling(tokens, max_new_tokens, temperature, top_k, top_p, vocab_size)
+    return _drawn(model, tokens, max_new_tokens, temperature, top_k, top_p, seed, vocab_size)
 
 
 def _drawn(
@@ -58,6 +61,7 @@ def _drawn(
     top_k: int | None,
     top_p: float | None,
     seed: Any,
+    vocab_size: int | None,
 ) -> Iterator[Array]:
     model = model.copy().eval()  # the caller's model stays in its mode
     length = model.config.context_length
@@ -67,7 +71,7 @@ def _drawn(
     def following(
         model: LanguageModel, tokens: Array, caches: list[KeyValueCache] | None, position: int | None
     ) -> Array:
-        logits = model(tokens, caches, position)[:, -1]  # (B, V)
+        logits = model(tokens, caches, position)[:, -1, :vocab_size]  # (B, V)
         return ops.astype(choose(logits, temperature, top_k, top_p)[:, None], dtype=tokens.dtype)  # (B, 1)
 
     new = tokens[:, -length:]  # (B, T)
@@ -117,7 +121,12 @@ def _nucleus(ranked: Array, top_p: float) -> Array:
 
 
 def _check_sampling(
-    tokens: Array, count: int, temperature: float, top_k: int | None, top_p: float | None
+    tokens: Array,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    vocab_size: int | None,
 ) -> None:
     if len(tokens.shape) != 2 or tokens.shape[1] < 1:
         raise ShapeError(f"generate: tokens is {spec_of(tokens)}; it must be [batch, at least 1]")
@@ -126,6 +135,7 @@ def _check_sampling(
         (not 0 <= temperature < math.inf, f"temperature is {temperature}; it must be 0 or more"),
         (top_k is not None and top_k < 1, f"top_k is {top_k}; it must be at least 1"),
         (top_p is not None and not 0 < top_p <= 1, f"top_p is {top_p}; it must be above 0 and at most 1"),
+        (vocab_size is not None and vocab_size < 1, f"vocab_size is {vocab_size}; it must be at least 1"),
     ):
         if wrong:
             raise ValueError(f"generate: {text}")
