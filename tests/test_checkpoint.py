@@ -95,7 +95,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(runs):
 
 def test_a_checkpoint_before_the_first_evaluation_comes_back(tmp_path):
     run = new_run(TEXT, RECIPE, seed=1)
-    save_checkpoint(tmp_path, "last", loop._checkpoint(run, None))
+    save_checkpoint(tmp_path, "last", loop.checkpoint_of(run, None))
     found = load_checkpoint(tmp_path, "last")
     assert (found.info["history"], found.info["curve"], found.info["val_loss"]) == ([], [], None)
 
@@ -125,7 +125,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_checkpoint(runs, folder, 
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left") as caught:
-        save_checkpoint(folder, "last", loop._checkpoint(runs[2], 1.0))
+        save_checkpoint(folder, "last", loop.checkpoint_of(runs[2], 1.0))
     assert caught.value.filename == str(folder / "last.safetensors") and caught.value.errno == 28
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -171,10 +171,10 @@ def test_saving_removes_what_is_of_another_run_and_nothing_else(runs, folder):
     other = new_run(OTHER, RECIPE, seed=2)
     (folder / "notes.txt").write_text("mine")
     (folder / "last.safetensors").write_bytes(b"damaged")
-    save_checkpoint(folder, "best", loop._checkpoint(other, None))
+    save_checkpoint(folder, "best", loop.checkpoint_of(other, None))
     assert (folder / "last.safetensors").exists()  # of no run
     shutil.copy(runs[0] / "last.safetensors", folder)
-    save_checkpoint(folder, "best", loop._checkpoint(other, None))
+    save_checkpoint(folder, "best", loop.checkpoint_of(other, None))
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "loss.png", "notes.txt"]
 
 

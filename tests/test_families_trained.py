@@ -43,7 +43,7 @@ def test_a_llama_is_trained_and_resumed_to_the_same_bits(tmp_path):
 
 def test_a_model_that_was_not_trained_yet_is_kept_without_moments(tmp_path):
     run = new_run(TEXT, RECIPE, seed=1)
-    info = loop._checkpoint(run, None).info
+    info = loop.checkpoint_of(run, None).info
     save_checkpoint(tmp_path, "best", Checkpoint(run.model, run.tokenizer, {"step": 0}, info))
     found = load_checkpoint(tmp_path)
     assert found.state == {"step": 0} and same(found.model, run.model)

@@ -17,6 +17,8 @@ from polyarr.core.errors import DtypeError, GradientError
 COMMANDS = {
     "train": ("polyarr.cli.train:command", "Train a small GPT on text."),
     "generate": ("polyarr.cli.generate:command", "Generate text with a trained model."),
+    "import": ("polyarr.cli.importing:command", "Take a model from Hugging Face's files, or the tutorial's."),
+    "export": ("polyarr.cli.exporting:command", "Write a model for other programs."),
     "backends": ("polyarr.cli.backends:command", "List the backends, and what each can do."),
     "devices": ("polyarr.cli.devices:command", "List the devices that the backends can use."),
     "doctor": ("polyarr.cli.doctor:command", "Find out what is wrong, and how to mend it."),

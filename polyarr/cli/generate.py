@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import click
+import numpy as np
 
 from polyarr import creation
 from polyarr.cli.train import choose_backend
 from polyarr.models.generation import stream
+from polyarr.text import Tokenizer
 from polyarr.training import load_checkpoint
 
 
@@ -42,13 +44,22 @@ def command(
         raise click.BadParameter("it is empty; give at least one character.", param_hint="'--prompt'")
     choose_backend(backend)
     model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
-    if prompt is None:
-        prompt = "\n" if "\n" in tokenizer.characters else tokenizer.characters[0]
-    try:
-        start = creation.asarray(tokenizer.encode(prompt)[None])  # (1, T)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="'--prompt'") from error
+    prompt, start = _beginning(tokenizer, prompt)
     click.echo(prompt, nl=False)
-    for token in stream(model, start, tokens, temperature, top_k, top_p, seed):  # (1, 1)
-        click.echo(tokenizer.decode([int(token)]), nl=False)
+    sampling = temperature, top_k, top_p, seed, tokenizer.vocab_size
+    drawn = stream(model, creation.asarray(start[None]), tokens, *sampling)  # (1, 1) each
+    for part in tokenizer.stream(map(int, drawn)):
+        click.echo(part, nl=False)
     click.echo()
+
+
+def _beginning(tokenizer: Tokenizer, prompt: str | None) -> tuple[str, np.ndarray]:
+    """A prompt and its tokens (T,); without one what a text may follow: the end of another, or a line end."""
+    if prompt is None and tokenizer.end is not None:
+        return "", np.array([tokenizer.end], np.int32)
+    try:
+        return prompt or "\n", tokenizer.encode(prompt or "\n")
+    except ValueError as error:
+        if prompt is None:
+            return tokenizer.decode([0]), np.zeros(1, np.int32)
+        raise click.BadParameter(str(error), param_hint="'--prompt'") from error

@@ -130,12 +130,15 @@ def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -
     choose_backend(backend)
     saved = load_checkpoint(out, newest(out))
     before, step = Recipe.from_dict(saved.info["recipe"]), saved.info["step"]
+    if not step:  # the run begins now, and its schedule with it
+        changes["decay_steps"] = changes["decay_steps"] or changes["steps"]
     recipe = before.changed(**changes)
     if recipe.steps < step:
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
     run = resumed_run(_text(found, recipe), saved, recipe, data=None if found is None else str(found))
-    _say_what_differs(before, saved.info["text"], run)
+    if step:
+        _say_what_differs(before, saved.info["text"], run)
     return run
 
 

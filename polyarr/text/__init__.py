@@ -2,11 +2,13 @@
 
 from polyarr.text.characters import CharTokenizer
 from polyarr.text.corpus import read_text, split_text, standard_library_text
+from polyarr.text.numbers import NumberTokenizer
 from polyarr.text.subword import SubwordTokenizer, byte_tokenizer, train_bpe
 from polyarr.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_dict
 
 __all__ = [
     "CharTokenizer",
+    "NumberTokenizer",
     "SubwordTokenizer",
     "Tokenizer",
     "byte_tokenizer",

@@ -9,10 +9,11 @@ import numpy as np
 
 from polyarr.text.characters import CharTokenizer
 from polyarr.text.files import read_regular
+from polyarr.text.numbers import NumberTokenizer
 from polyarr.text.subword import SubwordTokenizer, merged
 
 MAX_TOKENIZER = 2**27  # bytes of a file
-_KINDS: dict[Any, type] = {"characters": CharTokenizer, "tokenizer.json": SubwordTokenizer}
+_KINDS: dict[Any, type] = {"characters": CharTokenizer, "numbers": NumberTokenizer, "tokenizer.json": SubwordTokenizer}
 _FILE, _CONFIG, _VOCABULARY, _MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 
 

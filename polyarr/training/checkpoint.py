@@ -16,7 +16,7 @@ from polyarr.models.families import new_model
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
 from polyarr.saving import sync_folder, write_whole
-from polyarr.text import CharTokenizer
+from polyarr.text import Tokenizer, tokenizer_from_dict
 from polyarr.training.files import CHECKPOINTS
 from polyarr.training.recipes import Recipe
 
@@ -42,7 +42,7 @@ class Checkpoint(NamedTuple):
     """
 
     model: LanguageModel
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     state: dict[str, Any]
     info: dict[str, Any]
 
@@ -197,7 +197,7 @@ def _validator() -> Any:
 
 
 def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
-    tokenizer = CharTokenizer.from_dict(info.pop("tokenizer"))
+    tokenizer = tokenizer_from_dict(info.pop("tokenizer"))
     recipe = Recipe.from_dict(info["recipe"])
     with shapes_only():
         model = new_model(recipe.config(tokenizer.vocab_size))

@@ -24,7 +24,7 @@ from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.optim import accumulate, loss_scale
-from polyarr.text import CharTokenizer, split_text
+from polyarr.text import CharTokenizer, Tokenizer, split_text
 from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
 from polyarr.training.data import evaluation_windows, random_windows
 from polyarr.training.files import CURVE, alone_in, remove_left_overs
@@ -46,7 +46,7 @@ class Run:
     """A training run: what it is made of, and how far it has come."""
 
     recipe: Recipe
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     tokens: np.ndarray
     validation: np.ndarray
     seed: int
@@ -127,7 +127,7 @@ def train(
     Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
              or another training writes to it
     """
-    check(_checkpoint(run, None))  # now, rather than at the first evaluation
+    check(checkpoint_of(run, None))  # now, rather than at the first evaluation
     with alone_in(folder):
         remove_left_overs(folder)
         _train(run, folder, echo or _echo, profile, compiled)
@@ -268,12 +268,13 @@ def _save_interrupted(run: Run, folder: Path) -> None:
 def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool) -> None:
     """Save "last", and "best" before it: whoever goes on from the last before comes to the same best again."""
     for name in ("best", "last") if is_best or not path_of(folder, "best").exists() else ("last",):
-        save_checkpoint(folder, name, _checkpoint(run, val_loss))
+        save_checkpoint(folder, name, checkpoint_of(run, val_loss))
     if len(run.history) <= 1:
         (folder / CURVE).unlink(missing_ok=True)  # of a run that this one replaces
 
 
-def _checkpoint(run: Run, val_loss: float | None) -> Checkpoint:
+def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
+    """What is saved of a run."""
     info = {
         "run": run.id,
         "preset": run.preset,

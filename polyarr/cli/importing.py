@@ -1,0 +1,35 @@
+"""`polyarr import`: a model from elsewhere becomes a run, for `polyarr generate` and `polyarr train --resume`."""
+
+from pathlib import Path
+
+import click
+
+from polyarr.text import NumberTokenizer, load_tokenizer
+from polyarr.training.pretrained import import_model
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to save.")
+@click.option(
+    "--context", type=click.IntRange(min=1), help="The longest text, if it is to be shorter than the model's."
+)
+@click.option(
+    "--tokenizer", metavar="FILE", type=click.Path(path_type=Path), help="Its tokenizer, if that is not beside it."
+)
+@click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
+def command(path: Path, out: Path, context: int | None, tokenizer: Path | None, overwrite: bool) -> None:
+    """Import GPT-2, a Llama or its kin, or the tutorial's GPT: a Hugging Face folder, or a safetensors file.
+
+    A file needs its config.json beside it. Nothing is ever unpickled.
+    """
+    given = None if tokenizer is None else load_tokenizer(tokenizer)
+    model, found, *_ = import_model(path, out, context_length=context, tokenizer=given, overwrite=overwrite)
+    config = model.config
+    click.echo(
+        f"{type(model).__name__}: {model.num_parameters():,} parameters, {config.n_layers} layers, "
+        f"texts of up to {config.context_length:,} tokens of {config.vocab_size:,} different ones"
+    )
+    if isinstance(found, NumberTokenizer):
+        click.echo("no tokenizer is beside it: its text is the numbers of tokens; or give one with --tokenizer")
+    click.echo(f"saved in {out}; now try: polyarr generate {out}, or polyarr train --resume --out {out} --data FILE")

@@ -1,0 +1,97 @@
+"""Models from elsewhere as runs that have not begun, and runs as models for others."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from polyarr.core.current import use_backend
+from polyarr.models.families import settings_of
+from polyarr.models.pretrained import load_pretrained, save_pretrained
+from polyarr.saving import write_whole
+from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
+from polyarr.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from polyarr.training.files import RUN_FILES, alone_in
+from polyarr.training.loop import Run, checkpoint_of, checksum
+from polyarr.training.recipes import Recipe
+
+# How such a model is trained where nobody says otherwise: gently.
+FINE_TUNING: Mapping[str, Any] = MappingProxyType(
+    {
+        "batch_size": 4,
+        "steps": 1000,
+        "lr": 5e-5,
+        "min_lr": 5e-6,
+        "warmup": 100,
+        "eval_every": 250,
+        "betas": (0.9, 0.95),
+        "eval_windows": 64,
+    }
+)
+PRESET = "pretrained"
+_TOKENIZER = "tokenizer.json"
+
+
+def import_model(
+    path: str | os.PathLike,
+    folder: str | os.PathLike,
+    *,
+    context_length: int | None = None,
+    tokenizer: Tokenizer | None = None,
+    overwrite: bool = False,
+) -> Checkpoint:
+    """Save the model that load_pretrained reads at path in a folder, as a run that has not begun; on the host.
+
+    context_length  the longest text, if it is to be shorter than the model's: training takes texts as long as that
+    tokenizer       None: the one beside the model; where there is none, texts are the numbers of tokens
+
+    Errors:  as load_pretrained and load_tokenizer; ValueError if the tokenizer has tokens that the model lacks, or for
+             a context that is longer than the model's; OSError if the folder holds a run, unless overwrite
+    """
+    path, folder = Path(path), Path(folder)
+    if not overwrite and any((folder / name).exists() for name in RUN_FILES):
+        raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
+    with use_backend("numpy"):  # nothing is computed
+        model = load_pretrained(path)
+        if context_length is not None:
+            model = model.with_context(context_length)
+        tokenizer = tokenizer or _tokenizer_beside(path, model.config.vocab_size)
+        recipe = Recipe(settings_of(model.config), **FINE_TUNING)
+        recipe.config(tokenizer.vocab_size)  # raises for one that is too large
+        none = np.zeros(0, np.int32)
+        run = Run(recipe, tokenizer, none, none, 0, model, {"step": 0}, PRESET, None, checksum(""))
+        saved = checkpoint_of(run, None)
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone_in(folder):
+            save_checkpoint(folder, "best", saved)
+    return saved
+
+
+def _tokenizer_beside(path: Path, vocab_size: int) -> Tokenizer:
+    try:
+        return load_tokenizer(path if path.is_dir() else path.parent)
+    except FileNotFoundError:
+        return NumberTokenizer(vocab_size)
+
+
+def export_model(
+    folder: str | os.PathLike,
+    path: str | os.PathLike,
+    *,
+    name: str = "best",
+    format: str = "huggingface",
+    dtype: Any = "float32",
+) -> Checkpoint:
+    """Write the model of a run's checkpoint as save_pretrained does, with its tokenizer if others can read that.
+
+    Errors:  as load_checkpoint and save_pretrained
+    """
+    with use_backend("numpy"):
+        saved = load_checkpoint(Path(folder), name)
+        save_pretrained(path, saved.model, format=format, dtype=dtype)
+    if isinstance(saved.tokenizer, SubwordTokenizer):
+        write_whole(Path(path) / _TOKENIZER, saved.tokenizer.to_json().encode())
+    return saved

@@ -1,0 +1,139 @@
+"""`polyarr import` and `polyarr export`: models from elsewhere generate, are trained, and go out again."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.cli import main
+from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
+from polyarr.text import NumberTokenizer, byte_tokenizer, load_tokenizer
+from polyarr.training import load_checkpoint
+from polyarr.training.pretrained import export_model, import_model
+
+LLAMA = {
+    "vocab_size": 260, "context_length": 32, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
+    "hidden_dim": 12, "head_size": 4, "tie_embeddings": True, "qkv_bias": True,
+}  # fmt: skip
+TEXT = "the quick brown fox jumps over the lazy dog;\n" * 20
+
+
+@pytest.fixture(autouse=True)
+def _on_numpy(on_numpy):
+    yield
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Hugging Face folder with a model that has a few tokens more than its tokenizer."""
+    pa.random.seed(0)
+    model = pa.tree.map(lambda p: p * 4, LlamaModel(LLAMA))
+    save_pretrained(tmp_path / "theirs", model)
+    (tmp_path / "theirs" / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    return tmp_path
+
+
+def polyarr(*args):
+    main([str(arg) for arg in args], standalone_mode=False)
+
+
+def same(model, other):
+    left, right = model.named_parameters(), other.named_parameters()
+    return left.keys() == right.keys() and all(np.array_equal(left[n].numpy(), right[n].numpy()) for n in left)
+
+
+def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
+    polyarr("import", folder / "theirs", "--out", folder / "run", "--context", 16)
+    said = capsys.readouterr().out
+    assert said.startswith("LlamaModel: 2,808 parameters, 1 layers, texts of up to 16 tokens of 260 different ones\n")
+    theirs = load_pretrained(folder / "theirs")
+    found = load_checkpoint(folder / "run")
+    assert same(found.model, theirs) and found.state == {"step": 0} and found.model.config.context_length == 16
+
+    polyarr("generate", folder / "run", "--prompt", "fox", "--tokens", 9, "--temperature", 0, "--backend", "numpy")
+    tokens = found.tokenizer.encode("fox")
+    given = theirs.with_context(16), pa.asarray(tokens[None]), 9
+    wanted = generate(*given, temperature=0, vocab_size=257).numpy()[0]
+    assert capsys.readouterr().out == found.tokenizer.decode(wanted.tolist()) + "\n"
+
+    (folder / "a.txt").write_text(TEXT)
+    options = ("--data", folder / "a.txt", "--backend", "numpy", "--steps", 3, "--lr", 1e-2)
+    polyarr("train", "--resume", "--out", folder / "run", *options)
+    said = capsys.readouterr().out
+    assert "steps" in said and "the text is not the one" not in said and "schedule ends" not in said
+    trained = load_checkpoint(folder / "run", "last")
+    assert trained.info["step"] == 3 and trained.info["recipe"]["decay_steps"] == 3 and not same(trained.model, theirs)
+
+    polyarr("export", folder / "run", "--out", folder / "out", "--checkpoint", "last", "--dtype", "float32")
+    assert same(load_pretrained(folder / "out"), trained.model)
+    assert json.loads((folder / "out" / "config.json").read_text())["max_position_embeddings"] == 16
+    assert load_tokenizer(folder / "out").to_dict() == found.tokenizer.to_dict()
+
+
+def test_a_model_without_a_tokenizer_reads_and_writes_numbers(folder, capsys):
+    (folder / "theirs" / "tokenizer.json").unlink()
+    polyarr("import", folder / "theirs", "--out", folder / "run")
+    assert "no tokenizer is beside it: its text is the numbers of tokens" in capsys.readouterr().out
+    assert type(load_checkpoint(folder / "run").tokenizer) is NumberTokenizer
+    polyarr("generate", folder / "run", "--prompt", "5 27", "--tokens", 2, "--temperature", 0, "--backend", "numpy")
+    model = load_pretrained(folder / "theirs")
+    wanted = generate(model, pa.asarray([[5, 27]]), 2, temperature=0).numpy()[0]
+    assert capsys.readouterr().out.split() == [str(n) for n in wanted]
+    with pytest.raises(Exception, match=r"'fox' is no token; texts are numbers from 0 to 259"):
+        polyarr("generate", folder / "run", "--prompt", "fox", "--backend", "numpy")
+    polyarr("generate", folder / "run", "--tokens", 1, "--backend", "numpy")
+    assert capsys.readouterr().out.startswith(" 0 ")
+    polyarr("export", folder / "run", "--out", folder / "out")
+    assert "its tokenizer of tokens is left out" in capsys.readouterr().out
+    assert not (folder / "out" / "tokenizer.json").exists()
+    (folder / "b.json").write_text(byte_tokenizer().to_json())
+    polyarr("import", folder / "theirs", "--out", folder / "run", "--overwrite", "--tokenizer", folder / "b.json")
+    assert load_checkpoint(folder / "run").tokenizer.vocab_size == 257
+
+
+def test_a_run_that_is_there_stays_and_what_does_not_fit_is_refused_before_it_is_touched(folder):
+    import_model(folder / "theirs", folder / "run")
+    before = (folder / "run" / "best.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match="holds a run already; give another folder, or overwrite it"):
+        import_model(folder / "theirs", folder / "run")
+    with pytest.raises(ValueError, match="length is 33; it must be from 1 to 32"):
+        import_model(folder / "theirs", folder / "run", context_length=33, overwrite=True)
+    with pytest.raises(ValueError, match="the model has 260 tokens; it must have the tokenizer's 300"):
+        import_model(folder / "theirs", folder / "run", tokenizer=NumberTokenizer(300), overwrite=True)
+    (folder / "theirs" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        import_model(folder / "theirs", folder / "run", overwrite=True)
+    assert (folder / "run" / "best.safetensors").read_bytes() == before
+    assert sorted(path.name for path in (folder / "run").iterdir()) == ["best.safetensors"]
+
+
+def test_a_model_that_was_trained_here_goes_out_and_comes_back(folder):
+    (folder / "a.txt").write_text(TEXT)
+    polyarr(
+        "train", "--data", folder / "a.txt", "--backend", "numpy", "--steps", 1, "--out", folder / "run", "--preset",
+        "shakespeare-char",
+    )  # fmt: skip
+    trained = load_checkpoint(folder / "run").model
+    for format in ("huggingface", "tutorial"):
+        export_model(folder / "run", folder / format, format=format)
+        found = import_model(folder / format, folder / f"from {format}").model
+        assert type(found) is GPTModel and same(found, trained)
+    shutil.rmtree(folder / "huggingface")
+    export_model(folder / "run", folder / "huggingface", dtype="bfloat16")
+    assert same(load_pretrained(folder / "huggingface"), trained.astype("bfloat16").astype("float32"))
+
+
+def test_numbers_are_a_tokenizers_text():
+    tokenizer = NumberTokenizer(100)
+    assert tokenizer.encode(" 5\n27 99").tolist() == [5, 27, 99] and tokenizer.decode([5, 27]) == " 5 27"
+    assert NumberTokenizer.from_dict(json.loads(json.dumps(tokenizer.to_dict()))).vocab_size == 100
+    for text in ("", "a", "100", "-1", "1.5", "٣", "9" * 5000):
+        with pytest.raises(ValueError, match=r"^encode: .* texts are numbers from 0 to 99, with blanks between$"):
+            tokenizer.encode(text)
+    with pytest.raises(ValueError, match=r"^decode: 100 is no token; they are 0 to 99$"):
+        tokenizer.decode([100])
+    for saved in ({"kind": "numbers"}, {"kind": "numbers", "vocab_size": 0}, {"kind": "numbers", "vocab_size": True}):
+        with pytest.raises(ValueError, match="NumberTokenizer"):
+            NumberTokenizer.from_dict(saved)
