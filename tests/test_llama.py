@@ -7,6 +7,7 @@ import polyarr as pa
 from polyarr import nn, optim
 from polyarr.models.generation import generate
 from polyarr.models.llama import PRESETS, LlamaConfig, LlamaModel
+from polyarr.testing import assert_gradients_agree
 
 SMALL = {
     "vocab_size": 11,
@@ -79,6 +80,11 @@ def test_gradient_matches_finite_differences_in_float64(changes):
             ends.append(float(model.copy().load_parameters(moved).loss(inputs, targets)))
         found = float(pa.sum(grads.named_parameters()[name] * direction))
         assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-9), name
+
+
+def test_gradients_are_the_same_on_every_backend():
+    model, inputs, targets = small(qkv_bias=True), tokens(2, 7), tokens(2, 7)
+    assert_gradients_agree(lambda m, x, y: m.loss(x, y), (model, inputs, targets), backends=("numpy", "opencl"))
 
 
 def test_no_position_sees_a_later_token_and_order_matters():

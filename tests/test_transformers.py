@@ -10,6 +10,8 @@ import pytest
 
 import polyarr as pa
 from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
+from polyarr.text import byte_tokenizer
+from polyarr.training.pretrained import export_model, import_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -138,6 +140,22 @@ def test_what_is_exported_loads_in_transformers(model, tmp_path):
     assert not any(told.values())
     with torch.no_grad():
         np.testing.assert_allclose(theirs.eval()(torch.tensor(tokens)).logits.numpy(), logits, rtol=0, atol=1e-4)
+
+
+def test_a_tokenizer_goes_in_and_out_with_its_model(tmp_path):
+    pytest.importorskip("tokenizers")
+    config = transformers.LlamaConfig(**{**_LLAMA, "vocab_size": 300})
+    theirs_of(config).save_pretrained(tmp_path / "theirs")
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    before = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|endoftext|>"
+    )
+    before.save_pretrained(tmp_path / "theirs")
+    with pa.use_backend("numpy"):
+        import_model(tmp_path / "theirs", tmp_path / "run")
+        export_model(tmp_path / "run", tmp_path / "out")
+    after, text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), "naïve 🦊"
+    assert after(text).input_ids == before(text).input_ids and after.eos_token_id == before.eos_token_id is not None
 
 
 # ---- the tutorial's GPT, as its state_dict names its parts ---------------------------------------------------------

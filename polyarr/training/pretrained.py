@@ -1,5 +1,6 @@
 """Models from elsewhere as runs that have not begun, and runs as models for others."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
     }
 )
 PRESET = "pretrained"
-_TOKENIZER = "tokenizer.json"
+_TOKENIZER, _ITS_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
 
 def import_model(
@@ -93,5 +94,8 @@ def export_model(
         saved = load_checkpoint(Path(folder), name)
         save_pretrained(path, saved.model, format=format, dtype=dtype)
     if isinstance(saved.tokenizer, SubwordTokenizer):
+        end = {"eos_token": name} if (name := saved.tokenizer.to_dict()["end"]) else {}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **end}
         write_whole(Path(path) / _TOKENIZER, saved.tokenizer.to_json().encode())
+        write_whole(Path(path) / _ITS_SETTINGS, json.dumps(settings).encode())
     return saved
