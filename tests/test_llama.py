@@ -98,6 +98,14 @@ def test_no_position_sees_a_later_token_and_order_matters():
     assert np.abs(model(turned_round).numpy()[:, -1] - a[:, -1]).max() > 1e-6
 
 
+def test_logits_with_a_cache_are_those_without(backend):
+    pa.random.seed(0)
+    model, x = pa.tree.map(lambda p: p * 20, small()), tokens(2, 8)
+    wanted, caches = model(x).numpy(), model.caches(2, 10)
+    parts = [model(x[:, :5], caches)] + [model(x[:, i : i + 1], caches, i) for i in range(5, 8)]
+    np.testing.assert_allclose(np.concatenate([p.numpy() for p in parts], 1), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_text_is_the_same_with_and_without_a_cache_beyond_the_context_too(backend):
     pa.random.seed(0)
     model, prompt = pa.tree.map(lambda p: p * 4, small()), tokens(2, 3)

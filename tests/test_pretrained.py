@@ -101,6 +101,37 @@ def test_gpt2s_files_may_lack_the_prefix_and_hold_masks(tmp_path):
     assert same(load_pretrained(tmp_path), model)
 
 
+def test_arrays_of_one_shape_are_not_taken_for_each_other(tmp_path):
+    save_pretrained(tmp_path / "gpt", gpt := pa.tree.map(_drawn, GPTModel(GPT)))
+    arrays, block = load_file(tmp_path / "gpt" / "model.safetensors"), gpt.blocks[1]
+    for name, array in {
+        "attn.c_proj.weight": block.att.out.weight.mT,  # which is square
+        "attn.c_attn.bias": block.att.qkv.bias,
+        "ln_1.weight": block.norm1.weight,
+        "ln_2.weight": block.norm2.weight,
+        "ln_2.bias": block.norm2.bias,
+        "mlp.c_proj.bias": block.ff.down.bias,
+    }.items():
+        np.testing.assert_array_equal(arrays[f"transformer.h.1.{name}"], array.numpy(), err_msg=name)
+    save_pretrained(tmp_path / "llama", llama := pa.tree.map(_drawn, LlamaModel({**LLAMA, "qkv_bias": True})))
+    arrays, block = load_file(tmp_path / "llama" / "model.safetensors"), llama.blocks[1]
+    for name, array in {
+        "self_attn.q_proj.bias": block.att.qkv.bias[:24],
+        "self_attn.k_proj.weight": block.att.qkv.weight[24:36],
+        "self_attn.v_proj.weight": block.att.qkv.weight[36:],
+        "mlp.gate_proj.weight": block.ff.gate.weight,
+        "mlp.up_proj.weight": block.ff.up.weight,
+        "input_layernorm.weight": block.norm1.weight,
+        "post_attention_layernorm.weight": block.norm2.weight,
+    }.items():
+        np.testing.assert_array_equal(arrays[f"model.layers.1.{name}"], array.numpy(), err_msg=name)
+    np.testing.assert_array_equal(arrays["lm_head.weight"], llama.out_head.weight.numpy())
+
+
+def _drawn(p):
+    return pa.random.normal(p.shape)
+
+
 def test_what_a_format_always_has_is_added_on_writing(tmp_path):
     without = GPTModel({**GPT, "qkv_bias": False})
     save_pretrained(tmp_path / "a", without)
