@@ -37,6 +37,16 @@ def test_rotary_turns_pairs_as_complex_numbers(backend, scaling):
     np.testing.assert_allclose(found, np.concatenate([wanted.real, wanted.imag], -1), rtol=1e-5, atol=1e-5)
 
 
+def test_narrow_numbers_are_turned_exactly_and_rounded_once(backend):
+    x = pa.random.normal((1, 3, 2, 8))
+    narrow = x.astype(pa.bfloat16)
+    found = nn.rotary(narrow, nn.turns(narrow, 8, 3, position=4000))
+    assert found.dtype == pa.bfloat16
+    wide = narrow.astype(pa.float32)
+    wanted = nn.rotary(wide, nn.turns(wide, 8, 3, position=4000)).astype(pa.bfloat16)
+    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
 def test_rotary_keeps_the_dtype_and_compiles_with_a_position():
     with pa.use_backend("numpy"):
         x = pa.ones((1, 1, 1, 4), dtype=pa.bfloat16)

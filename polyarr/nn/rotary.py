@@ -31,7 +31,9 @@ class Turns(NamedTuple):
 def turns(
     like: Array, head_size: int, count: int, position: int = 0, theta: float = 1e4, scaling: RotaryScaling | None = None
 ) -> Turns:
-    """The turns of `count` positions from a position on, which may be another number at each run; in like's dtype.
+    """The turns of `count` positions from a position on, which may be another number at each run.
+
+    They are float32 beside narrower floats: in bfloat16, distances of far positions would be lost.
 
     Pair i of a position turns by position * theta^(-2 i / head_size).
 
@@ -44,7 +46,7 @@ def turns(
         rate = _scaled(rate, scaling)
     at = ops.arange(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
     angle = ops.astype(at, dtype=dtype) * rate  # (T, D / 2)
-    return Turns(*(ops.astype(table, dtype=like.dtype) for table in (ops.cos(angle), ops.sin(angle))))
+    return Turns(ops.cos(angle), ops.sin(angle))
 
 
 def _scaled(rate: Array, scaling: RotaryScaling) -> Array:
@@ -59,4 +61,5 @@ def rotary(x: Array, turned: Turns) -> Array:
     cos, sin = (table[:, None] for table in turned)  # (T, 1, D / 2)
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]  # (..., T, H, D / 2)
-    return ops.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    found = ops.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return found if found.dtype == x.dtype else ops.astype(found, dtype=x.dtype)
