@@ -1,5 +1,7 @@
 """Faults planted in what compiles functions: the kit's case `captured` must see each of them."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -58,12 +60,31 @@ def outputs_in_memory_of_its_own(patch):
     patch.setattr(captured, "runner", runner)
 
 
+def arguments_written_over(patch):
+    """By the result, wherever it is as large as the first argument."""
+    real = captured.runner
+
+    def runner(program):
+        plain = real(program)
+
+        def over(inputs):
+            given, found = inputs[0], plain(inputs)
+            if getattr(given, "nbytes", None) == found[0].nbytes:
+                np.copyto(given, found[0])
+            return found
+
+        return over
+
+    patch.setattr(captured, "runner", runner)
+
+
 FAULTS = {
     freed_too_early: (ops.layer_norm, "object has no attribute|unsupported operand"),
     numbers_baked_in: (ops.add, "compiled, with other numbers: the result has other bits"),
     constants_confused: (ops.layer_norm, "compiled, when it is captured: the result has other bits"),
     params_left_out: (ops.argsort, "compiled, when it is captured: the result with another parameter has other bits"),
     outputs_in_memory_of_its_own: (ops.exp, "compiled, after further runs: the result has other bits"),
+    arguments_written_over: (ops.exp, "compiled, when it is captured: an argument was written over"),
 }
 
 
@@ -75,6 +96,39 @@ def test_the_kit_sees_it(on_numpy, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(Exception, match=says):
         examine(on_numpy, Effort())
+
+
+def inputs_written_over_that_are_read_later(patch):
+    patch.setattr(replayed("places"), "_is_last", lambda n, place: place.times >> n > 1)
+
+
+def inputs_written_over_that_were_not_given_away(patch):
+    patch.setattr(replayed("replay"), "getrefcount", lambda value: replayed("replay").SOLE)
+
+
+def places_baked_in(patch):
+    patch.setattr(replayed("replay").FirstRun, "_begun", lambda self, i, buf: buf)
+
+
+def replayed(stem):
+    return importlib.import_module(f"polyarr.backends.opencl.{stem}")
+
+
+REPLAYED = {
+    inputs_written_over_that_are_read_later: "compiled, with arrays that are given away: .* has other bits",
+    inputs_written_over_that_were_not_given_away: "compiled, with other arrays: an argument was written over",
+    places_baked_in: "compiled, in another place: the result has other bits",
+}
+
+
+@pytest.mark.polyarr_backend("opencl")
+@pytest.mark.parametrize("plant", REPLAYED, ids=lambda plant: plant.__name__)
+def test_the_kit_sees_it_in_a_replay(backend, monkeypatch, plant):
+    examine = CASES["captured-exp"].run
+    examine(backend, Effort())
+    plant(monkeypatch)
+    with pytest.raises(Exception, match=REPLAYED[plant]):
+        examine(backend, Effort())
 
 
 def test_what_is_computed_twice_with_other_parameters_is_computed_twice(on_numpy):

@@ -15,10 +15,11 @@ from polyarr import ops
 from polyarr.core.errors import DeviceMemoryError
 from polyarr.core.program import Program, Step, given, taken
 from polyarr.core.spec import Spec, float32, uint32
+from polyarr.core.spec import bool as bool_
 
 pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.polyarr_backend("opencl")
-X, ROW = Spec((4, 6), float32), Spec((1, 6), float32)
+X, ROW, TURNED = Spec((4, 6), float32), Spec((1, 6), float32), Spec((6, 4), float32)
 FIXED = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": (0.1,), "decoupled": True}
 
 
@@ -104,11 +105,15 @@ def drawn(backend, seed, shape=(4, 6)):
 
 
 def chain(write, count=3):
-    """y = exp(...exp(x * 0.5)...): outputs in memory of their own, what is between in slots."""
+    """y = tanh(...tanh(x * 0.5).mT...): outputs in memory of their own, what is between in slots.
+
+    Where what a kernel reads is transposed, the result cannot lie in its place.
+    """
     x = write.array()
     y = write.step(ops.multiply, X, x, write.constant(0.5))
-    for _ in range(count - 1):
-        y = write.step(ops.tanh, X, y)
+    for n in range(count - 1):
+        turned = TURNED if n % 2 == 0 else X
+        y = write.step(ops.tanh, turned, write.step(ops.permute_dims, turned, y, axes=(1, 0)))
     return write.program(y)
 
 
@@ -279,8 +284,8 @@ def test_a_launcher_that_cannot_be_spared_is_not_recorded(backend, write, launch
 def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, monkeypatch):
     x, n = write.array(), write.number(int)
     inverse = write.count(lambda n: 12 // n, n)
-    y = write.step(ops.tanh, X, write.step(ops.multiply, X, x, inverse))
-    runs, data = Runs(backend, write.program(y)), drawn(backend, 0)
+    turned = write.step(ops.permute_dims, TURNED, write.step(ops.multiply, X, x, inverse), axes=(1, 0))
+    runs, data = Runs(backend, write.program(write.step(ops.tanh, TURNED, turned))), drawn(backend, 0)
     for n in (1, 2):
         runs.check(data, n)
     with pytest.raises(ZeroDivisionError) as told:
@@ -345,6 +350,71 @@ def test_a_result_is_written_over_what_nobody_else_has(backend, write):
         same = [buf.memory.int_ptr == address for buf, address in zip(held, before, strict=True)]
         assert same == [n > 1, n > 1 and n != 3, n > 1]
         assert mine is None or runs.bits(mine) == kept
+
+
+def exponentials(write, x):
+    return write.step(ops.exp, X, write.step(ops.square, X, write.step(ops.negative, X, x)))
+
+
+IN_PLACE = {
+    "a chain of elementwise ops": lambda write, x: exponentials(write, x),
+    "of both operands one": lambda write, x: write.step(ops.add, X, exponentials(write, x), x),
+    "an operand twice": lambda write, x: write.step(ops.multiply, X, x, x),
+    "where": lambda write, x: write.step(ops.where, X, write.step(ops.isnan, Spec((4, 6), bool_), x), x, x),
+    "an updated window": lambda write, x: write.step(
+        ops.slice_update, X, x, write.step(ops.sum, ROW, x, axis=(0,), keepdims=True),
+        tuple(map(write.constant, (2, 0))), steps=(1, 1)),
+    "added rows": lambda write, x: write.step(
+        ops.scatter_add, X, x, write.constant(write.backend.upload(np.array([1, 3], np.int32))),
+        write.constant(drawn(write.backend, 5, (2, 6))), axis=0),
+    "dropout": lambda write, x: write.step(ops.dropout, X, x, write.constant(7), write.constant(3), rate=0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_an_input_that_was_given_away_is_written_over(backend, write, way):
+    x = write.array()
+    runs, kept = Runs(backend, write.program(IN_PLACE[way](write, x))), []
+    for n in range(6):
+        wanted, given = runs.bits(runs.plain([drawn(backend, n)])[0]), [drawn(backend, n)]
+        address, mine = given[0].memory.int_ptr, given[0] if n in (2, 4) else None  # somebody holds it
+        before = mine and runs.bits(mine)
+        (found,) = runs.run(given)
+        kept.append((found, wanted))
+        assert (found.memory.int_ptr == address) == (n > 0 and mine is None)
+        assert mine is None or runs.bits(mine) == before
+    assert all(runs.bits(found) == wanted for found, wanted in kept) and runs.times == 0
+    (repetition,) = runs.run._recorded.values()
+    assert way != "a chain of elementwise ops" or repetition._own == []
+
+
+NOT_IN_PLACE = {
+    "read later": lambda write, x: (write.step(ops.add, X, later, x) for later in [
+        write.step(ops.permute_dims, X, write.step(ops.tanh, TURNED, write.step(
+            ops.permute_dims, TURNED, write.step(ops.exp, X, x), axes=(1, 0))), axes=(1, 0))]),
+    "an output too": lambda write, x: (write.step(ops.exp, X, x), x),
+    "of another width": lambda write, x: (write.step(ops.isnan, Spec((4, 6), bool_), x),),
+    "repeated": lambda write, x: (write.step(ops.add, Spec((4, 4, 6), float32), x, write.constant(
+        drawn(write.backend, 1, (4, 4, 6)))),),
+    "a part of it": lambda write, x: (write.step(ops.exp, ROW, write.step(
+        ops.slice, ROW, x, tuple(map(write.constant, (1, 0))), steps=(1, 1), shape=(1, 6))),),
+    "far less than it": lambda write, x: (write.step(ops.exp, Spec((1,), float32), write.step(
+        ops.slice, Spec((1,), float32), write.step(ops.reshape, Spec((24,), float32), x, shape=(24,)),
+        (write.constant(0),), steps=(1,), shape=(1,))),),
+    "turned": lambda write, x: (write.step(ops.exp, TURNED, write.step(ops.permute_dims, TURNED, x, axes=(1, 0))),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", NOT_IN_PLACE)
+def test_an_input_is_not_written_over(backend, write, way):
+    x = write.array()
+    runs = Runs(backend, write.program(*NOT_IN_PLACE[way](write, x)))
+    for n in range(3):
+        wanted, given = runs.plain([drawn(backend, n)]), [drawn(backend, n)]
+        address = given[0].memory.int_ptr
+        found = runs.run(given)
+        assert [*map(runs.bits, found)] == [*map(runs.bits, wanted)]
+        assert n == 0 or way == "read later" or found[0].memory.int_ptr != address
 
 
 def test_threads_replay_the_same_program(backend, write):

@@ -67,7 +67,7 @@ def _drawn(
     length = model.config.context_length
     state = None if seed is None else (seed, 0)
 
-    @compile
+    @compile(donate="caches")  # which are written over
     def following(
         model: LanguageModel, tokens: Array, caches: list[KeyValueCache] | None, position: int | None
     ) -> Array:

@@ -27,6 +27,9 @@ def check_captured(op: Op, backend: Backend, sample: Sample) -> None:
         raise Lacking(f"{backend.name} says that what {op.name} needs adds in no fixed order")
     for template in (sample, *_with_a_number(op, sample)):
         _compare(op, backend, template)
+    if backend.replay is not None:  # which may write over what is given away
+        _give_away(op, backend, sample, lambda args: ())
+        _give_away(op, backend, sample, lambda args: tree.map(_twice, args))
 
 
 def _compare(op: Op, backend: Backend, sample: Sample) -> None:
@@ -50,11 +53,32 @@ def _compare(op: Op, backend: Backend, sample: Sample) -> None:
                 raise CheckFailure(f"{place_of(op, backend)}: compiled, {moment}: no {expected.__name__}")
             continue
         due = whole(args, named, cotangents := cotangents_of(expected, sample))
-        before, got = bits(due), compiled(args, named, cotangents)
+        before, given = bits(due), bits(args)
+        got = compiled(args, named, cotangents)
         _compare_bits(op, backend, moment, before, bits(got))
+        if bits(args) != given:
+            raise CheckFailure(f"{place_of(op, backend)}: compiled, {moment}: an argument was written over")
         kept.append((before, got))
     for before, got in kept:
         _compare_bits(op, backend, "after further runs", before, bits(got))
+
+
+def _give_away(op: Op, backend: Backend, sample: Sample, then: Callable[[tuple], Any]) -> None:
+    """The same bits where the op may write over its inputs, unless something else is done with them then."""
+
+    def both(args: tuple) -> tuple:
+        return op(*args, **sample.params), then(args)
+
+    compiled, kept, moment = polyarr.compile(both, donate="args"), [], "with arrays that are given away"
+    for found in (sample, sample.with_other_numbers(), sample):
+        due = _outcome(lambda: both(found.arrays(backend)))  # noqa: B023  called at once
+        if isinstance(due, type):
+            return
+        before, got = bits(due), compiled(found.arrays(backend))
+        _compare_bits(op, backend, moment, before, bits(got))
+        kept.append((before, got))
+    for before, got in kept:
+        _compare_bits(op, backend, f"{moment}, after further runs", before, bits(got))
 
 
 def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:
@@ -72,6 +96,11 @@ def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sampl
     for start in () if backend.replay is None else PLACES:
         yield "in another place", sample, start
     yield "with the first arrays again", sample, 0
+
+
+def _twice(leaf: Any) -> Any:
+    """The elements of an array two times."""
+    return polyarr.concat([polyarr.reshape(leaf, shape=(-1,))] * 2) if isinstance(leaf, Array) else leaf
 
 
 def _from(start: int, a: Array) -> Array:

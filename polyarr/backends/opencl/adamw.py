@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device, room_of
 from polyarr.backends.opencl.layout import Buffer
@@ -18,7 +19,7 @@ from polyarr.core.spec import Spec, float64
 
 PLACES = 12  # parameters per launch; adamw.cl repeats its arguments as often
 # Of adamw.cl's arguments: parameters and moments, and what is written over them where that is wanted.
-IN_PLACE = tuple((7 * k + old, 7 * k + new) for k in range(PLACES) for old, new in ((0, 4), (2, 5), (3, 6)))
+IN_PLACE = tuple(InPlace(7 * k + old, 7 * k + new) for k in range(PLACES) for old, new in ((0, 4), (2, 5), (3, 6)))
 LETTERS = ("L", "N", "S")  # for lr, step and scale in the macros of adamw_numbers.cl
 
 Buffers = tuple[Buffer, ...]

@@ -29,6 +29,7 @@ class Commands:
         # Between host and device; upload does not wait: the event keeps the host's bytes alive.
         self.upload, self.transfer = Transfer("upload", self, _upload), Transfer("transfer", self, _transfer)
         self.copy = Command("copy", self, _copy)
+        self.copy.in_place = (InPlace(1, 0, is_copy=True),)
         self.fill = Command("fill", self, _fill)
 
     def finish(self) -> None:
@@ -108,11 +109,25 @@ class Repeated(NamedTuple):
     note: Callable[[BaseException], None]
 
 
+class InPlace(NamedTuple):
+    """A result that may be written over what is read: each element is read before it is written, by who writes it.
+
+    old, new  arguments: the memory that is read, and the result's
+    begins    further arguments, where both begin: that must be 0
+    is_copy   True if nothing is left to do then
+    """
+
+    old: int
+    new: int
+    begins: tuple[int, ...] = ()
+    is_copy: bool = False
+
+
 class Command:
     """Something that a device does in its turn. `enqueue` takes the queue and what the command is called with."""
 
     is_kernel = moves_from_host = False
-    in_place: tuple[tuple[int, int], ...] = ()  # arguments (old, new): new may be old, and is then written over it
+    in_place: tuple[InPlace, ...] = ()
 
     def __init__(self, name: str, commands: Commands, enqueue: Callable[..., cl.Event]) -> None:
         self.name, self._commands, self._enqueue = name, commands, enqueue

@@ -1,11 +1,14 @@
 """Dropout. Its gradient is dropout under the same mask, which is computed again rather than saved."""
 
+from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.rows import block_plan
 from polyarr.core.spec import Spec
+
+IN_PLACE = (InPlace(0, 1),)
 
 
 def dropout(
@@ -14,7 +17,8 @@ def dropout(
     """Zero elements at the rate, and scale the others up to keep the mean."""
     x, y = dense(device, x), device.empty(out)
     state, macros = state_of(device, key, counter, x), {"BATCH": device.geometry.draws(x.dtype.itemsize)}
-    plan = device.plans[block_plan]("dropout", "dropout", x.dtype, x.size, STATE_ON_DEVICE=state.on_device, **macros)
+    macros["STATE_ON_DEVICE"] = state.on_device
+    plan = device.plans[block_plan]("dropout", "dropout", x.dtype, x.size, IN_PLACE, **macros)
     scale = 1 / (1 - rate) if rate < 1 else 0.0
     numbers = round(rate * 2**24), scale, *state.arguments
     plan.kernel(plan.work, plan.group, x.memory, y.memory, *plan.numbers, *numbers)

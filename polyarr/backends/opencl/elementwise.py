@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.device import Device, room_of
 from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, row_major, steps_of
 from polyarr.backends.opencl.program import types, vector_types
@@ -218,14 +220,23 @@ def _plan(
         C_WORD=vector_types(bool_, vector)["WORD"],
         **vector_types(out.dtype, vector, "OUT_"),
     )
+    if start is None and steps[-1] == (1,):
+        program.elementwise.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
     argument = _to_argument(dtype, is_compared=out.dtype == bool_)
-    number = SCALARS[stored["ACC"]]
-    program.elementwise.arguments = (
-        *(t for kind in kinds for t in OPERANDS.get(kind, (number,))), None, INT64, STRUCTURE,
-        *(() if start is None else STARTED),
-    )  # fmt: skip
+    given = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
+    program.elementwise.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else STARTED))
     return Plan(program.elementwise, work, group, layout.tobytes(), device.plans[room_of](out), argument)
+
+
+def _in_place(
+    kinds: list[str], dtypes: tuple[np.dtype, ...], out: np.dtype, expression: str
+) -> tuple[InPlace, ...]:
+    """The operands over which a result of one axis and steps of 1 may be written: those that lie as it does."""
+    ends = [*accumulate(len(OPERANDS.get(kind, (None,))) for kind in kinds)]
+    result, alike = ends[-1], [dtype.itemsize == out.itemsize for dtype in dtypes]
+    at = [end - 2 for end, kind, fits in zip(ends, kinds, alike, strict=True) if kind == "DENSE" and fits]
+    return tuple(InPlace(i, result, (i + 1, result + 1), expression == COPY and dtypes[0] == out) for i in at)
 
 
 def _usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:

@@ -1,11 +1,14 @@
 """GELU, forward and backward. Nothing is saved."""
 
+from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import block_plan
 from polyarr.core.spec import Spec
+
+IN_PLACE = {"gelu_forward": (InPlace(0, 1),), "gelu_backward": (InPlace(0, 2), InPlace(1, 2))}
 
 
 def gelu(device: Device, out: Spec, x: Buffer, *, approximate: str) -> tuple[Buffer, None]:
@@ -28,4 +31,4 @@ def gelu_backward(
 
 def _plan(device: Device, kernel: str, x: Buffer, approximate: str) -> LaunchPlan:
     form = "gelu_tanh" if approximate == "tanh" else "gelu"
-    return device.plans[block_plan]("gelu", kernel, x.dtype, x.size, FLOATING=1, ACTIVATION=form)
+    return device.plans[block_plan]("gelu", kernel, x.dtype, x.size, IN_PLACE[kernel], FLOATING=1, ACTIVATION=form)

@@ -8,18 +8,17 @@ enqueued, as an op does: so programs hold no memory in between, and share it wit
 The pool mostly gives the same slots again; then they are bound already.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from sys import getrefcount
 from typing import Any
 
-import pyopencl as cl
-
 from polyarr.backends.opencl.commands import Repeated
 from polyarr.backends.opencl.copy import duplicate
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, is_aligned
+from polyarr.backends.opencl.places import SOLE, Sharing, Slot, Uses, slots_for
 from polyarr.backends.opencl.recording import Formula, Offset, Place, Recording, settled
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
@@ -27,8 +26,6 @@ from polyarr.core.program import Program, Run, Step, given, last_uses, taken
 
 MOST = 8  # layouts of the inputs for which commands are recorded; with others the launchers run
 TRIALS = 3  # recordings that may fail because somebody read the device's memory meanwhile, as tuning does, once
-
-Uses = list[tuple[Any, int]]  # where memory is an argument: whose, and which
 
 
 class Replay:
@@ -98,6 +95,8 @@ class FirstRun:
 
     recording  of what they do; None from when on one of them could not work without knowing a number
     fed        the place of each input, None for a number
+    sizes      of the inputs' memory, by place
+    given      the places of the inputs that are given away, as far as one can see
     begins     for inputs that do not begin at the beginning of their memory: which, and the number that says where
     exact      inputs for which a launcher had to know it
     """
@@ -106,6 +105,8 @@ class FirstRun:
         self._device, self._program = device, program
         self.recording: Recording | None = Recording(device.faults.mine(), program.size)
         self._values, self.fed = dict(program.constants), [self._fed(value) for value in inputs]
+        self.sizes = {p: value.memory.size for p, value in zip(self.fed, inputs, strict=True) if p is not None}
+        self.given = {place for place, value in zip(self.fed, inputs, strict=True) if getrefcount(value) == LISTED}
         self.begins, self.exact = list[tuple[int, int]](), set[int]()
         for slot, value in program.constants.items():
             for b in _buffers(value):
@@ -184,53 +185,15 @@ class FirstRun:
 # ---- the runs after it -------------------------------------------------------------------------------------------
 
 
-class Slot:
-    """Where memory is an argument, for one place or for several of which no two are needed at the same time.
-
-    handle  to which the arguments were bound last; 0: none
-    kept    keeps that memory alive, lest the handle come again for another
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes, self.times, self.uses = nbytes, 0, Uses()
-        self.forget()
-
-    def lies_in(self, memory: Any) -> None:
-        """Bind the arguments, unless they are."""
-        handle = memory.int_ptr
-        if handle != self.handle:
-            self.handle = 0  # in case that something comes in between
-            for subject, i in self.uses:
-                subject.set_arg(i, memory)
-            self.kept, self.handle = cl.MemoryObject.from_int_ptr(handle, retain=True), handle
-
-    def forget(self) -> None:
-        """Keep no memory alive."""
-        self.handle, self.kept = 0, None
-
-
-def slots_for(uses: dict[Place, Uses]) -> list[Slot]:
-    """Few slots for many places. Large ones first: each goes into the smallest slot where it is in nobody's way."""
-    slots: list[Slot] = []
-    for place in sorted(uses, key=lambda place: place.nbytes, reverse=True):
-        times = place.span
-        slot = next((slot for slot in reversed(slots) if not slot.times & times), None)
-        if slot is None:
-            slots.append(slot := Slot(place.nbytes))
-        slot.times |= times
-        slot.uses += uses[place]
-    return slots
-
-
 class Repetition:
     """Every other run with the same layout.
 
     outputs   the windows on the memory of a run, by number; without one, what is the same every time
     told      which outputs are numbers, or begin at one
-    commands  what is enqueued
+    commands  what is enqueued, by number
+    last      the commands that were left out at the last run, and those that were not
     settings  where numbers are arguments: what sets them, whose, which, and the number
-    fed       the places of inputs: which input, where it is an argument, and, by number, the one of `fresh` that may
-              be written over it by the last command that reads it
+    fed       the places of inputs: which input, where it is an argument, and what may be written over it
     fresh     those of outputs, in memory that is new at every run
     own       memory that is needed during a run only
     fixed     memory that stays the same, as far as it is in outputs
@@ -253,11 +216,13 @@ class Repetition:
         self._told = [(i, number.slot) for i, number in told if isinstance(number, Number)]
         self._fixed = [place.memory for place in fixed]
         self._slots = {place: Slot(place.nbytes) for place in (*places, *fresh, recording.fault[0])}
-        over = _written_over(recording, [p for p in places if places.count(p) == 1 and p not in shown], fresh)
-        given = [i for i, place in enumerate(fed) if place is not None]
+        alone = {p: first.sizes[p] for p, count in Counter(places).items() if count == 1 and p not in shown}
+        self._sharing = Sharing(recording.noted, alone, first.given, fresh)
+        given, over = [i for i, place in enumerate(fed) if place is not None], self._sharing.over
         self._fed = [(i, self._slots[place], over.get(place)) for i, place in zip(given, places, strict=True)]
         self._fresh, self._fault = [self._slots[place] for place in fresh], self._slots[recording.fault[0]]
-        self._commands: list[Repeated] = []
+        self._commands: dict[int, Repeated] = {}
+        self._last: tuple[set[int], list[Repeated]] = (set(), [])
         self._settings: list[tuple[Any, ...]] = []
         self._own: list[Slot] = []
         self._is_bound = False
@@ -269,7 +234,7 @@ class Repetition:
             self._bind()
         values = self._count(inputs)
         device.faults.follow(inputs)
-        memories, results = self._taken(inputs)
+        memories, results, spared = self._taken(inputs)
         own = device.allocate([slot.nbytes for slot in self._own])
         if fault.times:
             memory, values[time.slot] = device.faults.call()
@@ -280,26 +245,34 @@ class Repetition:
             slot.lies_in(memory)
         for set_number, subject, i, slot in self._settings:
             set_number(subject, i, values[slot])
-        device.commands.repeat(self._commands)
+        device.commands.repeat(self._without(spared))
         return self._found([*memories, *results, *self._fixed], values)
 
-    def _taken(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The memory of inputs, and that for outputs: over an input where nobody else has it any more."""
-        memories, results = list[Any](), [None] * len(self._fresh)
-        for i, _, target in self._fed:
+    def _taken(self, inputs: list[Any]) -> tuple[list[Any], list[Any], set[int]]:
+        """The memory of inputs; that for outputs, an input's where nobody else has it; what is to be left out then."""
+        memories, results, spared = list[Any](), [None] * len(self._fresh), set[int]()
+        for i, _, over in self._fed:
             buf, inputs[i] = inputs[i], None
             memory = buf.memory
-            if target is not None and getrefcount(buf) == SOLE:
+            if over is not None and getrefcount(buf) == SOLE:
                 del buf
-                fresh = self._fresh[target]
-                if getrefcount(memory) == SOLE and (fresh.handle == memory.int_ptr or _suits(memory, fresh.nbytes)):
-                    results[target] = memory
+                fresh = self._fresh[over.fresh]
+                if getrefcount(memory) == SOLE and (fresh.handle == memory.int_ptr or fresh.may_be(memory)):
+                    results[over.fresh] = memory
+                    if over.spared is not None:
+                        spared.add(over.spared)
             memories.append(memory)
         inputs.clear()
         missing = [n for n, memory in enumerate(results) if memory is None]
         for n, memory in zip(missing, self._device.allocate([self._fresh[n].nbytes for n in missing]), strict=True):
             results[n] = memory
-        return memories, results
+        return memories, results, spared
+
+    def _without(self, spared: set[int]) -> list[Repeated]:
+        """The commands but for these, which are mostly those of the last time."""
+        if spared != self._last[0] or not self._last[1]:
+            self._last = spared, [command for n, command in self._commands.items() if n not in spared]
+        return self._last[1]
 
     def _found(self, memories: list[Any], values: list[Any]) -> list[Any]:
         """The outputs' values in these memories and with these numbers."""
@@ -338,46 +311,24 @@ class Repetition:
 
     def _bind(self) -> None:
         """Bind what is the same at every run, and note where the rest is. Once."""
-        commands, settings, uses = list[Repeated](), list[tuple[Any, ...]](), defaultdict[Place, Uses](list)
-        for noted in self._recording.noted:
+        commands, settings, uses = dict[int, Repeated](), list[tuple[Any, ...]](), defaultdict[Place, Uses](list)
+        for n, noted in enumerate(self._recording.noted):
+            if n in self._sharing.spared:
+                continue
             args = settled(noted.args)
             enqueue, subject = noted.command.repeated(tuple([a.memory if type(a) is Place else a for a in args]))
             note = partial(self._program.note, step=self._step(noted.step))
-            commands.append(Repeated(enqueue, subject, noted.work, noted.group, noted.command, note))
+            commands[n] = Repeated(enqueue, subject, noted.work, noted.group, noted.command, note)
             for i, arg in enumerate(noted.args):
                 if isinstance(arg, Number):
                     settings.append((noted.command.set_number, subject, i, arg.slot))
                 elif type(arg) is Place and arg.memory is None:
-                    uses[arg].append((subject, i))
+                    uses[self._sharing.home(arg)].append((subject, i))
         for place, slot in self._slots.items():
             slot.uses = uses.pop(place, [])
         self._own, self._commands, self._settings = slots_for(uses), commands, settings
         self._device.replays.add(self)
         self._is_bound = True
-
-
-def _written_over(recording: Recording, places: list[Place], fresh: list[Place]) -> dict[Place, int]:
-    """Of places whose last command may write its result over them: which one of fresh that is."""
-    found = {}
-    for n, noted in enumerate(recording.noted):
-        for old, new in noted.command.in_place:
-            source, target = noted.args[old], noted.args[new]
-            if source in places and target in fresh and source.span >> n == 1 and not target.times & ((1 << n) - 1):
-                found[source] = fresh.index(target)
-    return found
-
-
-def _suits(memory: Any, nbytes: int) -> bool:
-    """True for memory that is large enough, and on which no other library may still compute."""
-    return memory.size >= nbytes and not hasattr(memory, "cuda")
-
-
-def _held() -> int:
-    memory = object()
-    return getrefcount(memory)
-
-
-SOLE = _held()  # what getrefcount says of what only a local variable holds
 
 
 # ---- values ------------------------------------------------------------------------------------------------------
@@ -407,3 +358,10 @@ def _buffers(value: Any) -> list[Buffer]:
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same tree with other leaves."""
     return tuple([_each(member, change) for member in value]) if type(value) is tuple else change(value)
+
+
+def _listed() -> int:
+    return max(getrefcount(value) for value, _ in zip([object()], [None], strict=True))
+
+
+LISTED = _listed()  # what getrefcount says in a loop of what only the list that is gone through holds

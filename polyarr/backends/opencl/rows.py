@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, spec_of
@@ -42,12 +43,16 @@ def groups_of(plan: LaunchPlan) -> int:
     return prod(plan.work) // prod(plan.group)
 
 
-def block_plan(device: Device, stem: str, kernel: str, dtype: np.dtype, size: int, **defines: Any) -> LaunchPlan:
+def block_plan(
+    device: Device, stem: str, which: str, dtype: np.dtype, size: int, in_place: tuple[InPlace, ...], **defines: Any
+) -> LaunchPlan:
     """The launch of a kernel whose groups take blocks of consecutive elements; the number is the size."""
     blocks = device.geometry.blocks(dtype.itemsize)
     vector = vector_types(dtype, blocks["VECTOR"])
     program, group = device.build(stem, **types(dtype), **blocks, **vector, **defines), blocks["GROUP"]
-    return LaunchPlan(getattr(program, kernel), (-(-size // blocks["BLOCK"]) * group,), (group,), (size,))
+    kernel = getattr(program, which)
+    kernel.in_place = in_place
+    return LaunchPlan(kernel, (-(-size // blocks["BLOCK"]) * group,), (group,), (size,))
 
 
 def wide(dtype: np.dtype) -> np.dtype:

@@ -1,6 +1,8 @@
 // Elementwise: every element of out is EXPRESSION of the elements of x, y and c that broadcast to it.
 //
-// Arrays   x, y (elements T), c (bool), out (elements OUT_T): windows with any strides, which broadcasting makes 0
+// Arrays   x, y (elements T), c (bool), out (elements OUT_T): windows with any strides, which broadcasting makes 0.
+//          out may be an operand that is as long and as wide, with one axis and steps of 1: the work-item that writes an
+//          element has read it before, and nobody else reads it. That holds whatever a compiler makes of `restrict`
 // Launch   CPU (WG 1): one group per layout.block consecutive elements of out, in row-major order
 //          GPU: groups of WG work-items, each group for WG * PER_ITEM * VECTOR consecutive elements of out
 // Params   EXPRESSION                 a C expression of x, y (ACC) and c (int)
