@@ -81,6 +81,52 @@ def test_what_needs_a_numbers_value_says_so(fn):
             pa.compile(lambda n: fn(n))(n)
 
 
+def test_keys_that_are_equal_and_yet_not_the_same_are_other_forms():
+    compiled = pa.compile(lambda given: (type(next(iter(given))).__name__, given))
+    for key in (1, True, 1.0, 1):
+        kind, given = compiled({key: pa.ones(())})
+        assert kind == type(key).__name__ == type(next(iter(given))).__name__
+    assert len(compiled.programs()) == 3
+
+
+def test_a_number_is_an_index(backend):
+    def fn(x, n):
+        before = x[n], x[..., n, None], x[n, [1, 0]]
+        x[n] = x[n - 1] * 2
+        x[0, n] = n
+        return (*before, x)
+
+    compiled = pa.compile(fn)
+    for n in (1, 2, -1, -2):
+        mine, theirs = (pa.asarray(np.arange(9.0, dtype=np.float32).reshape(3, 3)) for _ in range(2))
+        assert bits(compiled(mine, n)) == bits(fn(theirs, n)) and bits(mine) == bits(theirs)
+    assert len(compiled.programs()) == 1
+    with pytest.raises(IndexError, match=r"^indexing: x is float32\[3, 3\]; index 3 is out of range for axis 0"):
+        compiled(mine, 3)
+
+
+def test_a_number_that_does_not_fit_is_told_of_as_without_compiling():
+    def fn(x, n):
+        x[0] = n
+        return x
+
+    for call in (fn, pa.compile(fn)):
+        with pytest.raises(OverflowError, match=r"^x\[key\] = value: value is 300; int8 holds"):
+            call(pa.ones((2,), dtype="int8"), 300)
+
+
+def test_what_contains_itself_is_no_tree():
+    def returned(x):
+        found = [x]
+        found.append(found)
+        return found
+
+    with pytest.raises(pa.CaptureError, match=r"^compile: an argument of <lambda> contains itself; give a tree$"):
+        pa.compile(lambda given: given[0])(returned(pa.ones(())))
+    with pytest.raises(pa.CaptureError, match=r"^compile: what returned returns contains itself; return a tree$"):
+        pa.compile(returned)(pa.ones(()))
+
+
 def test_memory_stats_bears_what_a_capture_leaked(backend):
     kept = []
     pa.compile(lambda x: kept.append(x + 1) or x)(pa.ones((3,)))

@@ -11,6 +11,8 @@ from polyarr.core.number import Number
 from polyarr.core.spec import Spec
 from polyarr.tree import children, rebuild
 
+NAMES = {str}  # of a container's children, mostly
+
 
 def read(tree: Any, fed: list[Any], key: list[Any], numbers: bool = True) -> None:
     """Append a tree's arrays, and unless they are to be constants its numbers, to fed; what is left of it to key."""
@@ -26,8 +28,9 @@ def read(tree: Any, fed: list[Any], key: list[Any], numbers: bool = True) -> Non
         for child in tree:
             read(child, fed, key, numbers)
     elif (found := children(tree)) is not None:
+        names = found if set(map(type, found)) <= NAMES else map(_constant, found)
         settings = () if kind is dict else _settings(tree, found)
-        key.append((kind, *found, *settings))
+        key.append((kind, *names, *settings))
         for child in found.values():
             read(child, fed, key, numbers)
     else:
@@ -92,7 +95,7 @@ def _constant(value: Any) -> Any:
     if kind is list or kind is tuple:
         return (kind, *map(_constant, value))
     if kind is dict:
-        return (dict, *((name, _constant(member)) for name, member in value.items()))
+        return (dict, *((_constant(name), _constant(member)) for name, member in value.items()))
     if isinstance(value, float):
         return kind, repr(value)
     if isinstance(value, np.ndarray):

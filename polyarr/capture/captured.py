@@ -4,14 +4,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from polyarr import random, tree
+from polyarr import ops, random, tree
 from polyarr.capture import watched
 from polyarr.capture.arguments import builder, form, is_fed, kept, put_back
 from polyarr.capture.passes import simplified
 from polyarr.capture.run import runner
 from polyarr.capture.trace import Trace
 from polyarr.core import watch
-from polyarr.core.array import Array
+from polyarr.core.array import Array, number_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, stand_in, use_backend
 from polyarr.core.errors import CaptureError
@@ -56,7 +56,11 @@ class Captured(NamedTuple):
         """The function's result for these arrays and numbers. `gone` are the arrays that the caller gives away."""
         inputs = [a.buf if type(a) is Array else a for a in fed]
         if self.draws:
-            inputs += [a.buf if type(a) is Array else a for a in random.reserve(self.draws)]
+            slots = self.program.inputs[len(fed) :]
+            inputs += [
+                number_of(part) if slot in self.program.numbers else part.buf
+                for slot, part in zip(slots, random.reserve(self.draws), strict=True)
+            ]
         for a in gone:
             a.rebind(Array(DONATED, None, a.spec))
         outputs = self.outputs(inputs)
@@ -149,7 +153,11 @@ class _Capture:
     def __init__(self, trace: Trace, captures: Any) -> None:
         self.trace, self.fed, self.stands = trace, list[Any](), list[_Stand]()
         self.captures, self.own = captures, [a for a in tree.leaves(captures) if type(a) is Array]
-        state = [trace.array(part) if type(part) is Array else trace.number(part) for part in random.get_state()]
+        is_read = ops.random_bits in trace.target.reads  # otherwise what is in memory becomes a number at every run
+        state = [
+            trace.array(part) if is_read and type(part) is Array else trace.number(number_of(part))
+            for part in random.get_state()
+        ]
         self.generator = _Generator(*state)
         self.state = [part.buf.slot if type(part) is Array else part.slot for part in state]
         self._handles: dict[int, Array] = {}
@@ -205,7 +213,10 @@ class _Capture:
                 return Result(len(outputs) - 1, None)
             return Result(output(leaf), leaf.spec) if type(leaf) is Array else Result(None, None, leaf)
 
-        results = tuple(map(result, tree.leaves(value)))
+        try:
+            results = tuple(map(result, tree.leaves(value)))
+        except RecursionError:
+            raise CaptureError(f"compile: what {name} returns contains itself; return a tree") from None
         handles = [(i, s.handle, s.buf) for i, s in enumerate(self.stands) if s.handle is not None]
         effects = tuple((i, output(a), a.spec) for i, a, buf in handles if a.buf is not buf)
         inputs = [s.slot for s in self.stands] + (self.state if self.generator.draws else [])

@@ -15,7 +15,7 @@ from polyarr.capture.captured import DONATED, Captured, captured, refuse_donated
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, stand_in
-from polyarr.core.errors import BackendError
+from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.program import Program
 from polyarr.core.tape import reads, records
@@ -47,7 +47,10 @@ class Compiled(Generic[P, R]):
             return self.fn(*args, **kwargs)
         fed: list[Any] = []
         key: list[Any] = [get_matmul_precision(), *map(_kind, random.get_state()), tuple(kwargs)]
-        gone = self._read(args, kwargs, fed, key)
+        try:
+            gone = self._read(args, kwargs, fed, key)
+        except RecursionError:
+            raise CaptureError(f"compile: an argument of {_name(self.fn)} contains itself; give a tree") from None
         arrays = [leaf for leaf in fed if type(leaf) is Array]
         if records() and any(a.node is not None for a in arrays):
             return self.fn(*args, **kwargs)  # the tape has to see what it does

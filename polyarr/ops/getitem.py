@@ -9,7 +9,7 @@ import numpy as np
 
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.number import NUMBERS
+from polyarr.core.number import NUMBERS, IntNumber, evaluate
 from polyarr.core.spec import INTEGERS, Spec, broadcast, described, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full
@@ -22,7 +22,8 @@ from polyarr.ops.validation import ARRAY, check_fits, stands_for_array
 
 SLICE = builtins.slice
 ALL = SLICE(None)
-PLAIN = {type(None), int, SLICE}  # the keys that are no index arrays
+WHOLE = {int, IntNumber}
+PLAIN = {type(None), SLICE, *WHOLE}  # the keys that are no index arrays
 
 
 def get_item(x: Array, key: Any) -> Array:
@@ -165,7 +166,7 @@ def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
             start, stop, step = k.indices(n)
             count = len(range(start, stop, step))
             shape.append(count)
-        elif type(k) is int:
+        elif type(k) in WHOLE:
             start, step, count = _position(x, axis, k), 1, 1
             if has_arrays:
                 arrays.append((axis, None))
@@ -213,9 +214,20 @@ def _as_key(x: Array, k: Any) -> Any:
 
 
 def _position(x: Array, axis: int, k: int) -> int:
-    n = x.shape[axis]
+    if type(k) is int:
+        return _within(spec_of(x), axis, k)
+    spec = spec_of(x)
+
+    def position(k: int) -> int:
+        return _within(spec, axis, k)
+
+    return evaluate(position, k)
+
+
+def _within(spec: Spec, axis: int, k: int) -> int:
+    n = spec.shape[axis]
     if not -n <= k < n:
-        raise IndexError(f"indexing: x is {spec_of(x)}; index {k} is out of range for axis {axis}")
+        raise IndexError(f"indexing: x is {spec}; index {k} is out of range for axis {axis}")
     return k % n
 
 

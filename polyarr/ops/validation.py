@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.core.array import Array
+from polyarr.core.array import Array, spec_of
+from polyarr.core.number import check
 from polyarr.core.spec import Spec, check_number, described, may_not_fit, told
 
 ARRAY = "it must be a polyarr array (see polyarr.asarray)"
@@ -53,6 +54,6 @@ def number(op: str, name: str, value: Any) -> float:
 
 
 def check_fits(op: str, name: str, number: Any, dtype: np.dtype) -> None:
-    """Raise OverflowError for a Python number that dtype cannot hold."""
-    if may_not_fit(type(number), dtype):
-        check_number(op, name, number, dtype)
+    """Raise OverflowError for a Python number that dtype cannot hold; in a compiled function at every run."""
+    if may_not_fit(spec_of(number).dtype, dtype):
+        check(check_number, op, name, number, dtype)
