@@ -1,4 +1,4 @@
-"""PoCL compiles for the processor that it runs on: names, and the registers that the compiler fills."""
+"""PoCL compiles for the processor that it runs on: names, registers that the compiler fills, what it has to read."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("pyopencl")
-pocl, devices = (import_module(f"polyarr.backends.opencl.{name}") for name in ("pocl", "devices"))
+cl = pytest.importorskip("pyopencl")
+pocl, devices, source = (import_module(f"polyarr.backends.opencl.{name}") for name in ("pocl", "devices", "source"))
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
 SSE = frozenset({"sse2", "sse4_1"})
@@ -128,3 +128,43 @@ def test_caches_tell_targets_apart(backend, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             devices.select().programs._build("random", {})
     assert sources[0] != sources[1]
+
+
+# ---- declarations ----------------------------------------------------------------------------------------------
+
+
+def started_on_pocl_3():
+    device = devices.select()
+    if not device.cl_device.driver_version.startswith("3.0") or not pocl.target_of(device.cl_device):
+        pytest.skip("no PoCL 3.0")
+    return device
+
+
+@on_opencl
+def test_programs_do_not_read_all_declarations(backend):
+    """A function that no kernel uses is declared in clang's header only, which has 18,500 lines."""
+    device, foreign = started_on_pocl_3(), "__kernel void halve(__global float *x) { *x = degrees(*x); }"
+    cl.Program(device.context, foreign).build(["-w"])
+    with pytest.raises(cl.Error, match="implicit declaration"):
+        device.programs.compiler.build("halve", foreign, ["-w"])
+
+
+@on_opencl
+@pytest.mark.parametrize(
+    ("ours", "other"),
+    [
+        ("TYPE VALUE NAME(TYPE x)", "float VALUE NAME(TYPE x)"),
+        ("int VALUE NAME(TYPE x)", "long VALUE NAME(TYPE x)"),
+        ("size_t VALUE get", "int VALUE get"),
+        ("TYPE OVERLOADED atomic", "long OVERLOADED atomic"),
+        ("float LOADED vload_half", "double LOADED vload_half"),
+    ],
+)
+def test_what_is_declared_agrees_with_the_header(backend, ours, other):
+    """After all that PoCL declares, our own declarations are repetitions; a slip in them is a conflict."""
+    context, kernel = started_on_pocl_3().context, "\n__kernel void none(void) {}"
+    text = source.declarations()
+    cl.Program(context, text + kernel).build(["-cl-std=CL1.2", "-w"])
+    assert ours in text
+    with pytest.raises(cl.Error, match="conflicting types"):
+        cl.Program(context, text.replace(ours, other) + kernel).build(["-cl-std=CL1.2", "-w"])

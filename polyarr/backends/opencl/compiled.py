@@ -15,6 +15,7 @@ import pyopencl as cl
 
 from polyarr.backends.opencl.caches import Store, lacks, run_folder, store_of
 from polyarr.backends.opencl.quirks import NVIDIA, POCL
+from polyarr.backends.opencl.source import declarations
 from polyarr.core.errors import BackendError
 
 LIFTED = "//@ "  # a comment in the assembly until the driver is to see it
@@ -90,13 +91,16 @@ class BinaryCompiler(Compiler):
 
 
 class PoclCompiler(Compiler):
-    """For PoCL, which keeps files in a folder per program, adds to them when kernels run, and trusts them blindly."""
+    """For PoCL, which keeps files in a folder per program, adds to them when kernels run, and trusts them blindly.
+
+    reads_declarations: of all functions of OpenCL C, for each program, unless it is told that they were read.
+    """
 
     _known: ClassVar[set[Path]] = set()  # the folders in the run folder that were seen
 
-    def __init__(self, context: cl.Context, store: Store) -> None:
+    def __init__(self, context: cl.Context, store: Store, reads_declarations: bool) -> None:
         super().__init__(context)
-        self._store = store
+        self._store, self._reads_declarations = store, reads_declarations
         found = run_folder()
         self._run, self._trouble = (None, found) if isinstance(found, str) else (found.path, "")
         self._made: dict[str, Path] = {}  # PoCL's folder of a program
@@ -110,6 +114,8 @@ class PoclCompiler(Compiler):
         """
         self._make_room()
         self._unpack(name)
+        if self._reads_declarations:
+            source, options = declarations() + source, [*options, "-D_OPENCL_H_"]
         program = super().build(name, source, options)
         self._find(name)
         return program
@@ -193,7 +199,9 @@ def compiler_of(context: cl.Context, device: cl.Device) -> Compiler:
         return NvidiaCompiler(context)
     told = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
     store = store_of("\n".join(told))
-    return PoclCompiler(context, store) if POCL in platform.name else BinaryCompiler(context, store)
+    if POCL not in platform.name:
+        return BinaryCompiler(context, store)
+    return PoclCompiler(context, store, reads_declarations=device.driver_version.startswith("3.0"))
 
 
 def _processor(device: cl.Device) -> str:

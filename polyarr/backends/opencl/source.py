@@ -37,6 +37,12 @@ def source_of(stem: str) -> str:
     return "\n".join(f'#line 1 "{name}.cl"\n{text}' for name, text in texts.items())
 
 
+@cache
+def declarations() -> str:
+    """What stands before a program where the compiler is not to read all declarations that there are."""
+    return f'#line 1 "builtins.cl"\n{(KERNELS / "builtins.cl").read_text()}'
+
+
 # ---- arguments ---------------------------------------------------------------------------------------------------
 
 
