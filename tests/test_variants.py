@@ -261,24 +261,24 @@ def test_an_operand_is_copied_for_a_variant_that_asks_for_it(device, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("shape", "columns", "shared"),
+    ("shape", "columns", "how"),
     [
-        ((4096, 4096, 4096), 256, False), ((8192, 8192, 8192), 256, False), ((1024, 1024, 1024), 64, False),
-        ((8192, 3072, 768), 256, False), ((8192, 2304, 768), 192, False), ((8192, 768, 768), 192, False),
-        ((8192, 768, 3072), 192, False), ((3072, 768, 8192), 192, True), ((768, 768, 8192), 128, True),
-        ((768, 3072, 8192), 192, True), ((2304, 768, 8192), 128, False),
-        ((8192, 50257, 768), 256, False), ((8192, 768, 50257), 192, False), ((50257, 768, 8192), 256, False),
+        ((4096, 4096, 4096), 256, ""), ((8192, 8192, 8192), 256, ""), ((1024, 1024, 1024), 64, ""),
+        ((8192, 3072, 768), 192, "in turn"), ((8192, 2304, 768), 192, "in turn"), ((8192, 768, 768), 192, "in turn"),
+        ((8192, 768, 3072), 192, ""), ((3072, 768, 8192), 192, "shared"), ((768, 768, 8192), 128, "shared"),
+        ((768, 3072, 8192), 192, "shared"), ((2304, 768, 8192), 128, ""),
+        ((8192, 50257, 768), 256, ""), ((8192, 768, 50257), 192, ""), ((50257, 768, 8192), 256, ""),
     ],
 )  # fmt: skip
-def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, shared) -> None:
+def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, how) -> None:
     found = wgmma.choose(problem(*shape), 132)
-    assert (found.tile.COLUMNS, found.shared > 0) == (columns, shared)
+    assert (found.tile.COLUMNS, "in turn" if found.tile.TURNS else "shared" if found.shared else "") == (columns, how)
 
 
-@pytest.mark.parametrize("tile", wgmma.TILES)
+@pytest.mark.parametrize("tile", [*wgmma.COSTS, *wgmma.PARTS_COSTS])
 def test_tiles_fill_a_multiprocessors_local_memory_and_no_more(tile) -> None:
     stages = tile.STAGES * (wgmma.ROWS + tile.COLUMNS) * 128
-    assert stages + wgmma.SIDES * tile.BUFFERS * 8192 + tile.STAGES * 16 <= 231_424
+    assert stages + wgmma.SIDES * (tile.BUFFERS * 8192 + 8) + tile.STAGES * 16 <= 231_424
 
 
 def test_work_groups_that_share_tiles_are_no_more_than_multiprocessors() -> None:
@@ -348,7 +348,7 @@ def test_rows_of_a_result_are_padded_where_that_is_asked_for_and_pays(monkeypatc
     else:
         *_, macros, found_pitch = found
         assert (found_pitch, macros["ALIGNED"]) == (pitch, int(pitch * dtype.itemsize % 16 == 0))
-    tile, (m, n, k) = wgmma.TILES[0], shape
+    tile, (m, n, k) = next(iter(wgmma.COSTS)), shape
     out = wgmma._maps(bfloat16, problem(m, n, k), tile, 50264)[2]
     assert (out == tensor_map(bfloat16, (n, m, 1), (2 * 50264, 2 * 50264 * m), (64, 64, 1))).all()
 

@@ -4,7 +4,7 @@ They are of 16-bit floats, and of float32 in parts where that is precise enough 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ LEAST_COPIED = 512  # rows, columns, and the cube root of operations, from when 
 LEAST_DIVIDED = 1400  # the cube root of operations from when on dividing float32 into parts does
 LEAST_SHARE = 8  # steps of k that are worth a work-group
 SHARED = 1.04  # what products of shared tiles cost more
+MOST_TURNS = 16  # of a multiprocessor: longer products get less power, of which larger tiles need less
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ class Tile:
     COLUMNS: int
     STAGES: int
     BUFFERS: int
+    TURNS: int = 0
 
 
-# What a step of k costs with a tile, in the time of a column: narrow ones read x more often than their share.
-COSTS = {256: 256, 192: 196, 128: 141, 64: 100}
-TILES = Tile(256, 4, 2), Tile(192, 4, 2), Tile(128, 6, 2), Tile(64, 8, 2)
+# What a step of k costs with a tile, in the time of a column: narrow ones read x more often than their share. Where
+# tiles are multiplied in turn a step costs more, and nothing is written while nothing is multiplied.
+COSTS = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100, Tile(192, 4, 2, 1): 210}
 
 
 class Choice(NamedTuple):
@@ -56,31 +58,34 @@ class Choice(NamedTuple):
 
 
 # With parts there are twice as many sums in registers, and three times as many steps.
-PARTS, PARTS_TILES = 3, (Tile(192, 5, 1), Tile(128, 6, 2), Tile(64, 8, 2))
+PARTS, PARTS_COSTS = 3, {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100}
 
 
-def choose(p: Problem, units: int, tiles: Iterable[Tile] = TILES) -> Choice:
+def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS) -> Choice:
     """The tile that takes least time on so many multiprocessors."""
-    return min(_choices(p, units, tiles), key=lambda found: _time(p, found, units))
+    return min(_choices(p, units, costs), key=lambda found: _time(p, found, units, costs[found.tile]))
 
 
 def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Choice]:
     steps = blocks_in(p.k, STEP)
     for tile in candidates:
         tiles = _tiles(p, tile)
+        if tile.TURNS and not units < tiles <= MOST_TURNS * units:
+            continue
         yield Choice(tile, 0, min(units, tiles), _raster(p, tile, units))
         groups = units - units % tiles if 2 * tiles <= units else units  # equal shares where there are few tiles
-        if tile.COLUMNS < 256 and tiles < 2 * units and tiles * steps >= groups * LEAST_SHARE:
+        if tile.COLUMNS < 256 and not tile.TURNS and tiles < 2 * units and tiles * steps >= groups * LEAST_SHARE:
             yield Choice(tile, tiles, groups, 4)
 
 
-def _time(p: Problem, found: Choice, units: int) -> float:
-    steps, tiles, cost = blocks_in(p.k, STEP), _tiles(p, found.tile), COSTS[found.tile.COLUMNS]
+def _time(p: Problem, found: Choice, units: int, cost: float) -> float:
+    steps, tiles = blocks_in(p.k, STEP), _tiles(p, found.tile)
     if found.shared:
         uneven = UNEVEN if found.groups % tiles else 0
         joining = SHARING + uneven + JOINING * found.tile.COLUMNS * blocks_in(found.groups, tiles)
         return SHARED * tiles * steps / found.groups * cost + joining
-    return blocks_in(tiles, units) * (steps + EDGE) * cost
+    each = blocks_in(tiles, units)
+    return (each * steps + (1 if found.tile.TURNS else each) * EDGE) * cost
 
 
 def _tiles(p: Problem, tile: Tile) -> int:
@@ -90,6 +95,8 @@ def _tiles(p: Problem, tile: Tile) -> int:
 def _raster(p: Problem, tile: Tile, units: int) -> int:
     """So many that what runs at once shares rows of x and columns of y, or that x stays in the cache."""
     high, wide = blocks_in(p.m, ROWS), blocks_in(p.n, tile.COLUMNS)
+    if tile.TURNS:
+        return 8
     if 2 * p.m * p.k <= IN_CACHE:
         return high
     if wide <= 4:
@@ -112,7 +119,7 @@ def plan(
     if in_parts:  # which are copies themselves; rows of out are written by whole 16 bytes
         if operations < LEAST_DIVIDED**3 or 4 * pitch % ALIGNMENT or p.batch > MOST_MATRICES:
             return None
-        choice = choose(p._replace(k=PARTS * blocks_in(p.k, STEP) * STEP), device.features.compute_units, PARTS_TILES)
+        choice = choose(p._replace(k=PARTS * blocks_in(p.k, STEP) * STEP), device.features.compute_units, PARTS_COSTS)
     elif any(copies):
         return copies if min(p.m, p.n) >= LEAST_COPIED and operations >= LEAST_COPIED**3 else None
     else:
@@ -197,7 +204,7 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
     """
 
     def plan_of(p: Problem) -> Plan:
-        tile = Tile(*(macros[name] for name in ("COLUMNS", "STAGES", "BUFFERS")))
+        tile = Tile(*(macros[field.name] for field in fields(Tile)))
         shared = _tiles(p, tile) if macros["SHARES"] else 0
         choice = Choice(tile, shared, min(device.features.compute_units, _tiles(p, tile) + 3), 2)
         return _launch(device, dtype, p, (True, True), choice, macros, p.n)
@@ -212,9 +219,10 @@ def _trial(device: Device) -> None:
 
     Errors:  BackendError if one does not build or computes wrongly
     """
+    (large, wide, middle, small, in_turn), (first, *_) = COSTS, PARTS_COSTS
     cases = (
-        (bfloat16, 1, 1, 0, TILES[0], 1), (bfloat16, 1, 0, 1, TILES[1], 1), (float16, 0, 0, 1, TILES[2], 1),
-        (float16, 0, 1, 0, TILES[3], 0), (float32, 1, 0, 1, PARTS_TILES[0], 1),
+        (bfloat16, 1, 1, 0, large, 1), (bfloat16, 1, 0, 1, wide, 1), (float16, 0, 0, 1, middle, 1),
+        (float16, 0, 1, 0, small, 0), (bfloat16, 0, 0, 0, in_turn, 0), (float32, 1, 0, 1, first, 1),
     )  # fmt: skip
     for dtype, x_along_k, y_along_k, shares, tile, aligned in cases:
         epilogue = Epilogue(True, "relu", True)

@@ -2,8 +2,8 @@
 // 16-bit floats, added up in float32; or of float32 in two parts of float16 each (matmul_parts.cl).
 //
 // A work-group is three groups of four warps. One lane of the last copies boxes of x and y, 64 long along k, into a ring
-// of STAGES in local memory; the first two multiply them, 64 rows of the tile of 128 x COLUMNS each. Sums leave through
-// local memory, 64 columns at a time, so that one half's writing runs under the other's products.
+// of STAGES in local memory; the first two multiply them: 64 rows of each tile of 128 x COLUMNS, or every other tile in
+// turn, so that one's writing runs under the other's products. Sums leave through local memory, 64 columns at a time.
 //
 // The work-groups are as many as multiprocessors, and each takes tiles until there are none. The first `shared` tiles
 // are cut along k as well: all their steps in one row, divided among the work-groups evenly, each of which walks its
@@ -22,20 +22,22 @@
 //          with parts, the outermost axis is that of the parts
 // Launch   global (groups * 384), local 384
 // Params   T, LOAD, STORE, KIND of the dtype | COLUMNS, STAGES as above, BUFFERS of 8 KB for the sums that leave, 1 or 2
+//          TURNS 1 if tiles are multiplied in turn, where COLUMNS are at most 192, no tile is shared and PARTS is 1
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
 //          ALIGNED 1 if rows of out begin at multiples of 16 bytes
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          SHARES 1 if there are tiles that are cut along k | PARTS 1, or 3 if x and y are float16 parts and out is float32
 #include "ptx.cl"
 #include "wgmma.cl"
-#if !defined(STAGES) || !defined(BUFFERS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
-#error "matmul_wgmma.cl needs STAGES, BUFFERS, X_ALONG_K, Y_ALONG_K and ALIGNED"
+#if !defined(STAGES) || !defined(BUFFERS) || !defined(TURNS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
+#error "matmul_wgmma.cl needs STAGES, BUFFERS, TURNS, X_ALONG_K, Y_ALONG_K and ALIGNED"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(PARTS)
 #error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES and PARTS"
 #endif
 
-#define HALVES 2  // of a tile: a group of four warps each
+#define HALVES 2  // of a tile, or of the tiles: a group of four warps each
+#define BLOCKS (TURNS ? 2 : 1)  // of 64 rows that each of them has at once
 #define ROWS (64 * HALVES)
 #define ITEMS (128 * HALVES + 128)
 #define STEP 64  // of k: 128 bytes
@@ -53,7 +55,8 @@
 #define SUMS_AT (STAGES * STAGE_BYTES)  // in local memory: stages, sums that leave, barriers
 #define FULL_AT (SUMS_AT + HALVES * BUFFERS * CHUNK_BYTES)
 #define EMPTY_AT (FULL_AT + STAGES * 8)
-#define LOCAL_BYTES (EMPTY_AT + STAGES * 8)
+#define TURN_AT (EMPTY_AT + STAGES * 8)
+#define LOCAL_BYTES (TURN_AT + HALVES * 8)
 #if BUFFERS == 2
 #define BUFFERS_LEFT 1
 #else
@@ -262,8 +265,9 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
     if (me == 0) {
         UNROLL for (int s = 0; s < STAGES; s++) {
             barrier_make(local_at + FULL_AT + s * 8, 1);
-            barrier_make(local_at + EMPTY_AT + s * 8, HALVES);
+            barrier_make(local_at + EMPTY_AT + s * 8, HALVES / BLOCKS);
         }
+        UNROLL for (int s = 0; s < HALVES; s++) barrier_make(local_at + TURN_AT + s * 8, 1);
         barriers_made();
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
@@ -275,8 +279,8 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
     REGISTERS_TAKEN(232);
 
     const uint first = in_half == 0;
-    const uint x_at = local_at + side * 8192, y_at = local_at + X_BYTES;
-    float sum[COLUMNS / 2];
+    const uint x_at = local_at + (TURNS ? 0 : side * 8192), y_at = local_at + X_BYTES;
+    float sum[BLOCKS * COLUMNS / 2];
 #if PARTS == 3
     float total[COLUMNS / 2];
     const int shift = -shift_of(peaks[0]) - shift_of(peaks[1]);
@@ -291,7 +295,21 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
         map_take(own_maps + 32);
         if (SAVE) map_take(own_maps + 48);
     }
+#if TURNS
+    uint turn = 0;
+#endif
     while (next_piece(&a, &walk, &piece)) {
+#if TURNS
+        // The other's tile: its steps are the ring's next. Nobody waits for a stage before the one before it came, because
+        // a barrier's phases have only two names.
+        if ((turn++ + side) % 2) {
+            const uint at = stage + a.steps;
+            phase ^= at / STAGES & 1;
+            stage = at % STAGES;
+            continue;
+        }
+        barrier_wait(local_at + TURN_AT + side * 8, ((turn - 1) / 2 + side + 1) % 2);
+#endif
 #if PARTS == 3
         UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = 0;
         adds = 0;
@@ -303,9 +321,11 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
             barrier_wait(local_at + FULL_AT + stage * 8, phase);
             PRODUCTS_BEGIN();
             UNROLL for (int part = 0; part < STEP / 16; part++) {
-                const ulong left = X_MATRIX(x_at + stage * STAGE_BYTES, part);
                 const ulong right = Y_MATRIX(y_at + stage * STAGE_BYTES, part);
-                PRODUCT(sum, left, right, adds | (uint)(part > 0), X_TURNED, Y_TURNED);
+                UNROLL for (int b = 0; b < BLOCKS; b++) {
+                    const ulong left = X_MATRIX(x_at + stage * STAGE_BYTES + b * 8192, part);
+                    PRODUCT(sum + b * COLUMNS / 2, left, right, adds | (uint)(part > 0), X_TURNED, Y_TURNED);
+                }
             }
             PRODUCTS_GO();
 #if PARTS == 3
@@ -326,6 +346,9 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
             phase ^= stage + 1 == STAGES;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
+#if TURNS
+        barrier_arrive(local_at + TURN_AT + (1 - side) * 8, first);
+#endif
         PRODUCTS_WAIT(0);
         barrier_arrive(local_at + EMPTY_AT + before * 8, first);
 #if PARTS == 3
@@ -342,8 +365,9 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
                 if (share_begin(&a, other) <= piece.tile * a.steps) break;
             }
 #endif
-        UNROLL for (int q = 0; q < COLUMNS / CHUNK; q++) {
-            const int row = piece.row + side * 64, column = piece.column + q * CHUNK;
+        UNROLL for (int q = 0; q < BLOCKS * COLUMNS / CHUNK; q++) {
+            const int row = piece.row + (TURNS ? q * CHUNK / COLUMNS : side) * 64;
+            const int column = piece.column + q * CHUNK % COLUMNS;
             float v[CHUNK / 2];
             UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = sum[q * (CHUNK / 2) + i];
 #if PARTS == 3
