@@ -16,9 +16,10 @@ from polyarr.core.spec import bfloat16
 
 pytest.importorskip("pyopencl")
 NAMES = (
-    "variants", "wgmma", "mma", "matmul", "devices", "caches", "product", "copy", "layout", "tuning", "parts", "table",
+    "variants", "wgmma", "mma", "matmul", "devices", "caches", "product", "product_check", "copy", "layout", "tuning",
+    "parts", "table",
 )  # fmt: skip
-variants, wgmma, mma, matmul, devices, caches, product, copy, layout, tuning, parts, table = (
+variants, wgmma, mma, matmul, devices, caches, product, product_check, copy, layout, tuning, parts, table = (
     import_module(f"polyarr.backends.opencl.{name}") for name in NAMES
 )
 Plans = import_module("polyarr.backends.opencl.plans").Plans
@@ -329,6 +330,30 @@ def test_what_single_warps_take(monkeypatch, dtype, precision, step, expected) -
     assert found == (product.Copies(True, False) if expected == "copies" else expected)
 
 
+def hopper(monkeypatch, memory=2**37):
+    """As much of a device as its plans ask for; a launch is what it was planned with."""
+    monkeypatch.setattr(wgmma, "is_sound", lambda *args: True)
+    monkeypatch.setattr(wgmma, "is_sound_program", lambda *args: True)
+    monkeypatch.setattr(wgmma, "_launch", lambda *args: args)
+    return SimpleNamespace(features=SimpleNamespace(compute_units=132, global_memory=memory))
+
+
+@pytest.mark.parametrize(
+    ("precision", "shape", "memory", "walks"),
+    [
+        ("highest", (4096, 4096, 4096), 2**37, 6), ("high", (4096, 4096, 4096), 2**37, 3),
+        ("highest", (256, 256, 256), 2**37, None), ("highest", (4096, 4097, 4096), 2**37, None),
+        ("highest", (4096, 4096, 4096), 2**31, None), ("high", (4096, 4096, 4096), 2**31, 3),
+    ],
+)  # fmt: skip
+def test_float32_is_multiplied_in_parts_where_that_pays_and_there_is_room(
+    monkeypatch, precision, shape, memory, walks
+) -> None:
+    epilogue = product.PLAIN._replace(precision=precision)
+    found = wgmma.plan(hopper(monkeypatch, memory), np.dtype("float32"), problem(*shape), (True, True), epilogue)
+    assert (found and found[-2]["WALKS"]) == walks
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape", "pads", "pitch"),
     [
@@ -337,12 +362,12 @@ def test_what_single_warps_take(monkeypatch, dtype, precision, step, expected) -
         (np.dtype("float32"), (8192, 50257, 768), True, 50260), (np.dtype("float32"), (8192, 50257, 768), False, None),
     ],
 )  # fmt: skip
-def test_rows_of_a_result_are_padded_where_that_is_asked_for_and_pays(monkeypatch, dtype, shape, pads, pitch) -> None:
-    monkeypatch.setattr(wgmma, "is_sound", lambda *args: True)
-    monkeypatch.setattr(wgmma, "is_sound_program", lambda *args: True)
-    monkeypatch.setattr(wgmma, "_launch", lambda *args: args)
-    device = SimpleNamespace(features=SimpleNamespace(compute_units=132))
-    found = wgmma.plan(device, dtype, problem(*shape), (True, True), product.Epilogue(precision="high", pads=pads))
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_rows_of_a_result_are_padded_where_that_is_asked_for_and_pays(
+    monkeypatch, dtype, shape, pads, pitch, precision
+) -> None:
+    device = hopper(monkeypatch)
+    found = wgmma.plan(device, dtype, problem(*shape), (True, True), product.Epilogue(precision=precision, pads=pads))
     if pitch is None:
         assert found is None
     else:
@@ -374,6 +399,60 @@ def test_the_bound_of_parts_holds_for_numbers_of_any_size(powers) -> None:
     exact = x.astype(np.float64) @ y.astype(np.float64)
     assert (np.abs(found - exact) <= parts.bound(x, y)).all()
     assert not (np.abs(x_high @ y_high - exact) <= parts.bound(x, y)).all()
+
+
+def thirds_on(device, x, spoilt):
+    """The parts of a batch of matrices as the kernel writes them, and whether it told of what is not finite."""
+    batch, m, k = x.shape
+    stored = np.full((batch, m, k + 2), np.nan, np.float32)  # which nobody may read
+    stored[:, :, :k] = x
+    p = problem(m, 5, k, product.Operand(k + 2, 1, 0, m * (k + 2)), product.Operand(k, 1, 0, 0), batch, batch)
+    with device.guarded():
+        _, divide = parts.divided(device, p, (True, True), parts.THIRDS)
+        given = [device.upload(a) for a in (stored, np.full((5, k), spoilt, np.float32))]
+        found, _, told = divide(tuple(buf.memory for buf in given), (0, 0))
+        buf = device.empty(pa.core.spec.Spec((parts.THIRDS, batch, m, parts.in_whole(k)), bfloat16))
+        return device.download(buf._replace(memory=found)).astype(np.float64), device.read_words(told, 1)[0] != 0
+
+
+@on_opencl
+@pytest.mark.parametrize("k", [70, 72])
+def test_three_parts_are_the_number(device, k) -> None:
+    """Of any size, from the largest on; what is left out of a product is less than what rounding it takes."""
+    generator = np.random.default_rng(k)
+    x = np.ldexp(generator.standard_normal((2, 9, k)), generator.integers(-100, 100, (2, 9, k))).astype(np.float32)
+    x[0, 0, :4] = np.finfo(np.float32).max, -np.finfo(np.float32).max, 0, 2.0**-110
+    found, told = thirds_on(device, x, 1.0)
+    assert not told and not found[..., k:].any()
+    found = found[..., :k]
+    np.testing.assert_array_equal(found.sum(0), x)
+    _, middle, low = found
+    ours = np.abs(middle * low * 2 + low * low)
+    assert (ours <= 2.0**-24 * np.square(x, dtype=np.float64)).all()
+
+
+@on_opencl
+def test_six_products_of_parts_are_as_exact_as_float32_and_five_are_found_out(device) -> None:
+    """By the check that each program has to pass, which is left to the same numbers."""
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal((1, rows, 456)).astype(np.float32) for rows in (200, 264))
+    (x_parts, _), (y_parts, _) = (thirds_on(device, a, 1.0) for a in (x, y))
+    products = [x_parts[i, 0] @ y_parts[j, 0].T for i in range(3) for j in range(3 - i)]
+    exact, magnitudes = x[0].astype(np.float64) @ y[0].astype(np.float64).T, np.abs(x[0]) @ np.abs(y[0]).T
+    assert len(products) == 6 and (np.abs(sum(products) - exact) <= 2.0**-24 * magnitudes).all()
+    for missing in products:
+        assert (np.abs(sum(products) - missing - exact) > product_check.SUMMING_THIRDS * magnitudes).any()
+
+
+@on_opencl
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_has_no_parts_is_told_and_stays_what_it_is(device, value) -> None:
+    x = np.ones((1, 3, 70), np.float32)
+    assert thirds_on(device, x, value)[1]
+    x[0, 2, 69] = value
+    found, told = thirds_on(device, x, 1.0)
+    assert told
+    np.testing.assert_array_equal(found[:, 0, 2, 69], [value, 0, 0])
 
 
 # ---- the portable kernel for GPUs --------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from polyarr import ops
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
 from polyarr.backends.opencl.measure import peak_rate
+from polyarr.backends.opencl.parts import THIRDS, divided
+from polyarr.backends.opencl.product import Operand, Problem
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
 BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.replace("copysign", "")}
@@ -237,7 +239,16 @@ def whole_rows(x: polyarr.Array) -> None:
     np.testing.assert_array_equal(polyarr.get_backend().download(copied), x.numpy())
 
 
+def thirds(x: polyarr.Array, y: polyarr.Array) -> None:
+    """Both operands of a product as three of bfloat16 each, as Hopper multiplies them."""
+    (m, k), n, device = x.shape, y.shape[0], polyarr.get_backend().upload.__self__
+    p = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(k, 1, 0, 0))
+    divided(device, p, (True, True), THIRDS)[1]((x.buf.memory, y.buf.memory), (0, 0))
+
+
 def products() -> Iterator[Case]:
+    yield Case("thirds", thirds, (array(5, 8), array(3, 8)))
+    yield Case("thirds of odd rows", thirds, (array(5, 7), array(3, 7)))
     for rows, columns in ((3, 7), (4, 8), (2, 1100)):  # of an array that ends where the last row does
         x = array(rows, columns + 1, dtype="bfloat16")
         yield Case(f"whole rows {rows}x{columns}", lambda a: whole_rows(a), (x[:, 1:],))

@@ -167,7 +167,7 @@ def _trial(device: Device) -> None:
         (float16, 0, 1, 0, large, 0), (float32, 1, 0, 1, middle, 1),
     )  # fmt: skip
     for dtype, x_along_k, y_along_k, split, tile, even in cases:
-        epilogue = Epilogue(True, "relu", True)
+        epilogue = Epilogue(True, "relu", True, "high")
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
         flags = {"KIND": KINDS[dtype], **along, "EVEN": even, "SPLIT": split}
         parts = {"PARTS": PARTS if dtype == float32 else 1}

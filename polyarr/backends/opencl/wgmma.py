@@ -1,6 +1,7 @@
 """Products on the matrix units of NVIDIA's Hopper: which they take, with which tiles, and how they are tried.
 
-They are of 16-bit floats, and of float32 in parts where that is precise enough (parts.py).
+They are of 16-bit floats, and of float32 in parts (parts.py): three, which are as exact as float32 arithmetic, or two
+where that is precise enough.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import whole_row
-from polyarr.backends.opencl.parts import HIGH_AND_LOW, MOST_MATRICES, divided
+from polyarr.backends.opencl.parts import DTYPES, HALVES, MOST_MATRICES, THIRDS, WALKS, divided, room
 from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Operand, Plan, Problem, blocks_in, to_copy
 from polyarr.backends.opencl.product_check import check
 from polyarr.backends.opencl.tensor_map import ALIGNMENT, WORDS, tensor_map
@@ -27,7 +28,8 @@ IN_CACHE = 2**24  # bytes of x that stay in the second cache while columns of y 
 # tiles, and each piece of a column of a shared tile, in the time of a column's step.
 EDGE, SHARING, UNEVEN, JOINING = 2.5, 2000, 2500, 3.2
 LEAST_COPIED = 512  # rows, columns, and the cube root of operations, from when on a copy costs less than it saves
-LEAST_DIVIDED = 1400  # the cube root of operations from when on dividing float32 into parts does
+LEAST_DIVIDED = {HALVES: 1400, THIRDS: 1200}  # likewise, of dividing float32 into so many parts
+MOST_ROOM = 16  # parts of the device's memory, of which one may be taken for parts of operands
 LEAST_SHARE = 8  # steps of k that are worth a work-group
 SHARED = 1.04  # what products of shared tiles cost more
 MOST_TURNS = 16  # of a multiprocessor: longer products get less power, of which larger tiles need less
@@ -57,8 +59,8 @@ class Choice(NamedTuple):
     raster: int
 
 
-# With parts there are twice as many sums in registers, and three times as many steps.
-PARTS, PARTS_COSTS = 3, {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100}
+# With parts there are twice as many sums in registers.
+PARTS_COSTS = {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100}
 
 
 def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS) -> Choice:
@@ -111,15 +113,18 @@ def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
     """How to run a product; None if it is not for these kernels, or they do not compute rightly here."""
-    in_parts = dtype == float32 and epilogue.precision != "highest"
-    if not (in_parts or dtype in (bfloat16, float16)) or p.k == 0 or not is_sound(device, VARIANT):
+    parts = _parts(dtype, epilogue)
+    if dtype not in KINDS or p.k == 0 or not is_sound(device, VARIANT):
         return None
     operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
     pitch = whole_row(p.n, dtype.itemsize) if epilogue.pads and min(p.m, p.n) >= LEAST_COPIED else p.n
-    if in_parts:  # which are copies themselves; rows of out are written by whole 16 bytes
-        if operations < LEAST_DIVIDED**3 or 4 * pitch % ALIGNMENT or p.batch > MOST_MATRICES:
+    if parts > 1:  # which are copies themselves; rows of out are written by whole 16 bytes
+        if operations < LEAST_DIVIDED[parts] ** 3 or 4 * pitch % ALIGNMENT or p.batch > MOST_MATRICES:
             return None
-        choice = choose(p._replace(k=PARTS * blocks_in(p.k, STEP) * STEP), device.features.compute_units, PARTS_COSTS)
+        if room(p, parts) > device.features.global_memory // MOST_ROOM:
+            return None
+        walked = p._replace(k=WALKS[parts] * blocks_in(p.k, STEP) * STEP)
+        choice = choose(walked, device.features.compute_units, PARTS_COSTS)
     elif any(copies):
         return copies if min(p.m, p.n) >= LEAST_COPIED and operations >= LEAST_COPIED**3 else None
     else:
@@ -130,27 +135,32 @@ def plan(
     return _launch(device, dtype, p, aligned, choice, macros, pitch)
 
 
+def _parts(dtype: np.dtype, epilogue: Epilogue) -> int:
+    """How many numbers of 16 bits one of the dtype becomes."""
+    return 1 if dtype != float32 else THIRDS if epilogue.precision == "highest" else HALVES
+
+
 def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue, pitch: int) -> dict[str, Any]:
-    along = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
-    aligned, parts = pitch * dtype.itemsize % ALIGNMENT == 0, PARTS if dtype == float32 else 1
-    flags = {"ALIGNED": int(aligned), "SHARES": int(choice.shared > 0), "PARTS": parts}
-    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **along, **flags}
+    along, parts = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}, _parts(dtype, epilogue)
+    kind = KINDS[DTYPES.get(parts, dtype)]
+    flags = {"ALIGNED": int(pitch * dtype.itemsize % ALIGNMENT == 0), "SHARES": int(choice.shared > 0)}
+    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": kind, **along, **flags, "WALKS": WALKS[parts]}
 
 
 def _launch(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], choice: Choice, macros: dict[str, Any],
     pitch: int,
 ) -> Plan:  # fmt: skip
-    kernel, parts = device.build("matmul_wgmma", **macros).matmul, macros["PARTS"]
-    divide = None
+    kernel, walks, divide = device.build("matmul_wgmma", **macros).matmul, macros["WALKS"], None
+    parts = next(parts for parts, found in WALKS.items() if found == walks)
     if parts > 1:
-        p, divide = divided(device, p, aligned)
-    maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch))).memory
-    own_maps, flags = device.plans[_scratch]()
+        p, divide = divided(device, p, aligned, parts)
+    maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch, parts))).memory
+    own_maps, words = device.plans[_scratch]()
     tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
-    walks = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
-    steps, in_all = parts * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
-    numbers = (p.m, p.n, steps, *tiles, in_all, choice.shared, choice.raster, p.inner, *walks)
+    flags = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
+    steps, in_all = walks * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
+    numbers = (p.m, p.n, p.k, pitch, steps, *tiles, in_all, choice.shared, choice.raster, p.inner, *flags)
     structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
 
@@ -160,7 +170,7 @@ def _launch(
         if divide:
             x, y, peaks = divide((x, y), (x_start, y_start))
             x_start = y_start = 0
-        kernel(work, group, x, y, *others, peaks, maps, own_maps, flags, x_start, y_start, structure)
+        kernel(work, group, x, y, *others, peaks, maps, own_maps, words, x_start, y_start, structure)
 
     sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
     return Plan(launch, sums, 0 if pitch == p.n else pitch)
@@ -176,11 +186,11 @@ def _scratch(device: Device) -> tuple[Any, Any]:
     return maps, device.empty_words(SIDES * units)
 
 
-def _maps(dtype: np.dtype, p: Problem, tile: Tile, pitch: int) -> list[np.ndarray]:
+def _maps(dtype: np.dtype, p: Problem, tile: Tile, pitch: int, parts: int = 1) -> list[np.ndarray]:
     each = dtype.itemsize
     row = each * whole_row(pitch, each)  # where rows are written without the map, it may have any
     out = tensor_map(dtype, (p.n, p.m, p.batch), (row, row * p.m), (128 // each, 64, 1))
-    stored, outer = (float16, HIGH_AND_LOW) if dtype == float32 else (dtype, p.batch // p.inner)
+    stored, outer = DTYPES.get(parts, dtype), parts if parts > 1 else p.batch // p.inner
     return [
         _operand_map(stored, p, p.x, p.m, outer, ROWS), _operand_map(stored, p, p.y, p.n, outer, tile.COLUMNS), out, out
     ]  # fmt: skip
@@ -219,17 +229,20 @@ def _trial(device: Device) -> None:
 
     Errors:  BackendError if one does not build or computes wrongly
     """
-    (large, wide, middle, small, in_turn), (first, *_) = COSTS, PARTS_COSTS
+    (large, wide, middle, small, in_turn), (first, second, _) = COSTS, PARTS_COSTS
     cases = (
-        (bfloat16, 1, 1, 0, large, 1), (bfloat16, 1, 0, 1, wide, 1), (float16, 0, 0, 1, middle, 1),
-        (float16, 0, 1, 0, small, 0), (bfloat16, 0, 0, 0, in_turn, 0), (float32, 1, 0, 1, first, 1),
+        (bfloat16, 1, 1, 0, large, 1, "highest"), (bfloat16, 1, 0, 1, wide, 1, "highest"),
+        (float16, 0, 0, 1, middle, 1, "highest"), (float16, 0, 1, 0, small, 0, "highest"),
+        (bfloat16, 0, 0, 0, in_turn, 0, "highest"),
+        (float32, 1, 0, 1, first, 1, "high"), (float32, 0, 1, 1, second, 1, "highest"),
     )  # fmt: skip
-    for dtype, x_along_k, y_along_k, shares, tile, aligned in cases:
-        epilogue = Epilogue(True, "relu", True)
+    for dtype, x_along_k, y_along_k, shares, tile, aligned, precision in cases:
+        epilogue = Epilogue(True, "relu", True, precision)
+        parts = _parts(dtype, epilogue)
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
-        flags = {"KIND": KINDS[dtype], **along, "ALIGNED": aligned, "SHARES": shares}
-        parts = {"PARTS": PARTS if dtype == float32 else 1}
-        _check(device, dtype, {**epilogue.macros(dtype), **asdict(tile), **flags, **parts}, epilogue)
+        flags = {"KIND": KINDS[DTYPES.get(parts, dtype)], **along, "ALIGNED": aligned, "SHARES": shares}
+        macros = {**epilogue.macros(dtype), **asdict(tile), **flags, "WALKS": WALKS[parts]}
+        _check(device, dtype, macros, epilogue)
 
 
 VARIANT = Variant(

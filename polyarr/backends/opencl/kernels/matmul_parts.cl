@@ -8,17 +8,7 @@
 // Launch   both: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
 // Params   KIND f16 | VECTOR 1 if fours of columns are aligned
 #include "ptx.cl"
-#ifndef VECTOR
-#error "matmul_parts.cl needs VECTOR"
-#endif
-
-INLINE float4 four_of(__global const float *row, long column, long columns) {
-#if VECTOR
-    if (column + 3 < columns) return *(__global const float4 *)(row + column);
-#endif
-    return (float4)(column < columns ? row[column] : 0, column + 1 < columns ? row[column + 1] : 0,
-                    column + 2 < columns ? row[column + 2] : 0, column + 3 < columns ? row[column + 3] : 0);
-}
+#include "fours.cl"
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
 void find_peak(__global const float *x, __global volatile uint *peaks, const int which, const long x_start,

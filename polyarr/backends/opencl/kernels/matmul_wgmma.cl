@@ -1,5 +1,6 @@
 // Matrix product on the matrix units of NVIDIA's Hopper: out = activation(x @ y + bias), for a batch of matrices of
-// 16-bit floats, added up in float32; or of float32 in two parts of float16 each (matmul_parts.cl).
+// 16-bit floats, added up in float32; or of float32 in parts: two of float16 each (matmul_parts.cl), or three of bfloat16
+// (matmul_thirds.cl), which are as exact as float32.
 //
 // A work-group is three groups of four warps. One lane of the last copies boxes of x and y, 64 long along k, into a ring
 // of STAGES in local memory; the first two multiply them: 64 rows of each tile of 128 x COLUMNS, or every other tile in
@@ -10,30 +11,33 @@
 // range downwards. Whoever has a tile's last piece adds the others in a fixed order (stream-K), so that results are the
 // same every time. It waits for work-groups of lower numbers only, which start before it.
 //
-// With parts, k is walked three times: low by high, high by low, high by high. The matrix units round their sums towards
-// zero, so these are added up in ordinary float32 every few steps.
+// With parts, k is walked several times, with the smallest products first. Of two parts, low by high, high by low, high by
+// high; of three, the six whose parts' places from above sum up to two at most: what is left out is 2^-24 of a product. The
+// matrix units round their sums towards zero, so these are added up in ordinary float32 every few steps.
 //
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and all others multiples of 16
 //          bytes; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to; sums, used if SHARES:
 //          128 x COLUMNS floats for each work-group; flags: two words for each, 0 before and after
-//          peaks: what the shifts of x and y follow from, used if PARTS is 3
+//          peaks: what the shifts of x and y follow from, used if WALKS is 3; the first is not 0 if a number is not
+//          finite, used if WALKS is 6
 //          maps: tensor maps of x, y, out and saved without addresses; own_maps: 64 words for each work-group
 // Batch    matrix b of x is at (b / inner, b % inner) of its map's outer axes, where x_outer and x_inner are 1, else at 0;
 //          with parts, the outermost axis is that of the parts
 // Launch   global (groups * 384), local 384
 // Params   T, LOAD, STORE, KIND of the dtype | COLUMNS, STAGES as above, BUFFERS of 8 KB for the sums that leave, 1 or 2
-//          TURNS 1 if tiles are multiplied in turn, where COLUMNS are at most 192, no tile is shared and PARTS is 1
+//          TURNS 1 if tiles are multiplied in turn, where COLUMNS are at most 192, no tile is shared and WALKS is 1
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
 //          ALIGNED 1 if rows of out begin at multiples of 16 bytes
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          SHARES 1 if there are tiles that are cut along k | PARTS 1, or 3 if x and y are float16 parts and out is float32
+//          SHARES 1 if there are tiles that are cut along k
+//          WALKS along k: 1; 3 or 6 if x and y are two parts of float16, or three of bfloat16, and out is float32
 #include "ptx.cl"
 #include "wgmma.cl"
 #if !defined(STAGES) || !defined(BUFFERS) || !defined(TURNS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
 #error "matmul_wgmma.cl needs STAGES, BUFFERS, TURNS, X_ALONG_K, Y_ALONG_K and ALIGNED"
 #endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(PARTS)
-#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES and PARTS"
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(WALKS)
+#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES and WALKS"
 #endif
 
 #define HALVES 2  // of a tile, or of the tiles: a group of four warps each
@@ -43,10 +47,14 @@
 #define STEP 64  // of k: 128 bytes
 #define X_BYTES (ROWS * 128)
 #define STAGE_BYTES (X_BYTES + COLUMNS * 128)
-#if PARTS == 3
-#define INPUT half
+#if WALKS > 1
+#define INPUT ushort
 #define CHUNK 32
 #define FOLD 4  // steps after which sums leave the matrix units
+// Which parts of x and y a walk multiplies, four bits for each, the first walk's lowest: the high ones are 0.
+#define X_PARTS (WALKS == 3 ? 0x001 : 0x001012)
+#define Y_PARTS (WALKS == 3 ? 0x010 : 0x010210)
+#define PART_OF(walk, parts) ((parts) >> 4 * (walk) & 15)
 #else
 #define INPUT T
 #define CHUNK 64  // columns that leave at once: 128 bytes
@@ -81,7 +89,7 @@
 
 // The numbers of a launch.
 typedef struct {
-    int m, n, steps, tiles_m, tiles_n, tiles, shared, raster, inner, x_outer, x_inner, y_outer, y_inner;
+    int m, n, k, pitch, steps, tiles_m, tiles_n, tiles, shared, raster, inner, x_outer, x_inner, y_outer, y_inner;
 } Numbers;
 
 // A tile, or the steps [from, to) of it; row and column are its first, matrix its place in the batch.
@@ -137,12 +145,13 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
     while (next_piece(a, &walk, &piece)) {
         const int outer = piece.matrix / a->inner, inner = piece.matrix % a->inner;
         const int x_inner = inner * a->x_inner, y_inner = inner * a->y_inner;
-#if PARTS == 1
+#if WALKS == 1
         const int x_outer = outer * a->x_outer, y_outer = outer * a->y_outer;
 #endif
         for (int step = piece.from; step < piece.to; step++) {
-#if PARTS == 3
-            const int each = a->steps / 3, k = step % each * STEP, x_outer = step < each, y_outer = step / each == 1;
+#if WALKS > 1
+            const int each = a->steps / WALKS, walk = step / each, k = step % each * STEP;
+            const int x_outer = PART_OF(walk, X_PARTS), y_outer = PART_OF(walk, Y_PARTS);
 #else
             const int k = step * STEP;
 #endif
@@ -199,7 +208,7 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
 // Of a chunk of sums a lane has, for each block of 8 columns, two neighbours in row lane / 4 of its warp's 16 and two in
 // the row 8 further. Writes them where boxes are read from.
 INLINE void stage_chunk(uint chunk_at, const float *v, int warp, int lane) {
-#if PARTS == 3
+#if WALKS > 1
     const uint row = (warp % 4) * 16 + lane / 4;
     UNROLL for (int j = 0; j < CHUNK / 8; j++) {
         const uint to = chunk_at + row * 128 + (((uint)(2 * j + lane % 4 / 2) ^ (row % 8)) << 4) + lane % 2 * 8;
@@ -246,6 +255,41 @@ INLINE void write_chunk(__global ushort *out, uint chunk_at, const Numbers *a, c
         buffer = buffer + 1 == BUFFERS ? 0 : buffer + 1; \
     }
 
+// ---- without matrix units ---------------------------------------------------------------------------------------
+
+#if WALKS == 6
+// A number from its parts, which are so far apart. One that is not finite is its own high part.
+INLINE float whole_of(__global const ushort *part, long apart) {
+    return widen_bfloat16(part[0]) + (widen_bfloat16(part[apart]) + widen_bfloat16(part[2 * apart]));
+}
+
+// The same product in float32 arithmetic, slowly: with an infinity there would be others of it with parts that are 0.
+INLINE void multiply_numbers(const Numbers *a, __global const ushort *x, __global const ushort *y, __global const T *bias,
+                             __global T *out, __global T *saved) {
+    const long batch = a->tiles / (a->tiles_m * a->tiles_n);
+    const long x_pitch = (X_ALONG_K ? a->k : a->m) + 7 & ~7, x_each = x_pitch * (X_ALONG_K ? a->m : a->k);
+    const long y_pitch = (Y_ALONG_K ? a->k : a->n) + 7 & ~7, y_each = y_pitch * (Y_ALONG_K ? a->n : a->k);
+    for (long at = get_global_id(0); at < batch * a->m * a->n; at += get_global_size(0)) {
+        const long column = at % a->n, row = at / a->n % a->m, matrix = at / a->n / a->m;
+        __global const ushort *left = x + (a->x_inner ? matrix * x_each : 0) + row * (X_ALONG_K ? x_pitch : 1);
+        __global const ushort *right = y + (a->y_inner ? matrix * y_each : 0) + column * (Y_ALONG_K ? y_pitch : 1);
+        const long x_apart = x_each * (a->x_inner ? batch : 1), y_apart = y_each * (a->y_inner ? batch : 1);
+        float v = 0;
+        for (int k = 0; k < a->k; k++)
+            v = fma(whole_of(left + k * (X_ALONG_K ? 1 : x_pitch), x_apart),
+                    whole_of(right + k * (Y_ALONG_K ? 1 : y_pitch), y_apart), v);
+        const long to = (matrix * a->m + row) * a->pitch + column;
+#if BIAS
+        v += LOAD(bias, column);
+#endif
+#if SAVE
+        STORE(saved, to, v);
+#endif
+        STORE(out, to, ACTIVATE(v));
+    }
+}
+#endif
+
 // ---- the kernel -------------------------------------------------------------------------------------------------
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
@@ -256,6 +300,12 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, side = me / 128, in_half = me % 128;
     const int group = get_group_id(0);
     const uint local_at = place_of(memory);
+#if WALKS == 6
+    if (peaks[0]) {
+        multiply_numbers(&a, x, y, bias, out, saved);
+        return;
+    }
+#endif
     own_maps += group * 64;
     if (warp < 4) {
         const ulong address = warp == 0 ? (ulong)(x + x_start) : warp == 1 ? (ulong)(y + y_start)
@@ -281,11 +331,13 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
     const uint first = in_half == 0;
     const uint x_at = local_at + (TURNS ? 0 : side * 8192), y_at = local_at + X_BYTES;
     float sum[BLOCKS * COLUMNS / 2];
-#if PARTS == 3
+#if WALKS > 1
     float total[COLUMNS / 2];
+    uint adds;
+#endif
+#if WALKS == 3
     const int shift = -shift_of(peaks[0]) - shift_of(peaks[1]);
     const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2);  // as one it could be infinite
-    uint adds;
 #endif
     uint stage = 0, phase = 0, before = 0;
     int buffer = 0;
@@ -310,12 +362,12 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
         }
         barrier_wait(local_at + TURN_AT + side * 8, ((turn - 1) / 2 + side + 1) % 2);
 #endif
-#if PARTS == 3
+#if WALKS > 1
         UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = 0;
         adds = 0;
 #endif
         for (int step = piece.from; step < piece.to; step++) {
-#if PARTS == 1
+#if WALKS == 1
             const uint adds = step > piece.from;
 #endif
             barrier_wait(local_at + FULL_AT + stage * 8, phase);
@@ -328,13 +380,13 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
                 }
             }
             PRODUCTS_GO();
-#if PARTS == 3
-            const int lows = a.steps / 3 * 2;  // steps with a low part
+#if WALKS > 1
+            const int lows = a.steps / WALKS * (WALKS - 1);  // steps with a part that is not high
             adds = !((step - piece.from) % FOLD == FOLD - 1 || step == piece.to - 1 || step == lows - 1);
             if (adds) {
                 PRODUCTS_WAIT(1);
             } else {
-                const float weight = step < lows ? 1 / 2048.0f : 1;
+                const float weight = WALKS == 3 && step < lows ? 1 / LOW_UP : 1;
                 PRODUCTS_WAIT(0);
                 UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = sum[i] * weight + total[i];
             }
@@ -351,7 +403,7 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
 #endif
         PRODUCTS_WAIT(0);
         barrier_arrive(local_at + EMPTY_AT + before * 8, first);
-#if PARTS == 3
+#if WALKS > 1
         UNROLL for (int i = 0; i < COLUMNS / 2; i++) sum[i] = total[i];
 #endif
 #if SHARES
@@ -370,7 +422,7 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
             const int column = piece.column + q * CHUNK % COLUMNS;
             float v[CHUNK / 2];
             UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = sum[q * (CHUNK / 2) + i];
-#if PARTS == 3
+#if WALKS == 3
             UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = v[i] * scale * rest;
 #endif
 #if BIAS

@@ -1,0 +1,50 @@
+// Float32 matrices as three of bfloat16 each, for products on matrix units: x = high + middle + low, with all its bits.
+//
+// Each part has 8 bits, of the sign too, and what is left is less than half of its last: 24 bits in all. Of numbers below
+// 2^-110 the last ones are lost. What is not finite has itself, 0 and 0, and is told.
+//
+// A work-item takes four columns of some rows: of the contiguous axis, whichever that is.
+//
+// Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
+//          told: set to 1 if a number is not finite
+//          parts (3, batch, rows, pitch): high, middle and low, pitch a multiple of 8
+// Launch   global (fours of columns, rows that run at once, batch), local (64, 4, 1)
+// Params   VECTOR 1 if fours of columns are aligned
+#include "fours.cl"
+
+// To the nearest bfloat16; what would be an infinity by that is cut off.
+static inline float high_of(float v) {
+    const uint bits = as_uint(v), near = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    if (v != v) return NAN;
+    return as_float((near & 0x7fffffffu) < 0x7f800000u ? near : bits & 0xffff0000u);
+}
+// The upper halves of two numbers, the first in the lower half of a word.
+static inline uint pair_of_upper(float first, float second) {
+    return as_uint(first) >> 16 | (as_uint(second) & 0xffff0000u);
+}
+static inline uint2 four_upper(float4 v) { return (uint2)(pair_of_upper(v.x, v.y), pair_of_upper(v.z, v.w)); }
+
+static inline float4 high_of_four(float4 v) {
+    return (float4)(high_of(v.x), high_of(v.y), high_of(v.z), high_of(v.w));
+}
+
+__kernel __attribute__((reqd_work_group_size(64, 4, 1)))
+void divide(__global const float *x, __global volatile uint *told, __global uint2 *parts, const long x_start, const long rows,
+            const long columns, const long row_step, const long inner, const long inner_step, const long outer_step,
+            const long pitch) {
+    const long b = get_group_id(2), column = get_global_id(0) * 4, each = get_num_groups(2) * rows * pitch / 4;
+    x += x_start + b / inner * outer_step + b % inner * inner_step;
+    if (column >= pitch) return;
+    int all_finite = 1;
+    for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
+        const float4 v = four_of(x + row * row_step, column, columns);
+        const int4 finite = fabs(v) < INFINITY;
+        const float4 high = high_of_four(v), rest = finite ? v - high : 0, middle = high_of_four(rest);
+        const long at = ((b * rows + row) * pitch + column) / 4;
+        all_finite &= all(finite);
+        parts[at] = four_upper(high);
+        parts[at + each] = four_upper(middle);
+        parts[at + 2 * each] = four_upper(rest - middle);
+    }
+    if (!all_finite) atomic_max(told, 1u);
+}
