@@ -133,6 +133,26 @@ def test_a_launch_without_an_event_that_is_refused_says_why(backend) -> None:
         launches.without_events()(device.queue, program.arange.cl_kernel, (64,), (1 << 30,))
 
 
+@on_opencl
+def test_compiled_functions_launch_without_an_event_too(backend, monkeypatch) -> None:
+    commands = devices.select(backend.name).commands
+    monkeypatch.setattr(commands, "launch", launches.without_events())
+    fn, x = pa.compile(lambda x: pa.tanh(x @ x) + 1), pa.asarray(np.arange(9, dtype=np.float32).reshape(3, 3) / 9)
+    for _ in range(3):
+        np.testing.assert_allclose(fn(x).numpy(), np.tanh(x.numpy() @ x.numpy()) + 1, rtol=1e-6)
+    monkeypatch.setattr(launches, "_enqueue", lambda: lambda *args: -52)
+    monkeypatch.setattr(launches.cl, "enqueue_nd_range_kernel", refused)
+    again = pa.compile(lambda x: pa.tanh(x @ x) + 1)
+    again(x)
+    with pytest.raises(pa.BackendError, match=r"could not enqueue .*: refused") as caught:
+        again(x)
+    assert caught.value.__notes__[0].startswith("in step 0, ")
+
+
+def refused(*args) -> None:
+    raise launches.cl.LogicError("refused")
+
+
 def test_only_nvidias_driver_is_called_without_events() -> None:
     for name, has_events in (("NVIDIA CUDA", False), ("Portable Computing Language", True)):
         device = SimpleNamespace(platform=SimpleNamespace(name=name))

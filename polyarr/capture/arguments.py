@@ -12,6 +12,7 @@ from polyarr.core.spec import Spec
 from polyarr.tree import children, rebuild
 
 NAMES = {str}  # of a container's children, mostly
+PLAIN = {bool, int, str, type(None)}  # types whose values are equal if they are the same
 
 
 def read(tree: Any, fed: list[Any], key: list[Any], numbers: bool = True) -> None:
@@ -28,11 +29,16 @@ def read(tree: Any, fed: list[Any], key: list[Any], numbers: bool = True) -> Non
         for child in tree:
             read(child, fed, key, numbers)
     elif (found := children(tree)) is not None:
-        names = found if set(map(type, found)) <= NAMES else map(_constant, found)
-        settings = () if kind is dict else _settings(tree, found)
-        key.append((kind, *names, *settings))
+        key.append(kind)
+        key.extend(found if NAMES.issuperset(map(type, found)) else map(_constant, found))
+        if kind is not dict:
+            key.append(_settings(tree, found))
         for child in found.values():
-            read(child, fed, key, numbers)
+            if type(child) is Array:  # mostly, and a call takes longer
+                fed.append(child)
+                key.append(child.spec)
+            else:
+                read(child, fed, key, numbers)
     else:
         key.append(_constant(tree))
 
@@ -86,7 +92,11 @@ def put_back(before: list[tuple[Any, Any]]) -> None:
 def _settings(tree: Any, found: dict[Any, Any]) -> tuple:
     """What a container has besides its children, a Module's rate, say."""
     own = getattr(tree, "__dict__", {})
-    return tuple([(name, _constant(value)) for name, value in own.items() if name not in found])
+    return tuple([
+        (name, type(value), value if type(value) in PLAIN else _constant(value))
+        for name, value in own.items()
+        if name not in found
+    ])  # fmt: skip
 
 
 def _constant(value: Any) -> Any:

@@ -10,6 +10,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import FLOATS, Spec, as_dtype
 
+_SETTINGS = {bool, int, float, str, type(None)}  # types of which nothing is a child
 _SHOWN = 3  # names listed in an error
 
 
@@ -32,7 +33,8 @@ class Module:
 
     def tree_children(self) -> dict[str, Any]:
         """The attributes that take part in trees, by name."""
-        return {name: value for name, value in vars(self).items() if _is_child(value)}
+        found = vars(self).items()  # at every call of a compiled function; so what is plain is told by its type
+        return {name: v for name, v in found if type(v) is Array or (type(v) not in _SETTINGS and _is_child(v))}
 
     def tree_rebuild(self, children: dict[str, Any]) -> Self:
         """A shallow copy with other children."""

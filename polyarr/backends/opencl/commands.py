@@ -1,7 +1,7 @@
 """The one way to a device's queue: what runs there is a Command, and whoever wants it to run calls it."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl.launches import launch_of
+from polyarr.backends.opencl.launches import again, launch_of
 from polyarr.backends.opencl.source import STRUCTURE, Arguments
 from polyarr.core.errors import BackendError
 
@@ -72,18 +72,23 @@ class Commands:
                 finally:
                     self.queue, self._plain = self._plain, None
 
-    def repeat(self, all_of_them: Iterable["Repeated"]) -> None:
+    def repeat(self, commands: Sequence["Repeated"]) -> None:
         """Enqueue commands again, as Command.__call__ does once."""
         with self.lock:
-            queue = self.queue
-            for enqueue, arguments, work, group, command, note in all_of_them:
-                try:
-                    enqueue(queue, arguments, work, group)
-                except cl.Error as error:
-                    refused = command.refused(work, group, error)
-                    note(refused)
-                    raise refused from error
-                self.last_kernel = command.name
+            try:
+                for each in commands:
+                    found = each.enqueue()
+                    if type(found) is int and found:  # PyOpenCL's call says what is wrong
+                        cl.enqueue_nd_range_kernel(self.queue, each.arguments, each.work, each.group)
+            except cl.Error as error:
+                self._note_last(commands[: commands.index(each)])
+                refused = each.command.refused(each.work, each.group, error)
+                each.note(refused)
+                raise refused from error
+            self._note_last(commands)
+
+    def _note_last(self, commands: Sequence["Repeated"]) -> None:
+        self.last_kernel = commands[-1].command.name if commands else self.last_kernel
 
     def lost(self, error: cl.Error) -> BackendError:
         """What to raise where waiting fails: by then a kernel has gone wrong, most likely the last ones."""
@@ -96,12 +101,12 @@ class Commands:
 class Repeated(NamedTuple):
     """A command that is enqueued again and again.
 
-    enqueue    takes the queue, arguments, work and group
+    enqueue    see launches.again
     arguments  whose set_arg changes them
     note       says on an error where it comes from
     """
 
-    enqueue: Callable[..., Any]
+    enqueue: Callable[[], Any]
     arguments: Any
     work: tuple[int, ...]
     group: tuple[int, ...] | None
@@ -154,9 +159,10 @@ class Command:
                 commands.last_kernel = self.name
         return event
 
-    def repeated(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
-        """For a Repeated: how to enqueue it, and its arguments."""
-        return partial(_moved, self._enqueue), Moved(args)
+    def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
+        """For a Repeated: what enqueues it, and its arguments."""
+        moved = Moved(args)
+        return partial(_moved, self._enqueue, self._commands.queue, moved, work, group), moved
 
     def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
         """What to raise where the device does not take it."""
@@ -207,12 +213,12 @@ class Kernel(Command):
         self.cl_kernel.set_args(*args)
         return self._commands.launch(queue, self.cl_kernel, work, group)
 
-    def repeated(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
+    def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
         """As a Command does it. The arguments are a kernel object of their own, so that nobody else changes them."""
         own = cl.Kernel(self.cl_kernel.program, self.name)
         for i, arg in enumerate(args):
             self.set_number(own, i, arg)
-        return self._commands.launch, own
+        return again(self._commands.launch, self._commands.queue, own, work, group), own
 
     def set_number(self, own: cl.Kernel, i: int, value: Any) -> None:
         """Set an argument that is no memory: to what PyOpenCL makes of it where it is called with the types."""

@@ -7,7 +7,7 @@ nothing, and as long on the host; so NVIDIA's driver is called without one.
 import ctypes
 from collections.abc import Callable
 from ctypes import c_size_t, c_void_p
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import pyopencl as cl
@@ -25,9 +25,8 @@ def launch_of(device: cl.Device) -> Launch:
 @lru_cache(maxsize=1)
 def without_events() -> Launch:
     """Launches of which nobody hears; PyOpenCL's where its library does not show what they need."""
-    try:
-        enqueue = ctypes.CDLL(cl._cl.__file__).clEnqueueNDRangeKernel  # of the loader that PyOpenCL uses
-    except (OSError, AttributeError):
+    enqueue = _enqueue()
+    if enqueue is None:
         return cl.enqueue_nd_range_kernel
 
     def launch(queue: cl.CommandQueue, kernel: cl.Kernel, work: tuple[int, ...], group: tuple[int, ...] | None) -> Any:
@@ -37,6 +36,25 @@ def without_events() -> Launch:
         return None
 
     return launch
+
+
+def again(
+    launch: Launch, queue: cl.CommandQueue, kernel: cl.Kernel, work: tuple[int, ...], group: tuple[int, ...] | None
+) -> Callable[[], Any]:
+    """The same launch, to be done many times. It gives an event or 0; another int is an error's number."""
+    if launch is cl.enqueue_nd_range_kernel:
+        return partial(launch, queue, kernel, work, group)
+    handles = _pointer(queue.int_ptr), c_void_p(kernel.int_ptr)
+    return partial(_enqueue(), *handles, *_range(work, group), 0, None, None)
+
+
+@lru_cache(maxsize=1)
+def _enqueue() -> Any:
+    """The function of the loader that PyOpenCL uses; None if its library does not show it."""
+    try:
+        return ctypes.CDLL(cl._cl.__file__).clEnqueueNDRangeKernel
+    except (OSError, AttributeError):
+        return None
 
 
 _pointer = lru_cache(maxsize=8192)(c_void_p)

@@ -315,8 +315,8 @@ class Repetition:
         for n, noted in enumerate(self._recording.noted):
             if n in self._sharing.spared:
                 continue
-            args = settled(noted.args)
-            enqueue, subject = noted.command.repeated(tuple([a.memory if type(a) is Place else a for a in args]))
+            args = tuple([a.memory if type(a) is Place else a for a in settled(noted.args)])
+            enqueue, subject = noted.command.repeated(noted.work, noted.group, args)
             note = partial(self._program.note, step=self._step(noted.step))
             commands[n] = Repeated(enqueue, subject, noted.work, noted.group, noted.command, note)
             for i, arg in enumerate(noted.args):
