@@ -149,6 +149,15 @@ def test_compiled_functions_launch_without_an_event_too(backend, monkeypatch) ->
     assert caught.value.__notes__[0].startswith("in step 0, ")
 
 
+@on_opencl
+def test_a_replay_asks_no_kernel_for_its_program(backend, monkeypatch) -> None:
+    """Intel's driver names one that is gone."""
+    monkeypatch.delattr(launches.cl.Kernel, "program")
+    fn, x = pa.compile(lambda x: pa.tanh(x) + 1), pa.ones((3,))
+    for _ in range(2):
+        np.testing.assert_allclose(fn(x).numpy(), np.tanh(1) + 1, rtol=1e-6)
+
+
 def refused(*args) -> None:
     raise launches.cl.LogicError("refused")
 

@@ -192,9 +192,11 @@ class Kernel(Command):
     is_kernel = True
 
     def __init__(
-        self, kernel: cl.Kernel, commands: Commands, launched: Callable[[], None], arguments: Arguments | None
-    ) -> None:
+        self, program: cl.Program, kernel: cl.Kernel, commands: Commands, launched: Callable[[], None],
+        arguments: Arguments | None,
+    ) -> None:  # fmt: skip
         super().__init__(kernel.function_name, commands, self._first)
+        self._program = program  # a kernel of Intel's does not keep it, and names another then
         self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
         self.has_run = False
 
@@ -215,7 +217,7 @@ class Kernel(Command):
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
         """As a Command does it. The arguments are a kernel object of their own, so that nobody else changes them."""
-        own = cl.Kernel(self.cl_kernel.program, self.name)
+        own = cl.Kernel(self._program, self.name)
         for i, arg in enumerate(args):
             self.set_number(own, i, arg)
         return again(self._commands.launch, self._commands.queue, own, work, group), own

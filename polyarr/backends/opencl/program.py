@@ -60,7 +60,7 @@ class Program:
         arguments: dict[str, Arguments | None],
     ) -> None:  # fmt: skip
         kernels = {k.function_name: k for k in program.all_kernels()}
-        self.kernels = {name: Kernel(k, commands, launched, arguments[name]) for name, k in kernels.items()}
+        self.kernels = {name: Kernel(program, k, commands, launched, arguments[name]) for name, k in kernels.items()}
         vars(self).update(self.kernels)
 
     def __getattr__(self, name: str) -> Kernel:
