@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from polyarr import ops, random, tree
 from polyarr.capture import watched
 from polyarr.capture.arguments import builder, form, is_fed, kept, put_back
+from polyarr.capture.fuse import fused
 from polyarr.capture.passes import simplified
 from polyarr.capture.run import runner
 from polyarr.capture.trace import Trace
@@ -220,8 +221,10 @@ class _Capture:
         handles = [(i, s.handle, s.buf) for i, s in enumerate(self.stands) if s.handle is not None]
         effects = tuple((i, output(a), a.spec) for i, a, buf in handles if a.buf is not buf)
         inputs = [s.slot for s in self.stands] + (self.state if self.generator.draws else [])
-        program = simplified(self.trace.program(name, inputs, outputs))
-        run, backend = runner(program), self.trace.target
+        program, backend = simplified(self.trace.program(name, inputs, outputs)), self.trace.target
+        if backend.fusion is not None:
+            program = fused(program, backend.fusion)
+        run = runner(program)
         if backend.replay is not None:
             run = backend.replay(program, run)
         template = tree.unflatten(value, [leaf.constant if leaf.at is None else _ARRAY for leaf in results])

@@ -28,6 +28,8 @@ def run(program: Program, backend: Backend, inputs: list[Any]) -> list[Any]:
 def _call(program: Program, backend: Backend, step: Step, args: tuple) -> Any:
     if step.op is None:
         return step.call(*args, **step.params)
+    if step.part == "group":
+        return tuple(run(step.op, backend, list(args[1:])))
     first, *others = _specs(program, step.takes[:1] + step.takes[1 + (step.part == "backward") :])
     specs = (first, *others) if step.part == "backward" else tuple(others)
     call = Call(step.op, specs, step.params, backend, "backward" if step.part == "backward" else "")

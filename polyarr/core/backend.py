@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.core.program import Program, Run
+from polyarr.core.program import Fusion, Program, Run
 from polyarr.core.spec import DTYPES
 from polyarr.core.tuning import Tuning
 
@@ -132,6 +132,7 @@ class Backend(NamedTuple):
                  it. None: nothing but the buffers
     replay       (Program, what runs it anyhow) -> what runs it better: see core/program.py. None: the kernels are
                  called one after the other
+    fusion       which steps of programs are made one, and how: see core/program.py. None: none are
     """
 
     name: str
@@ -155,6 +156,7 @@ class Backend(NamedTuple):
     transfer: Callable[[Any, "Backend"], Any] | None = None
     dlpack: DLPack | None = None
     replay: Callable[[Program, Run], Run] | None = None
+    fusion: Fusion | None = None
 
     def meets(self, other: "Backend") -> bool:
         """True if an array of one and an array of the other may be inputs of one op."""

@@ -16,6 +16,8 @@ several threads may call them at once. `plain` calls the steps in order, and ser
 - The list of inputs may be emptied, and nothing else may keep what was in it once it is not needed any more: a caller
   who gave an array away counts on its memory.
 - An error of a step is raised as it is, with program.note(error, step) called for it before.
+
+Backend.fusion says which steps it can make one command of: see Fusion. capture/fuse.py then groups them, before replay.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +31,9 @@ Run = Callable[[list[Any]], list[Any]]
 class Step(NamedTuple):
     """One call of a kernel, or of a function of Python numbers.
 
-    op      the Op; None for a function of numbers
-    part    which kernel of it: "kernel", or "forward" or "backward" of a pair; "number" for a function of numbers
+    op      the Op; None for a function of numbers; of a group of steps the Program that they are
+    part    which kernel of it: "kernel", or "forward" or "backward" of a pair; "number" for a function of numbers;
+            "group" for what Fusion.make made of several, which takes and gives what an op with several results does
     call    what is called; a pure function, of which None as the result's number means that only its errors count
     takes   for each positional argument the number of a value, or a tuple of such, nested as the argument is. The first
             is a kernel's `out` or, of a "backward", its g and saved
@@ -95,7 +98,8 @@ class Program(NamedTuple):
         return f"  {gives or 'nothing'} = {step.name}({takes}{params})  # {step.place}"
 
     def _is_spec(self, v: int) -> bool:
-        return type(self.constants.get(v)) is Spec
+        known = self.constants.get(v)
+        return type(known[0] if type(known) is tuple and known else known) is Spec
 
     def _value(self, v: int, brief: bool = False) -> str:
         if v in self.constants:
@@ -103,10 +107,32 @@ class Program(NamedTuple):
         kind = self.numbers[v].__name__ if v in self.numbers else self.specs.get(v)
         return f"%{v}" if brief or kind is None else f"%{v} {kind}"
 
+    def spec(self, v: int) -> Spec | None:
+        """The Spec of a value that is an array or a Python number; None for others."""
+        if v in self.specs:
+            return self.specs[v]
+        kind = self.numbers.get(v, type(self.constants.get(v)))
+        return Spec((), kind) if kind in (bool, int, float) else None
+
     def note(self, error: BaseException, step: Step) -> None:
         """Say on an error which step of which function it comes from."""
         n = (*self.counts, *self.steps).index(step)
         error.add_note(f"in step {n}, {step.name}, of the compiled {self.name}; captured at {step.place}")
+
+
+class Fusion(NamedTuple):
+    """How a backend makes one command of several steps, each of which gives one array, element by element.
+
+    kind  (step, its inputs' Specs, its result's) -> None: it stays alone. Otherwise the steps of one group have one
+          kind, and with "" a step may be with any
+    make  (group) -> what runs it: (Specs of the outputs, *inputs) -> a tuple of the outputs. A group is a Program; its
+          values have one shape, or one that is broadcast to it; its outputs have it. Bits are those of the steps
+    most  how many arrays a group may take and give
+    """
+
+    kind: Callable[[Step, tuple[Spec, ...], Spec], str | None]
+    make: Callable[[Program], Callable[..., tuple[Any, ...]]]
+    most: int
 
 
 def flat(values: Any) -> Iterator[int]:

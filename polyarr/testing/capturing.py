@@ -1,5 +1,6 @@
-"""Compiled functions: a check as those of checks.py. It needs nothing from a backend but its kernels."""
+"""Compiled functions: a check as those of checks.py, and one of the backend."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,11 @@ from polyarr import ops, tree
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
-from polyarr.core.spec import FLOATS, as_dtype
+from polyarr.core.spec import FLOATS, as_dtype, float32
 from polyarr.testing.checks import check, cotangents_of, meets_unordered, place_of, pulled
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.state import is_valid, other_params
-from polyarr.testing.strategies import Sample
+from polyarr.testing.strategies import Data, Sample
 
 PLACES = (3, 5)  # neither begins at a multiple of 16 bytes, whatever the dtype
 
@@ -79,6 +80,29 @@ def _give_away(op: Op, backend: Backend, sample: Sample, then: Callable[[tuple],
         kept.append((before, got))
     for before, got in kept:
         _compare_bits(op, backend, f"{moment}, after further runs", before, bits(got))
+
+
+def check_joined(backend: Backend, examples: int) -> None:
+    """What a compiled function computes element by element has the bits of its ops, however much is one command."""
+    for dtype in (d for d in FLOATS if d in backend.dtypes):
+        shapes = ((5, 33), (2, 3, 4)) if dtype == float32 else ((5, 33),)
+        for shape, layout in itertools.product(shapes, ("plain", "transposed", "stepped", "offset")):
+            rows = Sample((Data((*shape[:-1], 1), dtype.name), Data(shape[-1:], dtype.name)))
+            args = Sample((Data(shape, dtype.name),)).with_layout(layout).arrays(backend) + rows.arrays(backend)
+            compiled = polyarr.compile(_joined)
+            for k in (1.25, 0.3):
+                if bits(compiled(*args, k)) != bits(_joined(*args, k)):
+                    place = f"{dtype.name}{list(shape)}, {layout}"
+                    raise CheckFailure(f"{backend.name}: compiled ops of {place} have other bits than the ops")
+
+
+def _joined(x: Array, row: Array, column: Array, k: float) -> list[Array]:
+    """Several results; what something waits for that the next waits for; operands of fewer elements; two dtypes."""
+    scaled = x * k + x * row
+    centred = scaled - ops.max(scaled, axis=-1, keepdims=True)
+    chosen = ops.where(centred * column < row, ops.tanh(column) + row * k, scaled)
+    total = ops.sum(ops.exp(centred), axis=-1, keepdims=True)
+    return [centred, chosen, scaled > x, ops.astype(chosen * k, dtype=float32), ops.exp(centred) / total]
 
 
 def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:

@@ -179,6 +179,7 @@ OF_BACKEND = {
     "bad-indices": ("core", backend_checks.check_bad_indices),
     "threads": ("core", backend_checks.check_threads),
     "program-cache": ("core", backend_checks.check_program_cache),
+    "joined": ("core", capturing.check_joined),
     "precisions": ("nn", backend_checks.check_precisions),
     "transforms": ("autograd", backend_checks.check_transforms),
     "training": ("gpt", backend_checks.check_training),

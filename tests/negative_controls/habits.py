@@ -12,8 +12,10 @@ from unittest import mock
 import numpy as np
 
 from polyarr import ops, plugins
+from polyarr.capture.run import runner
 from polyarr.core.backend import count_download, count_upload
-from polyarr.core.spec import int64
+from polyarr.core.program import Fusion
+from polyarr.core.spec import NARROW, Spec, float32, int64
 from tests.negative_controls import pairs
 from tests.negative_controls.table import differs, fault, with_kernels
 
@@ -223,6 +225,41 @@ def installed():
 )
 def what_is_cached_is_another_program(backend):
     return backend._replace(name="stale")
+
+
+# ---- what joins ops ---------------------------------------------------------------------------------------------
+
+JOINED = (ops.add, ops.subtract, ops.multiply, ops.divide, ops.exp, ops.tanh, ops.where)
+
+
+def joining(make):
+    """A function that plants: groups are made so of some ops."""
+    fusion = Fusion(lambda step, specs, out: "" if step.op in JOINED else None, make, 12)
+    return lambda backend: backend._replace(fusion=fusion)
+
+
+@fault("numpy", {"backend-joined": r"compiled ops of float\w+\[.*\], \w+ have other bits than the ops"})
+def an_input_that_is_repeated_is_read_as_dense(backend):
+    def make(group):
+        run = runner(group)
+        return lambda outs, *inputs: tuple(run([b if np.isscalar(b) else np.resize(b, outs[0].shape) for b in inputs]))
+
+    return joining(make)(backend)
+
+
+@fault("numpy", {"backend-joined": r"compiled ops of b?float16\[.*\], \w+ have other bits than the ops"})
+def ops_of_16_bits_are_rounded_once_for_all(backend):
+    def wide(value):
+        if type(value) is Spec:
+            return Spec(value.shape, float32) if value.dtype in NARROW else value
+        return value.astype(float32) if getattr(value, "dtype", None) in NARROW else value
+
+    def make(group):
+        steps = [s._replace(call=lambda *args, call=s.call: call(*map(wide, args))) for s in group.steps]
+        run = runner(group._replace(steps=tuple(steps)))
+        return lambda outs, *inputs: tuple(f.astype(o.dtype) for f, o in zip(run([*inputs]), outs, strict=True))
+
+    return joining(make)(backend)
 
 
 # ---- what a backend must have --------------------------------------------------------------------------------

@@ -1,0 +1,196 @@
+"""Joining steps that compute element by element into groups, each of which the backend makes one command of.
+
+A group grows along its producers and may give several results. Two groups become one only where neither waits for the
+other by way of a third; and steps that may report a bad index keep their order, as if each waited for the one before.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from polyarr.core.program import Fusion, Program, Step, flat
+
+LONGEST = 64  # steps of a group: with more, values would not stay in a device's registers
+
+Shape = tuple[int, ...]
+
+
+def fused(program: Program, fusion: Fusion) -> Program:
+    """The program with groups of steps as one step each."""
+    groups = Groups(program, fusion)
+    for i, step in enumerate(program.steps):
+        for v in flat(step.takes):
+            if v in groups.maker:
+                groups.join_alike(groups.home[groups.maker[v]], groups.home[i])
+    for i in reversed(range(len(program.steps))):
+        groups.join_only_user(groups.home[i])
+    return _rebuilt(program, fusion, groups)
+
+
+class Group(NamedTuple):
+    """Steps that run as one.
+
+    kind     None: a step that stays alone; else see Fusion
+    shape    of its outputs
+    before   the groups that it waits for, also by way of others: a bit for each
+    after    those that wait for it
+    """
+
+    steps: tuple[int, ...]
+    kind: str | None
+    shape: Shape
+    before: int
+    after: int
+
+
+class Groups:
+    """The groups of a program's steps.
+
+    maker   of each value, the step that gives it
+    home    of each step, the number of its group
+    users   of each step, those that wait for it
+    """
+
+    def __init__(self, program: Program, fusion: Fusion) -> None:
+        self._steps, self._outputs, self._most = program.steps, set(program.outputs), fusion.most
+        self._inside = program.constants.keys() - program.specs.keys()  # numbers, of which each group has its own
+        self.maker = {v: i for i, step in enumerate(program.steps) for v in flat(step.gives)}
+        self.home = list(range(len(program.steps)))
+        waits = _waits(program.steps, self.maker)
+        self.users: list[set[int]] = [set() for _ in program.steps]
+        for i, others in enumerate(waits):
+            for other in others:
+                self.users[other].add(i)
+        before, after = _reached(waits, self.home), _reached(self.users, self.home[::-1])
+        self.all = {
+            i: Group((i,), _kind(program, fusion, step), _shape(program, step), before[i], after[i])
+            for i, step in enumerate(program.steps)
+        }
+
+    def join_alike(self, a: int, b: int) -> None:
+        """Make two groups one where they have one shape and nothing speaks against it."""
+        if a != b and self.all[a].shape == self.all[b].shape and self._may_join(a, b):
+            self._join(a, b)
+
+    def join_only_user(self, a: int) -> None:
+        """Make a group one with the only one that needs it, where it has an element for each of the other's rows."""
+        users = {self.home[i] for step in self.all[a].steps for i in self.users[step]} - {a}
+        gives = {v for step in self.all[a].steps for v in flat(self._steps[step].gives)}
+        if len(users) == 1 and gives.isdisjoint(self._outputs):
+            (b,) = users
+            if _is_by_rows(self.all[a].shape, self.all[b].shape) and self._may_join(a, b):
+                self._join(a, b)
+
+    def edges(self, steps: Iterable[int]) -> tuple[list[int], list[int]]:
+        """The values that steps take from elsewhere, and those of their own that somebody else needs."""
+        inside = set(steps)
+        own = [self._steps[i].gives for i in sorted(inside)]
+        taken = dict.fromkeys(v for i in sorted(inside) for v in self._steps[i].takes[1:])
+        needed = [v for v in own if v in self._outputs or not self.users[self.maker[v]] <= inside]
+        return [v for v in taken if v not in own and v not in self._inside], needed
+
+    def order(self) -> Iterator[int]:
+        """The groups, each when its last step is due, or before that if another one needs it."""
+        done = set[int]()
+        for i, home in enumerate(self.home):
+            if i == self.all[home].steps[-1] and home not in done:
+                # Who waits for another waits for all that the other waits for: the longer it waits, the later it runs.
+                due = [g for g in _bits(self.all[home].before) if g not in done]
+                due = [*sorted(due, key=lambda g: self.all[g].before.bit_count()), home]
+                done.update(due)
+                yield from due
+
+    def _may_join(self, a: int, b: int) -> bool:
+        one, other = self.all[a], self.all[b]
+        if one.kind is None or other.kind is None or (one.kind and other.kind and one.kind != other.kind):
+            return False
+        if (one.before & other.after) | (one.after & other.before):
+            return False  # what is between would wait for itself
+        steps = one.steps + other.steps
+        return len(steps) <= LONGEST and sum(map(len, self.edges(steps))) <= self._most
+
+    def _join(self, a: int, b: int) -> None:
+        one, other = self.all[a], self.all.pop(b)
+        gone, here = ~(1 << a | 1 << b), 1 << a
+        before, after = (one.before | other.before) & gone, (one.after | other.after) & gone
+        steps = tuple(sorted(one.steps + other.steps))
+        self.all[a] = Group(steps, one.kind or other.kind, other.shape, before, after)
+        for i in other.steps:
+            self.home[i] = a
+        for g in _bits(after):
+            self.all[g] = self.all[g]._replace(before=self.all[g].before & gone | before | here)
+        for g in _bits(before):
+            self.all[g] = self.all[g]._replace(after=self.all[g].after & gone | after | here)
+
+
+def _waits(steps: tuple[Step, ...], maker: dict[int, int]) -> list[set[int]]:
+    """For each step those that must run before it: who makes what it takes, and of those that may report the last."""
+    found, last = [], set[int]()
+    for i, step in enumerate(steps):
+        waits = {maker[v] for v in flat(step.takes) if v in maker}
+        if step.op.indices or step.op.numbers:
+            waits, last = waits | last, {i}
+        found.append(waits)
+    return found
+
+
+def _reached(edges: list[set[int]], order: list[int]) -> list[int]:
+    """For each step all that edges lead to, in the end: a bit for each. They lead to what is earlier in order."""
+    found = [0] * len(edges)
+    for i in order:
+        for other in edges[i]:
+            found[i] |= found[other] | 1 << other
+    return found
+
+
+def _bits(bits: int) -> Iterator[int]:
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def _kind(program: Program, fusion: Fusion, step: Step) -> str | None:
+    if step.part != "kernel" or type(step.gives) is not int or program.specs[step.gives].size == 0:
+        return None
+    specs = [program.spec(v) if type(v) is int else None for v in step.takes[1:]]
+    return None if None in specs else fusion.kind(step, tuple(specs), program.specs[step.gives])  # type: ignore[arg-type]
+
+
+def _shape(program: Program, step: Step) -> Shape:
+    return program.specs[step.gives].shape if type(step.gives) is int else ()
+
+
+def _is_by_rows(small: Shape, large: Shape) -> bool:
+    """True where an array is broadcast to the other shape, and each of its elements along the whole last axis."""
+    pairs = zip(small[::-1], large[::-1], strict=False)
+    return len(small) <= len(large) and small[-1:] in ((), (1,)) and all(n in (1, length) for n, length in pairs)
+
+
+# ---- the new program ---------------------------------------------------------------------------------------------
+
+
+def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
+    steps, constants, size = [], dict(program.constants), program.size
+    for group in groups.order():
+        members = groups.all[group].steps
+        if len(members) == 1:
+            steps.append(program.steps[group])
+            continue
+        takes, gives = groups.edges(members)
+        constants[size] = tuple([program.specs[v] for v in gives])
+        found = _part(program, members, takes, gives)
+        last = program.steps[members[-1]]
+        steps.append(Step(found, "group", fusion.make(found), (size, *takes), {}, tuple(gives), last.place))
+        size += 1
+    return program._replace(steps=tuple(steps), constants=constants, size=size)
+
+
+def _part(program: Program, members: tuple[int, ...], takes: list[int], gives: list[int]) -> Program:
+    """Some of a program's steps, as a program."""
+    steps = tuple([program.steps[i] for i in members])
+    known = {v for step in steps for v in flat(step.takes)} - {*takes}
+    constants = {v: program.constants[v] for v in known if v in program.constants}
+    name = "+".join(step.op.name for step in steps)
+    return program._replace(
+        name=name, counts=(), steps=steps, constants=constants, inputs=tuple(takes), outputs=tuple(gives)
+    )
