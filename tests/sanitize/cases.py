@@ -43,6 +43,7 @@ def cases() -> Iterator[Case]:
     for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts):
         yield from family()
     yield from products()
+    yield from groups()
     yield Case("peak", peak, ())
     for dtype in NARROW:
         yield from rows(dtype)
@@ -223,6 +224,21 @@ def sorts() -> Iterator[Case]:
     yield Case("argsort merges", lambda x: ops.argsort(x), (whole(1, 530, below=9),))
     for shape, k in (((3, 200), 7), ((5, 4), 1), ((1, 70), 0), ((2, 6), 5)):
         yield Case(f"topk {k} of {shape}", lambda x, k=k: ops.topk(x, k=k), (array(*shape),))
+
+
+# ---- groups of ops ---------------------------------------------------------------------------------------------
+
+
+def groups() -> Iterator[Case]:
+    @polyarr.compile
+    def joined(x, y, k):
+        z = ops.tanh(x * y + k)
+        return z, z > y, ops.astype(ops.where(z > y, z, x), dtype=polyarr.float16) * k
+
+    x = array(5, 7, 6)
+    layouts = (x, array(1, 6)), (x[::2, ::-1], array(7, 1)), (array(1031), array()), (array(1027)[1:], array(1026))
+    for x, y in layouts:
+        yield Case(f"group {x.shape}", lambda x=x, y=y: joined(x, y, 0.5), ())
 
 
 # ---- products --------------------------------------------------------------------------------------------------

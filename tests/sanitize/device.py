@@ -11,6 +11,7 @@ import pyopencl as cl
 from polyarr.backends.opencl import global_norm, matmul, measure, topk
 from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.fusion import fusion_of
 from polyarr.backends.opencl.geometry import CpuGeometry, GpuGeometry, geometry_of
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program
@@ -66,7 +67,7 @@ def backend_of(device: Device, called: Counter) -> Backend:
     kernels = {op: counted(kernel, op.name, called) for op, kernel in make_kernels(device).items()}
     return Backend(
         "sanitized", kernels, upload=device.upload, download=partial(download, device),
-        synchronize=device.synchronize, reads=READS,
+        synchronize=device.synchronize, reads=READS, fusion=fusion_of(device),
     )  # fmt: skip
 
 

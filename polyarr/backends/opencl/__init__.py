@@ -19,6 +19,7 @@ def start(device: str | None = None) -> Backend:
     _choose_caches()
     from polyarr.backends.opencl.copy import download
     from polyarr.backends.opencl.devices import select
+    from polyarr.backends.opencl.fusion import fusion_of
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.noting import noting
     from polyarr.backends.opencl.replay import Replay
@@ -50,6 +51,7 @@ def start(device: str | None = None) -> Backend:
             dlpack=dlpack_of(found),
             precisions=precisions(found),
             replay=partial(Replay, found),
+            fusion=fusion_of(found),
         )
     return _backends[found]
 

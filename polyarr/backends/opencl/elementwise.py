@@ -13,11 +13,11 @@ from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, 
 from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.source import SCALARS, STRUCTURE
 from polyarr.core.number import evaluate
-from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, uint64
+from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, float64, uint64
 from polyarr.core.spec import bool as bool_
 
 # What a kernel computes, in C: x and y are the elements in the type that arithmetic is done in. Functions in
-# capitals, and those that OpenCL lacks, are in prelude.cl, functions.cl and elementwise.cl.
+# capitals, and those that OpenCL lacks, are in prelude.cl, functions.cl and expressions.cl.
 EXPRESSIONS = {
     "positive": "x",
     "negative": "-x",
@@ -99,7 +99,6 @@ USUAL = {
     "floor_divide(x, y)": (_QUOTIENT, "quotient_after(usual_fmod(x, y), x, y)"),
 }
 COPY, WHERE = "x", "c ? x : y"
-CONVERSIONS = {bool_: "x != 0", uint64: "TO_UINT64(x)", float16: "TO_FLOAT16(x)"}
 
 ABSENT, NUMBER = "ABSENT", "NUMBER"
 LAYOUT, PLACE = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
@@ -150,10 +149,16 @@ def where(device: Device, out: Spec, condition: Buffer, x: Buffer | Number, y: B
 
 def astype(device: Device, out: Spec, x: Buffer, *, dtype: np.dtype) -> Buffer:
     """x in another dtype: floats are truncated towards zero, integers wrap, bool is x != 0."""
-    if dtype == x.dtype:
-        return launch(device, out, x)
-    conversion = CONVERSIONS.get(dtype, COPY if dtype in FLOATS else "TO_INTEGER(x)")
-    return launch(device, out, x, expression=conversion)
+    return launch(device, out, x, expression=conversion(x.dtype, dtype))
+
+
+def conversion(source: np.dtype, target: np.dtype) -> str:
+    """The expression of x of one dtype in another."""
+    if source == target or target == bool_:
+        return COPY if source == target else "x != 0"
+    if source not in FLOATS or target in FLOATS:
+        return "round_to_odd(x)" if source == float64 and target == float16 else COPY
+    return "TO_UINT64(x)" if target == uint64 else "TO_INTEGER(x)"
 
 
 def launch(
@@ -194,14 +199,14 @@ def _plan(
         out.shape,
         [_strides_along(o, len(out.shape)) for o in operands] + [steps_of(out.shape, strides or row_major(out.shape))],
     )
-    vector = _vector(device.geometry.vector(max(dtype.itemsize, out.dtype.itemsize)), lengths, steps)
+    vector = vector_of(device.geometry.vector(max(dtype.itemsize, out.dtype.itemsize)), lengths, steps)
     work, group, block = device.geometry.elements(out.size, vector)
     kinds = [o if o == NUMBER else ABSENT if o is None else _kind(s) for o, s in zip(operands, steps, strict=False)]
     stored, result = types(dtype), types(out.dtype)
     program = device.build(
         "elementwise",
         EXPRESSION=expression,
-        **_usual(device, expression, stored["ACC"]),
+        **usual(device, expression, stored["ACC"]),
         **({} if start is None else {"START": types(start)["T"]}),
         **dict(zip(("X_IS", "Y_IS", "C_IS"), kinds, strict=True)),
         OUT_IS="DENSE" if steps[-1][-1] == 1 else "STRIDED",
@@ -209,9 +214,7 @@ def _plan(
         INDEX="uint" if out.size < 1 << 31 else "ulong",
         **{name: stored[name] for name in ("T", "ACC", "LOAD")},
         DTYPE=dtype.name,
-        FLOATING=int(dtype in FLOATS),
-        SIGNED=int(dtype in SIGNED + FLOATS),
-        BOOLEAN=int(dtype == bool_),
+        **arithmetic(dtype),
         **{f"OUT_{name}": result[name] for name in ("T", "ACC", "STORE")},
         WG=group[0],
         PER_ITEM=device.geometry.per_item(vector),
@@ -223,7 +226,7 @@ def _plan(
     if start is None and steps[-1] == (1,):
         program.elementwise.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
-    argument = _to_argument(dtype, is_compared=out.dtype == bool_)
+    argument = to_argument(dtype, is_compared=out.dtype == bool_)
     given = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
     program.elementwise.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else STARTED))
     return Plan(program.elementwise, work, group, layout.tobytes(), device.plans[room_of](out), argument)
@@ -239,7 +242,13 @@ def _in_place(
     return tuple(InPlace(i, result, (i + 1, result + 1), expression == COPY and dtypes[0] == out) for i in at)
 
 
-def _usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:
+def arithmetic(dtype: np.dtype) -> dict[str, int]:
+    """The macros that choose among the functions of expressions."""
+    return {"FLOATING": int(dtype in FLOATS), "SIGNED": int(dtype in SIGNED + FLOATS), "BOOLEAN": int(dtype == bool_)}
+
+
+def usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:
+    """The macros for what computes the same faster, where the device and the type have it."""
     looks = device.geometry.looks_ahead and device.features.fp64
     if expression not in USUAL or accumulator != "float" or not looks:
         return {}
@@ -251,7 +260,7 @@ def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:
     return broadcast_strides(operand[0], operand[2], ndim) if type(operand) is tuple else (0,) * ndim
 
 
-def _vector(most: int, lengths: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> int:
+def vector_of(most: int, lengths: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> int:
     """How many elements are taken at once: several if no vector lies in two rows, nor across vectors of the memory."""
     outer = [step for operand in steps if operand[-1] for step in operand[:-1]]
     dense = steps[-1][-1] == 1 and all(operand[-1] in STEPS for operand in steps)
@@ -262,7 +271,7 @@ def _kind(steps: tuple[int, ...]) -> str:
     return STEPS.get(steps[-1], "STRIDED")
 
 
-def _to_argument(dtype: np.dtype, *, is_compared: bool) -> Callable[[Number], Any]:
+def to_argument(dtype: np.dtype, *, is_compared: bool) -> Callable[[Number], Any]:
     """What turns a Python number into a kernel argument: float32 for narrow floats, rounded first if it is compared."""
     argument = SCALARS[types(dtype)["ACC"]].type
     return (lambda number: argument(dtype.type(number))) if is_compared and dtype in NARROW else argument
