@@ -46,14 +46,44 @@ def test_bits_are_those_of_the_ops(backend):
         assert [step.part for step in program.steps] == ["group"]
 
 
-def a_repeated_input_that_is_read_as_dense(patch, fusion):
+SHAPES = ((5, 33), (7, 1000), (3, 4, 2), (1, 64), (300, 17), (2, 9000))
+
+
+@pytest.mark.parametrize("op", (ops.softmax, ops.log_softmax, ops.layer_norm, ops.rms_norm), ids=lambda op: op.name)
+def test_a_body_that_reduces_rows_is_one_kernel_with_its_bits(backend, op):
+    compiled = pa.compile(op.body)
+    for shape in SHAPES:
+        x, weight = array(*shape), (array(shape[-1], seed=1),) * ("weight" in op.inputs)
+        twice = ops.concat((x, x), axis=0)
+        for given in (x, twice[shape[0] :], twice[::2], ops.permute_dims(twice[::2] * 2.0, axes=range(x.ndim))):
+            assert bits(compiled(given, *weight)) == bits(op.body(given, *weight)), (shape, given.buf.strides)
+    assert {len(program.steps) for program in compiled.programs()} == {1}
+
+
+def test_what_reduces_gives_its_rows_and_several_axes_too(backend):
+    def fn(x, y):
+        largest = ops.max(x * y, axis=(1, 2), keepdims=True)
+        scaled = (x * y - largest) * 0.5
+        return scaled * ops.sum(x, axis=(1, 2), keepdims=True), largest, ops.min(scaled, axis=(1, 2), keepdims=True)
+
+    compiled, x = pa.compile(fn), array(4, 5, 6)
+    for y in (array(4, 5, 6, seed=1), array(5, 1, seed=2), array(4, 1, 1, seed=3), array(6, seed=4)):
+        assert bits(compiled(x, y)) == bits(fn(x, y))
+    turned = ops.permute_dims(array(5, 4, 6), axes=(1, 0, 2))
+    assert bits(compiled(turned, y)) == bits(fn(turned, y)), "not dense: the steps run one by one"
+    assert [step.part for step in compiled.programs()[0].steps] == ["group"]
+
+
+def a_repeated_input_that_is_read_as_dense(patch, fusion, statements):
     patch.setattr(fusion, "STEPS", {0: "DENSE", 1: "DENSE"})
 
 
-def a_rounding_left_out(patch, fusion):
-    real = fusion._Text._link
+def a_rounding_left_out(patch, fusion, statements):
+    real = statements.Statements._link
     patch.setattr(
-        fusion._Text, "_link", lambda self, step: re.sub(r"widen_b?float16\(narrow_b?float16\(", "((", real(self, step))
+        statements.Statements,
+        "_link",
+        lambda self, step: re.sub(r"widen_b?float16\(narrow_b?float16\(", "((", real(self, step)),
     )
 
 
@@ -62,8 +92,8 @@ FAULTS = (a_repeated_input_that_is_read_as_dense, a_rounding_left_out)
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_the_kit_sees_it(backend, monkeypatch, plant):
-    from polyarr.backends.opencl import fusion
+    from polyarr.backends.opencl import fusion, statements
 
-    plant(monkeypatch, fusion)
+    plant(monkeypatch, fusion, statements)
     with pytest.raises(Exception, match="have other bits than the ops"):
         JOINED(backend, Effort())

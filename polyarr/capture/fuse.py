@@ -1,4 +1,4 @@
-"""Joining steps that compute element by element into groups, each of which the backend makes one command of.
+"""Joining steps that go through the same elements into groups, each of which the backend makes one command of.
 
 A group grows along its producers and may give several results. Two groups become one only where neither waits for the
 other by way of a third; and steps that may report a bad index keep their order, as if each waited for the one before.
@@ -7,37 +7,35 @@ other by way of a third; and steps that may report a bad index keep their order,
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from polyarr.core.program import Fusion, Program, Step, flat
+from polyarr.core.program import Fusion, Kind, Program, Step, flat
 
 LONGEST = 64  # steps of a group: with more, values would not stay in a device's registers
-
-Shape = tuple[int, ...]
 
 
 def fused(program: Program, fusion: Fusion) -> Program:
     """The program with groups of steps as one step each."""
-    groups = Groups(program, fusion)
-    for i, step in enumerate(program.steps):
-        for v in flat(step.takes):
-            if v in groups.maker:
-                groups.join_alike(groups.home[groups.maker[v]], groups.home[i])
-    for i in reversed(range(len(program.steps))):
-        groups.join_only_user(groups.home[i])
+    groups, count = Groups(program, fusion), 0
+    while count != len(groups.all):  # what was joined may be what others can join
+        count = len(groups.all)
+        for i, step in enumerate(program.steps):
+            for v in flat(step.takes):
+                if v in groups.maker:
+                    groups.join_alike(groups.home[groups.maker[v]], groups.home[i])
+        for i in reversed(range(len(program.steps))):
+            groups.join_only_user(groups.home[i])
     return _rebuilt(program, fusion, groups)
 
 
 class Group(NamedTuple):
     """Steps that run as one.
 
-    kind     None: a step that stays alone; else see Fusion
-    shape    of its outputs
+    kind     None: a step that stays alone
     before   the groups that it waits for, also by way of others: a bit for each
     after    those that wait for it
     """
 
     steps: tuple[int, ...]
-    kind: str | None
-    shape: Shape
+    kind: Kind | None
     before: int
     after: int
 
@@ -62,14 +60,14 @@ class Groups:
                 self.users[other].add(i)
         before, after = _reached(waits, self.home), _reached(self.users, self.home[::-1])
         self.all = {
-            i: Group((i,), _kind(program, fusion, step), _shape(program, step), before[i], after[i])
-            for i, step in enumerate(program.steps)
+            i: Group((i,), _kind(program, fusion, step), before[i], after[i]) for i, step in enumerate(program.steps)
         }
 
     def join_alike(self, a: int, b: int) -> None:
-        """Make two groups one where they have one shape and nothing speaks against it."""
-        if a != b and self.all[a].shape == self.all[b].shape and self._may_join(a, b):
-            self._join(a, b)
+        """Make two groups one where they go through the same elements and nothing speaks against it."""
+        one, other = self.all[a].kind, self.all[b].kind
+        if a != b and one and other and one.shape == other.shape and self._may_join(a, b, one, other):
+            self._join(a, b, one, other)
 
     def join_only_user(self, a: int) -> None:
         """Make a group one with the only one that needs it, where it has an element for each of the other's rows."""
@@ -77,8 +75,9 @@ class Groups:
         gives = {v for step in self.all[a].steps for v in flat(self._steps[step].gives)}
         if len(users) == 1 and gives.isdisjoint(self._outputs):
             (b,) = users
-            if _is_by_rows(self.all[a].shape, self.all[b].shape) and self._may_join(a, b):
-                self._join(a, b)
+            one, other = self.all[a].kind, self.all[b].kind
+            if one and other and _is_by_rows(one, other) and self._may_join(a, b, one, other):
+                self._join(a, b, one, other)
 
     def edges(self, steps: Iterable[int]) -> tuple[list[int], list[int]]:
         """The values that steps take from elsewhere, and those of their own that somebody else needs."""
@@ -99,21 +98,22 @@ class Groups:
                 done.update(due)
                 yield from due
 
-    def _may_join(self, a: int, b: int) -> bool:
+    def _may_join(self, a: int, b: int, kind: Kind, others: Kind) -> bool:
         one, other = self.all[a], self.all[b]
-        if one.kind is None or other.kind is None or (one.kind and other.kind and one.kind != other.kind):
+        if any(x and y and x != y for x, y in zip(kind[1:], others[1:], strict=True)):
             return False
         if (one.before & other.after) | (one.after & other.before):
             return False  # what is between would wait for itself
         steps = one.steps + other.steps
         return len(steps) <= LONGEST and sum(map(len, self.edges(steps))) <= self._most
 
-    def _join(self, a: int, b: int) -> None:
+    def _join(self, a: int, b: int, kind: Kind, others: Kind) -> None:
         one, other = self.all[a], self.all.pop(b)
         gone, here = ~(1 << a | 1 << b), 1 << a
         before, after = (one.before | other.before) & gone, (one.after | other.after) & gone
         steps = tuple(sorted(one.steps + other.steps))
-        self.all[a] = Group(steps, one.kind or other.kind, other.shape, before, after)
+        joint = Kind(others.shape, kind.calls or others.calls, kind.reduced or others.reduced)
+        self.all[a] = Group(steps, joint, before, after)
         for i in other.steps:
             self.home[i] = a
         for g in _bits(after):
@@ -149,21 +149,19 @@ def _bits(bits: int) -> Iterator[int]:
         bits ^= low
 
 
-def _kind(program: Program, fusion: Fusion, step: Step) -> str | None:
+def _kind(program: Program, fusion: Fusion, step: Step) -> Kind | None:
     if step.part != "kernel" or type(step.gives) is not int or program.specs[step.gives].size == 0:
         return None
     specs = [program.spec(v) if type(v) is int else None for v in step.takes[1:]]
     return None if None in specs else fusion.kind(step, tuple(specs), program.specs[step.gives])  # type: ignore[arg-type]
 
 
-def _shape(program: Program, step: Step) -> Shape:
-    return program.specs[step.gives].shape if type(step.gives) is int else ()
-
-
-def _is_by_rows(small: Shape, large: Shape) -> bool:
-    """True where an array is broadcast to the other shape, and each of its elements along the whole last axis."""
+def _is_by_rows(one: Kind, other: Kind) -> bool:
+    """True where arrays are broadcast to the other shape, and each of their elements along the whole last axis."""
+    small, large = one.shape, other.shape
     pairs = zip(small[::-1], large[::-1], strict=False)
-    return len(small) <= len(large) and small[-1:] in ((), (1,)) and all(n in (1, length) for n, length in pairs)
+    is_broadcast = len(small) <= len(large) and all(n in (1, length) for n, length in pairs)
+    return is_broadcast and small[-1:] in ((), (1,)) and not one.reduced
 
 
 # ---- the new program ---------------------------------------------------------------------------------------------
@@ -172,15 +170,15 @@ def _is_by_rows(small: Shape, large: Shape) -> bool:
 def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
     steps, constants, size = [], dict(program.constants), program.size
     for group in groups.order():
-        members = groups.all[group].steps
-        if len(members) == 1:
+        members, kind = groups.all[group].steps, groups.all[group].kind
+        if kind is None or len(members) == 1:
             steps.append(program.steps[group])
             continue
         takes, gives = groups.edges(members)
         constants[size] = tuple([program.specs[v] for v in gives])
         found = _part(program, members, takes, gives)
         last = program.steps[members[-1]]
-        steps.append(Step(found, "group", fusion.make(found), (size, *takes), {}, tuple(gives), last.place))
+        steps.append(Step(found, "group", fusion.make(found, kind), (size, *takes), {}, tuple(gives), last.place))
         size += 1
     return program._replace(steps=tuple(steps), constants=constants, size=size)
 

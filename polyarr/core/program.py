@@ -120,18 +120,32 @@ class Program(NamedTuple):
         error.add_note(f"in step {n}, {step.name}, of the compiled {self.name}; captured at {step.place}")
 
 
-class Fusion(NamedTuple):
-    """How a backend makes one command of several steps, each of which gives one array, element by element.
+class Kind(NamedTuple):
+    """Which steps may be in one group.
 
-    kind  (step, its inputs' Specs, its result's) -> None: it stays alone. Otherwise the steps of one group have one
-          kind, and with "" a step may be with any
-    make  (group) -> what runs it: (Specs of the outputs, *inputs) -> a tuple of the outputs. A group is a Program; its
-          values have one shape, or one that is broadcast to it; its outputs have it. Bits are those of the steps
+    shape    of the elements that a step goes through, which all steps of a group share: its result's or, of a step that
+             reduces, its input's
+    calls    something that the steps of a group have in common; with "" a step may be with any
+    reduced  of a step that reduces how many axes, the last ones, which the result keeps with one element each; else 0
+    """
+
+    shape: tuple[int, ...]
+    calls: str = ""
+    reduced: int = 0
+
+
+class Fusion(NamedTuple):
+    """How a backend makes one command of several steps that go through the same elements and give one array each.
+
+    kind  (step, its inputs' Specs, its result's) -> None: it stays alone
+    make  (group, its kind) -> what runs it: (Specs of the outputs, *inputs) -> a tuple of the outputs. A group is a
+          Program. Its values have the shape that the group goes through, or one that is broadcast to it; its outputs
+          have that shape, or are results of what reduces. Bits are those of the steps
     most  how many arrays a group may take and give
     """
 
-    kind: Callable[[Step, tuple[Spec, ...], Spec], str | None]
-    make: Callable[[Program], Callable[..., tuple[Any, ...]]]
+    kind: Callable[[Step, tuple[Spec, ...], Spec], Kind | None]
+    make: Callable[[Program, Kind], Callable[..., tuple[Any, ...]]]
     most: int
 
 

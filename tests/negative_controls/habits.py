@@ -14,7 +14,7 @@ import numpy as np
 from polyarr import ops, plugins
 from polyarr.capture.run import runner
 from polyarr.core.backend import count_download, count_upload
-from polyarr.core.program import Fusion
+from polyarr.core.program import Fusion, Kind
 from polyarr.core.spec import NARROW, Spec, float32, int64
 from tests.negative_controls import pairs
 from tests.negative_controls.table import differs, fault, with_kernels
@@ -234,13 +234,13 @@ JOINED = (ops.add, ops.subtract, ops.multiply, ops.divide, ops.exp, ops.tanh, op
 
 def joining(make):
     """A function that plants: groups are made so of some ops."""
-    fusion = Fusion(lambda step, specs, out: "" if step.op in JOINED else None, make, 12)
+    fusion = Fusion(lambda step, specs, out: Kind(out.shape) if step.op in JOINED else None, make, 12)
     return lambda backend: backend._replace(fusion=fusion)
 
 
 @fault("numpy", {"backend-joined": r"compiled ops of float\w+\[.*\], \w+ have other bits than the ops"})
 def an_input_that_is_repeated_is_read_as_dense(backend):
-    def make(group):
+    def make(group, kind):
         run = runner(group)
         return lambda outs, *inputs: tuple(run([b if np.isscalar(b) else np.resize(b, outs[0].shape) for b in inputs]))
 
@@ -254,7 +254,7 @@ def ops_of_16_bits_are_rounded_once_for_all(backend):
             return Spec(value.shape, float32) if value.dtype in NARROW else value
         return value.astype(float32) if getattr(value, "dtype", None) in NARROW else value
 
-    def make(group):
+    def make(group, kind):
         steps = [s._replace(call=lambda *args, call=s.call: call(*map(wide, args))) for s in group.steps]
         run = runner(group._replace(steps=tuple(steps)))
         return lambda outs, *inputs: tuple(f.astype(o.dtype) for f, o in zip(run([*inputs]), outs, strict=True))

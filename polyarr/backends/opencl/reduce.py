@@ -165,6 +165,14 @@ def _is_by_columns(window: Window) -> bool:
     return window.inner_stride == 1 and window.inner > 1 and (window.stride != 1 or window.length == 1)
 
 
+def is_by_rows(device: Device, x: Spec, axes: tuple[int, ...]) -> bool:
+    """True if every row of a dense array like x is reduced in one piece, along the memory."""
+    window = _window(x.shape, row_major(x.shape), axes)
+    if window is None or window.stride != 1 or window.length < 2 or _is_by_columns(window):
+        return False
+    return _parts(device, window, False)[0] == 1
+
+
 def _lies_in_vectors(device: Device, window: Window) -> bool:
     """True if the length runs along the memory, on a device whose work-items move vectors."""
     return device.geometry.vector(1) > 1 and window.stride == 1 and not _is_by_columns(window)

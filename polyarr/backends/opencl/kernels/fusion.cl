@@ -6,7 +6,8 @@
 //          FUNCTIONS          DEFINE_VECTOR for each of their dtypes
 //          BASES              declares b0 ...: where in the inputs the element of out is that lies at `place`
 //          LOADS(j)           declares the inputs' values v0 ... of element j beyond that
-//          LINKS              declares the value of each op in turn, rounded to what the op gives
+//          LINKS              declares the value of each op in turn, rounded to what the op gives; SETTLED(v) is there
+//                             where the value comes from a division or a function
 //          STORES(j)          writes the outputs' element j beyond element i
 //          OFFSETS            all offsets together, by |
 //          READS, PICK, PUT, WRITES: as LOADS and STORES, for `count` elements at once by way of r0 ... and w0 ...
@@ -33,6 +34,14 @@
 // An op by itself rounds its result: no product and sum of two ops may become one operation.
 #pragma OPENCL FP_CONTRACT OFF
 
+// NVIDIA's assembler makes one operation of a sum and the product that a division ends with, whatever the pragma says;
+// but not of a sum and this, which is v for every v: `one` is 1, and the compiler does not know it.
+#if IS_CPU
+#define SETTLED(v) (v)
+#else
+#define SETTLED(v) fma((v), one, -0.0f)
+#endif
+
 typedef struct {
     long shape[NDIM], steps[ARRAYS][NDIM];  // lengths, then every input's strides
     long size, block;
@@ -43,6 +52,7 @@ FUNCTIONS
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void fusion(PARAMETERS const Layout layout) {
     INDEX place[NDIM];
+    const float one = layout.block != 0;
 #if WG == 1
     const long start = (long)get_group_id(0) * layout.block, stop = MIN(start + layout.block, layout.size);
     for (long i = start, run; i < stop; i += run) {

@@ -31,12 +31,7 @@
 #error "reduce.cl needs WG, LANES, PARTIALS and COLUMNS"
 #endif
 
-#define MULTIPLY(a, b) ((a) * (b))
-#define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))  // | and not ||: no branch, so it becomes a vector
-#define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
-#define CHUNK (128L * PARTIALS * LANES)  // long sums of short sums lose fewer digits than one long sum
-
-#define AT(i) ((A)LOAD(x, base + (i) * STRIDE))
+#include "join.cl"
 
 #if FIND
 DEFINE_JOIN(first_of_lanes, long, LANES, MIN)
@@ -62,75 +57,6 @@ static inline long find_in_row(__global const T *restrict x, long base, long str
         }
     }
     return first_of_lanes(found, me, lane);
-}
-#else
-DEFINE_JOIN(join_lanes, A, LANES, JOIN)
-
-#if VECTORS
-#define EIGHT_NOW(type) type##8
-#define EIGHT(type) EIGHT_NOW(type)
-typedef EIGHT(T) Vector;
-typedef Vector __attribute__((aligned(sizeof(T)))) VectorAnywhere;
-#define VECTOR_AT(i) *(__global const VectorAnywhere *)(x + base + (i))
-#define EACH_VECTOR(count) _Pragma("unroll") for (int p = 0; p < (count); p++)
-#endif
-
-// Elements begin + me, begin + me + LANES ... < end of a row, joined over the lanes.
-static inline A join_row(__global const T *restrict x, long base, long stride, long begin, long end, int me,
-                         __local A *lane) {
-    const A first = begin < end ? AT(begin) : (A)0;
-    A total = START;
-    const int is_short = end - begin < (VECTORS ? 16 : PARTIALS * LANES);
-    for (long i = begin + me; is_short && i < end; i += LANES) {
-        const A v = AT(i);
-        total = JOIN(total, v);
-    }
-#if VECTORS
-    Vector all = (Vector)(START);
-    for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
-        const long stop = MIN(chunk + CHUNK, end);
-        long i = chunk;
-        Vector partial[PARTIALS / 8];  // in registers, which takes unrolled loops
-        EACH_VECTOR(PARTIALS / 8) partial[p] = (Vector)(START);
-        for (; i + PARTIALS <= stop; i += PARTIALS)
-            EACH_VECTOR(PARTIALS / 8) {
-                const Vector v = VECTOR_AT(i + 8 * p);
-                partial[p] = JOIN(partial[p], v);
-            }
-        for (; i + 8 <= stop; i += 8) {
-            const Vector v = VECTOR_AT(i);
-            partial[0] = JOIN(partial[0], v);
-        }
-        for (; i < stop; i++) {
-            const A v = AT(i);
-            total = JOIN(total, v);
-        }
-        _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2)
-            EACH_VECTOR(step) partial[p] = JOIN(partial[p], partial[p + step]);
-        all = JOIN(all, partial[0]);
-    }
-    for (int j = 0; !is_short && j < 8; j++) total = JOIN(total, all[j]);
-#else
-    for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
-        const long stop = MIN(chunk + CHUNK, end);
-        long i = chunk + me;
-        A partial[PARTIALS];
-        for (int p = 0; p < PARTIALS; p++) partial[p] = START;
-        for (; i + (PARTIALS - 1) * LANES < stop; i += PARTIALS * LANES)
-            for (int p = 0; p < PARTIALS; p++) {
-                const A v = AT(i + p * LANES);
-                partial[p] = JOIN(partial[p], v);
-            }
-        for (; i < stop; i += LANES) {
-            const A v = AT(i);
-            partial[0] = JOIN(partial[0], v);
-        }
-        for (int step = PARTIALS / 2; step > 0; step /= 2)
-            for (int p = 0; p < step; p++) partial[p] = JOIN(partial[p], partial[p + step]);
-        total = JOIN(total, partial[0]);
-    }
-#endif
-    return join_lanes(total, me, lane);
 }
 #endif
 
@@ -165,7 +91,7 @@ void reduce_rows(__global const T *restrict x, const long offset, __global OUT_T
                  const long stride, const long part_length, const long rows_per_item) {
     __local A lanes[WG];
     EACH_ROW(
-        const A joined = join_row(x, base, stride, begin, stop, me, lanes + team);
+        const A joined = join_row(x, base, stride, begin, stop, me, lanes + team, 0);
         if (me == 0 && row < rows) STORE(out, part * rows + row, joined);)
 }
 #endif

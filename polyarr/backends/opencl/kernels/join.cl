@@ -1,0 +1,104 @@
+// Joining the elements of a row: included by the kernels that reduce. join_row(x, base, stride, begin, end, me, lane, how)
+//
+// Params   T, LOAD        stored type of x, and how to read it
+//          A              type of the accumulator
+//          JOIN, START    joins two accumulators; what an empty one holds, of the first element `first`. Without them
+//                         `how` says it, a constant: ADDED, GREATEST or SMALLEST
+//          VECTORS, STRIDE, LANES, PARTIALS: see reduce.cl
+#if !defined(T) || !defined(LOAD) || !defined(A) || !defined(LANES)
+#error "join.cl needs T, LOAD, A and LANES"
+#endif
+#if !defined(VECTORS) || !defined(STRIDE) || !defined(PARTIALS)
+#error "join.cl needs VECTORS, STRIDE and PARTIALS"
+#endif
+
+#define ADDED 0
+#define GREATEST 1
+#define SMALLEST 2
+
+#define MULTIPLY(a, b) ((a) * (b))
+#define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))  // | and not ||: no branch, so it becomes a vector
+#define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
+#define CHUNK (128L * PARTIALS * LANES)  // long sums of short sums lose fewer digits than one long sum
+
+#define AT(i) ((A)LOAD(x, base + (i) * STRIDE))
+
+#ifdef JOIN
+DEFINE_JOIN(join_lanes, A, LANES, JOIN)
+#define JOIN_LANES join_lanes
+#else
+DEFINE_JOIN(add_lanes, A, LANES, ADD)
+DEFINE_JOIN(greatest_of_lanes, A, LANES, LARGEST)
+DEFINE_JOIN(least_of_lanes, A, LANES, LEAST)
+#define JOIN_LANES(v, me, lane) \
+    (how == ADDED ? add_lanes(v, me, lane) : how == GREATEST ? greatest_of_lanes(v, me, lane) : least_of_lanes(v, me, lane))
+#define JOIN(a, b) (how == ADDED ? ADD(a, b) : how == GREATEST ? LARGEST(a, b) : LEAST(a, b))
+#define START (how == ADDED ? (A)0 : first)
+#endif
+
+#if VECTORS
+#define EIGHT_NOW(type) type##8
+#define EIGHT(type) EIGHT_NOW(type)
+typedef EIGHT(T) Vector;
+typedef Vector __attribute__((aligned(sizeof(T)))) VectorAnywhere;
+#define VECTOR_AT(i) *(__global const VectorAnywhere *)(x + base + (i))
+#define EACH_VECTOR(count) _Pragma("unroll") for (int p = 0; p < (count); p++)
+#endif
+
+// Elements begin + me, begin + me + LANES ... < end of a row, joined over the lanes.
+static inline A join_row(__global const T *restrict x, long base, long stride, long begin, long end, int me,
+                         __local A *lane, const int how) {
+    const A first = begin < end ? AT(begin) : (A)0;
+    A total = START;
+    const int is_short = end - begin < (VECTORS ? 16 : PARTIALS * LANES);
+    for (long i = begin + me; is_short && i < end; i += LANES) {
+        const A v = AT(i);
+        total = JOIN(total, v);
+    }
+#if VECTORS
+    Vector all = (Vector)(START);
+    for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
+        const long stop = MIN(chunk + CHUNK, end);
+        long i = chunk;
+        Vector partial[PARTIALS / 8];  // in registers, which takes unrolled loops
+        EACH_VECTOR(PARTIALS / 8) partial[p] = (Vector)(START);
+        for (; i + PARTIALS <= stop; i += PARTIALS)
+            EACH_VECTOR(PARTIALS / 8) {
+                const Vector v = VECTOR_AT(i + 8 * p);
+                partial[p] = JOIN(partial[p], v);
+            }
+        for (; i + 8 <= stop; i += 8) {
+            const Vector v = VECTOR_AT(i);
+            partial[0] = JOIN(partial[0], v);
+        }
+        for (; i < stop; i++) {
+            const A v = AT(i);
+            total = JOIN(total, v);
+        }
+        _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2)
+            EACH_VECTOR(step) partial[p] = JOIN(partial[p], partial[p + step]);
+        all = JOIN(all, partial[0]);
+    }
+    for (int j = 0; !is_short && j < 8; j++) total = JOIN(total, all[j]);
+#else
+    for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
+        const long stop = MIN(chunk + CHUNK, end);
+        long i = chunk + me;
+        A partial[PARTIALS];
+        for (int p = 0; p < PARTIALS; p++) partial[p] = START;
+        for (; i + (PARTIALS - 1) * LANES < stop; i += PARTIALS * LANES)
+            for (int p = 0; p < PARTIALS; p++) {
+                const A v = AT(i + p * LANES);
+                partial[p] = JOIN(partial[p], v);
+            }
+        for (; i < stop; i += LANES) {
+            const A v = AT(i);
+            partial[0] = JOIN(partial[0], v);
+        }
+        for (int step = PARTIALS / 2; step > 0; step /= 2)
+            for (int p = 0; p < step; p++) partial[p] = JOIN(partial[p], partial[p + step]);
+        total = JOIN(total, partial[0]);
+    }
+#endif
+    return JOIN_LANES(total, me, lane);
+}
