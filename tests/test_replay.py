@@ -401,6 +401,9 @@ NOT_IN_PLACE = {
     "far less than it": lambda write, x: (write.step(ops.exp, Spec((1,), float32), write.step(
         ops.slice, Spec((1,), float32), write.step(ops.reshape, Spec((24,), float32), x, shape=(24,)),
         (write.constant(0),), steps=(1,), shape=(1,))),),
+    "read in two ways": lambda write, x: (write.step(ops.add, Spec((24,), float32), flat := write.step(
+        ops.reshape, Spec((24,), float32), x, shape=(24,)), write.step(
+            ops.slice, Spec((24,), float32), flat, (write.constant(23),), steps=(-1,), shape=(24,))),),
     "turned": lambda write, x: (write.step(ops.exp, TURNED, write.step(ops.permute_dims, TURNED, x, axes=(1, 0))),),
 }  # fmt: skip
 

@@ -120,12 +120,15 @@ class InPlace(NamedTuple):
     old, new  arguments: the memory that is read, and the result's
     begins    further arguments, where both begin: that must be 0
     is_copy   True if nothing is left to do then
+    others    what else is read that may be the same memory: the memory, and where it begins, which must be 0 then; None
+              if it is read in other steps than the result is written
     """
 
     old: int
     new: int
     begins: tuple[int, ...] = ()
     is_copy: bool = False
+    others: tuple[tuple[int, int | None], ...] = ()
 
 
 class Command:

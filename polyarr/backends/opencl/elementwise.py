@@ -239,7 +239,15 @@ def _in_place(
     ends = [*accumulate(len(OPERANDS.get(kind, (None,))) for kind in kinds)]
     result, alike = ends[-1], [dtype.itemsize == out.itemsize for dtype in dtypes]
     at = [end - 2 for end, kind, fits in zip(ends, kinds, alike, strict=True) if kind == "DENSE" and fits]
-    return tuple(InPlace(i, result, (i + 1, result + 1), expression == COPY and dtypes[0] == out) for i in at)
+    arrays = [(end - 2, kind) for end, kind in zip(ends, kinds, strict=True) if OPERANDS.get(kind)]
+    others = others_of(arrays)
+    is_copy = expression == COPY and dtypes[0] == out
+    return tuple(InPlace(i, result, (i + 1, result + 1), is_copy, others) for i in at)
+
+
+def others_of(arrays: list[tuple[int, str]]) -> tuple[tuple[int, int | None], ...]:
+    """InPlace.others for arrays, of each the argument that is its memory, and what its steps are called."""
+    return tuple((i, i + 1 if kind == "DENSE" else None) for i, kind in arrays)
 
 
 def arithmetic(dtype: np.dtype) -> dict[str, int]:

@@ -114,9 +114,15 @@ def _is_last(n: int, place: Place) -> bool:
 
 def _pairs(noted: Noted) -> Iterator[tuple[Place, Place, bool]]:
     """What a command reads, what it may write over that, and whether it is then a copy onto itself."""
+    args = noted.args
+
+    def is_start(i: int | None) -> bool:
+        return i is not None and type(args[i]) is int and args[i] == 0
+
     for pair in noted.command.in_place:
-        if all(type(noted.args[i]) is int and noted.args[i] == 0 for i in pair.begins):
-            yield noted.args[pair.old], noted.args[pair.new], pair.is_copy
+        alike = [begins for i, begins in pair.others if args[i] is args[pair.old]]
+        if all(map(is_start, (*pair.begins, *alike))):
+            yield args[pair.old], args[pair.new], pair.is_copy
 
 
 def _held() -> int:
