@@ -46,6 +46,19 @@ def test_bits_are_those_of_the_ops(backend):
         assert [step.part for step in program.steps] == ["group"]
 
 
+def test_the_only_result_is_written_over_what_is_given_away(backend):
+    y, outputs = array(4, 6, seed=9), {1: lambda x: ops.tanh(x * y) + x, 2: lambda x: (ops.tanh(x * y) + x, x * y)}
+    for count, fn in outputs.items():
+        compiled = pa.compile(fn, captures=y, donate="x")
+        for run in range(4):
+            x, due = array(4, 6, seed=run), bits(fn(array(4, 6, seed=run)))
+            address = x.buf.memory.int_ptr
+            found = compiled(x)
+            assert bits(found) == due
+            addresses = [a.buf.memory.int_ptr for a in pa.tree.leaves(found)]
+            assert run == 0 or (address in addresses) == (count == 1)
+
+
 SHAPES = ((5, 33), (7, 1000), (3, 4, 2), (1, 64), (300, 17), (2, 9000))
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.elementwise import STEPS, usual, vector_of
+from polyarr.backends.opencl.elementwise import STEPS, others_of, usual, vector_of
 from polyarr.backends.opencl.fusion_rows import RowGroup, kind_of_reduction
 from polyarr.backends.opencl.groups import Group, Layouts, Plan
 from polyarr.backends.opencl.layout import broadcast_strides, collapse, row_major, steps_of
@@ -69,9 +70,19 @@ class ElementGroup(Group):
             PER_ITEM=geometry.per_item(vector),
             VECTOR=vector,
         ).fusion
-        kernel.arguments = *self.statements.arguments, STRUCTURE
+        kernel.arguments, kernel.in_place = (*self.statements.arguments, STRUCTURE), self._in_place(lengths, arrays)
         layout = np.array([*lengths, *(n for s in unique for n in s), size, block], np.int64)
         return Plan(kernel, work, group, layout.tobytes())
+
+    def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:
+        """The inputs that the only result may be written over: of several, one may be written before all is read."""
+        if len(lengths) > 1 or len(self.specs) > 1:
+            return ()
+        first, size = len(self.statements.numbers), self.specs[0].dtype.itemsize
+        fits = [self.group.specs[v].dtype.itemsize == size for v in self.statements.arrays]
+        named = [(first + 2 * i, kind) for i, (_, kind) in enumerate(arrays)]
+        at = [i for (i, kind), is_fitting in zip(named, fits, strict=True) if kind == "DENSE" and is_fitting]
+        return tuple(InPlace(i, first + 2 * len(arrays), (i + 1,), others=others_of(named)) for i in at)
 
     def _moves(self, arrays: list[tuple[int, str]]) -> dict[str, str]:
         """One element at a time."""
