@@ -22,6 +22,7 @@ LAYERS = {
     "polyarr.version": 0,
     "polyarr.core.names": 0,
     "polyarr.extras": 0,
+    "polyarr.schema": 0,
     "polyarr.settings": 0,
     "polyarr.core.tuning": 0,
     "polyarr.core.backend": 1,

@@ -13,10 +13,11 @@ import safetensors.numpy
 from safetensors import safe_open
 
 import polyarr as pa
-from polyarr.models.gpt import GPTConfig
+from polyarr.models.gpt import GPTConfig, GPTModel
+from polyarr.text import byte_tokenizer
 from polyarr.training import CheckpointError, Recipe, load_checkpoint, loop, new_run, resumed_run, train
 from polyarr.training import checkpoint as checkpoints
-from polyarr.training.checkpoint import newest, save_checkpoint
+from polyarr.training.checkpoint import Checkpoint, newest, save_checkpoint
 from tests.killed_runs import OTHER, SIZES, TEXT
 
 RECIPE = Recipe(SIZES, batch_size=2, steps=2, lr=1e-2, min_lr=1e-3, warmup=0, eval_every=1, eval_windows=2)
@@ -98,6 +99,35 @@ def test_a_checkpoint_before_the_first_evaluation_comes_back(tmp_path):
     save_checkpoint(tmp_path, "last", loop.checkpoint_of(run, None))
     found = load_checkpoint(tmp_path, "last")
     assert (found.info["history"], found.info["curve"], found.info["val_loss"]) == ([], [], None)
+
+
+def with_bytes(**changes):
+    """A checkpoint whose tokenizer is one of the library tokenizers."""
+    tokenizer = byte_tokenizer()
+    model = GPTModel(RECIPE.config(tokenizer.vocab_size))
+    info = {**loop.checkpoint_of(new_run(TEXT, RECIPE, seed=1), None).info, **changes}
+    return Checkpoint(model, tokenizer, RECIPE.optimizer().init(model), info)
+
+
+def test_a_checkpoint_holds_any_tokenizer(tmp_path):
+    saved = with_bytes()
+    save_checkpoint(tmp_path, "last", saved)
+    found = load_checkpoint(tmp_path, "last")
+    assert found.tokenizer.to_dict() == saved.tokenizer.to_dict()
+    path = tmp_path / "last.safetensors"
+    _, info, arrays = parts(path)
+    for at in places(info["tokenizer"], ("tokenizer",)):
+        for value in VALUES:
+            if (new := changed(info, at, value)) != info:
+                write(path, new, arrays)
+                assert refused(path) or (at[-1], value) == ("end", "x"), (at, value)  # which is a token
+
+
+def test_a_tokenizer_that_is_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "MAX_INFO", 1000)
+    with pytest.raises(ValueError, match=r"^a checkpoint would hold [\d,]+ bytes of JSON, .*; 1,000 fit$"):
+        save_checkpoint(tmp_path, "last", with_bytes())
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path):

@@ -56,6 +56,21 @@ def test_the_parts_of_a_stream_are_the_text_of_any_tokens(tokenizer, numbers):
     assert "".join(tokenizer.stream(numbers)) == tokenizer.decode(numbers)
 
 
+@given(texts=st.tuples(st.text(), st.text()))
+def test_a_stream_goes_on_where_a_text_ends(tokenizer, texts):
+    first, second = map(tokenizer.encode, texts)
+    assert "".join(tokenizer.stream(second, after=first.tolist())) == texts[1]
+
+
+def test_blanks_that_a_text_would_not_begin_with_are_in_a_stream():
+    """As Llama's first tokenizers have it: a word begins with a blank, which the first word of a text does not show."""
+    made = library.Tokenizer(library.models.BPE({"▁a": 0, "▁b": 1, "▁": 2}, [], byte_fallback=True))
+    made.decoder = library.decoders.Metaspace(prepend_scheme="always")
+    tokenizer = SubwordTokenizer(made.to_str())
+    assert tokenizer.decode([0, 1]) == "a b"
+    assert "".join(tokenizer.stream([1], after=[0])) == " b" and "".join(tokenizer.stream([1])) == "b"
+
+
 def test_a_stream_gives_a_character_when_it_is_whole():
     parts = list(byte_tokenizer().stream(byte_tokenizer().encode("é日a")))
     assert parts == ["é", "日", "a"]

@@ -1,4 +1,4 @@
-"""`polyarr generate`: text from a trained model, character by character as it is drawn."""
+"""`polyarr generate`: text from a trained model, as it is drawn."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from polyarr.training import load_checkpoint
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--prompt", help="What the text begins with.  [default: a line end]")
+@click.option("--prompt", help="What the text begins with.  [default: the end of another text, or a line end]")
 @click.option("--tokens", type=click.IntRange(min=0), default=200, show_default=True, help="How many to add.")
 @click.option(
     "--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: the likeliest."
@@ -48,7 +48,7 @@ def command(
     click.echo(prompt, nl=False)
     sampling = temperature, top_k, top_p, seed, tokenizer.vocab_size
     drawn = stream(model, creation.asarray(start[None]), tokens, *sampling)  # (1, 1) each
-    for part in tokenizer.stream(map(int, drawn)):
+    for part in tokenizer.stream(map(int, drawn), after=start.tolist()):
         click.echo(part, nl=False)
     click.echo()
 

@@ -65,8 +65,8 @@ class CharTokenizer:
             raise ValueError(f"decode: {wrong[0]} is no token; they are 0 to {self.vocab_size - 1}")
         return "".join(self.characters[n] for n in numbers)
 
-    def stream(self, tokens: Iterable[int]) -> Iterator[str]:
-        """The characters of decode(tokens) one by one.
+    def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        """The characters of decode(tokens) one by one, whatever they are after.
 
         Errors:  as decode
         """
@@ -86,8 +86,8 @@ class CharTokenizer:
 
         Errors:  ValueError for anything else
         """
-        is_known = isinstance(saved, dict) and saved.get("kind") == "characters"
-        if not is_known or not isinstance(saved.get("characters"), str):
+        is_known = isinstance(saved, dict) and saved.keys() == {"kind", "characters"}
+        if not is_known or saved["kind"] != "characters" or not isinstance(saved["characters"], str):
             raise ValueError("CharTokenizer: this is not a character tokenizer's dict")
         return cls(saved["characters"])
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from polyarr.extras import extra
+from polyarr.schema import in_one_line
 from polyarr.text.characters import refuse_unknown
 
 END = "<|endoftext|>"
@@ -17,7 +18,6 @@ _STRANGE = "\U0010fffd"  # a private character, which no vocabulary has
 _SURROGATES = re.compile("[\ud800-\udfff]")
 BYTES = 256
 _LARGEST = 2**31 - 1  # as GPTConfig has it
-_SHOWN = 300  # characters of a reason
 
 
 class SubwordTokenizer:
@@ -87,13 +87,16 @@ class SubwordTokenizer:
         numbers = self._checked(tokens)
         return _made(self._tokenizer.decode, list(numbers), skip_special_tokens=False)
 
-    def stream(self, tokens: Iterable[int]) -> Iterator[str]:
-        """The parts of decode(tokens), each as soon as its characters are whole.
+    def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        """The parts of the text of tokens, each as soon as its characters are whole.
+
+        after  the tokens before them, whose text is not given again
 
         Errors:  as decode
         """
-        decoder = self._library.decoders.DecodeStream(skip_special_tokens=False)
-        seen, length = [], 0
+        before = self.decode(after)
+        decoder = self._library.decoders.DecodeStream(ids=list(after), skip_special_tokens=False)
+        seen, length = list(after), len(before)
         for number in self._checked(tokens):
             seen.append(number)
             part = _made(decoder.step, self._tokenizer, number)
@@ -201,7 +204,7 @@ def merged(vocabulary: str, merges: str, end: str | None = None) -> SubwordToken
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     wrong = next((pair for pair in pairs if len(pair) != 2), None)
     if wrong:
-        raise ValueError(f"a line of merges.txt is {_short(' '.join(wrong))!r}; it must be two tokens and a blank")
+        raise ValueError(f"a line of merges.txt is {in_one_line(' '.join(wrong))!r}; it must be two tokens and a blank")
     if not isinstance(numbers, dict) or not all(type(n) is int and 0 <= n < _LARGEST for n in numbers.values()):
         raise ValueError("vocab.json must be an object of tokens and their numbers")
     tokenizer = _byte_level(_made(extra("tokenizers").models.BPE, vocab=numbers, merges=pairs))
@@ -233,9 +236,4 @@ def _made(work: Any, *args: Any, **settings: Any) -> Any:
     except BaseException as error:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"no tokenizer.json, or a damaged one: {_short(str(error))}") from error
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise ValueError(f"no tokenizer.json, or a damaged one: {in_one_line(error)}") from error

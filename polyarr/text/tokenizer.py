@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from polyarr.schema import in_one_line
 from polyarr.text.characters import CharTokenizer
 from polyarr.text.files import read_regular
 from polyarr.text.numbers import NumberTokenizer
@@ -38,8 +39,8 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens; ValueError for a number that is none."""
 
-    def stream(self, tokens: Iterable[int]) -> Iterator[str]:
-        """The parts of decode(tokens) as they become known: a character may be of several tokens."""
+    def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        """The parts of the text of tokens that follow others, as they become known: a character may be of several."""
 
     def token(self, number: int) -> str:
         """How a token is written where tokens are listed."""
@@ -100,7 +101,7 @@ def _end(folder: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{_CONFIG} beside it is damaged: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{_CONFIG} beside it is damaged: {in_one_line(error)}") from error
     found = config.get("eos_token") if isinstance(config, dict) else None
     found = found.get("content") if isinstance(found, dict) else found
     return found if isinstance(found, str) else None

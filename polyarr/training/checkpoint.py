@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +15,18 @@ from polyarr.models.families import new_model
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
 from polyarr.saving import sync_folder, write_whole
+from polyarr.schema import check_json, in_one_line, parsed_json
 from polyarr.text import Tokenizer, tokenizer_from_dict
 from polyarr.training.files import CHECKPOINTS
 from polyarr.training.recipes import Recipe
 
 FORMAT = "2"
+MAX_INFO = 45_000_000  # bytes: safetensors reads headers of 100 MB, in which quotes and backslashes take two
 SCHEMA = Path(__file__).with_name("checkpoint.schema.json")
 # What grows with the run is kept in tables of float64, which are checked at once however long they are.
 TABLES = {"history": ("step", "train", "val", "seconds"), "curve": ("step", "loss")}
 _MODEL, _STATE = "model.", "optimizer."
 _LARGEST = 3.5e38  # a loss is a float32
-_SHOWN = 300  # characters of a reason
 
 
 class CheckpointError(ValueError):
@@ -80,8 +80,12 @@ def check(checkpoint: Checkpoint) -> dict[str, Any]:
     Errors:  ValueError if it is not as the schema has it
     """
     info = {key: value for key, value in checkpoint.info.items() if key not in TABLES}
-    info = json.loads(json.dumps({**info, "tokenizer": checkpoint.tokenizer.to_dict()}))
-    _check_info(info)
+    text = json.dumps({**info, "tokenizer": checkpoint.tokenizer.to_dict()})
+    if len(text) > MAX_INFO:
+        raise ValueError(f"a checkpoint would hold {len(text):,} bytes of JSON, its tokenizer first; {MAX_INFO:,} fit")
+    info = json.loads(text)
+    check_json(info, SCHEMA)
+    _check_steps(info)
     return info
 
 
@@ -130,7 +134,7 @@ def load_checkpoint(folder: Path, name: str = "best") -> Checkpoint:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except (ValueError, extra("safetensors").SafetensorError) as error:
-        raise CheckpointError(f"{path}: damaged checkpoint: {_in_one_line(error)}") from error
+        raise CheckpointError(f"{path}: damaged checkpoint: {in_one_line(error)}") from error
     for other in _others(folder, name):
         if _is_of_another_run(other, found.info["run"]):
             raise CheckpointError(
@@ -150,7 +154,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         arrays = {name: file.get_tensor(name) for name in file.keys()}
     if _checksum(metadata["info"], arrays) != metadata["checksum"]:
         raise ValueError("its checksum does not agree with its content")
-    return _parsed(metadata["info"]), arrays
+    info = parsed_json(metadata["info"], SCHEMA)
+    _check_steps(info)
+    return info, arrays
 
 
 def _metadata(file: Any) -> dict[str, str]:
@@ -160,40 +166,13 @@ def _metadata(file: Any) -> dict[str, str]:
     if found.keys() != {"format", "info", "checksum"}:
         raise CheckpointError("no checkpoint: its metadata is not the format, info and checksum of one")
     if found["format"] != FORMAT:
-        raise CheckpointError(f"a checkpoint of format {_in_one_line(found['format'])}; this polyarr reads {FORMAT}")
+        raise CheckpointError(f"a checkpoint of format {in_one_line(found['format'])}; this polyarr reads {FORMAT}")
     return found
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        info = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
-    _check_info(info)
-    return info
-
-
-def _check_info(info: Any) -> None:
-    """Raise ValueError unless info is as checkpoint.schema.json has it."""
-    error = next(_validator().iter_errors(info), None)
-    if error is not None:
-        raise ValueError(f"{error.json_path.removeprefix('$.')}: {_in_one_line(error.message)}")
+def _check_steps(info: dict[str, Any]) -> None:
     if info["step"] > info["recipe"]["steps"]:
         raise ValueError(f"step: {info['step']} is more than the {info['recipe']['steps']} steps of the recipe")
-
-
-@cache
-def _validator() -> Any:
-    """JSON calls 1.0 an integer and Python reads NaN as a number; here neither is."""
-    validators = extra("jsonschema.validators")
-    plain = validators.Draft202012Validator
-    types = plain.TYPE_CHECKER.redefine_many(
-        {
-            "integer": lambda _, value: type(value) is int,
-            "number": lambda _, value: type(value) in (int, float) and value == value,
-        }
-    )
-    return validators.extend(plain, type_checker=types)(json.loads(SCHEMA.read_text()))
 
 
 def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
@@ -267,8 +246,3 @@ def _is_of_another_run(path: Path, run: str) -> bool:
         return not same and _read(path)[0]["run"] != run
     except (OSError, ValueError, TypeError, KeyError, RecursionError, extra("safetensors").SafetensorError):
         return False
-
-
-def _in_one_line(reason: object) -> str:
-    text = " ".join(str(reason).split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
