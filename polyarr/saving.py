@@ -1,12 +1,13 @@
 """Trees of arrays in files: safetensors, which other programs read too; written whole or not at all."""
 
 import contextlib
+import errno
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, bfloat16, described
 from polyarr.extras import extra
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nobody keeps two trainings out of one folder
+    fcntl = None  # type: ignore[assignment]
 
 _TREE = "polyarr.tree"  # the key in the file's metadata of the tree as JSON, arrays by their names
 _CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
@@ -151,10 +157,17 @@ def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None
 
     Errors:  OSError with the path
     """
+    with written_whole(path, first) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
+    """Gives a file to write, which takes a path's place at the end of the block unless that raises; as write_whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         if first:
@@ -162,7 +175,9 @@ def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:  # of a full disk names no file, other errors the temporary one
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        if error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -173,5 +188,30 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, work: str) -> Iterator[None]:
+    """Keep other processes that do such work out of a folder: each would remove the files of the other.
+
+    The system drops the lock when the process ends, however that happens; a disk that knows no locks has none.
+
+    Errors:  OSError if another one is at work there
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reason = f"another {work} writes here; wait until it ends, or give another folder"
+            raise OSError(errno.EBUSY, reason, str(folder)) from None
+        except OSError:
+            pass
+        yield
     finally:
         os.close(handle)

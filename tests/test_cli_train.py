@@ -168,11 +168,11 @@ WRONG = {
         "polyarr: none.txt: No such file or directory",
     ),
     "empty file": (("train", *SHORT, "--data", "empty.txt"), 1, "polyarr: empty.txt: the file is empty"),
-    "folder": (("train", *SHORT, "--data", "."), 1, "polyarr: .: Is a directory"),
+    "folder": (("train", *SHORT, "--data", "run"), 1, "polyarr: run: no file in this folder ends in .txt, "),
     "short file": (
         ("train", *SHORT, "--data", "short.txt"),
         1,
-        "polyarr: short.txt: 50 characters; with a context of",
+        "polyarr: short.txt: 45 characters to train on and 5 to validate with; with a context of 64 there must be",
     ),
     "not UTF-8": (
         ("train", *SHORT, "--data", "latin.txt"),

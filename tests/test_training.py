@@ -11,6 +11,7 @@ import pytest
 
 import polyarr as pa
 from polyarr import training
+from polyarr.text import Corpus, open_prepared, prepare, train_bpe
 from polyarr.training import (
     DivergenceError,
     Recipe,
@@ -20,7 +21,7 @@ from polyarr.training import (
     resumed_run,
     train,
 )
-from polyarr.training.data import check_length, evaluation_windows, random_windows
+from polyarr.training.data import evaluation_windows, shuffled_windows
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 30
 RECIPE = Recipe(
@@ -58,6 +59,11 @@ def same(model, other):
     return all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs)
 
 
+def one_step(run):
+    """One step of a run, and its loss."""
+    return loop._one_step(run, loop.step_of(run.recipe), run.windows(run.step))
+
+
 # ---- recipes and data ----------------------------------------------------------------------------------------
 
 
@@ -80,16 +86,6 @@ def test_a_changed_recipe_stays_in_proportion():
         recipe.changed(steps=0)
 
 
-def test_windows_are_pieces_of_the_text_and_depend_on_seed_and_draw():
-    tokens = np.arange(50, dtype=np.int32)
-    windows = random_windows(tokens, 6, 100, seed=1, draw=2)
-    assert windows.shape == (100, 7) and windows.dtype == np.int32
-    assert (np.diff(windows, axis=1) == 1).all() and windows.min() == 0 and windows.max() == 49
-    assert np.array_equal(windows, random_windows(tokens, 6, 100, seed=1, draw=2))
-    assert not np.array_equal(windows, random_windows(tokens, 6, 100, seed=1, draw=3))
-    assert not np.array_equal(windows, random_windows(tokens, 6, 100, seed=2, draw=2))
-
-
 def test_evaluation_predicts_each_token_once():
     tokens = np.arange(50, dtype=np.int32)
     batches = list(evaluation_windows(tokens, 7, 3))
@@ -98,16 +94,6 @@ def test_evaluation_predicts_each_token_once():
     some = np.concatenate(list(evaluation_windows(tokens, 7, 3, limit=4)))
     assert len(some) == 4 and some[0, 0] == 0 and some[-1, -1] == 49
     assert [b.shape for b in evaluation_windows(tokens[:5], 7, 3)] == [(1, 5)]
-
-
-def test_a_text_that_is_too_short_says_how_long_it_must_be():
-    with pytest.raises(
-        ValueError, match=r"^a.txt: 40 characters; with a context of 64 it must have at least 73$"
-    ):
-        check_length("a.txt", "x" * 40, 64)
-    with pytest.raises(ValueError, match="72 characters"):
-        check_length("a.txt", "x" * 72, 64)
-    check_length("a.txt", "x" * 73, 64)
 
 
 def test_evaluation_is_the_mean_over_all_tokens():
@@ -146,7 +132,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
     whole = train(new_run(TEXT, recipe, seed=1), tmp_path, quiet)
     broken = new_run(TEXT, recipe, seed=1)
     for _ in range(10):
-        loop._one_step(broken, loop.step_of(recipe))
+        one_step(broken)
     loop._evaluate_and_save(broken, 1.0, tmp_path, quiet)
     pa.random.seed(99)
     saved = load_checkpoint(tmp_path, "last")
@@ -179,6 +165,27 @@ def test_a_run_computes_as_its_recipe_says(tmp_path, monkeypatch):
         assert len(run.state.get("loss_scale", ())) == kept and ("mean", dtype, "medium") in seen
 
 
+def test_a_run_on_prepared_tokens_goes_on_exactly_with_its_tokenizer(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    prepare([tmp_path / "a.txt"], tmp_path / "data", train_bpe([TEXT], 270))
+    corpus = open_prepared(tmp_path / "data")
+    whole = train(new_run(corpus, RECIPE, seed=1), tmp_path, quiet)
+    train(new_run(corpus, RECIPE.changed(steps=7, decay_steps=20), seed=1), tmp_path, quiet)
+    saved = load_checkpoint(tmp_path, "last")
+    resumed = train(resumed_run(open_prepared(tmp_path / "data"), saved, RECIPE), tmp_path, quiet)
+    assert same(resumed.model, whole.model) and resumed.curve[-1] == whole.curve[-1]
+    assert saved.tokenizer.decode(whole.validation).endswith("lazy dog; <|endoftext|>")
+    with pytest.raises(ValueError, match="the corpus is of another tokenizer; it must be of the one that the run has"):
+        resumed_run(Corpus.of_text(TEXT), saved, RECIPE)
+
+
+def test_tokens_that_are_none_stop_a_run(tmp_path):
+    corpus = Corpus.of_text(TEXT)
+    damaged = dataclasses.replace(corpus, train=corpus.train + np.uint16(1))
+    with pytest.raises(ValueError, match=r"^data is damaged: it has a token 28; prepare it again$"):
+        train(new_run(damaged, RECIPE, seed=1, data="data"), tmp_path, quiet)
+
+
 def further_steps(folder):
     return load_checkpoint(folder, "last").info["step"] + 1
 
@@ -206,8 +213,8 @@ def test_best_begins_anew_on_another_text(tmp_path):
 def test_accumulation_equals_a_larger_batch():
     plain = dataclasses.replace(RECIPE, model={**RECIPE.model, "drop_rate": 0.0})
     runs = [new_run(TEXT, plain.changed(accumulation=n), 1) for n in (1, 2)]
-    losses = [float(loop._one_step(run, loop.step_of(run.recipe))) for run in runs]
-    first, second = (random_windows(runs[1].tokens, 8, 4, 1, draw) for draw in (0, 1))
+    losses = [float(one_step(run)) for run in runs]
+    first, second = (shuffled_windows(runs[1].tokens, 8, 4, 1, draw) for draw in (0, 1))
     model = new_run(TEXT, runs[0].recipe, 1).model
     expected = float(loop.loss_of(model, pa.asarray(np.concatenate([first, second]))))
     assert losses[1] == pytest.approx(expected, rel=1e-5) and losses[0] != losses[1]
@@ -217,11 +224,11 @@ def test_accumulation_equals_a_larger_batch():
 def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
     step, calls = loop._one_step, []
 
-    def interrupted(run, optimizer):
+    def interrupted(run, *args):
         calls.append(1)
         if len(calls) == 5:
             os.kill(os.getpid(), number)
-        return step(run, optimizer)
+        return step(run, *args)
 
     monkeypatch.setattr(loop, "_one_step", interrupted)
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
@@ -265,9 +272,9 @@ def test_a_second_interruption_while_saving_leaves_what_was_saved_before(tmp_pat
     saved = load_checkpoint(tmp_path, "last")
     step, sync, calls = loop._one_step, os.fsync, []
 
-    def interrupted(run, optimizer):
+    def interrupted(run, *args):
         os.kill(os.getpid(), signal.SIGINT)
-        return step(run, optimizer)
+        return step(run, *args)
 
     def again(number):
         calls.append(number)
@@ -308,6 +315,15 @@ def test_a_best_checkpoint_that_was_lost_is_made_again(tmp_path):
     assert load_checkpoint(tmp_path, "best").info["step"] == 21
 
 
+def test_a_last_checkpoint_that_was_lost_is_made_again(tmp_path):
+    """Also if nothing is left to do: the run was killed when it had saved the best at its last step."""
+    train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    (tmp_path / "last.safetensors").unlink()
+    saved = load_checkpoint(tmp_path, "best")
+    train(resumed_run(TEXT, saved, RECIPE), tmp_path, quiet)
+    assert saved.info["step"] == 20 and same(load_checkpoint(tmp_path, "last").model, saved.model)
+
+
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (1e3, math.inf), (3e38, math.inf)])
 def test_perplexity_has_no_error(loss, expected):
     assert loop.perplexity(loss) == expected
@@ -316,8 +332,8 @@ def test_perplexity_has_no_error(loss, expected):
 def test_divergence_stops_with_a_message_and_keeps_the_last_good_state(tmp_path, monkeypatch):
     step = loop._one_step
 
-    def spoilt(run, optimizer):
-        loss = step(run, optimizer)
+    def spoilt(run, *args):
+        loss = step(run, *args)
         return loss * math.nan if run.step > 12 else loss
 
     monkeypatch.setattr(loop, "_one_step", spoilt)
@@ -331,6 +347,6 @@ def test_divergence_stops_with_a_message_and_keeps_the_last_good_state(tmp_path,
 def test_a_step_reads_nothing():
     run = new_run(TEXT, RECIPE, seed=1)
     before = pa.transfers()
-    loop._one_step(run, loop.step_of(RECIPE))
+    one_step(run)
     after = pa.transfers()
     assert after.downloads == before.downloads and after.uploads == before.uploads + 1

@@ -12,7 +12,16 @@ from polyarr.core.current import get_backend, set_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS
 from polyarr.extras import extra
-from polyarr.text import read_text, standard_library_text
+from polyarr.text import (
+    Corpus,
+    Tokenizer,
+    byte_tokenizer,
+    find_files,
+    is_prepared,
+    load_tokenizer,
+    open_prepared,
+    standard_library_text,
+)
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.checkpoint import newest
 from polyarr.training.files import RUN_FILES
@@ -26,8 +35,12 @@ _positive = click.IntRange(min=1)
 
 @click.command()
 @click.option(
-    "--data", type=click.Path(path_type=Path), help=f"A UTF-8 text; without it, the source of {LIBRARY}."
+    "--data",
+    type=click.Path(path_type=Path),
+    help="A UTF-8 text, a folder or a pattern of them, JSON lines, or what `polyarr prepare` wrote.  "
+    f"[default: the source of {LIBRARY}]",
 )
+@click.option("--tokenizer", "tokens", metavar="FILE|char|byte", help="What the text is cut into.  [default: char]")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="What to train, and how.  [default: demo]")
 @click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
 @click.option("--steps", type=_positive, help="How many steps, if not as many as the preset has.")
@@ -67,6 +80,7 @@ _positive = click.IntRange(min=1)
 )
 def command(
     data: Path | None,
+    tokens: str | None,
     preset: str | None,
     backend: str | None,
     steps: int | None,
@@ -83,7 +97,7 @@ def command(
     compiled: bool,
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
-    _check_options(preset, seed, out, lr, resume, overwrite)
+    _check_options(preset, seed, out, lr, tokens, resume, overwrite)
     for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
         extra(module)
     changes = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
@@ -93,7 +107,7 @@ def command(
     else:
         preset = preset or "demo"
         out = out or Path("runs") / preset
-        run = _new(data, backend, preset, 1337 if seed is None else seed, out, overwrite, changes)
+        run = _new(data, tokens, backend, preset, 1337 if seed is None else seed, out, overwrite, changes)
     _check_writable(out)
     if profile is not None:
         _check_writable(profile.parent)
@@ -102,11 +116,17 @@ def command(
 
 
 def _check_options(
-    preset: str | None, seed: int | None, out: Path | None, lr: float | None, resume: bool, overwrite: bool
+    preset: str | None,
+    seed: int | None,
+    out: Path | None,
+    lr: float | None,
+    tokens: str | None,
+    resume: bool,
+    overwrite: bool,
 ) -> None:
-    if resume and (overwrite or preset or seed is not None):
+    if resume and (overwrite or preset or tokens or seed is not None):
         raise click.UsageError(
-            "--resume goes on as the run began; leave out --overwrite, --preset and --seed"
+            "--resume goes on as the run began; leave out --overwrite, --preset, --tokenizer and --seed"
         )
     if resume and out is None:
         raise click.UsageError("--resume needs --out, the folder of the run")
@@ -115,15 +135,24 @@ def _check_options(
 
 
 def _new(
-    data: Path | None, backend: str | None, preset: str, seed: int, out: Path, overwrite: bool, changes: dict
+    data: Path | None,
+    tokens: str | None,
+    backend: str | None,
+    preset: str,
+    seed: int,
+    out: Path,
+    overwrite: bool,
+    changes: dict,
 ) -> Run:
     changes["decay_steps"] = changes["decay_steps"] or changes["steps"]
     recipe = PRESETS[preset].changed(**changes)
-    text = _text(data, recipe)
+    if data is not None and is_prepared(data) and tokens:
+        raise click.UsageError(f"{data} is prepared with a tokenizer; leave out --tokenizer")
+    corpus = _corpus(data, recipe, None if tokens is None else chosen_tokenizer(tokens))
     if not overwrite and any((out / name).exists() for name in RUN_FILES):
         raise click.UsageError(f"{out} holds a run already; give another --out, or --resume or --overwrite")
     choose_backend(backend)
-    return new_run(text, recipe, seed, preset=preset, data=None if data is None else str(data.resolve()))
+    return new_run(corpus, recipe, seed, preset=preset, data=None if data is None else str(data.resolve()))
 
 
 def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -> Run:
@@ -136,7 +165,8 @@ def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -
     if recipe.steps < step:
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
-    run = resumed_run(_text(found, recipe), saved, recipe, data=None if found is None else str(found))
+    corpus = _corpus(found, recipe, saved.tokenizer)
+    run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found))
     if step:
         _say_what_differs(before, saved.info["text"], run)
     return run
@@ -156,10 +186,21 @@ def _say_what_differs(before: Recipe, text: str, run: Run) -> None:
         )
 
 
-def _text(data: Path | None, recipe: Recipe) -> str:
-    text = standard_library_text() if data is None else read_text(data)
-    check_length(LIBRARY if data is None else str(data), text, recipe.model["context_length"])
-    return text
+def chosen_tokenizer(name: str) -> Tokenizer | None:
+    """What --tokenizer names; None for the characters of whatever the text is."""
+    words = {"char": lambda: None, "byte": byte_tokenizer}
+    return words[name]() if name in words else load_tokenizer(name)
+
+
+def _corpus(data: Path | None, recipe: Recipe, tokenizer: Tokenizer | None) -> Corpus:
+    if data is None:
+        corpus = Corpus.of_text(standard_library_text(), tokenizer)
+    elif is_prepared(data):
+        corpus = open_prepared(data)
+    else:
+        corpus = Corpus.of_files(find_files([data]), tokenizer)
+    check_length(LIBRARY if data is None else str(data), corpus, recipe.model["context_length"])
+    return corpus
 
 
 def choose_backend(name: str | None) -> None:
@@ -189,10 +230,10 @@ def _introduce(run: Run) -> None:
     source = run.data or LIBRARY
     click.echo(
         f"{run.preset}: {run.model.num_parameters():,} parameters on {backend.name} ({backend.hardware})\n"
-        f"text: {len(run.tokens) + len(run.validation):,} characters of {source}, "
+        f"text: {len(run.tokens) + len(run.validation):,} {run.tokenizer.unit} of {source}, "
         f"{run.tokenizer.vocab_size} different ones\n"
         f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
-        f"{run.model.config.context_length} characters; Ctrl-C stops and saves"
+        f"{run.model.config.context_length} {run.tokenizer.unit}; Ctrl-C stops and saves"
     )
     if (recipe.dtype, recipe.precision) != (COMPUTED[0], PRECISIONS[0]):
         click.echo(f"computed in {recipe.dtype}, products of float32 with precision {recipe.precision!r}")

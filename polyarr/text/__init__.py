@@ -1,20 +1,26 @@
 """Text: where it comes from, and how it becomes numbers."""
 
 from polyarr.text.characters import CharTokenizer
-from polyarr.text.corpus import read_text, split_text, standard_library_text
+from polyarr.text.corpus import Corpus
+from polyarr.text.library import standard_library_text
 from polyarr.text.numbers import NumberTokenizer
+from polyarr.text.prepared import is_prepared, open_prepared, prepare
+from polyarr.text.sources import find_files
 from polyarr.text.subword import SubwordTokenizer, byte_tokenizer, train_bpe
 from polyarr.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_dict
 
 __all__ = [
     "CharTokenizer",
+    "Corpus",
     "NumberTokenizer",
     "SubwordTokenizer",
     "Tokenizer",
     "byte_tokenizer",
+    "find_files",
+    "is_prepared",
     "load_tokenizer",
-    "read_text",
-    "split_text",
+    "open_prepared",
+    "prepare",
     "standard_library_text",
     "tokenizer_from_dict",
     "train_bpe",

@@ -1,7 +1,7 @@
 """Training a language model: recipes, batches, the loop, checkpoints."""
 
 from polyarr.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
-from polyarr.training.data import check_length, evaluation_windows, random_windows
+from polyarr.training.data import check_length, evaluation_windows, shuffled_windows
 from polyarr.training.loop import DivergenceError, Run, evaluate, new_run, resumed_run, train
 from polyarr.training.recipes import PRESETS, Recipe
 
@@ -17,8 +17,8 @@ __all__ = [
     "evaluation_windows",
     "load_checkpoint",
     "new_run",
-    "random_windows",
     "resumed_run",
     "save_checkpoint",
+    "shuffled_windows",
     "train",
 ]

@@ -1,7 +1,6 @@
 """The training loop. It reads the loss now and then, and nothing else, so that the device is never kept waiting."""
 
 import contextlib
-import hashlib
 import math
 import platform
 import signal
@@ -24,10 +23,11 @@ from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.optim import accumulate, loss_scale
-from polyarr.text import CharTokenizer, Tokenizer, split_text
+from polyarr.saving import alone_in
+from polyarr.text import Corpus, Tokenizer
 from polyarr.training.checkpoint import Checkpoint, check, path_of, save_checkpoint
-from polyarr.training.data import evaluation_windows, random_windows
-from polyarr.training.files import CURVE, alone_in, remove_left_overs
+from polyarr.training.data import evaluation_windows, prefetched, shuffled_windows
+from polyarr.training.files import CURVE, remove_left_overs
 from polyarr.training.plot import save_curve
 from polyarr.training.profiled import profiled_steps
 from polyarr.training.recipes import Recipe
@@ -53,8 +53,8 @@ class Run:
     model: LanguageModel
     state: dict[str, Any]
     preset: str = "GPT"
-    data: str | None = None  # the path of the text
-    text: str = ""  # its checksum
+    data: str | None = None  # the path of the text, or of the prepared tokens
+    text: str = ""  # the digest of its corpus
     id: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells the checkpoints of two runs apart
     history: list[dict] = field(default_factory=list)  # one row per evaluation
     curve: list[tuple] = field(default_factory=list)  # (step, mean training loss since the row before)
@@ -67,47 +67,58 @@ class Run:
         """How many steps are done."""
         return self.state["step"]
 
+    def windows(self, step: int) -> list[np.ndarray]:
+        """What a step learns from: (B, T + 1) for each part of it.
 
-def new_run(text: str, recipe: Recipe, seed: int, preset: str = "GPT", data: str | None = None) -> Run:
-    """A run at its beginning, on the current backend. Seeds polyarr.random.
+        Errors:  ValueError for tokens that the tokenizer does not have
+        """
+        recipe, length = self.recipe, self.model.config.context_length
+        draws = range(step * recipe.accumulation, (step + 1) * recipe.accumulation)
+        found = [shuffled_windows(self.tokens, length, recipe.batch_size, self.seed, draw) for draw in draws]
+        largest = max(int(part.max()) for part in found)
+        if largest >= self.tokenizer.vocab_size:
+            raise ValueError(f"{self.data} is damaged: it has a token {largest}; prepare it again")
+        return found
 
-    preset, data  what its checkpoints say of the recipe's name and the text's path
+
+def new_run(corpus: Corpus | str, recipe: Recipe, seed: int, preset: str = "GPT", data: str | None = None) -> Run:
+    """A run at its beginning, on the current backend, of a corpus or the characters of a text. Seeds polyarr.random.
+
+    preset, data  what its checkpoints say of the recipe's name and the corpus's path
     """
-    tokenizer = CharTokenizer.from_text(text)
+    corpus = Corpus.of_text(corpus) if isinstance(corpus, str) else corpus
     random.seed(seed)
-    model = new_model(recipe.config(tokenizer.vocab_size))
-    train, validation = map(tokenizer.encode, split_text(text))
+    model = new_model(recipe.config(corpus.tokenizer.vocab_size))
     state = recipe.optimizer().init(model)
-    return Run(recipe, tokenizer, train, validation, seed, model, state, preset, data, checksum(text))
+    tokens = corpus.tokenizer, corpus.train, corpus.validation
+    return Run(recipe, *tokens, seed, model, state, preset, data, corpus.digest)
 
 
-def resumed_run(text: str, saved: Checkpoint, recipe: Recipe, data: str | None = None) -> Run:
-    """A run that goes on from a checkpoint, with its recipe or a changed one, and the text at a path.
+def resumed_run(corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: str | None = None) -> Run:
+    """A run that goes on from a checkpoint, with its recipe or a changed one, and the corpus, or the text, at a path.
 
     With another text than before, "best" begins anew: losses on two texts do not compare.
 
-    Errors:  ValueError if the text has characters that the checkpoint does not know
+    Errors:  ValueError if the text has characters that the checkpoint does not know, or the corpus another tokenizer
     """
-    train, validation = map(saved.tokenizer.encode, split_text(text))
+    corpus = Corpus.of_text(corpus, saved.tokenizer) if isinstance(corpus, str) else corpus
+    if corpus.tokenizer.to_dict() != saved.tokenizer.to_dict():
+        raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
     info = saved.info
     random.set_state(tuple(info["random_state"]))
-    named = {"preset": info["preset"], "data": data, "text": checksum(text), "id": info["run"]}
+    named = {"preset": info["preset"], "data": data, "text": corpus.digest, "id": info["run"]}
     state, scaling = dict(saved.state), recipe.optimizer().loss_scale
     if state.keys() == {"step"}:  # of a model that was not trained here yet
         state = recipe.optimizer().init(saved.model)
     before = state.pop("loss_scale", None)  # the recipe's dtype may be another now
     if scaling:
         state["loss_scale"] = before or scaling.init()
-    run = Run(recipe, saved.tokenizer, train, validation, info["seed"], saved.model, state, **named)
+    tokens = saved.tokenizer, corpus.train, corpus.validation
+    run = Run(recipe, *tokens, info["seed"], saved.model, state, **named)
     run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
     if run.text == info["text"]:
         run.best = min((row["val"] for row in run.history), default=math.inf)
     return run
-
-
-def checksum(text: str) -> str:
-    """What tells one text from another."""
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def train(
@@ -128,11 +139,11 @@ def train(
              or another training writes to it
     """
     check(checkpoint_of(run, None))  # now, rather than at the first evaluation
-    with alone_in(folder):
+    with alone_in(folder, "training"):
         remove_left_overs(folder)
         _train(run, folder, echo or _echo, profile, compiled)
         validation = [(row["step"], row["val"]) for row in run.history]
-        save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps")
+        save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps", run.tokenizer.unit)
     return run
 
 
@@ -143,11 +154,12 @@ def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | 
     if compiled:  # a step may write over what it is given, which the run is done with
         step, loss_in_all = compile(plain, donate=("model", "state")), compile(loss_in_all)
     profiled = profiled_steps(profile, recipe.steps - run.step, echo)
-    with _interrupt() as interruption, _progress(run) as bar, profiled as before_step:
+    ahead = prefetched(run.windows, run.step)
+    with _interrupt() as interruption, _progress(run) as bar, profiled as before_step, ahead as windows:
         unread: list[Array] = []
         started = time.perf_counter()
         while run.step < recipe.steps and not interruption():
-            unread.append(_one_step(run, plain if before_step() else step))
+            unread.append(_one_step(run, plain if before_step() else step, windows()))
             is_due = run.step % recipe.eval_every == 0 or run.step == recipe.steps
             if is_due or run.step % READ_EVERY == 0:
                 mean, unread = _read(unread, run), []
@@ -161,15 +173,13 @@ def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | 
             run.stopped_by = interruption()
             _read(unread, run)
             run.seconds += time.perf_counter() - started
-            _save_interrupted(run, folder)
+        if run.step < recipe.steps or not path_of(folder, "last").exists():
+            _save_as_it_is(run, folder)
 
 
-def _one_step(run: Run, step: Step) -> Array:
+def _one_step(run: Run, step: Step, windows: list[np.ndarray]) -> Array:
     """One step of the optimiser; its loss, unread."""
-    recipe, length = run.recipe, run.model.config.context_length
-    draws = range(run.step * recipe.accumulation, (run.step + 1) * recipe.accumulation)
-    windows = (random_windows(run.tokens, length, recipe.batch_size, run.seed, draw) for draw in draws)
-    loss, run.model, run.state = step(run.model, run.state, [creation.asarray(w) for w in windows])
+    loss, run.model, run.state = step(run.model, run.state, [creation.asarray(part) for part in windows])
     return loss
 
 
@@ -261,7 +271,7 @@ def _evaluate_and_save(
     )
 
 
-def _save_interrupted(run: Run, folder: Path) -> None:
+def _save_as_it_is(run: Run, folder: Path) -> None:
     _save(run, run.history[-1]["val"] if run.history else None, folder, is_best=not run.history)
 
 

@@ -7,13 +7,13 @@ from polyarr.extras import extra
 from polyarr.saving import write_whole
 
 
-def save_curve(path: Path, training: list, validation: list, title: str) -> None:
-    """Draw two lists of (step, loss) into a PNG. Needs no display."""
+def save_curve(path: Path, training: list, validation: list, title: str, unit: str) -> None:
+    """Draw two lists of (step, loss) into a PNG; unit is what tokens are called. Needs no display."""
     figure = extra("matplotlib.figure").Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(*_columns(training), label="training", linewidth=0.8)
     axes.plot(*_columns(validation), label="validation", marker="o", markersize=3)
-    axes.set(xlabel="step", ylabel="loss (nats per character)", title=title)
+    axes.set(xlabel="step", ylabel=f"loss (nats per {unit.removesuffix('s')})", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     picture = io.BytesIO()

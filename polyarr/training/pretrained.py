@@ -1,5 +1,6 @@
 """Models from elsewhere as runs that have not begun, and runs as models for others."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,11 +13,11 @@ import numpy as np
 from polyarr.core.current import use_backend
 from polyarr.models.families import settings_of
 from polyarr.models.pretrained import load_pretrained, save_pretrained
-from polyarr.saving import write_whole
+from polyarr.saving import alone_in, write_whole
 from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
 from polyarr.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyarr.training.files import RUN_FILES, alone_in
-from polyarr.training.loop import Run, checkpoint_of, checksum
+from polyarr.training.files import RUN_FILES
+from polyarr.training.loop import Run, checkpoint_of
 from polyarr.training.recipes import Recipe
 
 # How such a model is trained where nobody says otherwise: gently.
@@ -33,6 +34,7 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
     }
 )
 PRESET = "pretrained"
+NO_TEXT = hashlib.sha256().hexdigest()  # the digest of a corpus without texts
 _TOKENIZER, _ITS_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
 
@@ -63,10 +65,10 @@ def import_model(
         recipe = Recipe(settings_of(model.config), **FINE_TUNING)
         recipe.config(tokenizer.vocab_size)  # raises for one that is too large
         none = np.zeros(0, np.int32)
-        run = Run(recipe, tokenizer, none, none, 0, model, {"step": 0}, PRESET, None, checksum(""))
+        run = Run(recipe, tokenizer, none, none, 0, model, {"step": 0}, PRESET, None, NO_TEXT)
         saved = checkpoint_of(run, None)
         folder.mkdir(parents=True, exist_ok=True)
-        with alone_in(folder):
+        with alone_in(folder, "training"):
             save_checkpoint(folder, "best", saved)
     return saved
 

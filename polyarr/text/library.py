@@ -1,0 +1,55 @@
+"""A text that every Python brings with it: the source of its standard library."""
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_STANDARD_LIBRARY = 4_000_000  # characters; enough for a small model, read in well under a second
+# Not the library's own code, or hardly like it: tests, other people's packages, tables of data.
+_SKIPPED = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "lib2to3",
+    "encodings",
+    "pydoc_data",
+}
+
+
+def standard_library_text(limit: int = MAX_STANDARD_LIBRARY) -> str:
+    """The source of the running Python's standard library, up to `limit` characters, each file after a blank line.
+
+    Files are taken in the order of their names, packages after modules; those with a character outside ASCII are
+    left out, so that rare characters do not fill the vocabulary.
+
+    Errors:  OSError if this Python came without its sources
+    """
+    parts, length = [], 0
+    for path in _standard_library_files():
+        text = _ascii(path)
+        if text:
+            parts.append(text)
+            length += len(text) + 1
+        if length >= limit:
+            break
+    if not parts:
+        raise OSError(f"no Python source in {sysconfig.get_path('stdlib')}; give a text with --data FILE")
+    return "\n".join(parts)[:limit]
+
+
+def _standard_library_files() -> Iterator[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [path.relative_to(root) for path in root.rglob("*.py")]
+    own = [path for path in found if not _SKIPPED.intersection(path.parts[:-1])]
+    return (root / path for path in sorted(own, key=lambda path: (len(path.parts) > 1, path.as_posix())))
+
+
+def _ascii(path: Path) -> str:
+    """A file's text, or nothing if it is not plain ASCII: printable characters, tabs and line ends."""
+    try:
+        text = path.read_bytes().decode("ascii").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return text if text.replace("\n", "").replace("\t", "").isprintable() else ""
