@@ -17,6 +17,8 @@ from polyarr.core.errors import DtypeError, GradientError
 COMMANDS = {
     "train": ("polyarr.cli.train:command", "Train a small GPT on text."),
     "generate": ("polyarr.cli.generate:command", "Generate text with a trained model."),
+    "prepare": ("polyarr.cli.prepare:command", "Write the tokens of texts into a folder, once."),
+    "tokenizer": ("polyarr.cli.tokenizer:command", "Learn a tokenizer from texts, or show one."),
     "import": ("polyarr.cli.importing:command", "Take a model from Hugging Face's files, or the tutorial's."),
     "export": ("polyarr.cli.exporting:command", "Write a model for other programs."),
     "backends": ("polyarr.cli.backends:command", "List the backends, and what each can do."),
@@ -52,8 +54,9 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         command.name = cmd_name
-        if not any(param.name == "debug" for param in command.params):
-            command.params.append(debug_option())
+        for one in (command, *getattr(command, "commands", {}).values()):
+            if not any(param.name == "debug" for param in one.params):
+                one.params.append(debug_option())
         return command
 
     def resolve_command(

@@ -1,0 +1,52 @@
+"""`polyarr prepare`: texts as tokens in a folder, from which training reads what it needs when it needs it."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from polyarr.cli.train import chosen_tokenizer
+from polyarr.extras import extra
+from polyarr.text import find_files, is_prepared, prepare
+from polyarr.text.corpus import VALIDATION
+from polyarr.text.prepared import has_strangers
+from polyarr.text.sources import FIELD
+
+
+@click.command()
+@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write.")
+@click.option(
+    "--tokenizer", "tokens", metavar="FILE|char|byte", default="char", show_default=True,
+    help="What the texts are cut into: a tokenizer.json, a folder with one or with GPT-2's files.",
+)
+@click.option(
+    "--validation", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=VALIDATION, show_default=True,
+    help="Which part of the tokens, the last ones, is for validation.",
+)
+@click.option("--field", default=FIELD, show_default=True, help="Where JSON lines have their text.")
+@click.option("--overwrite", is_flag=True, help="Replace the tokens in --out.")
+def command(
+    data: tuple[Path, ...], out: Path, tokens: str, validation: float, field: str, overwrite: bool
+) -> None:
+    """Write the tokens of texts into a folder, once, for `polyarr train --data`.
+
+    DATA are UTF-8 texts, JSON lines (.jsonl), folders of such files, or patterns in quotes; they may be larger than the
+    memory.
+    """
+    if has_strangers(out):
+        raise click.UsageError(f"{out} holds other files; give a folder of its own as --out")
+    if is_prepared(out) and not overwrite:
+        raise click.UsageError(f"{out} holds tokens already; give another --out, or --overwrite")
+    for module in ("jsonschema", "tqdm"):
+        extra(module)
+    files, tokenizer = find_files(data), chosen_tokenizer(tokens)
+    with extra("tqdm").tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=None) as bar:
+        found = prepare(files, out, tokenizer, validation=validation, field=field, progress=bar.update)
+    count, size = found["tokens"]["count"], found["tokenizer"]["vocab_size"]
+    last = count - found["validation"]["first"]
+    click.echo(
+        f"{found['bytes']:,} bytes of {found['texts']:,} {'text is' if found['texts'] == 1 else 'texts are'} {count:,} "
+        f"tokens of {size:,} different ones; the last {last:,} are for validation\n"
+        f"saved in {out}; now try: polyarr train --data {out}"
+    )

@@ -1,0 +1,81 @@
+"""`polyarr tokenizer`: learn one from texts, and see what one makes of a text."""
+
+from pathlib import Path
+
+import click
+
+from polyarr.cli.output import print_json
+from polyarr.saving import write_whole
+from polyarr.text import Tokenizer, find_files, is_prepared, load_tokenizer, open_prepared, train_bpe
+from polyarr.text.sources import FIELD, read_pieces
+from polyarr.text.subword import BYTES
+
+_SHOWN = 20  # tokens at either end of a vocabulary
+
+
+@click.group(no_args_is_help=False)
+def command() -> None:
+    """Learn a tokenizer from texts, or show one."""
+
+
+@command.command("train")
+@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--size", type=click.IntRange(min=BYTES + 1), required=True, help="How many tokens at most.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The tokenizer.json to write."
+)
+@click.option("--field", default=FIELD, show_default=True, help="Where JSON lines have their text.")
+def train(data: tuple[Path, ...], size: int, out: Path, field: str) -> None:
+    """Learn a byte-level BPE tokenizer, as GPT-2's, from texts.
+
+    DATA are UTF-8 texts, JSON lines (.jsonl), folders of such files, or patterns in quotes.
+    """
+    pieces = read_pieces(find_files(data), field)
+    tokenizer = train_bpe((piece for piece in pieces if piece), size)
+    write_whole(out, tokenizer.to_json().encode())
+    fewer = "" if tokenizer.vocab_size == size else f" (no further pairs occur twice, so not {size:,})"
+    click.echo(f"{tokenizer.vocab_size:,} tokens{fewer}, saved in {out}; now try: polyarr train --tokenizer {out}")
+
+
+@command.command("show")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--text", help="Show the tokens of a text.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(path: Path, text: str | None, as_json: bool) -> None:
+    """Show a tokenizer, or the tokens of a text.
+
+    FILE is a tokenizer.json, a folder with one or with GPT-2's files, or what `polyarr prepare` wrote.
+    """
+    tokenizer = open_prepared(path).tokenizer if is_prepared(path) else load_tokenizer(path)
+    try:
+        tokens = None if text is None else tokenizer.encode(text).tolist()
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--text'") from error
+    if as_json:
+        print_json(_described(tokenizer, tokens))
+        return
+    click.echo(f"{tokenizer.vocab_size:,} {tokenizer.unit}; {_end(tokenizer)}")
+    numbers = tokens if tokens is not None else [*range(tokenizer.vocab_size)]
+    if tokens is not None:
+        click.echo(f"{len(text):,} characters, {len(text.encode()):,} bytes, {len(tokens):,} {tokenizer.unit}:")
+    elif len(numbers) > 2 * _SHOWN:
+        click.echo(_listed(tokenizer, numbers[:_SHOWN]) + "\n...")
+        numbers = numbers[-_SHOWN:]
+    click.echo(_listed(tokenizer, numbers))
+
+
+def _end(tokenizer: Tokenizer) -> str:
+    if tokenizer.end is None:
+        return "none ends a text"
+    return f"{tokenizer.end}, {tokenizer.token(tokenizer.end)}, ends a text"
+
+
+def _listed(tokenizer: Tokenizer, numbers: list[int]) -> str:
+    return "  ".join(f"{number} {tokenizer.token(number)!r}" for number in numbers)
+
+
+def _described(tokenizer: Tokenizer, tokens: list[int] | None) -> dict:
+    found = {"vocab_size": tokenizer.vocab_size, "unit": tokenizer.unit, "end": tokenizer.end}
+    if tokens is None:
+        return {**found, "tokens": [tokenizer.token(number) for number in range(tokenizer.vocab_size)]}
+    return {**found, "tokens": [{"number": number, "token": tokenizer.token(number)} for number in tokens]}
