@@ -1,18 +1,23 @@
 """`polyarr import` and `polyarr export`: models from elsewhere generate, are trained, and go out again."""
 
 import json
+import re
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import polyarr as pa
 from polyarr.cli import main
+from polyarr.core import current
 from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
 from polyarr.text import NumberTokenizer, byte_tokenizer, load_tokenizer
 from polyarr.training import load_checkpoint
 from polyarr.training.pretrained import export_model, import_model
 
+PAGE = Path(__file__).parents[1] / "docs" / "run-gpt2-or-a-llama.md"
 LLAMA = {
     "vocab_size": 260, "context_length": 32, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
     "hidden_dim": 12, "head_size": 4, "tie_embeddings": True, "qkv_bias": True,
@@ -21,8 +26,8 @@ TEXT = "the quick brown fox jumps over the lazy dog;\n" * 20
 
 
 @pytest.fixture(autouse=True)
-def _on_numpy(on_numpy):
-    yield
+def _on_numpy(on_numpy, monkeypatch):
+    monkeypatch.setattr(current, "_default", current._default)  # which commands set
 
 
 @pytest.fixture
@@ -138,3 +143,23 @@ def test_numbers_are_a_tokenizers_text():
     for saved in ({"kind": "numbers"}, {"kind": "numbers", "vocab_size": 0}, {"kind": "numbers", "vocab_size": True}):
         with pytest.raises(ValueError, match="NumberTokenizer"):
             NumberTokenizer.from_dict(saved)
+
+
+def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POLYARR_BACKEND", "numpy")
+    (tmp_path / "text.txt").write_text(TEXT)
+    save_pretrained("SmolLM2-135M", LlamaModel({**LLAMA, "context_length": 64, "qkv_bias": False}))
+    (tmp_path / "SmolLM2-135M" / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    assert [kind for kind, _ in blocks] == ["sh", "sh", "python", "python"]
+    for line in (line for kind, block in blocks if kind == "sh" for line in block.splitlines()):
+        name, *args = shlex.split(line)
+        assert name == "polyarr"
+        main(args, standalone_mode=False)
+    said = capsys.readouterr().out
+    assert said.count("now try: polyarr generate runs/") == 3 and "\nthe quick" in said
+    exec("\n".join(block for kind, block in blocks if kind == "python"), {})
+    assert capsys.readouterr().out.startswith("the quick")
+    assert same(load_pretrained("copied"), load_pretrained("SmolLM2-135M", dtype="bfloat16").astype("float32"))
+    assert type(load_pretrained("mine")) is LlamaModel
