@@ -368,8 +368,10 @@ def attentions(dtype: str) -> Iterator[Case]:
 
 
 def decodes(dtype: str) -> Iterator[Case]:
-    q, k, v = (array(2, 1, rows, length, dtype=dtype) for rows, length in ((1, 5), (70, 5), (70, 20)))
-    for mask in (None, array(70, dtype="bool"), array(2, 1, 1, 70, dtype=dtype)):
+    masks = None, array(70, dtype="bool"), array(2, 1, 1, 70, dtype=dtype)
+    # The second in whole vectors.
+    for mask, (length, columns) in zip(masks, ((37, 76), (40, 72), (5, 20)), strict=True):
+        q, k, v = (array(2, 1, *shape, dtype=dtype) for shape in ((1, length), (70, length), (70, columns)))
         kind = "no mask" if mask is None else f"{mask.dtype.name} mask"
         yield Case(f"attention {dtype} of one query, {kind}", partial(attend, mask=mask, causal=False), (q, k, v))
 

@@ -14,7 +14,7 @@ from polyarr.backends.opencl import attention_decode, attention_tiled, attention
 from polyarr.backends.opencl.attention_tiled import Call, Problem
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, is_aligned, swapped
+from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, is_aligned, row_major, view
 from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.core.spec import Spec, float32
@@ -98,10 +98,16 @@ def _call(
 
 def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
     """An uninitialised (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
-    if len(shape) < 3:
-        return device.empty(Spec(shape, dtype))
-    *outer, heads, rows, length = shape
-    return swapped(device.empty(Spec((*outer, rows, heads, length), dtype)), -3, -2)
+    found, strides = device.plans[_rows](shape, dtype)
+    return view(device.empty(found), shape, strides, 0)
+
+
+def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec, tuple[int, ...]]:
+    """What is allocated for that, and how far apart its elements lie."""
+    order = [*range(len(shape))]
+    order[-3:-1] = reversed(order[-3:-1])
+    steps = row_major(tuple(shape[i] for i in order))
+    return Spec(tuple(shape[i] for i in order), dtype), tuple(steps[i] for i in order)
 
 
 def _laid_out(

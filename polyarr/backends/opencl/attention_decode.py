@@ -1,13 +1,15 @@
 """Attention of one query, as when a token is generated. On GPUs work-groups share its keys."""
 
+import struct
+
 from polyarr.backends.opencl.attention_tiled import Call, Problem, accumulated
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.program import Program, vector_types
 from polyarr.backends.opencl.tuning import vector_width
-from polyarr.core.spec import Spec
+from polyarr.core.spec import NARROW, Spec
 
-ITEMS, LANES = 128, 16  # work-items of a GPU's group, and of those that take a row together
+ITEMS, LANES = 128, (8, 16)  # work-items of a GPU's group, and of those that take a row together
 MOST_KEYS, FEWEST_KEYS = 256, 64  # of a GPU's group
 GROUPS_PER_UNIT = 4  # from when on more work-groups gain nothing
 BLOCK = 64  # keys that a CPU takes at a time
@@ -35,28 +37,34 @@ def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> None:
 
 
 def _cpu_program(device: Device, p: Problem) -> Program:
-    lanes = 2 * vector_width(device) * 4 // max(4, p.dtype.itemsize)
-    return device.build("attention_decode_cpu", **p.macros, DV=p.lengths[1], BLOCK=BLOCK, LANES=lanes)
+    lanes = vector_width(device) * 4 // max(4, p.dtype.itemsize)
+    sizes = {"DV": p.lengths[1], "BLOCK": BLOCK, "LANES": lanes, "NARROW": int(p.dtype in NARROW)}
+    return device.build("attention_decode_cpu", **p.macros, **sizes)
 
 
 def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> None:
     """Groups that take some of the keys each, and one for each query that joins what they found."""
     p, scale, group = call.problem, call.numbers[4], (ITEMS, 1)
-    program, keys = device.plans[_gpu_program](p)
-    parts = -(-p.s // keys)
-    pieces = device.empty(Spec((p.batch, parts, p.lengths[1] + 2), lse.dtype))
+    program, found = device.plans[_gpu_program](p)
+    pieces, parts = device.empty(found), found.shape[1]
     program.attention_decode((parts * ITEMS, p.batch), group, *call.arguments, pieces.memory, p.inner, p.s, scale)
     results = out.memory, call.at[4], lse.memory
     program.attention_join((ITEMS, p.batch), group, pieces.memory, parts, *results, p.inner)
 
 
-def _gpu_program(device: Device, p: Problem) -> tuple[Program, int]:
-    """The kernels, and how many keys a work-group takes: few where there are few batches."""
-    keys = MOST_KEYS
+def _gpu_program(device: Device, p: Problem) -> tuple[Program, Spec]:
+    """The kernels, and the Spec of what they find, from which follows how many keys a work-group takes."""
+    keys = MOST_KEYS  # few where there are few batches
     while keys > FEWEST_KEYS and -(-p.s // keys) * p.batch < GROUPS_PER_UNIT * device.features.compute_units:
         keys //= 2
-    sizes = {"DV": p.lengths[1], "KEYS": keys, "WG": ITEMS, "LANES": LANES}
-    return device.build("attention_decode_gpu", **p.macros, **sizes), keys
+    vector = device.geometry.vector(p.dtype.itemsize)
+    steps = *p.lengths, *(step for at in p.layouts for step in struct.unpack("3q", at))
+    if not p.is_aligned or any(step % vector for step in steps):
+        vector = 1
+    lanes = next((n for n in LANES if n * vector >= max(p.lengths)), LANES[-1])
+    sizes = {"DV": p.lengths[1], "KEYS": keys, "WG": ITEMS, "LANES": lanes, "VECTOR": vector}
+    program = device.build("attention_decode_gpu", **p.macros, **sizes, **vector_types(p.dtype, vector))
+    return program, Spec((p.batch, -(-p.s // keys), p.lengths[1] + 2), accumulated(p.dtype))
 
 
 FAMILIES = {"cpu": _on_cpu, "gpu": _on_gpu}

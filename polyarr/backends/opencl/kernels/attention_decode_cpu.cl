@@ -4,10 +4,11 @@
 // Arrays   q (.., 1, D), k (.., s, D), v (.., s, DV), out (.., 1, DV), mask (.., 1, s) with layouts <name>_at as
 //          attention_cpu.cl has them; lse (batch): the logarithm of the sum of the exponentials, inf if nothing is seen
 // Launch   global (batch), local 1
-// Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | BLOCK keys | LANES of a vector
+// Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | BLOCK keys
+//          LANES of a vector | NARROW 1 if elements are of 16 bits
 //          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD
-#if !defined(T) || !defined(D) || !defined(DV) || !defined(BLOCK) || !defined(LANES)
-#error "attention_decode_cpu.cl needs a dtype's macros, D, DV, BLOCK and LANES"
+#if !defined(T) || !defined(D) || !defined(DV) || !defined(BLOCK) || !defined(LANES) || !defined(NARROW)
+#error "attention_decode_cpu.cl needs a dtype's macros, D, DV, BLOCK, LANES and NARROW"
 #endif
 #if !defined(MASK) || !defined(MASK_T)
 #error "attention_decode_cpu.cl needs a mask's macros"
@@ -17,15 +18,66 @@ static inline size_t start_of(const long4 at, const long batch, const long inner
     return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 
-// The product of the query and a row: LANES sums side by side, which the compiler keeps in vectors.
-static inline ACC product(const ACC *query, __global const T *row) {
-    ACC sums[LANES], sum = 0;
-    for (int l = 0; l < LANES; l++) sums[l] = 0;
-    for (int d = 0; d < D / LANES * LANES; d += LANES)
-        for (int l = 0; l < LANES; l++) sums[l] += query[d + l] * LOAD(row, d + l);
-    for (int d = D / LANES * LANES; d < D; d++) sum += query[d] * LOAD(row, d);
-    for (int l = 0; l < LANES; l++) sum += sums[l];
-    return sum;
+// Arrays of vectors with constant indices stay in registers, if the loops over them are unrolled.
+#define VECTOR_NOW(type, lanes) type##lanes
+#define VECTOR(type, lanes) VECTOR_NOW(type, lanes)
+typedef VECTOR(ACC, LANES) Vector;
+#define UNROLLED _Pragma("unroll")
+#define EACH_LANE UNROLLED for (int l = 0; l < LANES; l++)
+#define WHOLE (D / LANES)  // vectors of a row of q and k
+#define ROOM (WHOLE ? WHOLE : 1)
+#define FOLDED(v) ((v).lo + (v).hi)
+#if LANES == 2
+#define SUM(v) FOLDED(v)
+#elif LANES == 4
+#define SUM(v) FOLDED(FOLDED(v))
+#elif LANES == 8
+#define SUM(v) FOLDED(FOLDED(FOLDED(v)))
+#else
+#define SUM(v) FOLDED(FOLDED(FOLDED(FOLDED(v))))
+#endif
+
+// v = elements of a row, as many as COUNT vectors hold. Narrow ones in a loop that is not unrolled: the compiler turns that
+// into vectors, and an unrolled one into single elements.
+#if NARROW
+#define READ(v, row, COUNT) \
+    for (int d = 0; d < (COUNT) * LANES; d++) ((ACC *)v)[d] = LOAD(row, d)
+#else
+#define READ(v, row, COUNT) \
+    UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE v[i][l] = LOAD(row, i * LANES + l)
+#endif
+
+// The product of the query and a row.
+static inline ACC product(const Vector *query, const ACC *rest, __global const T *row) {
+    Vector each[ROOM], sums = 0;
+    ACC sum = 0;
+    READ(each, row, WHOLE);
+    UNROLLED for (int i = 0; i < WHOLE; i++) sums += query[i] * each[i];
+    for (int d = WHOLE * LANES; d < D; d++) sum += rest[d - WHOLE * LANES] * LOAD(row, d);
+    return sum + SUM(sums);
+}
+
+// sums[d] += the sum of weights[j] * v[j][d], of those keys j that have a weight, for COUNT vectors from first on.
+#define ADD_ROWS(COUNT) { \
+        Vector acc[COUNT]; \
+        UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE acc[i][l] = sums[first + i * LANES + l]; \
+        for (int j = 0; j < keys; j++) \
+            if (weights[j] != 0) { \
+                __global const T *row = v + j * step + first; \
+                Vector each[COUNT]; \
+                READ(each, row, COUNT); \
+                UNROLLED for (int i = 0; i < COUNT; i++) acc[i] += weights[j] * each[i]; \
+            } \
+        UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE sums[first + i * LANES + l] = acc[i][l]; \
+        first += COUNT * LANES; \
+    }
+static inline void add_rows(ACC *sums, const ACC *weights, __global const T *v, const long step, const int keys) {
+    int first = 0;
+    while (first + 8 * LANES <= DV) ADD_ROWS(8)
+    while (first + LANES <= DV) ADD_ROWS(1)
+    for (; first < DV; first++)
+        for (int j = 0; j < keys; j++)
+            if (weights[j] != 0) sums[first] += weights[j] * LOAD(v + j * step, first);
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -40,8 +92,10 @@ void attention_decode(
     v += start_of(v_at, batch, inner);
     out += start_of(out_at, batch, inner);
     mask += start_of(mask_at, batch, inner);
-    ACC query[D], sums[DV], weights[BLOCK], top = -INFINITY, total = 0;
-    for (int d = 0; d < D; d++) query[d] = LOAD(q, d) * scale;
+    Vector query[ROOM];
+    ACC rest[LANES], sums[DV], weights[BLOCK], top = -INFINITY, total = 0;
+    UNROLLED for (int i = 0; i < WHOLE; i++) EACH_LANE query[i][l] = LOAD(q, i * LANES + l) * scale;
+    for (int d = WHOLE * LANES; d < D; d++) rest[d - WHOLE * LANES] = LOAD(q, d) * scale;
     for (int d = 0; d < DV; d++) sums[d] = 0;
 
     for (long k0 = 0; k0 < s; k0 += BLOCK) {
@@ -55,7 +109,7 @@ void attention_decode(
 #endif
         for (int j = 0; j < keys; j++)
             if (weights[j] != -INFINITY) {
-                weights[j] += product(query, k + (k0 + j) * k_at.w);
+                weights[j] += product(query, rest, k + (k0 + j) * k_at.w);
                 largest = MAX(weights[j], largest);
             }
         if (largest == -INFINITY) continue;
@@ -67,11 +121,7 @@ void attention_decode(
         }
         for (int j = 0; j < BLOCK; j++) weights[j] = EXP(weights[j] - top);
         for (int j = 0; j < BLOCK; j++) total += weights[j];
-        for (int j = 0; j < keys; j++)
-            if (weights[j] != 0) {
-                __global const T *row = v + (k0 + j) * v_at.w;
-                for (int d = 0; d < DV; d++) sums[d] += weights[j] * LOAD(row, d);
-            }
+        add_rows(sums, weights, v + k0 * v_at.w, v_at.w, keys);
     }
     for (int d = 0; d < DV; d++) STORE(out, d, total == 0 ? 0 : sums[d] / total);
     lse[batch] = total == 0 ? INFINITY : top + log(total);
