@@ -51,7 +51,6 @@ class CpuGeometry:
 
     def __init__(self, units: int) -> None:
         self.units = units
-        self.scan_items = 2 * units  # that should be at work
 
     def vector(self, itemsize: int) -> int:
         """Elements that a work-item moves at once: the compiler makes vectors of loops here."""
@@ -105,6 +104,10 @@ class CpuGeometry:
         """Work-items that share a row of a scan."""
         return 1
 
+    def scan_items(self, inner: int) -> int:
+        """Work-items that should be at work in a scan, of so many columns."""
+        return 2 * self.units
+
     def scan_part(self, inner: int) -> int:
         """Elements that are worth a part of a scan, of so many columns."""
         return -(-(1 << 14) // min(inner, self.scan_columns))
@@ -150,7 +153,7 @@ class GpuGeometry:
     reduction_group, has_vectors = 256, False
     joins_rows = False
     part, parts_per_unit = 1 << 12, 8
-    scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 4
+    scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 2
 
     word, moves_rows = 16, False
     adds_atomically = True
@@ -163,7 +166,6 @@ class GpuGeometry:
 
     def __init__(self, units: int) -> None:
         self.units = units
-        self.scan_items = 1024 * units
 
     def vector(self, itemsize: int) -> int:
         """Elements that a work-item moves at once."""
@@ -231,6 +233,10 @@ class GpuGeometry:
         while lanes < self.scan_group and lanes * self.scan_turns * vector < length:
             lanes *= 2
         return lanes
+
+    def scan_items(self, inner: int) -> int:
+        """As a CPU's. Parts of columns are few: each adds up what all before it have found."""
+        return (4096 if inner == 1 else 1024) * self.units
 
     def scan_part(self, inner: int) -> int:
         """As a CPU's."""

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl import reduce, segments
+from polyarr.backends.opencl import reduce
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, row_major
 from polyarr.backends.opencl.program import types, vector_types
-from polyarr.core.spec import FLOATS, Spec
+from polyarr.backends.opencl.source import SCALARS
+from polyarr.core.spec import FLOATS, Spec, float32, float64
 
 SUM = reduce.launcher("sum")
 
@@ -21,7 +22,7 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
     outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     if not out.size:
         return result
-    sums = segments.sum_dtype(device, out.dtype)
+    sums = sum_dtype(device, out.dtype)
     group = device.geometry.scan_group
     vector = device.geometry.vector(max(x.dtype.itemsize, out.dtype.itemsize))
     lanes = device.geometry.scan_lanes(length, vector) if inner == 1 else group
@@ -48,14 +49,22 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
     return result
 
 
+def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
+    """The dtype that keeps the digits of a long sum, which of floats is float64 if the device has it."""
+    acc = types(dtype)["ACC"]
+    if acc == "float":
+        return float64 if device.features.fp64 else float32
+    return SCALARS[acc]
+
+
 def _part_length(device: Device, outer: int, length: int, inner: int) -> int:
     """How much of the length one work-item, or group, takes: all of it, unless there are too few of them."""
     geometry = device.geometry
     items = outer * (geometry.scan_group if inner == 1 else -(-inner // geometry.scan_columns))
-    if items >= geometry.scan_items:
+    wanted, least = geometry.scan_items(inner), geometry.scan_part(inner)
+    if items >= wanted:
         return length
-    least = geometry.scan_part(inner)
-    return -(-max(-(-length // -(-geometry.scan_items // items)), least) // geometry.scan_step) * geometry.scan_step
+    return -(-max(-(-length // -(-wanted // items)), least) // geometry.scan_step) * geometry.scan_step
 
 
 def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...], length: int) -> Buffer:

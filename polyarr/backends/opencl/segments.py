@@ -12,8 +12,9 @@ from polyarr.backends.opencl import sort
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.program import Program, types
+from polyarr.backends.opencl.scan import sum_dtype
 from polyarr.backends.opencl.source import SCALARS
-from polyarr.core.spec import Spec, float32, float64
+from polyarr.core.spec import Spec, float32
 
 GROUP = 128  # work-items per group on a GPU, a power of two
 COLUMNS = 64  # columns that a CPU's work-item sums at once
@@ -81,14 +82,6 @@ def _add_serially(
     program.slots_serial((parts, outer), (1, 1), partial.memory, updates.memory, keys.memory, *args)
     items = min(-(-result.size // COLUMNS), 8 * device.geometry.units)
     program.slots_join((items,), None, result.memory, partial.memory, parts, result.size)
-
-
-def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
-    """The dtype that keeps the digits of a long sum, which of floats is float64 if the device has it."""
-    acc = types(dtype)["ACC"]
-    if acc == "float":
-        return float64 if device.features.fp64 else float32
-    return SCALARS[acc]
 
 
 def _program(device: Device, dtype: np.dtype, index: np.dtype) -> Program:
