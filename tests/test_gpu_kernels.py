@@ -27,7 +27,7 @@ def as_gpu():
     device.geometry = geometry.GpuGeometry(2)
     device.geometry.least_lanes = device.geometry.most_lanes = 4
     device.geometry.row_share = device.geometry.most_held = 8
-    device.geometry.sort_tile = 64
+    device.geometry.sort_tile, device.geometry.sort_long, device.geometry.sort_merges = 64, 1000, 0.5
     return Backend(
         "gpu-kernels", table.make_kernels(device), upload=device.upload, download=partial(copy.download, device),
         synchronize=device.synchronize,
@@ -86,7 +86,7 @@ def test_the_gradient_of_bias_and_activation(gpu):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("shape", [(3, 50), (1, 500)], ids=["one tile", "merges"])
+@pytest.mark.parametrize("shape", [(3, 50), (1, 500), (2, 5000)], ids=["one tile", "merges", "by digits"])
 def test_sorts_are_stable_and_have_nan_last(gpu, shape):
     host = np.round(normal(*shape) * 5)
     host[:, ::7] = np.nan

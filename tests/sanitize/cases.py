@@ -222,6 +222,8 @@ def sorts() -> Iterator[Case]:
                 label, lambda x, d=descending: ops.argsort(x, axis=0, descending=d), (array(37, 3, dtype=dtype),)
             )
     yield Case("argsort merges", lambda x: ops.argsort(x), (whole(1, 530, below=9),))
+    for dtype in ("int8", "float32"):
+        yield Case(f"argsort {dtype} by digits", lambda x: ops.argsort(x), (whole(2, 1100, below=90, dtype=dtype),))
     for shape, k in (((3, 200), 7), ((5, 4), 1), ((1, 70), 0), ((2, 6), 5)):
         yield Case(f"topk {k} of {shape}", lambda x, k=k: ops.topk(x, k=k), (array(*shape),))
 

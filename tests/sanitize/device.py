@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import global_norm, matmul, measure, topk
+from polyarr.backends.opencl import global_norm, matmul, measure, sort, topk
 from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.fusion import fusion_of
@@ -53,7 +53,7 @@ def shrink() -> None:
     CpuGeometry.block, CpuGeometry.span, CpuGeometry.least_part = 64, 8, 16
     CpuGeometry.part, GpuGeometry.part = 512, 256
     CpuGeometry.sort_tile = CpuGeometry.sort_span = 64
-    GpuGeometry.sort_tile = 64
+    GpuGeometry.sort_tile, GpuGeometry.sort_long, GpuGeometry.sort_merges, sort.DIGIT_BYTES = 64, 1000, 0.5, 8
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
     topk.GROUP = topk.ROOM = 8
     global_norm.BLOCK = 1000

@@ -1,4 +1,7 @@
-"""argsort: short tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length."""
+"""argsort: short tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length.
+
+Where a row has very many tiles, GPUs sort it by one digit after the other instead.
+"""
 
 from functools import lru_cache
 
@@ -8,9 +11,12 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, swapped
 from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.scan import cumulative_sum
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
 EACH, LEAST_TILE = 8, 64  # elements that a GPU's work-item sorts by itself, and that are worth a team of work-items
+DIGIT, DIGIT_GROUP, DIGIT_BYTES = 8, 256, 64  # bits that are sorted at once; work-items that do, bytes of keys of each
+DIGIT_ROOM = 48 << 10  # bytes of local memory for that
 UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
 INT32 = np.dtype("int32")
@@ -50,8 +56,45 @@ def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer |
     return memories[1]
 
 
+def _sort_on_gpu(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+    """Without a result, gives the order as int32."""
+    n, geometry = x.shape[-1], device.geometry
+    merges, digits = (-(-n // geometry.sort_tile) - 1).bit_length(), x.dtype.itemsize * 8 // DIGIT
+    by_digits = n >= geometry.sort_long and merges > geometry.sort_merges * digits
+    by_digits = by_digits and device.features.local_memory >= DIGIT_ROOM
+    return (_sort_by_digits if by_digits else _sort_in_teams)(device, x, descending, result)
+
+
+def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+    """Digit by digit, from the lowest on: each time all elements move to where those with their digit are due."""
+    n, itemsize = x.shape[-1], x.dtype.itemsize
+    program, tile = device.plans[_digit_program](x.dtype, descending)
+    rows, tiles, passes = x.size // n, -(-n // tile), itemsize * 8 // DIGIT
+    counted = Spec((rows, tiles << DIGIT), INT32)
+    work, group, out = (rows * tiles * DIGIT_GROUP,), (DIGIT_GROUP,), (result or x).memory  # x, which is not written
+    source, target = None, None
+    for turn in range(passes):
+        first, last = int(turn == 0), int(turn == passes - 1 and result is not None)
+        source, target = target, source or (None if last else _pair(device, x))
+        keys, index = (b.memory for b in source or (x, x))
+        counts, shift = device.empty(counted), turn * DIGIT
+        program.count_digits(work, group, keys, counts.memory, n, tiles, shift, first)
+        sums = cumulative_sum(device, counted, counts, axis=1, dtype=INT32)
+        to = [b.memory for b in target or (x, x)]
+        numbers = n, tiles, shift, first, last
+        program.by_digit(work, group, keys, index, *to, out, counts.memory, sums.memory, *numbers)
+    return result or target[1]
+
+
+def _digit_program(device: Device, dtype: np.dtype, descending: bool) -> tuple[Program, int]:
+    """With how many elements a tile has."""
+    sizes = {"WG": DIGIT_GROUP, "EACH": min(16, DIGIT_BYTES // dtype.itemsize)}
+    program = device.build("sort_digits", **key_macros(dtype, descending), **sizes)
+    return program, DIGIT_GROUP * sizes["EACH"]
+
+
 def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
-    """Tiles by teams of work-items, which then merge runs tile by tile. Without a result, gives the order as int32."""
+    """Tiles by teams of work-items, which then merge runs tile by tile."""
     n = x.shape[-1]
     tile = min(device.geometry.sort_tile, max(LEAST_TILE, 1 << (n - 1).bit_length()))
     program, teams, group = device.plans[_gpu_program](x.dtype, descending, tile)
@@ -77,7 +120,7 @@ def _pair(device: Device, x: Buffer) -> tuple[Buffer, Buffer]:
     return device.empty(Spec(x.shape, key_dtype(x.dtype))), device.empty(Spec(x.shape, INT32))
 
 
-FAMILIES = {"cpu": _sort_serially, "gpu": _sort_in_teams}
+FAMILIES = {"cpu": _sort_serially, "gpu": _sort_on_gpu}
 
 
 @lru_cache
