@@ -36,11 +36,13 @@ def run(capsys, *args):
     return ended.value.code, *capsys.readouterr()
 
 
-# All in one process, for importing takes longer than most of them.
+# All in one process, for importing takes longer than most of them, and with a tiny preset.
 RUN_ALL = """
-import json, sys
-from polyarr.cli import main
+import dataclasses, json, sys
+from polyarr.cli import main, train
 
+sizes = dict(context_length=8, emb_dim=8, n_heads=2, n_layers=1, drop_rate=0.0, qkv_bias=False)
+train.PRESETS["demo"] = dataclasses.replace(train.PRESETS["demo"], model=sizes, eval_windows=2)
 commands, code = json.load(sys.stdin)
 for command in commands:
     try:
