@@ -54,7 +54,7 @@ void by_digit(__global const KEY *restrict from_keys, __global const int *restri
     const int me = get_local_id(0);
     const long row = get_group_id(0) / tiles, tile = get_group_id(0) % tiles, begin = tile * TILE;
     const int count = (int)MIN((long)TILE, n - begin);
-    for (int i = me; i < TILE; i += WG) {  // what is past the end comes last: behind all that has the largest digit, too
+    for (int i = me; i < TILE; i += WG) {  // what is past the end comes last, behind the largest digit
         KEY key = (KEY)~(KEY)0;
         int from = 0;
         if (i < count) {
@@ -71,7 +71,8 @@ void by_digit(__global const KEY *restrict from_keys, __global const int *restri
     for (int from = shift; from < shift + DIGIT; from += HALF) {
         KEY key[EACH];
         int place[EACH], rank[EACH], sum = 0;
-        for (int v = 0; v < COUNTED; v++) places[PLACE(v * WG + me)] = 0;  // how many elements come before, by value and work-item
+        // How many elements have a value, later how many come before; by value and work-item.
+        for (int v = 0; v < COUNTED; v++) places[PLACE(v * WG + me)] = 0;
         EACH_OF_MINE {
             key[j] = keys[AT(me * EACH + j)];
             place[j] = index[AT(me * EACH + j)];
