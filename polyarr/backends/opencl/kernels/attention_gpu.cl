@@ -35,6 +35,10 @@ typedef VECTOR_OF(ACC, 4) vector;
 #define SCORE_WIDTH (STREAM + 4)
 #define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
+// All loops over rows, columns and vectors of a work-item: an array is in registers where each of its indices is known.
+#define UNROLL _Pragma("unroll")
+// The loops around them: several turns at once take more registers than they save time.
+#define ONE_BY_ONE _Pragma("unroll 1")
 
 // ---- tiles ------------------------------------------------------------------------------------------------------
 
@@ -43,8 +47,7 @@ static inline void load_tile(__local ACC *tile, const int width, __global const 
                              const int tile_rows, const int columns, const int me) {
     const int padded = width - 4;
 #if VECTOR
-#pragma unroll
-    for (int n = me; n < tile_rows * (padded / 4); n += WG) {
+    UNROLL for (int n = me; n < tile_rows * (padded / 4); n += WG) {
         const int r = n / (padded / 4), c = n % (padded / 4) * 4;
         *(__local vector *)(tile + r * width + c) =
             r < rows && c < columns ? *(__global const vector *)(x + r * row + c) : (vector)(0);
@@ -60,18 +63,14 @@ static inline void load_tile(__local ACC *tile, const int width, __global const 
 // sum[r][c] = the product of own row ty + r * TY with streamed row tx + c * TX.
 static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __local const ACC *streamed,
                           const int width, const int length, const int tx, const int ty) {
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < COLUMNS; c++) sum[r][c] = 0;
-    for (int d = 0; d < length; d += 4) {
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int c = 0; c < COLUMNS; c++) sum[r][c] = 0;
+    ONE_BY_ONE for (int d = 0; d < length; d += 4) {
         vector x[ROWS], y[COLUMNS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) x[r] = *(__local const vector *)(own + (ty + r * TY) * width + d);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) y[c] = *(__local const vector *)(streamed + (tx + c * TX) * width + d);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
+        UNROLL for (int r = 0; r < ROWS; r++) x[r] = *(__local const vector *)(own + (ty + r * TY) * width + d);
+        UNROLL for (int c = 0; c < COLUMNS; c++) y[c] = *(__local const vector *)(streamed + (tx + c * TX) * width + d);
+        UNROLL for (int r = 0; r < ROWS; r++)
+            UNROLL for (int c = 0; c < COLUMNS; c++) {
                 sum[r][c] += x[r].x * y[c].x;
                 sum[r][c] += x[r].y * y[c].y;
                 sum[r][c] += x[r].z * y[c].z;
@@ -83,16 +82,16 @@ static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __loca
 // Adds weights (OWN, STREAM) times a streamed tile; sum holds rows ty + r * TY and vectors tx + c * TX. A macro,
 // because the number of vectors per row differs from call to call.
 #define ADD_WEIGHTED(sum, weights, streamed, width, fours) \
-    for (int j = 0; j < STREAM; j += 4) { \
+    ONE_BY_ONE for (int j = 0; j < STREAM; j += 4) { \
         vector weight[ROWS]; \
-        _Pragma("unroll") for (int r = 0; r < ROWS; r++) \
+        UNROLL for (int r = 0; r < ROWS; r++) \
             weight[r] = *(__local const vector *)(weights + (ty + r * TY) * SCORE_WIDTH + j); \
-        _Pragma("unroll") for (int c = 0; c < fours; c++) { \
+        UNROLL for (int c = 0; c < fours; c++) { \
             __local const ACC *right = streamed + j * width + 4 * (tx + c * TX); \
             const vector y0 = *(__local const vector *)right, y1 = *(__local const vector *)(right + width), \
                          y2 = *(__local const vector *)(right + 2 * width), \
                          y3 = *(__local const vector *)(right + 3 * width); \
-            _Pragma("unroll") for (int r = 0; r < ROWS; r++) { \
+            UNROLL for (int r = 0; r < ROWS; r++) { \
                 sum[r][c] += weight[r].x * y0; \
                 sum[r][c] += weight[r].y * y1; \
                 sum[r][c] += weight[r].z * y2; \
@@ -103,8 +102,8 @@ static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __loca
 
 // Stores rows ty + r * TY < rows of sum times factor[r].
 #define STORE_ROWS(to, row, rows, length, sum, fours, factor) \
-    for (int r = 0; r < ROWS; r++) \
-        for (int c = 0; c < fours; c++) { \
+    UNROLL for (int r = 0; r < ROWS; r++) \
+        UNROLL for (int c = 0; c < fours; c++) { \
             const int at = ty + r * TY, d = 4 * (tx + c * TX); \
             const vector y = sum[r][c] * factor[r]; \
             if (at < rows && d < length) STORE(to + at * row, d, y.x); \
@@ -139,6 +138,20 @@ static inline int stays(const ulong index, const ulong4 dropout) {
     return (word >> 8) >= (uint)dropout.z;
 }
 
+// Products p[r][c] of query I and key J, which may lie behind the arrays' ends, become scores. In most tiles all are seen:
+// from query q0 and key k0 on, all_there, which are so many keys.
+#define SEE_SCORES(p, I, J, all_there, keys_in_tile) { \
+        const int all_seen = !MASK && (all_there) && !(causal && k0 + (keys_in_tile) - 1 > q0 + ahead); \
+        UNROLL for (int r = 0; r < ROWS; r++) \
+            UNROLL for (int c = 0; c < COLUMNS; c++) p[r][c] *= scale; \
+        if (!all_seen) \
+            UNROLL for (int r = 0; r < ROWS; r++) \
+                UNROLL for (int c = 0; c < COLUMNS; c++) { \
+                    const long i = I, j = J; \
+                    p[r][c] = i < t && j < s ? seen(p[r][c], mask, mask_at.w, mask_step, i, j, causal, ahead) : -INFINITY; \
+                } \
+    }
+
 #if !BACKWARD
 // ---- forward ------------------------------------------------------------------------------------------------------
 
@@ -164,10 +177,10 @@ __kernel GROUP void attention_forward(
     mask += start_of(mask_at, batch, inner);
     vector os[ROWS][FOURS(DV)];
     ACC top[ROWS], sum[ROWS];
-    for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
         top[r] = -INFINITY;
         sum[r] = 0;
-        for (int c = 0; c < FOURS(DV); c++) os[r][c] = 0;
+        UNROLL for (int c = 0; c < FOURS(DV); c++) os[r][c] = 0;
     }
     load_tile(qs, WIDTH(D), q, q_at.w, queries, OWN, D, me);
 
@@ -178,26 +191,21 @@ __kernel GROUP void attention_forward(
         SYNC;
         ACC p[ROWS][COLUMNS];
         scores(p, qs, shared, WIDTH(D), D, tx, ty);
-        for (int r = 0; r < ROWS; r++) {
+        SEE_SCORES(p, q0 + ty + r * TY, k0 + tx + c * TX, queries == OWN && keys == STREAM, STREAM)
+        UNROLL for (int r = 0; r < ROWS; r++) {
             ACC largest = -INFINITY;
-            for (int c = 0; c < COLUMNS; c++) {
-                const int i = ty + r * TY, j = tx + c * TX;
-                p[r][c] = i < queries && j < keys
-                              ? seen(p[r][c] * scale, mask, mask_at.w, mask_step, q0 + i, k0 + j, causal, ahead)
-                              : -INFINITY;
-                largest = MAX(p[r][c], largest);
-            }
+            UNROLL for (int c = 0; c < COLUMNS; c++) largest = MAX(p[r][c], largest);
             across[(ty + r * TY) * TX + tx] = largest;
         }
         SYNC;
-        for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int r = 0; r < ROWS; r++) {
             const ACC before = top[r];
             for (int c = 0; c < TX; c++) top[r] = MAX(across[(ty + r * TY) * TX + c], top[r]);
             const ACC base = top[r] == -INFINITY ? 0 : top[r];  // no key so far: not inf - inf
             const ACC shrink = EXP(before - base);
             sum[r] *= shrink;
-            for (int c = 0; c < FOURS(DV); c++) os[r][c] *= shrink;
-            for (int c = 0; c < COLUMNS; c++) {
+            UNROLL for (int c = 0; c < FOURS(DV); c++) os[r][c] *= shrink;
+            UNROLL for (int c = 0; c < COLUMNS; c++) {
                 ACC weight = EXP(p[r][c] - base);
                 sum[r] += weight;
 #if DROPOUT
@@ -211,10 +219,10 @@ __kernel GROUP void attention_forward(
         ADD_WEIGHTED(os, shared, vs, WIDTH(DV), FOURS(DV))
         SYNC;
     }
-    for (int r = 0; r < ROWS; r++) across[(ty + r * TY) * TX + tx] = sum[r];
+    UNROLL for (int r = 0; r < ROWS; r++) across[(ty + r * TY) * TX + tx] = sum[r];
     SYNC;
     ACC factor[ROWS];
-    for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
         const int i = ty + r * TY;
         ACC total = 0;
         for (int c = 0; c < TX; c++) total += across[i * TX + c];
@@ -268,12 +276,12 @@ __kernel GROUP void attention_backward_q(
     mask += start_of(mask_at, batch, inner);
     vector dqs[ROWS][FOURS(D)];
     ACC row_lse[ROWS], row_delta[ROWS], factor[ROWS];
-    for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
         const int i = ty + r * TY;
         row_lse[r] = i < queries ? lse[batch * t + q0 + i] : INFINITY;
         row_delta[r] = i < queries ? delta[batch * t + q0 + i] : 0;
         factor[r] = scale;
-        for (int c = 0; c < FOURS(D); c++) dqs[r][c] = 0;
+        UNROLL for (int c = 0; c < FOURS(D); c++) dqs[r][c] = 0;
     }
     load_tile(qs, WIDTH(D), q, q_at.w, queries, OWN, D, me);
     load_tile(gs, WIDTH(DV), dout, dout_at.w, queries, OWN, DV, me);
@@ -286,14 +294,13 @@ __kernel GROUP void attention_backward_q(
         ACC p[ROWS][COLUMNS], dp[ROWS][COLUMNS];
         scores(p, qs, ks, WIDTH(D), D, tx, ty);
         scores(dp, gs, vs, WIDTH(DV), DV, tx, ty);
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < COLUMNS; c++) {
-                const long i = q0 + ty + r * TY, j = k0 + tx + c * TX;
-                ACC weight = 0;
-                if (i < t && j < s)
-                    weight = EXP(seen(p[r][c] * scale, mask, mask_at.w, mask_step, i, j, causal, ahead) - row_lse[r]);
+        SEE_SCORES(p, q0 + ty + r * TY, k0 + tx + c * TX, queries == OWN && keys == STREAM, STREAM)
+        UNROLL for (int r = 0; r < ROWS; r++)
+            UNROLL for (int c = 0; c < COLUMNS; c++) {
+                const ACC weight = EXP(p[r][c] - row_lse[r]);
                 ACC dz = dp[r][c] * kept;
 #if DROPOUT
+                const long i = q0 + ty + r * TY, j = k0 + tx + c * TX;
                 dz = stays((ulong)(batch * t + i) * s + j, dropout) ? dz : 0;
 #endif
                 ds[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = weight * (dz - row_delta[r]);
@@ -332,11 +339,11 @@ __kernel GROUP void attention_backward_kv(
     mask += start_of(mask_at, batch, inner);
     vector dks[ROWS][FOURS(D)], dvs[ROWS][FOURS(DV)];
     ACC dk_factor[ROWS], dv_factor[ROWS];
-    for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
         dk_factor[r] = scale;
         dv_factor[r] = kept;
-        for (int c = 0; c < FOURS(D); c++) dks[r][c] = 0;
-        for (int c = 0; c < FOURS(DV); c++) dvs[r][c] = 0;
+        UNROLL for (int c = 0; c < FOURS(D); c++) dks[r][c] = 0;
+        UNROLL for (int c = 0; c < FOURS(DV); c++) dvs[r][c] = 0;
     }
     load_tile(ks, WIDTH(D), k, k_at.w, keys, OWN, D, me);
     load_tile(vs, WIDTH(DV), v, v_at.w, keys, OWN, DV, me);
@@ -353,16 +360,14 @@ __kernel GROUP void attention_backward_kv(
         ACC p[ROWS][COLUMNS], dp[ROWS][COLUMNS];
         scores(p, ks, qs, WIDTH(D), D, tx, ty);
         scores(dp, vs, gs, WIDTH(DV), DV, tx, ty);
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < COLUMNS; c++) {
+        SEE_SCORES(p, q0 + tx + c * TX, k0 + ty + r * TY, queries == STREAM && keys == OWN, OWN)
+        UNROLL for (int r = 0; r < ROWS; r++)
+            UNROLL for (int c = 0; c < COLUMNS; c++) {
                 const int column = tx + c * TX;
-                const long j = k0 + ty + r * TY, i = q0 + column;
-                ACC weight = 0;
-                if (i < t && j < s)
-                    weight = EXP(seen(p[r][c] * scale, mask, mask_at.w, mask_step, i, j, causal, ahead) -
-                                 column_lse[column]);
+                const ACC weight = EXP(p[r][c] - column_lse[column]);
                 ACC dz = dp[r][c] * kept, z = weight;
 #if DROPOUT
+                const long j = k0 + ty + r * TY, i = q0 + column;
                 const int stay = stays((ulong)(batch * t + i) * s + j, dropout);
                 dz = stay ? dz : 0;
                 z = stay ? z : 0;
@@ -373,8 +378,8 @@ __kernel GROUP void attention_backward_kv(
         SYNC;
         ADD_WEIGHTED(dvs, weights, gs, WIDTH(DV), FOURS(DV))
         SYNC;
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < COLUMNS; c++) weights[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = p[r][c];
+        UNROLL for (int r = 0; r < ROWS; r++)
+            UNROLL for (int c = 0; c < COLUMNS; c++) weights[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = p[r][c];
         SYNC;
         ADD_WEIGHTED(dks, weights, qs, WIDTH(D), FOURS(D))
         SYNC;
