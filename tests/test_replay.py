@@ -3,6 +3,7 @@
 The programs are written down by hand; captured ones are compared by the conformance kit.
 """
 
+import random
 import threading
 from functools import partial
 from importlib import import_module
@@ -162,6 +163,25 @@ def test_memory_serves_again_and_trim_reaches_it(backend, write):
     backend.home.trim()
     assert not any(slot.handle or slot.kept for slot in repetition._own)
     runs.check(x)
+
+
+def test_places_share_slots_and_few_bytes_are_lost():
+    places, total, needed = import_module("polyarr.backends.opencl.places"), 0, 0
+    for seed in range(300):
+        draw, uses = random.Random(seed), {}
+        for n in range(12):
+            first = draw.randrange(9)
+            place = import_module("polyarr.backends.opencl.recording").Place(draw.choice((1, 2, 4)))
+            place.times = 1 << first | 1 << min(9, first + draw.randrange(4))
+            uses[place] = [(place, n)]
+        slots = places.slots_for(uses)
+        for slot in slots:
+            held = [place for place, _ in slot.uses]
+            assert max(place.nbytes for place in held) == slot.nbytes
+            assert all(sum(place.span >> time & 1 for place in held) <= 1 for time in range(10))
+        total += sum(slot.nbytes for slot in slots)
+        needed += max(sum(place.nbytes for place in uses if place.span >> time & 1) for time in range(10))
+    assert needed <= total < 1.05 * needed
 
 
 def test_other_layouts_and_shared_memory_are_recorded_anew(backend, write):

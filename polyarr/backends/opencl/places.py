@@ -49,16 +49,26 @@ def _fits(nbytes: int, size: int) -> bool:
 
 
 def slots_for(uses: dict[Place, Uses]) -> list[Slot]:
-    """Few slots for many places. Large ones first: each goes into the smallest slot where it is in nobody's way."""
+    """Few slots for many places. Large ones first: each goes into the smallest slot where it is in nobody's way.
+
+    Of equal slots it takes the one that is needed again soonest, or was last: then others stay free for longer.
+    """
     slots: list[Slot] = []
-    for place in sorted(uses, key=lambda place: place.nbytes, reverse=True):
-        times = place.span
-        slot = next((slot for slot in reversed(slots) if not slot.times & times), None)
+    for place in sorted(uses, key=lambda place: (place.nbytes, place.times.bit_length()), reverse=True):
+        free = [slot for slot in slots if not slot.times & place.span]
+        slot = min(free, key=lambda slot: (slot.nbytes, _gap(slot.times, place.times)), default=None)
         if slot is None:
             slots.append(slot := Slot(place.nbytes))
-        slot.times |= times
+        slot.times |= place.span
         slot.uses += uses[place]
     return slots
+
+
+def _gap(busy: int, times: int) -> int:
+    """How far some times are from the nearest that are busy."""
+    first, end = (times & -times).bit_length() - 1, times.bit_length()
+    before, after = busy & ((1 << first) - 1), busy >> end
+    return min(first - before.bit_length() if before else first + end, (after & -after).bit_length() or first + end)
 
 
 class Over(NamedTuple):
