@@ -5,10 +5,12 @@
 Eager and compiled take turns in one process, one call each; of each, medians. Host is the CPU time of the thread that
 calls, in which the results are not waited for: what Python and enqueueing cost. Wall ends when the results are there.
 The losses and the tokens of both must be the same to the last bit, or nothing is timed. A step is forward, backward,
-clipping and AdamW; a token is drawn from a model that has a cache of its whole context.
+clipping and AdamW, and gives model and state away; a token is drawn from a model that has a cache of its whole context.
+Peak is the most memory in use in a process of its own, above what there was before the first call.
 """
 
 import argparse
+import multiprocessing
 import statistics
 import time
 
@@ -22,7 +24,7 @@ from polyarr.training.loop import step_of
 
 VOCABULARY = 65  # characters
 WARM_UP = 3
-WAYS = {"eager": lambda fn: fn, "compiled": pa.compile}
+WAYS = {"eager": lambda fn, donate: fn, "compiled": lambda fn, donate: pa.compile(fn, donate=donate)}
 
 
 class Training:
@@ -31,7 +33,7 @@ class Training:
     def __init__(self, recipe, way):
         pa.random.seed(0)
         self.model = GPTModel(recipe.config(VOCABULARY))
-        self.state, self.step = recipe.optimizer().init(self.model), way(step_of(recipe))
+        self.state, self.step = recipe.optimizer().init(self.model), way(step_of(recipe), ("model", "state"))
         shape = recipe.batch_size, recipe.model["context_length"] + 1
         self.windows = pa.asarray(np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32))
 
@@ -53,7 +55,7 @@ class Decoding:
             logits = model(token, caches, position)[:, -1]
             return pa.random.choice_from_logits(logits)[:, None].astype("int32")
 
-        self.following = way(following)
+        self.following = way(following, ("caches",))
 
     def __call__(self):
         self.token = self.following(self.model, self.token, self.caches, self.position)
@@ -87,6 +89,19 @@ def measured(kind, recipe, rounds):
     return {n: {"first s": first[n], "host ms": median(host[n]), "wall ms": median(wall[n])} for n in WAYS}
 
 
+def peak(kind, recipe, way, backend):
+    """The megabytes of a few calls; None where the backend does not tell."""
+    pa.set_backend(backend)
+    call = kind(recipe, WAYS[way])
+    pa.synchronize()
+    before = pa.memory_stats().in_use
+    for _ in range(WARM_UP):
+        call()
+    pa.synchronize()
+    found = pa.memory_stats().peak
+    return None if found is None else (found - before) / 1e6
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="opencl")
@@ -97,7 +112,13 @@ def main():
     pa.set_backend(options.backend)
     recipe = PRESETS[options.preset].changed(batch_size=options.batch_size)
     found = {kind.__name__: measured(kind, recipe, options.rounds) for kind in (Training, Decoding)}
-    print(f"{options.preset} on {pa.get_backend().hardware}\n{'':20}{'first s':>10}{'host ms':>10}{'wall ms':>10}")
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as alone:
+        for kind in (Training, Decoding):
+            for way in WAYS:
+                most = alone.apply(peak, (kind, recipe, way, options.backend))
+                found[kind.__name__][way] |= {} if most is None else {"peak MB": most}
+    heads = "".join(f"{name:>10}" for name in found["Training"]["eager"])
+    print(f"{options.preset} on {pa.get_backend().hardware}\n{'':20}{heads}")
     for what, ways in found.items():
         for name, row in ways.items():
             print(f"{what + ', ' + name:20}" + "".join(f"{value:10.3f}" for value in row.values()))

@@ -2,14 +2,16 @@
 
     python benchmarks/train_step.py [--backend opencl] [--steps 60] [--threads 2]
     python benchmarks/train_step.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
-                                    [--precision high] [--steps 20] [--torch-compile]
+                                    [--precision high] [--steps 20] [--torch-compile] [--bodies]
     either with                     [--json FILE] [--png FILE]
 
 polyarr's step is that of `polyarr train`, captured by polyarr.compile, but gives nothing away; beside it the same one
 eagerly. With another dtype PyTorch computes under autocast; with another precision it stays at float32. All do forward,
 backward, clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses
-must agree, or nothing is timed. Every step is timed until its results are there; "host" is the time until the call
-returned, with the rest of the work under way. PyTorch is optional: pip install torch
+must agree, or nothing is timed. "bodies" is the same model, captured, without kernels for whole functions such as norms
+but for products and attention: the rest is computed as the ops' definitions say. Every step is timed until its results
+are there; "host" is the time until the call returned, with the rest of the work under way. PyTorch is optional:
+pip install torch
 """
 
 import argparse
@@ -38,12 +40,21 @@ except ImportError:
 class PolyarrStep:
     """A training step in polyarr; a call gives the loss, which is still being computed."""
 
-    def __init__(self, recipe, model, step):
-        self.model, self.state, self.step = model, recipe.optimizer().init(model), step
+    def __init__(self, recipe, model, step, backend):
+        self.model, self.step, self.backend = model.to(backend), step, backend
+        self.state = recipe.optimizer().init(self.model)
 
     def __call__(self, windows):
-        loss, self.model, self.state = self.step(self.model, self.state, [pa.asarray(windows)])
+        with pa.use_backend(self.backend):
+            loss, self.model, self.state = self.step(self.model, self.state, [pa.asarray(windows)])
         return loss
+
+
+def of_bodies(backend):
+    """The backend without its pairs but for products and attention."""
+    kept = pa.ops.linear, pa.ops.attention
+    pairs = {op: backend.kernels[op] for op in kept if op in backend.kernels}
+    return backend._replace(kernels={**backend.without_fused().kernels, **pairs})
 
 
 class TorchStep:
@@ -80,10 +91,11 @@ class TorchStep:
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.linear(y.transpose(1, 2).reshape(b, t, c), f"{name}.out")
 
+    def embedded(self, tokens):
+        return F.embedding(tokens, self.p["tok_emb.weight"]) + self.p["pos_emb.weight"][: tokens.shape[1]]
+
     def logits(self, tokens):
-        x = (
-            F.embedding(tokens, self.p["tok_emb.weight"]) + self.p["pos_emb.weight"][: tokens.shape[1]]
-        )  # (B, T, C)
+        x = self.embedded(tokens)  # (B, T, C)
         for i in range(self.config.n_layers):
             name = f"blocks.{i}"
             x = x + self.attention(self.norm(x, f"{name}.norm1"), f"{name}.att")
@@ -139,6 +151,7 @@ def main():
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--precision", default="highest", choices=["highest", "high"])
     parser.add_argument("--batch-size", type=int, help="windows a step, instead of the preset's")
+    parser.add_argument("--bodies", action="store_true", help="also from the ops' definitions")
     parser.add_argument("--torch-compile", action="store_true", help="PyTorch's model by torch.compile, too")
     options = report.parsed(parser)
     backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
@@ -148,7 +161,12 @@ def main():
     pa.random.seed(0)
     model = GPTModel(recipe.config(vocabulary))
     step = step_of(recipe)
-    steps = {"polyarr": PolyarrStep(recipe, model, pa.compile(step)), "polyarr eager": PolyarrStep(recipe, model, step)}
+    steps = {
+        "polyarr": PolyarrStep(recipe, model, pa.compile(step), backend),
+        "polyarr eager": PolyarrStep(recipe, model, step, backend),
+    }
+    if options.bodies:
+        steps["polyarr bodies"] = PolyarrStep(recipe, model, pa.compile(step), of_bodies(backend))
     if torch is None:
         print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
     else:

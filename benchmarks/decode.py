@@ -1,0 +1,171 @@
+"""How many tokens a second does a GPT write, one by one: eagerly, captured by polyarr.compile, and beside PyTorch?
+
+    python benchmarks/decode.py [--preset shakespeare-char] [--backend opencl] [--batch-size 1] [--tokens 128]
+                                [--turns 5] [--threads 2]
+    python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16]
+    either with                 [--json FILE] [--png FILE]
+
+All write the likeliest token after another from the same random weights, from a text's beginning on, in one process,
+and take turns. polyarr has a cache of the whole context's length, which it writes over where it is compiled; PyTorch's
+eager model has one that grows with the text. A turn is timed until its tokens are there; nothing is read before. "host"
+is CPU time of the thread that calls. polyarr's tokens must be the same both ways, and PyTorch's first logits must
+agree, or nothing is timed. PyTorch is optional: pip install torch
+"""
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import report
+from train_step import VOCABULARIES, TorchStep, torch
+
+import polyarr as pa
+from polyarr.models.gpt import GPTModel
+from polyarr.training import PRESETS
+
+FIRST = 1  # token of every text
+
+
+class Polyarr:
+    """A text of one token; a call gives the next one's logits."""
+
+    def __init__(self, model, batch, way):
+        self.model, self.batch, self.step = model, batch, way(self.following)
+
+    @staticmethod
+    def following(model, token, caches, position):
+        logits = model(token, caches, position)[:, -1]  # (B, V)
+        return logits, pa.argmax(logits, axis=-1)[:, None].astype("int32")
+
+    def begin(self):
+        self.caches = self.model.caches(self.batch, self.model.config.context_length)
+        self.position, self.token = 0, pa.full((self.batch, 1), FIRST, dtype="int32")
+
+    def __call__(self):
+        logits, self.token = self.step(self.model, self.token, self.caches, self.position)
+        self.position += 1
+        return logits
+
+    def tokens(self, found):
+        return pa.concat(found, axis=1).numpy()
+
+
+class PyTorch(TorchStep if torch else object):
+    """The same, with a cache to which every token adds."""
+
+    def __init__(self, recipe, model, device, batch, dtype):
+        super().__init__(recipe, model, device)
+        self.p, self.batch = {name: p.detach().to(dtype) for name, p in self.p.items()}, batch
+
+    def begin(self):
+        self.caches, self.position = {}, 0
+        self.token = torch.full((self.batch, 1), FIRST, device=self.device)
+
+    def attention(self, x, name):
+        b, t, c = x.shape
+        parts = self.linear(x, f"{name}.qkv").view(b, t, 3, self.config.n_heads, -1)
+        q, *new = (a.transpose(1, 2) for a in parts.unbind(2))  # (B, H, T, D)
+        before = self.caches.get(name)
+        k, v = new if before is None else (torch.cat(pair, 2) for pair in zip(before, new, strict=True))
+        self.caches[name] = k, v
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.linear(y.transpose(1, 2).reshape(b, t, c), f"{name}.out")
+
+    def embedded(self, tokens):
+        places = self.p["pos_emb.weight"][self.position : self.position + tokens.shape[1]]
+        return torch.nn.functional.embedding(tokens, self.p["tok_emb.weight"]) + places
+
+    def __call__(self):
+        with torch.no_grad():
+            logits = self.logits(self.token)[:, -1]
+            self.token = logits.argmax(-1, keepdim=True)
+        self.position += 1
+        return logits
+
+    def tokens(self, found):
+        return torch.cat(found, 1).cpu().numpy()
+
+
+def turn(writer, count):
+    """A text's tokens, the seconds that it took, and the seconds of CPU time of the thread that wrote it."""
+    writer.begin()
+    pa.synchronize()
+    began, host_began, found = time.perf_counter(), time.thread_time(), []
+    for _ in range(count):
+        writer()
+        found.append(writer.token)
+    host = time.thread_time() - host_began
+    found = writer.tokens(found)
+    return found, time.perf_counter() - began, host
+
+
+def check(writers, dtype):
+    """The first logits agree."""
+    found = {}
+    for name, writer in writers.items():
+        writer.begin()
+        logits = writer()
+        found[name] = logits.float().cpu().numpy() if name == "PyTorch" else logits.astype("float32").numpy()
+    np.testing.assert_array_equal(found["captured"], found["eager"])
+    if "PyTorch" in found:
+        largest = np.abs(found["PyTorch"]).max()
+        tolerance = (1e-4 if dtype == "float32" else 5e-2) * largest
+        np.testing.assert_allclose(found["captured"], found["PyTorch"], rtol=0, atol=tolerance)
+
+
+def measured(writers, count, turns):
+    """By name: tokens a second, best and by the median, and the host's microseconds for one."""
+    seconds, host, texts = ({name: [] for name in writers} for _ in range(3))
+    for i in range(turns + 1):
+        for name, writer in writers.items():
+            text, took, on_host = turn(writer, count)
+            texts[name].append(text)
+            if i:  # in the first turn kernels are compiled
+                seconds[name].append(took)
+                host[name].append(on_host)
+        np.testing.assert_array_equal(texts["captured"][-1], texts["eager"][-1])
+    rate = {name: text.size / statistics.median(seconds[name]) for name, (text, *_) in texts.items()}
+    best = {name: text.size / min(seconds[name]) for name, (text, *_) in texts.items()}
+    each = {name: 1e6 * statistics.median(host[name]) / count for name in writers}
+    return {name: {"tokens/s": rate[name], "best": best[name], "host us": each[name]} for name in writers}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="opencl")
+    parser.add_argument("--preset", choices=list(PRESETS), default="shakespeare-char")
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=128, help="of a text")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=2, help="for PyTorch")
+    parser.add_argument("--torch-device", default="cpu", choices=["cpu", "cuda"])
+    options = report.parsed(parser)
+    backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
+    pa.random.seed(0)
+    model = GPTModel(recipe.config(VOCABULARIES.get(options.preset, 65))).eval()
+    narrow = model if options.dtype == "float32" else model.astype(options.dtype)
+    writers = {
+        "captured": Polyarr(narrow, options.batch_size, lambda fn: pa.compile(fn, donate="caches")),
+        "eager": Polyarr(narrow, options.batch_size, lambda fn: fn),
+    }
+    if torch is None:
+        print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
+    else:
+        torch.set_num_threads(options.threads)
+        dtype = getattr(torch, options.dtype)
+        writers["PyTorch"] = PyTorch(recipe, model, options.torch_device, options.batch_size, dtype)
+    check(writers, options.dtype)
+    found = measured(writers, min(options.tokens, model.config.context_length), options.turns)
+    print(f"{options.preset}, {options.dtype}, {options.batch_size} at once; polyarr on {backend.hardware}")
+    print(f"{'':10}{'tokens/s':>10}{'best':>10}{'host us':>10}{'captured is':>14}")
+    for name, row in found.items():
+        times = found["captured"]["tokens/s"] / row["tokens/s"]
+        print(f"{name:10}" + "".join(f"{value:10,.0f}" for value in row.values()) + f"{times:12.2f} x")
+    rows = {"tokens/s": {name: row["tokens/s"] for name, row in found.items()}}
+    report.write(options, found, f"Tokens of {options.preset} on {backend.hardware}", "tokens/s", rows)
+
+
+if __name__ == "__main__":
+    main()
