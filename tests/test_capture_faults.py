@@ -124,7 +124,7 @@ REPLAYED = {
 @pytest.mark.polyarr_backend("opencl")
 @pytest.mark.parametrize("plant", REPLAYED, ids=lambda plant: plant.__name__)
 def test_the_kit_sees_it_in_a_replay(backend, monkeypatch, plant):
-    examine = CASES["captured-exp"].run
+    examine = CASES["captured-add"].run
     examine(backend, Effort())
     plant(monkeypatch)
     with pytest.raises(Exception, match=REPLAYED[plant]):
