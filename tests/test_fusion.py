@@ -46,6 +46,18 @@ def test_bits_are_those_of_the_ops(backend):
         assert [step.part for step in program.steps] == ["group"]
 
 
+def test_layouts_that_take_more_arguments_than_a_device_may_run_step_by_step(backend):
+    def fn(arrays):
+        return sum(arrays[1:], start=arrays[0])
+
+    orders = [np.random.default_rng(i).permutation(8).tolist() for i in range(12)]
+    views = [ops.permute_dims(array(*(2,) * 8, seed=i), axes=order) for i, order in enumerate(orders)]
+    compiled = pa.compile(fn)
+    assert bits(compiled(views)) == bits(fn(views)) == bits(compiled(views))
+    (step,) = compiled.programs()[0].steps
+    assert step.part == "group" and [*step.call._plans.values()] == [None]
+
+
 def test_the_only_result_is_written_over_what_is_given_away(backend):
     y, outputs = array(4, 6, seed=9), {1: lambda x: ops.tanh(x * y) + x, 2: lambda x: (ops.tanh(x * y) + x, x * y)}
     for count, fn in outputs.items():

@@ -17,7 +17,7 @@ from polyarr.backends.opencl.statements import dtype_of, expression_of
 from polyarr.core.program import Fusion, Kind, Program, Step
 from polyarr.core.spec import FLOATS, Spec
 
-MOST = 16  # arrays: OpenCL promises 1024 bytes for a kernel's arguments
+MOST = 16  # arrays that a kernel takes and gives
 TYPED = ("NEXTAFTER", "TO_INTEGER")  # what depends on how operands or results are stored
 
 
@@ -47,7 +47,7 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
 class ElementGroup(Group):
     """Steps that are elementwise: see fusion.cl."""
 
-    def plan(self, layouts: Layouts) -> Plan:
+    def plan(self, layouts: Layouts) -> Plan | None:
         """As in Group."""
         (shape, size), geometry = (self.specs[0].shape, self.specs[0].size), self.device.geometry
         strides = [broadcast_strides(own, steps, len(shape)) for own, _, steps in layouts]
@@ -56,6 +56,9 @@ class ElementGroup(Group):
         vector = vector_of(geometry.vector(max(dtype.itemsize for dtype in dtypes)), lengths, (*steps, out))
         work, group, block = geometry.elements(size, vector)
         unique = list(dict.fromkeys(steps)) or [out]
+        layout = np.array([*lengths, *(n for s in unique for n in s), size, block], np.int64)
+        if not self.fits(layout):
+            return None
         arrays = [(unique.index(s), STEPS.get(s[-1], "STRIDED")) for s in steps]
         kernel = self.device.build(
             "fusion",
@@ -71,7 +74,6 @@ class ElementGroup(Group):
             VECTOR=vector,
         ).fusion
         kernel.arguments, kernel.in_place = (*self.statements.arguments, STRUCTURE), self._in_place(lengths, arrays)
-        layout = np.array([*lengths, *(n for s in unique for n in s), size, block], np.int64)
         return Plan(kernel, work, group, layout.tobytes())
 
     def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:

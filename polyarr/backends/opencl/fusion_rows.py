@@ -62,6 +62,9 @@ class RowGroup(Group):
         }
         rows, geometry = prod(outer), self.device.geometry
         groups = max(1, min(rows, geometry.row_groups(rows, True), -(-rows * columns // WORTH)))
+        layout = np.array([*outer, columns, *(n for s in unique for n in s), rows, -(-rows // groups)], np.int64)
+        if not self.fits(layout):
+            return None
         kernel = self.device.build(
             "fusion_rows",
             **text.macros([unique.index(s) for s in steps]),
@@ -71,7 +74,6 @@ class RowGroup(Group):
             INDEX="uint" if rows * columns < 1 << 31 else "ulong",
         ).fusion_rows  # fmt: skip
         kernel.arguments = *text.arguments, None, STRUCTURE
-        layout = np.array([*outer, columns, *(n for s in unique for n in s), rows, -(-rows // groups)], np.int64)
         room = Spec((max(groups * len(self._phases.kept) * columns, 1),), self._phases.dtype)
         return Plan(kernel, (groups,), (1,), layout.tobytes(), room)
 

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from polyarr.backends.opencl.device import Device, room_of
 from polyarr.backends.opencl.elementwise import LAYOUT, PLACE
 from polyarr.backends.opencl.layout import Buffer
@@ -11,6 +13,7 @@ from polyarr.core.number import evaluate
 from polyarr.core.program import Kind, Program, taken
 from polyarr.core.spec import Spec
 
+ARGUMENTS = 1024  # bytes that OpenCL promises for those of a kernel
 Layouts = tuple[tuple[Any, ...], ...]  # shape, dtype and strides of each array
 
 
@@ -38,6 +41,10 @@ class Group(ABC):
     @abstractmethod
     def plan(self, layouts: Layouts) -> Plan | None:
         """How to launch with these layouts; None where the steps have to run one by one."""
+
+    def fits(self, layout: np.ndarray) -> bool:
+        """True if every device takes so many arguments."""
+        return 8 * len(self.statements.arguments) + layout.nbytes <= ARGUMENTS
 
     def __call__(self, outs: tuple[Spec, ...], *inputs: Any) -> tuple[Buffer, ...]:
         """The outputs, of arrays in any layout, and numbers."""
