@@ -160,17 +160,19 @@ def store_of(identity: str) -> Store:
         folder = private(root() / f"{FORMAT}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}")
     except OSError:
         return Store(None)
-    _remove_older(folder, f"{TEMPORARY}*", ABANDONED)
-    _remove_older(folder, "*", UNUSED)
+    _remove_older(folder, TEMPORARY, ABANDONED)
+    _remove_older(folder, "", UNUSED)
     return Store(folder)
 
 
-def _remove_older(folder: Path, names: str, seconds: float) -> None:
-    """Remove the files and folders of these names that nobody touched for so long."""
-    for path in folder.glob(names):
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < time.time() - seconds:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _remove_older(folder: Path, prefix: str, seconds: float) -> None:
+    """Remove the files and folders whose names begin so that nobody touched for so long."""
+    before = time.time() - seconds
+    with contextlib.suppress(OSError), os.scandir(folder) as found:  # not glob, which takes 20 us for each of thousands
+        for entry in found:
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(prefix) and entry.stat().st_mtime < before:
+                    shutil.rmtree(entry.path) if entry.is_dir() else Path(entry.path).unlink()
 
 
 # ---- the folder in which PoCL compiles ---------------------------------------------------------------------------
@@ -247,7 +249,7 @@ def _file_limit() -> str:
 
 def _remove_abandoned(parent: Path) -> None:
     """The run folders of processes that were killed: nobody holds their lock."""
-    _remove_older(parent, f"{TEMPORARY}*", ABANDONED)
+    _remove_older(parent, TEMPORARY, ABANDONED)
     for path in parent.glob(f"{RUN}*") if fcntl else ():
         with contextlib.suppress(OSError), (path / LOCK).open("rb") as file:  # an error: it lives, or was just removed
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
