@@ -1,6 +1,7 @@
 """Groups of steps: which ones there are, that they give the bits of their steps, and faults that the kit must see."""
 
 import re
+from random import Random
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import polyarr as pa
 from polyarr import ops
 from polyarr.capture import fuse
 from polyarr.capture.run import runner
-from polyarr.core.program import Fusion, Kind, Step
+from polyarr.core.program import Fusion, Kind, Program, Step, flat
+from polyarr.core.spec import Spec, float32
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 
@@ -105,6 +107,45 @@ def test_a_group_is_shown_with_its_steps_by_who_watches(joining, capsys, monkeyp
     with pa.profile() as profile:
         fn(array(3))
     assert re.search(r"\bexp\b", str(profile)) and re.search(r"\bmultiply\b", str(profile))
+
+
+FULL, ROWS, OUT = Spec((4, 4), float32), Spec((4, 1), float32), 1000
+
+
+def written(random):
+    """A program of some steps, each of which takes values that are there."""
+    steps, specs, reach = [], {0: FULL}, random.choice((0.1, 0.3, 0.7))
+    for i in range(1, random.randint(4, 45)):
+        op = random.choices((ops.add, ops.exp, ops.sum, ops.take), (6, 1, 2, 1))[0]
+        takes = [max(0, i - 1 - int(random.expovariate(reach))) for _ in range(1 + (op is ops.add))]
+        specs[i] = ROWS if op is ops.sum or (op is not ops.take and all(specs[v] == ROWS for v in takes)) else FULL
+        steps.append(Step(op, "kernel", None, (OUT, *takes), {}, i, "file.py:1"))
+    return Program(
+        "f", (), tuple(steps), OUT + 1, {OUT: FULL}, (0,), tuple(random.sample(range(1, i + 1), 2)), specs, {}
+    )
+
+
+def test_whatever_is_joined_every_step_runs_once_with_what_it_takes():
+    def kind(step, specs, out):
+        if step.op is ops.sum:
+            return Kind(specs[0].shape, "", 1) if specs[0] == FULL else None
+        return None if step.op is ops.take else Kind(out.shape)
+
+    for seed in range(200):
+        program = written(random := Random(seed))
+        joined = fuse.fused(program, Fusion(kind, lambda group, kind: None, random.choice((3, 6, 16))))
+        there, ran = {0, *joined.constants}, []
+        for step in joined.steps:
+            assert there.issuperset(flat(step.takes)), seed
+            parts, own = (step.op.steps, {*step.op.inputs, OUT}) if step.part == "group" else ((step,), there)
+            for part in parts:
+                assert own.issuperset(flat(part.takes)), seed
+                own.add(part.gives)
+                ran.append(part.gives)
+            there.update(flat(step.gives))
+        assert there.issuperset(program.outputs) and sorted(ran) == [step.gives for step in program.steps], seed
+        takes = {step.gives for step in program.steps if step.op is ops.take}
+        assert [v for v in ran if v in takes] == sorted(takes), seed
 
 
 # ---- planted faults ----------------------------------------------------------------------------------------------

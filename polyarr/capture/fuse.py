@@ -30,12 +30,14 @@ class Group(NamedTuple):
     """Steps that run as one.
 
     kind     None: a step that stays alone
-    before   the groups that it waits for, also by way of others: a bit for each
-    after    those that wait for it
+    own      its steps: a bit for each
+    before   at least one step of each group that it waits for, also by way of others
+    after    at least one of each that waits for it
     """
 
     steps: tuple[int, ...]
     kind: Kind | None
+    own: int
     before: int
     after: int
 
@@ -60,7 +62,8 @@ class Groups:
                 self.users[other].add(i)
         before, after = _reached(waits, self.home), _reached(self.users, self.home[::-1])
         self.all = {
-            i: Group((i,), _kind(program, fusion, step), before[i], after[i]) for i, step in enumerate(program.steps)
+            i: Group((i,), _kind(program, fusion, step), 1 << i, before[i], after[i])
+            for i, step in enumerate(program.steps)
         }
 
     def join_alike(self, a: int, b: int) -> None:
@@ -93,10 +96,10 @@ class Groups:
         for i, home in enumerate(self.home):
             if i == self.all[home].steps[-1] and home not in done:
                 # Who waits for another waits for all that the other waits for: the longer it waits, the later it runs.
-                due = [g for g in _bits(self.all[home].before) if g not in done]
-                due = [*sorted(due, key=lambda g: self.all[g].before.bit_count()), home]
-                done.update(due)
-                yield from due
+                due = {self.home[step] for step in _bits(self.all[home].before)} - done
+                found = [*sorted(due, key=lambda g: (self.all[g].before.bit_count(), g)), home]
+                done.update(found)
+                yield from found
 
     def _may_join(self, a: int, b: int, kind: Kind, others: Kind) -> bool:
         one, other = self.all[a], self.all[b]
@@ -108,18 +111,20 @@ class Groups:
         return len(steps) <= LONGEST and sum(map(len, self.edges(steps))) <= self._most
 
     def _join(self, a: int, b: int, kind: Kind, others: Kind) -> None:
+        """Make one of group a and group b, which waits for it."""
         one, other = self.all[a], self.all.pop(b)
-        gone, here = ~(1 << a | 1 << b), 1 << a
-        before, after = (one.before | other.before) & gone, (one.after | other.after) & gone
-        steps = tuple(sorted(one.steps + other.steps))
+        own = one.own | other.own
+        before, after = (one.before | other.before) & ~own, (one.after | other.after) & ~own
         joint = Kind(others.shape, kind.calls or others.calls, kind.reduced or others.reduced)
-        self.all[a] = Group(steps, joint, before, after)
+        self.all[a] = Group(tuple(sorted(one.steps + other.steps)), joint, own, before, after)
         for i in other.steps:
             self.home[i] = a
-        for g in _bits(after):
-            self.all[g] = self.all[g]._replace(before=self.all[g].before & gone | before | here)
-        for g in _bits(before):
-            self.all[g] = self.all[g]._replace(after=self.all[g].after & gone | after | here)
+        # Mostly everybody knows all that now: b waits for nothing else than a does, or nothing waits for a but by b.
+        if other.before & ~(one.before | one.own) and one.after & ~(other.after | other.own):
+            for g in {self.home[i] for i in _bits(after)}:
+                self.all[g] = self.all[g]._replace(before=self.all[g].before | before | own)
+            for g in {self.home[i] for i in _bits(before)}:
+                self.all[g] = self.all[g]._replace(after=self.all[g].after | after | own)
 
 
 def _waits(steps: tuple[Step, ...], maker: dict[int, int]) -> list[set[int]]:
