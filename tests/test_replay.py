@@ -440,6 +440,28 @@ def test_an_input_is_not_written_over(backend, write, way):
         assert n == 0 or way == "read later" or found[0].memory.int_ptr != address
 
 
+def test_adamw_does_not_write_over_a_parameter_of_which_another_is_a_part(backend, write):
+    flat, part = Spec((4096,), float32), Spec((64,), float32)
+    x, g, n = write.array(), write.array(), write.number(int)
+    zeros = (write.constant(0),)
+    rest = write.step(ops.slice, part, x, zeros, steps=(1,), shape=(64,))
+    small = write.step(ops.slice, part, g, zeros, steps=(1,), shape=(64,))
+    m, v = (write.constant(drawn(backend, seed, shape)) for seed, shape in ((1, (4096,)), (2, (64,))))
+    one, specs = write.constant(1.0), (flat, part)
+    params, grads, moments = (x, rest), (g, small), (m, v)
+    settings = FIXED | {"weight_decay": (0.0, 0.0)}
+    squares = tuple(write.constant(backend.kernels[ops.square](s, drawn(backend, 3, s.shape))) for s in specs)
+    new = write.step(ops.adamw, (specs,) * 3, params, grads, moments, squares, one, n, one, **settings)
+    runs = Runs(backend, write.program(*new[0]))
+    for step in range(1, 5):
+        wanted = runs.plain([drawn(backend, 7, (4096,)), drawn(backend, 8, (4096,)), step])
+        given = [drawn(backend, 7, (4096,)), drawn(backend, 8, (4096,)), step]
+        address = given[0].memory.int_ptr
+        found = runs.run(given)
+        assert [*map(runs.bits, found)] == [*map(runs.bits, wanted)]
+        assert found[0].memory.int_ptr != address
+
+
 def test_threads_replay_the_same_program(backend, write):
     runs = Runs(backend, chain(write, 5))
     wanted = [runs.bits(runs.plain([drawn(backend, i)])[0]) for i in range(2)]

@@ -63,11 +63,11 @@ def adamw(
     found = {acc: (_placed if on_device else _plain)(device, acc, numbers, logs) for acc in {p.acc for p in plan.parts}}
     for part in plan.parts:
         args = [memory for i in part.members for memory in memories[i]]
-        unread = memories[part.members[0]]  # for a place without elements
-        args += unread * (PLACES - len(part.members))
+        unread = results[0][part.members[0]].memory  # for a place without elements
+        args += [unread] * 7 * (PLACES - len(part.members))
         fixed = _fixed(part.acc, part.sizes, tuple([weight_decay[i] for i in part.members]), rates)
         changing, at = found[part.acc]
-        part.launch.kernel(part.launch.work, part.launch.group, *args, fixed, *changing, at or unread[0])
+        part.launch.kernel(part.launch.work, part.launch.group, *args, fixed, *changing, at or unread)
     return tuple(map(tuple, results))  # type: ignore[return-value]
 
 

@@ -120,8 +120,8 @@ class InPlace(NamedTuple):
     old, new  arguments: the memory that is read, and the result's
     begins    further arguments, where both begin: that must be 0
     is_copy   True if nothing is left to do then
-    others    what else is read that may be the same memory: the memory, and where it begins, which must be 0 then; None
-              if it is read in other steps than the result is written
+    others    what else may be the same memory: the argument, and where it begins, which must be 0 then; None if it is
+              read in other steps than the result is written. The memory of `old` may be no further argument
     """
 
     old: int

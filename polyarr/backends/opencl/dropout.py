@@ -16,7 +16,7 @@ def dropout(
 ) -> Buffer:
     """Zero elements at the rate, and scale the others up to keep the mean."""
     x, y = dense(device, x), device.empty(out)
-    state, macros = state_of(device, key, counter, x), {"BATCH": device.geometry.draws(x.dtype.itemsize)}
+    state, macros = state_of(device, key, counter, y), {"BATCH": device.geometry.draws(x.dtype.itemsize)}
     macros["STATE_ON_DEVICE"] = state.on_device
     plan = device.plans[block_plan]("dropout", "dropout", x.dtype, x.size, IN_PLACE, **macros)
     scale = 1 / (1 - rate) if rate < 1 else 0.0

@@ -130,7 +130,8 @@ def _pairs(noted: Noted) -> Iterator[tuple[Place, Place, bool]]:
         return i is not None and type(args[i]) is int and args[i] == 0
 
     for pair in noted.command.in_place:
-        alike = [begins for i, begins in pair.others if args[i] is args[pair.old]]
+        others = dict(pair.others)
+        alike = [others.get(i) for i, arg in enumerate(args) if arg is args[pair.old] and i != pair.old]
         if all(map(is_start, (*pair.begins, *alike))):
             yield args[pair.old], args[pair.new], pair.is_copy
 
