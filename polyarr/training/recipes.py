@@ -119,7 +119,7 @@ PRESETS = {
     "shakespeare-char": Recipe(
         _SMALL, batch_size=12, steps=2000, lr=1e-3, min_lr=1e-4, warmup=100, eval_every=250
     ),
-    # For a GPU: the size of GPT-2 small, with a vocabulary of characters.
+    # For a GPU: the size of GPT-2 small; its vocabulary is that of --tokenizer.
     "gpt2-124m": Recipe(
         _LARGE,
         batch_size=4,
