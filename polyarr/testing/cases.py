@@ -78,12 +78,14 @@ class Kind(NamedTuple):
     draws      how to call the op, in one dtype; None: not for this op
     share      of the examples, how many; 0: the simplest one, from which the check makes its own
     gradients  whether the level is that of gradients
+    changed    an op's entry and a drawn call -> what the check gets
     """
 
     check: Callable
     draws: Callable[[Op, Entry, str], SearchStrategy[Sample] | None]
     share: float = 1.0
     gradients: bool = False
+    changed: Callable[[Entry, Sample], Sample] | None = None
 
 
 @cache
@@ -101,14 +103,17 @@ def _either(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
     return _any(op, entry, dtype) if smooth is None else smooth
 
 
-def _various(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
+def _various(entry: Entry, sample: Sample) -> Sample:
     """Ordinary numbers, of which the next call has others: not the same ones reordered, no nan that hides all."""
-    found = _either(op, entry, dtype)
-    return found.map(lambda s: s.with_values("normal", only="distinct").with_values("normal", only="mixed"))
+    return sample.with_values("normal", only="distinct").with_values("normal", only="mixed")
 
 
 def _special(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return entry.cases(dtype).map(lambda s: s.with_values(entry.special)) if entry.special else None
+    return _any(op, entry, dtype) if entry.special else None
+
+
+def _with_special(entry: Entry, sample: Sample) -> Sample:
+    return sample.with_values(entry.special)
 
 
 def _composed(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
@@ -121,15 +126,15 @@ def _beside_others(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] |
 
 
 def _numbers(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return entry.cases(dtype) if takes_numbers(op, entry) else None
+    return _any(op, entry, dtype) if takes_numbers(op, entry) else None
 
 
 def _held(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return entry.cases(dtype) if op.numbers else None
+    return _any(op, entry, dtype) if op.numbers else None
 
 
 def _indices(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return entry.cases(dtype) if op.indices else None
+    return _any(op, entry, dtype) if op.indices else None
 
 
 def _array_inputs(op: Op) -> int:
@@ -147,7 +152,7 @@ def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
 
 KINDS = {
     "forward": Kind(checks.check_forward, _any),
-    "special": Kind(checks.check_forward, _special, 1 / 2),
+    "special": Kind(checks.check_forward, _special, 1 / 2, changed=_with_special),
     "alone": Kind(checks.check_alone, _beside_others, 0),
     "layout": Kind(checks.check_layout, _any, 1 / 6),
     "large": Kind(checks.check_large, _either, 0),
@@ -158,10 +163,10 @@ KINDS = {
     "bounds": Kind(checks.check_bounds, _either, 1 / 6),
     "purity": Kind(checks.check_purity, _either, 1 / 3),
     "determinism": Kind(checks.check_determinism, _either, 1 / 3),
-    "captured": Kind(capturing.check_captured, _various, 0),
-    "lasting": Kind(state.check_lasting, _various, 0),
-    "caches": Kind(state.check_caches, _various, 0),
-    "threads": Kind(state.check_threads, _various, 0),
+    "captured": Kind(capturing.check_captured, _either, 0, changed=_various),
+    "lasting": Kind(state.check_lasting, _either, 0, changed=_various),
+    "caches": Kind(state.check_caches, _either, 0, changed=_various),
+    "threads": Kind(state.check_threads, _either, 0, changed=_various),
     "transfers": Kind(checks.check_no_transfers, _either, 1 / 3),
     "memory": Kind(checks.check_memory, _either, 1 / 6),
     "backward": Kind(checks.check_backward, _smooth, gradients=True),
@@ -207,7 +212,8 @@ def _of_ops() -> Iterator[Case]:
             strategy = kind.draws(op, entry, entry.usual)
             if strategy is not None:
                 level = "nn" if op.body else "autograd" if kind.gradients else "core"
-                run = partial(_examine, kind.check, op, strategy, kind.share, f"{name}-{op.name}")
+                changed = partial(kind.changed, entry) if kind.changed else None
+                run = partial(_examine, kind.check, op, strategy, kind.share, changed)
                 yield Case(level, name, op.name, run)
 
 
@@ -223,11 +229,11 @@ def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effor
     _check_offered(op, backend)
     if as_dtype(dtype) not in backend.dtypes:
         raise Lacking(f"{backend.name} holds no {dtype}")
-    name = f"{dtype}-{op.name}"
-    _examine(checks.check_forward, op, _any(op, entry, dtype), OTHER_DTYPES, name, backend, effort)
+    few = effort._replace(examples=_part(effort.examples, OTHER_DTYPES))
+    _examine(checks.check_forward, op, _any(op, entry, dtype), 1, None, backend, few)
     smooth = _smooth(op, entry, dtype)
     if smooth is not None:
-        _examine(checks.check_backward, op, smooth, OTHER_DTYPES, name, backend, effort)
+        _examine(checks.check_backward, op, smooth, 1, None, backend, few)
 
 
 def _check_offered(op: Op, backend: Backend) -> None:
@@ -276,30 +282,39 @@ class _Drawing(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _drawn(drawing: _Drawing) -> list[Sample]:
-    """The examples: drawing takes as long as many a check, and the next backend is put to the same ones."""
+    """The examples: drawing takes as long as many a check, and so do the programs that their shapes need.
+
+    Every check of an op is put to the same ones, on every backend.
+    """
     found: list[Sample] = []
     drawing.given_to(found.append, (Phase.generate,))
     return found
 
 
+def _part(examples: int, share: float) -> int:
+    return max(1, round(examples * share))
+
+
 def _examine(
-    check: Callable, op: Op, strategy: SearchStrategy[Sample], share: float, name: str, backend: Backend, effort: Effort
-) -> None:
+    check: Callable, op: Op, strategy: SearchStrategy[Sample], share: float,
+    changed: Callable[[Sample], Sample] | None, backend: Backend, effort: Effort,
+) -> None:  # fmt: skip
     """Put a check to the examples that hypothesis finds; the smallest one that fails is what the error tells of."""
     _check_offered(op, backend)
-    seed, examples = zlib.crc32(name.encode()) + effort.seed, max(1, round(effort.examples * share))
-    drawing = _Drawing(strategy, backend.dtypes, seed, examples)
+    drawing = _Drawing(strategy, backend.dtypes, zlib.crc32(op.name.encode()) + effort.seed, effort.examples)
     try:
-        drawn = _drawn(drawing)
+        drawn = _drawn(drawing)[: _part(effort.examples, share)]
     except Unsatisfiable:
         raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs") from None
     try:
         for sample in drawn:
-            check(op, backend, sample)
+            check(op, backend, changed(sample) if changed else sample)
     except Lacking:
         raise
     except Exception as error:
         if share:
+            if changed:
+                drawing = drawing._replace(strategy=strategy.map(changed))
             _shrink(drawing, partial(check, op, backend), f"{op.name} on {backend.name}", error)
         raise
 

@@ -132,9 +132,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _by_case(items: list[pytest.Item], cases: dict) -> list[pytest.Item]:
-    """The cases one after the other, each on all backends: what is drawn for it serves them all."""
+    """The cases by what they are of, each on all backends: what is drawn and compiled for one serves them all."""
+    subjects = {subject: i for i, subject in enumerate(dict.fromkeys(case.subject for case in cases.values()))}
     order = {name: i for i, name in enumerate(dict.fromkeys(case.name for case in cases.values()))}
-    turns = iter(sorted((item for item in items if item in cases), key=lambda item: order[cases[item].name]))
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        return subjects[cases[item].subject], order[cases[item].name]
+
+    turns = iter(sorted((item for item in items if item in cases), key=place))
     return [next(turns) if item in cases else item for item in items]
 
 
