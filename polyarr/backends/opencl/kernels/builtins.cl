@@ -45,7 +45,7 @@ DECLARE_HALVES(__global)
 DECLARE_HALVES(__local)
 DECLARE_HALVES(__private)
 
-// ---- functions of one number and of two ----------------------------------------------------------------------
+// ---- functions of one number, of two and of three ----------------------------------------------------------------
 
 #ifdef cl_khr_fp64
 #define EACH_FLOAT(DECLARE, NAME) DECLARE(float, NAME) DECLARE(double, NAME)
@@ -54,6 +54,7 @@ DECLARE_HALVES(__private)
 #endif
 #define DECLARE_1(TYPE, NAME) TYPE VALUE NAME(TYPE x);
 #define DECLARE_2(TYPE, NAME) TYPE VALUE NAME(TYPE x, TYPE y);
+#define DECLARE_3(TYPE, NAME) TYPE VALUE NAME(TYPE x, TYPE y, TYPE z);
 #define DECLARE_TEST(TYPE, NAME) int VALUE NAME(TYPE x);
 
 EACH_FLOAT(DECLARE_1, acos)
@@ -87,4 +88,5 @@ EACH_FLOAT(DECLARE_2, fmod)
 EACH_FLOAT(DECLARE_2, hypot)
 EACH_FLOAT(DECLARE_2, nextafter)
 EACH_FLOAT(DECLARE_2, pow)
+EACH_FLOAT(DECLARE_3, fma)
 EACH_FLOAT(DECLARE_TEST, signbit)
