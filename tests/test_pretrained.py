@@ -324,6 +324,8 @@ def test_files_that_are_not_there_are_named(folder):
     (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         load_pretrained(folder)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_pretrained(folder / "nowhere")
 
 
 def test_a_truncation_or_a_flipped_bit_anywhere_in_the_header_never_does_more_than_refuse(folder):

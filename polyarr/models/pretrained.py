@@ -1,6 +1,7 @@
 """Models in the files of others: Hugging Face folders and safetensors files, read and written."""
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ def load_pretrained(path: str | os.PathLike, *, dtype: Any = "float32") -> Langu
              settings than polyarr's model has; RuntimeError without the library safetensors
     """
     path, dtype = Path(path), as_dtype(dtype)
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(path))
     with _reasons_named(path), contextlib.ExitStack() as opened:
         settings = _json((path if path.is_dir() else path.parent) / CONFIG)
         form = format_of(settings)
