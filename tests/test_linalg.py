@@ -204,6 +204,15 @@ def test_zeros_in_a_norm_have_the_gradient_zero(order: float) -> None:
     assert slope.numpy()[2] == 0 and np.isfinite(slope.numpy()).all()
 
 
+@pytest.mark.parametrize("order", [2, 3, 0.5, -1, INF])
+def test_the_norm_over_no_axis_is_the_magnitude(order):
+    x = np.array([-0.1590909, 3e30, 0.0, -7e-30], np.float32)
+    norms = pa.vjp(lambda x: linalg.vector_norm(x, axis=(), ord=order), pa.asarray(x))
+    np.testing.assert_array_equal(norms[0].numpy(), abs(x))
+    np.testing.assert_array_equal(norms[1](pa.ones(4))[0].numpy(), np.sign(x))
+
+
+
 @pytest.mark.parametrize("host", [np.eye(3, 2), np.eye(4, 1), np.eye(5, 2)[::-1], np.eye(4, 3)[[1, 3, 0, 2]] * 2])
 def test_columns_that_complete_a_basis_do_not_hang_on_it(host: np.ndarray) -> None:
     """As those of an identity do on such matrices, so that qr, by which they were made orthonormal, has no gradient."""

@@ -151,13 +151,13 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
     kind, over = number("vector_norm", "ord", ord), {"axis": axes_of("vector_norm", x, axis), "keepdims": keepdims}
     if kind == 0:
         return sum(astype(not_equal(x, 0), dtype=x.dtype), **over)
-    if kind == 2:
+    if kind == 2 and over["axis"]:
         return _root(sum(square(x), **over), sqrt)
     sizes = elementwise.abs(x)
+    if kind == 1 or not over["axis"]:  # of no axis: the root of a number's power would round it, or be infinite
+        return sum(sizes, **over)
     if math.isinf(kind):
         return (reduce.max if kind > 0 else reduce.min)(sizes, **over)
-    if kind == 1:
-        return sum(sizes, **over)
     return _root(sum(_powers(sizes, kind), **over), lambda total: elementwise.pow(total, 1 / kind))
 
 
