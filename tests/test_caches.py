@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -206,6 +207,23 @@ def test_pocls_threads_keep_to_cores_that_the_process_has(monkeypatch, cores, se
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores, raising=False)
     assert caches.for_pocl().get("POCL_AFFINITY") == ("1" if is_pinned else None)
+
+
+def test_what_other_processes_remove_meanwhile_is_not_counted(tmp_path, monkeypatch):
+    """A process that ends takes its run folder along, in the middle of whoever adds up sizes."""
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    for name in ("kept", "gone"):
+        (caches.root() / name / "inner").mkdir(parents=True)
+        (caches.root() / name / "inner" / "file").write_bytes(bytes(100))
+    scan = os.scandir
+
+    def scanned(folder):
+        if "gone" in str(folder):
+            shutil.rmtree(caches.root() / "gone", ignore_errors=True)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scanned)
+    assert caches.size() == 100
 
 
 def test_a_users_own_folder_for_pocl_is_taken_and_put_back(tmp_path):

@@ -41,6 +41,16 @@ def root() -> Path:
     return folder / "kernels"
 
 
+def size() -> int:
+    """The bytes of the files in root. Other processes add and remove files and folders meanwhile."""
+    found = 0
+    for folder, _, names in os.walk(root()):  # not rglob, which raises for a folder that is gone when it gets there
+        for name in names:
+            with contextlib.suppress(OSError):
+                found += os.lstat(os.path.join(folder, name)).st_size
+    return found
+
+
 def nvidia_folder() -> Path:
     """Where NVIDIA's driver keeps what it compiled."""
     return Path(os.environ.get("CUDA_CACHE_PATH") or Path("~/.nv/ComputeCache").expanduser())

@@ -257,8 +257,7 @@ def _caches() -> list[tuple[str, str]]:
     if reason := caches.trouble():
         lines = [("warning", f"compiled kernels are not kept, so every process compiles them anew: {reason}")]
     else:
-        size = sum(path.stat().st_size for path in caches.root().rglob("*") if path.is_file())
-        where = f"{caches.root()} ({size / 1e6:.1f} MB)"
+        where = f"{caches.root()} ({caches.size() / 1e6:.1f} MB)"
         lines = [("ok", f"compiled kernels are kept in {where}, which may be deleted while nobody computes")]
     folder = caches.nvidia_folder()
     if NVIDIA in (p.name for p in _platforms()) and not (caches.is_off() or caches.is_writable(folder)):
