@@ -20,7 +20,7 @@ import report
 import polyarr as pa
 from polyarr.models.gpt import GPTModel
 from polyarr.training import PRESETS
-from polyarr.training.loop import step_of
+from polyarr.training.steps import step_of
 
 VOCABULARY = 65  # characters
 WARM_UP = 3

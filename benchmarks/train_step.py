@@ -24,7 +24,7 @@ import report
 import polyarr as pa
 from polyarr.models.gpt import GPTModel
 from polyarr.training import PRESETS
-from polyarr.training.loop import step_of
+from polyarr.training.steps import step_of
 
 VOCABULARIES = {"gpt2-124m": 50257}  # of a preset; otherwise characters
 WARM_UP = 5

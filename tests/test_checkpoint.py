@@ -15,9 +15,10 @@ from safetensors import safe_open
 import polyarr as pa
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.text import byte_tokenizer
-from polyarr.training import CheckpointError, Recipe, load_checkpoint, loop, new_run, resumed_run, train
+from polyarr.training import CheckpointError, Recipe, load_checkpoint, new_run, resumed_run, train
 from polyarr.training import checkpoint as checkpoints
 from polyarr.training.checkpoint import Checkpoint, newest, save_checkpoint
+from polyarr.training.run import checkpoint_of
 from tests.killed_runs import OTHER, SIZES, TEXT
 
 RECIPE = Recipe(SIZES, batch_size=2, steps=2, lr=1e-2, min_lr=1e-3, warmup=0, eval_every=1, eval_windows=2)
@@ -96,7 +97,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(runs):
 
 def test_a_checkpoint_before_the_first_evaluation_comes_back(tmp_path):
     run = new_run(TEXT, RECIPE, seed=1)
-    save_checkpoint(tmp_path, "last", loop.checkpoint_of(run, None))
+    save_checkpoint(tmp_path, "last", checkpoint_of(run, None))
     found = load_checkpoint(tmp_path, "last")
     assert (found.info["history"], found.info["curve"], found.info["val_loss"]) == ([], [], None)
 
@@ -105,7 +106,7 @@ def with_bytes(**changes):
     """A checkpoint whose tokenizer is one of the library tokenizers."""
     tokenizer = byte_tokenizer()
     model = GPTModel(RECIPE.config(tokenizer.vocab_size))
-    info = {**loop.checkpoint_of(new_run(TEXT, RECIPE, seed=1), None).info, **changes}
+    info = {**checkpoint_of(new_run(TEXT, RECIPE, seed=1), None).info, **changes}
     return Checkpoint(model, tokenizer, RECIPE.optimizer().init(model), info)
 
 
@@ -155,7 +156,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_checkpoint(runs, folder, 
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left") as caught:
-        save_checkpoint(folder, "last", loop.checkpoint_of(runs[2], 1.0))
+        save_checkpoint(folder, "last", checkpoint_of(runs[2], 1.0))
     assert caught.value.filename == str(folder / "last.safetensors") and caught.value.errno == 28
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -201,10 +202,10 @@ def test_saving_removes_what_is_of_another_run_and_nothing_else(runs, folder):
     other = new_run(OTHER, RECIPE, seed=2)
     (folder / "notes.txt").write_text("mine")
     (folder / "last.safetensors").write_bytes(b"damaged")
-    save_checkpoint(folder, "best", loop.checkpoint_of(other, None))
+    save_checkpoint(folder, "best", checkpoint_of(other, None))
     assert (folder / "last.safetensors").exists()  # of no run
     shutil.copy(runs[0] / "last.safetensors", folder)
-    save_checkpoint(folder, "best", loop.checkpoint_of(other, None))
+    save_checkpoint(folder, "best", checkpoint_of(other, None))
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "loss.png", "notes.txt"]
 
 

@@ -16,7 +16,7 @@ from polyarr.core.tape import recording
 from polyarr.models.gpt import GPTModel
 from polyarr.optim import SGD, AdamW, LossScale, accumulate, warmup_cosine
 from polyarr.testing.compare import bits
-from polyarr.training.loop import loss_of
+from polyarr.training.steps import loss_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "compile.md"
 CONFIG = {

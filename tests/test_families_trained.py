@@ -6,7 +6,8 @@ import pytest
 import polyarr as pa
 from polyarr.models import GPTModel, LlamaModel
 from polyarr.models.families import config_of, settings_of
-from polyarr.training import Checkpoint, Recipe, load_checkpoint, loop, new_run, resumed_run, save_checkpoint, train
+from polyarr.training import Checkpoint, Recipe, load_checkpoint, new_run, resumed_run, save_checkpoint, train
+from polyarr.training.run import checkpoint_of
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 30
 LLAMA = {
@@ -43,7 +44,7 @@ def test_a_llama_is_trained_and_resumed_to_the_same_bits(tmp_path):
 
 def test_a_model_that_was_not_trained_yet_is_kept_without_moments(tmp_path):
     run = new_run(TEXT, RECIPE, seed=1)
-    info = loop.checkpoint_of(run, None).info
+    info = checkpoint_of(run, None).info
     save_checkpoint(tmp_path, "best", Checkpoint(run.model, run.tokenizer, {"step": 0}, info))
     found = load_checkpoint(tmp_path)
     assert found.state == {"step": 0} and same(found.model, run.model)

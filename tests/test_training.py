@@ -15,13 +15,17 @@ from polyarr.text import Corpus, open_prepared, prepare, train_bpe
 from polyarr.training import (
     DivergenceError,
     Recipe,
+    evaluate,
     load_checkpoint,
     loop,
     new_run,
     resumed_run,
+    steps,
     train,
 )
 from polyarr.training.data import evaluation_windows, shuffled_windows
+from polyarr.training.run import perplexity
+from polyarr.training.steps import step_of
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 30
 RECIPE = Recipe(
@@ -61,7 +65,7 @@ def same(model, other):
 
 def one_step(run):
     """One step of a run, and its loss."""
-    return loop._one_step(run, loop.step_of(run.recipe), run.windows(run.step))
+    return loop._one_step(run, step_of(run.recipe), run.windows(run.step))
 
 
 # ---- recipes and data ----------------------------------------------------------------------------------------
@@ -98,9 +102,9 @@ def test_evaluation_predicts_each_token_once():
 
 def test_evaluation_is_the_mean_over_all_tokens():
     run = new_run(TEXT, RECIPE, seed=1)
-    whole = loop.evaluate(run.model, run.validation, 100)
+    whole = evaluate(run.model, run.validation, 100)
     assert whole == pytest.approx(math.log(run.tokenizer.vocab_size), rel=0.05)
-    assert loop.evaluate(run.model, run.validation, 3) == pytest.approx(whole, rel=1e-5)
+    assert evaluate(run.model, run.validation, 3) == pytest.approx(whole, rel=1e-5)
     assert run.model.training
 
 
@@ -153,8 +157,8 @@ def test_a_run_computes_as_its_recipe_says(tmp_path, monkeypatch):
         seen.add((reduction, model.out_head.weight.dtype.name, pa.get_matmul_precision()))
         return loss_of(model, windows, reduction)
 
-    loss_of = loop.loss_of
-    monkeypatch.setattr(loop, "loss_of", noted)
+    loss_of = steps.loss_of
+    monkeypatch.setattr(steps, "loss_of", noted)
     recipe = RECIPE.changed(dtype="bfloat16", precision="medium", steps=1)
     recipe = dataclasses.replace(recipe, model={**recipe.model, "tie_embeddings": False})
     train(new_run(TEXT, recipe, seed=1), tmp_path, quiet)
@@ -216,7 +220,7 @@ def test_accumulation_equals_a_larger_batch():
     losses = [float(one_step(run)) for run in runs]
     first, second = (shuffled_windows(runs[1].tokens, 8, 4, 1, draw) for draw in (0, 1))
     model = new_run(TEXT, runs[0].recipe, 1).model
-    expected = float(loop.loss_of(model, pa.asarray(np.concatenate([first, second]))))
+    expected = float(steps.loss_of(model, pa.asarray(np.concatenate([first, second]))))
     assert losses[1] == pytest.approx(expected, rel=1e-5) and losses[0] != losses[1]
 
 
@@ -326,7 +330,7 @@ def test_a_last_checkpoint_that_was_lost_is_made_again(tmp_path):
 
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (1e3, math.inf), (3e38, math.inf)])
 def test_perplexity_has_no_error(loss, expected):
-    assert loop.perplexity(loss) == expected
+    assert perplexity(loss) == expected
 
 
 def test_divergence_stops_with_a_message_and_keeps_the_last_good_state(tmp_path, monkeypatch):

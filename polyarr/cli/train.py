@@ -25,8 +25,8 @@ from polyarr.text import (
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.checkpoint import newest
 from polyarr.training.files import RUN_FILES
-from polyarr.training.loop import perplexity, speed
 from polyarr.training.recipes import COMPUTED
+from polyarr.training.run import perplexity, speed
 
 SIGNALLED = 128  # plus the signal's number, as shells have it
 LIBRARY = "Python's standard library"

@@ -17,8 +17,8 @@ from polyarr.saving import alone_in, write_whole
 from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
 from polyarr.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyarr.training.files import RUN_FILES
-from polyarr.training.loop import Run, checkpoint_of
 from polyarr.training.recipes import Recipe
+from polyarr.training.run import Run, checkpoint_of
 
 # How such a model is trained where nobody says otherwise: gently.
 FINE_TUNING: Mapping[str, Any] = MappingProxyType(

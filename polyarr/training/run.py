@@ -1,0 +1,129 @@
+"""A training run: what it is made of, how it begins, goes on and is saved."""
+
+import math
+import platform
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polyarr import random
+from polyarr.models.decoder import LanguageModel
+from polyarr.models.families import new_model
+from polyarr.text import Corpus, Tokenizer
+from polyarr.training.checkpoint import Checkpoint
+from polyarr.training.data import shuffled_windows
+from polyarr.training.recipes import Recipe
+from polyarr.version import __version__
+
+
+@dataclass
+class Run:
+    """A training run: what it is made of, and how far it has come."""
+
+    recipe: Recipe
+    tokenizer: Tokenizer
+    tokens: np.ndarray
+    validation: np.ndarray
+    seed: int
+    model: LanguageModel
+    state: dict[str, Any]
+    preset: str = "GPT"
+    data: str | None = None  # the path of the text, or of the prepared tokens
+    text: str = ""  # the digest of its corpus
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells the checkpoints of two runs apart
+    history: list[dict] = field(default_factory=list)  # one row per evaluation
+    curve: list[tuple] = field(default_factory=list)  # (step, mean training loss since the row before)
+    best: float = math.inf
+    seconds: float = 0.0  # spent on steps, without evaluations
+    stopped_by: int = 0  # the signal
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return self.state["step"]
+
+    def windows(self, step: int) -> list[np.ndarray]:
+        """What a step learns from: (B, T + 1) for each part of it.
+
+        Errors:  ValueError for tokens that the tokenizer does not have
+        """
+        recipe, length = self.recipe, self.model.config.context_length
+        draws = range(step * recipe.accumulation, (step + 1) * recipe.accumulation)
+        found = [shuffled_windows(self.tokens, length, recipe.batch_size, self.seed, draw) for draw in draws]
+        largest = max(int(part.max()) for part in found)
+        if largest >= self.tokenizer.vocab_size:
+            raise ValueError(f"{self.data} is damaged: it has a token {largest}; prepare it again")
+        return found
+
+
+def new_run(corpus: Corpus | str, recipe: Recipe, seed: int, preset: str = "GPT", data: str | None = None) -> Run:
+    """A run at its beginning, on the current backend, of a corpus or the characters of a text. Seeds polyarr.random.
+
+    preset, data  what its checkpoints say of the recipe's name and the corpus's path
+    """
+    corpus = Corpus.of_text(corpus) if isinstance(corpus, str) else corpus
+    random.seed(seed)
+    model = new_model(recipe.config(corpus.tokenizer.vocab_size))
+    state = recipe.optimizer().init(model)
+    tokens = corpus.tokenizer, corpus.train, corpus.validation
+    return Run(recipe, *tokens, seed, model, state, preset, data, corpus.digest)
+
+
+def resumed_run(corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: str | None = None) -> Run:
+    """A run that goes on from a checkpoint, with its recipe or a changed one, and the corpus, or the text, at a path.
+
+    With another text than before, "best" begins anew: losses on two texts do not compare.
+
+    Errors:  ValueError if the text has characters that the checkpoint does not know, or the corpus another tokenizer
+    """
+    corpus = Corpus.of_text(corpus, saved.tokenizer) if isinstance(corpus, str) else corpus
+    if corpus.tokenizer.to_dict() != saved.tokenizer.to_dict():
+        raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
+    info = saved.info
+    random.set_state(tuple(info["random_state"]))
+    named = {"preset": info["preset"], "data": data, "text": corpus.digest, "id": info["run"]}
+    state, scaling = dict(saved.state), recipe.optimizer().loss_scale
+    if state.keys() == {"step"}:  # of a model that was not trained here yet
+        state = recipe.optimizer().init(saved.model)
+    before = state.pop("loss_scale", None)  # the recipe's dtype may be another now
+    if scaling:
+        state["loss_scale"] = before or scaling.init()
+    tokens = saved.tokenizer, corpus.train, corpus.validation
+    run = Run(recipe, *tokens, info["seed"], saved.model, state, **named)
+    run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
+    if run.text == info["text"]:
+        run.best = min((row["val"] for row in run.history), default=math.inf)
+    return run
+
+
+def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
+    """What is saved of a run."""
+    info = {
+        "run": run.id,
+        "preset": run.preset,
+        "data": run.data,
+        "text": run.text,
+        "recipe": run.recipe.to_dict(),
+        "seed": run.seed,
+        "step": run.step,
+        "val_loss": val_loss,
+        "seconds": run.seconds,
+        "random_state": random.get_state(),
+        "history": run.history,
+        "curve": run.curve,
+        "versions": {"polyarr": __version__, "python": platform.python_version(), "numpy": np.__version__},
+    }
+    return Checkpoint(run.model, run.tokenizer, run.state, info)
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), which is infinite rather than an error for the loss of a run that goes astray."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def speed(run: Run) -> float:
+    """Tokens per second, without the time for evaluations."""
+    per_step = run.recipe.batch_size * run.recipe.accumulation * run.model.config.context_length
+    return run.step * per_step / max(run.seconds, 1e-9)
