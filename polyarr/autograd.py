@@ -46,8 +46,9 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
     """A function that gives fn's value and its gradient with respect to the arguments argnums.
 
     An argument may be any tree of arrays, a Module included; its gradient is a tree of the same shape. Leaves that
-    are not floating-point arrays have the gradient None; arrays that do not matter have zeros. With has_aux, fn
-    returns (value, aux) and the result is ((value, aux), grads). Transforms nest, to any order.
+    are not floating-point arrays, or are those of a frozen Module, have the gradient None; arrays that do not matter
+    have zeros. With has_aux, fn returns (value, aux) and the result is ((value, aux), grads). Transforms nest, to any
+    order.
 
     Errors:  GradientError if fn's value is not a floating-point scalar, or an argument has no floating-point array
     """
@@ -59,7 +60,7 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
         args = list(given)
         _check_given(args, wanted)
         with recording(once=True):
-            tracked = [_track(args, i) for i in wanted]
+            tracked = [_track(args, i, tree.frozen(args[i])) for i in wanted]
             if not any(node for nodes in tracked for node in nodes):
                 raise GradientError(f"value_and_grad: {_without_floats(given, wanted)}")
             value = fn(*args, **kwargs)
@@ -364,10 +365,11 @@ def _aligned(arg: Any, g: Any) -> list:
 # ---- the walk ------------------------------------------------------------------------------------------------
 
 
-def _track(args: list, i: int) -> list[Node | None]:
+def _track(args: list, i: int, frozen: list[bool] | None = None) -> list[Node | None]:
     """Replace the floating-point arrays in args[i] by handles with a fresh node each; the nodes, aligned."""
     leaves = tree.leaves(args[i])
-    tracked = [_leaf(a) if type(a) is Array and a.dtype in FLOATS else a for a in leaves]
+    left = frozen or [False] * len(leaves)
+    tracked = [_leaf(a) if _carries(a) and not out else a for a, out in zip(leaves, left, strict=True)]
     args[i] = tree.unflatten(args[i], tracked)
     return [t.node if t is not a else None for t, a in zip(tracked, leaves, strict=True)]
 
@@ -511,6 +513,8 @@ def _check_given(args: list, wanted: tuple[int, ...]) -> None:
 
 def _without_floats(args: tuple, wanted: tuple[int, ...]) -> str:
     named = " and ".join(f"argument {i} is {described(args[i])}" for i in wanted)
+    if any(map(_carries, tree.leaves([args[i] for i in wanted]))):
+        return f"all arrays are frozen: {named}; unfreeze() what is to have a gradient"
     return f"no floating-point array among the arguments: {named}; wrap numbers with polyarr.asarray, cast integers"
 
 

@@ -102,7 +102,7 @@ class Optimizer:
 
     def init(self, model: Any) -> State:
         """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
-        params = {name: p for name, p in tree.by_name(model).items() if _is_trainable(p)}
+        params = _trainable(model)
         zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
         scale = {"loss_scale": self.loss_scale.init(next(iter(params.values()), None))} if self.loss_scale else {}
         return {"step": 0, **zeros, **scale}
@@ -114,14 +114,14 @@ class Optimizer:
     def update(self, grads: Any, state: State, model: Any) -> tuple[Any, State]:
         """One step: a new model and a new state. The old ones stay as they are.
 
-        Parameters whose gradient is None are left alone. Nothing is read from the device.
+        Parameters that are frozen or whose gradient is None are left alone. Nothing is read from the device.
 
         Errors:  ValueError if grads or the state belong to another model, or grads and model are swapped; TypeError if
                  state is no state
         """
         given, leaves = tree.by_name(grads), tree.by_name(model)
         self._check(grads, state, model, given, leaves)
-        params = {name: p for name, p in leaves.items() if name in given and _is_trainable(p)}
+        params = {name: p for name, p in _trainable(model).items() if name in given}
         if not params:
             return model, {**state, "step": state["step"] + 1}
         gradients = [given[name] for name in params]
@@ -235,8 +235,9 @@ def _zeros(p: Array) -> Array:
     return ops.zeros_like(p, dtype=float64 if p.dtype == float64 else float32)
 
 
-def _is_trainable(leaf: Any) -> bool:
-    return type(leaf) is Array and leaf.dtype in FLOATS
+def _trainable(model: Any) -> dict[str, Array]:
+    """The floating-point arrays by dotted name, without those of frozen Modules."""
+    return {name: a for name, a in tree.trainable(model).items() if type(a) is Array and a.dtype in FLOATS}
 
 
 # ---- schedules -----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Trees: nested dicts, lists, tuples and whatever registers itself; anything else is a leaf.
 
 A container takes part by three attributes of its class: `tree_children(self) -> dict[str, child]`,
-`tree_rebuild(self, children) -> a new container`, both as methods. nn.Module has them.
+`tree_rebuild(self, children) -> a new container`, both as methods, and `frozen`, where its own leaves are not trained.
+nn.Module has them.
 """
 
 import copy
@@ -81,6 +82,25 @@ def _by_name(found: dict[Any, Any], prefix: str, named: dict[str, Any]) -> dict[
 def leaves(tree: Any) -> list[Any]:
     """Every leaf, in order."""
     return [leaf for _, leaf in items(tree)]
+
+
+def frozen(tree: Any) -> list[bool]:
+    """For every leaf, in order, whether it is not to be trained: the class's container that it is in is `frozen`."""
+    return _frozen(tree, False)
+
+
+def trainable(tree: Any) -> dict[str, Any]:
+    """Every leaf by its dotted path but for those that are frozen."""
+    named = zip(by_name(tree).items(), frozen(tree), strict=True)
+    return {name: leaf for (name, leaf), is_frozen in named if not is_frozen}
+
+
+def _frozen(node: Any, inherited: bool) -> list[bool]:
+    found = children(node)
+    if found is None:
+        return [inherited]
+    own = getattr(node, "frozen", False) if hasattr(type(node), "tree_children") else inherited
+    return [is_frozen for child in found.values() for is_frozen in _frozen(child, own)]
 
 
 def unflatten(tree: Any, new_leaves: Any) -> Any:

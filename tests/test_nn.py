@@ -7,7 +7,7 @@ import pytest
 
 import polyarr as pa
 from polyarr import nn
-from polyarr.core.errors import ShapeError
+from polyarr.core.errors import GradientError, ShapeError
 
 
 class Tiny(nn.Module):
@@ -245,3 +245,67 @@ def test_same_seed_same_weights_on_every_backend(backend):
     for a, b in zip(*map(pa.tree.leaves, found), strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
     assert all(leaf.backend.name == "numpy" for leaf in pa.tree.leaves(found[1].to("numpy")))
+
+
+# ---- frozen Modules --------------------------------------------------------------------------------------------
+
+
+def moved(before, after):
+    """The names of the arrays that differ."""
+    pairs = zip(before.named_parameters().items(), after.named_parameters().values(), strict=True)
+    return [name for (name, a), b in pairs if not np.array_equal(a.numpy(), b.numpy())]
+
+
+def test_what_is_frozen_has_no_gradient_no_moments_and_stays(backend):
+    pa.random.seed(0)
+    model = Tiny().freeze()
+    model.first.unfreeze()
+    names = ["first.weight", "first.bias"]
+    assert list(model.named_parameters(only_trainable=True)) == names and list(model.named_parameters()) == NAMES
+    assert (model.num_parameters(only_trainable=True), model.num_parameters()) == (16, 38)
+    x, unfrozen = pa.ones((2, 3)), model.copy().unfreeze()
+
+    def loss(m):
+        return pa.mean(m(x) ** 2)
+
+    value, grads = pa.value_and_grad(loss)(model)
+    full_value, full = pa.value_and_grad(loss)(unfrozen)
+    assert list(pa.tree.by_name(grads)) == names and float(value) == float(full_value)
+    wanted = full.named_parameters()
+    assert all(np.array_equal(g.numpy(), wanted[name].numpy()) for name, g in grads.named_parameters().items())
+    optimizer = pa.optim.AdamW(lr=0.1)
+    state = optimizer.init(model)
+    assert list(state["m"]) == list(state["v"]) == names
+    # Gradients of everything, as vjp gives them, do not move what is frozen either.
+    for given in (grads, full):
+        after, _ = optimizer.update(given, state, model)
+        assert moved(model, after) == names and after.many[0].frozen and not after.first.frozen
+
+
+def test_freezing_all_says_so_and_is_undone():
+    model = Tiny().freeze()
+    with pytest.raises(GradientError, match=r"all arrays are frozen: argument 0 is .*Tiny; unfreeze\(\)"):
+        pa.grad(lambda m: pa.sum(m.first.weight))(model)
+    assert list(pa.tree.by_name(pa.grad(lambda m: pa.sum(m.first.weight))(model.unfreeze()))) == NAMES
+    # A list of frozen arrays, and Modules in it, of which one is not.
+    mixed = {"a": [model.freeze(), pa.ones((2,))], "b": nn.Linear(1, 1)}
+    assert pa.tree.frozen(mixed) == [True] * 5 + [False] * 3
+
+
+def test_a_compiled_step_that_is_given_the_model_keeps_what_is_frozen(backend):
+    pa.random.seed(0)
+    model, optimizer, x = Tiny().freeze(), pa.optim.AdamW(lr=0.1), pa.ones((2, 3))
+    model.many[0].unfreeze()
+
+    def step(model, state):
+        loss, grads = pa.value_and_grad(lambda m: pa.mean(m(x) ** 2))(model)
+        return loss, *optimizer.update(grads, state, model)
+
+    compiled = pa.compile(step, captures=x, donate=("model", "state"))
+    mine, given = [model, optimizer.init(model)], [pa.tree.map(lambda p: p + 0, model), optimizer.init(model)]
+    for _ in range(3):
+        loss, *mine = step(*mine)
+        other, *given = compiled(*given)
+        assert float(loss) == float(other)
+    assert same(mine[0], given[0]) and len(compiled.programs()) == 1
+    assert moved(model, given[0]) == ["many.0.weight"]

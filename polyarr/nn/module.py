@@ -23,6 +23,7 @@ class Module:
     """
 
     training = True
+    frozen = False  # True where the arrays are not trained; Modules inside have their own
     is_gradient = False  # True for what a gradient transform made of a Module: then the arrays are gradients
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,13 +47,13 @@ class Module:
         """The arrays, as nested dicts and lists; tree.map takes it for the Module itself."""
         return {name: _plain(child) for name, child in self.tree_children().items()}
 
-    def named_parameters(self) -> dict[str, Array]:
-        """The arrays by dotted name, such as "blocks.0.att.qkv.weight"."""
-        return tree.by_name(self)
+    def named_parameters(self, *, only_trainable: bool = False) -> dict[str, Array]:
+        """The arrays by dotted name, such as "blocks.0.att.qkv.weight"; without those of frozen Modules, if need be."""
+        return tree.trainable(self) if only_trainable else tree.by_name(self)
 
-    def num_parameters(self) -> int:
+    def num_parameters(self, *, only_trainable: bool = False) -> int:
         """How many numbers the arrays hold."""
-        return sum(leaf.size for leaf in tree.leaves(self))
+        return sum(leaf.size for leaf in self.named_parameters(only_trainable=only_trainable).values())
 
     # ---- saving and loading ----------------------------------------------------------------------------------
 
@@ -115,6 +116,19 @@ class Module:
     def eval(self) -> Self:
         """Switch to evaluation: dropout does nothing."""
         return self.train(False)
+
+    def freeze(self, mode: bool = True) -> Self:
+        """Freeze this Module and all inside it: they have no gradients, and optimisers leave them alone.
+
+        One inside may be unfrozen then: model.freeze(); model.out_head.unfreeze() trains the head.
+        """
+        for module in self.modules():
+            module.frozen = mode
+        return self
+
+    def unfreeze(self) -> Self:
+        """Have this Module and all inside it trained again."""
+        return self.freeze(False)
 
     def modules(self) -> Iterator["Module"]:
         """This Module and every one inside it."""
