@@ -16,6 +16,7 @@ from polyarr.nn.layers import (
     Sequential,
     SiLU,
 )
+from polyarr.nn.lora import LoRALinear, lora, merge_lora
 from polyarr.nn.module import Module
 from polyarr.nn.rotary import RotaryScaling, Turns, rotary, turns
 
@@ -28,6 +29,7 @@ __all__ = [
     "KeyValueCache",
     "LayerNorm",
     "Linear",
+    "LoRALinear",
     "Module",
     "MultiHeadAttention",
     "PositionalEncoding",
@@ -39,6 +41,8 @@ __all__ = [
     "TransformerBlock",
     "Turns",
     "constant",
+    "lora",
+    "merge_lora",
     "normal",
     "rotary",
     "shapes_only",
