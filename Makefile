@@ -5,7 +5,7 @@ INTEL := .venv-intel
 BESIDE := .venv-transformers
 JOBS ?= 2
 
-.PHONY: venv demo stubs test types suite sanitized thorough test-intel test-transformers sanitize bench clean
+.PHONY: venv demo docs stubs test types suite sanitized thorough test-intel test-transformers sanitize bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,6 +21,11 @@ demo: venv
 	$(BIN)/polyarr train --preset demo --out runs/demo --overwrite
 	$(BIN)/polyarr generate runs/demo --prompt "def " --tokens 400 --seed 1
 	@echo "the loss curve is in runs/demo/loss.png"
+
+# The site, in build/site; `make test` builds it, too. A link that leads nowhere is an error.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
 
 # What type checkers see of the ops, out of the ops.
 stubs: venv

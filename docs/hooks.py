@@ -1,0 +1,121 @@
+"""How the site is made of what lies in the repository; mkdocs calls these functions.
+
+Pages from elsewhere in the repository (README.md is the home page) and those of the reference are added here. A link
+to any file of the repository leads to a page that shows it; one that leads nowhere stops `make docs`. In mkdocs.yml's
+nav a pattern stands for all pages that are not named otherwise, so that a new page needs no line there.
+"""
+
+import posixpath
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from reference import pages
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"^(```\w+) file=(\S+)$", re.M)
+KINDS = {".py": "python", ".cl": "c", ".toml": "toml", ".yml": "yaml", ".json": "json", ".pyi": "python"}
+
+
+def _elsewhere() -> dict[str, str]:
+    """The repository's pages outside of docs/, by the path of each, with the path on the site."""
+    found = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+    readmes = [path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("**/README.md")]
+    return found | {path: path.replace("README", "index") for path in sorted(readmes)}
+
+
+ELSEWHERE = _elsewhere()
+REPOSITORY = {site: path for path, site in ELSEWHERE.items()}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that do not lie in docs/, and spell out nav."""
+    for path, site in ELSEWHERE.items():
+        _add(files, config, site, (ROOT / path).read_text())
+    for site, text in pages():
+        _add(files, config, site, text)
+    _add(files, config, "decisions/index.md", _decisions())
+    for page in list(files.documentation_pages()):
+        for link, _ in LINK.findall(page.content_string):
+            path = _target(page.src_uri, link)
+            if site := _shown(path):
+                _add(files, config, site, _source(path))
+    named = {name for name in _leaves(config.nav) if "*" not in name}
+    config.nav = [_spelt(entry, sorted(f.src_uri for f in files.documentation_pages()), named) for entry in config.nav]
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Have links lead to where things are on the site, and blocks of a file be named after it."""
+    here = page.file.src_uri
+
+    def moved(link: re.Match[str]) -> str:
+        path = _target(here, link[1])
+        site = ELSEWHERE.get(path) or _index(path) or _shown(path) or path.removeprefix("docs/")
+        return posixpath.relpath(site, posixpath.dirname(here) or ".") + (link[2] or "")
+
+    return FENCE.sub(r'\1 title="\2"', LINK.sub(moved, markdown) if here.partition("/")[0] != "reference" else markdown)
+
+
+def _add(files: Files, config: MkDocsConfig, site: str, text: str) -> None:
+    if files.get_file_from_path(site) is None:
+        files.append(File.generated(config, site, content=text))
+
+
+def _target(site: str, link: str) -> str:
+    """The path in the repository that a link on a page of the site was written for."""
+    page = REPOSITORY.get(site, f"docs/{site}")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+
+
+def _index(path: str) -> str | None:
+    """The page of a folder: its README, or the list of decisions."""
+    return "decisions/index.md" if path == "docs/decisions" else ELSEWHERE.get(f"{path}/README.md")
+
+
+def _shown(path: str) -> str | None:
+    """Where the site shows a file that is no page of its own."""
+    is_shown = (ROOT / path).is_file() and not path.startswith(("docs/", "..")) and path not in ELSEWHERE
+    return f"source/{path}.md" if is_shown else None
+
+
+def _source(path: str) -> str:
+    kind = KINDS.get(Path(path).suffix, "text")
+    return f"# {path}\n\n````{kind}\n{(ROOT / path).read_text()}\n````\n"
+
+
+def _decisions() -> str:
+    found = [(path.name, path.read_text().splitlines()[0]) for path in sorted((ROOT / "docs/decisions").glob("0*.md"))]
+    lines = [f"- [{title.removeprefix('# ')}]({name})" for name, title in found]
+    return "# Decisions\n\nWhat was decided, and why; each page was written when it was.\n\n" + "\n".join(lines) + "\n"
+
+
+def _leaves(nav: Any) -> list[str]:
+    """The pages and patterns that nav names."""
+    if isinstance(nav, str):
+        return [nav]
+    return [leaf for entry in (nav.values() if isinstance(nav, dict) else nav) for leaf in _leaves(entry)]
+
+
+def _spelt(entry: Any, known: list[str], named: set[str]) -> Any:
+    """An entry of nav with its patterns spelt out."""
+    if isinstance(entry, dict):
+        return {title: _spelt(below, known, named) for title, below in entry.items()}
+    if isinstance(entry, str):
+        return entry
+    found: list[Any] = []
+    for below in entry:
+        if isinstance(below, str) and "*" in below:
+            found += [page for page in known if _matches(page, below) and page not in named]
+        else:
+            found.append(_spelt(below, known, named))
+    return found
+
+
+def _matches(page: str, pattern: str) -> bool:
+    return fnmatch(page, pattern) and page.count("/") == pattern.count("/")
