@@ -292,9 +292,10 @@ def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path):
         import polyarr_other
 
         plugins.register_plugin(polyarr_other)
-        run_source(files["check.py"])
+        found = run_source(files["check.py"])
+        assert [step.name for step in found["joined"].programs()[0].steps] == ["multiply+add+tanh"]
         known = "--polyarr-known-failures=known_failures.toml"
-        kit = "tanh or exp or sum or scatter or softmax or whole"
+        kit = "tanh or exp or sum or scatter or softmax or whole or joined"
         ran = pytest_in(folder, "test_mine.py", "--polyarr-backend=mine", known, "-k", kit)
         assert re.search(r"^\d+ passed", ran.splitlines()[-1]), ran
         assert [(r.backend, r.op) for r in diagnosis.overrides()] == [("mine", "exp")]
