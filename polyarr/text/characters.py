@@ -17,6 +17,7 @@ class CharTokenizer:
 
     unit = "characters"
     end = None  # a text of characters has none to end with
+    chat = None
 
     def __init__(self, characters: Iterable[str]) -> None:
         self.characters = "".join(sorted(characters))

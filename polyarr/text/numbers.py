@@ -14,6 +14,7 @@ class NumberTokenizer:
 
     unit = "tokens"
     end = None  # nobody said which token ends a text
+    chat = None
 
     def __init__(self, vocab_size: int) -> None:
         if type(vocab_size) is not int or not 1 <= vocab_size < 2**31:

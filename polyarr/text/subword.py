@@ -10,6 +10,7 @@ import numpy as np
 from polyarr.extras import extra
 from polyarr.schema import in_one_line
 from polyarr.text.characters import refuse_unknown
+from polyarr.text.chat import ChatTemplate
 
 END = "<|endoftext|>"
 # What ends a text in the vocabularies that are about, where nobody says.
@@ -26,14 +27,16 @@ class SubwordTokenizer:
     What makes encoding depend on chance or lose text is left out: dropout, truncation, padding. A text that spells
     a special token, such as <|endoftext|>, has that token.
 
-    end  how the token after the end of a text is written; None: the first of those usual ones that there is
+    end   how the token after the end of a text is written; None: the first of those usual ones that there is
+    chat  how its model is to be given conversations
 
     Errors:  ValueError if it describes none; RuntimeError without the library tokenizers
     """
 
     unit = "tokens"
 
-    def __init__(self, description: str, end: str | None = None) -> None:
+    def __init__(self, description: str, end: str | None = None, chat: ChatTemplate | None = None) -> None:
+        self.chat = chat
         self._library = extra("tokenizers")
         self._tokenizer = tokenizer = _made(self._library.Tokenizer.from_str, description)
         tokenizer.no_truncation()
@@ -117,7 +120,8 @@ class SubwordTokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         """What from_dict takes, and JSON can hold."""
-        return {"kind": "tokenizer.json", "json": self._json, "end": self._end}
+        chat = {"chat": self.chat.to_dict()} if self.chat else {}
+        return {"kind": "tokenizer.json", "json": self._json, "end": self._end, **chat}
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
@@ -125,10 +129,10 @@ class SubwordTokenizer:
 
         Errors:  ValueError for anything else
         """
-        text, end = saved.get("json"), saved.get("end")
-        if saved.keys() != {"kind", "json", "end"} or not isinstance(text, str) or not isinstance(end, str | None):
+        text, end, keys = saved.get("json"), saved.get("end"), saved.keys() - {"chat"}
+        if keys != {"kind", "json", "end"} or not isinstance(text, str) or not isinstance(end, str | None):
             raise ValueError("SubwordTokenizer: this is not a subword tokenizer's dict")
-        made = cls(text, end)
+        made = cls(text, end, ChatTemplate.from_dict(saved["chat"]) if "chat" in saved else None)
         if made._end != end:
             raise ValueError(f"SubwordTokenizer: {end!r}, which is to end a text, is not in the vocabulary")
         return made
@@ -191,7 +195,9 @@ def byte_tokenizer() -> SubwordTokenizer:
     return train_bpe((), BYTES + 1)
 
 
-def merged(vocabulary: str, merges: str, end: str | None = None) -> SubwordTokenizer:
+def merged(
+    vocabulary: str, merges: str, end: str | None = None, chat: ChatTemplate | None = None
+) -> SubwordTokenizer:
     """The tokenizer of GPT-2's two files, given as texts.
 
     Errors:  ValueError if one is damaged
@@ -209,7 +215,7 @@ def merged(vocabulary: str, merges: str, end: str | None = None) -> SubwordToken
         raise ValueError("vocab.json must be an object of tokens and their numbers")
     tokenizer = _byte_level(_made(extra("tokenizers").models.BPE, vocab=numbers, merges=pairs))
     tokenizer.add_special_tokens([name for name in {end or END} if name in numbers])
-    return SubwordTokenizer(tokenizer.to_str(), end)
+    return SubwordTokenizer(tokenizer.to_str(), end, chat)
 
 
 def _byte_level(model: Any) -> Any:

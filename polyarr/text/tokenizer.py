@@ -9,6 +9,7 @@ import numpy as np
 
 from polyarr.schema import in_one_line
 from polyarr.text.characters import CharTokenizer
+from polyarr.text.chat import ChatTemplate, written
 from polyarr.text.files import read_regular
 from polyarr.text.numbers import NumberTokenizer
 from polyarr.text.subword import SubwordTokenizer, merged
@@ -16,6 +17,7 @@ from polyarr.text.subword import SubwordTokenizer, merged
 MAX_TOKENIZER = 2**27  # bytes of a file
 _KINDS: dict[Any, type] = {"characters": CharTokenizer, "numbers": NumberTokenizer, "tokenizer.json": SubwordTokenizer}
 _FILE, _CONFIG, _VOCABULARY, _MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
+_CHAT = "chat_template.jinja"
 
 
 class Tokenizer(Protocol):
@@ -24,11 +26,13 @@ class Tokenizer(Protocol):
     vocab_size  how many numbers there are: tokens are below it
     unit        what tokens are called: "characters" or "tokens"
     end         the token after the end of a text, or None
+    chat        how its model is to be given conversations, or None
     """
 
     vocab_size: int
     unit: str
     end: int | None
+    chat: ChatTemplate | None
 
     def encode(self, text: str) -> np.ndarray:
         """(T,) int32; ValueError naming the characters that the vocabulary lacks."""
@@ -64,7 +68,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a file: a tokenizer.json, or what to_dict gives as JSON; or of a folder.
 
     In a folder it is tokenizer.json, or GPT-2's vocab.json and merges.txt, either of which may be given as well; its
-    tokenizer_config.json says which token ends a text.
+    tokenizer_config.json says which token ends a text, and with chat_template.jinja how conversations are written.
 
     Errors:  OSError if it cannot be read; ValueError if it is damaged or none; RuntimeError without the library
              tokenizers
@@ -75,15 +79,21 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path /= _FILE
     try:
         if path.is_dir() or path.name in (_VOCABULARY, _MERGES):
-            return merged(_text(folder / _VOCABULARY), _text(folder / _MERGES), _end(folder))
-        return _loaded(_text(path), _end(folder))
+            return merged(_text(folder / _VOCABULARY), _text(folder / _MERGES), *_settings(folder))
+        return _loaded(_text(path), *_settings(folder))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _loaded(text: str, end: str | None) -> Tokenizer:
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether texts are the same tokens to both; how conversations are written as texts does not matter."""
+    mine, theirs = one.to_dict(), other.to_dict()
+    return {**mine, "chat": None} == {**theirs, "chat": None}
+
+
+def _loaded(text: str, end: str | None, chat: ChatTemplate | None) -> Tokenizer:
     if '"kind"' not in text[:20]:
-        return SubwordTokenizer(text, end)
+        return SubwordTokenizer(text, end, chat)
     try:
         return tokenizer_from_dict(json.loads(text))
     except RecursionError as error:
@@ -94,14 +104,14 @@ def _text(path: Path) -> str:
     return read_regular(path, MAX_TOKENIZER).decode()
 
 
-def _end(folder: Path) -> str | None:
-    """The token that ends a text, as tokenizer_config.json has it."""
+def _settings(folder: Path) -> tuple[str | None, ChatTemplate | None]:
+    """The token that ends a text, and the chat template, as the files beside a tokenizer have them."""
     try:
         config = json.loads(_text(folder / _CONFIG))
     except FileNotFoundError:
-        return None
+        config = {}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{_CONFIG} beside it is damaged: {in_one_line(error)}") from error
-    found = config.get("eos_token") if isinstance(config, dict) else None
-    found = found.get("content") if isinstance(found, dict) else found
-    return found if isinstance(found, str) else None
+    config = config if isinstance(config, dict) else {}
+    chat = _text(folder / _CHAT) if (folder / _CHAT).is_file() else None
+    return written(config.get("eos_token")), ChatTemplate.of(chat, config)

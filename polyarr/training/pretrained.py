@@ -97,7 +97,9 @@ def export_model(
         save_pretrained(path, saved.model, format=format, dtype=dtype)
     if isinstance(saved.tokenizer, SubwordTokenizer):
         end = {"eos_token": name} if (name := saved.tokenizer.to_dict()["end"]) else {}
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **end}
+        chat = saved.tokenizer.chat
+        written = {**chat.tokens, "chat_template": chat.source} if chat else {}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **written, **end}
         write_whole(Path(path) / _TOKENIZER, saved.tokenizer.to_json().encode())
         write_whole(Path(path) / _ITS_SETTINGS, json.dumps(settings).encode())
     return saved

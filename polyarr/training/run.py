@@ -11,7 +11,7 @@ import numpy as np
 from polyarr import random
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
-from polyarr.text import Corpus, Tokenizer
+from polyarr.text import Corpus, Tokenizer, same_tokens
 from polyarr.training.checkpoint import Checkpoint
 from polyarr.training.data import shuffled_windows
 from polyarr.training.recipes import Recipe
@@ -79,7 +79,7 @@ def resumed_run(corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: s
     Errors:  ValueError if the text has characters that the checkpoint does not know, or the corpus another tokenizer
     """
     corpus = Corpus.of_text(corpus, saved.tokenizer) if isinstance(corpus, str) else corpus
-    if corpus.tokenizer.to_dict() != saved.tokenizer.to_dict():
+    if not same_tokens(corpus.tokenizer, saved.tokenizer):
         raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
     info = saved.info
     random.set_state(tuple(info["random_state"]))
