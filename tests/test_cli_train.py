@@ -181,8 +181,8 @@ WRONG = {
     ),
     "preset": (
         ("train", "--preset", "huge"),
-        2,
-        "'huge' is not one of 'demo', 'shakespeare-char', 'gpt2-124m'",
+        1,
+        "no preset called 'huge': it is neither a file that ends in .toml nor one of demo, gpt2-124m, shakespeare-char",
     ),
     "backend": (
         ("train", "--data", "a.txt", "--backend", "cuda"),
@@ -191,7 +191,7 @@ WRONG = {
     ),
     "device": (("train", "--data", "a.txt", "--backend", "opencl:99", "--out", "new"), 1, "opencl:99"),
     "steps": (("train", "--steps", "0"), 2, "'--steps'"),
-    "learning rate": (("train", *SHORT, "--lr", "-1"), 2, "'--lr'"),
+    "learning rate": (("train", *SHORT, "--lr", "-1"), 1, "polyarr: Recipe: lr is -1.0; it must be a number above 0"),
     "out is a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt"), 1, "polyarr: a.txt: "),
     "out below a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt/run"), 1, "polyarr: a.txt"),
     "out holds a run": (("train", *SHORT, "--data", "a.txt", "--out", "run"), 2, "run holds a run already"),

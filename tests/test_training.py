@@ -1,7 +1,6 @@
 """Recipes, batches, the loop and checkpoints."""
 
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import training
 from polyarr.text import Corpus, open_prepared, prepare, train_bpe
 from polyarr.training import (
     DivergenceError,
@@ -68,26 +66,7 @@ def one_step(run):
     return loop._one_step(run, step_of(run.recipe), run.windows(run.step))
 
 
-# ---- recipes and data ----------------------------------------------------------------------------------------
-
-
-def test_the_published_recipe_is_the_preset():
-    recipe = training.PRESETS["shakespeare-char"]
-    model = recipe.config(65)
-    assert (model.n_layers, model.n_heads, model.emb_dim, model.context_length) == (4, 4, 128, 64)
-    assert (model.drop_rate, recipe.batch_size, recipe.steps, recipe.clip) == (0.0, 12, 2000, 1.0)
-    assert (recipe.lr, recipe.min_lr, recipe.warmup, recipe.weight_decay) == (1e-3, 1e-4, 100, 0.1)
-    assert recipe.betas == (0.9, 0.99)
-    assert set(training.PRESETS) == {"demo", "shakespeare-char", "gpt2-124m"}
-
-
-def test_a_changed_recipe_stays_in_proportion():
-    recipe = training.PRESETS["shakespeare-char"].changed(steps=50, decay_steps=50, lr=2e-3, accumulation=None)
-    assert (recipe.steps, recipe.decay_steps, recipe.warmup, recipe.accumulation) == (50, 50, 5, 1)
-    assert recipe.min_lr == pytest.approx(2e-4)
-    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
-    with pytest.raises(ValueError, match="Recipe: steps is 0; it must be positive"):
-        recipe.changed(steps=0)
+# ---- data ----------------------------------------------------------------------------------------------------
 
 
 def test_evaluation_predicts_each_token_once():
@@ -199,12 +178,6 @@ def test_gradients_that_overflow_at_any_scale_stop_the_run():
     run.state["loss_scale"]["scale"] = pa.asarray(0.5)
     with pytest.raises(DivergenceError, match="gradients overflow float16 by step 0; try --dtype bfloat16"):
         loop._read([pa.asarray(1.0)], run)
-
-
-@pytest.mark.parametrize("wrong", [{"dtype": "float64"}, {"precision": "low"}])
-def test_a_recipe_knows_its_words(wrong):
-    with pytest.raises(ValueError, match=r"^Recipe: (dtype|precision) is '\w+'; it must be one of \w+, "):
-        RECIPE.changed(**wrong)
 
 
 def test_best_begins_anew_on_another_text(tmp_path):

@@ -1,6 +1,5 @@
 """`polyarr train`: a small GPT on a text, from the first batch to a saved model and a picture of its loss."""
 
-import math
 import os
 import tempfile
 from dataclasses import replace
@@ -25,6 +24,7 @@ from polyarr.text import (
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.checkpoint import newest
 from polyarr.training.files import RUN_FILES
+from polyarr.training.presets import named_recipe, parsed_settings, to_toml
 from polyarr.training.recipes import COMPUTED
 from polyarr.training.run import perplexity, speed
 
@@ -41,7 +41,16 @@ _positive = click.IntRange(min=1)
     f"[default: the source of {LIBRARY}]",
 )
 @click.option("--tokenizer", "tokens", metavar="FILE|char|byte", help="What the text is cut into.  [default: char]")
-@click.option("--preset", type=click.Choice(list(PRESETS)), help="What to train, and how.  [default: demo]")
+@click.option(
+    "--preset",
+    metavar="NAME|FILE.toml",
+    help=f"What to train, and how: {', '.join(PRESETS)}, or a file of your own.  [default: demo]",
+)
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True,
+    help="Another value for a setting of the preset, such as clip=0.5 or model.n_layers=6; may be repeated.",
+)
+@click.option("--show", is_flag=True, help="Print all settings as a file that --preset takes, and train nothing.")
 @click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
 @click.option("--steps", type=_positive, help="How many steps, if not as many as the preset has.")
 @click.option(
@@ -82,6 +91,8 @@ def command(
     data: Path | None,
     tokens: str | None,
     preset: str | None,
+    settings: tuple[str, ...],
+    show: bool,
     backend: str | None,
     steps: int | None,
     decay_steps: int | None,
@@ -97,17 +108,22 @@ def command(
     compiled: bool,
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
-    _check_options(preset, seed, out, lr, tokens, resume, overwrite)
+    _check_options(preset, seed, out, tokens, resume, overwrite, show)
+    named = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
+    named |= {"dtype": dtype, "precision": precision}
+    changes = parsed_settings(settings) | {name: value for name, value in named.items() if value is not None}
+    if not resume:
+        preset, recipe = _chosen_recipe(preset or "demo", changes)
+        if show:
+            click.echo(to_toml(recipe), nl=False)
+            return
     for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
         extra(module)
-    changes = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
-    changes |= {"dtype": dtype, "precision": precision}
     if resume:
         run = _resumed(data, backend, out, changes)
     else:
-        preset = preset or "demo"
         out = out or Path("runs") / preset
-        run = _new(data, tokens, backend, preset, 1337 if seed is None else seed, out, overwrite, changes)
+        run = _new(data, tokens, backend, preset, recipe, 1337 if seed is None else seed, out, overwrite)
     _check_writable(out)
     if profile is not None:
         _check_writable(profile.parent)
@@ -119,19 +135,28 @@ def _check_options(
     preset: str | None,
     seed: int | None,
     out: Path | None,
-    lr: float | None,
     tokens: str | None,
     resume: bool,
     overwrite: bool,
+    show: bool,
 ) -> None:
-    if resume and (overwrite or preset or tokens or seed is not None):
+    if resume and (overwrite or preset or tokens or seed is not None or show):
         raise click.UsageError(
-            "--resume goes on as the run began; leave out --overwrite, --preset, --tokenizer and --seed"
+            "--resume goes on as the run began; leave out --overwrite, --preset, --tokenizer, --seed and --show"
         )
     if resume and out is None:
         raise click.UsageError("--resume needs --out, the folder of the run")
-    if lr is not None and not 0 < lr < math.inf:
-        raise click.BadParameter(f"{lr} is not a positive number.", param_hint="'--lr'")
+
+
+def _chosen_recipe(preset: str, changes: dict) -> tuple[str, Recipe]:
+    """What a preset is called, and its recipe with changes."""
+    name, recipe = named_recipe(preset)
+    return name, recipe.changed(**_with_its_schedule(changes))
+
+
+def _with_its_schedule(changes: dict) -> dict:
+    """The changes of a run that begins: its schedule has as many steps as the run, unless they say otherwise."""
+    return {"decay_steps": changes["steps"], **changes} if "steps" in changes else changes
 
 
 def _new(
@@ -139,13 +164,11 @@ def _new(
     tokens: str | None,
     backend: str | None,
     preset: str,
+    recipe: Recipe,
     seed: int,
     out: Path,
     overwrite: bool,
-    changes: dict,
 ) -> Run:
-    changes["decay_steps"] = changes["decay_steps"] or changes["steps"]
-    recipe = PRESETS[preset].changed(**changes)
     if data is not None and is_prepared(data) and tokens:
         raise click.UsageError(f"{data} is prepared with a tokenizer; leave out --tokenizer")
     corpus = _corpus(data, recipe, None if tokens is None else chosen_tokenizer(tokens))
@@ -159,9 +182,9 @@ def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -
     choose_backend(backend)
     saved = load_checkpoint(out, newest(out))
     before, step = Recipe.from_dict(saved.info["recipe"]), saved.info["step"]
-    if not step:  # the run begins now, and its schedule with it
-        changes["decay_steps"] = changes["decay_steps"] or changes["steps"]
-    recipe = before.changed(**changes)
+    if "model" in changes:
+        raise click.UsageError("--resume goes on with the model that is there; leave out --set model...")
+    recipe = before.changed(**(changes if step else _with_its_schedule(changes)))
     if recipe.steps < step:
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)

@@ -3,7 +3,8 @@
 from polyarr.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from polyarr.training.data import check_length, evaluation_windows, shuffled_windows
 from polyarr.training.loop import DivergenceError, train
-from polyarr.training.recipes import PRESETS, Recipe
+from polyarr.training.presets import PRESETS
+from polyarr.training.recipes import Recipe
 from polyarr.training.run import Run, new_run, resumed_run
 from polyarr.training.steps import evaluate
 

@@ -77,7 +77,7 @@ def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
 def check(checkpoint: Checkpoint) -> dict[str, Any]:
     """The info that is saved as JSON, with lists for tuples.
 
-    Errors:  ValueError if it is not as the schema has it
+    Errors:  ValueError if it is not as the schema, or the recipe, has it
     """
     info = {key: value for key, value in checkpoint.info.items() if key not in TABLES}
     text = json.dumps({**info, "tokenizer": checkpoint.tokenizer.to_dict()})
@@ -171,8 +171,9 @@ def _metadata(file: Any) -> dict[str, str]:
 
 
 def _check_steps(info: dict[str, Any]) -> None:
-    if info["step"] > info["recipe"]["steps"]:
-        raise ValueError(f"step: {info['step']} is more than the {info['recipe']['steps']} steps of the recipe")
+    steps = Recipe.from_dict(info["recipe"]).steps
+    if info["step"] > steps:
+        raise ValueError(f"step: {info['step']} is more than the {steps} steps of the recipe")
 
 
 def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:

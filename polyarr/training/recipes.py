@@ -1,13 +1,12 @@
 """Recipes: everything that decides a training run but its text, seed and backend."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, Self
 
 from polyarr.core.precision import PRECISIONS
 from polyarr.models.decoder import Config
 from polyarr.models.families import config_of
-from polyarr.models.gpt import GPT_CONFIG_124M
 from polyarr.optim import AdamW, LossScale, warmup_cosine
 
 COMPUTED = ("float32", "bfloat16", "float16")
@@ -26,7 +25,7 @@ class Recipe:
     dtype         what the model computes in, one of COMPUTED; parameters and moments are float32
     precision     how exact products of float32 are, as set_matmul_precision has it
 
-    Errors:  ValueError for a number that is not positive, or for another dtype or precision
+    Errors:  ValueError for a value of another type or out of range, and as config_of
     """
 
     model: Mapping[str, Any]
@@ -48,23 +47,27 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.decay_steps is None:
             object.__setattr__(self, "decay_steps", self.steps)
-        for name in ("batch_size", "steps", "lr", "eval_every", "accumulation", "clip", "decay_steps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Recipe: {name} is {getattr(self, name)}; it must be positive")
-        for name, known in (("dtype", COMPUTED), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"Recipe: {name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
+        for name, allowed in _ALLOWED.items():
+            object.__setattr__(self, name, allowed.checked(name, getattr(self, name)))
+        config_of({"vocab_size": 1, **self.model})
 
     def changed(self, **values: Any) -> Self:
-        """The recipe with other values for those that are not None.
+        """The recipe with other values; of the model, with other values for some of its settings.
 
         The schedule belongs to the run: other steps do not change it, so that a run of 100 steps that goes on to 200 is
-        one of 200; other decay_steps do. Warming up takes a tenth of them at most.
+        one of 200; other decay_steps do. Unless they are named, too, min_lr changes with lr, and warming up takes a
+        tenth of other decay_steps at most.
+
+        Errors:  ValueError for names that there are not, and as Recipe
         """
-        new = replace(self, **{name: value for name, value in values.items() if value is not None})
-        if values.get("lr") is not None:
+        if isinstance(values.get("model"), Mapping):
+            values["model"] = {**self.model, **values["model"]}
+        new = self.from_dict({**self.to_dict(), **values})
+        if "lr" in values and "min_lr" not in values:
             new = replace(new, min_lr=self.min_lr * new.lr / self.lr)
-        return replace(new, warmup=min(new.warmup, new.decay_steps // 10))
+        if new.decay_steps != self.decay_steps and "warmup" not in values:
+            new = replace(new, warmup=min(new.warmup, new.decay_steps // 10))
+        return new
 
     def config(self, vocab_size: int) -> Config:
         """The model's configuration for a vocabulary.
@@ -91,45 +94,79 @@ class Recipe:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Self:
-        """The recipe that to_dict described.
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """The recipe that to_dict described, or a file has.
 
-        Errors:  TypeError for other keys
+        Errors:  ValueError for keys that are missing or unknown, and as Recipe
         """
-        return cls(**{**saved, "betas": tuple(saved["betas"])})
+        missing = [name for name, default in _DEFAULTS.items() if default is MISSING and name not in saved]
+        unknown = [repr(str(name)) for name in saved if name not in _DEFAULTS]
+        if missing or unknown:
+            wrong = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)}"
+            raise ValueError(f"Recipe: {wrong}; the keys are {', '.join(_DEFAULTS)}")
+        return cls(**saved)
 
 
-_SMALL = {
-    "context_length": 64,
-    "emb_dim": 128,
-    "n_heads": 4,
-    "n_layers": 4,
-    "drop_rate": 0.0,
-    "qkv_bias": True,
-    "tie_embeddings": False,
+# ---- what the fields may be ----------------------------------------------------------------------------------
+
+
+class _Allowed(NamedTuple):
+    """What a field may be: in words, how to tell, and as what it is kept."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    kept: Callable[[Any], Any] = lambda value: value
+
+    def checked(self, name: str, value: Any) -> Any:
+        """As what a field of this name is kept; ValueError for what it may not be."""
+        if value is None and _DEFAULTS[name] is None:
+            return None
+        if not self.fits(value):
+            raise ValueError(f"Recipe: {name} is {value!r}; it must be {self.words}")
+        return self.kept(value)
+
+
+def _integer(least: int, most: int) -> _Allowed:
+    return _Allowed(f"an integer from {least} to {most:,}", lambda v: _is(int, v) and least <= v <= most)
+
+
+def _number(most: float = 1e30) -> _Allowed:
+    return _Allowed(f"a number from 0 to {most:g}", lambda v: _is((int, float), v) and 0 <= v <= most, float)
+
+
+def _positive(most: float = 1e30) -> _Allowed:
+    return _Allowed(f"a number above 0, at most {most:g}", lambda v: _is((int, float), v) and 0 < v <= most, float)
+
+
+def _word(*words: str) -> _Allowed:
+    return _Allowed(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
+
+
+def _are_betas(value: Any) -> bool:
+    are_two = isinstance(value, (list, tuple)) and len(value) == 2
+    return are_two and all(_is((int, float), v) and 0 <= v < 1 for v in value)
+
+
+def _is(kind: Any, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+_COUNT, _STEPS = _integer(1, 10**9), _integer(1, 10**12)
+_ALLOWED = {
+    "model": _Allowed("a table of settings", lambda v: isinstance(v, Mapping)),
+    "batch_size": _COUNT,
+    "steps": _STEPS,
+    "lr": _positive(),
+    "min_lr": _number(),
+    "warmup": _integer(0, 10**12),
+    "eval_every": _STEPS,
+    "betas": _Allowed("two numbers from 0 to below 1", _are_betas, lambda v: tuple(map(float, v))),
+    "weight_decay": _number(),
+    "clip": _positive(),
+    "accumulation": _COUNT,
+    "eval_windows": _COUNT,
+    "decay_steps": _STEPS,
+    "dtype": _word(*COMPUTED),
+    "precision": _word(*PRECISIONS),
 }
-_LARGE = {name: value for name, value in GPT_CONFIG_124M.items() if name != "vocab_size"}
-
-PRESETS = {
-    # About two minutes on two CPU cores.
-    "demo": Recipe(
-        _SMALL, batch_size=12, steps=3600, lr=2e-3, min_lr=2e-4, warmup=100, eval_every=600, eval_windows=256
-    ),
-    # The sizes and schedule that nanoGPT publishes for a CPU, with a validation loss of 1.88; its embeddings are tied.
-    "shakespeare-char": Recipe(
-        _SMALL, batch_size=12, steps=2000, lr=1e-3, min_lr=1e-4, warmup=100, eval_every=250
-    ),
-    # For a GPU: the size of GPT-2 small; its vocabulary is that of --tokenizer.
-    "gpt2-124m": Recipe(
-        _LARGE,
-        batch_size=4,
-        accumulation=8,
-        steps=5000,
-        lr=6e-4,
-        min_lr=6e-5,
-        warmup=200,
-        betas=(0.9, 0.95),
-        eval_every=250,
-        eval_windows=64,
-    ),
-}
+_DEFAULTS = {f.name: f.default for f in fields(Recipe)}

@@ -1,0 +1,83 @@
+"""Recipes in TOML files: those that come with polyarr, by name, and anyone's own."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from polyarr.schema import in_one_line
+from polyarr.training.recipes import Recipe
+
+SUFFIX = ".toml"
+_BARE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")  # a word that needs no quotes on a command line
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a TOML file: a Recipe's fields, of which `model` is a table.
+
+    Errors:  OSError if it cannot be read; ValueError, in one line, if it is no TOML or no recipe
+    """
+    text = path.read_bytes()
+    try:
+        return Recipe.from_dict(tomllib.loads(text.decode()))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {in_one_line(error)}") from error
+
+
+def named_recipe(name: str) -> tuple[str, Recipe]:
+    """The recipe that has a name here or is in a file, and what it is called.
+
+    Errors:  ValueError for a name that there is not; as read_recipe for a file
+    """
+    if name.endswith(SUFFIX):
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)[:100], read_recipe(Path(name))
+    if name not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise ValueError(f"no preset called {name!r}: it is neither a file that ends in {SUFFIX} nor one of {known}")
+    return name, PRESETS[name]
+
+
+def parsed_settings(given: Iterable[str]) -> dict[str, Any]:
+    """What `key=value` texts set, as Recipe.changed takes it: `model.n_layers=6` belongs to the model.
+
+    A value is what TOML has for one, a word without quotes, or none.
+
+    Errors:  ValueError for a text of another form
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not re.fullmatch(r"(model\.)?\w+", key):
+            raise ValueError(f"{text!r} sets nothing; it must be KEY=VALUE, such as lr=1e-3 or model.n_layers=6")
+        parent, _, name = key.rpartition(".")
+        (found.setdefault(parent, {}) if parent else found)[name] = _parsed(text, value)
+    return found
+
+
+def _parsed(text: str, value: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):
+        found = {"value": None if value == "none" else value} if _BARE.fullmatch(value) else {}
+    if found.keys() != {"value"}:  # or there was more than one line
+        raise ValueError(f"{text!r}: its value is none that TOML has, such as 6, 1e-3, true, [0.9, 0.95] or a word")
+    return found["value"]
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The text of a file from which read_recipe makes the same recipe."""
+    settings = recipe.to_dict()
+    if recipe.decay_steps == recipe.steps:
+        del settings["decay_steps"]  # so that it stays so when the steps are changed
+    model = settings.pop("model")
+    return "\n".join([*_lines(settings), "", "[model]", *_lines(model), ""])
+
+
+def _lines(table: dict[str, Any]) -> list[str]:
+    """A line for each value: TOML writes numbers, words and lists as JSON does, and has no None."""
+    return [f"{name} = {json.dumps(value)}" for name, value in table.items() if value is not None]
+
+
+PRESETS = {path.stem: read_recipe(path) for path in sorted(Path(__file__).parent.glob(f"*{SUFFIX}"))}
