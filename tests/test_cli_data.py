@@ -1,10 +1,6 @@
 """`polyarr tokenizer` and `polyarr prepare`, the page about them, and one clear line for all that is wrong."""
 
 import json
-import os
-import re
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +8,7 @@ import pytest
 
 from polyarr.cli import main
 from polyarr.text import CharTokenizer, byte_tokenizer, open_prepared, train_bpe
+from tests.pages import follow
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "data.md"
@@ -36,42 +33,8 @@ def run(capsys, *args):
     return ended.value.code, *capsys.readouterr()
 
 
-# All in one process, for importing takes longer than most of them, and with a tiny preset.
-RUN_ALL = """
-import dataclasses, json, sys
-from polyarr.cli import main, train
-
-sizes = dict(context_length=8, emb_dim=8, n_heads=2, n_layers=1, drop_rate=0.0, qkv_bias=False)
-train.PRESETS["demo"] = dataclasses.replace(train.PRESETS["demo"], model=sizes, eval_windows=2)
-commands, code = json.load(sys.stdin)
-for command in commands:
-    try:
-        main(command)
-    except SystemExit as ended:
-        if ended.code:
-            raise
-    print(end="\\0")
-exec(code)
-"""
-
-
 def test_the_commands_of_the_page_run_in_their_order(folder):
-    blocks = re.findall(r"```(python)?\n(.*?)```", PAGE.read_text(), re.S)
-    lines = [line for language, block in blocks if not language for line in block.splitlines()]
-    assert len(lines) == 8 and all(line.startswith("polyarr ") for line in lines)
-    (code,) = [block for language, block in blocks if language]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
-    found = subprocess.run(
-        [sys.executable, "-c", RUN_ALL],
-        input=json.dumps([[shlex.split(line)[1:] for line in lines], code]),
-        cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "POLYARR_BACKEND": "numpy"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert found.returncode == 0, found.stderr
-    learned, shown, _, prepared, trained, written, _, resumed, python = found.stdout.split("\0")
+    learned, shown, _, prepared, trained, written, _, resumed, python = follow(PAGE, folder)
     size = int(shown.split()[0])
     assert learned.startswith(f"{size} tokens (no further pairs occur twice, so not 512), saved in bpe.json; ")
     assert "of 2 texts are " in prepared and f"tokens of {size} different ones" in prepared

@@ -1,0 +1,75 @@
+"""A page of the documentation, followed as it stands: its commands and its Python, one after the other.
+
+Blocks called `sh` hold commands of polyarr's, one a line, and blocks called `python` are one program. Both run in one
+process, for importing takes longer than most of them, in a folder of their own. Blocks of other names are for reading.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.installing import ROOT
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+
+# With presets of tiny models: what a page says of time and loss is not what a test can wait for.
+RUN_ALL = """
+import dataclasses, json, sys
+import click
+from polyarr.cli import main
+from polyarr.training import PRESETS
+
+sizes = dict(context_length=8, emb_dim=8, n_heads=2, n_layers=1, drop_rate=0.0, qkv_bias=False)
+small = dict(model=sizes, batch_size=2, accumulation=1, steps=4, decay_steps=4, warmup=0, eval_every=2, eval_windows=2)
+for name in PRESETS:
+    PRESETS[name] = dataclasses.replace(PRESETS[name], **small)
+names, (parts, unused) = {"__name__": "__main__"}, json.load(sys.stdin)
+for kind, part in parts:
+    if kind == "python":
+        exec(compile(part, "page.py", "exec"), names)
+    elif part[0] in unused:  # only that it would be taken
+        main.get_command(click.Context(main), part[0]).make_context(part[0], part[1:])
+    else:
+        try:
+            main(part)
+        except SystemExit as ended:
+            if ended.code:
+                raise
+    print(end="\\0", flush=True)
+"""
+
+
+def parts_of(page: Path) -> list[tuple[str, str | list[str]]]:
+    """("sh", a command's words) and ("python", a block) of a page, in their order."""
+    found: list[tuple[str, str | list[str]]] = []
+    for kind, block in BLOCK.findall(page.read_text()):
+        if kind == "sh":
+            lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+            assert all(words[0] == "polyarr" for words in lines), f"{page.name}: {block}"
+            found += [(kind, words[1:]) for words in lines]
+        elif kind == "python":
+            found.append((kind, block))
+    return found
+
+
+def follow(page: Path, folder: Path, unused: tuple[str, ...] = (), **settings: str) -> list[str]:
+    """What each part of a page prints, run in a folder; commands that are `unused` are looked at only.
+
+    settings are environment variables; those of polyarr's that are set outside do not count.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        input=json.dumps([parts_of(page), unused]),
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "POLYARR_BACKEND": "numpy", **settings},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{page.name}: {done.stdout[-2000:]}\n{done.stderr}"
+    return done.stdout.split("\0")[:-1]
