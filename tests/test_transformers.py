@@ -4,11 +4,13 @@ Runs where transformers and torch are installed: `make test-transformers`.
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr import nn
 from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
 from polyarr.text import byte_tokenizer
 from polyarr.training.pretrained import export_model, import_model
@@ -140,6 +142,50 @@ def test_what_is_exported_loads_in_transformers(model, tmp_path):
     assert not any(told.values())
     with torch.no_grad():
         np.testing.assert_allclose(theirs.eval()(torch.tensor(tokens)).logits.numpy(), logits, rtol=0, atol=1e-4)
+
+
+_PARTS = {"c_attn": "qkv", "c_proj": "out", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+
+
+@pytest.mark.parametrize(
+    ("name", "match", "theirs_match"),
+    [("gpt2", "att.*", ["c_attn", "attn.c_proj"]), ("smollm2", "ff.*", ["gate_proj", "up_proj", "down_proj"])],
+)
+def test_adapters_are_pefts(name, match, theirs_match, backend, tmp_path):
+    peft = pytest.importorskip("peft")
+    theirs = theirs_of(CONFIGS[name]())
+    theirs.save_pretrained(tmp_path)
+    settings = {"target_modules": theirs_match, "fan_in_fan_out": name == "gpt2"}
+    adapted = peft.get_peft_model(theirs, peft.LoraConfig(r=4, lora_alpha=6, **settings))
+    with torch.no_grad():
+        for part, p in adapted.named_parameters():
+            if "lora_B" in part:
+                p.copy_(0.2 * torch.randn_like(p))
+    pairs = {}  # our name of each of their arrays
+    for theirs_name, p in adapted.named_parameters():
+        if "lora_" in theirs_name:
+            number, part, half = re.search(r"\.(\d+)\..*\.(\w+)\.lora_([AB])\.", theirs_name).groups()
+            pairs[f"blocks.{number}.{match[:-2]}.{_PARTS[part]}.{half.lower()}"] = p
+    ours = nn.lora(load_pretrained(tmp_path), 4, match, alpha=6)
+    assert set(ours.named_parameters(only_trainable=True)) == pairs.keys()
+    held = {name: pairs[name].detach().numpy() if name in pairs else p for name, p in ours.named_parameters().items()}
+    ours.load_parameters(held)
+
+    tokens = tokens_of(theirs.config, 2, 40)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    logits = adapted(torch.tensor(inputs)).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten()).backward()
+    logits = logits.detach().numpy()
+    np.testing.assert_allclose(ours(pa.asarray(inputs)).numpy(), logits, rtol=0, atol=1e-4)
+    grads = pa.grad(lambda m: m.loss(pa.asarray(inputs), pa.asarray(targets)))(ours)
+    for name, g in grads.named_parameters().items():
+        largest = float(pairs[name].grad.abs().max())
+        np.testing.assert_allclose(g.numpy(), pairs[name].grad, rtol=1e-3, atol=1e-4 * largest, err_msg=name)
+        assert largest > 1e-3
+    save_pretrained(tmp_path / "merged", nn.merge_lora(ours))
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(found(torch.tensor(inputs)).logits.numpy(), logits, rtol=0, atol=1e-4)
 
 
 def test_a_tokenizer_goes_in_and_out_with_its_model(tmp_path):
