@@ -254,8 +254,8 @@ class constant:  # noqa: N801  reads as a function, compares and prints as a val
 
 
 @dataclass(frozen=True)
-class warmup_cosine:  # noqa: N801
-    """From 0 up to lr in a line of `warmup` steps, then down to min_lr in half a cosine, which ends at `steps`."""
+class _Warmup:
+    """From 0 up to lr in a line of `warmup` steps, then down to min_lr, where it stays from `steps` on."""
 
     lr: float
     warmup: int
@@ -266,7 +266,25 @@ class warmup_cosine:  # noqa: N801
         if step < self.warmup:
             return self.lr * (step + 1) / (self.warmup + 1)
         progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        return self.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (self.lr - self.min_lr)
+        return self.min_lr + self._left(progress) * (self.lr - self.min_lr)
+
+    def _left(self, progress: float) -> float:
+        """What is left of the way down, from 1 to 0."""
+        raise TypeError(f"{type(self).__name__} is no schedule; take warmup_cosine or warmup_linear")
+
+
+class warmup_cosine(_Warmup):  # noqa: N801
+    """From 0 up to lr in a line of `warmup` steps, then down to min_lr in half a cosine, which ends at `steps`."""
+
+    def _left(self, progress: float) -> float:
+        return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class warmup_linear(_Warmup):  # noqa: N801
+    """From 0 up to lr in a line of `warmup` steps, then down to min_lr in another one, which ends at `steps`."""
+
+    def _left(self, progress: float) -> float:
+        return 1 - progress
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------

@@ -141,6 +141,12 @@ def test_warmup_cosine_goes_up_then_down_to_the_floor():
     assert optim.warmup_cosine(1.0, 0, 0)(0) == 1.0 and optim.constant(0.3)(7) == 0.3
 
 
+def test_warmup_linear_goes_up_then_down_in_lines():
+    lr = optim.warmup_linear(1.0, 3, 7, min_lr=0.2)
+    assert [lr(i) for i in range(9)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert optim.warmup_linear(1.0, 3, 7) != optim.warmup_cosine(1.0, 3, 7)
+
+
 def test_the_schedule_decides_the_step():
     params, grads = {"a": pa.zeros((1,))}, {"a": pa.ones((1,))}
     optimizer = optim.SGD(lr=lambda step: 10.0**step)

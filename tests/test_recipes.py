@@ -12,7 +12,7 @@ from polyarr.cli import main
 from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig
 from polyarr.training import PRESETS, Recipe, load_checkpoint
 from polyarr.training.presets import named_recipe, parsed_settings, read_recipe, to_toml
-from polyarr.training.recipes import COMPUTED
+from polyarr.training.recipes import COMPUTED, SCHEDULES
 
 DEMO = PRESETS["demo"]
 LLAMA = {
@@ -73,6 +73,8 @@ recipes = st.builds(
     eval_windows=st.none() | st.integers(1, 10**9),
     decay_steps=st.none() | st.integers(1, 10**12),
     dtype=st.sampled_from(COMPUTED),
+    schedule=st.sampled_from([*SCHEDULES]),
+    recompute=st.booleans(),
 )
 
 
@@ -125,6 +127,15 @@ def test_a_number_is_kept_as_its_kind():
 
 
 @pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [("cosine", [0.5, 1.0, 0.6, 0.2]), ("linear", [0.5, 1.0, 0.6, 0.2]), ("constant", [0.5, 1.0, 1.0, 1.0])],
+)
+def test_a_schedule_has_a_name(schedule, rates):
+    recipe = DEMO.changed(schedule=schedule, lr=1.0, min_lr=0.2, warmup=1, decay_steps=5)
+    assert [recipe.optimizer().learning_rate(step) for step in (0, 1, 3, 9)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
     ("texts", "found"),
     [
         (["lr=1e-3", "steps = 7"], {"lr": 1e-3, "steps": 7}),
@@ -168,6 +179,8 @@ WRONG = {
     "betas": ("betas=[0.9, 1]", "Recipe: betas is [0.9, 1]; it must be two numbers from 0 to below 1"),
     "dtype": ("dtype=float64", "Recipe: dtype is 'float64'; it must be one of float32, bfloat16, float16"),
     "precision": ("precision=3", "Recipe: precision is 3; it must be one of highest, high, medium"),
+    "schedule": ("schedule=cos", "Recipe: schedule is 'cos'; it must be one of cosine, linear, constant"),
+    "flag": ("recompute=1", "Recipe: recompute is 1; it must be true or false"),
     "date": ("lr=1979-05-27", "Recipe: lr is datetime.date(1979, 5, 27); it must be"),
 }
 

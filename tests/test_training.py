@@ -109,6 +109,27 @@ def test_a_compiled_run_is_the_same_to_the_last_bit(tmp_path, backend):
     assert runs[0].history[-1]["val"] == runs[1].history[-1]["val"]
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_run_that_recomputes_is_the_same_to_the_last_bit(tmp_path, backend, monkeypatch, family):
+    """Dropout included; each block is called again for the gradient."""
+    recipe = RECIPE.changed(steps=2, accumulation=2)
+    if family == "llama":
+        sizes = {"n_kv_heads": 1, "hidden_dim": 16, "head_size": 8, "tie_embeddings": True}
+        shared = {name: recipe.model[name] for name in ("context_length", "emb_dim", "n_heads", "n_layers")}
+        recipe = dataclasses.replace(recipe, model={"family": family, **shared, **sizes})
+    kept = new_run(TEXT, recipe, seed=1)
+    block, calls = type(kept.model.blocks[0]), []
+    called = block.__call__
+    monkeypatch.setattr(block, "__call__", lambda *args: calls.append(1) or called(*args))
+    train(kept, tmp_path, quiet, compiled=False)
+    plain = len(calls)
+    for compiled in (False, True):
+        calls.clear()
+        run = train(new_run(TEXT, recipe.changed(recompute=True), seed=1), tmp_path, quiet, compiled=compiled)
+        assert same(run.model, kept.model) and run.curve == kept.curve
+        assert compiled or len(calls) == plain + 4
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
     recipe = RECIPE.changed(dtype=dtype, precision="high")

@@ -202,7 +202,7 @@ def _say_what_differs(before: Recipe, text: str, run: Run) -> None:
         click.echo(f"the text is not the one of the first {run.step:,} steps: best begins anew, on this one")
     if replace(before, steps=recipe.steps) != recipe:
         click.echo(f"the recipe changes after step {run.step:,}: not the same as {recipe.steps:,} steps with it")
-    if recipe.steps > max(run.step, recipe.decay_steps):
+    if recipe.schedule != "constant" and recipe.steps > max(run.step, recipe.decay_steps):
         click.echo(
             f"the learning rate stays at {recipe.min_lr:g} from step {recipe.decay_steps:,} on, where this run's "
             f"schedule ends: not the same as a new run of {recipe.steps:,} steps"

@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from polyarr import ops
+from polyarr.autograd import checkpoint
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS
@@ -77,6 +78,7 @@ class LanguageModel(Module):
     tok_emb: Embedding
     blocks: list[Any]
     out_head: Linear | None
+    recompute = False  # True: what is inside of a block is not kept for the gradient but computed again
 
     def __call__(
         self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
@@ -105,6 +107,12 @@ class LanguageModel(Module):
     ) -> Array:
         """(B, T) integers -> (B, T, C), what the head sees."""
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
+
+    def through_blocks(self, x: Array, seen: Array | None, caches: list | None, *args: Any) -> Array:
+        """(B, T, C) -> the same, after all blocks, which are called with (x, seen, their own cache, *args)."""
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            x = (checkpoint(block.__call__) if self.recompute else block)(x, seen, cache, *args)  # (B, T, C)
+        return x
 
     def with_context(self, length: int) -> Self:
         """The same model for texts of at most so many tokens.

@@ -90,6 +90,4 @@ class GPTModel(LanguageModel):
         positions = ops.slice(self.pos_emb.weight, first, steps=(1, 1), shape=size)  # (T, C)
         x = self.drop_emb(self.tok_emb(tokens) + positions)  # (B, T, C)
         seen = None if position is None else caches[0].seen(tokens.shape[1], position)  # (T, S)
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, seen, cache, position)  # (B, T, C)
-        return self.final_norm(x)  # (B, T, C)
+        return self.final_norm(self.through_blocks(x, seen, caches, position))  # (B, T, C)

@@ -170,6 +170,4 @@ class LlamaModel(LanguageModel):
         x = self.tok_emb(tokens)  # (B, T, C)
         turned = turns(x, config.head_size, count, start, config.rope_theta, config.rope_scaling)  # (T, D / 2)
         seen = None if position is None else caches[0].seen(count, position)  # (T, S)
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, seen, cache, position, turned)  # (B, T, C)
-        return self.final_norm(x)  # (B, T, C)
+        return self.final_norm(self.through_blocks(x, seen, caches, position, turned))  # (B, T, C)

@@ -7,9 +7,15 @@ from typing import Any, NamedTuple, Self
 from polyarr.core.precision import PRECISIONS
 from polyarr.models.decoder import Config
 from polyarr.models.families import config_of
-from polyarr.optim import AdamW, LossScale, warmup_cosine
+from polyarr.optim import AdamW, LossScale, Schedule, warmup_cosine, warmup_linear
 
 COMPUTED = ("float32", "bfloat16", "float16")
+# How the learning rate goes on when it has come up: of a recipe, by name.
+SCHEDULES: dict[str, Callable[["Recipe"], Schedule]] = {
+    "cosine": lambda r: warmup_cosine(r.lr, r.warmup, r.decay_steps, r.min_lr),
+    "linear": lambda r: warmup_linear(r.lr, r.warmup, r.decay_steps, r.min_lr),
+    "constant": lambda r: warmup_linear(r.lr, r.warmup, r.decay_steps, r.lr),
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,9 @@ class Recipe:
     eval_every    steps between two evaluations, each of which saves a checkpoint
     eval_windows  how many windows of validation text an evaluation takes; None: all of it
     decay_steps   over how many steps the learning rate falls to min_lr, where it then stays; None: steps
+    schedule      how the learning rate falls from lr to min_lr, one of SCHEDULES; a constant one does not
+    recompute     whether what is inside of a block is not kept for the gradient but computed again: less memory, the
+                  same numbers, more time
     dtype         what the model computes in, one of COMPUTED; parameters and moments are float32
     precision     how exact products of float32 are, as set_matmul_precision has it
 
@@ -41,6 +50,8 @@ class Recipe:
     accumulation: int = 1
     eval_windows: int | None = None
     decay_steps: int | None = None
+    schedule: str = "cosine"
+    recompute: bool = False
     dtype: str = COMPUTED[0]
     precision: str = PRECISIONS[0]
 
@@ -82,8 +93,8 @@ class Recipe:
         return found
 
     def optimizer(self) -> AdamW:
-        """AdamW with warm-up, cosine decay and clipping; with a loss scale for float16."""
-        schedule = warmup_cosine(self.lr, self.warmup, self.decay_steps, self.min_lr)
+        """AdamW with warm-up, decay and clipping; with a loss scale for float16."""
+        schedule = SCHEDULES[self.schedule](self)
         scale = LossScale() if self.dtype == "float16" else None
         return AdamW(
             lr=schedule, betas=self.betas, weight_decay=self.weight_decay, clip=self.clip, loss_scale=scale
@@ -166,6 +177,8 @@ _ALLOWED = {
     "accumulation": _COUNT,
     "eval_windows": _COUNT,
     "decay_steps": _STEPS,
+    "schedule": _word(*SCHEDULES),
+    "recompute": _Allowed("true or false", lambda v: isinstance(v, bool)),
     "dtype": _word(*COMPUTED),
     "precision": _word(*PRECISIONS),
 }

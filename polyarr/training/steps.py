@@ -26,7 +26,9 @@ def step_of(recipe: Recipe) -> Step:
         scale = loss_scale(state) if optimizer.loss_scale else None
 
         def computed(model: LanguageModel, windows: Array) -> Array:
-            loss = loss_of(model.astype(recipe.dtype), windows)
+            model = model.astype(recipe.dtype)  # another Module, which may be switched
+            model.recompute = recipe.recompute
+            loss = loss_of(model, windows)
             return loss if scale is None else loss * scale
 
         with use_matmul_precision(recipe.precision):
