@@ -24,7 +24,7 @@ except ImportError:  # on Windows, where nobody keeps two trainings out of one f
     fcntl = None  # type: ignore[assignment]
 
 _TREE = "polyarr.tree"  # the key in the file's metadata of the tree as JSON, arrays by their names
-_CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
+CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
     f"{kind.upper()}{bits}": np.dtype(f"{'u' * (kind == 'u')}int{bits}") for kind in "iu" for bits in (8, 16, 32, 64)
 }
 
@@ -142,9 +142,9 @@ def _checked(name: str, a: Any) -> np.ndarray:
 
 
 def _host(path: Path, name: str, part: dict[str, Any]) -> np.ndarray:
-    if part["dtype"] not in _CODES:
+    if part["dtype"] not in CODES:
         raise DtypeError(f"load: {path}: {name} is of {part['dtype']}; polyarr has {', '.join(d.name for d in DTYPES)}")
-    return np.frombuffer(part["data"], _CODES[part["dtype"]]).reshape(part["shape"])
+    return np.frombuffer(part["data"], CODES[part["dtype"]]).reshape(part["shape"])
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

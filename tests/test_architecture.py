@@ -48,6 +48,7 @@ LAYERS = {
     "polyarr.text": 5,
     "polyarr.models": 6,
     "polyarr.training": 6,
+    "polyarr.contents": 6,
     "polyarr.cli": 7,
     "polyarr.__main__": 7,
     "polyarr.testing": 7,

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from polyarr.cli.output import complain, flushed, standard_streams
+from polyarr.cli.output import complain, flushed, shown, standard_streams
 from polyarr.core.errors import DtypeError, GradientError
 
 # name -> where its click command is, and what `polyarr --help` says of it without importing it.
@@ -21,6 +21,7 @@ COMMANDS = {
     "tokenizer": ("polyarr.cli.tokenizer:command", "Learn a tokenizer from texts, or show one."),
     "import": ("polyarr.cli.importing:command", "Take a model from Hugging Face's files, or the tutorial's."),
     "export": ("polyarr.cli.exporting:command", "Write a model for other programs."),
+    "inspect": ("polyarr.cli.inspecting:command", "Show what is in a model's files, tensor by tensor."),
     "backends": ("polyarr.cli.backends:command", "List the backends, and what each can do."),
     "devices": ("polyarr.cli.devices:command", "List the devices that the backends can use."),
     "doctor": ("polyarr.cli.doctor:command", "Find out what is wrong, and how to mend it."),
@@ -92,7 +93,7 @@ class LazyGroup(click.Group):
             return INTERRUPTED
         if self.is_debugging:
             complain("".join(traceback.format_exception(error)).rstrip())
-        complain(message_of(error))
+        complain(shown(message_of(error)))  # which may name what a file holds
         return error.exit_code if isinstance(error, click.ClickException) else 1
 
 

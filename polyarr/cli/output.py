@@ -21,6 +21,11 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
+def shown(text: str) -> str:
+    """A text out of a file, for a terminal: what is not to be seen, such as an escape, as Python writes it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 @contextlib.contextmanager
 def no_plugin_warnings() -> Iterator[None]:
     """For commands that show every failure themselves."""

@@ -159,6 +159,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return info, arrays
 
 
+def read_info(path: Path) -> dict[str, Any]:
+    """What a checkpoint's file says of its run, tokenizer included, without its arrays or a look at the checksum.
+
+    Errors:  OSError if it cannot be read; ValueError if it is damaged, or no checkpoint
+    """
+    with extra("safetensors").safe_open(path, framework="numpy") as file:
+        return parsed_json(_metadata(file)["info"], SCHEMA)
+
+
 def _metadata(file: Any) -> dict[str, str]:
     found = file.metadata() or {}
     if "optimizer_step" in found:

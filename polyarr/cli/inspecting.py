@@ -1,0 +1,85 @@
+"""`polyarr inspect`: what is in a run, a model's folder or a file, tensor by tensor."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polyarr.cli.output import print_json, print_table, shown
+from polyarr.contents import Contents, Statistics, Tensor, contents_of, save_histograms
+from polyarr.extras import extra
+
+HEADERS = ("tensor", "shape", "dtype", "bytes", "min", "max", "mean", "std", "nan", "inf")
+_LONGEST = 200  # characters of a setting
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw histograms of all tensors as PNG.")
+@click.option("--statistics/--no-statistics", default=True, help="Read the tensors' numbers.  [default: statistics]")
+def command(path: Path, as_json: bool, plot: Path | None, statistics: bool) -> None:
+    """Show what is in a model's files: every tensor, the configuration, the progress, the vocabulary.
+
+    PATH is a run or a checkpoint, a Hugging Face folder, prepared tokens, a tokenizer, or a safetensors, npz or npy
+    file. Files may be larger than the memory, and nothing is ever unpickled.
+    """
+    if plot and not statistics:
+        raise click.UsageError("--plot draws what --statistics reads; leave out --no-statistics")
+    with extra("tqdm").tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=None, leave=False) as bar:
+        found = contents_of(path, statistics=statistics, progress=bar.update)
+    drawn = save_histograms(plot, found) if plot else 0
+    if as_json:
+        print_json(found.to_dict())
+        return
+    for line in _lines(found):
+        click.echo(shown(line))
+    if found.tensors:
+        click.echo()
+        print_table(HEADERS, [_row(tensor) for tensor in found.tensors])
+    if plot:
+        click.echo(f"\n{drawn} histograms drawn in {shown(str(plot))}")
+
+
+def _lines(found: Contents) -> Iterator[str]:
+    yield f"{found.path}: {found.kind} ({', '.join(found.files)})"
+    if found.tensors:
+        totals = found.totals
+        of_model = f", {totals['parameters']:,} of them parameters" if totals["parameters"] < totals["size"] else ""
+        yield f"{totals['tensors']:,} tensors, {totals['size']:,} numbers{of_model}, {totals['bytes']:,} bytes"
+        if totals["nan"] or totals["inf"]:
+            yield f"not finite: {totals['nan']:,} nan, {totals['inf']:,} infinite"
+    if found.progress:
+        yield "progress: " + ", ".join(f"{name} {_number(value)}" for name, value in found.progress.items())
+    for name, value in _flat(found.settings):
+        yield f"  {name}: {value}"[:_LONGEST]
+    if words := found.vocabulary:
+        tokens = [f"{word['number']} {word['token']!r}" for word in words["tokens"]]
+        half = len(tokens) // 2
+        if words["size"] > len(tokens):
+            tokens[half:half] = ["..."]
+        yield f"vocabulary: {words['size']:,} {words['unit']}: " + "  ".join(tokens)
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their paths, without what is long."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and len(before) < _LONGEST:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _row(tensor: Tensor) -> tuple[str, ...]:
+    shape = " x ".join(map(str, tensor.shape)) or "scalar"
+    return shown(tensor.name), shape, shown(tensor.dtype), f"{tensor.nbytes:,}", *_cells(tensor.statistics)
+
+
+def _cells(statistics: Statistics | None) -> tuple[str, ...]:
+    return ("-",) * 6 if statistics is None else tuple(map(_number, statistics))
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

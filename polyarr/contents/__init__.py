@@ -1,0 +1,7 @@
+"""What lies in files of models: tensors and their statistics, configuration, progress, vocabulary."""
+
+from polyarr.contents.contents import Contents, Tensor, contents_of
+from polyarr.contents.picture import save_histograms
+from polyarr.contents.statistics import Statistics
+
+__all__ = ["Contents", "Statistics", "Tensor", "contents_of", "save_histograms"]

@@ -1,0 +1,182 @@
+"""The kinds of files and folders that are known, and what each says beside its tensors."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.contents.stored import Stored, blocks_of, of_npy, of_npz, of_safetensors
+from polyarr.schema import in_one_line
+from polyarr.text import Tokenizer, is_prepared, load_tokenizer, open_prepared, tokenizer_from_dict
+from polyarr.text.files import read_regular
+from polyarr.text.prepared import MANIFEST, read_manifest
+from polyarr.training.checkpoint import TABLES, newest, path_of, read_info
+from polyarr.training.files import CHECKPOINTS
+
+MODEL = "model."  # what begins the names of a model's arrays in a checkpoint
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer.json", "vocab.json")
+_LARGEST_JSON = 2**27  # bytes
+_SHOWN = 10  # tokens at either end of a vocabulary
+
+
+class Found(NamedTuple):
+    """What a reader gives: what Contents has, but for the path and the statistics."""
+
+    kind: str
+    files: list[Path]
+    stored: list[Stored]
+    settings: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    vocabulary: Mapping[str, Any]
+
+
+def _found(
+    kind: str,
+    files: list[Path],
+    stored: list[Stored],
+    settings: Mapping[str, Any] | None = None,
+    progress: Mapping[str, Any] | None = None,
+    vocabulary: Mapping[str, Any] | None = None,
+) -> Found:
+    return Found(kind, files, stored, settings or {}, progress or {}, vocabulary or {})
+
+
+def reader_of(path: Path) -> Callable[[Path], Found]:
+    """What reads a path, by what lies there.
+
+    Errors:  ValueError if it is nothing that is known, or pickled
+    """
+    return _reader_of_folder(path) if path.is_dir() else _reader_of_file(path)
+
+
+def _reader_of_folder(folder: Path) -> Callable[[Path], Found]:
+    if any(path_of(folder, name).is_file() for name in CHECKPOINTS):
+        return _run
+    if is_prepared(folder):
+        return _prepared
+    if (folder / _INDEX).is_file() or any(folder.glob("*.safetensors")):
+        return _weights
+    if any((folder / name).is_file() for name in _TOKENIZERS):
+        return _tokenizer
+    pickled = [path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLED]
+    hint = f"; {pickled[0]} is pickled, which is never read: save it as safetensors" if pickled else ""
+    raise ValueError(f"neither a checkpoint nor safetensors, prepared tokens or a tokenizer is here{hint}")
+
+
+def _reader_of_file(path: Path) -> Callable[[Path], Found]:
+    if path.suffix in _PICKLED:
+        raise ValueError("pickled, which is never read, for it could run anything; save it as safetensors")
+    with path.open("rb") as file:
+        head = file.read(10)
+    if head.startswith(b"\x93NUMPY"):
+        return lambda path: _found("npy file", [path], of_npy(path))
+    if head.startswith((b"PK\3\4", b"PK\5\6")):
+        return lambda path: _found("npz file", [path], of_npz(path))
+    if head[:1] == b"{" or path.suffix == ".json":
+        return _tokenizer
+    if head[8:9] == b"{" or path.suffix == ".safetensors":
+        return _safetensors
+    raise ValueError("neither safetensors, npz, npy nor a tokenizer.json")
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def _safetensors(path: Path) -> Found:
+    stored, metadata = of_safetensors(path)
+    if {"info", "checksum"} <= metadata.keys():
+        return _checkpoint("polyarr checkpoint", path, stored)
+    return _found("safetensors file", [path], stored, metadata)
+
+
+def _checkpoint(kind: str, path: Path, stored: list[Stored]) -> Found:
+    info = read_info(path)
+    shown = ("preset", "data", "seed", "recipe", "versions")
+    progress = {"step": info["step"], "steps": info["recipe"]["steps"], "seconds": info["seconds"]}
+    history = [table for table in stored if table.name == "history"]
+    progress |= _losses(history[0]) if history else {}
+    words = _vocabulary(tokenizer_from_dict(info["tokenizer"]))
+    return _found(kind, [path], stored, {name: info[name] for name in shown}, progress, words)
+
+
+def _losses(table: Stored) -> dict[str, Any]:
+    """The last losses of a history, and the best."""
+    names = TABLES["history"]
+    last, best = None, np.inf
+    if table.dtype == "float64" and table.shape[1:] == (len(names),) and table.blocks:
+        for block in table.blocks():  # whose length is a multiple of the columns'
+            rows = block.reshape(-1, len(names))
+            last, best = dict(zip(names, rows[-1].tolist(), strict=True)), min(best, rows[:, names.index("val")].min())
+    if last is None:
+        return {}
+    return {"train_loss": last["train"], "val_loss": last["val"], "best_val_loss": float(best)}
+
+
+def _tokenizer(path: Path) -> Found:
+    return _found("tokenizer", [path], [], vocabulary=_vocabulary(load_tokenizer(path)))
+
+
+def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    size = tokenizer.vocab_size
+    numbers = range(size) if size <= 2 * _SHOWN else [*range(_SHOWN), *range(size - _SHOWN, size)]
+    tokens = [{"number": number, "token": tokenizer.token(number)} for number in numbers]
+    return {"size": size, "unit": tokenizer.unit, "end": tokenizer.end, "tokens": tokens}
+
+
+# ---- folders -----------------------------------------------------------------------------------------------------
+
+
+def _run(folder: Path) -> Found:
+    path = path_of(folder, newest(folder))
+    return _checkpoint("polyarr run", path, of_safetensors(path)[0])
+
+
+def _weights(folder: Path) -> Found:
+    """A Hugging Face folder, or any other of safetensors files."""
+    index = folder / _INDEX
+    files = _shards(folder, _json(index)) if index.is_file() else sorted(folder.glob("*.safetensors"))
+    stored = [tensor for file in files for tensor in of_safetensors(file)[0]]
+    config = folder / _CONFIG
+    settings = _json(config) if config.is_file() else {}
+    has_tokens = any((folder / name).is_file() for name in _TOKENIZERS)
+    words = _vocabulary(load_tokenizer(folder)) if has_tokens else {}
+    kind = "Hugging Face folder" if settings else "folder of safetensors files"
+    return _found(kind, files, stored, settings, vocabulary=words)
+
+
+def _shards(folder: Path, index: Mapping[str, Any]) -> list[Path]:
+    names = index.get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{_INDEX} has no weight_map from names of arrays to names of files")
+    for name in sorted(set(names.values())):
+        if name != Path(name).name or not name.endswith(".safetensors"):
+            raise ValueError(f"{_INDEX} names {name!r}; it must be a safetensors file of the same folder")
+        if not (folder / name).is_file():
+            raise ValueError(f"{name} is missing, which {_INDEX} names")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular(path, _LARGEST_JSON))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is no JSON: {in_one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds {type(found).__name__}; it must be a dict")
+    return found
+
+
+def _prepared(folder: Path) -> Found:
+    corpus, manifest = open_prepared(folder), read_manifest(folder)
+    tokens, dtype = manifest["tokens"], np.dtype(manifest["tokens"]["dtype"])
+    path = folder / tokens["file"]
+    blocks = partial(blocks_of, partial(open, path, "rb"), 0, tokens["count"], dtype)
+    stored = Stored("tokens", (tokens["count"],), dtype.name, tokens["count"] * dtype.itemsize, blocks)
+    shown = {key: value for key, value in manifest.items() if key not in ("tokens", "tokenizer")}
+    words = _vocabulary(corpus.tokenizer)
+    return _found("prepared tokens", [folder / MANIFEST, path], [stored], shown, vocabulary=words)

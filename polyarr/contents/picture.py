@@ -1,0 +1,69 @@
+"""Histograms of tensors as a picture."""
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyarr.contents.contents import Contents, Tensor
+from polyarr.contents.statistics import counted
+from polyarr.extras import extra
+from polyarr.saving import write_whole
+
+BINS = 60
+MOST = 300  # histograms in a picture
+_LONGEST = 40  # characters of a name
+
+
+def save_histograms(path: str | Path, contents: Contents) -> int:
+    """Draw how the finite numbers of each tensor are spread into a PNG; how many tensors it shows. Needs no display.
+
+    Tensors without numbers are left out, and beyond MOST the smallest ones.
+
+    Errors:  OSError if it cannot be written; RuntimeError without the library matplotlib
+    """
+    some = [t for t in contents.tensors if t.stored.blocks and t.statistics and _is_finite(t)]
+    kept = {id(t) for t in sorted(some, key=lambda t: -t.size)[:MOST]}
+    shown = [t for t in some if id(t) in kept]
+    columns = min(6, max(1, len(shown)))
+    rows = max(1, math.ceil(len(shown) / columns))
+    width, height = 2.6 * columns, 1.5 * rows + 0.6  # inches
+    figure = extra("matplotlib.figure").Figure(figsize=(width, height))
+    for place, tensor in enumerate(shown):
+        row, column = divmod(place, columns)
+        left, top = (2.6 * column + 0.2) / width, (1.5 * row + 0.8) / height
+        _draw(figure.add_axes((left, 1 - top - 0.9 / height, 2.2 / width, 0.9 / height)), tensor)
+    left_out = f"; the {len(shown)} largest of {len(some)} tensors" if len(shown) < len(some) else ""
+    title = f"{contents.path.name}: {contents.kind}{left_out}; how many numbers there are of each size (logarithm)"
+    figure.text(0.2 / width, 1 - 0.3 / height, _plain(title), fontsize=9)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=90)  # a Figure of its own draws with Agg
+    write_whole(Path(path), picture.getvalue())
+    return len(shown)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    ends = (tensor.statistics.min, tensor.statistics.max)
+    return None not in ends and math.isfinite(ends[1] - ends[0])
+
+
+def _draw(axes: Any, tensor: Tensor) -> None:
+    low, high = float(tensor.statistics.min), float(tensor.statistics.max)
+    if low == high:
+        low, high = low - 0.5 * max(1.0, abs(low)), high + 0.5 * max(1.0, abs(high))
+    numbers = counted(tensor.stored.blocks(), low, high, BINS)
+    axes.stairs(np.log1p(numbers), np.linspace(low, high, BINS + 1), fill=True)
+    axes.set_yticks([])
+    axes.set_xticks([low, high], [f"{low:.3g}", f"{high:.3g}"], fontsize=6)
+    axes.set_title(_plain(_short(tensor.name)), fontsize=6)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"...{name[-_LONGEST:]}"
+
+
+def _plain(text: str) -> str:
+    """A text without what matplotlib takes for mathematics, and without what no font draws."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text).replace("$", r"\$")
