@@ -84,6 +84,11 @@ def test_generating_is_seeded_and_begins_with_the_prompt(trained):
     assert run(*command, "--seed", 4, "--top-p", 0.9, cwd=folder)[1] != out
     code, out, _ = run("generate", "run", "--tokens", 3, cwd=folder, POLYARR_BACKEND="numpy")
     assert code == 0 and len(out) == 5
+    command = ("generate", "run", "--backend", "numpy", "--tokens", 40, "--seed", 2)
+    command = (*command, "--min-p", 0.05, "--repetition-penalty", 1.1)
+    text = run(*command, cwd=folder)[1]
+    code, out, err = run(*command, "--stop", text[9:12], "--stop", "zz", cwd=folder)
+    assert code == 0 and out == text[: text.index(text[9:12], 1)] + "\n", err
 
 
 @pytest.fixture
@@ -222,6 +227,8 @@ WRONG = {
     "no run": (("generate", ".", "--backend", "numpy"), 1, "polyarr: .: no checkpoint 'best' here"),
     "temperature": (("generate", "run", "--temperature", "-1"), 2, "'--temperature'"),
     "top-p": (("generate", "run", "--top-p", "0"), 2, "'--top-p'"),
+    "penalty": (("generate", "run", "--repetition-penalty", "0"), 2, "'--repetition-penalty'"),
+    "empty stop": (("generate", "run", "--backend", "numpy", "--stop", ""), 2, "'--stop'"),
 }
 
 

@@ -1,13 +1,13 @@
 """`polyarr generate`: text from a trained model, as it is drawn."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
-from polyarr import creation
 from polyarr.cli.train import choose_backend
-from polyarr.models.generation import stream
+from polyarr.models import Writer
 from polyarr.text import Tokenizer
 from polyarr.training import load_checkpoint
 
@@ -15,41 +15,37 @@ from polyarr.training import load_checkpoint
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--prompt", help="What the text begins with.  [default: the end of another text, or a line end]")
-@click.option("--tokens", type=click.IntRange(min=0), default=200, show_default=True, help="How many to add.")
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: the likeliest."
-)
+@click.option("--tokens", type=click.IntRange(min=0), default=200, show_default=True, help="How many to add at most.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this; may be given several times.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: the likeliest.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Choose among the K likeliest.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Choose among the likeliest that make up P.")
 @click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Choose among the likeliest that make up P."
+    "--min-p", type=click.FloatRange(0, 1), help="Choose among those at least P times as likely as the first."
+)
+@click.option(
+    "--repetition-penalty",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Above 1: tokens of the text become less likely.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text.")
 @click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
-@click.option(
-    "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which one."
-)
+@click.option("--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which one.")
 def command(
-    folder: Path,
-    prompt: str | None,
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    backend: str | None,
-    checkpoint: str,
+    folder: Path, prompt: str | None, tokens: int, backend: str | None, checkpoint: str, **options: Any
 ) -> None:
-    """Generate text with the model that `polyarr train` saved in DIR."""
-    if prompt == "":
-        raise click.BadParameter("it is empty; give at least one character.", param_hint="'--prompt'")
+    """Generate text with the model that `polyarr train` saved in DIR, up to the end of a text or so many tokens."""
+    for name, given in (("--prompt", [prompt]), ("--stop", options["stop"])):
+        if "" in given:
+            raise click.BadParameter("it is empty; give at least one character.", param_hint=f"'{name}'")
     choose_backend(backend)
     model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
     prompt, start = _beginning(tokenizer, prompt)
     click.echo(prompt, nl=False)
-    sampling = temperature, top_k, top_p, seed, tokenizer.vocab_size
-    drawn = stream(model, creation.asarray(start[None]), tokens, *sampling)  # (1, 1) each
-    for part in tokenizer.stream(map(int, drawn), after=start.tolist()):
-        click.echo(part, nl=False)
+    for part in Writer(model, tokenizer).write([start.tolist()], tokens, **options):
+        click.echo(part.text, nl=False)
     click.echo()
 
 

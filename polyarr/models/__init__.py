@@ -4,13 +4,19 @@ from polyarr.models.generation import generate, stream
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.models.llama import LlamaConfig, LlamaModel
 from polyarr.models.pretrained import PretrainedError, load_pretrained, save_pretrained
+from polyarr.models.sampling import Sampling
+from polyarr.models.writing import Completion, Part, Writer
 
 __all__ = [
+    "Completion",
     "GPTConfig",
     "GPTModel",
     "LlamaConfig",
     "LlamaModel",
+    "Part",
     "PretrainedError",
+    "Sampling",
+    "Writer",
     "generate",
     "load_pretrained",
     "save_pretrained",

@@ -10,6 +10,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS
 from polyarr.nn import Embedding, KeyValueCache, Linear, Module
+from polyarr.nn.attention import unpadded
 
 LONGEST = 2**31 - 1  # what an array can be indexed with
 
@@ -81,16 +82,21 @@ class LanguageModel(Module):
     recompute = False  # True: what is inside of a block is not kept for the gradient but computed again
 
     def __call__(
-        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+        self,
+        tokens: Array,
+        caches: list[KeyValueCache] | None = None,
+        position: int | None = None,
+        padding: Array | None = None,
     ) -> Array:
         """(B, T) integers -> logits (B, T, V).
 
-        With caches, one per block, the tokens are from `position` on; None: they are the first ones.
+        With caches, one per block, the tokens are from `position` on; None: they are the first ones. padding, (B,)
+        integers, is how many of each row's first tokens are none: nothing sees them, and positions count from there.
 
         Errors:  DtypeError unless tokens are integers; ShapeError if they are not [B, T] or do not fit the context
         """
         self._check(tokens, position)
-        x = self.features(tokens, caches, position)  # (B, T, C)
+        x = self.features(tokens, caches, position, padding)  # (B, T, C)
         return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
 
     def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
@@ -103,7 +109,11 @@ class LanguageModel(Module):
         return ops.linear_cross_entropy(self.features(tokens), head.weight, targets, reduction=reduction)
 
     def features(
-        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+        self,
+        tokens: Array,
+        caches: list[KeyValueCache] | None = None,
+        position: int | None = None,
+        padding: Array | None = None,
     ) -> Array:
         """(B, T) integers -> (B, T, C), what the head sees."""
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
@@ -129,6 +139,14 @@ class LanguageModel(Module):
     def caches(self, batch: int, size: int) -> list[KeyValueCache]:
         """Room for what the blocks see of so many positions."""
         return [block.att.cache(batch, size) for block in self.blocks]
+
+    def _seen(
+        self, tokens: Array, caches: list[KeyValueCache] | None, position: int | None, padding: Array | None
+    ) -> Array | None:
+        """What attention gets as its mask, besides being causal where there is no position."""
+        if position is not None and caches is not None:
+            return caches[0].seen(tokens.shape[1], position, padding)  # (T, S) or (B, 1, T, S)
+        return None if padding is None else unpadded(padding, tokens.shape[1])  # (B, 1, 1, T)
 
     def _check(self, tokens: Array, position: int | None) -> None:
         name, length = type(self).__name__, self.config.context_length

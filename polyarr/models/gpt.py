@@ -9,6 +9,7 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.nn import Dropout, Embedding, KeyValueCache, LayerNorm, Linear, TransformerBlock, normal
+from polyarr.nn.rotary import positions_of
 
 GPT_CONFIG_124M = {
     "vocab_size": 50257,
@@ -83,11 +84,18 @@ class GPTModel(LanguageModel):
         return model
 
     def features(
-        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+        self,
+        tokens: Array,
+        caches: list[KeyValueCache] | None = None,
+        position: int | None = None,
+        padding: Array | None = None,
     ) -> Array:
         """(B, T) integers -> (B, T, C), what the head sees."""
-        first, size = (0 if position is None else position, 0), (tokens.shape[1], self.config.emb_dim)
-        positions = ops.slice(self.pos_emb.weight, first, steps=(1, 1), shape=size)  # (T, C)
+        count, start = tokens.shape[1], 0 if position is None else position
+        if padding is None:
+            positions = ops.slice(self.pos_emb.weight, (start, 0), steps=(1, 1), shape=(count, self.config.emb_dim))
+        else:
+            positions = self.pos_emb(positions_of(tokens, count, start, padding)[..., 0])  # (B, T, C)
         x = self.drop_emb(self.tok_emb(tokens) + positions)  # (B, T, C)
-        seen = None if position is None else caches[0].seen(tokens.shape[1], position)  # (T, S)
+        seen = self._seen(tokens, caches, position, padding)
         return self.final_norm(self.through_blocks(x, seen, caches, position))  # (B, T, C)

@@ -163,11 +163,15 @@ class LlamaModel(LanguageModel):
         self.out_head = None if tied else Linear(*sizes, bias=False, init=init)
 
     def features(
-        self, tokens: Array, caches: list[KeyValueCache] | None = None, position: int | None = None
+        self,
+        tokens: Array,
+        caches: list[KeyValueCache] | None = None,
+        position: int | None = None,
+        padding: Array | None = None,
     ) -> Array:
         """(B, T) integers -> (B, T, C), what the head sees."""
         config, count, start = self.config, tokens.shape[1], 0 if position is None else position
         x = self.tok_emb(tokens)  # (B, T, C)
-        turned = turns(x, config.head_size, count, start, config.rope_theta, config.rope_scaling)  # (T, D / 2)
-        seen = None if position is None else caches[0].seen(count, position)  # (T, S)
+        turned = turns(x, config.head_size, count, start, config.rope_theta, config.rope_scaling, padding)
+        seen = self._seen(tokens, caches, position, padding)
         return self.final_norm(self.through_blocks(x, seen, caches, position, turned))  # (B, T, C)

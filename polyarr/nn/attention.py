@@ -30,10 +30,16 @@ class KeyValueCache(Module):
         for held, new in ((self.k, k), (self.v, v)):
             held.rebind(ops.slice_update(held, new, (0, 0, position, 0), steps=(1, 1, 1, 1)))
 
-    def seen(self, count: int, position: int) -> Array:
-        """Which positions each of `count` queries from a position on may see: (T, S)."""
+    def seen(self, count: int, position: int, padding: Array | None = None) -> Array:
+        """Which positions each of `count` queries from a position on may see: (T, S); with padding (B, 1, T, S)."""
         rows = ops.arange(0, 1, self.k, size=count, dtype=int32)[:, None] + position  # (T, 1)
-        return ops.arange(0, 1, self.k, size=self.size, dtype=int32) <= rows
+        before = ops.arange(0, 1, self.k, size=self.size, dtype=int32) <= rows  # (T, S)
+        return before if padding is None else before & unpadded(padding, self.size)
+
+
+def unpadded(padding: Array, size: int) -> Array:
+    """Which of so many positions are behind the padding (B,) of their row: (B, 1, 1, S)."""
+    return ops.arange(0, 1, padding, size=size, dtype=padding.dtype) >= padding[:, None, None, None]
 
 
 class MultiHeadAttention(Module):
@@ -119,6 +125,9 @@ class MultiHeadAttention(Module):
         if (kv := k.shape[1]) != heads:  # the queries of a group share its keys and values
             q = ops.reshape(q, shape=(b, kv, heads // kv, t, size))  # (B, K, H / K, T, D)
             k, v = (ops.expand_dims(a, axis=2) for a in (k, v))  # (B, K, 1, S, D)
+            if mask is not None and mask.ndim == 4:  # (B or 1, H or 1, T, S)
+                grouped = (1, 1) if mask.shape[1] == 1 else (kv, heads // kv)
+                mask = ops.reshape(mask, shape=(mask.shape[0], *grouped, *mask.shape[2:]))
         rate = self.drop_rate if self.training else 0.0
         key, counter = random.draw() if rate else (0, 0)
         y = ops.attention(q, k, v, mask, key, counter, causal=causal, dropout_rate=rate)  # as q

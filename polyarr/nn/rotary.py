@@ -22,14 +22,29 @@ class RotaryScaling(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """The cosines and sines of each position's angles, (T, D / 2)."""
+    """The cosines and sines of each position's angles, (T, D / 2) or (B, T, D / 2)."""
 
     cos: Array
     sin: Array
 
 
+def positions_of(like: Array, count: int, position: int, padding: Array | None = None) -> Array:
+    """The numbers of `count` positions from a position on: (T, 1); or of each row behind its padding (B,): (B, T, 1).
+
+    The padding itself is at 0.
+    """
+    at = ops.arange(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
+    return at if padding is None else ops.maximum(at - ops.astype(padding, dtype=int32)[:, None, None], 0)
+
+
 def turns(
-    like: Array, head_size: int, count: int, position: int = 0, theta: float = 1e4, scaling: RotaryScaling | None = None
+    like: Array,
+    head_size: int,
+    count: int,
+    position: int = 0,
+    theta: float = 1e4,
+    scaling: RotaryScaling | None = None,
+    padding: Array | None = None,
 ) -> Turns:
     """The turns of `count` positions from a position on, which may be another number at each run.
 
@@ -44,8 +59,7 @@ def turns(
     rate = ops.exp(ops.arange(0, -2 * math.log(theta) / head_size, like, size=pairs, dtype=dtype))  # (D / 2,)
     if scaling is not None:
         rate = _scaled(rate, scaling)
-    at = ops.arange(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
-    angle = ops.astype(at, dtype=dtype) * rate  # (T, D / 2)
+    angle = ops.astype(positions_of(like, count, position, padding), dtype=dtype) * rate  # (T, D / 2)
     return Turns(ops.cos(angle), ops.sin(angle))
 
 
@@ -58,7 +72,7 @@ def _scaled(rate: Array, scaling: RotaryScaling) -> Array:
 
 def rotary(x: Array, turned: Turns) -> Array:
     """x (..., T, H, D) with each pair of numbers (i, i + D / 2) of each head turned by its position's angle i."""
-    cos, sin = (table[:, None] for table in turned)  # (T, 1, D / 2)
+    cos, sin = (table[..., None, :] for table in turned)  # (T, 1, D / 2)
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]  # (..., T, H, D / 2)
     found = ops.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -91,7 +91,8 @@ class SubwordTokenizer:
         return _made(self._tokenizer.decode, list(numbers), skip_special_tokens=False)
 
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """The parts of the text of tokens, each as soon as its characters are whole.
+        """The parts of the text of tokens, each as soon as its characters are whole: one for each token, which may be
+        empty, and at the end what is left.
 
         after  the tokens before them, whose text is not given again
 
@@ -102,10 +103,9 @@ class SubwordTokenizer:
         seen, length = list(after), len(before)
         for number in self._checked(tokens):
             seen.append(number)
-            part = _made(decoder.step, self._tokenizer, number)
-            if part:
-                length += len(part)
-                yield part
+            part = _made(decoder.step, self._tokenizer, number) or ""
+            length += len(part)
+            yield part
         rest = self.decode(seen)[length:]
         if rest:
             yield rest

@@ -44,7 +44,10 @@ class Tokenizer(Protocol):
         """The text of tokens; ValueError for a number that is none."""
 
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """The parts of the text of tokens that follow others, as they become known: a character may be of several."""
+        """The parts of the text of tokens that follow others: one for each, and at the end what is left.
+
+        A character may be of several tokens; then a part is empty until it is known.
+        """
 
     def token(self, number: int) -> str:
         """How a token is written where tokens are listed."""
