@@ -1,4 +1,4 @@
-"""`polyarr import`: a model from elsewhere becomes a run, for `polyarr generate` and `polyarr train --resume`."""
+"""`polyarr import`: a model from elsewhere becomes a run, for `polyarr generate` and `polyarr train --from`."""
 
 from pathlib import Path
 
@@ -32,4 +32,4 @@ def command(path: Path, out: Path, context: int | None, tokenizer: Path | None, 
     )
     if isinstance(found, NumberTokenizer):
         click.echo("no tokenizer is beside it: its text is the numbers of tokens; or give one with --tokenizer")
-    click.echo(f"saved in {out}; now try: polyarr generate {out}, or polyarr train --resume --out {out} --data FILE")
+    click.echo(f"saved in {out}; now try: polyarr generate {out}, or polyarr train --from {out} --data FILE")

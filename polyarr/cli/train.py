@@ -4,9 +4,11 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
+from polyarr.cli.starting import Beginning, start, starting_options, with_adapters
 from polyarr.core.current import get_backend, set_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS
@@ -19,6 +21,7 @@ from polyarr.text import (
     is_prepared,
     load_tokenizer,
     open_prepared,
+    same_tokens,
     standard_library_text,
 )
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
@@ -50,6 +53,7 @@ _positive = click.IntRange(min=1)
     "--set", "settings", metavar="KEY=VALUE", multiple=True,
     help="Another value for a setting of the preset, such as clip=0.5 or model.n_layers=6; may be repeated.",
 )
+@starting_options
 @click.option("--show", is_flag=True, help="Print all settings as a file that --preset takes, and train nothing.")
 @click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
 @click.option("--steps", type=_positive, help="How many steps, if not as many as the preset has.")
@@ -92,6 +96,10 @@ def command(
     tokens: str | None,
     preset: str | None,
     settings: tuple[str, ...],
+    source: Path | None,
+    rank: int | None,
+    match: str | None,
+    alpha: float | None,
     show: bool,
     backend: str | None,
     steps: int | None,
@@ -108,22 +116,25 @@ def command(
     compiled: bool,
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
-    _check_options(preset, seed, out, tokens, resume, overwrite, show)
+    _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha)
     named = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
     named |= {"dtype": dtype, "precision": precision}
     changes = parsed_settings(settings) | {name: value for name, value in named.items() if value is not None}
+    changes = with_adapters(changes, rank, match, alpha)
     if not resume:
-        preset, recipe = _chosen_recipe(preset or "demo", changes)
+        begun = _beginning(preset, source, backend, changes)
         if show:
-            click.echo(to_toml(recipe), nl=False)
+            click.echo(to_toml(begun.recipe), nl=False)
             return
     for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
         extra(module)
     if resume:
         run = _resumed(data, backend, out, changes)
     else:
-        out = out or Path("runs") / preset
-        run = _new(data, tokens, backend, preset, recipe, 1337 if seed is None else seed, out, overwrite)
+        out = out or Path("runs") / begun.preset
+        if source is not None and out.resolve() == source.resolve():
+            raise click.UsageError(f"{source} is what the run begins with, and stays; give another --out")
+        run = _new(data, tokens, backend, begun, 1337 if seed is None else seed, out, overwrite)
     _check_writable(out)
     if profile is not None:
         _check_writable(profile.parent)
@@ -139,19 +150,34 @@ def _check_options(
     resume: bool,
     overwrite: bool,
     show: bool,
+    source: Path | None,
+    adapters: Any,
 ) -> None:
-    if resume and (overwrite or preset or tokens or seed is not None or show):
+    if resume and (overwrite or preset or tokens or seed is not None or show or source or adapters):
         raise click.UsageError(
-            "--resume goes on as the run began; leave out --overwrite, --preset, --tokenizer, --seed and --show"
+            "--resume goes on as the run began; leave out --overwrite, --preset, --tokenizer, --seed, --show, --from "
+            "and --lora"
+        )
+    if source is not None and (preset or tokens):
+        raise click.UsageError(
+            "--from has a model, its tokenizer and settings for training it; leave out --preset and --tokenizer, and "
+            "change settings with --set"
         )
     if resume and out is None:
         raise click.UsageError("--resume needs --out, the folder of the run")
 
 
-def _chosen_recipe(preset: str, changes: dict) -> tuple[str, Recipe]:
-    """What a preset is called, and its recipe with changes."""
-    name, recipe = named_recipe(preset)
-    return name, recipe.changed(**_with_its_schedule(changes))
+def _beginning(preset: str | None, source: Path | None, backend: str | None, changes: dict) -> Beginning:
+    """What a new run begins with: a preset with changes, or the model at a path."""
+    changes = _with_its_schedule(changes)
+    if source is not None:
+        choose_backend(backend)  # where its weights go
+        return start(source, changes)
+    name, recipe = named_recipe(preset or "demo")
+    found = Beginning(name, recipe.changed(**changes))
+    if found.recipe.lora is not None:
+        raise click.UsageError("adapters are trained beside the weights of a model; give it with --from")
+    return found
 
 
 def _with_its_schedule(changes: dict) -> dict:
@@ -163,27 +189,30 @@ def _new(
     data: Path | None,
     tokens: str | None,
     backend: str | None,
-    preset: str,
-    recipe: Recipe,
+    begun: Beginning,
     seed: int,
     out: Path,
     overwrite: bool,
 ) -> Run:
+    preset, recipe, model, tokenizer = begun
     if data is not None and is_prepared(data) and tokens:
         raise click.UsageError(f"{data} is prepared with a tokenizer; leave out --tokenizer")
-    corpus = _corpus(data, recipe, None if tokens is None else chosen_tokenizer(tokens))
+    corpus = _corpus(data, recipe, tokenizer if tokens is None else chosen_tokenizer(tokens))
+    if tokenizer is not None and not same_tokens(corpus.tokenizer, tokenizer):
+        raise click.UsageError(f"{data} is prepared with another tokenizer than the model's; prepare it with that")
     if not overwrite and any((out / name).exists() for name in RUN_FILES):
         raise click.UsageError(f"{out} holds a run already; give another --out, or --resume or --overwrite")
     choose_backend(backend)
-    return new_run(corpus, recipe, seed, preset=preset, data=None if data is None else str(data.resolve()))
+    corpus = replace(corpus, tokenizer=tokenizer or corpus.tokenizer)
+    return new_run(corpus, recipe, seed, preset, data=None if data is None else str(data.resolve()), model=model)
 
 
 def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -> Run:
     choose_backend(backend)
     saved = load_checkpoint(out, newest(out))
     before, step = Recipe.from_dict(saved.info["recipe"]), saved.info["step"]
-    if "model" in changes:
-        raise click.UsageError("--resume goes on with the model that is there; leave out --set model...")
+    if "model" in changes or "lora" in changes:
+        raise click.UsageError("--resume goes on with the model that is there; leave out --set model... and lora...")
     recipe = before.changed(**(changes if step else _with_its_schedule(changes)))
     if recipe.steps < step:
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
@@ -251,8 +280,11 @@ def _check_writable(out: Path) -> None:
 def _introduce(run: Run) -> None:
     backend, recipe = get_backend(), run.recipe
     source = run.data or LIBRARY
+    count = f"{run.model.num_parameters():,} parameters"
+    if recipe.lora is not None:
+        count += f", {run.model.num_parameters(only_trainable=True):,} of them trained,"
     click.echo(
-        f"{run.preset}: {run.model.num_parameters():,} parameters on {backend.name} ({backend.hardware})\n"
+        f"{run.preset}: {count} on {backend.name} ({backend.hardware})\n"
         f"text: {len(run.tokens) + len(run.validation):,} {run.tokenizer.unit} of {source}, "
         f"{run.tokenizer.vocab_size} different ones\n"
         f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "

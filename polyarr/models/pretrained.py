@@ -16,7 +16,7 @@ from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.models.formats import WRITTEN, Format, format_of
-from polyarr.nn import shapes_only
+from polyarr.nn import merge_lora, shapes_only
 from polyarr.saving import write_whole
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -198,7 +198,7 @@ def save_pretrained(
     dtype: Any = "float32",
     shard_bytes: int = 2**31,
 ) -> None:
-    """Write a model into a folder as others read it: a config.json, and weights as safetensors.
+    """Write a model into a folder as others read it: a config.json, and weights as safetensors, adapters merged.
 
     format       "huggingface", which transformers loads, or "tutorial"
     dtype        what the weights are written in
@@ -211,7 +211,7 @@ def save_pretrained(
     form = WRITTEN.get(format, {}).get(type(model))
     if form is None:
         raise ValueError(f"save_pretrained: {type(model).__name__} as {format!r}; {_formats(model)}")
-    complete = form.complete(model)
+    complete = form.complete(merge_lora(model))
     settings = form.described(complete.config)
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / name).exists() for name in (CONFIG, WHOLE, INDEX)):

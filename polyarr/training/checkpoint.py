@@ -189,9 +189,9 @@ def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint
     tokenizer = tokenizer_from_dict(info.pop("tokenizer"))
     recipe = Recipe.from_dict(info["recipe"])
     with shapes_only():
-        model = new_model(recipe.config(tokenizer.vocab_size))
-    parameters = model.named_parameters()
-    names = _kept(recipe, parameters) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
+        model = recipe.adapted(new_model(recipe.config(tokenizer.vocab_size)))
+    parameters, trained = model.named_parameters(), model.named_parameters(only_trainable=True)
+    names = _kept(recipe, trained) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
     _check_arrays(parameters, names, arrays)
     model.load_parameters({name: arrays[_MODEL + name] for name in parameters})
     state = {
@@ -205,7 +205,7 @@ def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint
 
 
 def _kept(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the optimiser keeps, as Specs by name: moments of all parameters, and what a loss scale is made of."""
+    """What the optimiser keeps, as Specs by name: moments of what is trained, and what a loss scale is made of."""
     scale = dict.fromkeys(LossScale.kept, Spec((), np.float32)) if recipe.optimizer().loss_scale else {}
     return {**dict.fromkeys(AdamW.moments, parameters), **({"loss_scale": scale} if scale else {})}
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from polyarr.core.current import use_backend
+from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import settings_of
 from polyarr.models.pretrained import load_pretrained, save_pretrained
+from polyarr.nn import merge_lora
 from polyarr.saving import alone_in, write_whole
 from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
-from polyarr.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyarr.training.files import RUN_FILES
+from polyarr.training.checkpoint import Checkpoint, load_checkpoint, path_of, save_checkpoint
+from polyarr.training.files import CHECKPOINTS, RUN_FILES
 from polyarr.training.recipes import Recipe
 from polyarr.training.run import Run, checkpoint_of
 
@@ -33,7 +35,8 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
         "eval_windows": 64,
     }
 )
-PRESET = "pretrained"
+LORA_RATE = 2e-4  # for adapters, which take larger steps
+PRESET, TUNED = "pretrained", "fine-tuning"
 NO_TEXT = hashlib.sha256().hexdigest()  # the digest of a corpus without texts
 _TOKENIZER, _ITS_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
@@ -62,7 +65,7 @@ def import_model(
         if context_length is not None:
             model = model.with_context(context_length)
         tokenizer = tokenizer or _tokenizer_beside(path, model.config.vocab_size)
-        recipe = Recipe(settings_of(model.config), **FINE_TUNING)
+        recipe = fine_tuning(model)
         recipe.config(tokenizer.vocab_size)  # raises for one that is too large
         none = np.zeros(0, np.int32)
         run = Run(recipe, tokenizer, none, none, 0, model, {"step": 0}, PRESET, None, NO_TEXT)
@@ -71,6 +74,28 @@ def import_model(
         with alone_in(folder, "training"):
             save_checkpoint(folder, "best", saved)
     return saved
+
+
+def fine_tuning(model: LanguageModel, /, **changes: Any) -> Recipe:
+    """How a model is trained further where nobody says otherwise; changes as Recipe.changed takes them.
+
+    Errors:  as Recipe.changed
+    """
+    recipe = Recipe(settings_of(model.config), **FINE_TUNING)
+    return recipe.changed(**({"lr": LORA_RATE} if changes.get("lora") is not None else {}) | changes)
+
+
+def load_model(path: str | os.PathLike) -> tuple[LanguageModel, Tokenizer]:
+    """The model at a path and its tokenizer: the best of a run, its adapters merged, or what load_pretrained reads.
+
+    Errors:  as load_checkpoint, or as load_pretrained and load_tokenizer
+    """
+    path = Path(path)
+    if any(path_of(path, name).exists() for name in CHECKPOINTS):
+        saved = load_checkpoint(path)
+        return merge_lora(saved.model), saved.tokenizer
+    model = load_pretrained(path)
+    return model, _tokenizer_beside(path, model.config.vocab_size)
 
 
 def _tokenizer_beside(path: Path, vocab_size: int) -> Tokenizer:
@@ -90,10 +115,13 @@ def export_model(
 ) -> Checkpoint:
     """Write the model of a run's checkpoint as save_pretrained does, with its tokenizer if others can read that.
 
+    Adapters are merged, in what is returned as well.
+
     Errors:  as load_checkpoint and save_pretrained
     """
     with use_backend("numpy"):
         saved = load_checkpoint(Path(folder), name)
+        saved = saved._replace(model=merge_lora(saved.model))
         save_pretrained(path, saved.model, format=format, dtype=dtype)
     if isinstance(saved.tokenizer, SubwordTokenizer):
         end = {"eos_token": name} if (name := saved.tokenizer.to_dict()["end"]) else {}

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
+from polyarr import nn
 from polyarr.core.precision import PRECISIONS
-from polyarr.models.decoder import Config
+from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import config_of
 from polyarr.optim import AdamW, LossScale, Schedule, warmup_cosine, warmup_linear
 
@@ -33,6 +34,7 @@ class Recipe:
                   same numbers, more time
     dtype         what the model computes in, one of COMPUTED; parameters and moments are float32
     precision     how exact products of float32 are, as set_matmul_precision has it
+    lora          what nn.lora takes beside a model, if adapters are all that is trained
 
     Errors:  ValueError for a value of another type or out of range, and as config_of
     """
@@ -54,6 +56,7 @@ class Recipe:
     recompute: bool = False
     dtype: str = COMPUTED[0]
     precision: str = PRECISIONS[0]
+    lora: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.decay_steps is None:
@@ -63,7 +66,7 @@ class Recipe:
         config_of({"vocab_size": 1, **self.model})
 
     def changed(self, **values: Any) -> Self:
-        """The recipe with other values; of the model, with other values for some of its settings.
+        """The recipe with other values; of model and lora, with other values for some of their settings.
 
         The schedule belongs to the run: other steps do not change it, so that a run of 100 steps that goes on to 200 is
         one of 200; other decay_steps do. Unless they are named, too, min_lr changes with lr, and warming up takes a
@@ -71,8 +74,9 @@ class Recipe:
 
         Errors:  ValueError for names that there are not, and as Recipe
         """
-        if isinstance(values.get("model"), Mapping):
-            values["model"] = {**self.model, **values["model"]}
+        for table, own in (("model", self.model), ("lora", self.lora or {})):
+            if isinstance(values.get(table), Mapping):
+                values[table] = {**own, **values[table]}
         new = self.from_dict({**self.to_dict(), **values})
         if "lr" in values and "min_lr" not in values:
             new = replace(new, min_lr=self.min_lr * new.lr / self.lr)
@@ -91,6 +95,13 @@ class Recipe:
                 f"Recipe: the model has {found.vocab_size} tokens; it must have the tokenizer's {vocab_size}"
             )
         return found
+
+    def adapted(self, model: LanguageModel) -> LanguageModel:
+        """A model with the recipe's adapters, if it has some.
+
+        Errors:  ValueError as nn.lora
+        """
+        return model if self.lora is None else nn.lora(model, **self.lora)
 
     def optimizer(self) -> AdamW:
         """AdamW with warm-up, decay and clipping; with a loss scale for float16."""
@@ -149,6 +160,15 @@ def _positive(most: float = 1e30) -> _Allowed:
     return _Allowed(f"a number above 0, at most {most:g}", lambda v: _is((int, float), v) and 0 < v <= most, float)
 
 
+def _table(**fields: _Allowed) -> _Allowed:
+    words = "; ".join(f"{name}, {allowed.words}" for name, allowed in fields.items())
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(name in fields and fields[name].fits(v) for name, v in value.items())
+
+    return _Allowed(f"a table of {words}", fits, dict)
+
+
 def _word(*words: str) -> _Allowed:
     return _Allowed(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
 
@@ -181,5 +201,11 @@ _ALLOWED = {
     "recompute": _Allowed("true or false", lambda v: isinstance(v, bool)),
     "dtype": _word(*COMPUTED),
     "precision": _word(*PRECISIONS),
+    "lora": _table(
+        rank=_COUNT,
+        match=_Allowed("a pattern", lambda v: isinstance(v, str) and 0 < len(v) <= 1000),
+        alpha=_positive(),
+        dropout=_Allowed("a number from 0 to 1", lambda v: _is((int, float), v) and 0 <= v <= 1),
+    ),
 }
 _DEFAULTS = {f.name: f.default for f in fields(Recipe)}

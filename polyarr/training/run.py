@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from polyarr import random
-from polyarr.models.decoder import LanguageModel
-from polyarr.models.families import new_model
+from polyarr.models.decoder import Config, LanguageModel
+from polyarr.models.families import new_model, settings_of
+from polyarr.nn import shapes_only
 from polyarr.text import Corpus, Tokenizer, same_tokens
 from polyarr.training.checkpoint import Checkpoint
 from polyarr.training.data import shuffled_windows
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
+
+_MAY_DIFFER = ("context_length", "drop_rate")  # from a model's settings to those that it is trained further with
 
 
 @dataclass
@@ -58,17 +61,43 @@ class Run:
         return found
 
 
-def new_run(corpus: Corpus | str, recipe: Recipe, seed: int, preset: str = "GPT", data: str | None = None) -> Run:
+def new_run(
+    corpus: Corpus | str,
+    recipe: Recipe,
+    seed: int,
+    preset: str = "GPT",
+    data: str | None = None,
+    model: LanguageModel | None = None,
+) -> Run:
     """A run at its beginning, on the current backend, of a corpus or the characters of a text. Seeds polyarr.random.
 
     preset, data  what its checkpoints say of the recipe's name and the corpus's path
+    model         begin with this one's arrays, which `train` then takes for its own; the recipe's may have a shorter
+                  context and another rate of dropout. None: with new ones
+
+    Errors:  ValueError if the model's sizes are not the recipe's, or for adapters as nn.lora
     """
     corpus = Corpus.of_text(corpus) if isinstance(corpus, str) else corpus
     random.seed(seed)
-    model = new_model(recipe.config(corpus.tokenizer.vocab_size))
+    config = recipe.config(corpus.tokenizer.vocab_size)
+    model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config))
     state = recipe.optimizer().init(model)
     tokens = corpus.tokenizer, corpus.train, corpus.validation
     return Run(recipe, *tokens, seed, model, state, preset, data, corpus.digest)
+
+
+def _reconfigured(model: LanguageModel, config: Config) -> LanguageModel:
+    """A model of a configuration with the arrays of another one."""
+    before, after = settings_of(model.config), settings_of(config)
+    differing = [name for name, value in before.items() if name not in _MAY_DIFFER and after.get(name) != value]
+    if differing:
+        wrong = f"its {differing[0]} is {before[differing[0]]!r}, in the recipe {after.get(differing[0])!r}"
+        raise ValueError(f"new_run: a model was given, {wrong}; only {' and '.join(_MAY_DIFFER)} may differ")
+    if model.config.context_length != config.context_length:
+        model = model.with_context(config.context_length)
+    with shapes_only():
+        new = new_model(config)
+    return new.load_parameters(model.named_parameters())
 
 
 def resumed_run(corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: str | None = None) -> Run:

@@ -11,11 +11,11 @@ from polyarr.schema import in_one_line
 from polyarr.training.recipes import Recipe
 
 SUFFIX = ".toml"
-_BARE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")  # a word that needs no quotes on a command line
+_BARE = re.compile(r"[A-Za-z*?][A-Za-z0-9_.*?-]*")  # a word that needs no quotes on a command line
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a TOML file: a Recipe's fields, of which `model` is a table.
+    """The recipe in a TOML file: a Recipe's fields, of which `model` and `lora` are tables.
 
     Errors:  OSError if it cannot be read; ValueError, in one line, if it is no TOML or no recipe
     """
@@ -49,7 +49,7 @@ def parsed_settings(given: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in given:
         key, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not re.fullmatch(r"(model\.)?\w+", key):
+        if not equals or not re.fullmatch(r"((model|lora)\.)?\w+", key):
             raise ValueError(f"{text!r} sets nothing; it must be KEY=VALUE, such as lr=1e-3 or model.n_layers=6")
         parent, _, name = key.rpartition(".")
         (found.setdefault(parent, {}) if parent else found)[name] = _parsed(text, value)
@@ -71,8 +71,9 @@ def to_toml(recipe: Recipe) -> str:
     settings = recipe.to_dict()
     if recipe.decay_steps == recipe.steps:
         del settings["decay_steps"]  # so that it stays so when the steps are changed
-    model = settings.pop("model")
-    return "\n".join([*_lines(settings), "", "[model]", *_lines(model), ""])
+    tables = {name: settings.pop(name) for name in ("model", "lora")}
+    written = [["", f"[{name}]", *_lines(table)] for name, table in tables.items() if table is not None]
+    return "\n".join([*_lines(settings), *(line for lines in written for line in lines), ""])
 
 
 def _lines(table: dict[str, Any]) -> list[str]:

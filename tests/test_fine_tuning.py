@@ -1,0 +1,182 @@
+"""`polyarr train --from`: a run that begins with given weights, whole or with adapters, and leaves them as they are."""
+
+import hashlib
+
+import click
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import polyarr as pa
+from polyarr import nn
+from polyarr.cli import main
+from polyarr.core import current
+from polyarr.models import GPTModel, LlamaModel, load_pretrained, save_pretrained
+from polyarr.text import Corpus, byte_tokenizer
+from polyarr.training import Recipe, load_checkpoint, new_run
+from polyarr.training.presets import read_recipe, to_toml
+from polyarr.training.pretrained import LORA_RATE, fine_tuning, load_model
+
+LLAMA = {
+    "vocab_size": 260, "context_length": 32, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
+    "hidden_dim": 12, "head_size": 4, "tie_embeddings": True,
+}  # fmt: skip
+GPT = {
+    "vocab_size": 257, "context_length": 32, "emb_dim": 8, "n_heads": 2, "n_layers": 1, "drop_rate": 0.1,
+    "qkv_bias": True, "tie_embeddings": True,
+}  # fmt: skip
+TEXT = "the quick brown fox jumps over the lazy dog;\n" * 20
+SHORT = ("--set", "model.context_length=16")
+
+
+@pytest.fixture(autouse=True)
+def _on_numpy(on_numpy, monkeypatch):
+    monkeypatch.setenv("POLYARR_BACKEND", "numpy")
+    monkeypatch.setattr(current, "_default", current._default)  # which commands set
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A text, and Hugging Face folders with a Llama and a GPT-2; commands run in it."""
+    pa.random.seed(0)
+    for name, model in (("llama", LlamaModel(LLAMA)), ("gpt2", GPTModel(GPT))):
+        save_pretrained(tmp_path / name, pa.tree.map(lambda p: p * 4, model))
+        (tmp_path / name / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    (tmp_path / "a.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def polyarr(*args):
+    main([str(arg) for arg in args], standalone_mode=False)
+
+
+def train(*args):
+    polyarr("train", "--data", "a.txt", *args)
+
+
+def arrays(model):
+    return {name: p.numpy() for name, p in model.named_parameters().items()}
+
+
+def digest_of(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def equal(left, right):
+    return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
+
+
+def test_adapters_are_trained_beside_the_weights_of_a_folder_that_stays(folder, capsys):
+    before, theirs = digest_of(folder / "llama"), arrays(load_pretrained("llama").with_context(16))
+    train("--from", "llama", "--lora", 2, "--lora-alpha", 4, *SHORT, "--steps", 4, "--lr", 0.05, "--out", "run")
+    assert "fine-tuning: 2,904 parameters, 128 of them trained, on numpy" in capsys.readouterr().out
+    saved = load_checkpoint(folder / "run", "last")
+    found = arrays(saved.model)
+    assert saved.info["recipe"]["lora"] == {"rank": 2, "alpha": 4.0} and saved.model.config.context_length == 16
+    held = {name.replace(".base.", "."): p for name, p in found.items() if not name.endswith((".a", ".b"))}
+    assert equal(held, theirs) and np.abs(found["blocks.0.att.qkv.b"]).max() > 0.01
+    with safe_open(folder / "run" / "last.safetensors", "numpy") as file:
+        kept = sorted(name for name in file.keys() if name.startswith("optimizer.m."))
+    assert kept == [f"optimizer.m.blocks.0.att.{layer}.{half}" for layer in ("out", "qkv") for half in "ab"]
+
+    polyarr("export", "run", "--out", "out", "--checkpoint", "last")
+    assert "2,776 parameters" in capsys.readouterr().out
+    tokens = pa.asarray(np.random.default_rng(0).integers(0, 260, (2, 16)))
+    logits, merged = (model(tokens).numpy() for model in (saved.model.eval(), load_pretrained("out")))
+    np.testing.assert_allclose(merged, logits, rtol=0, atol=1e-5)
+    assert np.abs(logits - load_pretrained("llama")(tokens).numpy()).max() > 1e-2
+
+    polyarr("generate", "run", "--prompt", "fox", "--tokens", 3, "--temperature", 0)
+    assert capsys.readouterr().out.startswith("fox")
+    model, tokenizer = load_model("run")
+    assert type(model) is LlamaModel and arrays(model).keys() == theirs.keys() and tokenizer.vocab_size == 257
+    assert digest_of(folder / "llama") == before
+
+
+def test_a_run_with_adapters_goes_on_to_the_same_bits(folder):
+    options = ("--from", "llama", "--lora", 2, "--set", "lora.dropout=0.2", *SHORT, "--decay-steps", 4, "--seed", 5)
+    train(*options, "--steps", 4, "--out", "whole")
+    train(*options, "--steps", 2, "--out", "half")
+    polyarr("train", "--resume", "--out", "half", "--steps", 4)
+    whole, half = (load_checkpoint(folder / name, "last") for name in ("whole", "half"))
+    assert equal(arrays(whole.model), arrays(half.model)) and whole.info["recipe"] == half.info["recipe"]
+    for moment in "mv":
+        assert equal({n: a.numpy() for n, a in whole.state[moment].items()},
+                     {n: a.numpy() for n, a in half.state[moment].items()})  # fmt: skip
+
+
+def test_a_run_begins_with_the_best_of_another_one_merged(folder, capsys):
+    train("--from", "llama", "--lora", 2, *SHORT, "--steps", 2, "--out", "first")
+    before, best = digest_of(folder / "first"), load_model("first")[0]
+    train("--from", "first", "--steps", 1, "--lr", 1e-30, "--out", "second")
+    assert digest_of(folder / "first") == before
+    found = load_checkpoint(folder / "second", "last")
+    assert found.info["recipe"]["lora"] is None and found.info["step"] == 1
+    assert found.info["run"] != load_checkpoint(folder / "first").info["run"]
+    assert equal(arrays(found.model), arrays(best))
+    assert "2,776 parameters on" in capsys.readouterr().out
+
+
+def test_gpt2s_dropout_is_a_setting(folder):
+    train("--from", "gpt2", "--set", "model.drop_rate=0.0", *SHORT, "--steps", 1, "--out", "run")
+    model = load_checkpoint(folder / "run").model
+    assert model.config.drop_rate == model.blocks[0].att.drop_rate == model.drop_emb.rate == 0
+    polyarr("export", "run", "--out", "out")
+    assert load_pretrained("out").config.drop_rate == 0 and load_pretrained("gpt2").config.drop_rate == 0.1
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--lora", 2), "give it with --from"),
+        (("--from", "llama", "--preset", "demo"), "leave out --preset and --tokenizer"),
+        (("--from", "llama", "--tokenizer", "byte"), "leave out --preset and --tokenizer"),
+        (("--from", "nothing"), "no such file or folder: 'nothing'"),
+        (("--from", "llama", "--out", "llama", "--overwrite"), "llama is what the run begins with, and stays"),
+        (("--from", "llama", "--lora", 2, "--lora-match", "nope"), "lora: match is 'nope'; it must be a pattern"),
+        (("--from", "llama", "--lora", 2, "--lora-alpha", 0), "lora is {'rank': 2, 'alpha': 0.0}; it must be a table"),
+        (("--from", "llama", "--set", "lora.rnk=2"), "lora is {'rnk': 2}; it must be a table of rank, an integer"),
+        (("--from", "llama", "--set", "model.n_heads=2"), "its n_heads is 4, in the recipe 2; only context_length"),
+        (("--from", "llama", *SHORT[:1], "model.context_length=64"), "length is 64; it must be from 1 to 32"),
+        (("--from", "llama", "--data", "characters"), "characters is prepared with another tokenizer than the model's"),
+        (("--resume", "--out", "run", "--from", "llama"), "leave out"),
+        (("--resume", "--out", "run", "--lora-match", "*"), "leave out"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(folder, args, said):
+    if "characters" in args:
+        polyarr("prepare", "a.txt", "--out", "characters")
+    out = () if "--out" in args else ("--out", "new")
+    before = digest_of(folder / "llama")
+    with pytest.raises((click.ClickException, ValueError, OSError)) as error:
+        train(*args, *(SHORT if "model.context_length=64" not in args else ()), *out)
+    text = str(error.value)
+    assert said in text and "\n" not in text
+    assert digest_of(folder / "llama") == before and not (folder / "new").exists()
+
+
+def test_a_recipe_with_adapters_is_a_file(folder, capsys):
+    train("--from", "llama", "--lora", 2, "--lora-match", "ff.*", "--set", "lora.dropout=0.1", "--show")
+    (folder / "mine.toml").write_text(text := capsys.readouterr().out)
+    assert text.endswith('[lora]\ndropout = 0.1\nrank = 2\nmatch = "ff.*"\n')
+    recipe = read_recipe(folder / "mine.toml")
+    assert recipe.lr == LORA_RATE and to_toml(recipe) == text
+    assert fine_tuning(load_pretrained("llama")).lr < LORA_RATE
+    assert fine_tuning(load_pretrained("llama"), lora={}, lr=1.0).lr == 1
+
+
+def test_a_run_takes_a_model_in_python(folder):
+    model = load_pretrained("gpt2")
+    recipe = fine_tuning(model, lora={"rank": 2}, model={"context_length": 16, "drop_rate": 0.0})
+    run = new_run(_corpus(), recipe, 1, model=model)
+    assert type(run.model.blocks[0].att.qkv) is nn.LoRALinear and run.model.config.drop_rate == 0
+    assert np.array_equal(run.model.pos_emb.weight.numpy(), model.pos_emb.weight.numpy()[:16])
+    assert list(run.state["m"]) == list(run.model.named_parameters(only_trainable=True))
+    other = Recipe({**recipe.model, "emb_dim": 16}, **{k: v for k, v in recipe.to_dict().items() if k != "model"})
+    with pytest.raises(ValueError, match="its emb_dim is 8, in the recipe 16; only context_length and drop_rate may"):
+        new_run(_corpus(), other, 1, model=model)
+
+
+def _corpus():
+    return Corpus.of_text(TEXT, byte_tokenizer())
