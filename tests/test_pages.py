@@ -1,0 +1,51 @@
+"""README.md and pages of docs/, followed as they stand; and no page's commands or Python are followed by nobody."""
+
+import re
+
+import pytest
+
+import polyarr as pa
+from polyarr.models import LlamaModel, load_pretrained, save_pretrained
+from polyarr.text import byte_tokenizer
+from tests.installing import ROOT
+from tests.pages import follow, parts_of
+
+TEXT = "ROMEO: But soft, what light through yonder window breaks?\nJULIET: the quick brown fox, def the\n" * 40
+LLAMA = {
+    "vocab_size": 260, "context_length": 16, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
+    "hidden_dim": 12, "head_size": 4, "tie_embeddings": True, "qkv_bias": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, on_numpy):
+    """A folder with what pages speak of: a text, and a model as others publish it."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    pa.random.seed(0)
+    save_pretrained(tmp_path / "SmolLM2-135M", LlamaModel(LLAMA))
+    (tmp_path / "SmolLM2-135M" / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    return tmp_path
+
+
+def test_the_readme(folder):
+    """With OpenCL, which it names; examining the machine and a whole conformance run take too long."""
+    pytest.importorskip("pyopencl")
+    first, trained_model, *commands = follow(ROOT / "README.md", folder, unused=("doctor", "tune", "conformance"))
+    assert "Array(" in first and float(re.search(r"Array\(([\d.e-]+),", trained_model)[1]) < 0.1
+    assert "ROMEO:" in commands[1]
+    assert load_pretrained(folder / "mine").config.n_layers == 1
+
+
+def test_train_your_own(folder):
+    found = follow(ROOT / "docs" / "train-your-own.md", folder)
+    assert found[2].startswith("ROMEO:") and found[2] != found[3] and "loss" in found[1]
+    assert found[5].splitlines()[-1] or "ROMEO:" in found[5]
+    assert 0 < float(re.search(r"^loss ([\d.]+)$", found[6], re.M)[1]) < 2.5
+    assert {path.name for path in (folder / "runs" / "first").iterdir()} >= {"best.safetensors", "loss.png"}
+
+
+def test_every_page_that_can_be_run_is(folder):
+    """A page with commands or Python is named in a test."""
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert [page.name for page in pages if parts_of(page) and page.name not in tests] == []
