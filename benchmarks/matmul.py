@@ -1,7 +1,7 @@
 """How fast are matrix products, beside NumPy's and PyTorch's on the same device?
 
     python benchmarks/matmul.py [--turns 15] [--threads 2] [--only 1024] [--dtype bfloat16,float32] [--json FILE]
-                                [--png FILE]
+                                [--png FILE] [--pieces 1,2,4,8]
 
 Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays.
 All take turns in one process, after their results were found to agree. polyarr runs on the OpenCL device that
@@ -9,7 +9,11 @@ POLYARR_DEVICE names.
 
 On a CPU each product of float32 is timed until its result is there, with the tile that `polyarr tune` found, or else
 the package's. NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. Threads that
-have nothing to do sleep, those of the peers too. PyTorch is optional: pip install torch
+have nothing to do sleep, those of the peers too: OpenBLAS' would else go on for tens of milliseconds after each of
+NumPy's products, on the cores on which the next is timed. PyTorch is optional: pip install torch
+
+--pieces times the same products cut in other ways as well, into so many pieces for each core at most: with 1 each core
+has one, and all wait for the last; polyarr's own choice is 8. All of it takes half a minute on two cores.
 
 On a GPU the peer is PyTorch on CUDA, without tf32, and the shapes are GPT-2's. A turn is a burst of products with one
 wait at its end, after some that do not count: the first after the other's turn pay for the change.
@@ -30,7 +34,9 @@ import numpy as np
 import report
 
 import polyarr as pa
+from polyarr.backends.opencl import matmul
 from polyarr.backends.opencl.devices import select
+from polyarr.backends.opencl.plans import Plans
 from polyarr.backends.opencl.speed import speed_of
 
 try:
@@ -77,7 +83,22 @@ def on_polyarr(host):
     return pa.asarray(host) if host.flags.c_contiguous else pa.asarray(host.T).T
 
 
-def contenders(x, y):
+def in_pieces(device, pieces, function):
+    """The function with products cut into so many pieces for each core at most: its plans are its own."""
+    plans = Plans(device)
+
+    def run():
+        own = device.plans, matmul.TURNS
+        device.plans, matmul.TURNS = plans, pieces
+        try:
+            return function()
+        finally:
+            device.plans, matmul.TURNS = own
+
+    return run
+
+
+def contenders(x, y, pieces):
     """Functions that compute x @ y and wait, by the name of who does."""
     left, right = on_polyarr(x), on_polyarr(y)
 
@@ -87,6 +108,7 @@ def contenders(x, y):
         return product
 
     found = {"polyarr": polyarr, "NumPy": lambda: x @ y}
+    found |= {f"{most} each": in_pieces(select(), most, polyarr) for most in pieces}
     if torch is not None:
         a, b = torch.from_numpy(x), torch.from_numpy(y)
         found["PyTorch"] = lambda: a @ b
@@ -105,11 +127,12 @@ def measure(functions, turns):
     return times
 
 
-def row(name, m, n, k, layout, turns):
+def row(name, m, n, k, layout, turns, pieces):
     """GFLOP/s by medians and by the best runs, of everyone; the results must agree."""
     x, y = operands(m, n, k, layout)
-    functions = contenders(x, y)
-    np.testing.assert_allclose(functions["polyarr"]().numpy(), x @ y, rtol=0, atol=1e-6 * k)
+    functions = contenders(x, y, pieces)
+    for who in functions.keys() - {"NumPy", "PyTorch"}:
+        np.testing.assert_allclose(functions[who]().numpy(), x @ y, rtol=0, atol=1e-6 * k)
     work, times = 2e-9 * m * n * k, measure(functions, turns)
     median = {who: work / statistics.median(found) for who, found in times.items()}
     return {
@@ -198,6 +221,7 @@ def main():
     parser.add_argument("--threads", type=int, help="for PyTorch; NumPy's are set by OPENBLAS_NUM_THREADS")
     parser.add_argument("--only", help="products whose name contains this")
     parser.add_argument("--dtype", default="bfloat16,float32", help="on a GPU")
+    parser.add_argument("--pieces", default="", help="on a CPU: other numbers of pieces for each core")
     options = report.parsed(parser)
     if torch is not None and options.threads:
         torch.set_num_threads(options.threads)
@@ -220,12 +244,13 @@ def main_on_cpu(device, options):
     print(f"polyarr on {device.cl_device.name.strip()}, {device.features.compute_units} cores: {speed}")
     print(f"NumPy {np.__version__}", end="")
     print(f", PyTorch {torch.__version__}, {torch.get_num_threads()} threads" if torch else ", no PyTorch")
-    rows = []
-    print(f"{'GFLOP/s by medians':34}  polyarr    NumPy  PyTorch   of NumPy  of PyTorch   of NumPy by best")
+    rows, pieces = [], [int(most) for most in options.pieces.split(",") if most]
+    heading = f"{'GFLOP/s by medians':34}  polyarr    NumPy  PyTorch   of NumPy  of PyTorch   of NumPy by best"
+    print(heading + (f"   of NumPy by medians in {options.pieces} pieces each" if pieces else ""))
     for name, m, n, k, layout in SQUARES + GPT:
         if options.only and options.only not in name:
             continue
-        rows.append(row(name, m, n, k, layout, options.turns))
+        rows.append(row(name, m, n, k, layout, options.turns, pieces))
         show(rows[-1])
     return {"speed": speed._asdict() | {"tile": str(speed.tile)}, "rows": rows}
 
@@ -239,7 +264,8 @@ def show(found):
     line += f"  {median['PyTorch']:7.0f}" if "PyTorch" in median else "        -"
     line += f"  {median['polyarr'] / median['NumPy']:9.2f}"
     line += f"  {median['polyarr'] / median['PyTorch']:10.2f}" if "PyTorch" in median else "           -"
-    print(f"{line}  {best['polyarr'] / best['NumPy']:16.2f}", flush=True)
+    line += f"  {best['polyarr'] / best['NumPy']:16.2f}  "
+    print(line, *(f"{rate / median['NumPy']:.2f}" for who, rate in median.items() if who.endswith(" each")), flush=True)
 
 
 if __name__ == "__main__":

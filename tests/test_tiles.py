@@ -125,6 +125,64 @@ def test_work_groups_that_share_a_batch_have_panels_of_their_own(backend):
         np.testing.assert_allclose(device.download(found), x.astype(FLOAT64) @ y, rtol=0, atol=1e-3)
 
 
+# ---- shares of a product -----------------------------------------------------------------------------------------
+
+
+def problem(m: int, n: int, k: int) -> Any:
+    """Of row-major matrices."""
+    return matmul.Problem(1, 1, m, n, k, matmul.Operand(k, 1, 0, 0), matmul.Operand(1, n, 0, 0))
+
+
+def time_of(p: Any, tile: Any, cores: int, slow: float) -> float:
+    """Of a product whose shares are dealt to cores, beside the time in which they could do it; one of them is slow."""
+    rows, columns = matmul.shares(tile, p, cores)
+    sizes = [min(rows, p.m - i) * min(columns, p.n - j) for j in range(0, p.n, columns) for i in range(0, p.m, rows)]
+    speeds, free = [slow] + [1.0] * (cores - 1), [0.0] * cores
+    for size in sizes:
+        core = free.index(min(free))
+        free[core] += size / speeds[core]
+    return max(free) * sum(speeds) / sum(sizes)
+
+
+@pytest.mark.parametrize(
+    "lengths", [(512, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096), (1024, 2304, 768), (64, 50257, 768)], ids=str
+)
+@pytest.mark.parametrize("cores", [2, 4, 16])
+def test_no_core_has_so_much_that_all_wait_for_it(lengths, cores):
+    """With a share for each, a core that has half of its time for them would take twice as long as all others."""
+    tile, p = tuning.CpuMatmul(8, 6, 2, 256, 96, 1024), problem(*lengths)
+    assert time_of(p, tile, cores, slow=1) < 1.2
+    assert time_of(p, tile, cores, slow=0.5) < 1.6
+
+
+def test_small_products_wake_few_threads():
+    assert [matmul.workers_for(problem(n, n, n), 64) for n in (64, 128, 256, 1024)] == [1, 2, 16, 64]
+
+
+@on_opencl
+@pytest.mark.parametrize("lengths", [(130, 260, 70), (300, 33, 520)], ids=str)
+@pytest.mark.parametrize("batch", [1, 3, 40])
+def test_results_do_not_depend_on_how_work_is_dealt(backend, monkeypatch, lengths, batch):
+    """To the last bit, again and again: the words by which it is dealt are 0 when all are done."""
+    device, results = devices.select(), set()
+    if not device.features.is_cpu:
+        pytest.skip("no CPU")
+    m, n, k = lengths
+    generator = np.random.default_rng(1)
+    x, y = (generator.normal(size=(batch, *shape)).astype(FLOAT32) for shape in ((m, k), (k, n)))
+    left, right, expected = device.upload(x), device.upload(y), x.astype(FLOAT64) @ y
+    monkeypatch.setattr(matmul, "LEAST_SHARE", 2**12)
+    for turns in (1, 3, 8, 8):
+        monkeypatch.setattr(device, "plans", Plans(device))
+        monkeypatch.setattr(matmul, "TURNS", turns)
+        for _ in range(2):
+            found = device.download(matmul.matmul(device, Spec((batch, m, n), FLOAT32), left, right))
+            results.add(found.tobytes())
+            assert not device.read_words(device.plans[matmul._dealt](), 2).any()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+    assert len(results) == 1
+
+
 # ---- doctor ------------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ def shrink() -> None:
     topk.GROUP = topk.ROOM = 8
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE, matmul.FAR = 1, 32, 8
-    matmul.LOCAL = 2048
+    matmul.LOCAL, matmul.LEAST_WORK, matmul.LEAST_SHARE = 2048, 512, 64
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from math import log2, prod
-from typing import NamedTuple
+from math import log2
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,12 @@ MOST_PARTS = 2**14
 SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
 FAR = 1024  # elements between rows of x, a page, from which a CPU packs it for as many columns
 LOCAL = 2**19 - 2**14  # bytes of local memory for a CPU's panels: most of the second cache
-LEAST_BLOCK = 2**20  # multiply-adds for which it is worth to wake another thread
+LEAST_WORK = 2**20  # multiply-adds for which it is worth to wake another thread
+LEAST_SHARE = 2**18  # multiply-adds that are worth a turn of their own
+TURNS = 8  # of a thread that takes its part of a product piece by piece
+PARTS = sorted(2**power * odd for power in range(12) for odd in (1, 3))  # numbers of them that are tried
+PACKING = {False: 12, True: 20}  # what an element costs to pack, in multiply-adds, by whether it lies along k
+READING = {False: 2, True: 6}  # and to read in place for a share, by whether rows are far apart
 SUM = reduction("sum")
 
 NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
@@ -159,9 +164,10 @@ def _along(p: Problem) -> dict[str, int]:
 def _cpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
-    """One work-item per block of rows and columns."""
+    """A work-group for each core, which takes shares of rows and columns until there are none left."""
     params = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)[0]
-    launch = _cpu_launch(device, dtype, p, epilogue, params, cpublocks(params, p, device.features.compute_units))
+    workers = workers_for(p, device.features.compute_units)
+    launch = _cpu_launch(device, dtype, p, epilogue, params, shares(params, p, workers), workers)
     stored, accumulator = STORED[dtype]
     return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), SCALARS[accumulator]))
 
@@ -170,32 +176,39 @@ def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple
     """A plain product of row-major matrices (m, k) @ (k, n) on one core, for measuring."""
     m, n, k = lengths
     problem = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(1, n, 0, 0))
-    return partial(_cpu_launch(device, dtype, problem, PLAIN, params, (m, n)), x_start=0, y_start=0)
+    return partial(_cpu_launch(device, dtype, problem, PLAIN, params, (m, n), 1), x_start=0, y_start=0)
 
 
 def _cpu_launch(
-    device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue, params: CpuMatmul, block: tuple[int, int]
-) -> Callable[[Arrays, int, int], None]:
-    """The launch of a product with this tile, in blocks of so many rows and columns."""
+    device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue, params: CpuMatmul, share: tuple[int, int],
+    workers: int,
+) -> Callable[[Arrays, int, int], None]:  # fmt: skip
+    """The launch of a product with this tile, in shares of so many rows and columns, which workers take in turn."""
     stored, accumulator = STORED[dtype]
-    same, (rows, columns) = stored == accumulator, block
+    same, (rows, columns) = stored == accumulator, share
     finish, direct = not same or epilogue != PLAIN, same and _in_place(p, columns)
-    blocks, itemsize = (blocks_in(p.m, rows), blocks_in(p.n, columns)), SCALARS[accumulator].itemsize
-    sharing = max(1, min(p.batch, 4 * device.features.compute_units // prod(blocks)))  # groups for the batch
+    count, itemsize = blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch, SCALARS[accumulator].itemsize
+    workers = min(workers, count)
     x_room, y_room = params.room(params.ROWS if direct else rows, columns, p.k)
     # What a thread used last is in its caches; memory of a group's own may come from another's.
     most = min(device.features.local_memory, LOCAL) // itemsize
     local = most if x_room + y_room <= most else 0
     flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
     program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **_along(p), **asdict(params))
-    panels = 0 if local else sharing * prod(blocks) * (x_room + y_room) * itemsize  # bytes
-    scalars, batch = (p.batch, p.m, p.n, p.k, rows, columns, x_room + y_room, y_room), _batch_strides(p)
+    panels = 0 if local else workers * (x_room + y_room) * itemsize  # bytes
+    dealing = device.plans[_dealt](), count, max(1, count // (TURNS * workers))
+    scalars, batch = (p.m, p.n, p.k, rows, columns, x_room + y_room, y_room), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         memory, steps = device.scratch(panels) if panels else None, (x_start, p.x.step, y_start, p.y.step)
-        program.matmul((*blocks, sharing), (1, 1, 1), *arrays, memory, *scalars, *steps, *batch)
+        program.matmul((workers,), (1,), *arrays, memory, *dealing, *scalars, *steps, *batch)
 
     return launch
+
+
+def _dealt(device: Device) -> Any:
+    """The words by which work-groups share a product, 0 in between: one kernel runs after the other."""
+    return device.empty_words(2)
 
 
 def _in_place(p: Problem, columns: int) -> bool:
@@ -203,24 +216,41 @@ def _in_place(p: Problem, columns: int) -> bool:
     return columns < FAR or p.x.step < FAR if p.x.along_k else p.m * p.k <= SMALL
 
 
-def cpublocks(params: CpuMatmul, p: Problem, units: int) -> tuple[int, int]:
-    """Rows and columns of a work-group's block: equal work for every core, and little packing done twice."""
-    tile_m, tile_n = params.ROWS, params.WIDE
-    if p.batch >= 4 * units:
+def workers_for(p: Problem, cores: int) -> int:
+    """How many work-groups a product keeps busy."""
+    return max(1, min(cores, p.batch * p.m * p.n * p.k // LEAST_WORK))
+
+
+def shares(params: CpuMatmul, p: Problem, workers: int) -> tuple[int, int]:
+    """Rows and columns that are dealt to a work-group at a time: few to pack for, small enough to end together."""
+    if workers == 1 or p.batch >= TURNS * workers:
         return p.m, p.n
-    most = min(2 * units, max(1, p.m * p.n * p.k // LEAST_BLOCK))
-    best = min(
-        ((i, j) for i in range(1, most + 1) for j in range(1, most // i + 1)),
-        key=lambda split: _cpu_time(p, split, tile_m, tile_n, units),
+    most = max(1, min(TURNS * workers, p.batch * p.m * p.n * p.k // LEAST_SHARE) // p.batch)
+    cuts = [parts for parts in PARTS if parts <= most]
+    return min(
+        (
+            (_share(p.m, high, params.ROWS), _share(p.n, wide, params.WIDE))
+            for high in cuts
+            for wide in cuts
+            if high * wide <= most
+        ),
+        key=lambda share: _cpu_time(params, p, *share, workers),
     )
-    return _share(p.m, best[0], tile_m), _share(p.n, best[1], tile_n)
 
 
-def _cpu_time(p: Problem, split: tuple[int, int], tile_m: int, tile_n: int, units: int) -> float:
-    """The work of the busiest core: a packed element costs as much as a few products."""
-    rows, columns = _share(p.m, split[0], tile_m), _share(p.n, split[1], tile_n)
-    turns = blocks_in(blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch, units)
-    return turns * (min(rows, p.m) * min(columns, p.n) + 24 * (min(rows, p.m) + min(columns, p.n)))
+def _cpu_time(params: CpuMatmul, p: Problem, rows: int, columns: int, workers: int) -> float:
+    """How long a product takes, in multiply-adds.
+
+    With all cores alone at it, but for an eighth of the time, when one core has something else to do as well.
+    """
+    count = blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch
+    rows, columns = min(rows, p.m), min(columns, p.n)
+    turns = blocks_in(count, workers)
+    disturbed = next(t for t in range(turns, 2 * turns + 1) if (workers - 1) * t + t // 2 >= count)
+    width = params.VECTORS * params.WIDE
+    spare = -columns % width / 2  # what is missing from a tile takes half of its time
+    reading = READING[p.x.step >= FAR] if _in_place(p, columns) else PACKING[p.x.along_k]
+    return (7 * turns + disturbed) * (rows * (columns + spare) + PACKING[p.y.along_k] * columns + reading * rows)
 
 
 def _share(length: int, parts: int, multiple: int) -> int:

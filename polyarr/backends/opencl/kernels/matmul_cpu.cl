@@ -1,7 +1,8 @@
 // Matrix product on a CPU: out = activation(x @ y + bias), for a batch of matrices.
 //
-// A work-group is one work-item that computes a block of rows_each x columns_each of some matrices. It packs
-// blocks of y (DEPTH x Y_BLOCK), and of x (X_BLOCK x DEPTH) unless that is read in place, into panels, which
+// The matrices are cut into shares of rows_each x columns_each. A work-group is one work-item that takes some of
+// them, and more when it has done these, until all are dealt: a core that came late or is slow computes fewer. It
+// packs blocks of y (DEPTH x Y_BLOCK), and of x (X_BLOCK x DEPTH) unless that is read in place, into panels, which
 // lie in the order in which the tile of ROWS x (VECTORS * WIDE) sums in registers reads them. A panel of y
 // stays in the first cache, a block of x in the second, a block of y in the third. There is no barrier.
 //
@@ -10,8 +11,9 @@
 //          sums (batch, m, n) of ACC: the sums so far, out itself if T is ACC
 //          panels (groups, room): packed blocks of y, y_room elements, and of x; both multiples of 64 bytes;
 //          unused if LOCAL_ROOM
+//          dealt (2): how many shares are dealt, how many groups have done theirs; 0 before and after
 // Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
-// Launch   global (blocks of rows, blocks of columns, groups that share the batch), local (1, 1, 1)
+// Launch   global (groups), local (1); at_once shares are dealt to a group at a time
 // Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes |
 //          FLOAT32 1 if T is float | FINISH 1 unless the sums are the result already
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
@@ -215,41 +217,53 @@ INLINE void finish(__global const ACC *sums, __global const T *bias, __global T 
         }
 }
 
+// One share: some rows and columns of one product.
+INLINE void multiply(__global const T *x, const long x_step, __global const T *y, const long y_step,
+                     __global const T *bias, __global ACC *sums, __global T *out, __global T *saved,
+                     PANELS ACC *x_panels, PANELS ACC *y_panels, const long top, const long bottom, const long left,
+                     const long right, const long n, const long k) {
+    const long x_row = X_ALONG_K ? x_step : 1, x_deep = X_ALONG_K ? 1 : x_step;
+    const long y_column = Y_ALONG_K ? y_step : 1, y_deep = Y_ALONG_K ? 1 : y_step;
+    for (long c = left; c < right; c += Y_BLOCK)
+        for (long d = 0; d == 0 || d < k; d += DEPTH) {  // once at least, because a sum of nothing is 0
+            const int columns = MIN(Y_BLOCK, right - c), depth = MIN(DEPTH, k - d);
+            pack(y + c * y_column + d * y_deep, y_step, Y_ALONG_K, COLUMNS, columns, depth, y_panels);
+            for (long r = top; r < bottom; r += X_BLOCK) {
+                const int rows = MIN(X_BLOCK, bottom - r), whole = DIRECT ? rows / ROWS * ROWS : 0;
+                __global const T *block = x + r * x_row + d * x_deep;
+                pack(block + whole * x_row, x_step, X_ALONG_K, ROWS, rows - whole, depth, x_panels);
+                multiply_blocks(block, x_row, x_deep, x_panels, y_panels, depth, sums + r * n + c, n, d == 0, rows,
+                                columns);
+                if (FINISH && d + depth == k) finish(sums, bias, out, saved, r, c, n, rows, columns);
+            }
+        }
+}
+
 // Without being told, a compiler for AVX-512 may cut vectors of 512 bits in two and run out of registers.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((min_vector_width(8 * sizeof(ACC) * WIDE)))
 void matmul(__global const T *x, __global const T *y, __global const T *bias, __global ACC *sums,
-            __global T *out, __global T *saved, __global ACC *panels, const long batch, const long m,
-            const long n, const long k, const long rows_each, const long columns_each, const long room,
-            const long y_room, const long x_start, const long x_step, const long y_start, const long y_step,
-            const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner) {
+            __global T *out, __global T *saved, __global ACC *panels, __global volatile uint *dealt,
+            const uint shares, const uint at_once, const long m, const long n, const long k, const long rows_each,
+            const long columns_each, const long room, const long y_room, const long x_start, const long x_step,
+            const long y_start, const long y_step, const long inner, const long x_outer, const long x_inner,
+            const long y_outer, const long y_inner) {
 #if LOCAL_ROOM
     __local ACC own[LOCAL_ROOM] __attribute__((aligned(64)));
 #else
-    const long group = get_group_id(0) + get_num_groups(0) * (get_group_id(1) + get_num_groups(1) * get_group_id(2));
-    __global ACC *own = panels + group * room;
+    __global ACC *own = panels + get_group_id(0) * room;
 #endif
-    PANELS ACC *y_panels = own, *x_panels = own + y_room;  // y's begin a page, so that each fills few
-    const long top = get_group_id(0) * rows_each, left = get_group_id(1) * columns_each;
-    const long bottom = MIN(m, top + rows_each), right = MIN(n, left + columns_each);
-    const long x_row = X_ALONG_K ? x_step : 1, x_deep = X_ALONG_K ? 1 : x_step;
-    const long y_column = Y_ALONG_K ? y_step : 1, y_deep = Y_ALONG_K ? 1 : y_step;
-    for (long b = get_group_id(2); b < batch; b += get_num_groups(2)) {
-        __global const T *x_b = x + x_start + (b / inner) * x_outer + (b % inner) * x_inner;
-        __global const T *y_b = y + y_start + (b / inner) * y_outer + (b % inner) * y_inner;
-        __global T *saved_b = SAVE ? saved + b * m * n : saved;
-        for (long c = left; c < right; c += Y_BLOCK)
-            for (long d = 0; d == 0 || d < k; d += DEPTH) {  // once at least, because a sum of nothing is 0
-                const int columns = MIN(Y_BLOCK, right - c), depth = MIN(DEPTH, k - d);
-                pack(y_b + c * y_column + d * y_deep, y_step, Y_ALONG_K, COLUMNS, columns, depth, y_panels);
-                for (long r = top; r < bottom; r += X_BLOCK) {
-                    const int rows = MIN(X_BLOCK, bottom - r), whole = DIRECT ? rows / ROWS * ROWS : 0;
-                    __global const T *block = x_b + r * x_row + d * x_deep;
-                    pack(block + whole * x_row, x_step, X_ALONG_K, ROWS, rows - whole, depth, x_panels);
-                    __global ACC *corner = sums + b * m * n + r * n + c;
-                    multiply_blocks(block, x_row, x_deep, x_panels, y_panels, depth, corner, n, d == 0, rows, columns);
-                    if (FINISH && d + depth == k)
-                        finish(sums + b * m * n, bias, out + b * m * n, saved_b, r, c, n, rows, columns);
-                }
-            }
+    const long high = (m + rows_each - 1) / rows_each, each = high * ((n + columns_each - 1) / columns_each);
+    for (uint from = atomic_add(dealt, at_once); from < shares; from = atomic_add(dealt, at_once))
+        for (uint share = from; share < MIN(from + at_once, shares); share++) {
+            const long b = share / each, top = share % each % high * rows_each;
+            const long left = share % each / high * columns_each;
+            multiply(x + x_start + (b / inner) * x_outer + (b % inner) * x_inner, x_step,
+                     y + y_start + (b / inner) * y_outer + (b % inner) * y_inner, y_step, bias, sums + b * m * n,
+                     out + b * m * n, SAVE ? saved + b * m * n : saved, own + y_room, own, top, MIN(m, top + rows_each),
+                     left, MIN(n, left + columns_each), n, k);  // y's panels begin a page, so that each fills few
+        }
+    if (atomic_inc(dealt + 1) == get_num_groups(0) - 1) {  // everybody else is done
+        atomic_cmpxchg(dealt, atomic_add(dealt, 0), 0);
+        atomic_cmpxchg(dealt + 1, get_num_groups(0), 0);
     }
 }
