@@ -97,14 +97,20 @@ INLINE void pack_along_k(__global const T *restrict source, long step, int width
     pack_elements(source, step, 1, width, rows, k, depth, panel);
 }
 
-// Columns `from` to `to` of one panel, from columns that are contiguous along the rows.
+// Columns `from` to `to` of one panel, from columns that are contiguous along the rows, of which `rows` are left. Where
+// the panel is narrower than 8, 8 elements are moved at once: the next column overwrites what is too much.
 INLINE void pack_along_rows(__global const T *restrict source, long step, int width, int rows, int from, int to,
                             PANELS ACC *restrict panel) {
-    if (rows == width)
-        for (int k = from; k < to; k++)
+    int k = from;
+#if FLOAT32
+    if (width < 8 && rows >= 8)
+        for (; k < to - 1; k++) TO(k) = *(__global const float8_unaligned *)(source + k * step);
+#endif
+    if (rows >= width)
+        for (; k < to; k++)
             for (int i = 0; i < width; i++) panel[k * width + i] = LOAD(source, k * step + i);
     else
-        pack_elements(source, 1, step, width, rows, from, to, panel);
+        pack_elements(source, 1, step, width, rows, k, to, panel);
 }
 
 INLINE void pack(__global const T *restrict source, long step, int along_k, int width, int rows, int depth,
@@ -112,10 +118,9 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
     const int strip = along_k ? depth : STRIP;
     for (int from = 0; from < depth; from += strip)
         for (int i = 0; i < rows; i += width) {
-            const int rows_here = MIN(width, rows - i);
             PANELS ACC *to = panel + i * depth;
-            if (along_k) pack_along_k(source + i * step, step, width, rows_here, depth, to);
-            else pack_along_rows(source + i, step, width, rows_here, from, MIN(from + strip, depth), to);
+            if (along_k) pack_along_k(source + i * step, step, width, MIN(width, rows - i), depth, to);
+            else pack_along_rows(source + i, step, width, rows - i, from, MIN(from + strip, depth), to);
         }
 }
 
