@@ -77,7 +77,7 @@ def _no_memory_report() -> dict[str, int]:
     return {}
 
 
-def _no_peaks() -> dict[str, float]:
+def _no_peaks() -> Mapping[str, float]:
     return {}
 
 
@@ -122,7 +122,8 @@ class Backend(NamedTuple):
     noting       (note) -> a context within which note(launch) is called for all that the device is given to do; it
                  gives the ids of the kernels, and halves of pairs, of which that is true. None: a kernel takes as long
                  as its call
-    peaks        measures what the device can do at most: "GFLOP/s" in float32, and "GB/s"; empty where unknown
+    peaks        what the device can do at most, measured when it is looked up: "GFLOP/s" in float32, and "GB/s";
+                 empty where unknown
     tuning       what `polyarr tune` can measure. None: nothing
     reads        op -> the inputs, among those that are numbers, that its kernel also takes as arrays without axes, and
                  reads from memory; any other number comes as Python's
@@ -147,7 +148,7 @@ class Backend(NamedTuple):
     guarded: Callable[[], AbstractContextManager] | None = None
     flushes: frozenset[np.dtype] = frozenset()
     noting: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
-    peaks: Callable[[], dict[str, float]] = _no_peaks
+    peaks: Callable[[], Mapping[str, float]] = _no_peaks
     tuning: Tuning | None = None
     reads: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
     precisions: Mapping[Any, tuple[str, ...]] = MappingProxyType({})

@@ -1,7 +1,7 @@
 """What was noted, added up: a row per op and per kernel, and what share of the time is explained."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from polyarr.core.backend import Backend
@@ -177,12 +177,12 @@ def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], m
     return "\n".join(lines)
 
 
-def _introduced(backend: Backend, peaks: dict[str, float]) -> str:
+def _introduced(backend: Backend, peaks: Mapping[str, float]) -> str:
     measured = "; at most " + ", ".join(f"{value:,.0f} {unit}" for unit, value in peaks.items()) if peaks else ""
     return f"{backend.name}: {backend.hardware}{measured}"
 
 
-def _aligned(title: str, rows: list[Row], peaks: dict[str, dict[str, float]]) -> list[str]:
+def _aligned(title: str, rows: list[Row], peaks: dict[str, Mapping[str, float]]) -> list[str]:
     """Names to the left, numbers to the right, without the columns that are empty."""
     total, several = sum(row.seconds for row in rows), len({row.device for row in rows if row.device}) > 1
     cells = [(title, *HEADERS)]
@@ -201,7 +201,7 @@ def _aligned(title: str, rows: list[Row], peaks: dict[str, dict[str, float]]) ->
     ]
 
 
-def _cells(row: Row, total: float, peaks: dict[str, float]) -> tuple[str, ...]:
+def _cells(row: Row, total: float, peaks: Mapping[str, float]) -> tuple[str, ...]:
     work = {"GB/s": row.nbytes, "GFLOP/s": row.operations}
     rates = {unit: amount / row.seconds * 1e-9 for unit, amount in work.items() if row.seconds}
     reached = max((rate / peaks[unit] for unit, rate in rates.items() if peaks.get(unit)), default=0.0)

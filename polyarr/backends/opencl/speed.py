@@ -1,6 +1,8 @@
 """What a device can do at most, and how near to it a CPU comes in a matrix product."""
 
 import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from polyarr.backends.opencl.device import Device
@@ -42,11 +44,37 @@ def speed_of(device: Device) -> Speed:
     return Speed(rate, peak, tile, processor_name(), target_of(device.cl_device), vector_width(device))
 
 
-def peaks_of(device: Device) -> dict[str, float]:
-    """What a device can do at most, measured: on a CPU multiply-adds in float32 on all cores; bytes copied."""
+class Measured(Mapping):
+    """Rates by their unit, each of which is measured when it is first asked for."""
+
+    def __init__(self, how: dict[str, Callable[[], float]]) -> None:
+        self._how, self._found = how, dict[str, float]()
+
+    def __getitem__(self, unit: str) -> float:
+        if unit not in self._found:
+            self._found[unit] = self._how[unit]()
+        return self._found[unit]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._how)
+
+    def __len__(self) -> int:
+        return len(self._how)
+
+
+def peaks_of(device: Device) -> Measured:
+    """What a device can do at most: on a CPU multiply-adds in float32 on all cores; bytes copied."""
+    arithmetic = {"GFLOP/s": partial(_arithmetic, device)} if device.geometry.is_measured else {}
+    return Measured({**arithmetic, "GB/s": partial(_copying, device)})
+
+
+def _arithmetic(device: Device) -> float:
     with device.lock:
-        cores = device.features.compute_units
-        peaks = {"GFLOP/s": peak_rate(device, float32) * cores} if device.geometry.is_measured else {}
+        return peak_rate(device, float32) * device.features.compute_units
+
+
+def _copying(device: Device) -> float:
+    with device.lock:
         words = device.empty(Spec((min(COPIED, device.features.max_allocation // 4) // 4,), float32))
         copied, size = device.empty(Spec(words.shape, float32)), words.size * 4
         device.fill_zero(words)
@@ -57,7 +85,7 @@ def peaks_of(device: Device) -> dict[str, float]:
             device.commands.copy((size,), None, copied.memory, words.memory)
             device.commands.finish()
             times.append(time.perf_counter() - began)
-    return {**peaks, "GB/s": 2e-9 * size / min(times)}
+    return 2e-9 * size / min(times)
 
 
 def diagnose(device: Device) -> list[tuple[str, str]]:
