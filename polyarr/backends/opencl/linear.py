@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, reshaped, spec_of, swapped
@@ -16,6 +17,7 @@ from polyarr.backends.opencl.rows import alike, column_sums, wide
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
+IN_PLACE = (InPlace(0, 2), InPlace(1, 2))  # gz over g, or over z
 BLOCK, MOST_BLOCKS = 64, 32768  # rows that a GPU's group takes, and such blocks that there may be
 
 
@@ -45,10 +47,10 @@ def backward(
     rows, depth = prod(x.shape[:-1]), weight.shape[1]
     gz, dbias = _through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
     dx, dweight, epilogue = None, None, PLAIN._replace(precision=precision)
-    if wanted[0]:
-        dx = reshaped(product(device, Spec((rows, depth), x.dtype), gz, weight, None, epilogue)[0], x.shape)
     if wanted[1]:
         dweight, _ = product(device, spec_of(weight), swapped(gz), _matrix(device, x, rows), None, epilogue)
+    if wanted[0]:  # last: when a program runs again nobody needs x by then, so that dx may lie where x lay
+        dx = reshaped(product(device, Spec((rows, depth), x.dtype), gz, weight, None, epilogue)[0], x.shape)
     return dx, dweight, dbias
 
 
@@ -81,6 +83,7 @@ def _columns_plan(
     groups = -(-shape[1] // (lanes * device.geometry.linear["WIDE"]))
     macros = Epilogue(bias, activation or "none").macros(dtype)
     program = device.build("linear", **macros, **device.geometry.linear, ACTIVATES=int(activation is not None))
+    program.linear_gradient.in_place = IN_PLACE if activation else ()
     return LaunchPlan(program.linear_gradient, (groups * lanes, slices), (lanes, slices), shape)
 
 
@@ -109,6 +112,7 @@ def _blocks_plan(
         ACTIVATES=int(activation is not None),
     )  # fmt: skip
     work = (-(-n // (lanes * vector)) * lanes, -(-rows // rows_each) * slices)
+    program.linear_gradient.in_place = IN_PLACE if activation else ()
     return LaunchPlan(program.linear_gradient, work, (lanes, slices), (rows, n, rows_each))
 
 

@@ -1,7 +1,7 @@
 // The gradient of a linear layer's bias and activation: gz = g * slope(z), dbias = the sums of gz's columns.
 //
 // Arrays   g, z, gz (rows, n) row-major, dbias (n); z is what activation was applied to, or relu's
-//          result
+//          result. gz may be g or z: who writes an element has read it before, and nobody else reads it
 // Launch   global (groups * LANES, SLICES), local (LANES, SLICES): a group takes LANES * WIDE whole columns
 // Params   T, ACC, LOAD, STORE of a float dtype | FLOATING 1 | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          ACTIVATES 1 to read z and write gz | BIAS 1 to write dbias

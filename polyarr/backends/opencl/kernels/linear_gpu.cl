@@ -1,7 +1,7 @@
 // The gradient of a linear layer's bias and activation, as linear.cl has it, for GPUs.
 //
-// Arrays   g, z, gz (rows, n) row-major, as there; partials (row blocks, n) of ACC: the sums of gz's columns over each
-//          block of rows, unread without BIAS
+// Arrays   g, z, gz (rows, n) row-major, as there, gz perhaps g or z; partials (row blocks, n) of ACC: the sums of gz's
+//          columns over each block of rows, unread without BIAS
 // Launch   local (LANES, SLICES), global (LANES * column blocks, SLICES * row blocks): a group takes LANES * VECTOR
 //          columns of rows_each rows
 // Params   T, ACC and DEFINE_VECTOR's of a float dtype, VECTOR divides n | FLOATING 1 |
