@@ -8,17 +8,21 @@ from typing import Any
 from polyarr.extras import extra
 
 _SHOWN = 300  # characters of a reason
+_DEEP = "its JSON is nested too deeply"
 
 
-def check_json(value: Any, schema: Path) -> None:
-    """Raise ValueError, in one line, unless a value is as a JSON schema has it."""
-    error = next(_validator(schema).iter_errors(value), None)
+def check_json(value: Any, schema: Path, part: str | None = None) -> None:
+    """Raise ValueError, in one line, unless a value is as a JSON schema, or a part of its $defs, has it."""
+    try:
+        error = next(_validator(schema, part).iter_errors(value), None)
+    except RecursionError as deep:  # while it is shown
+        raise ValueError(_DEEP) from deep
     if error is not None:
         raise ValueError(f"{error.json_path.removeprefix('$.')}: {in_one_line(error.message)}")
 
 
 @cache
-def _validator(schema: Path) -> Any:
+def _validator(schema: Path, part: str | None) -> Any:
     """JSON calls 1.0 an integer and Python reads NaN as a number; here neither is."""
     validators = extra("jsonschema.validators")
     plain = validators.Draft202012Validator
@@ -28,17 +32,23 @@ def _validator(schema: Path) -> Any:
             "number": lambda _, value: type(value) in (int, float) and value == value,
         }
     )
-    return validators.extend(plain, type_checker=types)(json.loads(schema.read_text()))
+    rules = json.loads(schema.read_text()) | ({"$ref": f"#/$defs/{part}"} if part else {})
+    return validators.extend(plain, type_checker=types)(rules)
 
 
 def parsed_json(text: str | bytes, schema: Path) -> Any:
     """The value of a JSON text that is as a schema has it; ValueError for any other text."""
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
+    value = loaded_json(text)
     check_json(value, schema)
     return value
+
+
+def loaded_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError for any other text."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(_DEEP) from error
 
 
 def in_one_line(reason: object) -> str:

@@ -49,6 +49,7 @@ LAYERS = {
     "polyarr.models": 6,
     "polyarr.training": 6,
     "polyarr.contents": 6,
+    "polyarr.serving": 6,
     "polyarr.cli": 7,
     "polyarr.__main__": 7,
     "polyarr.testing": 7,

@@ -17,6 +17,7 @@ from polyarr.core.errors import DtypeError, GradientError
 COMMANDS = {
     "train": ("polyarr.cli.train:command", "Train a small GPT on text."),
     "generate": ("polyarr.cli.generate:command", "Generate text with a trained model."),
+    "serve": ("polyarr.cli.serve:command", "Answer over HTTP with a trained model, as the OpenAI API does."),
     "prepare": ("polyarr.cli.prepare:command", "Write the tokens of texts into a folder, once."),
     "tokenizer": ("polyarr.cli.tokenizer:command", "Learn a tokenizer from texts, or show one."),
     "import": ("polyarr.cli.importing:command", "Take a model from Hugging Face's files, or the tutorial's."),

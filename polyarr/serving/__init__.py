@@ -1,0 +1,1 @@
+"""`polyarr serve`: a model that answers over HTTP, in the shapes of the OpenAI API."""
