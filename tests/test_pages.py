@@ -28,7 +28,7 @@ def folder(tmp_path, on_numpy):
 
 
 def test_the_readme(folder):
-    """With OpenCL, which it names; a server does not end, examining the machine and a conformance run take too long."""
+    """With OpenCL, which it names; a server would not end, and looking at all of the machine takes too long."""
     pytest.importorskip("pyopencl")
     first, trained_model, *commands = follow(ROOT / "README.md", folder, unused=("serve", "doctor", "tune", "conformance"))
     assert "Array(" in first and float(re.search(r"Array\(([\d.e-]+),", trained_model)[1]) < 0.1
