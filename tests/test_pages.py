@@ -30,7 +30,8 @@ def folder(tmp_path, on_numpy):
 def test_the_readme(folder):
     """With OpenCL, which it names; a server would not end, and looking at all of the machine takes too long."""
     pytest.importorskip("pyopencl")
-    first, trained_model, *commands = follow(ROOT / "README.md", folder, unused=("serve", "doctor", "tune", "conformance"))
+    unused = ("serve", "doctor", "tune", "conformance")
+    first, trained_model, *commands = follow(ROOT / "README.md", folder, unused)
     assert "Array(" in first and float(re.search(r"Array\(([\d.e-]+),", trained_model)[1]) < 0.1
     assert "ROMEO:" in commands[1]
     assert load_pretrained(folder / "mine").config.n_layers == 1
