@@ -45,6 +45,28 @@ def test_train_your_own(folder):
     assert {path.name for path in (folder / "runs" / "first").iterdir()} >= {"best.safetensors", "loss.png"}
 
 
+LIFE = ROOT / "docs" / "life-of-an-op.md"
+QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize(("file", "quoted"), QUOTED.findall(LIFE.read_text()))
+def test_what_the_life_of_an_op_quotes_is_there(file, quoted):
+    """Each stretch of lines, one after the other."""
+    text, place = (ROOT / file).read_text(), 0
+    for lines in quoted.split("...\n"):
+        place = text.find(lines.rstrip("\n"), place)
+        assert place >= 0, f"{file} has not, or not after what was quoted before: {lines}"
+
+
+def test_the_life_of_an_op(folder):
+    """On OpenCL, and the program that is shown is the one that is printed."""
+    pytest.importorskip("pyopencl")
+    first, gradient, program = follow(LIFE, folder, POLYARR_BACKEND="opencl")
+    assert first.startswith("[0.4621") and gradient.startswith("0.4621 [0.0655")
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", LIFE.read_text(), re.M | re.S)
+    assert re.sub(r"  # .*", "", program) == shown
+
+
 def test_every_page_that_can_be_run_is(folder):
     """A page with commands or Python is named in a test."""
     tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
