@@ -73,7 +73,7 @@ class Countdown:
 
         def open_in_two(path, mode="r", *args, **settings):
             file = opened(path, mode, *args, **settings)
-            return InTwo(file, self) if "w" in mode else file
+            return InTwo(file, self) if mode[0] in "wa" else file
 
         Path.open = open_in_two
         for name in ("fsync", "replace", "unlink"):
@@ -147,6 +147,11 @@ def ending(folder):
         leaves = np.concatenate([p.numpy().ravel() for p in pa.tree.leaves((model, state["m"], state["v"]))])
         rows = [[row["step"], row["train"], row["val"]] for row in info["history"]]
         found[name] = [tokenizer.characters, leaves.tobytes().hex(), rows, info["random_state"]]
+    # Each step once, and no half a line.
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = [row for row in lines if "backend" not in row]  # but for what each process began with
+    found["metrics"] = [[row["step"], row.get("loss"), row.get("lr"), row.get("val_loss")] for row in told]
+    assert {row["run"] for row in lines} == {info["run"]}
     return [found, sorted(path.name for path in folder.iterdir())]
 
 

@@ -92,7 +92,9 @@ def test_a_checkpoint_comes_back_bit_by_bit(runs):
     assert (info["step"], info["seed"], info["preset"], info["run"]) == (2, 1, "p", run.id)
     assert (info["history"], info["curve"]) == (run.history, run.curve)
     assert info["val_loss"] == run.history[-1]["val"] and "polyarr" in info["versions"]
-    assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "last.safetensors", "loss.png"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.safetensors", "last.safetensors", "loss.png", "metrics.jsonl",
+    ]  # fmt: skip
 
 
 def test_a_checkpoint_before_the_first_evaluation_comes_back(tmp_path):
@@ -206,7 +208,9 @@ def test_saving_removes_what_is_of_another_run_and_nothing_else(runs, folder):
     assert (folder / "last.safetensors").exists()  # of no run
     shutil.copy(runs[0] / "last.safetensors", folder)
     save_checkpoint(folder, "best", checkpoint_of(other, None))
-    assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "loss.png", "notes.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.safetensors", "loss.png", "metrics.jsonl", "notes.txt",
+    ]  # fmt: skip
 
 
 def test_a_resumed_run_stays_the_same_run(runs):

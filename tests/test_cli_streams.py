@@ -52,7 +52,7 @@ def folder(tmp_path):
 
 
 TRAIN = "P train --backend numpy --data a.txt --out run"
-WHOLE = ["best.safetensors", "last.safetensors", "loss.png"]
+WHOLE = ["best.safetensors", "last.safetensors", "loss.png", "metrics.jsonl"]
 
 
 @pytest.mark.parametrize("closing", ["1>&-", "2>&-", "0<&- 1>&- 2>&-", pytest.param("2>/dev/full", marks=needs_full)])

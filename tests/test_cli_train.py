@@ -17,6 +17,7 @@ from polyarr.training import load_checkpoint
 
 ROOT = Path(__file__).parents[1]
 TEXT = "the quick brown fox jumps over the lazy dog;\n" * 60
+FILES = {"best.safetensors", "last.safetensors", "loss.png", "metrics.jsonl"}
 SHORT = ("--backend", "numpy", "--steps", "2", "--seed", "1")
 
 
@@ -57,6 +58,8 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     (folder / "a.txt").write_text(TEXT)
     (folder / "empty.txt").write_text("")
+    (folder / "bare").mkdir()
+    (folder / "bare" / "notes.rst").write_text("a text")
     (folder / "short.txt").write_text(TEXT[:50])
     (folder / "latin.txt").write_bytes("naïve\n".encode("latin-1") * 100)
     code, out, err = run("train", *SHORT, "--data", "a.txt", "--out", "run", cwd=folder)
@@ -69,7 +72,7 @@ def test_training_reports_and_saves(trained):
     numbers = r"train loss \d\.\d{4}  val loss \d\.\d{4}  perplexity \d+\.\d\d  [\d,]+ tokens/s"
     assert re.search(rf"^step +2/2  {numbers}$", out, re.M)
     assert "on numpy" in out and "2,700 characters" in out
-    assert {path.name for path in (folder / "run").iterdir()} == {"best.safetensors", "last.safetensors", "loss.png"}
+    assert {path.name for path in (folder / "run").iterdir()} == FILES
     found = info(folder / "run", "best")
     assert found["preset"] == "demo" and found["step"] == 2 and found["seed"] == 1
 
@@ -134,6 +137,15 @@ def test_resuming_on_another_text_says_so(trained, copied):
     assert code == 0 and "the text is not the one of the first 2 steps: best begins anew, on this one" in out, err
 
 
+def test_a_log_has_no_carriage_returns_and_a_quiet_run_says_nothing(trained, tmp_path):
+    folder, _ = trained
+    data = ("--data", folder / "a.txt")
+    code, out, err = run("train", *SHORT, *data, "--out", "plain", cwd=tmp_path, NO_COLOR="1")
+    assert code == 0 and err == "" and not re.search(r"[\r\x1b]", out) and "step     2/2" in out
+    assert run("train", *SHORT, *data, "--out", "quiet", "--quiet", cwd=tmp_path) == (0, "", "")
+    assert {path.name for path in (tmp_path / "quiet").iterdir()} == FILES
+
+
 def test_resuming_what_is_done_draws_the_curve(copied):
     (copied / "run" / "loss.png").unlink()
     before = files(copied / "run")
@@ -163,7 +175,7 @@ def test_a_signal_saves_and_says_how_to_go_on(trained, tmp_path, number):
         r"stopped after (\d+) steps; saved in run; go on with: polyarr train --resume --out run", out
     )
     assert info(tmp_path / "run")["step"] == int(step[1])
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"best.safetensors", "last.safetensors", "loss.png"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == FILES
 
 
 WRONG = {
@@ -173,7 +185,7 @@ WRONG = {
         "polyarr: none.txt: No such file or directory",
     ),
     "empty file": (("train", *SHORT, "--data", "empty.txt"), 1, "polyarr: empty.txt: the file is empty"),
-    "folder": (("train", *SHORT, "--data", "run"), 1, "polyarr: run: no file in this folder ends in .txt, "),
+    "folder": (("train", *SHORT, "--data", "bare"), 1, "polyarr: bare: no file in this folder ends in .txt, "),
     "short file": (
         ("train", *SHORT, "--data", "short.txt"),
         1,

@@ -22,6 +22,7 @@ from polyarr.training import (
     train,
 )
 from polyarr.training.data import evaluation_windows, shuffled_windows
+from polyarr.training.reporting import reporting
 from polyarr.training.run import perplexity
 from polyarr.training.steps import step_of
 
@@ -137,7 +138,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
     broken = new_run(TEXT, recipe, seed=1)
     for _ in range(10):
         one_step(broken)
-    loop._evaluate_and_save(broken, 1.0, tmp_path, quiet)
+    with reporting(broken, tmp_path, quiet, quiet=True, tensorboard=False) as reports:
+        loop._evaluate_and_save(broken, 1.0, tmp_path, reports)
     pa.random.seed(99)
     saved = load_checkpoint(tmp_path, "last")
     resumed = resumed_run(TEXT, saved, Recipe.from_dict(saved.info["recipe"]))

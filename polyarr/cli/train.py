@@ -91,6 +91,8 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--compile/--no-compile", "compiled", default=True, help="Capture a step once and replay it.  [default: compile]"
 )
+@click.option("--tensorboard", is_flag=True, help="Write event files for TensorBoard, too, into --out.")
+@click.option("--quiet", is_flag=True, help="Print errors and warnings only.")
 def command(
     data: Path | None,
     tokens: str | None,
@@ -114,6 +116,8 @@ def command(
     overwrite: bool,
     profile: Path | None,
     compiled: bool,
+    tensorboard: bool,
+    quiet: bool,
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
     _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha)
@@ -128,6 +132,8 @@ def command(
             return
     for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
         extra(module)
+    if tensorboard:
+        extra("tensorboardX", "tensorboard")
     if resume:
         run = _resumed(data, backend, out, changes)
     else:
@@ -138,8 +144,13 @@ def command(
     _check_writable(out)
     if profile is not None:
         _check_writable(profile.parent)
-    _introduce(run)
-    _conclude(train(run, out, profile=profile, compiled=compiled), out)
+    if not quiet:
+        _introduce(run)
+    run = train(run, out, profile=profile, compiled=compiled, quiet=quiet, tensorboard=tensorboard)
+    if not quiet:
+        _conclude(run, out)
+    if run.stopped_by:
+        raise click.exceptions.Exit(SIGNALLED + run.stopped_by)
 
 
 def _check_options(
@@ -299,9 +310,9 @@ def _conclude(run: Run, out: Path) -> None:
         click.echo(
             f"stopped after {run.step} steps; saved in {out}; go on with: polyarr train --resume --out {out}"
         )
-        raise click.exceptions.Exit(SIGNALLED + run.stopped_by)
+        return
     click.echo(
         f"{run.step:,} steps in {run.seconds:.1f} s, {speed(run):,.0f} tokens/s; best val loss {run.best:.4f}, "
         f"perplexity {perplexity(run.best):.2f}\n"
-        f"saved in {out}: best and last checkpoint, loss.png; now try: polyarr generate {out}"
+        f"saved in {out}: best and last checkpoint, loss.png, metrics.jsonl; now try: polyarr generate {out}"
     )

@@ -13,7 +13,7 @@ from polyarr.schema import in_one_line
 from polyarr.text import Tokenizer, is_prepared, load_tokenizer, open_prepared, tokenizer_from_dict
 from polyarr.text.files import read_regular
 from polyarr.text.prepared import MANIFEST, read_manifest
-from polyarr.training.checkpoint import TABLES, newest, path_of, read_info
+from polyarr.training.checkpoint import newest, path_of, read_info
 from polyarr.training.files import CHECKPOINTS
 
 MODEL = "model."  # what begins the names of a model's arrays in a checkpoint
@@ -98,23 +98,11 @@ def _checkpoint(kind: str, path: Path, stored: list[Stored]) -> Found:
     info = read_info(path)
     shown = ("preset", "data", "seed", "recipe", "versions")
     progress = {"step": info["step"], "steps": info["recipe"]["steps"], "seconds": info["seconds"]}
-    history = [table for table in stored if table.name == "history"]
-    progress |= _losses(history[0]) if history else {}
+    if info["history"]:
+        last, best = info["history"][-1], min(row["val"] for row in info["history"])
+        progress |= {"train_loss": last["train"], "val_loss": last["val"], "best_val_loss": best}
     words = _vocabulary(tokenizer_from_dict(info["tokenizer"]))
     return _found(kind, [path], stored, {name: info[name] for name in shown}, progress, words)
-
-
-def _losses(table: Stored) -> dict[str, Any]:
-    """The last losses of a history, and the best."""
-    names = TABLES["history"]
-    last, best = None, np.inf
-    if table.dtype == "float64" and table.shape[1:] == (len(names),) and table.blocks:
-        for block in table.blocks():  # whose length is a multiple of the columns'
-            rows = block.reshape(-1, len(names))
-            last, best = dict(zip(names, rows[-1].tolist(), strict=True)), min(best, rows[:, names.index("val")].min())
-    if last is None:
-        return {}
-    return {"train_loss": last["train"], "val_loss": last["val"], "best_val_loss": float(best)}
 
 
 def _tokenizer(path: Path) -> Found:

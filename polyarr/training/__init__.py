@@ -3,6 +3,7 @@
 from polyarr.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from polyarr.training.data import check_length, evaluation_windows, shuffled_windows
 from polyarr.training.loop import DivergenceError, train
+from polyarr.training.metrics import read_metrics
 from polyarr.training.presets import PRESETS
 from polyarr.training.recipes import Recipe
 from polyarr.training.run import Run, new_run, resumed_run
@@ -20,6 +21,7 @@ __all__ = [
     "evaluation_windows",
     "load_checkpoint",
     "new_run",
+    "read_metrics",
     "resumed_run",
     "save_checkpoint",
     "shuffled_windows",

@@ -27,6 +27,7 @@ SCHEMA = Path(__file__).with_name("checkpoint.schema.json")
 TABLES = {"history": ("step", "train", "val", "seconds"), "curve": ("step", "loss")}
 _MODEL, _STATE = "model.", "optimizer."
 _LARGEST = 3.5e38  # a loss is a float32
+_MOST_ROWS = 10_000_000  # of a table that is looked at by itself
 
 
 class CheckpointError(ValueError):
@@ -160,12 +161,26 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """What a checkpoint's file says of its run, tokenizer included, without its arrays or a look at the checksum.
+    """What a checkpoint's file says of its run: info and tokenizer, without its weights or a look at the checksum.
 
     Errors:  OSError if it cannot be read; ValueError if it is damaged, or no checkpoint
     """
-    with extra("safetensors").safe_open(path, framework="numpy") as file:
-        return parsed_json(_metadata(file)["info"], SCHEMA)
+    try:
+        with extra("safetensors").safe_open(path, framework="numpy") as file:
+            info = parsed_json(_metadata(file)["info"], SCHEMA)
+            tables = {name: _table(file, name) for name in TABLES}
+    except extra("safetensors").SafetensorError as error:
+        raise ValueError(in_one_line(error)) from error
+    history, curve = (_rows(name, tables[name], info["step"]) for name in TABLES)
+    return info | {"history": [dict(zip(TABLES["history"], row, strict=True)) for row in history], "curve": curve}
+
+
+def _table(file: Any, name: str) -> np.ndarray:
+    found = file.get_slice(name)
+    shape, dtype = found.get_shape(), found.get_dtype()
+    if len(shape) != 2 or shape[1] != len(TABLES[name]) or dtype != "F64" or shape[0] > _MOST_ROWS:
+        raise ValueError(f"{name} is {dtype}{shape}; it must be F64[N, {len(TABLES[name])}]")
+    return file.get_tensor(name)
 
 
 def _metadata(file: Any) -> dict[str, str]:

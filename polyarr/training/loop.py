@@ -1,12 +1,10 @@
 """The training loop. It reads the loss now and then, and nothing else, so that the device is never kept waiting."""
 
-import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +12,6 @@ from polyarr import creation, ops
 from polyarr.capture.compile import compile
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
-from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import loss_scale
 from polyarr.saving import alone_in
@@ -22,9 +19,12 @@ from polyarr.training.checkpoint import check, path_of, save_checkpoint
 from polyarr.training.data import prefetched
 from polyarr.training.files import CURVE, remove_left_overs
 from polyarr.training.interruption import interruption
-from polyarr.training.plot import save_curve
+from polyarr.training.metrics import numbers, read_metrics
+from polyarr.training.plot import save_curves
 from polyarr.training.profiled import profiled_steps
-from polyarr.training.run import Run, checkpoint_of, perplexity, speed
+from polyarr.training.progress import echo as above_the_bar
+from polyarr.training.reporting import Reports, reporting
+from polyarr.training.run import Run, checkpoint_of
 from polyarr.training.steps import Step, evaluate, step_of, summed_loss
 
 READ_EVERY = 10  # steps between two reads of the loss
@@ -40,13 +40,19 @@ def train(
     echo: Callable[[str], None] | None = None,
     profile: Path | None = None,
     compiled: bool = True,
+    quiet: bool = False,
+    tensorboard: bool = False,
 ) -> Run:
     """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
+
+    Every tenth step is a line of metrics.jsonl, which read_metrics reads, and so is an evaluation.
 
     profile   a file for the trace of a few steps, of which a table is printed, too. Those are not captured, so that the
               table can tell whose gradient took the time
     compiled  capture a step and an evaluation once each, and run what was captured: the same bits, sooner. The arrays
               of the run's model and state are given away then
+    quiet     show no progress, and no evaluations
+    tensorboard  write event files, too, into the folder's "tensorboard"
 
     Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
              or another training writes to it
@@ -54,21 +60,24 @@ def train(
     check(checkpoint_of(run, None))  # now, rather than at the first evaluation
     with alone_in(folder, "training"):
         remove_left_overs(folder)
-        _train(run, folder, echo or _echo, profile, compiled)
+        profiled = profiled_steps(profile, run.recipe.steps - run.step, echo or above_the_bar)
+        with reporting(run, folder, echo or above_the_bar, quiet, tensorboard) as reports:
+            _train(run, folder, reports, profiled, compiled)
         validation = [(row["step"], row["val"]) for row in run.history]
-        save_curve(folder / CURVE, run.curve, validation, f"{run.preset}: {run.step:,} steps", run.tokenizer.unit)
+        rates = numbers(read_metrics(folder, run.id), "lr")
+        title = f"{run.preset}: {run.step:,} steps"
+        save_curves(folder / CURVE, run.curve, validation, rates, title, run.tokenizer.unit)
     return run
 
 
-def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | None, compiled: bool) -> None:
+def _train(run: Run, folder: Path, reports: Reports, profiled: AbstractContextManager, compiled: bool) -> None:
     recipe = run.recipe
     plain, loss_in_all = step_of(recipe), summed_loss
     step = plain
     if compiled:  # a step may write over what it is given, which the run is done with
         step, loss_in_all = compile(plain, donate=("model", "state")), compile(loss_in_all)
-    profiled = profiled_steps(profile, recipe.steps - run.step, echo)
     ahead = prefetched(run.windows, run.step)
-    with interruption() as interrupted, _progress(run) as bar, profiled as before_step, ahead as windows:
+    with interruption() as interrupted, profiled as before_step, ahead as windows:
         unread: list[Array] = []
         started = time.perf_counter()
         while run.step < recipe.steps and not interrupted():
@@ -78,16 +87,16 @@ def _train(run: Run, folder: Path, echo: Callable[[str], None], profile: Path | 
                 mean, unread = _read(unread, run), []
                 run.seconds, started = run.seconds + time.perf_counter() - started, time.perf_counter()
                 run.curve.append((run.step, mean))
-                _advance(bar, run, mean)
+                reports.steps(mean)
             if is_due:
-                _evaluate_and_save(run, mean, folder, echo, loss_in_all)
+                _evaluate_and_save(run, mean, folder, reports, loss_in_all)
                 started = time.perf_counter()
         if run.step < recipe.steps:
             run.stopped_by = interrupted()
             _read(unread, run)
             run.seconds += time.perf_counter() - started
         if run.step < recipe.steps or not path_of(folder, "last").exists():
-            _save_as_it_is(run, folder)
+            _save_as_it_is(run, folder, reports)
 
 
 def _one_step(run: Run, step: Step, windows: list[np.ndarray]) -> Array:
@@ -114,7 +123,7 @@ def _evaluate_and_save(
     run: Run,
     loss: float,
     folder: Path,
-    echo: Callable[[str], None],
+    reports: Reports,
     loss_in_all: Callable[[LanguageModel, Array], Array] = summed_loss,
 ) -> None:
     recipe = run.recipe
@@ -128,65 +137,19 @@ def _evaluate_and_save(
     run.history.append({"step": run.step, "train": loss, "val": value, "seconds": run.seconds})
     is_best = value < run.best
     run.best = min(run.best, value)
-    _save(run, value, folder, is_best)
-    echo(
-        f"step {run.step:>5}/{recipe.steps}  train loss {loss:.4f}  val loss {value:.4f}  "
-        f"perplexity {perplexity(value):.2f}  {speed(run):,.0f} tokens/s"
-    )
+    reports.evaluation(value)
+    _save(run, value, folder, is_best, reports)
+    reports.tell(loss, value)
 
 
-def _save_as_it_is(run: Run, folder: Path) -> None:
-    _save(run, run.history[-1]["val"] if run.history else None, folder, is_best=not run.history)
+def _save_as_it_is(run: Run, folder: Path, reports: Reports) -> None:
+    _save(run, run.history[-1]["val"] if run.history else None, folder, not run.history, reports)
 
 
-def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool) -> None:
+def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool, reports: Reports) -> None:
     """Save "last", and "best" before it: whoever goes on from the last before comes to the same best again."""
     for name in ("best", "last") if is_best or not path_of(folder, "best").exists() else ("last",):
         save_checkpoint(folder, name, checkpoint_of(run, val_loss))
     if len(run.history) <= 1:
         (folder / CURVE).unlink(missing_ok=True)  # of a run that this one replaces
-
-
-# ---- progress ------------------------------------------------------------------------------------------------
-
-
-def _echo(line: str) -> None:
-    """A line above the bar, at once: whoever follows a log waits for it."""
-    extra("tqdm").tqdm.write(line)
-    sys.stdout.flush()
-
-
-def _progress(run: Run) -> Any:
-    """A bar on a terminal; elsewhere a line now and then."""
-    interval, file = 0.2 if sys.stderr.isatty() else 10, _Forgiving(sys.stderr)
-    return extra("tqdm").tqdm(
-        total=run.recipe.steps, initial=run.step, unit="step", mininterval=interval, file=file
-    )
-
-
-class _Forgiving:
-    """A stream for the bar, which must not stop a run because nothing can be written there any more."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self._stream  # tqdm.write looks for bars on the terminal
-
-    __hash__ = object.__hash__
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-
-def _advance(bar: Any, run: Run, loss: float) -> None:
-    bar.set_postfix_str(f"loss {loss:.3f}, {speed(run):,.0f} tokens/s", refresh=False)
-    bar.update(run.step - bar.n)
+    reports.saved()

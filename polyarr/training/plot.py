@@ -1,4 +1,4 @@
-"""The loss curve."""
+"""The curves of losses and of the learning rate."""
 
 import io
 from pathlib import Path
@@ -6,20 +6,28 @@ from pathlib import Path
 from polyarr.extras import extra
 from polyarr.saving import write_whole
 
+Points = list[tuple[int, float]]
 
-def save_curve(path: Path, training: list, validation: list, title: str, unit: str) -> None:
-    """Draw two lists of (step, loss) into a PNG; unit is what tokens are called. Needs no display."""
-    figure = extra("matplotlib.figure").Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(*_columns(training), label="training", linewidth=0.8)
-    axes.plot(*_columns(validation), label="validation", marker="o", markersize=3)
-    axes.set(xlabel="step", ylabel=f"loss (nats per {unit.removesuffix('s')})", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend()
+
+def save_curves(path: Path, training: Points, validation: Points, rates: Points, title: str, unit: str) -> None:
+    """Draw lists of (step, loss), and of (step, learning rate), into a PNG; unit is what tokens are called.
+
+    Needs no display.
+    """
+    figure = extra("matplotlib.figure").Figure(figsize=(7, 5.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    above.plot(*_columns(training), label="training", linewidth=0.8)
+    above.plot(*_columns(validation), label="validation", marker="o", markersize=3)
+    above.set(ylabel=f"loss (nats per {unit.removesuffix('s')})", title=title)
+    above.legend()
+    below.plot(*_columns(rates), color="tab:green", linewidth=0.8)
+    below.set(xlabel="step", ylabel="learning rate")
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)  # a Figure of its own draws with Agg
     write_whole(path, picture.getvalue())
 
 
-def _columns(points: list) -> tuple:
+def _columns(points: Points) -> tuple:
     return tuple(zip(*points, strict=True)) if points else ((), ())
