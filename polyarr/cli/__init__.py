@@ -22,6 +22,7 @@ COMMANDS = {
     "tokenizer": ("polyarr.cli.tokenizer:command", "Learn a tokenizer from texts, or show one."),
     "import": ("polyarr.cli.importing:command", "Take a model from Hugging Face's files, or the tutorial's."),
     "export": ("polyarr.cli.exporting:command", "Write a model for other programs."),
+    "report": ("polyarr.cli.report:command", "Write a page about a run: curves, evaluations, recipe."),
     "inspect": ("polyarr.cli.inspecting:command", "Show what is in a model's files, tensor by tensor."),
     "backends": ("polyarr.cli.backends:command", "List the backends, and what each can do."),
     "devices": ("polyarr.cli.devices:command", "List the devices that the backends can use."),
