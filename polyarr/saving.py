@@ -5,9 +5,9 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, bfloat16, described
+from polyarr.core.spec import DTYPES, Spec, bfloat16, described
 from polyarr.extras import extra
 
 try:
@@ -27,6 +27,7 @@ _TREE = "polyarr.tree"  # the key in the file's metadata of the tree as JSON, ar
 CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
     f"{kind.upper()}{bits}": np.dtype(f"{'u' * (kind == 'u')}int{bits}") for kind in "iu" for bits in (8, 16, 32, 64)
 }
+_CODE_OF = {np.dtype(dtype): code for code, dtype in CODES.items()}
 
 
 def save(path: str | os.PathLike, tree: Any) -> None:
@@ -45,7 +46,7 @@ def save(path: str | os.PathLike, tree: Any) -> None:
         metadata = {_TREE: json.dumps(_plain(tree, (), arrays), allow_nan=False)}
     except RecursionError:
         raise ValueError("save: tree is nested too deeply, or holds itself; it must be a tree") from None
-    write_whole(target, extra("safetensors.numpy").save(arrays, metadata=metadata))
+    write_arrays(target, {name: source_of(a) for name, a in arrays.items()}, metadata)
 
 
 def load(path: str | os.PathLike, *, device: str | Backend | None = None) -> Any:
@@ -145,6 +146,52 @@ def _host(path: Path, name: str, part: dict[str, Any]) -> np.ndarray:
     if part["dtype"] not in CODES:
         raise DtypeError(f"load: {path}: {name} is of {part['dtype']}; polyarr has {', '.join(d.name for d in DTYPES)}")
     return np.frombuffer(part["data"], CODES[part["dtype"]]).reshape(part["shape"])
+
+
+# ---- arrays in files ---------------------------------------------------------------------------------------------
+
+
+class Source(NamedTuple):
+    """An array that may be elsewhere: what it is like, and what brings it to the host."""
+
+    spec: Spec
+    read: Callable[[], np.ndarray]
+
+    def data(self) -> memoryview:
+        """Its bytes, row by row."""
+        return np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data
+
+
+def source_of(a: Array | np.ndarray | Source) -> Source:
+    """What to write of an array."""
+    if isinstance(a, Source):
+        return a
+    return Source(a.spec, a.numpy) if isinstance(a, Array) else Source(Spec(a.shape, a.dtype), lambda: a)
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, Source], metadata: Mapping[str, str], first: Callable[[], None] | None = None
+) -> None:
+    """Put a safetensors file of arrays in a path's place, as write_whole does.
+
+    They are brought to the host and written one after the other; the library wants all of them in memory, and
+    again as what is written.
+
+    Errors:  OSError with the path
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    # In the library's order, by which each begins where its numbers may.
+    names, end = sorted(arrays, key=lambda name: (-arrays[name].spec.dtype.itemsize, name)), 0
+    for name in names:
+        spec = arrays[name].spec
+        start, end = end, end + spec.size * spec.dtype.itemsize
+        header[name] = {"dtype": _CODE_OF[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with written_whole(path, first) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(arrays[name].data())
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

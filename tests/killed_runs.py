@@ -81,21 +81,28 @@ class Countdown:
 
 
 class InTwo:
-    """A file that is written in two halves, with a step before each."""
+    """A file of which all that was written goes to the disk in two halves, with a step before each."""
 
     def __init__(self, file, countdown):
-        self.file, self.countdown = file, countdown
+        self.file, self.countdown, self.held = file, countdown, []
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        self.flush()
         self.file.close()
 
     def __getattr__(self, name):
         return getattr(self.file, name)
 
     def write(self, data):
+        self.held.append(data)
+
+    def flush(self):
+        if not self.held:
+            return
+        data, self.held = ("" if isinstance(self.held[0], str) else b"").join(self.held), []
         for half in (data[: len(data) // 2], data[len(data) // 2 :]):
             self.countdown.step("before half a write")
             self.file.write(half)

@@ -12,6 +12,7 @@ from polyarr import nn, optim, tree
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import DTYPES
+from polyarr.saving import source_of, write_arrays
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
@@ -134,3 +135,15 @@ def test_parameters_of_a_tree_must_fit(on_numpy: Backend) -> None:
         nn.Sequential(nn.Linear(2, 3)).load_parameters({1: {"weight": pa.ones((3, 2))}})
     with pytest.raises(ShapeError, match="weight is"):
         nn.Linear(2, 3).load_parameters({"weight": pa.ones((2, 2)), "bias": pa.ones(3)})
+
+
+def test_files_are_the_librarys_to_the_byte(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "b": rng.standard_normal((3, 5)).astype(np.float32), "a": np.arange(7),
+        "narrow": np.array([1.5, 2.5], pa.bfloat16), "turned": rng.standard_normal((4, 3)).T,
+        "flag": np.array([True, False, True]), "none": np.zeros((0, 2)), "naïve 🦊": np.array(2.5),
+    }  # fmt: skip
+    write_arrays(tmp_path / "ours", {name: source_of(a) for name, a in arrays.items()}, {"format": "pt"})
+    theirs = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
+    assert (tmp_path / "ours").read_bytes() == safetensors.save(theirs, metadata={"format": "pt"})

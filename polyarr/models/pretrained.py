@@ -5,19 +5,22 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr import creation
-from polyarr.core.spec import as_dtype
+from polyarr.core.array import Array
+from polyarr.core.spec import Spec, as_dtype
 from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.models.formats import WRITTEN, Format, format_of
 from polyarr.nn import merge_lora, shapes_only
-from polyarr.saving import write_whole
+from polyarr.saving import Source, write_arrays, write_whole
+from polyarr.text.files import read_regular
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _LARGEST_JSON = 2**27  # bytes; an index has a line for each array
@@ -26,7 +29,22 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHOWN = 3  # names listed in an error
 _LONGEST = 300  # characters of a reason
 
-Tensors = dict[str, tuple[Any, str]]  # by full name: the open file that an array is in, and its name there
+
+class Stored(NamedTuple):
+    """An array in a file, and what is known of it without reading it."""
+
+    file: Path
+    name: str
+    shape: list[int]
+    dtype: str
+
+    def read(self) -> np.ndarray:
+        """Its numbers. The file is open meanwhile only: as long as it is, what was read of it counts as memory."""
+        with _opened(self.file) as file:
+            return file.get_tensor(self.name)
+
+
+Tensors = dict[str, Stored]  # by full name
 
 
 class PretrainedError(ValueError):
@@ -40,8 +58,8 @@ def load_pretrained(path: str | os.PathLike, *, dtype: Any = "float32") -> Langu
     """The model in a Hugging Face folder, or in a safetensors file beside its config.json; in evaluation mode.
 
     It may be GPT-2, Llama, Qwen2 or what has their names, such as SmolLM2, in one file or in several with an index; or
-    the tutorial's GPT, whose config.json is its dict of settings. Files are mapped into memory, and their arrays are
-    brought to dtype one by one. Nothing is ever unpickled.
+    the tutorial's GPT, whose config.json is its dict of settings. Arrays are read and brought to dtype one by one, so
+    that there is the model in memory, and the largest array a few times. Nothing is ever unpickled.
 
     Errors:  OSError if a file cannot be read; PretrainedError for files that are damaged, or that name other arrays or
              settings than polyarr's model has; RuntimeError without the library safetensors
@@ -49,12 +67,12 @@ def load_pretrained(path: str | os.PathLike, *, dtype: Any = "float32") -> Langu
     path, dtype = Path(path), as_dtype(dtype)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(path))
-    with _reasons_named(path), contextlib.ExitStack() as opened:
+    with _reasons_named(path):
         settings = _json((path if path.is_dir() else path.parent) / CONFIG)
         form = format_of(settings)
         with shapes_only():
             model = new_model(form.config_of(settings)).astype(dtype)
-        tensors = _prefixed(_tensors(path, opened), form)
+        tensors = _prefixed(_tensors(path), form)
         _check(model, form, tensors)
         found = {name: creation.asarray(_read(form, name, tensors), dtype=dtype) for name in model.named_parameters()}
     return model.load_parameters(found).eval()
@@ -73,10 +91,7 @@ def _reasons_named(path: Path) -> Iterator[None]:
 
 def _json(path: Path) -> dict[str, Any]:
     """The dict in a JSON file."""
-    with path.open("rb") as file:
-        data = file.read(_LARGEST_JSON + 1)
-    if len(data) > _LARGEST_JSON:
-        raise ValueError(f"{path.name} is longer than {_LARGEST_JSON:,} bytes")
+    data = read_regular(path, _LARGEST_JSON)
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -86,43 +101,48 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _tensors(path: Path, opened: contextlib.ExitStack) -> Tensors:
+def _tensors(path: Path) -> Tensors:
     """The arrays of a file, or of a folder's one file or those of its index."""
     if path.suffix in _PICKLED:
         raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
     whole, index = (path / WHOLE, path / INDEX) if path.is_dir() else (path, None)
     if index is None or whole.exists():
-        file = _opened(whole, opened)
-        return {name: (file, name) for name in file.keys()}
+        return _held_by(whole)
     if not index.exists():
         pickled = [other.name for other in sorted(path.iterdir()) if other.suffix in _PICKLED]
         hint = f"; {pickled[0]} is pickled, which is never read: save it as safetensors" if pickled else ""
         raise FileNotFoundError(f"{path}: neither {WHOLE} nor {INDEX} is here{hint}")
-    return _by_index(_json(index).get("weight_map"), path, opened)
+    return _by_index(_json(index).get("weight_map"), path)
 
 
-def _opened(path: Path, opened: contextlib.ExitStack) -> Any:
+def _held_by(path: Path) -> Tensors:
+    """The arrays of a file, none of which is read."""
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}
+        return {name: Stored(path, name, part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+
+
+def _opened(path: Path) -> Any:
     with path.open("rb"):
         pass  # the system's own error for a file that is not there, with its name
     try:
-        return opened.enter_context(extra("safetensors").safe_open(path, framework="numpy"))
+        return extra("safetensors").safe_open(path, framework="numpy")
     except (OSError, ValueError, extra("safetensors").SafetensorError) as error:
         raise ValueError(f"{path.name} is damaged or no safetensors file: {error}") from error
 
 
-def _by_index(names: Any, folder: Path, opened: contextlib.ExitStack) -> Tensors:
+def _by_index(names: Any, folder: Path) -> Tensors:
     """The arrays that an index names, in its files."""
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
         raise ValueError(f"{INDEX} has no weight_map from names of arrays to names of files")
-    files = {}
+    held: dict[str, Tensors] = {}
     for name in sorted(set(names.values())):
         if name != Path(name).name or not name.endswith(".safetensors"):
             raise ValueError(f"{INDEX} names {name!r}; it must be a safetensors file of the same folder")
-        files[name] = _opened(folder / name, opened)
-    held = {name: set(file.keys()) for name, file in files.items()}
+        held[name] = _held_by(folder / name)
     if lost := [name for name, file in names.items() if name not in held[file]]:
         raise ValueError(f"{_listed(lost)}: not in the files that {INDEX} names for them")
-    return {name: (files[file], name) for name, file in names.items()}
+    return {name: held[file][name] for name, file in names.items()}
 
 
 def _prefixed(tensors: Tensors, form: Format) -> Tensors:
@@ -142,9 +162,7 @@ def _check(model: LanguageModel, form: Format, tensors: Tensors) -> None:
     wrong = [f"{what} {_listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
     misfits = []
     for name in (n for n in wanted if n in tensors):
-        file, there = tensors[name]
-        found = file.get_slice(there)
-        shape, dtype = found.get_shape(), found.get_dtype()
+        shape, dtype = tensors[name].shape, tensors[name].dtype
         if shape != wanted[name]:
             misfits.append(f"{name} is {shape} and must be {wanted[name]}")
         elif dtype not in _DTYPES:
@@ -174,7 +192,7 @@ def _shares(model: LanguageModel, rows: int, parts: int) -> list[int]:
 def _read(form: Format, own: str, tensors: Tensors) -> np.ndarray:
     """Our array of a name, of theirs."""
     names, transposed = form.parts(own)
-    parts = [file.get_tensor(there) for file, there in map(tensors.__getitem__, names)]
+    parts = [tensors[name].read() for name in names]
     for name, part in zip(names, parts, strict=True):
         if not np.isfinite(part).all():
             raise ValueError(f"{name} holds numbers that are not finite")
@@ -233,8 +251,8 @@ def _write_weights(folder: Path, model: LanguageModel, form: Format, dtype: np.d
     where: dict[str, str] = {}
     for number, owns in enumerate(shards, 1):
         name = WHOLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        arrays = {theirs: part for own in owns for theirs, part in _parts(model, form, own, dtype)}
-        write_whole(folder / name, extra("safetensors.numpy").save(arrays, metadata={"format": "pt"}))
+        arrays = {theirs: source for own in owns for theirs, source in _sources(model, form, own, dtype)}
+        write_arrays(folder / name, arrays, {"format": "pt"})
         where |= dict.fromkeys(arrays, name)
     if len(shards) > 1:
         total = sum(leaf.size for leaf in model.named_parameters().values()) * dtype.itemsize
@@ -256,10 +274,16 @@ def _shards(model: LanguageModel, dtype: np.dtype, limit: int) -> list[list[str]
     return shards
 
 
-def _parts(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+def _sources(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> Iterator[tuple[str, Source]]:
     """Their arrays, by name, that ours of a name is made of."""
-    names, transposed = form.parts(own)
-    host = model.named_parameters()[own].numpy().astype(dtype)
-    shares = _shares(model, len(host), len(names))
-    for name, part in zip(names, np.split(host, np.cumsum(shares)[:-1]), strict=True):
-        yield name, np.ascontiguousarray(part.T if transposed else part)
+    leaf, (names, transposed) = model.named_parameters()[own], form.parts(own)
+    ends = np.cumsum(_shares(model, leaf.shape[0], len(names)))
+    for name, start, end in zip(names, [0, *ends], ends, strict=False):
+        shape = (int(end - start), *leaf.shape[1:])
+        read = partial(_part, leaf, slice(start, end), transposed, dtype)
+        yield name, Source(Spec(shape[::-1] if transposed else shape, dtype), read)
+
+
+def _part(leaf: Array, rows: slice, transposed: bool, dtype: np.dtype) -> np.ndarray:
+    part = leaf.numpy()[rows].astype(dtype, copy=False)
+    return part.T if transposed else part

@@ -25,4 +25,4 @@ def read_regular(path: str | Path, most: int) -> bytes:
     if size > most:
         raise ValueError(f"{path}: {size:,} bytes; at most {most:,} are read")
     with open(path, "rb") as file:
-        return file.read(most)
+        return file.read(size)  # not `most`: so many bytes are taken first

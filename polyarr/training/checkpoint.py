@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
-from polyarr.saving import sync_folder, write_whole
+from polyarr.saving import Source, source_of, sync_folder, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
 from polyarr.text import Tokenizer, tokenizer_from_dict
 from polyarr.training.files import CHECKPOINTS
@@ -71,8 +72,8 @@ def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     info = check(checkpoint)
     text, arrays = json.dumps(info), _arrays(checkpoint)
     metadata = {"format": FORMAT, "info": text, "checksum": _checksum(text, arrays)}
-    data = extra("safetensors.numpy").save(arrays, metadata=metadata)
-    write_whole(path_of(folder, name), data, first=lambda: _remove_others(folder, name, info["run"]))
+    target, others = path_of(folder, name), lambda: _remove_others(folder, name, info["run"])
+    write_arrays(target, arrays, metadata, first=others)
 
 
 def check(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -90,14 +91,15 @@ def check(checkpoint: Checkpoint) -> dict[str, Any]:
     return info
 
 
-def _arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+def _arrays(checkpoint: Checkpoint) -> dict[str, Source]:
     model, _, state, info = checkpoint
     kept = {name: value for name, value in state.items() if name != "step"}
-    arrays = {_MODEL + path: p.numpy() for path, p in model.state_dict().items()}
-    arrays |= {_STATE + ".".join(map(str, path)): a.numpy() for path, a in tree.items(kept)}
+    arrays = {_MODEL + path: source_of(p) for path, p in model.state_dict().items()}
+    arrays |= {_STATE + ".".join(map(str, path)): source_of(a) for path, a in tree.items(kept)}
     rows = {"history": [tuple(row.values()) for row in info["history"]], "curve": info["curve"]}
     return arrays | {
-        name: np.array(rows[name], np.float64).reshape(-1, len(columns)) for name, columns in TABLES.items()
+        name: source_of(np.array(rows[name], np.float64).reshape(-1, len(columns)))
+        for name, columns in TABLES.items()
     }
 
 
@@ -108,12 +110,13 @@ def _remove_others(folder: Path, name: str, run: str) -> None:
             sync_folder(folder)
 
 
-def _checksum(text: str, arrays: dict[str, np.ndarray]) -> str:
+def _checksum(text: str, arrays: Mapping[str, Source | np.ndarray]) -> str:
     """SHA-256 of the JSON text, then of each array's name, dtype, shape and bytes in the order of the names."""
     found = hashlib.sha256(text.encode())
     for name, array in sorted(arrays.items()):
-        found.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
-        found.update(array.tobytes())
+        source = source_of(array)
+        found.update(f"\n{name} {source.spec.dtype} {source.spec.shape}\n".encode())
+        found.update(source.data())
     return found.hexdigest()
 
 
