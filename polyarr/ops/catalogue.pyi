@@ -445,6 +445,9 @@ def gelu(x: Array, approximate: str = 'none') -> Array: ...
 def linear(x: Array, weight: Array, bias: Array | None = None, activation: str | None = None, precision: str | None = None) -> Array: ...
 
 @_op
+def int8_linear(x: Array, weight: Array, scale: Array | float) -> Array: ...
+
+@_op
 def embedding(weight: Array, indices: Array) -> Array: ...
 
 @_op
@@ -521,6 +524,7 @@ __all__ = [
     "greater_equal",
     "hypot",
     "imag",
+    "int8_linear",
     "isfinite",
     "isinf",
     "isnan",

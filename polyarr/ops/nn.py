@@ -3,9 +3,9 @@
 import math
 
 from polyarr.core.array import spec_of
-from polyarr.core.errors import ShapeError
+from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32
+from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32, int8
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
@@ -29,7 +29,7 @@ from polyarr.ops.elementwise import (
     where,
 )
 from polyarr.ops.index import take, take_along_axis
-from polyarr.ops.linalg import matrix_product
+from polyarr.ops.linalg import matmul, matrix_product
 from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, not_equal
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import axis_of, max, mean, sum
@@ -177,6 +177,35 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
     product = matrix_product(rows, matrix_transpose(weight), precision=precision)
     y = ACTIVATIONS[activation](product if bias is None else add(product, bias))
     return reshape(like(y, product), shape=(*x.shape[:-1], weight.shape[0]))
+
+
+@composed()
+def int8_linear(x, weight, scale):
+    """x times the transpose of weight, whose rows are multiplied by scale: a linear layer of bytes.
+
+    Shapes:  x (..., k), weight (n, k), scale (n,) -> (..., n)
+    Dtypes:  x and scale floating, weight int8 -> x's
+    Errors:  ShapeError if the lengths do not fit
+    Grads:   x, scale
+    Source:  Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339, of which this is the quantised weight
+    """
+    check_kind("int8_linear", "x", spec_of(x), "floating")
+    check_kind("int8_linear", "scale", spec_of(scale), "floating")
+    if weight.dtype != int8:
+        raise DtypeError(f"int8_linear: weight is {spec_of(weight)}; its dtype must be int8")
+    if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1] or scale.shape != weight.shape[:1]:
+        given = f"x is {spec_of(x)}, weight is {spec_of(weight)}, scale is {spec_of(scale)}"
+        raise ShapeError(f"int8_linear: {given}; they must be [..., k], [n, k] and [n]")
+    rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
+    product = matrix_product(rows, matrix_transpose(astype(weight, dtype=rows.dtype)))
+    return reshape(like(multiply(product, scale), product), shape=(*x.shape[:-1], weight.shape[0]))
+
+
+int8_linear.vjp(
+    x=lambda g, weight, scale: matmul(multiply(g, like(scale, g)), astype(weight, dtype=g.dtype)),
+    weight=None,
+    scale=lambda g, x, weight: multiply(g, matmul(x, matrix_transpose(astype(weight, dtype=x.dtype)))),
+)
 
 
 @composed(indices="indices", widen=False)

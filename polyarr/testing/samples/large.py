@@ -240,7 +240,15 @@ def _linear(template: Sample) -> Iterator[Sample]:
         yield Sample(tuple(datas), {"activation": activation if i else "gelu"})
 
 
+def _byte_layers(template: Sample) -> Iterator[Sample]:
+    x, weight, scale = _datas(template)
+    for i, (m, n, k) in enumerate((*SIZES[::3], (2, 131, 1031), (1, 3, 5003))):
+        shapes = ((m, k), (n, k), (n,))
+        yield Sample(tuple(Data(s, d.dtype, seed=i) for s, d in zip(shapes, (x, weight, scale), strict=True)), {})
+
+
 LARGE |= {
+    ops.int8_linear: _byte_layers,
     ops.matrix_product: _matrices,
     ops.matmul: _matrices,
     ops.vecdot: _only(((ROWS, ROWS), {}), ((LINE, LINE), {})),

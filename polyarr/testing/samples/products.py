@@ -190,6 +190,24 @@ SAMPLES[ops.linear] = Entry(
 )
 
 
+def _byte_layers(dtype: str) -> SearchStrategy[Sample]:
+    def drawn(lead: tuple, k: int, n: int) -> SearchStrategy:
+        scale = datas((n,), "float32" if is_narrow(dtype) else dtype)
+        return samples(datas((*lead, k), dtype), datas((n, k), "int8", ("normal", "wide")), scale)
+
+    return st.sampled_from((*LAYERS, ((9,), 33, 5), ((1,), 1031, 3))).flatmap(remembered(lambda size: drawn(*size)))
+
+
+SAMPLES[ops.int8_linear] = Entry(
+    _byte_layers,
+    _byte_layers,
+    lambda x, weight, scale: x @ weight.astype(x.dtype).T * scale,
+    "composed",
+    FLOATING,
+    special="nonfinite",
+)
+
+
 def _embedding(dtype: str) -> SearchStrategy[Sample]:
     def drawn(v: int, c: int, shape: tuple, index: str) -> SearchStrategy:
         return samples(datas((v, c), dtype), datas(shape, index, ("below",), limit=v))
