@@ -31,10 +31,11 @@ from polyarr.training import load_checkpoint
     help="Above 1: tokens of the text become less likely.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text.")
+@click.option("--int8", is_flag=True, help="Round the weights to a byte each: faster where memory is the limit.")
 @click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
 @click.option("--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which one.")
 def command(
-    folder: Path, prompt: str | None, tokens: int, backend: str | None, checkpoint: str, **options: Any
+    folder: Path, prompt: str | None, tokens: int, int8: bool, backend: str | None, checkpoint: str, **options: Any
 ) -> None:
     """Generate text with the model that `polyarr train` saved in DIR, up to the end of a text or so many tokens."""
     for name, given in (("--prompt", [prompt]), ("--stop", options["stop"])):
@@ -44,6 +45,7 @@ def command(
     model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
     prompt, start = _beginning(tokenizer, prompt)
     click.echo(prompt, nl=False)
+    model = model.quantised() if int8 else model
     for part in Writer(model, tokenizer).write([start.tolist()], tokens, **options):
         click.echo(part.text, nl=False)
     click.echo()

@@ -9,7 +9,7 @@ from polyarr.autograd import checkpoint
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS
-from polyarr.nn import Embedding, KeyValueCache, Linear, Module
+from polyarr.nn import Embedding, Int8Linear, KeyValueCache, Linear, Module, quantised
 from polyarr.nn.attention import unpadded
 
 LONGEST = 2**31 - 1  # what an array can be indexed with
@@ -78,7 +78,7 @@ class LanguageModel(Module):
     config: Any
     tok_emb: Embedding
     blocks: list[Any]
-    out_head: Linear | None
+    out_head: Linear | Int8Linear | None
     recompute = False  # True: what is inside of a block is not kept for the gradient but computed again
 
     def __call__(
@@ -138,7 +138,19 @@ class LanguageModel(Module):
 
     def caches(self, batch: int, size: int) -> list[KeyValueCache]:
         """Room for what the blocks see of so many positions."""
-        return [block.att.cache(batch, size) for block in self.blocks]
+        return [block.att.cache(batch, size, self.tok_emb.weight) for block in self.blocks]
+
+    def quantised(self) -> Self:
+        """The same model with weights of a byte each in its linear layers: for writing, which waits for reading them.
+
+        A head that shares the embedding's weight gets its own; the embeddings stay as they are.
+
+        Source:  Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339
+        """
+        model = quantised(self)
+        if self.out_head is None:
+            model.out_head = Int8Linear(self.tok_emb.weight)
+        return model
 
     def _seen(
         self, tokens: Array, caches: list[KeyValueCache] | None, position: int | None, padding: Array | None

@@ -18,6 +18,7 @@ from polyarr.nn.layers import (
 )
 from polyarr.nn.lora import LoRALinear, lora, merge_lora
 from polyarr.nn.module import Module
+from polyarr.nn.quantised import Int8Linear, quantised
 from polyarr.nn.rotary import RotaryScaling, Turns, rotary, turns
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Embedding",
     "FeedForward",
     "GatedFeedForward",
+    "Int8Linear",
     "KeyValueCache",
     "LayerNorm",
     "Linear",
@@ -44,6 +46,7 @@ __all__ = [
     "lora",
     "merge_lora",
     "normal",
+    "quantised",
     "rotary",
     "shapes_only",
     "turns",

@@ -81,9 +81,10 @@ class MultiHeadAttention(Module):
         self.qkv = Linear(emb_dim, rows, bias=qkv_bias, init=init)
         self.out = Linear(n_heads * self.head_size, emb_dim, bias=out_bias, init=out_init)
 
-    def cache(self, batch: int, size: int) -> KeyValueCache:
-        """Room for the keys and values of so many positions."""
-        return KeyValueCache(batch, self.n_kv_heads, size, self.head_size, like=self.qkv.weight)
+    def cache(self, batch: int, size: int, like: Array | None = None) -> KeyValueCache:
+        """Room for the keys and values of so many positions, of like's dtype; None: the weights'."""
+        like = self.qkv.weight if like is None else like
+        return KeyValueCache(batch, self.n_kv_heads, size, self.head_size, like)
 
     def __call__(
         self,

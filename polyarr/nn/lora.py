@@ -86,18 +86,18 @@ def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None =
     def adapted(path: str, layer: Linear) -> Module:
         return LoRALinear(layer, rank, alpha / rank, dropout) if path in chosen else layer
 
-    return _replaced(model, adapted)
+    return replaced(model, adapted)
 
 
 def merge_lora(model: M) -> M:
     """The model with its adapters added to the weights that they are beside, and nothing frozen."""
-    return _replaced(model, lambda _, layer: layer.merged() if type(layer) is LoRALinear else layer).unfreeze()
+    return replaced(model, lambda _, layer: layer.merged() if type(layer) is LoRALinear else layer).unfreeze()
 
 
 def _chosen(model: Module, match: str) -> set[str]:
     """The paths of the layers that a pattern is for."""
     layers: dict[str, Module] = {}
-    _replaced(model, layers.setdefault)
+    replaced(model, layers.setdefault)
     if any(type(layer) is LoRALinear for layer in layers.values()):
         raise ValueError("lora: the model has adapters already; merge_lora puts them into its weights")
     pattern = match.replace(".", "/")
@@ -108,14 +108,14 @@ def _chosen(model: Module, match: str) -> set[str]:
     return found
 
 
-def _replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:
+def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:
     """A copy of a tree with change(path, layer) for each layer that is a Linear, or one with an adapter."""
     if type(node) in (Linear, LoRALinear):
         return change(".".join(map(str, path)), node)
     found = tree.children(node)
     if found is None:
         return node
-    return tree.rebuild(node, {name: _replaced(child, change, (*path, name)) for name, child in found.items()})
+    return tree.rebuild(node, {name: replaced(child, change, (*path, name)) for name, child in found.items()})
 
 
 def _beside(weight: Any, made: Any) -> Any:
