@@ -1,7 +1,7 @@
 """How many tokens a second does a GPT write, one by one: eagerly, captured by polyarr.compile, and beside PyTorch?
 
     python benchmarks/decode.py [--preset shakespeare-char] [--backend opencl] [--batch-size 1] [--tokens 128]
-                                [--turns 5] [--threads 2]
+                                [--turns 5] [--threads 2] [--int8]
     python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16]
     either with                 [--json FILE] [--png FILE]
 
@@ -31,7 +31,7 @@ class Polyarr:
     """A text of one token; a call gives the next one's logits."""
 
     def __init__(self, model, batch, way):
-        self.model, self.batch, self.step = model, batch, way(self.following)
+        self.model, self.batch, self.way, self.step = model, batch, way, way(self.following)
 
     @staticmethod
     def following(model, token, caches, position):
@@ -139,6 +139,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=128, help="of a text")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--int8", action="store_true", help="captured with weights of a byte each, too")
     parser.add_argument("--threads", type=int, default=2, help="for PyTorch")
     parser.add_argument("--torch-device", default="cpu", choices=["cpu", "cuda"])
     options = report.parsed(parser)
@@ -150,6 +151,8 @@ def main():
         "captured": Polyarr(narrow, options.batch_size, lambda fn: pa.compile(fn, donate="caches")),
         "eager": Polyarr(narrow, options.batch_size, lambda fn: fn),
     }
+    if options.int8:
+        writers["int8"] = Polyarr(narrow.quantised(), options.batch_size, writers["captured"].way)
     if torch is None:
         print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
     else:
