@@ -181,21 +181,26 @@ def test_a_model_without_a_template_says_so(tiny, runner):
     service.worker.close()
 
 
+async def ask_directly(service, body, send, gone):
+    """A completion without a client between; `gone` is set when that goes away."""
+    scope = {"type": "http", "method": "POST", "path": COMPLETION, "headers": [(b"content-type", b"application/json")]}
+    given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive():
+        return given.pop() if given else await gone.wait() and {"type": "http.disconnect"}
+
+    await service.app()({**scope, "query_string": b"", "root_path": ""}, receive, send)
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_the_place_is_free_before_the_answer_is_whole(client, is_stream):
     """So that who asks one thing after the other never meets its own place."""
-    sent, app = [], client.service.app()
-    scope = {"type": "http", "method": "POST", "path": COMPLETION, "headers": [(b"content-type", b"application/json")]}
-    body = json.dumps({**ASK, "stream": is_stream}).encode()
-    given = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive():
-        return given.pop() if given else await asyncio.Event().wait()
+    sent = []
 
     async def send(message):
         sent.append((message["type"], message.get("more_body"), client.service.worker.requests))
 
-    client.runner.run(app({**scope, "query_string": b"", "root_path": ""}, receive, send))
+    client.runner.run(ask_directly(client.service, {**ASK, "stream": is_stream}, send, asyncio.Event()))
     *before, last = sent
     assert last[0] == "http.response.body" and not last[1] and last[2] == 0
     assert is_stream == any(count for _, _, count in before)
@@ -264,6 +269,22 @@ def test_bad_requests(client, path, body, status, reason):
     found = client(path, body)
     assert found.status_code == status and reason in error_of(found)
     assert client(COMPLETION, ASK).status_code == 200
+
+
+def test_a_body_that_is_too_large_is_refused_before_and_while_it_comes(client):
+    async def parts():
+        for _ in range(3):
+            yield b" " * 2**19
+
+    async def ask(headers, content=None):
+        return await client.client.post(COMPLETION, headers={**JSON, **headers}, content=content)
+
+    for found in (
+        client.runner.run(ask({"content-length": "9" * 30})),
+        client.runner.run(ask({"transfer-encoding": "chunked"}, parts())),
+    ):
+        assert found.status_code == 413 and "more than 1,048,576 bytes" in error_of(found)
+        assert found.headers["connection"] == "close"
 
 
 def test_what_a_web_page_could_send_is_refused(client):
@@ -419,6 +440,21 @@ def test_a_request_that_takes_too_long_is_ended(tiny, runner, is_stream):
     writer.go.release(1)
     assert writer.ended.acquire(timeout=60)
     service.worker.close()
+
+
+def test_among_many_events_it_is_heard_that_the_client_has_gone(scripted, runner):
+    service, writer = scripted
+    sent, gone = [], asyncio.Event()
+    writer.go.release(900)
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == 2:  # the first event: all others are here when it is gone
+            await asyncio.to_thread(writer.ended.acquire)
+            gone.set()
+
+    runner.run(ask_directly(service, {**ASK, "max_tokens": 900, "stream": True}, send, gone))
+    assert len(sent) < 20
 
 
 # ---- over sockets ----------------------------------------------------------------------------------------------------

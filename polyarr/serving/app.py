@@ -188,6 +188,7 @@ class Reply:
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             await self._noted({"type": "http.response.start", "status": 200, "headers": raw})
         await self._send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+        await asyncio.sleep(0)  # others are heard between two events, and that the client has gone
 
     async def end(self) -> None:
         """End a stream."""
@@ -216,13 +217,16 @@ async def _body(request: Request, most: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no page can send to another site unasked
         raise RefusedError(415, "Content-Type: it must be application/json")
-    found = bytearray()
+    found, announced = bytearray(), request.headers.get("content-length", "0")
+    too_large = RefusedError(413, f"the body has more than {most:,} bytes")
+    if not announced.isdecimal() or int(announced[:20]) > most:
+        raise too_large
     try:
         async with asyncio.timeout(PATIENCE):
             async for chunk in request.stream():
                 found += chunk
                 if len(found) > most:
-                    raise RefusedError(413, f"the body has more than {most:,} bytes")
+                    raise too_large
     except TimeoutError:
         raise RefusedError(408, f"the body did not come within {PATIENCE:g} s") from None
     return bytes(found)
