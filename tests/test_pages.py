@@ -45,6 +45,29 @@ def test_train_your_own(folder):
     assert {path.name for path in (folder / "runs" / "first").iterdir()} >= {"best.safetensors", "loss.png"}
 
 
+def test_debugging(folder):
+    (table,) = follow(ROOT / "docs" / "debugging.md", folder)
+    assert re.search(r"^linear +40 ", table, re.M), table
+    assert "traceEvents" in (folder / "trace.json").read_text()
+
+
+def test_the_backend_in_contributing():
+    """Ten lines are a backend."""
+    (source,) = re.findall(r'^```python\n(""".*?)^```$', (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    names = {}
+    exec(source, names)
+    with pa.use_backend(names["start"]()) as backend:
+        assert backend.name == "mirror" and pa.exp(pa.zeros(2)).tolist() == [1, 1]
+
+
+def test_in_python(folder):
+    """Whatever a command does."""
+    *_, resumed, _, written, inside = follow(ROOT / "docs" / "in-python.md", folder)
+    assert "\n8 steps, best validation loss " in resumed and written.count("' length\n") == 2
+    assert inside.endswith(" parameters after step 4\n")
+    assert load_pretrained(folder / "exported").config.n_kv_heads == 2
+
+
 LIFE = ROOT / "docs" / "life-of-an-op.md"
 QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
 
