@@ -1,10 +1,12 @@
 """Trains tiny runs in child processes that are killed at a chosen step on the file system; one JSON line each.
 
-    python killed_runs.py plain | overwrite | random  FOLDER
+    python killed_runs.py plain | overwrite | kept | full | random  FOLDER  [STRIDE or COUNT]
 
 plain      every step of a run in an empty folder
 overwrite  every step of a run that replaces another
-random     50 kills at moments that a seed draws (not in the tests: the moments are those of a clock)
+kept       of a run that keeps several checkpoints, saves between evaluations, and ends early; every STRIDE-th
+full       the same run, which is not killed: at that step the disk is full
+random     COUNT kills (50) at moments that a seed draws, of a run that saves by the clock (not in the tests)
 
 It forks, so that polyarr is imported once. tests/test_kills.py judges what it prints.
 """
@@ -22,7 +24,7 @@ import numpy as np
 
 import polyarr as pa
 from polyarr.training import Recipe, load_checkpoint, new_run, resumed_run, train
-from polyarr.training.checkpoint import newest
+from polyarr.training.files import CHECKPOINTS, checkpoints, newest
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 12
 OTHER = "PACK MY BOX WITH FIVE DOZEN LIQUOR JUGS. " * 12
@@ -37,7 +39,10 @@ SIZES = {
 }
 TRAINING = {"batch_size": 2, "lr": 1e-2, "min_lr": 1e-3, "warmup": 0, "eval_windows": 2}
 RECIPE = Recipe(SIZES, steps=2, eval_every=1, **TRAINING)
-LONG = Recipe(SIZES, steps=30, eval_every=1, **TRAINING)
+KEPT = Recipe(
+    SIZES, steps=20, eval_every=2, save_every=1, keep=2, patience=1, schedule="linear", **{**TRAINING, "lr": 0.3}
+)
+LONG = Recipe(SIZES, steps=60, eval_every=2, save_minutes=2e-4, keep=3, patience=6, **{**TRAINING, "lr": 0.1})
 
 
 def quiet(line):
@@ -48,16 +53,19 @@ def quiet(line):
 
 
 class Countdown:
-    """Kills this process, as kill -9 does, at its n-th step."""
+    """Does something at this process's n-th step; without another thing, kills it, as kill -9 does."""
 
-    def __init__(self, steps):
-        self.left, self.name = steps, ""
+    def __init__(self, steps, act=None):
+        self.left, self.act = steps, act or self.kill
 
     def step(self, name):
         self.left -= 1
         if self.left == 0:
-            os.write(3, name.encode())
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.act(name)
+
+    def kill(self, name):
+        os.write(3, name.encode())
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def before(self, owner, name):
         function = getattr(owner, name)
@@ -68,7 +76,7 @@ class Countdown:
 
         setattr(owner, name, counted)
 
-    def install(self):
+    def install(self, names):
         opened = Path.open
 
         def open_in_two(path, mode="r", *args, **settings):
@@ -76,8 +84,14 @@ class Countdown:
             return InTwo(file, self) if mode[0] in "wa" else file
 
         Path.open = open_in_two
-        for name in ("fsync", "replace", "unlink"):
+        for name in names:
             self.before(os, name)
+
+
+def no_space(name):
+    """What the system says when the disk is full."""
+    os.write(3, f"{name}: ".encode())
+    raise OSError(28, "No space left on device")
 
 
 class InTwo:
@@ -133,8 +147,9 @@ def forked(work, *args):
 # ---- training ------------------------------------------------------------------------------------------------
 
 
-def begin(folder, text, recipe, kill_at=0):
-    Countdown(kill_at).install()
+def begin(folder, text, recipe, kill_at=0, is_full=False):
+    names = ("fsync", "replace", "link")  # a full disk still forgets files
+    Countdown(kill_at, no_space if is_full else None).install(names if is_full else (*names, "unlink"))
     train(new_run(text, recipe, seed=1), folder, quiet)
 
 
@@ -147,29 +162,30 @@ def go_on(folder, recipe):
 
 
 def ending(folder):
-    """What a finished run leaves, but for times and its identity."""
-    found = {}
-    for name in ("best", "last"):
+    """What a finished run leaves, but for times and its identity, and for what a clock decides if it saves by one."""
+    found, is_timed = {}, load_checkpoint(folder).info["recipe"]["save_minutes"] is not None
+    for name in CHECKPOINTS if is_timed else checkpoints(folder):
         model, tokenizer, state, info = load_checkpoint(folder, name)
         leaves = np.concatenate([p.numpy().ravel() for p in pa.tree.leaves((model, state["m"], state["v"]))])
-        rows = [[row["step"], row["train"], row["val"]] for row in info["history"]]
+        rows = [[row["step"], row["val"], not is_timed and row["train"]] for row in info["history"]]
         found[name] = [tokenizer.characters, leaves.tobytes().hex(), rows, info["random_state"]]
     # Each step once, and no half a line.
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     told = [row for row in lines if "backend" not in row]  # but for what each process began with
-    found["metrics"] = [[row["step"], row.get("loss"), row.get("lr"), row.get("val_loss")] for row in told]
+    if not is_timed:
+        found["metrics"] = [[row["step"], row.get("loss"), row.get("lr"), row.get("val_loss")] for row in told]
     assert {row["run"] for row in lines} == {info["run"]}
-    return [found, sorted(path.name for path in folder.iterdir())]
+    return [found, sorted(path.name for path in folder.iterdir() if not (is_timed and path.name.startswith("step-")))]
 
 
-def one(folder, recipe, text, kill_at, replaced):
+def one(folder, recipe, text, kill_at, replaced, is_full):
     """One killed run, and what became of it."""
     shutil.rmtree(folder, ignore_errors=True)
     if replaced:
         shutil.copytree(replaced, folder)
     else:
         folder.mkdir()
-    code, where = forked(begin, folder, text, recipe, kill_at)
+    code, where = forked(begin, folder, text, recipe, kill_at, is_full)
     found = sorted(path.name for path in folder.iterdir())
     ended, said = forked(go_on, folder, recipe)
     return {
@@ -182,16 +198,16 @@ def one(folder, recipe, text, kill_at, replaced):
     }
 
 
-def aimed(root, replaced):
-    """Kills at every step until a run comes through."""
-    for kill_at in range(1, 1000):
-        row = one(root / "run", RECIPE, TEXT, kill_at, replaced)
+def aimed(root, recipe, replaced=None, is_full=False, stride=1):
+    """Kills at every step, or every so many, until a run comes through."""
+    for kill_at in range(1, 10_000, stride):
+        row = one(root / "run", recipe, TEXT, kill_at, replaced, is_full)
         print(json.dumps(row), flush=True)
-        if row["code"] == 0:
+        if not row["where"]:
             return
 
 
-def at_random(root, kills=50):
+def at_random(root, kills):
     draw = random.Random(1)
     (root / "timed").mkdir()
     started = time.perf_counter()
@@ -220,18 +236,19 @@ def at_random(root, kills=50):
         print(json.dumps({"code": code, "where": "", "found": found, "ended": ended, **result}), flush=True)
 
 
-def main(mode, folder):
+def main(mode, folder, number=None):
     root = Path(folder)
-    recipe = LONG if mode == "random" else RECIPE
+    recipe = {"random": LONG, "kept": KEPT, "full": KEPT}.get(mode, RECIPE)
     with pa.use_backend("numpy"):
         for name, text in (("whole", TEXT), ("other", OTHER)):
             (root / name).mkdir()
             train(new_run(text, recipe, seed=1), root / name, quiet)
             print(json.dumps(ending(root / name)), flush=True)
         if mode == "random":
-            at_random(root)
+            at_random(root, int(number or 50))
         else:
-            aimed(root, root / "other" if mode == "overwrite" else None)
+            replaced = root / "other" if mode == "overwrite" else None
+            aimed(root, recipe, replaced, mode == "full", int(number or 1))
 
 
 if __name__ == "__main__":

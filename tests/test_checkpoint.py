@@ -17,7 +17,8 @@ from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.text import byte_tokenizer
 from polyarr.training import CheckpointError, Recipe, load_checkpoint, new_run, resumed_run, train
 from polyarr.training import checkpoint as checkpoints
-from polyarr.training.checkpoint import Checkpoint, newest, save_checkpoint
+from polyarr.training.checkpoint import Checkpoint, save_checkpoint
+from polyarr.training.files import newest
 from polyarr.training.run import checkpoint_of
 from tests.killed_runs import OTHER, SIZES, TEXT
 
@@ -165,7 +166,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_checkpoint(runs, folder, 
 
 def test_a_missing_checkpoint_names_the_file(folder):
     (folder / "last.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' here \(last.safetensors is missing\)"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' here \(last.\w+ is missing; there is best\)"):
         load_checkpoint(folder, "last")
     assert newest(folder) == "best"
     (folder / "best.safetensors").unlink()
@@ -243,6 +244,34 @@ def test_every_flipped_bit_is_noticed(folder):
         assert refused(path), place
 
 
+DAMAGE = {
+    "lost at the end": lambda data, draw, start, end: data[:start],
+    "lost inside": lambda data, draw, start, end: data[:start] + data[end:],
+    "zeros": lambda data, draw, start, end: data[:start] + bytes(end - start) + data[end:],
+    "noise": lambda data, draw, start, end: data[:start] + draw.randbytes(end - start) + data[end:],
+    "twice": lambda data, draw, start, end: data[:end] + data[start:],
+    "other order": lambda data, draw, start, end: data[end:] + data[start:end] + data[:start],
+    "a length": lambda data, draw, start, end: draw.randbytes(draw.choice([1, 2, 8])).ljust(8, b"\0") + data[8:],
+}
+
+
+def test_damaged_files_are_one_line_each(folder, pytestconfig):
+    """A few dozen of them, or a thousand with --polyarr-thorough."""
+    path, draw = folder / "last.safetensors", random.Random(2)
+    whole, count = path.read_bytes(), 0
+    header = 8 + int.from_bytes(whole[:8], "little")
+    while count < (1000 if pytestconfig.getoption("polyarr_thorough") else 50):
+        start, end = sorted(draw.randrange(draw.choice([16, header, len(whole)])) for _ in range(2))
+        kind = draw.choice([*DAMAGE])
+        damaged = DAMAGE[kind](whole, draw, start, end)
+        if damaged != whole:
+            count += 1
+            path.write_bytes(damaged)
+            assert refused(path), (kind, start, end)
+    path.write_bytes(whole)
+    assert refused(path) is None
+
+
 def places(value, path=()):
     """The paths of everything in a JSON value."""
     yield path
@@ -282,7 +311,7 @@ def test_no_change_of_the_info_is_a_raw_error_and_the_checksum_sees_each(folder)
             if refused(path) is None:
                 loaded.append((at, value))
     # What only a checksum can tell from the true value.
-    free = {("data",), ("preset",), ("seed",), ("val_loss",), ("seconds",), ("versions",)}
+    free = {("data",), ("preset",), ("seed",), ("val_loss",), ("seconds",), ("since",), ("device",), ("versions",)}
     free |= {("random_state", i) for i in (0, 1)} | {("recipe", "betas", i) for i in (0, 1)}
     free |= {("recipe", name) for name in RECIPE.to_dict()} | {("versions", name) for name in info["versions"]}
     assert {at for at, _ in loaded} <= free | {("recipe", "model", "drop_rate")}

@@ -14,11 +14,11 @@ TESTS = Path(__file__).parent
 NAMES = ["best.safetensors", "last.safetensors", "loss.png", "metrics.jsonl"]
 
 
-def killed_runs(mode, folder):
+def killed_runs(mode, folder, *stride):
     """What an unbroken run leaves, what another does, and the rows of the killed ones."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
     found = subprocess.run(
-        [sys.executable, TESTS / "killed_runs.py", mode, folder],
+        [sys.executable, TESTS / "killed_runs.py", mode, folder, *map(str, stride)],
         env={**kept, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -49,6 +49,22 @@ def test_a_run_that_replaces_another_leaves_the_one_or_the_other(tmp_path):
     endings = [row["ending"] for row in rows]
     first = endings.index(new)
     assert first > 3 and endings == [old] * first + [new] * (len(rows) - first)
+
+
+# A run of some hundred steps on the file system; `python tests/killed_runs.py kept FOLDER` takes each.
+@pytest.mark.parametrize("mode", ["kept", "full"])
+def test_a_run_that_keeps_checkpoints_and_ends_early_goes_on_exactly(tmp_path, mode):
+    """After a kill, and after a disk was full."""
+    whole, _, *rows = killed_runs(mode, tmp_path, 11)
+    names = [name for name in whole[1] if name.startswith("step-")]
+    assert len(names) == 2 and "step-20.safetensors" not in names and len(rows) > 6
+    for row in rows:
+        if is_whole(row):
+            assert row["ending"] == whole, (row["where"], row["found"], row["said"])
+        if mode == "full" and row["code"]:
+            assert ": OSError: [Errno 28] No space left on device: " in row["where"]
+            assert not any(name.startswith(".") for name in row["found"])
+    assert rows[-1]["code"] == 0 and len([row for row in rows if not is_whole(row)]) <= 1
 
 
 @pytest.mark.parametrize("name", NAMES)

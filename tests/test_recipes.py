@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,11 @@ recipes = st.builds(
     lr=numbers,
     min_lr=numbers | st.just(0.0),
     warmup=st.integers(0, 100),
-    eval_every=st.integers(1, 10**12),
+    eval_every=st.none() | st.integers(1, 10**12),
     betas=st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+    eval_minutes=st.none() | numbers,
+    keep=st.integers(1, 10**9),
+    patience=st.none() | st.integers(1, 10**9),
     eval_windows=st.none() | st.integers(1, 10**9),
     decay_steps=st.none() | st.integers(1, 10**12),
     dtype=st.sampled_from(COMPUTED),
@@ -90,7 +94,7 @@ BAD_FILES = {
     "no TOML": (b"steps = ", "Invalid value (at end of document)"),
     "no text": (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
     "nested": (b"x = " + b"[" * 100_000, "maximum recursion depth exceeded"),
-    "unknown": (b"step = 5", "Recipe: missing model, batch_size, steps, lr, min_lr, warmup, eval_every; the keys are"),
+    "unknown": (b"step = 5", "Recipe: missing model, batch_size, steps, lr, min_lr, warmup; the keys are"),
     "twice": (b"steps = 5\nsteps = 6", "Cannot overwrite a value (at "),
 }
 
@@ -189,6 +193,12 @@ WRONG = {
 def test_a_wrong_setting_is_one_line_with_what_is_right(capsys, text, said):
     code, out, err = run(capsys, "train", "--set", text, "--show")
     assert (code, out) == (1, "") and err.startswith(f"polyarr: {said}") and err.count("\n") == 1
+
+
+def test_the_page_names_every_setting_and_no_other():
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", page, re.M)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == {f.name for f in dataclasses.fields(Recipe)}
 
 
 # ---- the command ---------------------------------------------------------------------------------------------

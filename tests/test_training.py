@@ -11,7 +11,6 @@ import pytest
 import polyarr as pa
 from polyarr.text import Corpus, open_prepared, prepare, train_bpe
 from polyarr.training import (
-    DivergenceError,
     Recipe,
     evaluate,
     load_checkpoint,
@@ -196,18 +195,16 @@ def further_steps(folder):
     return load_checkpoint(folder, "last").info["step"] + 1
 
 
-def test_gradients_that_overflow_at_any_scale_stop_the_run():
-    run = new_run(TEXT, RECIPE.changed(dtype="float16"), seed=1)
-    run.state["loss_scale"]["scale"] = pa.asarray(0.5)
-    with pytest.raises(DivergenceError, match="gradients overflow float16 by step 0; try --dtype bfloat16"):
-        loop._read([pa.asarray(1.0)], run)
-
-
 def test_best_begins_anew_on_another_text(tmp_path):
     run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
     saved = load_checkpoint(tmp_path, "last")
     assert resumed_run(TEXT, saved, RECIPE).best == run.best
-    assert resumed_run(TEXT[::-1], saved, RECIPE).best == math.inf
+    other = resumed_run(TEXT[::-1], saved, RECIPE.changed(steps=30))
+    assert other.best == math.inf
+    other.history[0]["val"] = 0.0  # on the first text
+    train(other, tmp_path, quiet)
+    again = resumed_run(TEXT[::-1], load_checkpoint(tmp_path, "last"), RECIPE)
+    assert again.best == other.history[-1]["val"] > 0
 
 
 def test_accumulation_equals_a_larger_batch():
@@ -327,21 +324,6 @@ def test_a_last_checkpoint_that_was_lost_is_made_again(tmp_path):
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (1e3, math.inf), (3e38, math.inf)])
 def test_perplexity_has_no_error(loss, expected):
     assert perplexity(loss) == expected
-
-
-def test_divergence_stops_with_a_message_and_keeps_the_last_good_state(tmp_path, monkeypatch):
-    step = loop._one_step
-
-    def spoilt(run, *args):
-        loss = step(run, *args)
-        return loss * math.nan if run.step > 12 else loss
-
-    monkeypatch.setattr(loop, "_one_step", spoilt)
-    with pytest.raises(
-        DivergenceError, match="training diverged: the loss is nan by step 20; try a lower learning rate"
-    ):
-        train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
-    assert load_checkpoint(tmp_path, "last").info["step"] == 10
 
 
 def test_a_step_reads_nothing():

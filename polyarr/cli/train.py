@@ -25,11 +25,10 @@ from polyarr.text import (
     standard_library_text,
 )
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
-from polyarr.training.checkpoint import newest
-from polyarr.training.files import RUN_FILES
+from polyarr.training.files import RUN_FILES, newest
 from polyarr.training.presets import named_recipe, parsed_settings, to_toml
 from polyarr.training.recipes import COMPUTED
-from polyarr.training.run import perplexity, speed
+from polyarr.training.run import device, perplexity, speed
 
 SIGNALLED = 128  # plus the signal's number, as shells have it
 LIBRARY = "Python's standard library"
@@ -83,6 +82,9 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--resume", is_flag=True, help="Go on with the run in --out, to as many --steps; it keeps its schedule."
 )
+@click.option(
+    "--checkpoint", metavar="NAME", help="What --resume goes on from: best, last or step-N.  [default: the newest]"
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option(
     "--profile", type=click.Path(dir_okay=False, path_type=Path),
@@ -113,6 +115,7 @@ def command(
     seed: int | None,
     out: Path | None,
     resume: bool,
+    checkpoint: str | None,
     overwrite: bool,
     profile: Path | None,
     compiled: bool,
@@ -120,7 +123,7 @@ def command(
     quiet: bool,
 ) -> None:
     """Train a small GPT on text, and save the best and the last state of it."""
-    _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha)
+    _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha, checkpoint)
     named = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
     named |= {"dtype": dtype, "precision": precision}
     changes = parsed_settings(settings) | {name: value for name, value in named.items() if value is not None}
@@ -135,7 +138,7 @@ def command(
     if tensorboard:
         extra("tensorboardX", "tensorboard")
     if resume:
-        run = _resumed(data, backend, out, changes)
+        run = _resumed(data, backend, out, checkpoint, changes)
     else:
         out = out or Path("runs") / begun.preset
         if source is not None and out.resolve() == source.resolve():
@@ -163,6 +166,7 @@ def _check_options(
     show: bool,
     source: Path | None,
     adapters: Any,
+    checkpoint: str | None,
 ) -> None:
     if resume and (overwrite or preset or tokens or seed is not None or show or source or adapters):
         raise click.UsageError(
@@ -174,6 +178,8 @@ def _check_options(
             "--from has a model, its tokenizer and settings for training it; leave out --preset and --tokenizer, and "
             "change settings with --set"
         )
+    if checkpoint and not resume:
+        raise click.UsageError("--checkpoint says what --resume goes on from; give that, too")
     if resume and out is None:
         raise click.UsageError("--resume needs --out, the folder of the run")
 
@@ -218,9 +224,9 @@ def _new(
     return new_run(corpus, recipe, seed, preset, data=None if data is None else str(data.resolve()), model=model)
 
 
-def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -> Run:
+def _resumed(data: Path | None, backend: str | None, out: Path, checkpoint: str | None, changes: dict) -> Run:
     choose_backend(backend)
-    saved = load_checkpoint(out, newest(out))
+    saved = load_checkpoint(out, checkpoint or newest(out))
     before, step = Recipe.from_dict(saved.info["recipe"]), saved.info["step"]
     if "model" in changes or "lora" in changes:
         raise click.UsageError("--resume goes on with the model that is there; leave out --set model... and lora...")
@@ -231,14 +237,19 @@ def _resumed(data: Path | None, backend: str | None, out: Path, changes: dict) -
     corpus = _corpus(found, recipe, saved.tokenizer)
     run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found))
     if step:
-        _say_what_differs(before, saved.info["text"], run)
+        _say_what_differs(before, saved.info, run)
     return run
 
 
-def _say_what_differs(before: Recipe, text: str, run: Run) -> None:
+def _say_what_differs(before: Recipe, info: dict, run: Run) -> None:
     """Say so if the run will not end where one with as many steps from the beginning does."""
     recipe = run.recipe
-    if run.text != text:
+    if info.get("device", device()) != device():
+        click.echo(
+            f"step {run.step:,} was computed on {info['device']}, the next ones are on {device()}: not the same bits "
+            "as in one go"
+        )
+    if run.text != info["text"]:
         click.echo(f"the text is not the one of the first {run.step:,} steps: best begins anew, on this one")
     if replace(before, steps=recipe.steps) != recipe:
         click.echo(f"the recipe changes after step {run.step:,}: not the same as {recipe.steps:,} steps with it")
@@ -311,6 +322,8 @@ def _conclude(run: Run, out: Path) -> None:
             f"stopped after {run.step} steps; saved in {out}; go on with: polyarr train --resume --out {out}"
         )
         return
+    if run.is_stale and run.step < run.recipe.steps:
+        click.echo(f"ended early: {run.recipe.patience} evaluations in a row were no better than the best before them")
     click.echo(
         f"{run.step:,} steps in {run.seconds:.1f} s, {speed(run):,.0f} tokens/s; best val loss {run.best:.4f}, "
         f"perplexity {perplexity(run.best):.2f}\n"

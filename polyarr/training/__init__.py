@@ -2,7 +2,8 @@
 
 from polyarr.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from polyarr.training.data import check_length, evaluation_windows, shuffled_windows
-from polyarr.training.loop import DivergenceError, train
+from polyarr.training.divergence import DivergenceError
+from polyarr.training.loop import train
 from polyarr.training.metrics import read_metrics
 from polyarr.training.presets import PRESETS
 from polyarr.training.recipes import Recipe

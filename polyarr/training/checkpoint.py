@@ -18,7 +18,7 @@ from polyarr.optim import AdamW, LossScale
 from polyarr.saving import Source, source_of, sync_folder, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
 from polyarr.text import Tokenizer, tokenizer_from_dict
-from polyarr.training.files import CHECKPOINTS
+from polyarr.training.files import checkpoints, kept_steps, name_at, path_of
 from polyarr.training.recipes import Recipe
 
 FORMAT = "2"
@@ -35,6 +35,10 @@ class CheckpointError(ValueError):
     """A checkpoint that is damaged, of another format, or beside one of another run."""
 
 
+class NotFiniteError(ValueError):
+    """A checkpoint that would hold nan or inf, and so could not be loaded."""
+
+
 class Checkpoint(NamedTuple):
     """What is saved.
 
@@ -49,31 +53,37 @@ class Checkpoint(NamedTuple):
     info: dict[str, Any]
 
 
-def path_of(folder: Path, name: str) -> Path:
-    """The file of a checkpoint."""
-    return folder / f"{name}.safetensors"
-
-
-def newest(folder: Path) -> str:
-    """The name of the checkpoint to go on from: a run that was killed between its first two files has only the best."""
-    return "best" if not path_of(folder, "last").exists() and path_of(folder, "best").exists() else "last"
-
-
 # ---- saving --------------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
-    """Save as "best" or "last". A crash at any moment leaves the one before, or this one.
+    """Save as "best", "last" or name_at of a step. A crash at any moment leaves the one before, or this one.
 
     A checkpoint of another run that lies beside it is removed, so that a folder never holds parts of two.
 
-    Errors:  OSError if the folder cannot be written to; ValueError if info is not as the schema has it
+    Errors:  OSError if the folder cannot be written to; ValueError if info is not as the schema has it; NotFiniteError
     """
     info = check(checkpoint)
     text, arrays = json.dumps(info), _arrays(checkpoint)
+    if wrong := [key for key, array in arrays.items() if key not in TABLES and not np.isfinite(array).all()]:
+        raise NotFiniteError(f"{wrong[0]} holds nan or inf")
     metadata = {"format": FORMAT, "info": text, "checksum": _checksum(text, arrays)}
     target, others = path_of(folder, name), lambda: _remove_others(folder, name, info["run"])
     write_arrays(target, arrays, metadata, first=others)
+
+
+def remove_ahead(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, of a run that went back to this one."""
+    for found in kept_steps(folder):
+        if found > step:
+            path_of(folder, name_at(found)).unlink()
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove the checkpoints of steps but for the newest; "last" is the only one of a run that keeps one."""
+    steps = kept_steps(folder)
+    for found in steps[: max(len(steps) - keep, 0)] if keep > 1 else steps:
+        path_of(folder, name_at(found)).unlink()
 
 
 def check(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -132,7 +142,8 @@ def load_checkpoint(folder: Path, name: str = "best") -> Checkpoint:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     if not path.is_file():
-        raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing)")
+        others = f"; there is {', '.join(checkpoints(folder))}" if checkpoints(folder) else ""
+        raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing{others})")
     try:
         found = _restored(*_read(path))
     except CheckpointError as error:
@@ -261,7 +272,7 @@ def _rows(name: str, table: np.ndarray, step: int) -> list[tuple]:
 
 
 def _others(folder: Path, name: str) -> list[Path]:
-    return [path_of(folder, other) for other in CHECKPOINTS if other != name]
+    return [path_of(folder, other) for other in checkpoints(folder) if other != name]
 
 
 def _is_of_another_run(path: Path, run: str) -> bool:

@@ -14,10 +14,11 @@ from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import loss_scale
-from polyarr.saving import alone_in
-from polyarr.training.checkpoint import check, path_of, save_checkpoint
+from polyarr.saving import alone_in, share
+from polyarr.training.checkpoint import NotFiniteError, check, remove_ahead, remove_old, save_checkpoint
 from polyarr.training.data import prefetched
-from polyarr.training.files import CURVE, remove_left_overs
+from polyarr.training.divergence import DivergenceError, explained
+from polyarr.training.files import BEST, CURVE, LAST, name_at, path_of, remove_left_overs
 from polyarr.training.interruption import interruption
 from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.plot import save_curves
@@ -30,8 +31,19 @@ from polyarr.training.steps import Step, evaluate, step_of, summed_loss
 READ_EVERY = 10  # steps between two reads of the loss
 
 
-class DivergenceError(RuntimeError):
-    """The loss is no longer a number."""
+class _Due:
+    """Whether something is to be done again: after every so many steps, or so many minutes after it was last done."""
+
+    def __init__(self, steps: int | None, minutes: float | None) -> None:
+        self.steps, self.seconds = steps, None if minutes is None else 60 * minutes
+        self.done()
+
+    def done(self) -> None:
+        self.last = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        by_time = self.seconds is not None and time.monotonic() - self.last >= self.seconds
+        return by_time or (self.steps is not None and step % self.steps == 0)
 
 
 def train(
@@ -43,7 +55,9 @@ def train(
     quiet: bool = False,
     tensorboard: bool = False,
 ) -> Run:
-    """Train to the recipe's last step, or to Ctrl-C or SIGTERM. Saves "best" and "last" checkpoints and loss.png.
+    """Train to the recipe's last step, to the end of its patience, or to Ctrl-C or SIGTERM.
+
+    Saves "best" and "last" checkpoints, those that the recipe keeps beside them, and loss.png.
 
     Every tenth step is a line of metrics.jsonl, which read_metrics reads, and so is an evaluation.
 
@@ -54,15 +68,20 @@ def train(
     quiet     show no progress, and no evaluations
     tensorboard  write event files, too, into the folder's "tensorboard"
 
-    Errors:  DivergenceError if the loss is not finite; OSError if the folder cannot be written to,
-             or another training writes to it
+    Errors:  DivergenceError if the loss is not finite, with the layer that was first; OSError if the folder cannot be
+             written to, or another training writes to it
     """
     check(checkpoint_of(run, None))  # now, rather than at the first evaluation
     with alone_in(folder, "training"):
         remove_left_overs(folder)
-        profiled = profiled_steps(profile, run.recipe.steps - run.step, echo or above_the_bar)
-        with reporting(run, folder, echo or above_the_bar, quiet, tensorboard) as reports:
-            _train(run, folder, reports, profiled, compiled)
+        tell = echo or above_the_bar
+        profiled = profiled_steps(profile, run.recipe.steps - run.step, tell)
+        try:
+            with reporting(run, folder, tell, quiet, tensorboard) as reports:
+                _train(run, folder, reports, profiled, compiled)
+        except DivergenceError as error:
+            raise explained(error, run, folder, (lambda line: None) if quiet else tell) from None
+        remove_old(folder, run.recipe.keep)  # also those of a process that was killed when it had saved its last
         validation = [(row["step"], row["val"]) for row in run.history]
         rates = numbers(read_metrics(folder, run.id), "lr")
         title = f"{run.preset}: {run.step:,} steps"
@@ -76,26 +95,34 @@ def _train(run: Run, folder: Path, reports: Reports, profiled: AbstractContextMa
     step = plain
     if compiled:  # a step may write over what it is given, which the run is done with
         step, loss_in_all = compile(plain, donate=("model", "state")), compile(loss_in_all)
+    evaluating, saving = _Due(recipe.eval_every, recipe.eval_minutes), _Due(recipe.save_every, recipe.save_minutes)
     ahead = prefetched(run.windows, run.step)
     with interruption() as interrupted, profiled as before_step, ahead as windows:
         unread: list[Array] = []
         started = time.perf_counter()
-        while run.step < recipe.steps and not interrupted():
+        while run.step < recipe.steps and not run.is_stale and not interrupted():
             unread.append(_one_step(run, plain if before_step() else step, windows()))
-            is_due = run.step % recipe.eval_every == 0 or run.step == recipe.steps
-            if is_due or run.step % READ_EVERY == 0:
+            evaluates = evaluating.is_due(run.step) or run.step == recipe.steps
+            saves = evaluates or saving.is_due(run.step)
+            if saves or run.step % READ_EVERY == 0:
                 mean, unread = _read(unread, run), []
                 run.seconds, started = run.seconds + time.perf_counter() - started, time.perf_counter()
                 run.curve.append((run.step, mean))
                 reports.steps(mean)
-            if is_due:
+            if evaluates:
                 _evaluate_and_save(run, mean, folder, reports, loss_in_all)
+                evaluating.done()
+            elif saves:
+                _save_as_it_is(run, folder, reports)
+            if saves:
+                saving.done()
                 started = time.perf_counter()
-        if run.step < recipe.steps:
+        is_over = run.step == recipe.steps or run.is_stale
+        if not is_over:
             run.stopped_by = interrupted()
             _read(unread, run)
             run.seconds += time.perf_counter() - started
-        if run.step < recipe.steps or not path_of(folder, "last").exists():
+        if not is_over or not path_of(folder, "last").exists():
             _save_as_it_is(run, folder, reports)
 
 
@@ -109,13 +136,15 @@ def _read(losses: list[Array], run: Run) -> float:
     """The mean of the losses; waits for the device."""
     if not losses:
         return math.nan
-    loss = float(ops.mean(ops.stack(losses)))
+    stacked = ops.stack(losses)
+    loss = float(ops.mean(stacked))
     if not math.isfinite(loss):
-        raise DivergenceError(
-            f"training diverged: the loss is {loss} by step {run.step}; try a lower learning rate (--lr)"
-        )
+        values = stacked.numpy()
+        first = int(np.argmin(np.isfinite(values)))
+        done = run.step - len(losses) + first
+        raise DivergenceError(f"the loss is {values[first]} at step {done + 1:,}", done)
     if float(loss_scale(run.state)) < 1:
-        raise DivergenceError(f"training diverged: gradients overflow float16 by step {run.step}; try --dtype bfloat16")
+        raise DivergenceError(f"gradients overflow float16 by step {run.step:,}", run.step)
     return loss
 
 
@@ -131,12 +160,9 @@ def _evaluate_and_save(
         model = run.model.astype(recipe.dtype)
         value = evaluate(model, run.validation, 4 * recipe.batch_size, recipe.eval_windows, loss_in_all)
     if not math.isfinite(value):
-        raise DivergenceError(
-            f"training diverged: the validation loss is {value} at step {run.step}; try a lower --lr"
-        )
-    run.history.append({"step": run.step, "train": loss, "val": value, "seconds": run.seconds})
+        raise DivergenceError(f"the validation loss is {value} after step {run.step:,}", run.step)
     is_best = value < run.best
-    run.best = min(run.best, value)
+    run.history.append({"step": run.step, "train": loss, "val": value, "seconds": run.seconds})
     reports.evaluation(value)
     _save(run, value, folder, is_best, reports)
     reports.tell(loss, value)
@@ -148,8 +174,17 @@ def _save_as_it_is(run: Run, folder: Path, reports: Reports) -> None:
 
 def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool, reports: Reports) -> None:
     """Save "last", and "best" before it: whoever goes on from the last before comes to the same best again."""
-    for name in ("best", "last") if is_best or not path_of(folder, "best").exists() else ("last",):
-        save_checkpoint(folder, name, checkpoint_of(run, val_loss))
+    saved, keep = checkpoint_of(run, val_loss), run.recipe.keep
+    try:
+        if is_best or not path_of(folder, BEST).exists():
+            save_checkpoint(folder, BEST, saved)
+        save_checkpoint(folder, LAST if keep == 1 else name_at(run.step), saved)
+    except NotFiniteError as error:
+        raise DivergenceError(f"{error} after step {run.step:,}", run.step) from None
+    if keep > 1:
+        share(path_of(folder, name_at(run.step)), path_of(folder, LAST))
+    remove_ahead(folder, run.step)
+    remove_old(folder, keep)
     if len(run.history) <= 1:
         (folder / CURVE).unlink(missing_ok=True)  # of a run that this one replaces
     reports.saved()

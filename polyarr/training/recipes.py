@@ -26,7 +26,11 @@ class Recipe:
     model         what config_of takes: a family, GPT's if it is not named, and the keys of its configuration; without
                   vocab_size the tokenizer decides it
     accumulation  how many batches make one step
-    eval_every    steps between two evaluations, each of which saves a checkpoint
+    eval_every    steps between two evaluations, each of which saves a checkpoint; None: only the last step has one
+    eval_minutes  minutes between two evaluations, whichever comes first
+    save_every    steps between two checkpoints, beside those of evaluations; save_minutes as well
+    keep          how many checkpoints there are, beside the best; of more than one, each has its step in its name
+    patience      after how many evaluations in a row without a better loss the run ends
     eval_windows  how many windows of validation text an evaluation takes; None: all of it
     decay_steps   over how many steps the learning rate falls to min_lr, where it then stays; None: steps
     schedule      how the learning rate falls from lr to min_lr, one of SCHEDULES; a constant one does not
@@ -45,7 +49,12 @@ class Recipe:
     lr: float
     min_lr: float
     warmup: int
-    eval_every: int
+    eval_every: int | None = None
+    eval_minutes: float | None = None
+    save_every: int | None = None
+    save_minutes: float | None = None
+    keep: int = 1
+    patience: int | None = None
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.1
     clip: float = 1.0
@@ -191,6 +200,11 @@ _ALLOWED = {
     "min_lr": _number(),
     "warmup": _integer(0, 10**12),
     "eval_every": _STEPS,
+    "eval_minutes": _positive(),
+    "save_every": _STEPS,
+    "save_minutes": _positive(),
+    "keep": _COUNT,
+    "patience": _COUNT,
     "betas": _Allowed("two numbers from 0 to below 1", _are_betas, lambda v: tuple(map(float, v))),
     "weight_decay": _number(),
     "clip": _positive(),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import random
+from polyarr.core.current import get_backend
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
 from polyarr.nn import shapes_only
@@ -38,7 +39,8 @@ class Run:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells the checkpoints of two runs apart
     history: list[dict] = field(default_factory=list)  # one row per evaluation
     curve: list[tuple] = field(default_factory=list)  # (step, mean training loss since the row before)
-    best: float = math.inf
+    is_drawn: bool = True  # whether its weights began as its seed draws them
+    since: int = 0  # the step from which on the text was this one: losses on two texts do not compare
     seconds: float = 0.0  # spent on steps, without evaluations
     stopped_by: int = 0  # the signal
 
@@ -46,6 +48,21 @@ class Run:
     def step(self) -> int:
         """How many steps are done."""
         return self.state["step"]
+
+    @property
+    def best(self) -> float:
+        """The smallest validation loss."""
+        return min(self._losses, default=math.inf)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether as many evaluations in a row as the recipe's patience were no better than the best before them."""
+        losses, patience = self._losses, self.recipe.patience
+        return patience is not None and bool(losses) and len(losses) - 1 - losses.index(min(losses)) >= patience
+
+    @property
+    def _losses(self) -> list[float]:
+        return [row["val"] for row in self.history if row["step"] > self.since]
 
     def windows(self, step: int) -> list[np.ndarray]:
         """What a step learns from: (B, T + 1) for each part of it.
@@ -78,12 +95,24 @@ def new_run(
     Errors:  ValueError if the model's sizes are not the recipe's, or for adapters as nn.lora
     """
     corpus = Corpus.of_text(corpus) if isinstance(corpus, str) else corpus
-    random.seed(seed)
-    config = recipe.config(corpus.tokenizer.vocab_size)
-    model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config))
-    state = recipe.optimizer().init(model)
+    begun = _begun(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model)
     tokens = corpus.tokenizer, corpus.train, corpus.validation
-    return Run(recipe, *tokens, seed, model, state, preset, data, corpus.digest)
+    return Run(recipe, *tokens, seed, *begun, preset, data, corpus.digest, is_drawn=model is None)
+
+
+def begin_again(run: Run) -> None:
+    """Take a run to its beginning; its weights must have been drawn then."""
+    run.model, run.state = _begun(run.recipe, run.recipe.config(run.tokenizer.vocab_size), run.seed, None)
+    run.history, run.curve, run.seconds = [], [], 0.0
+
+
+def _begun(
+    recipe: Recipe, config: Config, seed: int, model: LanguageModel | None
+) -> tuple[LanguageModel, dict[str, Any]]:
+    """What a run begins with: a model and the state of its optimiser."""
+    random.seed(seed)
+    model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config))
+    return model, recipe.optimizer().init(model)
 
 
 def _reconfigured(model: LanguageModel, config: Config) -> LanguageModel:
@@ -111,20 +140,32 @@ def resumed_run(corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: s
     if not same_tokens(corpus.tokenizer, saved.tokenizer):
         raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
     info = saved.info
-    random.set_state(tuple(info["random_state"]))
-    named = {"preset": info["preset"], "data": data, "text": corpus.digest, "id": info["run"]}
-    state, scaling = dict(saved.state), recipe.optimizer().loss_scale
-    if state.keys() == {"step"}:  # of a model that was not trained here yet
-        state = recipe.optimizer().init(saved.model)
-    before = state.pop("loss_scale", None)  # the recipe's dtype may be another now
-    if scaling:
-        state["loss_scale"] = before or scaling.init()
+    named = {"preset": info["preset"], "data": data, "text": corpus.digest, "id": info["run"], "is_drawn": False}
     tokens = saved.tokenizer, corpus.train, corpus.validation
-    run = Run(recipe, *tokens, info["seed"], saved.model, state, **named)
-    run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
-    if run.text == info["text"]:
-        run.best = min((row["val"] for row in run.history), default=math.inf)
+    run = Run(recipe, *tokens, info["seed"], saved.model, {}, **named)
+    resume(run, saved)
+    run.since = info.get("since", 0) if run.text == info["text"] else run.step
     return run
+
+
+def resume(run: Run, saved: Checkpoint) -> None:
+    """Take a run to where a checkpoint of it was saved."""
+    info, optimizer = saved.info, run.recipe.optimizer()
+    random.set_state(tuple(info["random_state"]))
+    state = dict(saved.state)
+    if state.keys() == {"step"}:  # of a model that was not trained here yet
+        state = optimizer.init(saved.model)
+    before = state.pop("loss_scale", None)  # the recipe's dtype may be another now
+    if optimizer.loss_scale:
+        state["loss_scale"] = before or optimizer.loss_scale.init()
+    run.model, run.state = saved.model, state
+    run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
+
+
+def device() -> str:
+    """What is computed on."""
+    backend = get_backend()
+    return f"{backend.name} ({backend.hardware})"[:1000]
 
 
 def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
@@ -137,6 +178,8 @@ def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
         "recipe": run.recipe.to_dict(),
         "seed": run.seed,
         "step": run.step,
+        "since": run.since,
+        "device": device(),
         "val_loss": val_loss,
         "seconds": run.seconds,
         "random_state": random.get_state(),

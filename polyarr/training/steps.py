@@ -24,18 +24,30 @@ def step_of(recipe: Recipe) -> Step:
         model: LanguageModel, state: dict[str, Any], batches: list[Array]
     ) -> tuple[Array, LanguageModel, dict[str, Any]]:
         scale = loss_scale(state) if optimizer.loss_scale else None
-
-        def computed(model: LanguageModel, windows: Array) -> Array:
-            model = model.astype(recipe.dtype)  # another Module, which may be switched
-            model.recompute = recipe.recompute
-            loss = loss_of(model, windows)
-            return loss if scale is None else loss * scale
-
-        with use_matmul_precision(recipe.precision):
-            loss, grads = accumulate(computed, model, [(windows,) for windows in batches])
+        loss, grads = gradients(recipe, model, batches, scale)
         return loss if scale is None else loss / scale, *optimizer.update(grads, state, model)
 
     return step
+
+
+def gradients(
+    recipe: Recipe, model: LanguageModel, batches: list[Array], scale: Array | None = None
+) -> tuple[Array, LanguageModel]:
+    """The mean loss of batches and its gradient, as the recipe computes them; both times a scale."""
+
+    def computed(model: LanguageModel, windows: Array) -> Array:
+        loss = loss_of(as_computed(recipe, model), windows)
+        return loss if scale is None else loss * scale
+
+    with use_matmul_precision(recipe.precision):
+        return accumulate(computed, model, [(windows,) for windows in batches])
+
+
+def as_computed(recipe: Recipe, model: LanguageModel) -> LanguageModel:
+    """The model in the dtype, and with the memory, that the recipe computes with."""
+    model = model.astype(recipe.dtype)  # another Module, which may be switched
+    model.recompute = recipe.recompute
+    return model
 
 
 def loss_of(model: LanguageModel, windows: Array, reduction: str = "mean") -> Array:
