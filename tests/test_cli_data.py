@@ -89,7 +89,7 @@ WRONG = {
     "strangers": (("prepare", "texts", "--out", "."), 2, "prepare: . holds other files; give a folder of its"),
     "out is a file": (("prepare", "texts", "--out", "char.json"), 2, "'--out'"),
     "train, no tokenizer": ((*TRAIN, "--data", "texts", "--tokenizer", "none"), 1, "polyarr: none: No such file or"),
-    "resume with a tokenizer": ((*TRAIN, "--resume", "--tokenizer", "byte"), 2, "--tokenizer, --seed and --show"),
+    "resume with a tokenizer": ((*TRAIN, "--resume", "--tokenizer", "byte"), 2, "--tokenizer, --seed, --show"),
     "no folder of tokens": ((*TRAIN, "--data", "texts/none"), 1, "polyarr: texts/none: No such file or directory"),
 }
 
