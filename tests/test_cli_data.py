@@ -34,7 +34,8 @@ def run(capsys, *args):
 
 
 def test_the_commands_of_the_page_run_in_their_order(folder):
-    learned, shown, _, prepared, trained, written, _, resumed, python = follow(PAGE, folder)
+    learned, shown, _, prepared, trained, written, checked, _, resumed, python = follow(PAGE, folder)
+    assert checked.startswith("data: ") and checked.endswith(" tokens, as they were written\n")
     size = int(shown.split()[0])
     assert learned.startswith(f"{size} tokens (no further pairs occur twice, so not 512), saved in bpe.json; ")
     assert "of 2 texts are " in prepared and f"tokens of {size} different ones" in prepared
@@ -113,6 +114,11 @@ def test_a_prepared_folder_has_its_tokenizer(folder, capsys):
     assert run(capsys, "prepare", "texts", "--out", "data")[0] == 0
     code, _, err = run(capsys, *TRAIN, "--data", "data", "--tokenizer", "byte")
     assert code == 2 and "data is prepared with a tokenizer; leave out --tokenizer" in err
+    tokens = next((folder / "data").glob("tokens-*"))
+    tokens.write_bytes(tokens.read_bytes()[::-1])
+    for command in ((*TRAIN, "--data", "data"), ("prepare", "--check", "data")):
+        code, _, err = run(capsys, *command)
+        assert code == 1 and f"polyarr: data: damaged; prepare it again: {tokens.name} does not hold" in err
     (folder / "data" / "manifest.json").write_text("{}")
     code, _, err = run(capsys, *TRAIN, "--data", "data")
     assert code == 1 and err.startswith("polyarr: data: no prepared tokens, or damaged ones: ") and err.count("\n") == 1

@@ -314,7 +314,7 @@ def test_no_change_of_a_manifest_is_a_raw_error(folder):
             else:
                 at[path[-1]] = value
             (folder / "manifest.json").write_text(json.dumps(new))
-            is_free = new == whole or path in FREE or path[-1:] == ("sha256",) or "first" in path
+            is_free = new == whole or path in FREE or "first" in path
             assert refused(folder) or is_free, (path, value)
 
 
@@ -327,10 +327,25 @@ def test_damaged_files_of_a_folder_are_named(folder):
         assert said in refused(folder)
         path.unlink()
         assert "No such file" in refused(folder)
+        path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        assert (said if path is tokenizer else "its checksum is another") in refused(folder)
         path.write_bytes(whole)
+    assert refused(folder) is None
     for text in ("", "{", "[" * 100_000, "null"):
         (folder / "manifest.json").write_text(text)
         assert refused(folder)
+
+
+def test_tokens_of_any_size_are_looked_at_when_that_is_asked_for(folder, monkeypatch):
+    monkeypatch.setattr(prepared, "CHECKED", 10)
+    tokens = next(folder.glob("tokens-*"))
+    whole = tokens.read_bytes()
+    tokens.write_bytes(whole[:2] + whole[4:6] + whole[2:4] + whole[6:])  # all of them tokens, in another order
+    assert refused(folder) is None
+    with pytest.raises(ValueError, match=r"^.*: damaged; prepare it again: tokens-.* its checksum is another$"):
+        open_prepared(folder, check=True)
+    tokens.write_bytes(whole)
+    assert len(open_prepared(folder, check=True).train) > 0
 
 
 # ---- windows -----------------------------------------------------------------------------------------------------

@@ -7,10 +7,20 @@ import click
 
 from polyarr.cli.train import chosen_tokenizer
 from polyarr.extras import extra
-from polyarr.text import find_files, is_prepared, prepare
+from polyarr.text import find_files, is_prepared, open_prepared, prepare
 from polyarr.text.corpus import VALIDATION
 from polyarr.text.prepared import has_strangers
 from polyarr.text.sources import FIELD
+
+
+def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
+    """Say whether the tokens in a folder are as they were written, and end."""
+    if folder is None or context.resilient_parsing:
+        return
+    extra("jsonschema")
+    corpus = open_prepared(folder, check=True)
+    click.echo(f"{folder}: {len(corpus.train) + len(corpus.validation):,} tokens, as they were written")
+    context.exit()
 
 
 @click.command()
@@ -26,6 +36,10 @@ from polyarr.text.sources import FIELD
 )
 @click.option("--field", default=FIELD, show_default=True, help="Where JSON lines have their text.")
 @click.option("--overwrite", is_flag=True, help="Replace the tokens in --out.")
+@click.option(
+    "--check", metavar="DIR", type=click.Path(path_type=Path), is_eager=True, expose_value=False, callback=_check,
+    help="Only say whether the tokens in DIR are as they were written.",
+)
 def command(
     data: tuple[Path, ...], out: Path, tokens: str, validation: float, field: str, overwrite: bool
 ) -> None:

@@ -25,6 +25,7 @@ from polyarr.version import __version__
 FORMAT = "1"
 MANIFEST = "manifest.json"
 SCHEMA = Path(__file__).with_name("manifest.schema.json")
+CHECKED = 2**28  # bytes of tokens that are looked at whenever they are opened: 0.2 s of a core
 _MAX_MANIFEST = 2**20  # bytes
 _NAMED = 20  # files that a manifest names
 _OURS = (MANIFEST, "tokens-*.bin", "tokenizer-*.json", ".tokens-*.tmp", ".tokenizer-*.tmp", f".{MANIFEST}.*.tmp")
@@ -125,11 +126,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: no prepared tokens, or damaged ones: {in_one_line(error)}") from error
 
 
-def open_prepared(folder: Path) -> Corpus:
+def open_prepared(folder: Path, *, check: bool = False) -> Corpus:
     """The tokens of a folder, which stay on the disk until they are asked for.
 
-    Errors:  as read_manifest; ValueError if a file is missing, cut or replaced; RuntimeError without the library that
-             the tokenizer needs
+    check  read them once, however many there are, to see whether they are those that were written; without it, up to
+           CHECKED bytes of them are
+
+    Errors:  as read_manifest; ValueError if a file is missing, cut, replaced or changed; RuntimeError without the
+             library that the tokenizer needs
     """
     manifest = read_manifest(folder)
     tokens, said, first = folder / manifest["tokens"]["file"], manifest["tokens"], manifest["validation"]["first"]
@@ -137,6 +141,8 @@ def open_prepared(folder: Path) -> Corpus:
         size = tokens.stat().st_size
         if size != said["count"] * np.dtype(said["dtype"]).itemsize:
             raise ValueError(f"{tokens.name} has {size:,} bytes, which are not its {said['count']:,} tokens")
+        if (check or size <= CHECKED) and _digest(tokens) != said["sha256"]:
+            raise ValueError(f"{tokens.name} does not hold the tokens that were written: its checksum is another")
         tokenizer = _tokenizer(folder, manifest["tokenizer"])
         if dtype_for(tokenizer).name != said["dtype"] or not first < said["count"] - 1:
             raise ValueError(f"{MANIFEST} does not agree with itself")
@@ -144,6 +150,11 @@ def open_prepared(folder: Path) -> Corpus:
         raise ValueError(f"{folder}: damaged; prepare it again: {in_one_line(error)}") from error
     found = mapped(tokens, dtype_for(tokenizer))
     return Corpus(tokenizer, found[:first], found[first:], manifest["digest"])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _tokenizer(folder: Path, said: dict[str, Any]) -> Tokenizer:
