@@ -8,6 +8,7 @@ import numpy as np
 
 from polyarr.cli.train import choose_backend
 from polyarr.models import Writer
+from polyarr.nn import merge_lora
 from polyarr.text import Tokenizer
 from polyarr.training import load_checkpoint
 
@@ -45,7 +46,7 @@ def command(
     model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
     prompt, start = _beginning(tokenizer, prompt)
     click.echo(prompt, nl=False)
-    model = model.quantised() if int8 else model
+    model = model.quantised() if int8 else merge_lora(model)
     for part in Writer(model, tokenizer).write([start.tolist()], tokens, **options):
         click.echo(part.text, nl=False)
     click.echo()

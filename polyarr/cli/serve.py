@@ -8,6 +8,7 @@ from polyarr.cli.output import complain
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.core.current import get_backend
 from polyarr.extras import extra
+from polyarr.nn import merge_lora
 from polyarr.training import load_checkpoint
 
 
@@ -52,6 +53,7 @@ def command(
     with serving.listen(host, port) as listener:  # what cannot be had is said before a model is loaded
         choose_backend(backend)
         model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
+        model = merge_lora(model)
         server = serving.server_of(model, tokenizer, name, host, length=length, waiting=waiting, seconds=timeout)
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
