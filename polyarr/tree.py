@@ -85,7 +85,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def frozen(tree: Any) -> list[bool]:
-    """For every leaf, in order, whether it is not to be trained: the class's container that it is in is `frozen`."""
+    """For every leaf, in order, whether it is not to be trained: what it belongs to says so, a Module, say."""
     return _frozen(tree, False)
 
 

@@ -139,6 +139,8 @@ def test_gpt2s_dropout_is_a_setting(folder):
         (("--from", "llama", "--lora", 2, "--lora-match", "nope"), "lora: match is 'nope'; it must be a pattern"),
         (("--from", "llama", "--lora", 2, "--lora-alpha", 0), "lora is {'rank': 2, 'alpha': 0.0}; it must be a table"),
         (("--from", "llama", "--set", "lora.rnk=2"), "lora is {'rnk': 2}; it must be a table of rank, an integer"),
+        (("--from", "llama", "--set", "lora=3", "--set", "lora.rank=2"), "sets a part of lora, and another"),
+        (("--from", "llama", "--set", "lora=3"), "lora is 3; it must be a table"),
         (("--from", "llama", "--set", "model.n_heads=2"), "its n_heads is 4, in the recipe 2; only context_length"),
         (("--from", "llama", *SHORT[:1], "model.context_length=64"), "length is 64; it must be from 1 to 32"),
         (("--from", "llama", "--data", "characters"), "characters is prepared with another tokenizer than the model's"),
@@ -166,6 +168,12 @@ def test_a_recipe_with_adapters_is_a_file(folder, capsys):
     assert recipe.lr == LORA_RATE and to_toml(recipe) == text
     assert fine_tuning(load_pretrained("llama")).lr < LORA_RATE
     assert fine_tuning(load_pretrained("llama"), lora={}, lr=1.0).lr == 1
+
+
+def test_options_come_before_settings(folder, capsys):
+    for setting in ("lora=none", "lora=3", "lora.rank=3"):
+        train("--from", "llama", "--lora", 2, "--set", setting, "--show")
+        assert capsys.readouterr().out.endswith("[lora]\nrank = 2\n")
 
 
 def test_a_run_takes_a_model_in_python(folder):

@@ -47,8 +47,8 @@ def starting_options(command: F) -> F:
 def with_adapters(changes: dict[str, Any], rank: int | None, match: str | None, alpha: float | None) -> dict[str, Any]:
     """The changes of a recipe with what these options say of adapters."""
     named = {"rank": rank, "match": match, "alpha": alpha}
-    lora = {**changes.get("lora", {}), **{name: value for name, value in named.items() if value is not None}}
-    return {**changes, "lora": lora} if lora else changes
+    given, own = {name: value for name, value in named.items() if value is not None}, changes.get("lora")
+    return {**changes, "lora": {**(own if isinstance(own, dict) else {}), **given}} if given else changes
 
 
 def start(source: Path, changes: dict[str, Any]) -> Beginning:

@@ -52,7 +52,9 @@ def parsed_settings(given: Iterable[str]) -> dict[str, Any]:
         if not equals or not re.fullmatch(r"((model|lora)\.)?\w+", key):
             raise ValueError(f"{text!r} sets nothing; it must be KEY=VALUE, such as lr=1e-3 or model.n_layers=6")
         parent, _, name = key.rpartition(".")
-        (found.setdefault(parent, {}) if parent else found)[name] = _parsed(text, value)
+        if not isinstance(table := found.setdefault(parent, {}) if parent else found, dict):
+            raise ValueError(f"{text!r} sets a part of {parent}, and another --set the whole; one of them must go")
+        table[name] = _parsed(text, value)
     return found
 
 
