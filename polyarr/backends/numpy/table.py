@@ -11,6 +11,7 @@ from polyarr import ops
 from polyarr.backends.kernels import (
     SAME_NAME,
     Library,
+    argsort,
     elementwise,
     floor_divide,
     in_a_row,
@@ -129,6 +130,24 @@ def scatter_add(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarr
     return new.astype(out.dtype, copy=False)
 
 
+def argtopk(out: Spec, x: np.ndarray, *, k: int, axis: int) -> np.ndarray:
+    """Few of many are found by a partition, of equal ones the first, and only these are sorted."""
+    rows = np.moveaxis(NUMPY.widened(x), axis, -1)
+    length = rows.shape[-1]
+    if not out.size or 4 * k > length or (rows.dtype.kind == "f" and np.isnan(rows).any()):
+        return np.moveaxis(_descending(out, rows)[..., :k], -1, axis)
+    least = np.partition(rows, length - k, axis=-1)[..., length - k, None]
+    above, equal = rows > least, rows == least
+    found = above | (equal & (np.cumsum(equal, axis=-1) <= k - np.sum(above, axis=-1, keepdims=True)))
+    at = np.nonzero(found)[-1].reshape(*rows.shape[:-1], k)  # in their order, which is that of equal ones
+    order = _descending(out, np.take_along_axis(rows, at, axis=-1))
+    return np.moveaxis(np.take_along_axis(at, order, axis=-1), -1, axis)
+
+
+def _descending(out: Spec, rows: np.ndarray) -> np.ndarray:
+    return argsort(NUMPY, out, rows, axis=rows.ndim - 1, descending=True, stable=True)
+
+
 KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.sum: quiet(short_sum(np.sum)),
@@ -140,6 +159,7 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     ops.slice: slice_,
     ops.cumulative_sum: quiet(cumulative_sum),
     ops.slice_update: slice_update,
+    ops.argtopk: argtopk,
     ops.scatter: scatter,
     ops.scatter_add: quiet(scatter_add),
 }
