@@ -68,6 +68,12 @@ def test_in_python(folder):
     assert load_pretrained(folder / "exported").config.n_kv_heads == 2
 
 
+def test_write_text(folder):
+    _, sampled, _, many, small = follow(ROOT / "docs" / "write-text.md", folder)
+    assert sampled.startswith("the quick") and many.count("\n") >= 2 and "' 12 length\n" in many
+    assert small in ("length\n", "stop\n")
+
+
 LIFE = ROOT / "docs" / "life-of-an-op.md"
 QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
 
