@@ -20,6 +20,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("jinja2")
 
+from polyarr.models import writing as writing_module  # noqa: E402
 from polyarr.models.writing import Part  # noqa: E402
 from polyarr.serving import app as app_module  # noqa: E402
 from polyarr.serving import server as server_module  # noqa: E402
@@ -335,6 +336,13 @@ def test_no_depth_is_a_fault_of_the_server(client, depth):
         for key in (b"prompt", b"messages", b"user"):
             found = client(COMPLETION, b'{"model": "tiny", "%s": %s}' % (key, deep))
             assert found.status_code == 400 and error_of(found)
+
+
+def test_texts_of_ever_other_kinds_do_not_fill_the_memory(client, monkeypatch):
+    monkeypatch.setattr(writing_module, "KINDS", 4)
+    for top_k in range(1, 12):
+        assert client(COMPLETION, {**ASK, "max_tokens": 2, "temperature": 1, "top_k": top_k}).status_code == 200
+        assert len(client.service.worker.writer._step.programs()) <= 4
 
 
 # ---- places, time, and who leaves ------------------------------------------------------------------------------------

@@ -11,6 +11,10 @@ from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import next_token, stream
 from polyarr.text import Tokenizer
 
+# How many captures, each for a number of rows, a length of caches and a kind of sampling, are kept for the next texts.
+# A server is asked for ever other ones, which would fill its memory.
+KINDS = 32
+
 
 class Part(NamedTuple):
     """What one more token brought.
@@ -67,6 +71,8 @@ class Writer:
             raise ValueError("Writer: there is no prompt; give at least one")
         if not all(stop):
             raise ValueError("Writer: a stop string is empty; it must have at least one character")
+        if len(self._step.programs()) >= KINDS:
+            self._step = next_token()
         if ends is None:
             ends = () if self.tokenizer.end is None else (self.tokenizer.end,)
         rows = [_Row(self.tokenizer, tokens, stop, ends, max_new_tokens) for tokens in encoded]
