@@ -2,13 +2,11 @@
 
 import json
 import random
-import re
 import shutil
 import struct
 import tracemalloc
 import warnings
 import zipfile
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +20,8 @@ from polyarr.models import GPTModel, save_pretrained
 from polyarr.models.gpt import GPTConfig
 from polyarr.text import CharTokenizer, byte_tokenizer, prepare
 from polyarr.training import Recipe, new_run, train
+from tests.installing import ROOT
+from tests.pages import follow
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
@@ -342,10 +342,7 @@ def test_a_damaged_file_is_one_clear_line_if_it_is_noticed(folder, tmp_path, pyt
     assert noticed
 
 
-def test_the_page_about_it(folder, tmp_path, monkeypatch, capsys):
-    """The Python of docs/inspect.md runs as it stands there."""
-    page = (Path(__file__).parents[1] / "docs" / "inspect.md").read_text()
+def test_the_page_about_it(folder, tmp_path):
     shutil.copytree(folder / "run", tmp_path / "runs" / "mine")
-    monkeypatch.chdir(tmp_path)
-    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], {})
-    assert capsys.readouterr().out == "polyarr run 1120 2\n"
+    shown, python = follow(ROOT / "docs" / "inspect.md", tmp_path)
+    assert "vocabulary: 28 characters" in shown and python == "polyarr run 1120 2\n"
