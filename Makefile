@@ -25,7 +25,7 @@ demo: venv
 # The site, in build/site; `make test` builds it, too. A link that leads nowhere is an error.
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "open build/site/index.html"
+	@echo "open build/site/index.html; for its search: python3 -m http.server -d build/site"
 
 # What type checkers see of the ops, out of the ops.
 stubs: venv
