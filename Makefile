@@ -66,9 +66,9 @@ $(INTEL)/ready: pyproject.toml
 	ls $(CURDIR)/$(INTEL)/lib/libintelocl.so > $(INTEL)/opencl/intel.icd
 	touch $@
 
-# Language models beside those of transformers, which with PyTorch takes an environment of its own.
+# Language models beside those of transformers, and the encoder beside PyTorch's: that takes an environment of its own.
 test-transformers: $(BESIDE)/ready
-	$(BESIDE)/bin/pytest -q tests/test_transformers.py
+	$(BESIDE)/bin/pytest -q tests/test_transformers.py tests/test_encoder.py
 
 $(BESIDE)/ready: pyproject.toml
 	$(PYTHON) -m venv $(BESIDE)

@@ -63,6 +63,7 @@ def test_the_reference_has_every_op(built):
     text = "".join(path.read_text() for path in (site / "reference" / "ops").iterdir())
     ours = [op.name for op in OPS if op.__module__.startswith("polyarr.")]
     assert [name for name in ours if f'<h2 id="{name}">' not in text] == []
+    assert text.count("<li><strong>Grads</strong> ") == len(ours)
 
 
 def test_the_reference_has_the_public_names(built):
