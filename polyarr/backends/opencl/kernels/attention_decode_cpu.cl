@@ -57,6 +57,24 @@ static inline ACC product(const Vector *query, const ACC *rest, __global const T
     return sum + SUM(sums);
 }
 
+#define TOGETHER 4  // keys whose sums do not wait for each other
+#define EACH_ROW UNROLLED for (int r = 0; r < TOGETHER; r++)
+
+// The products of the query and so many rows.
+static inline void products(const Vector *query, const ACC *rest, __global const T *rows, const long step, ACC *found) {
+    Vector sums[TOGETHER];
+    EACH_ROW EACH_LANE sums[r][l] = 0;
+    UNROLLED for (int i = 0; i < WHOLE; i++)
+        EACH_ROW {
+            Vector each;
+            EACH_LANE each[l] = LOAD(rows + r * step, i * LANES + l);
+            sums[r] += query[i] * each;
+        }
+    EACH_ROW found[r] = SUM(sums[r]);
+    for (int d = WHOLE * LANES; d < D; d++)
+        EACH_ROW found[r] += rest[d - WHOLE * LANES] * LOAD(rows + r * step, d);
+}
+
 // sums[d] += the sum of weights[j] * v[j][d], of those keys j that have a weight, for COUNT vectors from first on.
 #define ADD_ROWS(COUNT) { \
         Vector acc[COUNT]; \
@@ -93,7 +111,8 @@ void attention_decode(
     out += start_of(out_at, batch, inner);
     mask += start_of(mask_at, batch, inner);
     Vector query[ROOM];
-    ACC rest[LANES], sums[DV], weights[BLOCK], top = -INFINITY, total = 0;
+    ACC rest[LANES], sums[DV], weights[BLOCK], totals[LANES], top = -INFINITY, total = 0;
+    for (int l = 0; l < LANES; l++) totals[l] = 0;
     UNROLLED for (int i = 0; i < WHOLE; i++) EACH_LANE query[i][l] = LOAD(q, i * LANES + l) * scale;
     for (int d = WHOLE * LANES; d < D; d++) rest[d - WHOLE * LANES] = LOAD(q, d) * scale;
     for (int d = 0; d < DV; d++) sums[d] = 0;
@@ -107,7 +126,18 @@ void attention_decode(
 #elif MASK == 2
         for (int j = 0; j < keys; j++) weights[j] = MASK_LOAD(mask, (k0 + j) * mask_step);
 #endif
-        for (int j = 0; j < keys; j++)
+        int j = 0, is_hidden = 0;
+        if (MASK) for (int i = 0; i < keys; i++) is_hidden |= weights[i] == -INFINITY;
+        if (!is_hidden)
+            for (; j + TOGETHER <= keys; j += TOGETHER) {
+                ACC found[TOGETHER];
+                products(query, rest, k + (k0 + j) * k_at.w, k_at.w, found);
+                EACH_ROW {
+                    weights[j + r] = MASK == 2 ? weights[j + r] + found[r] : found[r];
+                    largest = MAX(weights[j + r], largest);
+                }
+            }
+        for (; j < keys; j++)
             if (weights[j] != -INFINITY) {
                 weights[j] += product(query, rest, k + (k0 + j) * k_at.w);
                 largest = MAX(weights[j], largest);
@@ -115,14 +145,16 @@ void attention_decode(
         if (largest == -INFINITY) continue;
         if (largest > top) {
             const ACC shrink = EXP(top - largest);
-            total *= shrink;
+            for (int l = 0; l < LANES; l++) totals[l] *= shrink;
             for (int d = 0; d < DV; d++) sums[d] *= shrink;
             top = largest;
         }
         for (int j = 0; j < BLOCK; j++) weights[j] = EXP(weights[j] - top);
-        for (int j = 0; j < BLOCK; j++) total += weights[j];
+        for (int j = 0; j < BLOCK; j += LANES)
+            for (int l = 0; l < LANES; l++) totals[l] += weights[j + l];
         add_rows(sums, weights, v + k0 * v_at.w, v_at.w, keys);
     }
+    for (int l = 0; l < LANES; l++) total += totals[l];
     for (int d = 0; d < DV; d++) STORE(out, d, total == 0 ? 0 : sums[d] / total);
     lse[batch] = total == 0 ? INFINITY : top + log(total);
 }
