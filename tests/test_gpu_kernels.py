@@ -120,6 +120,12 @@ def test_reductions_of_rows_at_odd_places(gpu):
             np.testing.assert_array_equal(getattr(ops, name)(x, axis=1).numpy(), expected, err_msg=name)
 
 
+def test_what_stands_for_nothing_is_not_the_first_element_of_a_row(gpu):
+    """Of equals the later one is the maximum, and so would be one that is counted again behind the last."""
+    zeros = pa.asarray(np.array([[-0.0, 0.0]] * 3, np.float32))
+    assert not np.signbit(pa.max(zeros, axis=1).numpy()).any()
+
+
 def test_running_sums_in_parts(gpu):
     for shape, axis in (((20001,), 0), ((3, 1100), 1), ((500, 3), 0), ((70, 17), 1), ((3, 8200), 1)):
         host = np.random.default_rng(0).integers(-9, 9, shape, dtype=np.int32)

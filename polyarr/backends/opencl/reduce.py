@@ -19,7 +19,7 @@ JOINS = {
     "max": ("LARGEST", "first"),
     "min": ("LEAST", "first"),
 }
-
+EMPTY = {"max": "-INFINITY", "min": "INFINITY"}  # of floats, where what is empty may be joined with what is not
 
 LONGEST = 1 << 18  # elements of a row that a group looks through faster than others help it
 
@@ -191,9 +191,9 @@ def _vectors_plan(
     partial: Spec | None, *, find: bool = False,
 ) -> Plan:  # fmt: skip
     """For the dtypes of x, the accumulator and the result."""
-    (stored, accumulator, written), (join, start), geometry = map(types, dtypes), JOINS[name], device.geometry
-    group, vector = geometry.reduction_group, geometry.vector(dtypes[0].itemsize)
-    lanes = geometry.lanes(-(-part_length // vector))
+    (stored, accumulator, written), (join, start) = map(types, dtypes), JOINS[name]
+    start = EMPTY.get(name, start) if dtypes[0] in FLOATS else start
+    group, vector, lanes = team_of(device, dtypes[0], part_length)
     program = device.build(
         "reduce_gpu",
         **{key: stored[key] for key in ("T", "ACC", "LOAD")}, VECTOR=vector, **vector_types(dtypes[0], vector),
@@ -204,6 +204,13 @@ def _vectors_plan(
     work = (-(-rows // (group // lanes)) * group, parts)
     arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, part_length)
     return Plan(program.arg_rows if find else program.reduce_rows, work, (group, 1), arguments, partial)
+
+
+def team_of(device: Device, dtype: np.dtype, length: int) -> tuple[int, int, int]:
+    """How teams.cl joins so many elements: work-items of a group, elements of a vector, work-items of a team."""
+    geometry = device.geometry
+    vector = geometry.vector(dtype.itemsize)
+    return geometry.reduction_group, vector, geometry.lanes(-(-length // vector))
 
 
 def _build(

@@ -17,8 +17,6 @@
 #define SMALLEST 2
 
 #define MULTIPLY(a, b) ((a) * (b))
-#define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))  // | and not ||: no branch, so it becomes a vector
-#define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
 #define CHUNK (128L * PARTIALS * LANES)  // long sums of short sums lose fewer digits than one long sum
 
 #define AT(i) ((A)LOAD(x, base + (i) * STRIDE))

@@ -236,6 +236,9 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
 // ---- joining over a work-group ----------------------------------------------------------------------------------
 
 #define ADD(a, b) ((a) + (b))
+// The larger and the smaller, or the nan. | and not ||: no branch, so it becomes a vector.
+#define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))
+#define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
 
 // Defines A NAME(A v, int me, __local A *lane): v joined over the LANES work-items (a power of two) that share
 // lane[LANES]; me is one's place among them. All receive the result. Every work-item of the group must call it. One

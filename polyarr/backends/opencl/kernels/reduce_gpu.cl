@@ -1,7 +1,7 @@
 // Reductions of rows whose elements lie side by side, on a GPU, and where the first max or min is: see reduce.cl.
 //
-// LANES work-items share a part of a row, which lies in vectors wherever it begins; the first and the last may hold
-// elements of others, which count as START.
+// LANES work-items share a part of a row, as teams.cl has it; in the first and the last vector the elements of others
+// count as START, which therefore changes nothing that it is joined with.
 //
 // Arrays   as in reduce.cl; arg_rows writes places, for a length that is one part
 // Launch   groups of WG, WG / LANES rows each, by the parts
@@ -14,12 +14,11 @@
 #error "reduce_gpu.cl needs JOIN, START, BEFORE, WG and LANES"
 #endif
 
+#include "teams.cl"
+
 #define MULTIPLY(a, b) ((a) * (b))
-#define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))
-#define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
-#define STEP (LANES * VECTOR)
 #define AT_ONCE 4
-#define TURNS 32  // long sums of short sums lose fewer digits than one long sum
+#define TURNS (RUN / AT_ONCE)
 
 DEFINE_JOIN(join_lanes, A, LANES, JOIN)
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
@@ -34,7 +33,7 @@ static inline void read_part(__global const T *restrict x, long place, long begi
 
 // Declares the row of a team of work-items and its part: x_row, row, me, team, begin and end, and where vectors begin.
 #define PART_OF_ROW \
-    const int me = (int)get_local_id(0) % LANES, team = (int)get_local_id(0) - me; \
+    TEAM \
     const long row = (long)get_group_id(0) * (WG / LANES) + team / LANES, part = get_group_id(1); \
     const long base = row < rows ? offset + row / inner * outer_stride + row % inner * inner_stride : offset; \
     const long begin = part * part_length, end = row < rows ? MIN(begin + part_length, length) : begin; \
