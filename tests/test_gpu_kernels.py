@@ -11,13 +11,16 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.spec import Spec
+from polyarr.testing.cases import Effort, cases
+from polyarr.testing.compare import bits
 
 pytest.importorskip("pyopencl")
-copy, device_module, devices, geometry, table, topk = (
+copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, topk = (
     import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("copy", "device", "devices", "geometry", "table", "topk")
+    for name in ("copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "topk")
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
+JOINED = next(case.run for case in cases() if case.name == "backend-joined")
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +30,11 @@ def as_gpu():
     device.geometry = geometry.GpuGeometry(2)
     device.geometry.least_lanes = device.geometry.most_lanes = 4
     device.geometry.row_share = device.geometry.most_held = 8
+    device.geometry.most_values = 16
     device.geometry.sort_tile, device.geometry.sort_long, device.geometry.sort_merges = 64, 1000, 0.5
     return Backend(
         "gpu-kernels", table.make_kernels(device), upload=device.upload, download=partial(copy.download, device),
-        synchronize=device.synchronize,
+        synchronize=device.synchronize, replay=partial(replay.Replay, device), fusion=fusion.fusion_of(device),
     )  # fmt: skip
 
 
@@ -175,3 +179,77 @@ def test_the_keys_of_one_query(request, kind, mask):
         lse = np.where(sums > 0, np.log(sums), np.inf)
     np.testing.assert_allclose(chosen.download(out), weights @ v, rtol=2e-4, atol=1e-5)
     np.testing.assert_allclose(chosen.download(saved.lse), lse.reshape(6, 1), rtol=1e-5)
+
+
+# ---- groups of ops that go through rows ------------------------------------------------------------------------------
+
+
+def the_group(compiled):
+    """The only step of a function's only program, and whether there is a kernel for each layout that it met."""
+    (program,) = compiled.programs()
+    (step,) = program.steps
+    return step, [plan is not None for plan in step.call._plans.values()]
+
+
+@pytest.mark.parametrize("shape", [(9, 24), (70, 7), (4, 1003)], ids=["held", "at odd places", "read again"])
+@pytest.mark.parametrize("op", [ops.softmax, ops.layer_norm], ids=lambda op: op.name)
+def test_bodies_are_one_kernel_with_the_bits_of_eager_calls(gpu, op, shape):
+    compiled, weight = pa.compile(op.body), (pa.asarray(normal(shape[-1])),) * ("weight" in op.inputs)
+    many = pa.asarray(normal(3 * shape[0], shape[1]))
+    layouts = {"dense": many[: shape[0]], "behind another": many[4 : shape[0] + 4], "with gaps": many[::3]}
+    for name, x in layouts.items():
+        assert bits(compiled(x, *weight)) == bits(op.body(x, *weight)), name
+    assert the_group(compiled)[1] == [True, False]
+
+
+def test_what_is_joined_of_many_slots(gpu, monkeypatch):
+    """More than a run of them, so that the sums of runs are added."""
+    device = gpu.upload.__self__
+    monkeypatch.setattr(device.geometry, "lanes", lambda length: 1)
+    compiled, x = pa.compile(ops.log_softmax.body), pa.asarray(normal(5, 1277))
+    assert bits(compiled(x)) == bits(ops.log_softmax.body(x))
+    assert the_group(compiled)[1] == [True]
+
+
+def several(x, small, turned, weight, column, k):
+    """Results of three phases, of rows and of elements, in several dtypes; inputs of every sort."""
+    y = x * k + pa.astype(small, pa.float32)
+    least, largest = pa.min(y, axis=(1, 2), keepdims=True), pa.max(x, axis=(1, 2), keepdims=True)
+    scaled = (y - least) / (largest - least + 1.0)
+    total = pa.sum(scaled * weight + turned, axis=(1, 2), keepdims=True)
+    wide = pa.astype(scaled * total, pa.float64)
+    return y > x, least, pa.astype(scaled, pa.bfloat16), total, wide, turned / total + column, pa.astype(y, pa.float16)
+
+
+@pytest.mark.parametrize("length", [6, 5, 151], ids=["held", "at odd places", "read again"])
+def test_a_group_of_everything(gpu, length):
+    shape = (5, 4, length)
+    x, turned, column = (pa.asarray(normal(*s, seed=i)) for i, s in enumerate((shape, (4 * length, 5), (5, 1, 1))))
+    turned = ops.reshape(ops.permute_dims(turned, axes=(1, 0)), shape=shape)
+    small, weight = pa.astype(x * 0.3, pa.float16), ops.broadcast_to(column[2:3], shape=shape)
+    compiled = pa.compile(several)
+    for k in (0.5, -2.0):
+        args = x, small, turned, weight, column, k
+        assert bits(compiled(*args)) == bits(several(*args))
+    assert the_group(compiled)[1] == [True]
+
+
+def test_the_kit_agrees(gpu):
+    JOINED(gpu, Effort())
+
+
+def a_team_of_another_size(patch):
+    real = fusion_teams.team_of
+    patch.setattr(fusion_teams, "team_of", lambda *args: (*real(*args)[:2], 1))
+
+
+def what_is_held_of_another_slot(patch):
+    real = fusion_teams.Writer._declared
+    patch.setattr(fusion_teams.Writer, "_declared", lambda self, v, held: real(self, v, held.replace("[s]", "[0]")))
+
+
+@pytest.mark.parametrize("plant", (a_team_of_another_size, what_is_held_of_another_slot), ids=lambda p: p.__name__)
+def test_the_kit_sees_it(gpu, monkeypatch, plant):
+    plant(monkeypatch)
+    with pytest.raises(Exception, match="have other bits than the ops"):
+        JOINED(gpu, Effort())

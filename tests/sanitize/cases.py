@@ -242,8 +242,18 @@ def groups() -> Iterator[Case]:
     for x, y in layouts:
         yield Case(f"group {x.shape}", lambda x=x, y=y: joined(x, y, 0.5), ())
     norm = polyarr.compile(ops.layer_norm.body)
-    for shape in ((3, 7), (2, 130), (4, 2, 19)):
+    for shape in ((3, 7), (2, 130), (4, 2, 19), (3, 5), (5, 8)):
         yield Case(f"group of rows {shape}", norm, (array(*shape), array(shape[-1]), array(shape[-1])))
+
+    @polyarr.compile
+    def mixed(x, column):
+        y = ops.astype(x, dtype=polyarr.float32) * column
+        total = ops.sum(y, axis=-1, keepdims=True)
+        return total, ops.astype(y - total, dtype=polyarr.float64), y > total, ops.astype(y, dtype=polyarr.float16)
+
+    for length in (4, 9):
+        x = ops.permute_dims(array(length, 3, dtype="float16"), axes=(1, 0))
+        yield Case(f"group of rows of {length}, mixed", lambda x=x: mixed(x, array(3, 1)), ())
 
 
 # ---- products --------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import numpy as np
 from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import STEPS, others_of, usual, vector_of
-from polyarr.backends.opencl.fusion_rows import RowGroup, kind_of_reduction
+from polyarr.backends.opencl.fusion_rows import LoneRows, kind_of_reduction
+from polyarr.backends.opencl.fusion_teams import TeamRows
 from polyarr.backends.opencl.groups import Group, Layouts, Plan
 from polyarr.backends.opencl.layout import broadcast_strides, collapse, row_major, steps_of
 from polyarr.backends.opencl.program import types, vector_types
@@ -17,6 +18,7 @@ from polyarr.backends.opencl.statements import dtype_of, expression_of
 from polyarr.core.program import Fusion, Kind, Program, Step
 from polyarr.core.spec import FLOATS, Spec
 
+ROW_GROUPS = {"cpu": LoneRows, "gpu": TeamRows}
 MOST = 16  # arrays that a kernel takes and gives
 TYPED = ("NEXTAFTER", "TO_INTEGER")  # what depends on how operands or results are stored
 
@@ -27,7 +29,7 @@ def fusion_of(device: Device) -> Fusion:
 
 
 def _made(device: Device, group: Program, kind: Kind) -> Group:
-    return (RowGroup if kind.reduced else ElementGroup)(device, group, kind)
+    return (ROW_GROUPS[device.geometry.kind] if kind.reduced else ElementGroup)(device, group, kind)
 
 
 def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kind | None:

@@ -35,7 +35,6 @@ class CpuGeometry:
 
     columns, column_rows, partials = 256, 1, 64  # of a reduction: a group's, and what a work-item keeps
     reduction_group, has_vectors = 1, True
-    joins_rows = True  # whether a work-item reduces rows of its own
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
     scan_group, scan_columns, scan_step = 1, 64, 1  # the last: what parts of a scan are multiples of
     scan_turns = 1  # vectors of each work-item that shares a row
@@ -145,13 +144,13 @@ class GpuGeometry:
     row_items, groups_per_unit = 128, 2
     row_share, most_held = 24, 32  # elements of a row that a work-item should take at once, and that it can hold
     least_lanes, most_lanes = 8, 512
+    most_values = 64  # elements that it can hold of all that steps of a group give
     linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
     norm: ClassVar = {"LANES": 256, "WIDE": 4}
     column_sums: ClassVar = {"COLUMNS": 8, "SPLIT": 32, "TILE": 1}
 
     columns, column_rows, partials = 32, 8, 4
     reduction_group, has_vectors = 256, False
-    joins_rows = False
     part, parts_per_unit = 1 << 12, 8
     scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 2
 

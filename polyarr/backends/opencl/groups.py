@@ -14,7 +14,7 @@ from polyarr.core.program import Kind, Program, taken
 from polyarr.core.spec import Spec
 
 ARGUMENTS = 1024  # bytes that OpenCL promises for those of a kernel
-Layouts = tuple[tuple[Any, ...], ...]  # shape, dtype and strides of each array
+Layouts = tuple[tuple[Any, ...], ...]  # shape, dtype and strides of each array, and what else its plan depends on
 
 
 class Plan(NamedTuple):
@@ -38,6 +38,10 @@ class Group(ABC):
         self._arrays = [i for i, v in enumerate(group.inputs) if v in group.specs]
         self._plans: dict[Layouts, Plan | None] = {}
 
+    def layouts(self, arrays: list[Buffer]) -> Layouts:
+        """What a plan depends on."""
+        return tuple([b[LAYOUT] for b in arrays])
+
     @abstractmethod
     def plan(self, layouts: Layouts) -> Plan | None:
         """How to launch with these layouts; None where the steps have to run one by one."""
@@ -49,7 +53,7 @@ class Group(ABC):
     def __call__(self, outs: tuple[Spec, ...], *inputs: Any) -> tuple[Buffer, ...]:
         """The outputs, of arrays in any layout, and numbers."""
         device, arrays = self.device, [inputs[i] for i in self._arrays]
-        layouts = tuple([b[LAYOUT] for b in arrays])
+        layouts = self.layouts(arrays)
         if layouts not in self._plans:
             self._plans[layouts] = self.plan(layouts)
         plan, given = self._plans[layouts], dict(zip(self.group.inputs, inputs, strict=True))

@@ -1,0 +1,101 @@
+// Several ops in one kernel that go through the same rows, some of which reduce them; for GPUs.
+//
+// Arrays   inputs: windows with any strides, which broadcasting makes 0; outputs: dense, of the rows' elements or of one
+//          element for each row
+// Launch   groups of WG, WG / LANES rows each; a row's work-items share it as teams.cl has it
+// Params   PARAMETERS, BASES  see fusion.cl; bases are those of a row
+//          FUNCTIONS          DEFINE_MOVES for the dtypes that are moved by vectors
+//          HELD               declares what a work-item holds of its share of a row from one phase to another
+//          PHASES             what is done with a row: see fusion_teams.py
+//          SLOTS              those of a row, where something is held; 0: as many as it takes
+//          WHOLE              how many slots of every work-item a row fills, where that is known
+//          EVEN               1 if every row begins with a vector
+//          A                  type of what is joined
+//          NDIM               number of axes: those of the rows, after axes that can be one have become one, and their own
+//          ARRAYS, INDEX      see fusion.cl
+//          and those of expressions.cl and of teams.cl
+#if !defined(PARAMETERS) || !defined(BASES) || !defined(FUNCTIONS) || !defined(HELD) || !defined(PHASES) || !defined(A)
+#error "fusion_rows_gpu.cl needs PARAMETERS, BASES, FUNCTIONS, HELD, PHASES and A"
+#endif
+#if !defined(NDIM) || !defined(ARRAYS) || !defined(INDEX) || !defined(SLOTS) || !defined(WHOLE) || !defined(EVEN)
+#error "fusion_rows_gpu.cl needs NDIM, ARRAYS, INDEX, SLOTS, WHOLE and EVEN"
+#endif
+
+#include "functions.cl"
+#include "expressions.cl"
+#include "places.cl"
+#include "teams.cl"
+
+// An op by itself rounds its result: no product and sum of two ops may become one operation.
+#pragma OPENCL FP_CONTRACT OFF
+
+#if IS_CPU
+#define SETTLED(v) (v)
+#else
+#define SETTLED(v) fma((v), one, -0.0f)  // see fusion.cl
+#endif
+
+DEFINE_JOIN(lanes_ADD, A, LANES, ADD)
+DEFINE_JOIN(lanes_LARGEST, A, LANES, LARGEST)
+DEFINE_JOIN(lanes_LEAST, A, LANES, LEAST)
+#define EMPTY_ADD 0
+#define EMPTY_LARGEST -INFINITY
+#define EMPTY_LEAST INFINITY
+
+// take_<dtype>(p, base, first, length, is_inner, v): elements first ... first + VECTOR - 1 of the row at p + base, and for
+// those before its first and behind its last these. put_<dtype> writes those that are the row's, which has none where
+// nobody has it. is_inner is 1 where it is known that all are.
+#define IS_WHOLE ((EVEN || first >= 0) && first + VECTOR <= length)
+#define INSIDE(at, length) MAX(0, MIN(at, (length) - 1))
+#define DEFINE_MOVES_NOW(DTYPE, T, RAW, ACC, WORD) \
+    DEFINE_VECTOR(DTYPE, DTYPE, T, RAW, ACC, WORD) \
+    static inline void take_##DTYPE(__global const T *restrict p, long base, int first, int length, int is_inner, ACC *v) { \
+        if (is_inner || IS_WHOLE) \
+            read_##DTYPE(p, base + first, base + first + VECTOR, v); \
+        else \
+            EACH_OF_VECTOR v[k] = load_##DTYPE(p, base + INSIDE(first + k, length)); \
+    } \
+    static inline void put_##DTYPE(__global T *restrict p, long base, int first, int length, int is_inner, const ACC *v) { \
+        if ((is_inner && length) || IS_WHOLE) \
+            write_##DTYPE(p, base + first, base + first + VECTOR, v); \
+        else \
+            EACH_OF_VECTOR if (first + k >= 0 && first + k < length) store_##DTYPE(p, base + first + k, v[k]); \
+    }
+#define DEFINE_MOVES(DTYPE, T, RAW, ACC, WORD) DEFINE_MOVES_NOW(DTYPE, T, RAW, ACC, WORD)
+FUNCTIONS
+
+// The slots of a row, and in each of them the elements. Places count from where the row begins; who has no row has no
+// element of his own, but meets the others where they join.
+#if SLOTS
+#define EACH_RUN
+#define EACH_SLOT _Pragma("unroll") for (int s = 0; s < SLOTS; s++)
+#else
+#define EACH_RUN for (int run = 0; run * STEP < columns + shift; run += RUN)
+#define EACH_SLOT for (int s = run; s < run + RUN && s * STEP < columns + shift; s++)
+#endif
+#define SLOT const int first = (s * LANES + me) * VECTOR - shift, is_inner = s >= !EVEN && s < WHOLE;
+#define PLACE \
+    const int is_own = is_inner ? end > 0 : (EVEN || first + k >= 0) && first + k < end; \
+    const long j = is_inner ? first + k : INSIDE(first + k, columns);
+#define JOIN_OWN(JOIN, joined, v) joined = is_own ? JOIN(joined, v) : joined;
+
+typedef struct {
+    long shape[NDIM], steps[ARRAYS][NDIM];  // lengths, then every input's strides
+    long rows;
+} Layout;
+
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
+void fusion_rows_gpu(PARAMETERS const Layout layout) {
+    __local A lanes[WG];
+    INDEX place[NDIM];
+    TEAM
+    const long due = (long)get_group_id(0) * (WG / LANES) + team / LANES, row = MIN(due, layout.rows - 1);
+    const int columns = (int)layout.shape[NDIM - 1], end = due < layout.rows ? columns : 0;
+    const long i = row * columns;
+    const int shift = EVEN ? 0 : (int)(i % VECTOR);
+    const float one = layout.rows != 0;
+    locate((INDEX)i, layout.shape, place);
+    BASES
+    HELD
+    PHASES
+}
