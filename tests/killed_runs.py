@@ -81,7 +81,7 @@ class Countdown:
 
         def open_in_two(path, mode="r", *args, **settings):
             file = opened(path, mode, *args, **settings)
-            return InTwo(file, self) if mode[0] in "wa" else file
+            return InTwo(file, self, at_once=settings.get("buffering") == 0) if mode[0] in "wa" else file
 
         Path.open = open_in_two
         for name in names:
@@ -95,15 +95,18 @@ def no_space(name):
 
 
 class InTwo:
-    """A file of which all that was written goes to the disk in two halves, with a step before each."""
+    """A file of which all goes to the disk in two halves, with a step before each: when it is flushed, or at once."""
 
-    def __init__(self, file, countdown):
-        self.file, self.countdown, self.held = file, countdown, []
+    def __init__(self, file, countdown, at_once):
+        self.file, self.countdown, self.at_once, self.held = file, countdown, at_once, []
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self):
         self.flush()
         self.file.close()
 
@@ -112,6 +115,8 @@ class InTwo:
 
     def write(self, data):
         self.held.append(data)
+        if self.at_once:
+            self.flush()
 
     def flush(self):
         if not self.held:
