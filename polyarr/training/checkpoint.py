@@ -65,7 +65,7 @@ def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     """
     info = check(checkpoint)
     text, arrays = json.dumps(info), _arrays(checkpoint)
-    if wrong := [key for key, array in arrays.items() if key not in TABLES and not np.isfinite(array).all()]:
+    if wrong := [key for key, array in arrays.items() if key not in TABLES and not np.isfinite(array.read()).all()]:
         raise NotFiniteError(f"{wrong[0]} holds nan or inf")
     metadata = {"format": FORMAT, "info": text, "checksum": _checksum(text, arrays)}
     target, others = path_of(folder, name), lambda: _remove_others(folder, name, info["run"])
