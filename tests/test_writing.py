@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polyarr as pa
+from polyarr import nn
 from polyarr.models import Completion, GPTModel, LlamaModel, Part, Writer, generate
 from polyarr.models.generation import stream
 from polyarr.models.writing import Stops
@@ -65,8 +66,23 @@ def test_logits_behind_padding_are_those_without(backend, name):
     whole = model(x, padding=padding).numpy()
     model(x[:, :3], caches, None, padding)
     by_parts = model(x[:, 3:], caches, 3, padding).numpy()
-    for found in (whole, by_parts):
-        np.testing.assert_allclose(found[:, -1], wanted, rtol=1e-4, atol=1e-4)
+    last = model.following(x, padding=padding).numpy()
+    for found in (whole[:, -1], by_parts[:, -1], last):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_of_a_prompt_the_head_sees_the_last_token_alone(on_numpy, monkeypatch, name):
+    """The logits of all of a long one's would be the largest array of the whole model."""
+    real, shapes = nn.Linear.__call__, []
+
+    def noting(layer, x):
+        shapes.append((layer.weight.shape[0], x.shape))
+        return real(layer, x)
+
+    monkeypatch.setattr(nn.Linear, "__call__", noting)
+    generate(small(name), pa.asarray(np.arange(15)[None]), 4, temperature=0)  # and beyond the context
+    assert {shape for rows, shape in shapes if rows == 40} == {(1, 1, 32)} and (32, (1, 15, 32)) in shapes
 
 
 def test_wrong_rows_are_refused_at_once(on_numpy):

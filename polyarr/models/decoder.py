@@ -96,8 +96,21 @@ class LanguageModel(Module):
         Errors:  DtypeError unless tokens are integers; ShapeError if they are not [B, T] or do not fit the context
         """
         self._check(tokens, position)
-        x = self.features(tokens, caches, position, padding)  # (B, T, C)
-        return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
+        return self._head(self.features(tokens, caches, position, padding))  # (B, T, V)
+
+    def following(
+        self,
+        tokens: Array,
+        caches: list[KeyValueCache] | None = None,
+        position: int | None = None,
+        padding: Array | None = None,
+    ) -> Array:
+        """The logits (B, V) of what follows the last of tokens (B, T), as a call gives them; of no other.
+
+        Errors:  as for a call
+        """
+        self._check(tokens, position)
+        return self._head(self.features(tokens, caches, position, padding)[:, -1:])[:, 0]  # (B, V)
 
     def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
         """The cross-entropy of targets (B, T) under the logits of tokens (B, T), which never exist as a whole.
@@ -151,6 +164,9 @@ class LanguageModel(Module):
         if self.out_head is None:
             model.out_head = Int8Linear(self.tok_emb.weight)
         return model
+
+    def _head(self, x: Array) -> Array:
+        return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
 
     def _seen(
         self, tokens: Array, caches: list[KeyValueCache] | None, position: int | None, padding: Array | None

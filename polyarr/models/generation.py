@@ -87,7 +87,7 @@ def _next_token(
     limits  top_k, and how many tokens there are to choose from
     """
     top_k, size = limits
-    logits = model(tokens, caches, position, padding)[:, -1, :size]  # (B, V)
+    logits = model.following(tokens, caches, position, padding)[:, :size]  # (B, V)
     if seen is not None:
         logits = penalised(logits, seen, numbers["repetition_penalty"])
     unit = draw and ops.slice(draw[0], (0, draw[1]), steps=(1, 1), shape=(tokens.shape[0], 1))  # (B, 1)
