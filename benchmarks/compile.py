@@ -110,7 +110,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     options = report.parsed(parser)
     pa.set_backend(options.backend)
-    recipe = PRESETS[options.preset].changed(batch_size=options.batch_size)
+    recipe = PRESETS[options.preset]
+    recipe = recipe.changed(batch_size=options.batch_size or recipe.batch_size)
     found = {kind.__name__: measured(kind, recipe, options.rounds) for kind in (Training, Decoding)}
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as alone:
         for kind in (Training, Decoding):

@@ -155,7 +155,8 @@ def main():
     parser.add_argument("--torch-compile", action="store_true", help="PyTorch's model by torch.compile, too")
     options = report.parsed(parser)
     backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
-    recipe = recipe.changed(dtype=options.dtype, precision=options.precision, batch_size=options.batch_size)
+    size = options.batch_size or recipe.batch_size
+    recipe = recipe.changed(dtype=options.dtype, precision=options.precision, batch_size=size)
     recipe = recipe.changed(model={**recipe.model, "drop_rate": 0.0})  # whose masks would differ
     vocabulary = VOCABULARIES.get(options.preset, 65)
     pa.random.seed(0)
