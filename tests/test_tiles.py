@@ -137,7 +137,7 @@ def time_of(p: Any, tile: Any, cores: int, slow: float) -> float:
     """Of a product whose shares are dealt to cores, beside the time in which they could do it; one of them is slow."""
     rows, columns = matmul.shares(tile, p, cores)
     sizes = [min(rows, p.m - i) * min(columns, p.n - j) for j in range(0, p.n, columns) for i in range(0, p.m, rows)]
-    speeds, free = [slow] + [1.0] * (cores - 1), [0.0] * cores
+    speeds, free = [1.0] * (cores - 1) + [slow], [0.0] * cores
     for size in sizes:
         core = free.index(min(free))
         free[core] += size / speeds[core]
@@ -149,10 +149,10 @@ def time_of(p: Any, tile: Any, cores: int, slow: float) -> float:
 )
 @pytest.mark.parametrize("cores", [2, 4, 16])
 def test_no_core_has_so_much_that_all_wait_for_it(lengths, cores):
-    """With a share for each, a core that has half of its time for them would take twice as long as all others."""
+    """With a share for each, a core that has not half of its time for them would take twice as long as all others."""
     tile, p = tuning.CpuMatmul(8, 6, 2, 256, 96, 1024), problem(*lengths)
     assert time_of(p, tile, cores, slow=1) < 1.2
-    assert time_of(p, tile, cores, slow=0.5) < 1.6
+    assert time_of(p, tile, cores, slow=0.45) < (1.4 if cores == 2 else 1.7)
 
 
 def test_small_products_wake_few_threads():
