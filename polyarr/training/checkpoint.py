@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import creation, tree
+from polyarr.core.array import Array
 from polyarr.core.spec import Spec
 from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
@@ -65,8 +66,6 @@ def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     """
     info = check(checkpoint)
     text, arrays = json.dumps(info), _arrays(checkpoint)
-    if wrong := [key for key, array in arrays.items() if key not in TABLES and not np.isfinite(array.read()).all()]:
-        raise NotFiniteError(f"{wrong[0]} holds nan or inf")
     metadata = {"format": FORMAT, "info": text, "checksum": _checksum(text, arrays)}
     target, others = path_of(folder, name), lambda: _remove_others(folder, name, info["run"])
     write_arrays(target, arrays, metadata, first=others)
@@ -104,13 +103,25 @@ def check(checkpoint: Checkpoint) -> dict[str, Any]:
 def _arrays(checkpoint: Checkpoint) -> dict[str, Source]:
     model, _, state, info = checkpoint
     kept = {name: value for name, value in state.items() if name != "step"}
-    arrays = {_MODEL + path: source_of(p) for path, p in model.state_dict().items()}
-    arrays |= {_STATE + ".".join(map(str, path)): source_of(a) for path, a in tree.items(kept)}
+    arrays = {_MODEL + path: p for path, p in model.state_dict().items()}
+    arrays |= {_STATE + ".".join(map(str, path)): a for path, a in tree.items(kept)}
     rows = {"history": [tuple(row.values()) for row in info["history"]], "curve": info["curve"]}
-    return arrays | {
+    return {name: _finite(name, a) for name, a in arrays.items()} | {
         name: source_of(np.array(rows[name], np.float64).reshape(-1, len(columns)))
         for name, columns in TABLES.items()
     }
+
+
+def _finite(name: str, a: Array) -> Source:
+    """What to write of an array, which raises NotFiniteError when it is read and holds what could not be loaded."""
+
+    def read() -> np.ndarray:
+        host = a.numpy()
+        if not np.isfinite(host).all():
+            raise NotFiniteError(f"{name} holds nan or inf")
+        return host
+
+    return Source(a.spec, read)
 
 
 def _remove_others(folder: Path, name: str, run: str) -> None:
