@@ -35,8 +35,8 @@ class MetricsFile:
 
     def write(self, row: Row) -> None:
         """Add a row at the end, at once."""
-        # Whole lines only, in one piece: another process may be reading.
         self._file.write(json.dumps({"run": self._run} | row, allow_nan=False).encode() + b"\n")
+        self._file.flush()  # a whole line, for whoever reads it now
 
     def saved(self) -> None:
         """The run has a checkpoint: the lines of others go."""
@@ -51,7 +51,7 @@ class MetricsFile:
         kept = b"".join(line + b"\n" for line, _ in rows)
         if kept != before:
             write_whole(self._path, kept)
-        self._file = self._path.open("ab", buffering=0)
+        self._file = self._path.open("ab")
 
 
 def parsed(line: bytes) -> Row | None:
