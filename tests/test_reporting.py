@@ -87,6 +87,14 @@ def test_what_is_torn_is_no_line(tmp_path, torn):
     assert [json.loads(line)["step"] for line in lines] == [10, 20]
 
 
+def test_a_full_disk_is_one_line_with_the_files_name(tmp_path):
+    said = r"No space left on device: '.*metrics.jsonl'"
+    with pytest.raises(OSError, match=said), MetricsFile(tmp_path, "a", 0) as file:
+        file._file.close()
+        file._file = open("/dev/full", "wb")
+        file.write({"step": 10})
+
+
 def test_steps_that_come_again_are_there_once(tmp_path):
     with MetricsFile(tmp_path, "a", 0) as file:
         for step in (10, 20, 30):

@@ -1,5 +1,6 @@
 """What a run reports while it trains: rows of numbers, each a line of metrics.jsonl in its folder."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,16 @@ class MetricsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that was refused before
+            self._file.close()
 
     def write(self, row: Row) -> None:
         """Add a row at the end, at once."""
-        self._file.write(json.dumps({"run": self._run} | row, allow_nan=False).encode() + b"\n")
-        self._file.flush()  # a whole line, for whoever reads it now
+        try:
+            self._file.write(json.dumps({"run": self._run} | row, allow_nan=False).encode() + b"\n")
+            self._file.flush()  # a whole line, for whoever reads it now
+        except OSError as error:  # which names no file
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def saved(self) -> None:
         """The run has a checkpoint: the lines of others go."""
@@ -45,7 +50,7 @@ class MetricsFile:
             self._keep(lambda row: row["run"] == self._run)
 
     def _keep(self, wanted: Any) -> None:
-        before = self._path.read_bytes() if self._path.exists() else b""
+        before = self._path.read_bytes() if self._path.is_file() else b""
         rows = [(line, row) for line in before.split(b"\n") if (row := parsed(line)) and wanted(row)]
         self._has_others = any(row["run"] != self._run for _, row in rows)
         kept = b"".join(line + b"\n" for line, _ in rows)
@@ -72,7 +77,7 @@ def read_metrics(folder: str | Path, run: str | None = None) -> list[Row]:
     Errors:  OSError if the file cannot be read
     """
     path = Path(folder) / METRICS
-    found = map(parsed, path.read_bytes().split(b"\n")) if path.exists() else ()
+    found = map(parsed, path.read_bytes().split(b"\n")) if path.is_file() else ()
     return [row for row in found if row and run in (None, row["run"])]
 
 
