@@ -13,8 +13,8 @@ from polyarr.schema import in_one_line
 from polyarr.text import Tokenizer, is_prepared, load_tokenizer, open_prepared, tokenizer_from_dict
 from polyarr.text.files import read_regular
 from polyarr.text.prepared import MANIFEST, read_manifest
-from polyarr.training.checkpoint import newest, path_of, read_info
-from polyarr.training.files import CHECKPOINTS
+from polyarr.training.checkpoint import read_info
+from polyarr.training.files import checkpoints, newest, path_of
 
 MODEL = "model."  # what begins the names of a model's arrays in a checkpoint
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -55,7 +55,7 @@ def reader_of(path: Path) -> Callable[[Path], Found]:
 
 
 def _reader_of_folder(folder: Path) -> Callable[[Path], Found]:
-    if any(path_of(folder, name).is_file() for name in CHECKPOINTS):
+    if checkpoints(folder):
         return _run
     if is_prepared(folder):
         return _prepared

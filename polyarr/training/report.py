@@ -8,9 +8,9 @@ from typing import Any
 
 from polyarr.extras import extra
 from polyarr.saving import write_whole
-from polyarr.training.checkpoint import newest, path_of, read_info
+from polyarr.training.checkpoint import read_info
 from polyarr.training.curves import Line, chart
-from polyarr.training.files import REPORT
+from polyarr.training.files import REPORT, newest, path_of
 from polyarr.training.metrics import Row, numbers, read_metrics
 from polyarr.training.progress import amount, duration
 from polyarr.training.run import perplexity
