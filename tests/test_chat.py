@@ -6,9 +6,17 @@ import pytest
 
 import polyarr as pa
 from polyarr.models import LlamaModel, save_pretrained
-from polyarr.text import CharTokenizer, ChatTemplate, byte_tokenizer, load_tokenizer, same_tokens, tokenizer_from_dict
+from polyarr.text import (
+    CharTokenizer,
+    ChatTemplate,
+    SubwordTokenizer,
+    byte_tokenizer,
+    load_tokenizer,
+    same_tokens,
+    tokenizer_from_dict,
+)
 from polyarr.training import load_checkpoint
-from polyarr.training.pretrained import export_model, import_model
+from polyarr.training.pretrained import export_model, import_model, special_tokens
 
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
@@ -73,6 +81,14 @@ def test_it_goes_from_a_folder_to_a_checkpoint_and_out_again(folder):
         assert found.chat.write(ASKED) == WRITTEN
         export_model(folder / "run", folder / "out")
     assert load_tokenizer(folder / "out").to_dict() == found.to_dict()
+    exported = json.loads((folder / "out" / "config.json").read_text())
+    assert (exported["bos_token_id"], exported["eos_token_id"]) == (None, found.end)  # <s> is no token here
+
+
+def test_the_tokens_that_begin_and_end_a_text_are_exported_as_numbers():
+    tokenizer = SubwordTokenizer(byte_tokenizer().to_json(), None, ChatTemplate("a", {"bos_token": "!"}))
+    assert special_tokens(tokenizer) == {"bos_token_id": tokenizer.encode("!")[0], "eos_token_id": tokenizer.end}
+    assert special_tokens(CharTokenizer("ab")) == {}
 
 
 def test_it_decides_no_token(folder):

@@ -77,6 +77,8 @@ def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
     assert json.loads((folder / "out" / "config.json").read_text())["max_position_embeddings"] == 16
     assert load_tokenizer(folder / "out").to_dict() == found.tokenizer.to_dict()
     assert json.loads((folder / "out" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
+    exported = json.loads((folder / "out" / "config.json").read_text())
+    assert (exported["bos_token_id"], exported["eos_token_id"]) == (None, found.tokenizer.end)
 
 
 def test_a_model_without_a_tokenizer_reads_and_writes_numbers(folder, capsys):

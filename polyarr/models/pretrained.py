@@ -4,9 +4,10 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,12 +216,14 @@ def save_pretrained(
     format: str = "huggingface",
     dtype: Any = "float32",
     shard_bytes: int = 2**31,
+    special_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Write a model into a folder as others read it: a config.json, and weights as safetensors, adapters merged.
 
     format       "huggingface", which transformers loads, or "tutorial"
     dtype        what the weights are written in
     shard_bytes  from which size on the weights are several files with an index
+    special_tokens  what config.json says of them, such as eos_token_id; others are said not to be there
 
     Errors:  ValueError for a model that the format lacks; OSError if the folder holds a model already, or cannot be
              written to; RuntimeError without the library safetensors
@@ -236,7 +239,8 @@ def save_pretrained(
         raise FileExistsError(f"{folder}: it holds a model already; give another folder")
     _write_weights(folder, complete, form, dtype, shard_bytes)
     if format == "huggingface":
-        settings |= {"torch_dtype": dtype.name}
+        # Left out, they would be the family's usual ones, which may be other tokens here, or none.
+        settings |= {"torch_dtype": dtype.name, "bos_token_id": None, "eos_token_id": None, **special_tokens}
     # Last: a folder without it holds no model.
     write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())
 

@@ -114,6 +114,10 @@ class SubwordTokenizer:
         """How a token is written in the vocabulary."""
         return self._tokenizer.id_to_token(number) or ""
 
+    def number(self, token: str) -> int | None:
+        """The number of a token that is written so; None if there is none."""
+        return self._numbers.get(token)
+
     def to_json(self) -> str:
         """The text of a tokenizer.json, for any program that reads these."""
         return self._tokenizer.to_str(pretty=True)

@@ -122,7 +122,8 @@ def export_model(
     with use_backend("numpy"):
         saved = load_checkpoint(Path(folder), name)
         saved = saved._replace(model=merge_lora(saved.model))
-        save_pretrained(path, saved.model, format=format, dtype=dtype)
+        special = special_tokens(saved.tokenizer)
+        save_pretrained(path, saved.model, format=format, dtype=dtype, special_tokens=special)
     if isinstance(saved.tokenizer, SubwordTokenizer):
         end = {"eos_token": name} if (name := saved.tokenizer.to_dict()["end"]) else {}
         chat = saved.tokenizer.chat
@@ -131,3 +132,12 @@ def export_model(
         write_whole(Path(path) / _TOKENIZER, saved.tokenizer.to_json().encode())
         write_whole(Path(path) / _ITS_SETTINGS, json.dumps(settings).encode())
     return saved
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The numbers of the tokens that begin and end a text, as config.json names them."""
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return {}
+    begins = tokenizer.number(tokenizer.chat.tokens.get("bos_token", "")) if tokenizer.chat else None
+    found = {"bos_token_id": begins, "eos_token_id": tokenizer.end}
+    return {name: number for name, number in found.items() if number is not None}
