@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from polyarr.cli.output import print_text
+
 ROOT = Path(__file__).parents[1]
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
@@ -68,6 +70,13 @@ def test_training_needs_nobody_who_looks(folder, closing, unbuffered):
 def test_a_full_standard_output_is_named(folder, command, unbuffered):
     found = shell(f"{command} >/dev/full", folder, unbuffered)
     assert (found.returncode, found.stderr) == (1, "polyarr: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize(("is_terminal", "due"), [(True, "é\n\t\\x1b[2J\\r"), (False, "é\n\t\x1b[2J\r")])
+def test_a_models_text_moves_no_terminals_cursor(monkeypatch, capsys, is_terminal, due):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+    print_text("é\n\t\x1b[2J\r")
+    assert capsys.readouterr().out == due
 
 
 @needs_full

@@ -6,6 +6,7 @@ from typing import Any
 import click
 import numpy as np
 
+from polyarr.cli.output import print_text
 from polyarr.cli.train import choose_backend
 from polyarr.models import Writer
 from polyarr.nn import merge_lora
@@ -45,10 +46,10 @@ def command(
     choose_backend(backend)
     model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
     prompt, start = _beginning(tokenizer, prompt)
-    click.echo(prompt, nl=False)
+    print_text(prompt)
     model = model.quantised() if int8 else merge_lora(model)
     for part in Writer(model, tokenizer).write([start.tolist()], tokens, **options):
-        click.echo(part.text, nl=False)
+        print_text(part.text)
     click.echo()
 
 

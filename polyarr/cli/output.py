@@ -21,9 +21,18 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def shown(text: str) -> str:
-    """A text out of a file, for a terminal: what is not to be seen, such as an escape, as Python writes it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+def shown(text: str, kept: str = "") -> str:
+    """A text out of a file, for a terminal: what is not to be seen, such as an escape, as Python writes it.
+
+    kept  characters that stay as they are
+    """
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def print_text(text: str) -> None:
+    """A part of a text by a model, which must not move a terminal's cursor; elsewhere as it is."""
+    # With "color", click leaves a text alone that is not for a terminal.
+    click.echo(shown(text, "\n\t") if sys.stdout.isatty() else text, nl=False, color=True)
 
 
 @contextlib.contextmanager
