@@ -31,6 +31,14 @@ def writer(name="gpt"):
     return Writer(small(name), LETTERS)
 
 
+def test_texts_of_many_kinds_are_no_reason_for_a_warning(on_numpy):
+    """Which would be an error here: a writer is asked for whatever others want."""
+    one = writer()
+    for top_k in range(2, 13):
+        one.complete(["ab"], 2, seed=1, top_k=top_k)
+    assert len(one._step.programs()) == 11
+
+
 # ---- rows of different length ------------------------------------------------------------------------------------
 
 SETTINGS = {

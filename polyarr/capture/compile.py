@@ -30,7 +30,12 @@ class CaptureWarning(RuntimeWarning):
 
 
 class Compiled(Generic[P, R]):
-    """A function that is captured on its first call with arguments of one form, and run from then on: see compile."""
+    """A function that is captured on its first call with arguments of one form, and run from then on: see compile.
+
+    many  captures, after which one more is warned of
+    """
+
+    many = MANY
 
     def __init__(self, fn: Callable[P, R], constants: frozenset[str], captures: Any, donate: frozenset[str]) -> None:
         functools.update_wrapper(self, fn)
@@ -109,8 +114,8 @@ class Compiled(Generic[P, R]):
                 named = (*self._named(args), *kwargs.items())
                 given = [(name, value, name not in self.constants) for name, value in named]
                 self._captured[key] = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures)
-                if len(self._captured) == MANY + 1:
-                    _warn(self.fn)
+                if len(self._captured) == self.many + 1:
+                    _warn(self.fn, self.many)
             return self._captured[key]
 
 
@@ -179,6 +184,6 @@ def _name(fn: Callable) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def _warn(fn: Callable) -> None:
-    text = f"compile: {_name(fn)} was captured {MANY + 1} times; other shapes, strings or constants are captured anew"
+def _warn(fn: Callable, many: int) -> None:
+    text = f"compile: {_name(fn)} was captured {many + 1} times; other shapes, strings or constants are captured anew"
     warnings.warn(text, CaptureWarning, stacklevel=4)

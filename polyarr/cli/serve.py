@@ -1,11 +1,9 @@
 """`polyarr serve`: a trained model answers over HTTP, until Ctrl-C."""
 
-import warnings
 from pathlib import Path
 
 import click
 
-from polyarr.capture.compile import CaptureWarning
 from polyarr.cli.output import complain
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.core.current import get_backend
@@ -50,7 +48,6 @@ def command(
     timeout: float,
 ) -> None:
     """Serve the model in DIR to clients of the OpenAI API: /v1/completions and /v1/chat/completions."""
-    warnings.simplefilter("ignore", CaptureWarning)  # strangers ask for texts of many kinds
     serving = extra("polyarr.serving.server", "serve")
     name = name or folder.resolve().name
     with serving.listen(host, port) as listener:  # what cannot be had is said before a model is loaded

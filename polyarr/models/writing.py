@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import creation
+from polyarr.capture.compile import Compiled
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import next_token, stream
 from polyarr.text import Tokenizer
@@ -43,7 +44,7 @@ class Writer:
     """A model and its tokenizer, for any number of texts: what one of them captured serves the next."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer, self._step = model.copy().eval(), tokenizer, next_token()
+        self.model, self.tokenizer, self._step = model.copy().eval(), tokenizer, _next_token()
         self._size = min(tokenizer.vocab_size, model.config.vocab_size)
 
     def write(
@@ -72,7 +73,7 @@ class Writer:
         if not all(stop):
             raise ValueError("Writer: a stop string is empty; it must have at least one character")
         if len(self._step.programs()) >= KINDS:
-            self._step = next_token()
+            self._step = _next_token()
         if ends is None:
             ends = () if self.tokenizer.end is None else (self.tokenizer.end,)
         rows = [_Row(self.tokenizer, tokens, stop, ends, max_new_tokens) for tokens in encoded]
@@ -104,6 +105,13 @@ class Writer:
         if tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= self._size:
             raise ValueError(f"Writer: a prompt's tokens must be integers from 0 to {self._size - 1}")
         return tokens.astype(np.int32)
+
+
+def _next_token() -> Compiled:
+    """What draws a token, for texts of many kinds: nobody is warned that there are so many."""
+    found = next_token()
+    found.many = KINDS
+    return found
 
 
 def _padded(prompts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
