@@ -77,6 +77,8 @@ def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None =
     for name, value, fits, range_ in (
         ("rank", rank, type(rank) is int and rank > 0, "a positive int"),
         ("alpha", alpha, type(alpha) in (int, float) and 0 < alpha < math.inf, "a positive number"),
+        ("match", match, isinstance(match, str), "a pattern for paths of layers"),
+        ("model", type(model).__name__, isinstance(model, Module), "a Module"),
     ):
         if not fits:
             raise ValueError(f"lora: {name} is {value!r}; it must be {range_}")
