@@ -1,7 +1,6 @@
 """Faults in what a backend remembers: buffers that are used again, loose caches, scratch that threads share, copies."""
 
 import threading
-import time
 
 import numpy as np
 
@@ -199,14 +198,17 @@ THREADS = r"(the result|d/d\w+) has other bits while other threads compute"
 
 
 def with_scratch(kernel):
-    """A result lies for a moment where every thread puts its own."""
-    shared = {}
+    """A result lies where every thread puts its own, until another has had its turn."""
+    shared, turn = {}, threading.Condition()
 
     def changed(out, *bufs, **params):
         found = np.asarray(kernel(out, *bufs, **params))
         scratch = shared.setdefault((found.shape, found.dtype), np.empty_like(found))
-        scratch[...] = found
-        time.sleep(1e-4)  # the others get their turn
+        with turn:
+            scratch[...] = found
+            turn.notify_all()
+            if threading.current_thread() is not threading.main_thread():
+                turn.wait(0.02)  # the last of all waits for nobody
         return scratch.copy()
 
     return changed
