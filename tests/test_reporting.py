@@ -5,6 +5,7 @@ import io
 import json
 import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -212,9 +213,10 @@ def test_amounts_and_durations():
 
 
 @pytest.fixture
-def boarded(on_numpy, tmp_path):
-    """A run in two parts that writes event files, and its folder."""
+def boarded(on_numpy, tmp_path, monkeypatch):
+    """A run in two parts, of the same second, that writes event files; and its folder."""
     pytest.importorskip("tensorboardX")
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)
     run = train(new_run(TEXT, RECIPE.changed(steps=15, decay_steps=25), seed=1), tmp_path, silent, tensorboard=True)
     return train(resumed_run(TEXT, load_checkpoint(tmp_path, "last"), RECIPE), tmp_path, silent, tensorboard=True), run
 

@@ -108,7 +108,9 @@ def reporting(
         board = None
         if tensorboard:  # what a killed process wrote beyond the run's step is not shown
             writer = extra("tensorboardX", "tensorboard").SummaryWriter
-            board = writer(str(folder / BOARD), purge_step=run.step + 1 if run.step else None)
+            purged = run.step + 1 if run.step else None
+            # A file is named by the second, so that a run that goes on at once would overwrite what it did before.
+            board = writer(str(folder / BOARD), purge_step=purged, filename_suffix=f".{run.step:012}")
             opened.callback(board.close)
         progress = progress_of(run.recipe.steps, run.step, quiet)
         opened.callback(progress.close)
