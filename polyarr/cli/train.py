@@ -122,7 +122,7 @@ def command(
     tensorboard: bool,
     quiet: bool,
 ) -> None:
-    """Train a small GPT on text, and save the best and the last state of it."""
+    """Train a language model on text, a new one or one --from elsewhere, and save its best and its last state."""
     _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha, checkpoint)
     named = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
     named |= {"dtype": dtype, "precision": precision}
