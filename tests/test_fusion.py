@@ -99,11 +99,11 @@ def test_what_reduces_gives_its_rows_and_several_axes_too(backend):
     assert [step.part for step in compiled.programs()[0].steps] == ["group"]
 
 
-def a_repeated_input_that_is_read_as_dense(patch, fusion, statements):
-    patch.setattr(fusion, "STEPS", {0: "DENSE", 1: "DENSE"})
+def a_repeated_input_that_is_read_as_dense(patch, statements):
+    patch.setattr(statements, "ALONG", dict.fromkeys(statements.ALONG, statements.ALONG["DENSE"]))
 
 
-def a_rounding_left_out(patch, fusion, statements):
+def a_rounding_left_out(patch, statements):
     real = statements.Statements._link
     patch.setattr(
         statements.Statements,
@@ -117,8 +117,8 @@ FAULTS = (a_repeated_input_that_is_read_as_dense, a_rounding_left_out)
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_the_kit_sees_it(backend, monkeypatch, plant):
-    from polyarr.backends.opencl import fusion, statements
+    from polyarr.backends.opencl import statements
 
-    plant(monkeypatch, fusion, statements)
+    plant(monkeypatch, statements)
     with pytest.raises(Exception, match="have other bits than the ops"):
         JOINED(backend, Effort())

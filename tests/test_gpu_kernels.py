@@ -1,5 +1,6 @@
 """The kernels for GPUs that work along rows, run by whatever OpenCL device there is, with small shares of the work."""
 
+import re
 from functools import partial
 from importlib import import_module
 
@@ -30,7 +31,7 @@ def as_gpu():
     device.geometry = geometry.GpuGeometry(2)
     device.geometry.least_lanes = device.geometry.most_lanes = 4
     device.geometry.row_share = device.geometry.most_held = 8
-    device.geometry.joins_rows, device.geometry.most_values = True, 16
+    device.geometry.most_values = 16
     device.geometry.sort_tile, device.geometry.sort_long, device.geometry.sort_merges = 64, 1000, 0.5
     return Backend(
         "gpu-kernels", table.make_kernels(device), upload=device.upload, download=partial(copy.download, device),
@@ -238,6 +239,16 @@ def test_the_kit_agrees(gpu):
     JOINED(gpu, Effort())
 
 
+def a_repeated_input_of_a_vector_that_is_read_as_dense(patch):
+    real = fusion.ElementGroup._vector_moves
+
+    def dense(*args):
+        found = real(*args)
+        return {**found, "READS": re.sub(r"(EACH_OF_VECTOR r\d+\[k\] = [^;]*)\);", r"\1 + k);", found["READS"])}
+
+    patch.setattr(fusion.ElementGroup, "_vector_moves", dense)
+
+
 def a_team_of_another_size(patch):
     real = fusion_teams.team_of
     patch.setattr(fusion_teams, "team_of", lambda *args: (*real(*args)[:2], 1))
@@ -248,7 +259,12 @@ def what_is_held_of_another_slot(patch):
     patch.setattr(fusion_teams.Writer, "_declared", lambda self, v, held: real(self, v, held.replace("[s]", "[0]")))
 
 
-@pytest.mark.parametrize("plant", (a_team_of_another_size, what_is_held_of_another_slot), ids=lambda p: p.__name__)
+FAULTS = (
+    a_repeated_input_of_a_vector_that_is_read_as_dense, a_team_of_another_size, what_is_held_of_another_slot,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda p: p.__name__)
 def test_the_kit_sees_it(gpu, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(Exception, match="have other bits than the ops"):

@@ -85,13 +85,13 @@ def _give_away(op: Op, backend: Backend, sample: Sample, then: Callable[[tuple],
 def check_joined(backend: Backend, examples: int) -> None:
     """What a compiled function computes element by element has the bits of its ops, however much is one command."""
     for dtype in (d for d in FLOATS if d in backend.dtypes):
+        compiled = {fn: polyarr.compile(fn) for fn in (_joined, _linked)}
         shapes = ((5, 33), (2, 3, 4)) if dtype == float32 else ((5, 33),)
         for shape, layout in itertools.product(shapes, ("plain", "transposed", "stepped", "offset")):
             rows = Sample((Data((*shape[:-1], 1), dtype.name), Data(shape[-1:], dtype.name)))
             args = Sample((Data(shape, dtype.name),)).with_layout(layout).arrays(backend) + rows.arrays(backend)
-            compiled = polyarr.compile(_joined)
-            for k in (1.25, 0.3):
-                if bits(compiled(*args, k)) != bits(_joined(*args, k)):
+            for fn, k in itertools.product((_joined, _linked), (1.25, 0.3)):
+                if bits(compiled[fn](*args, k)) != bits(fn(*args, k)):
                     place = f"{dtype.name}{list(shape)}, {layout}"
                     raise CheckFailure(f"{backend.name}: compiled ops of {place} have other bits than the ops")
 
@@ -103,6 +103,12 @@ def _joined(x: Array, row: Array, column: Array, k: float) -> list[Array]:
     chosen = ops.where(centred * column < row, ops.tanh(column) + row * k, scaled)
     total = ops.sum(ops.exp(centred), axis=-1, keepdims=True)
     return [centred, chosen, scaled > x, ops.astype(chosen * k, dtype=float32), ops.exp(centred) / total]
+
+
+def _linked(x: Array, row: Array, column: Array, k: float) -> list[Array]:
+    """Nothing of which reduces, as that may be another kind of command."""
+    scaled = x * k + x * row
+    return [ops.where(scaled * column < row, ops.tanh(column) + row * k, scaled), scaled > x]
 
 
 def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:

@@ -29,7 +29,7 @@ WORTH = 16384  # elements that are worth a group
 
 def kind_of_reduction(device: Device, step: Step, specs: tuple[Spec, ...]) -> Kind | None:
     """The kind of a reduction of the last axes, whose sums are of the dtype that is stored; None for all else."""
-    if step.op not in JOINS or not device.geometry.joins_rows:
+    if step.op not in JOINS:
         return None
     (x,), axes = specs, step.params["axis"]
     is_last = axes == tuple(range(x.ndim - len(axes), x.ndim)) and step.params["keepdims"]

@@ -35,7 +35,6 @@ class CpuGeometry:
 
     columns, column_rows, partials = 256, 1, 64  # of a reduction: a group's, and what a work-item keeps
     reduction_group, has_vectors = 1, True
-    joins_rows = True  # whether reductions of rows are in groups with what they need and what needs them
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
     scan_group, scan_columns, scan_step = 1, 64, 1  # the last: what parts of a scan are multiples of
     scan_turns = 1  # vectors of each work-item that shares a row
@@ -145,7 +144,6 @@ class GpuGeometry:
     row_items, groups_per_unit = 128, 2
     row_share, most_held = 24, 32  # elements of a row that a work-item should take at once, and that it can hold
     least_lanes, most_lanes = 8, 512
-    joins_rows = False  # not before their bits were compared on a GPU
     most_values = 64  # elements that it can hold of all that steps of a group give
     linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
     norm: ClassVar = {"LANES": 256, "WIDE": 4}
