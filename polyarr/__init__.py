@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from polyarr import (
+    distributed as distributed,
     linalg as linalg,
     nn as nn,
     ops as ops,

@@ -45,6 +45,7 @@ LAYERS = {
     "polyarr.profiling": 5,
     "polyarr.nn": 5,
     "polyarr.optim": 5,
+    "polyarr.distributed": 5,
     "polyarr.text": 5,
     "polyarr.models": 6,
     "polyarr.training": 6,
@@ -57,7 +58,7 @@ LAYERS = {
 # Importing the package itself loads all of it: only the top layer may, and __init__ is no layer.
 TOP = 7
 # Heavy third-party libraries, which only a command or a backend's start may load.
-HEAVY = {"pyopencl", "matplotlib", "safetensors", "tqdm", "hypothesis", "tokenizers", "torch"}
+HEAVY = {"pyopencl", "matplotlib", "safetensors", "tqdm", "hypothesis", "tokenizers", "torch", "mpi4py"}
 SHARED = "polyarr.backends.kernels"  # what a backend may be made of; it knows none of them
 BACKEND_NAMES = {"numpy", "opencl"}
 MAX_FILE, MAX_FUNCTION = 600, 40

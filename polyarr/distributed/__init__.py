@@ -1,0 +1,10 @@
+"""Data parallel over MPI: one process per device, the same script in each, started with `mpiexec -n N`.
+
+world = polyarr.distributed.init()                    # one process without mpiexec: everything is the identity
+model = world.broadcast(model)
+loss, grads = world.mean(step(model, batch(seed, i, world.rank)))
+"""
+
+from polyarr.distributed.start import init as init
+from polyarr.distributed.world import OPS as OPS
+from polyarr.distributed.world import World as World
