@@ -25,6 +25,8 @@ class BackendSpec(NamedTuple):
     api           the version of this contract that the plugin was written for, to be stated: see API
     summary       one line for `polyarr backends`
     install_hint  the command that brings what start() imports
+    shared        (number, count) -> the device, as it stands after the colon, of one of so many processes of this host
+                  that compute side by side; asked before anything starts. None: they all start the same one
     """
 
     name: str
@@ -32,6 +34,7 @@ class BackendSpec(NamedTuple):
     api: int = 1
     summary: str = ""
     install_hint: str = ""
+    shared: Callable[[int, int], str] | None = None
 
 
 class DeviceInfo(NamedTuple):

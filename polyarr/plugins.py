@@ -100,6 +100,21 @@ def _first() -> Backend:
 find_with(_named)
 
 
+def shared(name: str | None, number: int, count: int) -> str:
+    """The name of the backend for one of so many processes of this host: each has a device, if there are enough.
+
+    A name with a device is everybody's; None is the backend to begin with.
+
+    Errors:  BackendError if there is no such backend
+    """
+    name = name or os.environ.get("POLYARR_BACKEND") or "numpy"
+    plugin, spec = _offer(family_of(name))
+    if spec.shared is None or family_of(name) != name:
+        return name
+    device = answer(plugin, "share devices", functools.partial(spec.shared, number, count), "")
+    return f"{name}:{device}" if device else name
+
+
 def _start(name: str) -> Backend:
     with _lock:
         if name in _registry.running:

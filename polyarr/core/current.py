@@ -77,6 +77,12 @@ def get_backend(name: str | Backend | None = None) -> Backend:
     return found if trace is None or found is not trace.target else trace.backend
 
 
+def chosen() -> Backend | None:
+    """The current backend, where somebody chose it or it was needed; None: the first is still to be started."""
+    scope = _scope.get()
+    return _default if scope is None else scope[0]
+
+
 def set_backend(name: str | Backend) -> Backend:
     """Make a backend the default of the whole process, and start it now.
 

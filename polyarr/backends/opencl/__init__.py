@@ -79,7 +79,18 @@ if hasattr(os, "register_at_fork"):
 def polyarr_backends(register: Any) -> None:
     """Offer the backend opencl."""
     hint = "pip install 'polyarr[opencl]'"
-    register("opencl", start, summary="OpenCL 1.2 and later: GPUs, and CPUs through PoCL", install_hint=hint, api=2)
+    summary = "OpenCL 1.2 and later: GPUs, and CPUs through PoCL"
+    register("opencl", start, summary=summary, install_hint=hint, api=2, shared=_shared)
+
+
+def _shared(number: int, count: int) -> str:
+    """The device of one of so many processes of this host, which share the cores where they compute on these."""
+    _choose_caches()
+    from polyarr.backends.opencl.caches import share_cores
+    from polyarr.backends.opencl.devices import share
+
+    share_cores(count)
+    return share(number)
 
 
 @hookimpl

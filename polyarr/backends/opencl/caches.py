@@ -268,6 +268,9 @@ def _remove_abandoned(parent: Path) -> None:
 
 # ---- what drivers and PyOpenCL are told ---------------------------------------------------------------------------
 
+_THREADS = {"POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"}  # by which PoCL is told how many, before 4.0 and since
+_sharing = 1  # processes of this host that compute side by side
+
 
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
@@ -289,7 +292,17 @@ def for_pocl() -> dict[str, str]:
     folder = run_folder()
     # Without a folder PoCL must have none either, rather than one of its own choice: then it offers no device.
     told = {"POCL_CACHE_DIR": os.devnull if isinstance(folder, str) else str(folder.path)}
+    if _sharing > 1 and not _THREADS & os.environ.keys():
+        every, own = os.cpu_count() or 1, len(_cores())
+        threads = own if 0 < own < every else every // _sharing  # fewer than every core are ours alone
+        return told | dict.fromkeys(_THREADS, str(max(1, threads)))
     return told | ({"POCL_AFFINITY": "1"} if _has_every_core() else {})
+
+
+def share_cores(count: int) -> None:
+    """As many processes compute side by side on this host: PoCL's threads, if it starts later, are as many fewer."""
+    global _sharing
+    _sharing = count
 
 
 def _has_every_core() -> bool:
@@ -298,9 +311,13 @@ def _has_every_core() -> bool:
     Otherwise two of them are woken on one core now and then, and share it until the system looks again, milliseconds
     later: products take twice as long. A process with fewer cores, or fewer threads, has others beside it.
     """
-    given = {"POCL_AFFINITY", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"} & os.environ.keys()
-    cores = getattr(os, "sched_getaffinity", lambda pid: ())(0)
-    return not given and set(cores) == set(range(os.cpu_count() or 0))
+    given = {"POCL_AFFINITY", *_THREADS} & os.environ.keys()
+    return not given and _cores() == set(range(os.cpu_count() or 0))
+
+
+def _cores() -> set[int]:
+    """The cores that this process may use, where the system says."""
+    return set(getattr(os, "sched_getaffinity", lambda pid: ())(0))
 
 
 def import_pyopencl() -> None:

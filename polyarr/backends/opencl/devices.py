@@ -59,6 +59,17 @@ def select(wanted: str | None = None) -> Device:
     raise BackendError(f"no OpenCL device {f'called {wanted!r} ' if wanted else ''}works: {reasons}")
 
 
+def share(number: int) -> str:
+    """The device of the process of this number among those of its host, which begin anew where there are too few.
+
+    They share those that POLYARR_DEVICE names, or else those of the best kind. None is started here.
+    """
+    with _lock:
+        wanted = os.environ.get("POLYARR_DEVICE")
+        there = _matching(wanted) if wanted else _of_the_best_kind()
+    return str(there[number % len(there)].number) if there else ""
+
+
 def probe(device: Device) -> None:
     """Build and run a small kernel whose result is known.
 
@@ -94,6 +105,11 @@ def _info(candidate: Found, chosen: Device | None) -> DeviceInfo:
         features,
         chosen=chosen is not None and _devices.get(number) is chosen, problem=problem,
     )  # fmt: skip
+
+
+def _of_the_best_kind() -> list[Found]:
+    found = _found()
+    return [f for f in found if _score(f.cl_device) == _score(found[0].cl_device)]
 
 
 @lru_cache
