@@ -1,4 +1,4 @@
-"""Sums over ranks in the memory of the host.
+"""Arrays of all ranks brought together in the memory of the host.
 
 Each rank adds up one share of what all have, in the order of the ranks and in float32 at least; then all give each
 other what they have added up. So the result is the same on every rank and every time, whichever MPI it is, and as
@@ -19,75 +19,120 @@ COMBINE: dict[str, Callable] = {"sum": np.add, "mean": np.add, "max": np.maximum
 
 
 class HostTransport:
-    """All reductions through NumPy memory and MPI: what works everywhere."""
+    """All through NumPy memory and MPI: what works everywhere."""
 
-    name = "host memory, MPI"
+    name = "MPI, through host memory"
 
     def __init__(self, link: Link, chunk: int = CHUNK) -> None:
         self.link, self.chunk = link, chunk
+        self._kept: dict[Any, np.ndarray] = {}  # memory that a step uses as the one before did
 
     def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
         """The leaves, of one dtype and one backend, as all ranks' together, sent as dtype `wire`."""
-        dtype, sizes = leaves[0].dtype, [a.size for a in leaves]
-        bucket = np.empty(sum(sizes), dtype)
-        copied = self._filled(leaves, bucket)
+        dtype, total = leaves[0].dtype, sum(a.size for a in leaves)
+        bucket = self._memory("bucket", total, dtype)
+        copied, there = _copied(leaves, bucket), 0
         step = max(1, self.chunk // dtype.itemsize)
-        starts = range(0, len(bucket), step)
-        done = next(copied, 0)
-        for start in starts:
-            stop = min(start + step, len(bucket))
-            while done < stop:
-                done = next(copied)
-            pending = _Exchange(self.link, bucket[start:stop], op, wire)
-            while done < min(stop + step, len(bucket)):  # the next chunk, under the way of this one
-                done = next(copied)
-            pending.finish()
-        ends = np.cumsum(sizes)
+        for start in range(0, total, step):
+            stop = min(start + step, total)
+            while there < stop:
+                there = next(copied)
+            exchange = _Exchange(self, bucket[start:stop], op, wire)
+            while there < min(stop + step, total):  # the next chunk's copy, while this one is on its way
+                there = next(copied)
+            exchange.finish()
+        return _uploaded(bucket, leaves, [a.shape for a in leaves])
+
+    def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
+        """The leaves as rank root has them."""
+        bucket = self._memory("bucket", sum(a.size for a in leaves), leaves[0].dtype)
+        if self.link.rank == root:
+            for _ in _copied(leaves, bucket):
+                pass
+        self.link.spread(raw(bucket), root)
+        return list(leaves) if self.link.rank == root else _uploaded(bucket, leaves, [a.shape for a in leaves])
+
+    def all_gather(self, leaves: Sequence[Array]) -> list[Array]:
+        """The leaves of all ranks, those of each one after the other along the first axis."""
+        total, size = sum(a.size for a in leaves), self.link.size
+        own = self._memory("bucket", total, leaves[0].dtype)
+        for _ in _copied(leaves, own):
+            pass
+        parts = self._memory("parts", size * total, own.dtype).reshape(size, total)
+        self.link.wait(self.link.comm.Iallgather(raw(own), raw(parts)))
+        ends = np.cumsum([a.size for a in leaves])
         return [
-            from_numpy(bucket[end - a.size : end].reshape(a.shape), a.backend)
+            from_numpy(parts[:, end - a.size : end].reshape(size * a.shape[0], *a.shape[1:]), a.backend)
             for a, end in zip(leaves, ends, strict=True)
         ]
 
-    def _filled(self, leaves: Sequence[Array], bucket: np.ndarray) -> Iterator[int]:
-        """Copy leaf after leaf into the bucket, and say each time how much of it is there."""
-        done = 0
-        for a in leaves:
-            bucket[done : done + a.size] = a.numpy().reshape(-1)
-            done += a.size
-            yield done
-
-    def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
-        """The leaves as root has them."""
-        return [self._broadcast(a, root) for a in leaves]
-
-    def _broadcast(self, a: Array, root: int) -> Array:
-        host = a.numpy() if self.link.rank == root else np.empty(a.shape, a.dtype)
-        self.link.spread(host.reshape(-1), root)
-        return a if self.link.rank == root else from_numpy(host, a.backend)
+    def _memory(self, use: str, count: int, dtype: np.dtype) -> np.ndarray:
+        """Memory for so many numbers, kept from call to call: new memory costs as much as a copy."""
+        kept = self._kept.get((use, dtype))
+        if kept is None or len(kept) < count:
+            kept = self._kept[use, dtype] = np.empty(count, dtype)
+        return kept[:count]
 
 
 class _Exchange:
-    """A chunk on its way: the shares of all are sent when it begins, added up and given back when it finishes."""
+    """A chunk on its way: its shares are sent to who adds them up; then all give back what they have added up."""
 
-    def __init__(self, link: Link, chunk: np.ndarray, op: str, wire: np.dtype) -> None:
-        self.link, self.chunk, self.op = link, chunk, op
-        share = -(-len(chunk) // link.size)
-        self.sent = np.zeros((link.size, share), wire)
-        self.sent.reshape(-1)[: len(chunk)] = chunk
-        self.received = np.empty_like(self.sent)
-        self.request = link.comm.Ialltoall(_bytes(self.sent), _bytes(self.received))
+    def __init__(self, host: HostTransport, chunk: np.ndarray, op: str, wire: np.dtype) -> None:
+        self.link, self.chunk, self.op = host.link, chunk, op
+        size, rank = self.link.size, self.link.rank
+        ends = [len(chunk) * r // size for r in range(size + 1)]
+        self.starts, self.counts = ends[:-1], [ends[r + 1] - ends[r] for r in range(size)]
+        self.sent = chunk
+        if wire != chunk.dtype:
+            self.sent = host._memory("sent", len(chunk), wire)
+            self.sent[:] = chunk
+        own = self.counts[rank]
+        self.received = host._memory("received", own * size, wire).reshape(size, own)
+        nbytes = own * wire.itemsize
+        into = (raw(self.received), [nbytes] * size, [nbytes * r for r in range(size)])
+        self.request = self.link.comm.Ialltoallv((*self._shares(), BYTE), (*into, BYTE))
+
+    def _shares(self) -> tuple:
+        itemsize = self.sent.dtype.itemsize
+        return raw(self.sent), [n * itemsize for n in self.counts], [s * itemsize for s in self.starts]
 
     def finish(self) -> None:
+        """Wait for it; the chunk is all ranks' together then."""
         self.link.wait(self.request)
-        wide = self.received.astype(float32) if self.received.dtype in NARROW else self.received
-        total = wide[0].copy()
-        for part in wide[1:]:
+        narrow = self.received.dtype in NARROW
+        parts = self.received.astype(float32) if narrow else self.received
+        total = parts[0]
+        for part in parts[1:]:
             COMBINE[self.op](total, part, out=total)
         if self.op == "mean":
             total /= self.link.size
-        self.link.wait(self.link.comm.Iallgather(_bytes(total.astype(self.sent.dtype)), _bytes(self.sent)))
-        self.chunk[:] = self.sent.reshape(-1)[: len(self.chunk)]
+        own = total.astype(self.sent.dtype) if narrow else total
+        self.link.wait(self.link.comm.Iallgatherv((raw(own), BYTE), (*self._shares(), BYTE)))
+        if self.sent is not self.chunk:
+            self.chunk[:] = self.sent
 
 
-def _bytes(memory: np.ndarray) -> Any:
-    return memory.view(np.uint8).reshape(-1)
+BYTE = "B"  # as MPI calls it
+
+
+def raw(memory: np.ndarray) -> np.ndarray:
+    """The bytes of contiguous memory."""
+    return memory.reshape(-1).view(np.uint8)
+
+
+def _copied(leaves: Sequence[Array], bucket: np.ndarray) -> Iterator[int]:
+    """Copy leaf after leaf into the bucket, and say each time how much of it is there."""
+    there = 0
+    for a in leaves:
+        bucket[there : there + a.size] = a.numpy().reshape(-1)
+        there += a.size
+        yield there
+
+
+def _uploaded(bucket: np.ndarray, leaves: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """The bucket's numbers as arrays of these shapes, where the leaves are."""
+    ends = np.cumsum([a.size for a in leaves])
+    return [
+        from_numpy(bucket[end - a.size : end].reshape(shape), a.backend)
+        for a, end, shape in zip(leaves, ends, shapes, strict=True)
+    ]

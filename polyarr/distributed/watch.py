@@ -1,0 +1,160 @@
+"""A thread by which each rank is known to live, and to keep up: whoever does not ends all ranks, by name.
+
+Rank 0 hears from all, and all hear from rank 0. Nothing else is said here, and little of that: a few bytes each half a
+second, over MPI.
+"""
+
+import atexit
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from polyarr.distributed.link import Link
+
+BEAT = 0.5  # seconds between two signs of life
+OVER = -1  # what rank 0 says when all have ended
+ASLEEP = 5.0  # seconds without a look around after which it was us who were stopped
+
+
+@dataclass
+class Heard:
+    """What is known of a rank: when it was last heard of, and since when it is behind the others, if it is."""
+
+    when: float
+    came: int = 0
+    state: int = Link.RUNNING
+    behind: float | None = None
+
+    def hear(self, now: float, came: int, state: int) -> None:
+        """It says how far it is."""
+        if came != self.came:
+            self.behind = None
+        self.when, self.came, self.state = now, came, state
+
+    def compare(self, now: float, furthest: int) -> None:
+        """Note whether others wait for it."""
+        if self.came >= furthest or self.state == Link.ALONE:
+            self.behind = None
+        elif self.behind is None:
+            self.behind = now
+
+
+def blamed(heard: list[Heard], now: float, patience: float) -> tuple[int, str] | None:
+    """The rank that is to blame, and for what; None while all is well."""
+    furthest = max(h.came for h in heard)
+    for rank, h in enumerate(heard):
+        h.compare(now, furthest)
+        if now - h.when > patience:
+            return rank, f"has given no sign of life for {now - h.when:.0f} s"
+        if h.behind is not None and h.state == Link.ENDED:
+            return rank, "ended while others wait for it"
+        if h.behind is not None and now - h.behind > patience:
+            return rank, f"has kept the others waiting for {now - h.behind:.0f} s"
+    return None
+
+
+class Watch(threading.Thread):
+    """The thread of one rank.
+
+    comm   a communicator of its own
+    names  what the ranks are called where one is blamed
+    """
+
+    def __init__(self, comm: Any, link: Link, names: list[str]) -> None:
+        super().__init__(name="polyarr-watch", daemon=True)
+        self.comm, self.link, self.names = comm, link, names
+        peers = range(1, comm.size) if comm.rank == 0 else [0]
+        self.inbox = {rank: np.zeros(2, np.int64) for rank in peers}
+        self.awaited = {rank: comm.Irecv(memory, rank) for rank, memory in self.inbox.items()}
+        self.sent: dict[int, tuple[Any, np.ndarray]] = {}
+        now = time.monotonic()
+        self.heard = [Heard(now) for _ in range(comm.size)]
+        self.is_over = False
+
+    def run(self) -> None:
+        """Tell, listen and judge, until all have ended."""
+        last = beat = 0.0
+        while not self.is_over:
+            now = time.monotonic()
+            if now - last > ASLEEP:
+                for heard in self.heard:
+                    heard.when, heard.behind = now, None
+            if now - beat > BEAT:
+                beat = now
+                self._tell(self.link.came, self.link.state)
+            last = now
+            self._listen(now)
+            self._judge(now)
+            time.sleep(BEAT / 2)
+        for request in self.awaited.values():
+            request.Cancel()
+            request.Wait()
+
+    def _tell(self, came: int, state: int) -> None:
+        for rank in self.inbox:
+            if rank not in self.sent or self.sent[rank][0].Test():  # else it does not listen
+                memory = np.array([came, state], np.int64)
+                self.sent[rank] = self.comm.Isend(memory, rank), memory
+
+    def _listen(self, now: float) -> None:
+        self.heard[self.link.rank].hear(now, self.link.came, self.link.state)
+        for rank, memory in self.inbox.items():
+            while self.awaited[rank].Test():
+                came, state = map(int, memory)
+                self.is_over |= came == OVER
+                self.heard[rank].hear(now, came, state)
+                self.awaited[rank] = self.comm.Irecv(memory, rank)
+
+    def _judge(self, now: float) -> None:
+        """Rank 0 judges all ranks, the others whether rank 0 lives; those of higher rank leave it to rank 1 to say."""
+        own = self.link.rank
+        if own:
+            silent = now - self.heard[0].when
+            found = (0, f"has given no sign of life for {silent:.0f} s")
+            if silent <= self.link.patience + min(own, 4):
+                return
+        elif all(heard.state == Link.ENDED for heard in self.heard):
+            self._say_over()
+            return
+        else:
+            found = blamed(self.heard, now, self.link.patience)
+        if found is not None:
+            self.link.end(f"{self.names[found[0]]} {found[1]}")
+
+    def _say_over(self) -> None:
+        for request, _ in self.sent.values():
+            request.Wait()
+        self.sent.clear()
+        self._tell(OVER, Link.ENDED)
+        for request, _ in self.sent.values():
+            request.Wait()
+        self.is_over = True
+
+
+def watch(comm: Any, link: Link, names: list[str]) -> None:
+    """Have a rank watched: its life, what it does not catch, and its end."""
+    thread = Watch(comm, link, names)
+    link.is_watched = True
+    before = sys.excepthook
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if isinstance(error, KeyboardInterrupt):
+            link.end("", 130)
+        said = str(error).strip().splitlines()
+        link.end(f"{names[link.rank]} failed: {kind.__name__}{f': {said[0]}' if said else ''}")
+
+    def leave() -> None:
+        link.state = Link.ENDED
+        thread.join()
+
+    sys.excepthook = uncaught
+    atexit.register(leave)
+    thread.start()
