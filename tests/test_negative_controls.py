@@ -22,6 +22,7 @@ from tests.negative_controls import (  # they fill the table
     indices,  # noqa: F401
     matrices,  # noqa: F401
     moving,  # noqa: F401
+    norms,  # noqa: F401
     on_opencl,  # noqa: F401
     pairs,
     precisions,

@@ -13,6 +13,7 @@ from polyarr.ops import (  # noqa: F401  they fill OPS
     linalg,
     logic,
     nn,
+    norms,
     optim,
     random,
     reduce,

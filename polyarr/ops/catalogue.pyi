@@ -469,6 +469,18 @@ def cross_entropy_and_gradient(g: Array, logits: Array, targets: Array, ignore_i
 def linear_cross_entropy(x: Array, weight: Array, targets: Array, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', rows_at_once: int | None = None, precision: str | None = None) -> Array: ...
 
 @_op
+def batch_norm(x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-05) -> tuple[Array, Array, Array]: ...
+
+@_op
+def batch_norm_inference(x: Array, mean: Array, variance: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-05) -> Array: ...
+
+@_op
+def group_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, groups: int, eps: float = 1e-05) -> Array: ...
+
+@_op
+def instance_norm(x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-05) -> Array: ...
+
+@_op
 def global_norm(arrays: Sequence[Array]) -> Array: ...
 
 @_op
@@ -493,6 +505,8 @@ __all__ = [
     "atan2",
     "atanh",
     "attention",
+    "batch_norm",
+    "batch_norm_inference",
     "bitwise_and",
     "bitwise_invert",
     "bitwise_left_shift",
@@ -522,8 +536,10 @@ __all__ = [
     "global_norm",
     "greater",
     "greater_equal",
+    "group_norm",
     "hypot",
     "imag",
+    "instance_norm",
     "int8_linear",
     "isfinite",
     "isinf",

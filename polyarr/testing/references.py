@@ -232,6 +232,34 @@ def rms_norm(x: np.ndarray, weight: Any, *, eps: float) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * (1 if weight is None else weight)
 
 
+def batch_norm(x: np.ndarray, weight: Any, bias: Any, *, eps: float) -> tuple:
+    """Each channel with mean 0 and variance 1, then weight and bias; the mean and the variance."""
+    rows = x.reshape(-1, x.shape[-1])
+    mean, variance = rows.mean(0), rows.var(0)
+    return batch_norm_inference(x, mean, variance, weight, bias, eps=eps), mean, variance
+
+
+def batch_norm_inference(x: np.ndarray, mean: Any, variance: Any, weight: Any, bias: Any, *, eps: float) -> np.ndarray:
+    """The same with a mean and a variance that are given."""
+    y = (x - mean) / np.sqrt(variance + eps)
+    return y * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+def group_norm(x: np.ndarray, weight: Any, bias: Any, *, groups: int, eps: float) -> np.ndarray:
+    """Each group of channels of each sample with mean 0 and variance 1, then weight and bias."""
+    y = np.empty_like(x)
+    for i in range(len(x)):
+        for channels in np.split(np.arange(x.shape[-1]), groups):
+            part = x[i, ..., channels]
+            y[i, ..., channels] = (part - part.mean()) / np.sqrt(part.var() + eps)
+    return y * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+def instance_norm(x: np.ndarray, weight: Any, bias: Any, *, eps: float) -> np.ndarray:
+    """Each channel of each sample with mean 0 and variance 1, then weight and bias."""
+    return group_norm(x, weight, bias, groups=x.shape[-1], eps=eps)
+
+
 def gelu(x: np.ndarray, *, approximate: str = "none") -> np.ndarray:
     """x times the probability that a normal number is below it."""
     if approximate == "tanh":

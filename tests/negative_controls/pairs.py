@@ -13,18 +13,21 @@ from polyarr.testing import references
 def fused(forward, backward):
     """A Fused pair out of functions of arrays: narrow floats are widened before, and rounded after.
 
-    forward   (*arrays, **params) -> result, saved
+    forward   (*arrays, **params) -> result or results, saved
     backward  (g, saved, *arrays, **params) -> gradients, of all inputs
     """
 
     def run(out, *bufs, **params):
         with np.errstate(all="ignore"):
             y, saved = forward(*map(widened, bufs), **params)
+            if type(out) is tuple:
+                return tuple(a.astype(o.dtype, copy=False) for a, o in zip(y, out, strict=True)), saved
             return np.asarray(y).astype(out.dtype, copy=False), saved
 
     def pull(g, saved, *bufs, wanted, **params):
         with np.errstate(all="ignore"):
-            grads = backward(widened(g), saved, *map(widened, bufs), **params)
+            g = tuple(map(widened, g)) if type(g) is tuple else widened(g)
+            grads = backward(g, saved, *map(widened, bufs), **params)
         full = (*grads, *(None,) * (len(bufs) - len(grads)))  # of numbers there is none
         return tuple(d if d is None else np.asarray(d).astype(b.dtype) for d, b in zip(full, bufs, strict=True))
 
@@ -93,6 +96,55 @@ def rms_norm(moments=uncentred, projected=lambda h, n: n * mean(h * n)):
     def backward(g, rstd, x, weight, *, eps):
         n, h = x * rstd, g if weight is None else g * weight
         return rstd * (h - projected(h, n)), weight if weight is None else rows_summed(g * n)
+
+    return fused(forward, backward)
+
+
+def split(x, groups):
+    """x with its channels in groups: (batch, groups, channels of each, places)."""
+    return np.moveaxis(x, -1, 1).reshape(len(x), groups, x.shape[-1] // groups, math.prod(x.shape[1:-1]))
+
+
+def joined(parts, shape):
+    """What was split, in its shape."""
+    return np.moveaxis(parts.reshape(shape[0], shape[-1], *shape[1:-1]), 1, -1)
+
+
+def over_the_batch(parts):
+    return 0, 2, 3
+
+
+def over_the_group(parts):
+    return 2, 3
+
+
+def image_norm(over, moments=False, split=split, joined=joined, spare=0, of_mean=1, of_variance=1):
+    """The norm over some axes of what is split into groups; with moments, the mean and the variance are results too."""
+
+    def forward(x, weight, bias, *, eps, groups=None):
+        if not x.size:
+            return x, None
+        parts = split(x, groups or x.shape[-1])
+        axes = over(parts)
+        count, mean = math.prod(parts.shape[i] for i in axes), parts.mean(axes, keepdims=True)
+        c = parts - mean
+        variance = (c * c).sum(axes, keepdims=True) / max(count - spare, 1)
+        rstd = 1 / np.sqrt(variance + eps)
+        y = joined(c * rstd, x.shape) * (1 if weight is None else weight) + (0 if bias is None else bias)
+        each = (np.broadcast_to(a[0, :, 0, 0], x.shape[-1:]) for a in (mean, variance))
+        return (y, *each) if moments else y, (c, rstd, axes, count)
+
+    def backward(g, saved, x, weight, bias, *, eps, groups=None):
+        g, *slopes = g if moments else (g,)
+        if saved is None:
+            return [a if a is None else np.zeros_like(a) for a in (x, weight, bias)]
+        c, rstd, axes, count = saved
+        h, n = split(g * (1 if weight is None else weight), groups or x.shape[-1]), c * rstd
+        dx = rstd * (h - h.mean(axes, keepdims=True) - n * (h * n).mean(axes, keepdims=True))
+        for slope, by in zip(slopes, (of_mean, of_variance * 2 * c), strict=False):
+            dx = dx + slope.reshape(1, -1, 1, 1) * by / count
+        dweight = None if weight is None else rows_summed(g * joined(n, x.shape))
+        return joined(dx, x.shape), dweight, None if bias is None else rows_summed(g)
 
     return fused(forward, backward)
 
@@ -249,6 +301,9 @@ def dropout(keeps=keeps):
 PAIRS = {
     ops.layer_norm: layer_norm(),
     ops.rms_norm: rms_norm(),
+    ops.batch_norm: image_norm(over_the_batch, moments=True),
+    ops.group_norm: image_norm(over_the_group),
+    ops.instance_norm: image_norm(over_the_group),
     ops.softmax: softmax(),
     ops.cross_entropy: cross_entropy(),
     ops.attention: attention(),

@@ -34,12 +34,12 @@ PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the 
     "dtype": "DType", "size": "int", "repeats": "int", "k": "int",
     "activation": "str", "rows_at_once": "int", "scale": "float", "eps": "float", "rate": "float",
     "momentum": "float", "beta1": "float", "beta2": "float", "weight_decay": "Sequence[float]",
-    "nesterov": "bool", "decoupled": "bool",
+    "nesterov": "bool", "decoupled": "bool", "groups": "int",
 }  # fmt: skip
 RESULTS = {  # that are not one array
     "eigh": "tuple[Array, Array]", "qr": "tuple[Array, Array]", "slogdet": "tuple[Array, Array]",
     "svd": "tuple[Array, Array, Array]",
-    "cross_entropy_and_gradient": "tuple[Array, Array]",
+    "cross_entropy_and_gradient": "tuple[Array, Array]", "batch_norm": "tuple[Array, Array, Array]",
     "split": "tuple[Array, ...]", "unstack": "tuple[Array, ...]", "topk": "tuple[Array, Array]",
     "sgd": "tuple[tuple[Array, ...], ...]", "adamw": "tuple[tuple[Array, ...], ...]",
 }  # fmt: skip

@@ -287,6 +287,27 @@ def _first_weight(template: Sample) -> Iterator[Sample]:
         yield replace(sample, inputs=sample.inputs[:2])
 
 
+IMAGES = ((17, 29, 3, 33), (2, 131, 259), (131, 3, 7, 5), (3, 2, 1, 2, 5, 1031))
+
+
+@_as
+def _images(data: Callable) -> Iterator[Sample]:
+    for shape in IMAGES:
+        yield Sample((data(shape, 1), data(shape[-1:], 2), data(shape[-1:], 3)), {"eps": 0.1})
+
+
+def _with_moments(template: Sample) -> Iterator[Sample]:
+    for sample in _images(template):
+        x, weight, bias = sample.inputs
+        moments = replace(bias, seed=4), replace(bias, seed=5, values="positive")
+        yield replace(sample, inputs=(x, *moments, weight, bias))
+
+
+def _in_groups(template: Sample) -> Iterator[Sample]:
+    for sample, groups in zip(_images(template), (11, 1, 5, 1), strict=True):
+        yield replace(sample, params={"eps": 0.1, "groups": groups})
+
+
 @_as
 def _losses(data: Callable) -> Iterator[Sample]:
     params = {"ignore_index": -100, "label_smoothing": 0.1}
@@ -336,6 +357,10 @@ def _attention(data: Callable) -> Iterator[Sample]:
 LARGE |= {
     ops.layer_norm: _norms,
     ops.rms_norm: _first_weight,
+    ops.batch_norm: _images,
+    ops.batch_norm_inference: _with_moments,
+    ops.group_norm: _in_groups,
+    ops.instance_norm: _images,
     ops.cross_entropy: _losses,
     ops.cross_entropy_and_gradient: _losses_and_gradients,
     ops.linear_cross_entropy: _heads,

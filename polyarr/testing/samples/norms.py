@@ -1,0 +1,88 @@
+"""Norms of images and sequences."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from polyarr import ops
+from polyarr.core.op import Op
+from polyarr.testing import references as ref
+from polyarr.testing.samples.entry import Cases, Entry, dtypes, narrow_first, ordinary
+from polyarr.testing.strategies import Data, Sample, datas, remembered, samples
+
+SAMPLES: dict[Op, Entry] = {}
+
+# Axes of different lengths, so that one in the place of another shows; and none, one or many places.
+IMAGES = ((3, 4, 6), (5, 3, 2, 4), (4, 2, 3, 33), (2, 33, 4), (3, 5, 1), (2, 3, 2, 2, 4), (3, 2, 70))
+ROWS = ((33, 3), (9, 31), (4, 1))  # without places
+ONE = ((1, 4, 6), (1, 33, 3, 2))  # a batch of one
+NONE = ((0, 3, 6), (2, 0, 3))
+
+
+def _params(channels: int, grouped: bool) -> Iterator[dict[str, Any]]:
+    for eps in (0.1, 1e-5, 1e-2):
+        for groups in (d for d in (3, 2, 1, 11, channels) if grouped and channels % d == 0):
+            yield {"groups": groups, "eps": eps}
+        if not grouped:
+            yield {"eps": eps}
+
+
+def _parts(sample: Sample, single: bool) -> np.ndarray:
+    """What is brought to variance 1, each a row."""
+    x = sample.inputs[0].wide()
+    if not single:
+        return x.reshape(-1, x.shape[-1]).T
+    groups = sample.params.get("groups", x.shape[-1])
+    return np.moveaxis(x, -1, 1).reshape(x.shape[0] * groups, x[0].size // groups)
+
+
+def _is_steady(sample: Sample, single: bool) -> bool:
+    """False where rounding is divided by a small deviation, which no kernel can help."""
+    if 0 in sample.inputs[0].shape:
+        return True
+    parts = _parts(sample, single)
+    return bool(np.all(parts.var(1) + sample.params["eps"] > 1e-5 * abs(parts).max(1) ** 2 + 0.05))
+
+
+def _norm(shapes: tuple, single: bool = False, grouped: bool = False, moments: bool = False) -> Cases:
+    """x, the moments if they are given, and two weights, each of which may be left out."""
+
+    def drawn(dtype: str, shape: tuple, params: dict) -> SearchStrategy[Sample]:
+        size = shape[-1:]
+        given = (datas(size, dtype), datas(size, dtype, ("positive",))) if moments else ()
+        weight = st.one_of(datas(size, dtype), datas(size, dtype), st.none())
+        return samples(datas(shape, dtype, ordinary(dtype)), *given, weight, weight, params=st.just(params))
+
+    def cases(dtype: str) -> SearchStrategy[Sample]:
+        calls = [(shape, params) for shape in shapes for params in _params(shape[-1], grouped)]
+        found = st.sampled_from(range(len(calls))).flatmap(remembered(lambda i: drawn(dtype, *calls[i])))
+        return found if moments else found.filter(lambda sample: _is_steady(sample, single))
+
+    return cases
+
+
+def _beside_wider(*more: Data, **params: Any) -> Callable[[str], Sample]:
+    """A narrow image whose weights, and moments, are float32."""
+    weights = (Data((6,), "float32", seed=1), Data((6,), "float32", seed=2))
+    return lambda dtype: Sample((Data((3, 4, 6), dtype), *more, *weights), {"eps": 0.1, **params})
+
+
+def _enter(op: Op, reference: Callable, shapes: tuple, narrow: Callable[[str], Sample], **how: bool) -> None:
+    small = tuple(s for s in shapes if np.prod(s) < 300)
+    cases, smooth = (narrow_first(narrow, _norm(some, **how)) for some in (shapes, small))
+    SAMPLES[op] = Entry(cases, smooth, reference, "composed", dtypes("floating"), special="nan")
+
+
+_moments = Data((6,), "float32", seed=3), Data((6,), "float32", "positive", seed=4)
+_enter(ops.batch_norm, ref.batch_norm, (*IMAGES, *ROWS), _beside_wider())
+_enter(
+    ops.batch_norm_inference, ref.batch_norm_inference, (*IMAGES, *ROWS, *NONE), _beside_wider(*_moments), moments=True
+)
+_each = {"single": True}
+_enter(
+    ops.group_norm, ref.group_norm, (*IMAGES, *ROWS[:2], *ONE, *NONE), _beside_wider(groups=3), grouped=True, **_each
+)
+_enter(ops.instance_norm, ref.instance_norm, (*IMAGES, *ONE, *NONE), _beside_wider(), **_each)
