@@ -1,8 +1,6 @@
 """Memory that is both OpenCL's and CUDA's: a real one on NVIDIA, one that is played on a processor elsewhere."""
 
-import ctypes
 from collections.abc import Iterator
-from contextlib import ExitStack
 from importlib import import_module
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,38 +13,9 @@ import polyarr as pa
 from polyarr.core.backend import Backend, transfers
 from polyarr.core.current import use_backend
 from polyarr.core.dlpack import CUDA, capsule_of, memory_of
+from tests.played_cuda import Played
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
-
-
-class Played:
-    """What cuda.Cuda does, with memory of the host."""
-
-    number = 0
-
-    def __init__(self, context: Any) -> None:
-        self._context, self.log, self.chunks = context, [], []
-
-    def allocate(self, nbytes: int) -> Any:
-        cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.cuda")
-        host = np.zeros(nbytes + 4096, np.uint8)
-        start = -host.ctypes.data % 4096
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
-        buffer = cl.Buffer(self._context, flags, hostbuf=host[start : start + nbytes])
-        undo = ExitStack()
-        undo.callback(self.log.append, "closed")
-        self.chunks.append(host)
-        return cuda.Chunk(buffer, host.ctypes.data + start, undo)
-
-    def wait(self) -> None:
-        self.log.append("wait")
-
-    def wait_for(self, stream: int) -> None:
-        self.log.append(f"wait for {stream}")
-
-    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        self.log.append(f"copy {nbytes}")
-        ctypes.memmove(target, source, nbytes)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ Where an op has several results, `out` is a tuple of Specs, a kernel returns a t
 it nobody used is zeros. For an input that is a list, the gradient and `wanted` are tuples.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -98,6 +98,24 @@ class DLPack(NamedTuple):
     adopt: Callable[[Any], Any]
 
 
+class Meeting(NamedTuple):
+    """What a process has at hand to reduce buffers together with others, from device to device.
+
+    place    the device's own in its machine: two processes on one cannot meet
+    library  with its version: all must have the same
+    dtypes   what it reduces
+    ticket   () -> what one process draws for all
+    join     (ticket, rank, size) -> a function; returns when all have joined. That takes buffers of one dtype, the
+             dtype that travels, and "sum" or "mean", and gives the buffers of what all have together
+    """
+
+    place: str
+    library: str
+    dtypes: frozenset[np.dtype]
+    ticket: Callable[[], bytes]
+    join: Callable[[bytes, int, int], Callable[[Sequence[Any], np.dtype, str], list[Any]]]
+
+
 class Backend(NamedTuple):
     """A backend, as a value.
 
@@ -134,6 +152,7 @@ class Backend(NamedTuple):
     replay       (Program, what runs it anyhow) -> what runs it better: see core/program.py. None: the kernels are
                  called one after the other
     fusion       which steps of programs are made one, and how: see core/program.py. None: none are
+    meeting      () -> how processes reduce buffers without the host; BackendError says why not. None: not at all
     """
 
     name: str
@@ -158,6 +177,7 @@ class Backend(NamedTuple):
     dlpack: DLPack | None = None
     replay: Callable[[Program, Run], Run] | None = None
     fusion: Fusion | None = None
+    meeting: Callable[[], Meeting] | None = None
 
     def meets(self, other: "Backend") -> bool:
         """True if an array of one and an array of the other may be inputs of one op."""

@@ -21,6 +21,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.fusion import fusion_of
     from polyarr.backends.opencl.handle import handle_of
+    from polyarr.backends.opencl.meeting import meeting_of
     from polyarr.backends.opencl.noting import noting
     from polyarr.backends.opencl.replay import Replay
     from polyarr.backends.opencl.sharing import dlpack_of
@@ -52,6 +53,7 @@ def start(device: str | None = None) -> Backend:
             precisions=precisions(found),
             replay=partial(Replay, found),
             fusion=fusion_of(found),
+            meeting=meeting_of(found),
         )
     return _backends[found]
 

@@ -19,7 +19,7 @@ from polyarr.core.errors import BackendError
 from polyarr.settings import is_on
 
 LEGACY = 1  # the stream that waits for all others, and they for it
-DEVICE, DESCRIPTOR, READ_WRITE = 1, 1, 3  # words of CUDA's
+DEVICE, DESCRIPTOR, READ_WRITE, ALONE = 1, 1, 3, 1  # words of CUDA's
 EXTERNAL_MEMORY = 0x2060  # CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR
 GRAIN = 2 << 20  # what CUDA allocates is a multiple of it
 CHUNK = 64 << 20  # so much at once, of which smaller pieces are cut
@@ -57,14 +57,14 @@ class Cuda:
         try:
             self._driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise BackendError(f"POLYARR_CUDA_MEMORY: CUDA's driver does not load: {error}") from error
+            raise BackendError(f"CUDA's driver does not load: {error}") from error
         self._loader = ctypes.CDLL(cl._cl.__file__)  # that of OpenCL, with what PyOpenCL does not show
         self._loader.clCreateBufferWithProperties.restype = c_void_p
         self._opencl, self._context, number = context, c_void_p(), c_int()
         device = context.devices[0]
-        place = f"{device.pci_domain_id_nv:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv:02x}.0"
+        self.place = f"{device.pci_domain_id_nv:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv:02x}.0"
         self("cuInit", 0)
-        self("cuDeviceGetByPCIBusId", byref(number), place.encode())
+        self("cuDeviceGetByPCIBusId", byref(number), self.place.encode())
         self("cuDevicePrimaryCtxRetain", byref(self._context), number)
         self.number = number.value
 
@@ -76,7 +76,7 @@ class Cuda:
             raise CudaError(f"CUDA: {name}: {(text.value or b'').decode() or status}")
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
         """A block with the context that CUDA's libraries use."""
         self("cuCtxPushCurrent_v2", self._context)
         try:
@@ -86,17 +86,24 @@ class Cuda:
 
     def wait(self) -> None:
         """Wait until all work on the device has finished that CUDA was given."""
-        with self._current():
+        with self.current():
             self("cuCtxSynchronize")
 
     def wait_for(self, stream: int) -> None:
         """Wait until a stream's work has finished."""
-        with self._current():
+        with self.current():
             self("cuStreamSynchronize", c_void_p(stream))
+
+    def stream(self) -> int:
+        """A stream that waits for no other."""
+        made = c_void_p()
+        with self.current():
+            self("cuStreamCreate", byref(made), ALONE)
+        return made.value or 0
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy between addresses, on a stream."""
-        with self._current():
+        with self.current():
             self("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
 
     def allocate(self, nbytes: int) -> "Chunk":

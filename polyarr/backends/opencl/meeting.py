@@ -1,0 +1,39 @@
+"""How this process's device meets those of others, for NCCL."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.buckets import Buckets
+from polyarr.backends.opencl.cuda import Cuda, SharedPool
+from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
+from polyarr.core.backend import Meeting
+
+Reduce = Callable[[Sequence[Buffer], np.dtype, str], list[Buffer]]
+
+
+def meeting_of(device: Device) -> Callable[[], Meeting] | None:
+    """How a device meets others; None if it cannot."""
+    return partial(_prepared, device) if device.features.nvidia else None
+
+
+def _prepared(device: Device) -> Meeting:
+    """Load what is needed.
+
+    Errors:  BackendError if that is not here
+    """
+    nccl, cuda = Nccl(load()), device.pool.cuda if type(device.pool) is SharedPool else Cuda(device.context)
+    join = partial(_join, device, nccl, cuda)
+    return Meeting(cuda.place, f"NCCL {nccl.version}", frozenset(KINDS), nccl.ticket, join)
+
+
+def _join(device: Device, nccl: Nccl, cuda: Cuda, ticket: bytes, rank: int, size: int) -> Reduce:
+    communicator: Any = Communicator(nccl, cuda, ticket, rank, size)
+    buckets = Buckets(device, cuda, communicator.all_reduce)
+    weakref.finalize(buckets, communicator.end)  # when nobody reduces any more, or the process ends
+    return buckets.reduce

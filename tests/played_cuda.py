@@ -1,0 +1,44 @@
+"""CUDA's driver, played on a processor."""
+
+import ctypes
+from contextlib import ExitStack, nullcontext
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+
+class Played:
+    """What cuda.Cuda does, with memory of the host."""
+
+    number, place = 0, "0000:00:00.0"
+
+    def __init__(self, context: Any) -> None:
+        self._context, self.log, self.chunks = context, [], []
+
+    def allocate(self, nbytes: int) -> Any:
+        cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.cuda")
+        host = np.zeros(nbytes + 4096, np.uint8)
+        start = -host.ctypes.data % 4096
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+        buffer = cl.Buffer(self._context, flags, hostbuf=host[start : start + nbytes])
+        undo = ExitStack()
+        undo.callback(self.log.append, "closed")
+        self.chunks.append(host)
+        return cuda.Chunk(buffer, host.ctypes.data + start, undo)
+
+    def current(self) -> Any:
+        return nullcontext()
+
+    def stream(self) -> int:
+        return 7
+
+    def wait(self) -> None:
+        self.log.append("wait")
+
+    def wait_for(self, stream: int) -> None:
+        self.log.append(f"wait for {stream}")
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.log.append(f"copy {nbytes}")
+        ctypes.memmove(target, source, nbytes)
