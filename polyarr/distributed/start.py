@@ -7,7 +7,8 @@ import socket
 from typing import Any
 
 from polyarr import plugins
-from polyarr.core.current import chosen, set_backend
+from polyarr.core.current import chosen, get_backend, set_backend
+from polyarr.distributed.devices import over_devices
 from polyarr.distributed.host import HostTransport
 from polyarr.distributed.link import PATIENCE, Link
 from polyarr.distributed.watch import watch
@@ -59,7 +60,7 @@ def _joined(backend: str | None, patience: float) -> World:
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             watch(comm.Dup(), link, names)
     device = _device(backend, local.rank, local.size)
-    transport = HostTransport(link) if link.size > 1 else None
+    transport = over_devices(link, get_backend(), HostTransport(link)) if link.size > 1 else None
     places = tuple(tuple(json.loads(text)) for text in link.texts(json.dumps([socket.gethostname(), device])))
     return World(link.rank, link.size, local.rank, device, link, transport, places)
 
