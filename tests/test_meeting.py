@@ -3,6 +3,8 @@
 import threading
 import warnings
 from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ class PlayedLink:
 
     def __init__(self, talk: Talk, rank: int) -> None:
         self.rank, self.size, self.texts = rank, RANKS, lambda text: talk.texts(rank, text)
+        self.gather = lambda line: [text.encode() for text in self.texts(line.decode())]
 
 
 class Host:
@@ -65,13 +68,15 @@ def meeting_of(rank: int, **changes: Any) -> Meeting:
     return drawn._replace(**changes)
 
 
-def decided(backend: Backend, meetings: list[Any]) -> tuple[list[Any], list[str]]:
+def decided(
+    backend: Backend, meetings: list[Any], windows: Any = None, share: Any = None
+) -> tuple[list[Any], list[str]]:
     """What each rank takes, and what was warned of, where each has its way to meet others, or None."""
     talk, found = Talk(), [None] * RANKS
 
     def rank_of(rank: int) -> None:
-        own = backend._replace(meeting=meetings[rank])
-        found[rank] = over_devices(PlayedLink(talk, rank), own, Host())
+        own = backend._replace(meeting=meetings[rank], windows=windows)
+        found[rank] = over_devices(PlayedLink(talk, rank), own, Host(), share)
 
     threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(RANKS)]
     with warnings.catch_warnings(record=True) as warned:
@@ -127,3 +132,30 @@ def test_a_ticket_that_cannot_be_drawn_is_told_to_all(backend: Backend) -> None:
     first = lambda: meeting_of(0, ticket=raising("NCCL: no network"))
     found, warned = decided(backend, [first, lambda: meeting_of(1), lambda: meeting_of(2)])
     assert [type(t) for t in found] == [Host] * RANKS and warned[0].endswith("rank 0: NCCL: no network")
+
+
+def test_on_one_host_sums_go_through_memory_that_all_see(backend: Backend) -> None:
+    asked = []
+
+    def windows(found: Any, rank: int, meet: Any) -> Any:
+        asked.append((found, rank))
+        return lambda bufs, wire, op: bufs
+
+    share = lambda nbytes: [f"{nbytes} bytes"]
+    for meetings, warns in (([None] * RANKS, 0), ([raising("NCCL does not load")] * RANKS, 1)):
+        found, warned = decided(backend, meetings, windows, share)
+        assert [t.name for t in found] == ["memory that all ranks see"] * RANKS and len(warned) == warns
+    assert sorted(rank for _, rank in asked) == [0, 0, 1, 1, 2, 2] and len({str(w) for w, _ in asked}) == 1
+    assert [type(t) for t in decided(backend, [None] * RANKS, windows, None)[0]] == [Host] * RANKS
+
+
+def test_where_there_is_no_room_for_windows_sums_go_through_mpi(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = import_module("polyarr.distributed.devices")
+    share = lambda nbytes: pytest.fail("there is no room")
+    for shared in ("/no/such/folder", None):
+        monkeypatch.setattr(devices, "SHARED", shared or "/")
+        monkeypatch.setattr(devices.os, "statvfs", lambda path: SimpleNamespace(f_bavail=5, f_frsize=4096))
+        found, warned = decided(backend, [None] * RANKS, lambda *_: None, share)
+        assert [type(t) for t in found] == [Host] * RANKS and not warned

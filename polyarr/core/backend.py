@@ -98,6 +98,9 @@ class DLPack(NamedTuple):
     adopt: Callable[[Any], Any]
 
 
+Reduce = Callable[[Sequence[Any], np.dtype, str], list[Any]]
+
+
 class Meeting(NamedTuple):
     """What a process has at hand to reduce buffers together with others, from device to device.
 
@@ -113,7 +116,7 @@ class Meeting(NamedTuple):
     library: str
     dtypes: frozenset[np.dtype]
     ticket: Callable[[], bytes]
-    join: Callable[[bytes, int, int], Callable[[Sequence[Any], np.dtype, str], list[Any]]]
+    join: Callable[[bytes, int, int], Reduce]
 
 
 class Backend(NamedTuple):
@@ -153,6 +156,9 @@ class Backend(NamedTuple):
                  called one after the other
     fusion       which steps of programs are made one, and how: see core/program.py. None: none are
     meeting      () -> how processes reduce buffers without the host; BackendError says why not. None: not at all
+    windows      how processes of one host reduce buffers through memory that all of them see: from the ranks' pieces of
+                 it, as bytes, the own rank, and what waits until all ranks have called it -> a function as
+                 Meeting.join gives one, for any floats. None: not at all
     """
 
     name: str
@@ -178,6 +184,7 @@ class Backend(NamedTuple):
     replay: Callable[[Program, Run], Run] | None = None
     fusion: Fusion | None = None
     meeting: Callable[[], Meeting] | None = None
+    windows: Callable[[Sequence[np.ndarray], int, Callable[[], Any]], Reduce] | None = None
 
     def meets(self, other: "Backend") -> bool:
         """True if an array of one and an array of the other may be inputs of one op."""

@@ -1,29 +1,34 @@
-"""Sums over ranks from device to device, where all ranks' backends have a common way: NCCL, say."""
+"""Sums over ranks on the devices: by a library of theirs, NCCL, say, or through memory of the host that all see."""
 
 import json
+import os
 import platform
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from polyarr.core.array import Array
-from polyarr.core.backend import Backend, Meeting
+from polyarr.core.backend import Backend, Meeting, Reduce
 from polyarr.core.errors import BackendError
+from polyarr.core.spec import FLOATS
 from polyarr.distributed.link import Link
 from polyarr.distributed.world import Transport
 
 REDUCED = ("mean", "sum")
+WINDOW = 32 << 20  # bytes of a rank's window
+SHARED = "/dev/shm"  # where systems keep memory that processes share, and may have little room for it
+Offer = dict[str, Any]
 
 
 class DeviceTransport:
-    """Sums and means on the devices; the rest, which is rare and small, as `host` does it."""
+    """Sums and means of floats on the devices; the rest, which is rare and small, as `host` does it."""
 
-    def __init__(self, backend: Backend, meeting: Meeting, reduce: Callable, host: Transport) -> None:
-        self._backend, self._dtypes, self._reduce, self._host = backend, meeting.dtypes, reduce, host
-        self.name = meeting.library
+    def __init__(self, name: str, backend: Backend, dtypes: frozenset, reduce: Reduce, host: Transport) -> None:
+        self.name, self._backend, self._dtypes, self._reduce, self._host = name, backend, dtypes, reduce, host
 
     def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
         """The leaves, of one dtype and one backend, as all ranks' together, sent as dtype `wire`."""
@@ -42,34 +47,43 @@ class DeviceTransport:
         return self._host.all_gather(leaves)
 
 
-def over_devices(link: Link, backend: Backend, host: Transport) -> Transport:
-    """The way from device to device if there is one, else `host`. Every rank decides the same; rank 0 says why not."""
+def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[[int], Any] | None) -> Transport:
+    """The best way that all ranks have, else `host`. Each decides the same; rank 0 says why not from device to device.
+
+    share  bytes -> the windows of all ranks; None if not all are on one host
+    """
     meeting, offer = _offer(backend)
     offers = [json.loads(text) for text in link.texts(json.dumps(offer))]
-    if not any(offers):
-        return host
-    why = _refusal(offers)
-    if not why:
-        reduce, why = _joined(link, meeting)
+    if any("why" in offer or "library" in offer for offer in offers):
+        reduce, why = None, _refusal(offers)
         if not why:
-            return DeviceTransport(backend, meeting, reduce, host)
-    if link.rank == 0:
-        warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)
-    return host
+            reduce, why = _joined(link, meeting)
+        if not why:
+            return DeviceTransport(meeting.library, backend, meeting.dtypes, reduce, host)
+        if link.rank == 0:
+            warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)
+    window = min(min(offer["window"] for offer in offers) // link.size // 4096 * 4096, WINDOW)
+    if backend.windows is None or share is None or not window:
+        return host
+    reduce = backend.windows(share(window), link.rank, partial(link.gather, b"."))
+    return DeviceTransport("memory that all ranks see", backend, backend.dtypes & frozenset(FLOATS), reduce, host)
 
 
-def _offer(backend: Backend) -> tuple[Any, dict[str, str]]:
-    """What this rank has at hand, and what it tells the others of it; nothing where its backend knows no such thing."""
+def _offer(backend: Backend) -> tuple[Any, Offer]:
+    """What this rank has at hand, and what it tells the others of it."""
+    room = os.statvfs(SHARED) if os.path.isdir(SHARED) else None
+    window = room.f_bavail * room.f_frsize // 2 if room and backend.windows else 0
+    offer: Offer = {"window": window}
     if backend.meeting is None:
-        return None, {}
+        return None, offer
     try:
         meeting = backend.meeting()
     except BackendError as error:
-        return None, {"why": str(error)}
-    return meeting, {"library": meeting.library, "device": f"device {meeting.place} of {platform.node()}"}
+        return None, {**offer, "why": str(error)}
+    return meeting, {**offer, "library": meeting.library, "device": f"device {meeting.place} of {platform.node()}"}
 
 
-def _refusal(offers: Sequence[dict[str, str]]) -> str:
+def _refusal(offers: Sequence[Offer]) -> str:
     """Why ranks cannot meet; empty if they can."""
     for rank, offer in enumerate(offers):
         if "library" not in offer:

@@ -28,6 +28,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.speed import peaks_of
     from polyarr.backends.opencl.table import READS, halves, make_kernels, precisions, unordered
     from polyarr.backends.opencl.tune import tuning_of
+    from polyarr.backends.opencl.windows import through_windows
 
     found = select(device)
     if found not in _backends:
@@ -54,6 +55,7 @@ def start(device: str | None = None) -> Backend:
             replay=partial(Replay, found),
             fusion=fusion_of(found),
             meeting=meeting_of(found),
+            windows=partial(through_windows, found),
         )
     return _backends[found]
 

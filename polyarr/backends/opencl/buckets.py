@@ -1,17 +1,17 @@
-"""Buckets: arrays side by side in memory of CUDA's, where a library of CUDA's reduces them all at once.
+"""Buckets: arrays side by side in a device's memory, where they are reduced all at once.
 
 The results are the bucket itself: arrays on parts of it. It is used again when nobody holds any of them.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl.copy import dense, write
-from polyarr.backends.opencl.cuda import GRAIN, MOST, Chunk, Cuda
+from polyarr.backends.opencl.cuda import GRAIN, MOST, Chunk
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import conversion, launch
 from polyarr.backends.opencl.layout import Buffer, reshaped, row_major, spec_of, window
@@ -35,10 +35,17 @@ class Place(NamedTuple):
     nbytes: int
 
 
+class Span(NamedTuple):
+    """What is used of a chunk."""
+
+    chunk: Chunk
+    nbytes: int
+
+
 class Bucket:
     """Memory for parts of so many bytes each."""
 
-    def __init__(self, cuda: Cuda, sizes: Sequence[int]) -> None:
+    def __init__(self, allocate: Callable[[int], Chunk], sizes: Sequence[int]) -> None:
         places = _laid_out(sizes)
         used = [0] * (places[-1].chunk + 1)
         for place in places:
@@ -46,12 +53,12 @@ class Bucket:
         self._chunks: list[Chunk] = []
         try:
             for nbytes in used:
-                self._chunks.append(cuda.allocate(-(-nbytes // GRAIN) * GRAIN))
+                self._chunks.append(allocate(-(-nbytes // GRAIN) * GRAIN))
         except BaseException:
             self.close()
             raise
         self.parts = [self._chunks[p.chunk].buffer.get_sub_region(p.start, p.nbytes) for p in places]
-        self.spans = [(chunk.address, nbytes) for chunk, nbytes in zip(self._chunks, used, strict=True)]
+        self.spans = [Span(chunk, nbytes) for chunk, nbytes in zip(self._chunks, used, strict=True)]
 
     def close(self) -> None:
         """Give the memory back."""
@@ -71,6 +78,9 @@ def _laid_out(sizes: Sequence[int]) -> list[Place]:
     return places
 
 
+AllReduce = Callable[[Sequence[Span], np.dtype, str], None]
+
+
 class Held:
     """What the arrays on a bucket have in common: when the last is gone, the bucket goes back."""
 
@@ -84,10 +94,14 @@ class Held:
 
 
 class Buckets:
-    """The buckets of a device. all_reduce is a Communicator's."""
+    """The buckets of a device.
 
-    def __init__(self, device: Device, cuda: Cuda, all_reduce: Any) -> None:
-        self._device, self._cuda, self._all_reduce = device, cuda, all_reduce
+    allocate    bytes -> memory
+    all_reduce  (spans, dtype, "sum" or "mean") reduces them in their place, and waits; the queue is empty before it
+    """
+
+    def __init__(self, device: Device, allocate: Callable[[int], Chunk], all_reduce: AllReduce) -> None:
+        self._device, self._allocate, self._all_reduce = device, allocate, all_reduce
         self._free: defaultdict[tuple[int, ...], deque[Bucket]] = defaultdict(deque)
 
     def reduce(self, bufs: Sequence[Buffer], wire: np.dtype, reduction: str) -> list[Buffer]:
@@ -110,12 +124,12 @@ class Buckets:
                 for source, place in zip(_windows(self._device, buf, parts), places, strict=True):
                     self._put(place, source)
             self._device.synchronize()
-            self._all_reduce([(at, nbytes // wire.itemsize) for at, nbytes in bucket.spans], wire, reduction)
+            self._all_reduce(bucket.spans, wire, reduction)
             return [self._taken(buf, parts, places) for buf, parts, places in zip(bufs, cut, laid, strict=True)]
 
     def _bucket(self, sizes: tuple[int, ...]) -> Bucket:
         free = self._free[sizes]
-        return free.popleft() if free else Bucket(self._cuda, sizes)
+        return free.popleft() if free else Bucket(self._allocate, sizes)
 
     def _put(self, target: Buffer, source: Buffer) -> None:
         """Copy, and convert where the dtypes differ."""

@@ -1,20 +1,15 @@
 """How this process's device meets those of others, for NCCL."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from polyarr.backends.opencl.buckets import Buckets
 from polyarr.backends.opencl.cuda import Cuda, SharedPool
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
-from polyarr.core.backend import Meeting
-
-Reduce = Callable[[Sequence[Buffer], np.dtype, str], list[Buffer]]
+from polyarr.core.backend import Meeting, Reduce
 
 
 def meeting_of(device: Device) -> Callable[[], Meeting] | None:
@@ -34,6 +29,6 @@ def _prepared(device: Device) -> Meeting:
 
 def _join(device: Device, nccl: Nccl, cuda: Cuda, ticket: bytes, rank: int, size: int) -> Reduce:
     communicator: Any = Communicator(nccl, cuda, ticket, rank, size)
-    buckets = Buckets(device, cuda, communicator.all_reduce)
+    buckets = Buckets(device, cuda.allocate, communicator.all_reduce)
     weakref.finalize(buckets, communicator.end)  # when nobody reduces any more, or the process ends
     return buckets.reduce

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl.buckets import Span
 from polyarr.backends.opencl.cuda import Cuda
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16, float16, float32, float64
@@ -87,16 +88,15 @@ class Communicator:
             nccl("ncclCommInitRank", byref(self._own), c_int(size), Ticket.from_buffer_copy(ticket), c_int(rank))
         self._stream = cuda.stream()
 
-    def all_reduce(self, spans: Iterable[tuple[int, int]], dtype: np.dtype, reduction: str) -> None:
-        """Reduce memory in its place, and wait for it. spans are addresses, each with its number of elements."""
+    def all_reduce(self, spans: Iterable[Span], dtype: np.dtype, reduction: str) -> None:
+        """Reduce memory in its place, and wait for it."""
         kind, how = c_int(KINDS[dtype]), c_int(REDUCTIONS[reduction])
         with self._cuda.current():
             self._nccl("ncclGroupStart")
             try:
-                for address, count in spans:
-                    place = c_void_p(address)
-                    numbers = c_size_t(count), kind, how
-                    self._nccl("ncclAllReduce", place, place, *numbers, self._own, c_void_p(self._stream))
+                for chunk, nbytes in spans:
+                    place, count = c_void_p(chunk.address), c_size_t(nbytes // dtype.itemsize)
+                    self._nccl("ncclAllReduce", place, place, count, kind, how, self._own, c_void_p(self._stream))
             finally:
                 self._nccl("ncclGroupEnd")
         self._cuda.wait_for(self._stream)
