@@ -110,6 +110,14 @@ from polyarr.ops import (
     zeros_like as zeros_like,
 )
 from polyarr.ops.catalogue import *
+from polyarr.ops.layouts import (
+    adaptive_mean_pool as adaptive_mean_pool,
+    conv as conv,
+    conv_transpose as conv_transpose,
+    interpolate as interpolate,
+    max_pool as max_pool,
+    mean_pool as mean_pool,
+)
 from polyarr.ops.sets import (
     isin as isin,
     searchsorted as searchsorted,

@@ -17,9 +17,12 @@ def lacking(backend: Backend, group: str) -> list[Op]:
 
 
 def offer(backend: Backend, group: str) -> str:
-    """Whether a backend has the group: OFFERED, IN_PART, which is a fault, or NOT_OFFERED."""
+    """Whether a backend has the group: OFFERED, IN_PART, which is a fault, or NOT_OFFERED.
+
+    A group without primitives, such as conv, is made of what every backend has.
+    """
     lacks = len(lacking(backend, group))
-    return NOT_OFFERED if lacks == len(_primitives(group)) else IN_PART if lacks else OFFERED
+    return OFFERED if not lacks else NOT_OFFERED if lacks == len(_primitives(group)) else IN_PART
 
 
 def _primitives(group: str) -> list[Op]:

@@ -6,7 +6,7 @@ numbers for rounding, 0 for abs and relu, ties for maxima and orders, the ends o
 """
 
 from polyarr.core.op import Op
-from polyarr.testing.samples import elementwise, indexing, matrices, moving, norms, products, reducing
+from polyarr.testing.samples import elementwise, images, indexing, matrices, moving, norms, products, reducing
 from polyarr.testing.samples.elementwise import alone
 from polyarr.testing.samples.entry import Cases, Entry
 from polyarr.testing.samples.large import large
@@ -14,7 +14,7 @@ from polyarr.testing.samples.numbers import numbers, takes_numbers
 from polyarr.testing.strategies import remembered
 
 SAMPLES: dict[Op, Entry] = {}
-for _family in (elementwise, moving, indexing, reducing, products, norms, matrices):
+for _family in (elementwise, moving, indexing, reducing, products, norms, matrices, images):
     for _op, _entry in _family.SAMPLES.items():  # a strategy is built once: building is most of drawing
         _smooth = _entry.smooth and remembered(_entry.smooth)
         SAMPLES[_op] = _entry._replace(cases=remembered(_entry.cases), smooth=_smooth)

@@ -11,6 +11,7 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.core.op import OPS, Op
+from polyarr.testing.naive import Windows
 from polyarr.testing.strategies import Data, Sample
 
 ROWS = (131, 1031)  # 135,061 elements in rows past 1,024, neither a multiple of anything
@@ -257,6 +258,61 @@ LARGE |= {
         (((131, 17, 8), (17, 8, 130)), {"axes": 2}), (((3, 2, 5, 4, 2), (5, 4, 2, 1, 3)), {"axes": 3})
     ),
     ops.linear: _linear,
+}
+
+# ---- sequences, images and volumes ---------------------------------------------------------------------------------
+
+_WHERE = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+# x, weight and what differs from the usual: filters and channels past tiles of 64, and a remainder of each
+CONVS: tuple[tuple[tuple, tuple, dict], ...] = (
+    ((2, 35, 33, 33), (70, 3, 3, 33), {"padding": 1}),
+    ((1, 67, 61, 3), (33, 7, 7, 3), {"stride": 2, "padding": 3}),
+    ((2, 17, 19, 130), (130, 1, 1, 130), {"stride": 2}),
+    ((1, 12, 13, 131), (131, 3, 3, 1), {"groups": 131, "padding": ((1, 0), (0, 2))}),
+    ((2, 11, 12, 34), (66, 3, 3, 17), {"groups": 2, "dilation": 2}),
+    ((3, 1031, 5), (9, 5, 5), {"stride": 3}),
+    ((1, 9, 10, 11, 17), (18, 3, 3, 3, 17), {"padding": 1}),
+)
+
+
+def _convs(shapes: Callable[..., tuple], asked: Callable[[tuple, tuple], tuple] | None = None) -> Grown:
+    """shapes makes those of the inputs out of those of x, weight and the result; asked says which one is wanted."""
+
+    def grown(template: Sample) -> Iterator[Sample]:
+        for x, weight, given in CONVS:
+            where = {name: value for name, value in {**_WHERE, **given}.items() if name != "groups"}
+            y = (x[0], *Windows(x[1:-1], weight[1:-1], **where).out, weight[0])
+            shape = {"shape": asked(x, weight)[1:-1]} if asked else {}
+            yield _with(template, *shapes(x, weight, y), **{**_WHERE, **given, **shape})
+
+    return grown
+
+
+_PLANE = {"kernel": (3, 2), "stride": 2, "padding": 1}
+LARGE |= {
+    ops.conv_product: _convs(lambda x, weight, y: (x, weight)),
+    ops.conv_input_gradient: _convs(lambda x, weight, y: (y, weight), lambda x, weight: x),
+    ops.conv_weight_gradient: _convs(lambda x, weight, y: (y, x), lambda x, weight: weight),
+    ops.conv: _convs(lambda x, weight, y: (x, weight, weight[:1])),
+    ops.conv_transpose: _only(
+        (((2, 17, 15, 33), (33, 3, 3, 70), (70,)), {"stride": 2, "padding": 1, "output_padding": 1, "groups": 1}),
+        (((1, 301, 34), (34, 5, 9), (18,)), {"stride": 3, "padding": 0, "output_padding": 0, "groups": 2}),
+    ),
+    ops.windows: _only(
+        (((2, 41, 43, 33),), {"kernel": (3, 3), "stride": 1, "dilation": 1}),
+        (((3, 7001, 5),), {"kernel": 9, "stride": 4, "dilation": 2}),
+    ),
+    ops.sum_windows: _only(
+        (((2, 20, 21, 3, 3, 33),), {"shape": (41, 43), "stride": 2, "dilation": 1}),
+        (((3, 1747, 9, 5),), {"shape": 7001, "stride": 4, "dilation": 2}),
+    ),
+    ops.max_pool: _only((((2, 41, 43, 33),), _PLANE), (((1, 9, 10, 11, 17),), {**_PLANE, "kernel": 3})),
+    ops.mean_pool: _only((((2, 41, 43, 33),), _PLANE), (((1, 9, 10, 11, 17),), {**_PLANE, "kernel": 3})),
+    ops.adaptive_mean_pool: _only((((2, 41, 43, 33),), {"shape": (7, 5)}), (((131, 8, 8, 131),), {"shape": 1})),
+    ops.interpolate: _only(
+        (((2, 41, 43, 33),), {"shape": (50, 86), "mode": "linear"}),
+        (((3, 33, 35, 5),), {"shape": (66, 105), "mode": "nearest"}),
+    ),
 }
 
 # ---- matrices ------------------------------------------------------------------------------------------------------

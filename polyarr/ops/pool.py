@@ -1,0 +1,237 @@
+"""Pools, and other lengths of sequences, images and volumes. Channels are the last axis."""
+
+import math
+from fractions import Fraction
+
+from polyarr.core.array import spec_of
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import composed
+from polyarr.core.spec import Spec, check_kind, int64, told
+from polyarr.ops.convolution import windows
+from polyarr.ops.create import arange, full
+from polyarr.ops.elementwise import add, astype, divide, floor_divide, maximum, minimum, multiply, subtract, where
+from polyarr.ops.index import take
+from polyarr.ops.logic import equal, less
+from polyarr.ops.reduce import argmax, mean, sum
+from polyarr.ops.shape import expand_dims, repeat, reshape, slice
+from polyarr.ops.spatial import CONV, geometry, images, padded, per_axis, spans, volume
+from polyarr.ops.validation import number
+
+MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
+_FINEST = 10**6  # a scale is taken for the fraction that is meant: 1.7 for 17/10
+
+# ---- pools -----------------------------------------------------------------------------------------------------------
+
+
+def _pool_rule(op: str, x, kernel, stride, padding, dilation, ceil_mode):
+    check_kind(op, "x", x, "floating")
+    lengths = images(op, "x", x)
+    kernel = per_axis(op, "kernel", kernel, len(lengths))
+    where_ = geometry(op, x, lengths, kernel, kernel if stride is None else stride, padding, dilation, ceil=ceil_mode)
+    reach = spans(kernel, where_.dilation)
+    if 0 in lengths or any(max(p) >= r for p, r in zip(where_.padding, reach, strict=True)):
+        given = f"x is {x}, a window reaches over {list(reach)}, padding is {told(padding)}"
+        raise ShapeError(f"{op}: {given}; x must have elements along each axis, and every window some of them")
+    found = {**where_.params, "kernel": kernel, "ceil_mode": bool(ceil_mode)}
+    return Spec((x.shape[0], *where_.out, x.shape[-1]), x.dtype), found
+
+
+def _reached(x, kernel, *, stride, padding, dilation=None, ceil_mode):
+    """padding, and what windows of ceil_mode take of what is beyond."""
+    if not ceil_mode:
+        return padding
+    lengths = x.shape[1:-1]
+    where_ = geometry("pool", spec_of(x), lengths, kernel, stride, padding, dilation or 1, ceil=True)
+    each = zip(where_.out, stride, spans(kernel, where_.dilation), lengths, padding, strict=True)
+    return tuple((before, max(after, (m - 1) * s + r - n - before)) for m, s, r, n, (before, after) in each)
+
+
+def _max_rule(x, *, kernel, stride, padding, dilation, ceil_mode):
+    return _pool_rule("max_pool", x, kernel, stride, padding, dilation, ceil_mode)
+
+
+@composed(infer=_max_rule, group=CONV)
+def max_pool(x, *, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """The largest element of every window, a nan if there is one; of the padding none counts.
+
+    stride is the kernel unless it is given. With ceil_mode, there is a window more where elements are left over. The
+    gradient goes to the first of the largest elements.
+
+    Shapes:  x (b, *lengths, c), kernel (*k) -> (b, *windows, c)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if a window reaches over more than there is, or padding over as much as a window
+    Grads:   x
+    """
+    more = _reached(x, kernel, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode)
+    found = windows(padded(x, more, -math.inf), kernel=kernel, stride=stride, dilation=dilation)
+    b, *out, c = found.shape[: 1 + len(kernel)] + found.shape[-1:]
+    each = reshape(found, shape=(b, *out, volume(kernel), c))
+    places = reshape(arange(0, 1, x, size=volume(kernel), dtype=int64), shape=(-1, 1))
+    # no index is followed: where the first one is, its gradient goes, and that is all a mask says
+    return sum(where(equal(places, argmax(each, axis=-2, keepdims=True)), each, 0), axis=-2)
+
+
+def _mean_rule(x, *, kernel, stride, padding, ceil_mode, count_include_pad, divisor):
+    out, found = _pool_rule("mean_pool", x, kernel, stride, padding, 1, ceil_mode)
+    found.pop("dilation")
+    divisor = None if divisor is None else number("mean_pool", "divisor", divisor)
+    if divisor == 0:
+        raise ValueError("mean_pool: divisor is 0; it must be another number, or None")
+    return out, {**found, "count_include_pad": bool(count_include_pad), "divisor": divisor}
+
+
+@composed(infer=_mean_rule, group=CONV)
+def mean_pool(x, *, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor=None):
+    """The mean of every window; or its sum divided by a divisor.
+
+    stride is the kernel unless it is given. With ceil_mode, there is a window more where elements are left over. The
+    padding counts as zeros, or without count_include_pad not at all; what ceil_mode takes beyond it does not count.
+
+    Shapes:  x (b, *lengths, c), kernel (*k) -> (b, *windows, c)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError if a window reaches over more than there is, or padding over as much as a window; ValueError
+             if divisor is 0
+    Grads:   x
+    """
+    more = _reached(x, kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
+    axes = tuple(range(1 + len(kernel), 1 + 2 * len(kernel)))
+    total = sum(windows(padded(x, more), kernel=kernel, stride=stride), axis=axes)
+    counted = padding if count_include_pad else ((0, 0),) * len(kernel)
+    if divisor is not None or more == counted:
+        return divide(total, volume(kernel) if divisor is None else divisor)
+    lengths = tuple(n + before + after for n, (before, after) in zip(x.shape[1:-1], counted, strict=True))
+    ones = full(1, x, shape=(1, *lengths, 1), dtype=x.dtype)
+    rest = tuple((a - c, b - d) for (a, b), (c, d) in zip(more, counted, strict=True))
+    return divide(total, sum(windows(padded(ones, rest), kernel=kernel, stride=stride), axis=axes))
+
+
+def _adaptive_rule(x, *, shape):
+    op = "adaptive_mean_pool"
+    check_kind(op, "x", x, "floating")
+    lengths = images(op, "x", x)
+    given = shape if isinstance(shape, (tuple, list)) else (shape,) * len(lengths)
+    if len(given) == len(lengths):
+        given = tuple(n if m is None else m for m, n in zip(given, lengths, strict=True))
+    shape = per_axis(op, "shape", given, len(lengths))
+    if 0 in lengths:
+        raise ShapeError(f"{op}: x is {x}; it must have elements along each axis")
+    return Spec((x.shape[0], *shape, x.shape[-1]), x.dtype), {"shape": shape}
+
+
+@composed(infer=_adaptive_rule, group=CONV)
+def adaptive_mean_pool(x, *, shape):
+    """The means of as many windows as shape says, as equal as can be; None keeps an axis as it is.
+
+    Window i of m over n elements goes from i n / m, rounded down, to (i + 1) n / m, rounded up.
+
+    Shapes:  x (b, *lengths, c), shape (*m) -> (b, *m, c)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError for a length below 1
+    Grads:   x
+    """
+    for axis, m in enumerate(shape, 1):
+        if m != x.shape[axis]:
+            x = _means(x, axis, m)
+    return x
+
+
+def _means(x, axis: int, m: int):
+    n = x.shape[axis]
+    if n % m == 0:
+        return mean(reshape(x, shape=(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :])), axis=axis + 1)
+    longest = max(-(-(i + 1) * n // m) - i * n // m for i in range(m))
+    first = multiply(arange(0, 1, x, size=m, dtype=int64), n)
+    start, end = floor_divide(first, m), floor_divide(add(first, n + m - 1), m)
+    place = add(expand_dims(start, axis=-1), arange(0, 1, x, size=longest, dtype=int64))
+    inside = _along(less(place, expand_dims(end, axis=-1)), x, axis)
+    parts = take(x, minimum(place, n - 1), axis=axis)
+    total = sum(where(inside, parts, 0), axis=axis + 1)
+    return divide(total, _along(astype(subtract(end, start), dtype=x.dtype), x, axis))
+
+
+def _along(a, x, axis: int):
+    """a, which has x's axis and perhaps more, with axes of length 1 for those of x that come after."""
+    return reshape(a, shape=(*a.shape, *(1,) * (len(x.shape) - axis - 1)))
+
+
+# ---- other lengths ---------------------------------------------------------------------------------------------------
+
+
+def _resize_rule(x, *, shape, scale, mode, align_corners):
+    op = "interpolate"
+    check_kind(op, "x", x, "floating")
+    lengths = images(op, "x", x)
+    if mode not in MODES:
+        raise ValueError(f"{op}: mode is {told(mode)}; it must be 'nearest', 'linear', 'bilinear' or 'trilinear'")
+    if (shape is None) == (scale is None):
+        raise ValueError(f"{op}: shape is {told(shape)}, scale is {told(scale)}; one of them must be given")
+    if align_corners and MODES[mode] == "nearest":
+        raise ValueError(f"{op}: mode is 'nearest' and align_corners is True; only 'linear' has corners to align")
+    if scale is not None:
+        given = scale if isinstance(scale, (tuple, list)) else (scale,) * len(lengths)
+        scale = tuple(number(op, "scale", s) for s in given)
+        if len(scale) != len(lengths) or any(not 0 < s < math.inf for s in scale):
+            raise ValueError(f"{op}: scale is {told(scale)}; it must be a number above 0, or {len(lengths)} of them")
+        shape = tuple(math.floor(n * s) for n, s in zip(lengths, scale, strict=True))
+    shape = per_axis(op, "shape", shape, len(lengths))
+    if 0 in lengths:
+        raise ShapeError(f"{op}: x is {x}; it must have elements along each axis")
+    found = {"shape": shape, "scale": scale, "mode": MODES[mode], "align_corners": bool(align_corners)}
+    return Spec((x.shape[0], *shape, x.shape[-1]), x.dtype), found
+
+
+@composed(infer=_resize_rule, group=CONV)
+def interpolate(x, *, shape=None, scale=None, mode="nearest", align_corners=False):
+    """x at other points of its spatial axes: as many as shape says, or scale times as many.
+
+    Point i of m over n elements lies at i n / m, rounded down, with mode "nearest". With "linear", of which "bilinear"
+    and "trilinear" are names, it lies at (i + 1/2) n / m - 1/2 between two elements, or with align_corners at
+    i (n - 1) / (m - 1). Given a scale, it stands for m / n.
+
+    Shapes:  x (b, *lengths, c), shape (*m) -> (b, *m, c)
+    Dtypes:  floating -> the same
+    Errors:  ShapeError for a length below 1; ValueError for another mode, and unless shape or scale is given
+    Grads:   x
+    """
+    for axis, m in enumerate(shape, 1):
+        n = x.shape[axis]
+        step = Fraction(n, m) if scale is None else 1 / Fraction(scale[axis - 1]).limit_denominator(_FINEST)
+        if mode == "nearest":
+            x = _nearest(x, axis, m, step)
+        elif align_corners:
+            x = _between(x, axis, m, Fraction(n - 1, max(m - 1, 1)), Fraction(0))
+        else:
+            x = _between(x, axis, m, step, (step - 1) / 2)
+    return x
+
+
+def _points(x, m: int, step: Fraction, first: Fraction):
+    """The places first + i * step, not below 0, in parts of `unit`: numerators, and unit."""
+    unit = step.denominator * first.denominator
+    start, by = first * unit, step * unit
+    return maximum(add(multiply(arange(0, 1, x, size=m, dtype=int64), int(by)), int(start)), 0), unit
+
+
+def _nearest(x, axis: int, m: int, step: Fraction):
+    n = x.shape[axis]
+    if step == 1 and m == n:
+        return x
+    if step.numerator == 1 and m == n * step.denominator:
+        return repeat(x, repeats=step.denominator, axis=axis)
+    if step.denominator == 1 and (m - 1) * int(step) < n:
+        steps = tuple(int(step) if i == axis else 1 for i in range(len(x.shape)))
+        return slice(x, starts=(0,) * len(x.shape), steps=steps, shape=(*x.shape[:axis], m, *x.shape[axis + 1 :]))
+    places, unit = _points(x, m, step, Fraction(0))
+    return take(x, minimum(floor_divide(places, unit), n - 1), axis=axis)
+
+
+def _between(x, axis: int, m: int, step: Fraction, first: Fraction):
+    n = x.shape[axis]
+    if step == 1 and first == 0 and m == n:
+        return x
+    places, unit = _points(x, m, step, first)
+    below = floor_divide(places, unit)
+    share = divide(astype(subtract(places, multiply(below, unit)), dtype=x.dtype), unit)
+    low, high = (take(x, minimum(add(below, i), n - 1), axis=axis) for i in (0, 1))
+    share = _along(share, x, axis)
+    return add(multiply(low, subtract(1, share)), multiply(high, share))

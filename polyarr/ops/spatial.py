@@ -1,0 +1,116 @@
+"""Parameters per spatial axis: what ops of images and sequences share. Every error names its op."""
+
+import math
+from typing import Any, NamedTuple
+
+from polyarr.core.errors import ShapeError
+from polyarr.core.spec import Spec, told
+from polyarr.ops.create import full
+from polyarr.ops.shape import pad, slice
+from polyarr.ops.validation import wholes
+
+CONV = "conv"  # the group
+
+Lengths = tuple[int, ...]
+Padding = tuple[tuple[int, int], ...]
+
+
+class Geometry(NamedTuple):
+    """How windows lie on an array, an entry per spatial axis."""
+
+    stride: Lengths
+    padding: Padding
+    dilation: Lengths
+    out: Lengths  # how many windows there are
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What goes into an op's canonical parameters."""
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+
+
+def per_axis(op: str, name: str, value: Any, axes: int, least: int = 1) -> Lengths:
+    """An int per spatial axis, out of one or of as many; ShapeError for another number or one below the least."""
+    found = wholes(op, name, value)
+    found = found * axes if len(found) == 1 else found
+    if len(found) != axes or any(n < least for n in found):
+        required = f"be an int or {axes} of them, at least {least}"
+        raise ShapeError(f"{op}: {name} is {told(value)}; it must {required}")
+    return found
+
+
+def spans(kernel: Lengths, dilation: Lengths) -> Lengths:
+    """How many elements a window reaches over."""
+    return tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+
+
+def paddings(op: str, padding: Any, lengths: Lengths, reach: Lengths, stride: Lengths) -> Padding:
+    """A pair (before, after) per spatial axis, out of "same", "valid", an int, one per axis, or such pairs."""
+    if padding == "valid":
+        return ((0, 0),) * len(lengths)
+    if padding == "same":  # as many windows as there are steps; what is odd comes after
+        around = [max((-(-n // s) - 1) * s + w - n, 0) for n, w, s in zip(lengths, reach, stride, strict=True)]
+        return tuple((p // 2, p - p // 2) for p in around)
+    if isinstance(padding, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in padding):
+        pairs = tuple(wholes(op, "padding", p) for p in padding)
+        if len(pairs) == len(lengths) and all(len(p) == 2 and min(p) >= 0 for p in pairs):
+            return pairs  # type: ignore[return-value]
+    elif not isinstance(padding, str):
+        found = wholes(op, "padding", padding)
+        if len(found) in (1, len(lengths)) and min(found) >= 0:
+            return tuple((p, p) for p in (found * len(lengths))[: len(lengths)])
+    required = f"'same', 'valid', an int, {len(lengths)} of them, or as many (before, after), none negative"
+    raise ShapeError(f"{op}: padding is {told(padding)}; it must be {required}")
+
+
+def geometry(
+    op: str, x: Spec, lengths: Lengths, kernel: Lengths, stride: Any, padding: Any, dilation: Any, *, ceil: bool = False
+) -> Geometry:
+    """Where windows lie on axes of these lengths; ShapeError where not even one fits."""
+    n = len(lengths)
+    steps, gaps = per_axis(op, "stride", stride, n), per_axis(op, "dilation", dilation, n)
+    reach = spans(kernel, gaps)
+    pairs = paddings(op, padding, lengths, reach, steps)
+    room = [m + sum(p) - w for m, p, w in zip(lengths, pairs, reach, strict=True)]
+    if min(room) < 0:
+        padded = [m + sum(p) for m, p in zip(lengths, pairs, strict=True)]
+        reached = f"a window reaches over {list(reach)}"
+        raise ShapeError(f"{op}: x is {x}, {reached}; x with its padding has {list(padded)}, which must be as much")
+    counts = [r // s + 1 for r, s in zip(room, steps, strict=True)]
+    if ceil:  # one more where elements are left, but none that begins in the padding after
+        more = [-(-r // s) + 1 for r, s in zip(room, steps, strict=True)]
+        starts = [(m - 1) * s for m, s in zip(more, steps, strict=True)]
+        ends = [m + before for m, (before, _) in zip(lengths, pairs, strict=True)]
+        counts = [m if at < end else c for m, at, end, c in zip(more, starts, ends, counts, strict=True)]
+    return Geometry(steps, pairs, gaps, tuple(counts))
+
+
+def padded(x: Any, padding: Padding, value: float = 0) -> Any:
+    """x (b, *lengths, c) with value around its spatial axes."""
+    if not any(map(any, padding)):
+        return x
+    return pad(x, pad_width=((0, 0), *padding, (0, 0)), constant_values=value)
+
+
+def unpadded(x: Any, padding: Padding) -> Any:
+    """x (b, *lengths, c) without what was put around its spatial axes: the transpose of padded."""
+    if not any(map(any, padding)):
+        return x
+    shape = [n - sum(p) for n, p in zip(x.shape[1:-1], padding, strict=True)]
+    if 0 in shape:
+        return full(0, x, shape=(x.shape[0], *shape, x.shape[-1]), dtype=x.dtype)
+    starts = (0, *(before for before, _ in padding), 0)
+    return slice(x, starts=starts, steps=(1,) * len(x.shape), shape=(x.shape[0], *shape, x.shape[-1]))
+
+
+def images(op: str, name: str, x: Spec, axes: int | None = None) -> Lengths:
+    """The lengths of x's spatial axes, which are all but the first and the last."""
+    if x.is_number or x.ndim not in ((axes + 2,) if axes else (3, 4, 5)):
+        required = f"{axes + 2} axes" if axes else "3, 4 or 5 axes"
+        raise ShapeError(f"{op}: {name} is {x}; it must have {required}, batch first and channels last")
+    return x.shape[1:-1]
+
+
+def volume(lengths: Lengths) -> int:
+    """How many elements there are."""
+    return math.prod(lengths)

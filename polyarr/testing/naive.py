@@ -1,0 +1,241 @@
+"""Convolutions, pools and resizing as loops over places, in float64: what the kit compares ops with.
+
+Nothing here is shared with the ops: where a window lies is worked out once more, for one place after the other.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from polyarr.testing.references import ACTIVATIONS
+
+Place = tuple[int, ...]
+
+
+def each(value: Any, axes: int) -> Place:
+    """One number per axis."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
+
+
+def pairs(padding: Any, lengths: Place, kernel: Place, stride: Place, dilation: Place) -> tuple[tuple[int, int], ...]:
+    """(before, after) per axis, as PyTorch and, for "same" with a stride, TensorFlow have them."""
+    if padding == "valid":
+        return ((0, 0),) * len(lengths)
+    if padding == "same":
+        found = []
+        for n, k, s, d in zip(lengths, kernel, stride, dilation, strict=True):
+            missing = max(0, (math.ceil(n / s) - 1) * s + d * (k - 1) + 1 - n)
+            found.append((missing // 2, missing - missing // 2))
+        return tuple(found)
+    return tuple(p if isinstance(p, (tuple, list)) else (p, p) for p in each(padding, len(lengths)))
+
+
+class Windows:
+    """Where windows lie on x (b, *lengths, c)."""
+
+    def __init__(self, lengths: Place, kernel: Place, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> None:
+        axes = len(lengths)
+        self.lengths, self.kernel, self.stride, self.dilation = (
+            lengths,
+            kernel,
+            each(stride, axes),
+            each(dilation, axes),
+        )
+        self.padding = pairs(padding, lengths, kernel, self.stride, self.dilation)
+        self.out = tuple(self._count(i) for i in range(axes))
+
+    def _count(self, axis: int) -> int:
+        last = self.lengths[axis] + sum(self.padding[axis]) - self.dilation[axis] * (self.kernel[axis] - 1) - 1
+        return last // self.stride[axis] + 1
+
+    def places(self) -> Iterator[tuple[Place, Place, Place]]:
+        """Window, element of it, and place on x, where that is none of the padding."""
+        for i in itertools.product(*map(range, self.out)):
+            for j in itertools.product(*map(range, self.kernel)):
+                at = self._at(i, j)
+                if all(0 <= p < n for p, n in zip(at, self.lengths, strict=True)):
+                    yield i, j, at
+
+    def _at(self, i: Place, j: Place) -> Place:
+        each_axis = zip(i, j, self.stride, self.dilation, self.padding, strict=True)
+        return tuple(a * s + b * d - before for a, b, s, d, (before, _) in each_axis)
+
+
+def _all(place: Place) -> tuple:
+    return (slice(None), *place)
+
+
+def windows(x: np.ndarray, *, kernel: Any, **where: Any) -> np.ndarray:
+    """Every window of x."""
+    kernel = each(kernel, x.ndim - 2)
+    found = Windows(x.shape[1:-1], kernel, **where)
+    out = np.zeros((x.shape[0], *found.out, *kernel, x.shape[-1]), x.dtype)
+    for i, j, at in found.places():
+        out[_all((*i, *j))] = x[_all(at)]
+    return out
+
+
+def sum_windows(x: np.ndarray, *, shape: Any, **where: Any) -> np.ndarray:
+    """Windows added up at their places."""
+    axes = (x.ndim - 2) // 2
+    shape = each(shape, axes)
+    out = np.zeros((x.shape[0], *shape, x.shape[-1]), x.dtype)
+    for i, j, at in Windows(shape, x.shape[1 + axes : -1], **where).places():
+        out[_all(at)] += x[_all((*i, *j))]
+    return out
+
+
+def _in_groups(a: np.ndarray, groups: int) -> np.ndarray:
+    """(rows, channels) as (groups, rows, channels of a group)."""
+    return a.reshape(len(a), groups, a.shape[1] // groups).swapaxes(0, 1)
+
+
+def _together(a: np.ndarray) -> np.ndarray:
+    """The transpose of _in_groups."""
+    return a.swapaxes(0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
+
+
+def _filters(weight: np.ndarray, j: Place, groups: int) -> np.ndarray:
+    """Of all filters the element j, as (groups, filters of a group, channels of a group)."""
+    found = weight[(slice(None), *j)]
+    return found.reshape(groups, len(found) // groups, found.shape[1])
+
+
+def conv_product(x: np.ndarray, weight: np.ndarray, *, groups: int = 1, precision: Any = None, **where: Any) -> Any:
+    """x with every filter, at every window."""
+    found = Windows(x.shape[1:-1], weight.shape[1:-1], **where)
+    out = np.zeros((x.shape[0], *found.out, weight.shape[0]))
+    for i, j, at in found.places():
+        product = _in_groups(x[_all(at)], groups) @ _filters(weight, j, groups).swapaxes(1, 2)
+        out[_all(i)] += _together(product)
+    return out
+
+
+def conv_input_gradient(
+    g: np.ndarray, weight: np.ndarray, *, shape: Any, groups: int = 1, precision: Any = None, **where: Any
+) -> np.ndarray:
+    """Every filter times g, added up at its windows."""
+    shape = each(shape, g.ndim - 2)
+    out = np.zeros((g.shape[0], *shape, weight.shape[-1] * groups))
+    for i, j, at in Windows(shape, weight.shape[1:-1], **where).places():
+        out[_all(at)] += _together(_in_groups(g[_all(i)], groups) @ _filters(weight, j, groups))
+    return out
+
+
+def conv_weight_gradient(
+    g: np.ndarray, x: np.ndarray, *, shape: Any, groups: int = 1, precision: Any = None, **where: Any
+) -> np.ndarray:
+    """g times what each of its windows holds."""
+    shape, n, c = each(shape, x.ndim - 2), g.shape[-1], x.shape[-1]
+    out = np.zeros((n, *shape, c // groups))
+    for i, j, at in Windows(x.shape[1:-1], shape, **where).places():
+        product = _in_groups(g[_all(i)], groups).swapaxes(1, 2) @ _in_groups(x[_all(at)], groups)
+        out[(slice(None), *j)] += product.reshape(n, c // groups)
+    return out
+
+
+def conv(x: Any, weight: Any, bias: Any = None, *, activation: str | None = None, **params: Any) -> np.ndarray:
+    """The product, plus bias, through an activation."""
+    return ACTIVATIONS[activation](conv_product(x, weight, **params) + (0 if bias is None else bias))
+
+
+def conv_transpose(
+    x: Any, weight: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+    dilation: Any = 1, groups: int = 1, precision: Any = None,
+) -> np.ndarray:  # fmt: skip
+    """Every element of x times its filter, added up in an array with room for all, of which padding is cut off."""
+    axes, kernel, lengths = x.ndim - 2, weight.shape[1:-1], x.shape[1:-1]
+    stride, dilation, more = each(stride, axes), each(dilation, axes), each(output_padding, axes)
+    around = pairs(padding, tuple(n * s for n, s in zip(lengths, stride, strict=True)), kernel, stride, dilation)
+    room = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(lengths, stride, kernel, dilation, strict=True)]
+    if padding == "same":
+        lacking = (n * s - r for n, s, r in zip(lengths, stride, room, strict=True))
+        more = tuple(m + max(missing, 0) for m, missing in zip(more, lacking, strict=True))
+    out = np.zeros((x.shape[0], *(r + m for r, m in zip(room, more, strict=True)), weight.shape[-1] * groups))
+    for i in itertools.product(*map(range, lengths)):
+        for j in itertools.product(*map(range, kernel)):
+            at = tuple(a * s + b * d for a, b, s, d in zip(i, j, stride, dilation, strict=True))
+            out[_all(at)] += _together(_in_groups(x[_all(i)], groups) @ _filters(weight, j, groups))
+    out = out[_all(tuple(slice(lo, m - hi) for m, (lo, hi) in zip(out.shape[1:-1], around, strict=True)))]
+    return out if bias is None else out + bias
+
+
+def _pooled(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Iterator[tuple]:
+    """Each window of a pool: its number, the places on x, and how many it has with the padding."""
+    lengths, axes = x.shape[1:-1], x.ndim - 2
+    kernel, gaps = each(kernel, axes), each(dilation, axes)
+    steps = kernel if stride is None else each(stride, axes)
+    around = pairs(padding, lengths, kernel, steps, gaps)
+    ranges = []
+    for n, k, s, d, (lo, hi) in zip(lengths, kernel, steps, gaps, around, strict=True):
+        starts = [a for a in range(-lo, n + hi, s) if a + d * (k - 1) < n + hi]
+        if ceil_mode and starts[-1] + d * (k - 1) + 1 < n + hi and starts[-1] + s < n:
+            starts.append(starts[-1] + s)
+        whole = [[a + d * j for j in range(k)] for a in starts]
+        ranges.append([([p for p in w if 0 <= p < n], sum(p < n + hi for p in w)) for w in whole])
+    for i in itertools.product(*(range(len(r)) for r in ranges)):
+        chosen = [r[a] for r, a in zip(ranges, i, strict=True)]
+        yield i, np.ix_(*(places for places, _ in chosen)), math.prod(count for _, count in chosen)
+
+
+def _filled(x: np.ndarray, found: dict[Place, np.ndarray]) -> np.ndarray:
+    """The results of windows in one array."""
+    out = np.zeros((x.shape[0], *(n + 1 for n in max(found)), x.shape[-1]))
+    for i, value in found.items():
+        out[_all(i)] = value
+    return out
+
+
+def max_pool(
+    x: Any, *, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> np.ndarray:
+    """The largest of every window."""
+    over = tuple(range(1, x.ndim - 1))
+    pool = _pooled(x, kernel, stride, padding, dilation, ceil_mode)
+    return _filled(x, {i: x[_all(at)].max(axis=over, initial=-np.inf) for i, at, _ in pool})
+
+
+def mean_pool(
+    x: Any, *, kernel: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor: float | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The mean of every window."""
+    over, found = tuple(range(1, x.ndim - 1)), {}
+    for i, at, with_padding in _pooled(x, kernel, stride, padding, 1, ceil_mode):
+        count = with_padding if count_include_pad else math.prod(a.size for a in at)
+        found[i] = x[_all(at)].sum(axis=over) / (count if divisor is None else divisor)
+    return _filled(x, found)
+
+
+def adaptive_mean_pool(x: Any, *, shape: Any) -> np.ndarray:
+    """The means of so many windows."""
+    lengths = x.shape[1:-1]
+    counts = [n if m is None else m for m, n in zip(each(shape, len(lengths)), lengths, strict=True)]
+    found = {}
+    for i in itertools.product(*map(range, counts)):
+        at = [slice(a * n // m, -(-(a + 1) * n // m)) for a, m, n in zip(i, counts, lengths, strict=True)]
+        found[i] = x[_all(tuple(at))].mean(axis=tuple(range(1, x.ndim - 1)))
+    return _filled(x, found)
+
+
+def interpolate(
+    x: Any, *, shape: Any = None, scale: Any = None, mode: str = "nearest", align_corners: bool = False
+) -> np.ndarray:
+    """x at other points, an axis after the other."""
+    axes = x.ndim - 2
+    for axis in range(1, axes + 1):
+        n, by = x.shape[axis], None if scale is None else each(scale, axes)[axis - 1]
+        m = math.floor(n * by) if by else each(shape, axes)[axis - 1]
+        step = 1 / by if by else n / m
+        if mode == "nearest":
+            x = np.take(x, [min(math.floor(i * step + 1e-9), n - 1) for i in range(m)], axis)
+            continue
+        points = [i * (n - 1) / max(m - 1, 1) if align_corners else max((i + 0.5) * step - 0.5, 0) for i in range(m)]
+        below = [min(math.floor(p + 1e-9), n - 1) for p in points]
+        share = np.reshape([max(p - b, 0) for p, b in zip(points, below, strict=True)], (-1, *(1,) * (axes + 1 - axis)))
+        above = [min(b + 1, n - 1) for b in below]
+        x = np.take(x, below, axis) * (1 - share) + np.take(x, above, axis) * share
+    return x
