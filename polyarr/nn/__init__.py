@@ -18,15 +18,19 @@ from polyarr.nn.layers import (
 )
 from polyarr.nn.lora import LoRALinear, lora, merge_lora
 from polyarr.nn.module import Module
+from polyarr.nn.norms import BatchNorm, GroupNorm, InstanceNorm, Statistics, observing
 from polyarr.nn.quantised import Int8Linear, quantised
 from polyarr.nn.rotary import RotaryScaling, Turns, rotary, turns
 
 __all__ = [
     "GELU",
+    "BatchNorm",
     "Dropout",
     "Embedding",
     "FeedForward",
     "GatedFeedForward",
+    "GroupNorm",
+    "InstanceNorm",
     "Int8Linear",
     "KeyValueCache",
     "LayerNorm",
@@ -40,12 +44,14 @@ __all__ = [
     "RotaryScaling",
     "Sequential",
     "SiLU",
+    "Statistics",
     "TransformerBlock",
     "Turns",
     "constant",
     "lora",
     "merge_lora",
     "normal",
+    "observing",
     "quantised",
     "rotary",
     "shapes_only",

@@ -67,9 +67,7 @@ class MultiHeadAttention(Module):
         out_init: Initialiser | None = None,
     ) -> None:
         if n_heads < 1 or (head_size is None and emb_dim % n_heads):
-            raise ValueError(
-                f"MultiHeadAttention: emb_dim is {emb_dim}, n_heads is {n_heads}; it must divide emb_dim"
-            )
+            raise ValueError(f"MultiHeadAttention: emb_dim is {emb_dim}, n_heads is {n_heads}; it must divide emb_dim")
         self.n_heads, self.n_kv_heads = n_heads, n_heads if n_kv_heads is None else n_kv_heads
         if self.n_kv_heads < 1 or n_heads % self.n_kv_heads:
             raise ValueError(

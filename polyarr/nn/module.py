@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any, Self
 
 from polyarr import creation, ops, tree
-from polyarr.core.array import Array
+from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import FLOATS, Spec, as_dtype
@@ -24,6 +24,7 @@ class Module:
 
     training = True
     frozen = False  # True where the arrays are not trained; Modules inside have their own
+    is_state = False  # True for what is beside parameters, running statistics say: never trained, and in its own dtype
     is_gradient = False  # True for what a gradient transform made of a Module: then the arrays are gradients
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,9 +78,7 @@ class Module:
             raise ValueError(f"load_parameters: {wrong}; the names must be those of named_parameters()")
         for name, leaf in own.items():
             if tuple(named[name].shape) != leaf.shape:
-                raise ShapeError(
-                    f"load_parameters: {name} is {list(named[name].shape)}; it must be {list(leaf.shape)}"
-                )
+                raise ShapeError(f"load_parameters: {name} is {list(named[name].shape)}; it must be {list(leaf.shape)}")
         found = {name: _like(leaf, named[name]) for name, leaf in own.items()}
         _assign(self, (), found)
         return self
@@ -99,7 +98,20 @@ class Module:
         due = as_dtype(dtype)
         if due not in FLOATS:
             raise DtypeError(f"Module.astype: dtype is {due.name}; it must be floating-point")
-        return tree.map(lambda leaf: ops.astype(leaf, dtype=due) if _is_other_float(leaf, due) else leaf, self)
+        return _in_dtype(self, due)
+
+    def with_arrays(self, named: Mapping[str, Array]) -> Self:
+        """The same Module with other arrays at some dotted names, such as nn.observing gives them.
+
+        Errors:  ValueError for a name that is unknown; ShapeError for another shape or dtype
+        """
+        leaves = self.named_parameters()
+        if unknown := [name for name in named if name not in leaves]:
+            raise ValueError(f"with_arrays: {_listed('unknown', unknown)[0]}; names must be of named_parameters()")
+        for name, a in named.items():
+            if spec_of(a) != spec_of(leaves[name]):
+                raise ShapeError(f"with_arrays: {name} is {spec_of(a)}; it must be {spec_of(leaves[name])}")
+        return tree.unflatten(self, {**leaves, **named}.values())
 
     def copy(self) -> Self:
         """Another Module with the same arrays: switching or changing one leaves the other as it is."""
@@ -123,7 +135,7 @@ class Module:
         One inside may be unfrozen then: model.freeze(); model.out_head.unfreeze() trains the head.
         """
         for module in self.modules():
-            module.frozen = mode
+            module.frozen = mode or module.is_state
         return self
 
     def unfreeze(self) -> Self:
@@ -138,8 +150,15 @@ class Module:
         return "\n".join(_described("", self))
 
 
-def _is_other_float(leaf: Any, dtype: Any) -> bool:
-    return isinstance(leaf, (Array, Spec)) and leaf.dtype in FLOATS and leaf.dtype != dtype
+def _in_dtype(node: Any, dtype: Any) -> Any:
+    """The node with its floating-point arrays in another dtype, but for those of what is_state."""
+    children = tree.children(node)
+    if children is None:
+        other = isinstance(node, (Array, Spec)) and node.dtype in FLOATS and node.dtype != dtype
+        return ops.astype(node, dtype=dtype) if other else node
+    if getattr(node, "is_state", False):
+        return node
+    return tree.rebuild(node, {name: _in_dtype(child, dtype) for name, child in children.items()})
 
 
 def _is_child(value: Any) -> bool:
