@@ -7,11 +7,12 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
 from polyarr.capture.arguments import read
 from polyarr.capture.captured import DONATED, Captured, captured, refuse_donated
+from polyarr.capture.familiar import test_of
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, stand_in
@@ -29,6 +30,30 @@ class CaptureWarning(RuntimeWarning):
     """A function that is captured again and again."""
 
 
+class Form(NamedTuple):
+    """What arguments that were captured have in common.
+
+    around    what of it is not in the arguments
+    tests     for each argument, and for what is captured by name, if it is like that: see familiar.py; None: not yet
+    gone      which of what is fed the caller gives away
+    captured  what runs
+    """
+
+    around: tuple[Any, ...]
+    tests: list[Any] | None
+    gone: list[int]
+    captured: Captured
+
+    def is_that_of(self, around: tuple[Any, ...], given: tuple[Any, ...], fed: list[Any]) -> bool:
+        """Whether a call has it; what is fed to it then. One that is not recognised may have it all the same."""
+        if self.around != around or self.tests is None or len(self.tests) != len(given):
+            return False
+        if None in self.tests or not all([test(value, fed) for test, value in zip(self.tests, given, strict=True)]):
+            return False
+        first = next((leaf.backend for leaf in fed if type(leaf) is Array), None)
+        return self.captured.backend is (first or get_backend())
+
+
 class Compiled(Generic[P, R]):
     """A function that is captured on its first call with arguments of one form, and run from then on: see compile.
 
@@ -42,7 +67,8 @@ class Compiled(Generic[P, R]):
         self.is_plain = os.environ.get("POLYARR_COMPILE") == "0"
         self.fn, self.captures, self.constants, self.donate = fn, captures, constants, donate
         self.names, self.rest = _positional(fn)
-        self._captured: dict[Any, Captured] = {}
+        self._forms: dict[Any, Form] = {}
+        self._last: Form | None = None  # the one that was met last, if not for the first time
         self._lock = threading.RLock()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -50,21 +76,23 @@ class Compiled(Generic[P, R]):
         # In another capture it is a part of that; and a checkpoint around it has to see which arrays it reads.
         if self.is_plain or stand_in.get() is not None or reads.get() is not None:
             return self.fn(*args, **kwargs)
-        fed: list[Any] = []
-        key: list[Any] = [get_matmul_precision(), *map(_kind, random.get_state()), tuple(kwargs)]
-        try:
-            gone = self._read(args, kwargs, fed, key)
-        except RecursionError:
-            raise CaptureError(f"compile: an argument of {_name(self.fn)} contains itself; give a tree") from None
+        around = get_matmul_precision(), *map(_kind, random.get_state()), tuple(kwargs)
+        form, fed, key, gone = self._last, list[Any](), [*around], list[int]()
+        if form is None or not form.is_that_of(around, (*args, *kwargs.values(), self.captures), fed):
+            form, fed = None, []
+            try:
+                self._read(args, kwargs, fed, key, gone)
+            except RecursionError:
+                raise CaptureError(f"compile: an argument of {_name(self.fn)} contains itself; give a tree") from None
         arrays = [leaf for leaf in fed if type(leaf) is Array]
         if records() and any(a.node is not None for a in arrays):
             return self.fn(*args, **kwargs)  # the tape has to see what it does
         backend = self._backend(arrays)
-        key.append(id(backend))
-        found = self._captured.get(tuple(key)) or self._capture(tuple(key), backend, args, kwargs)
-        if found.is_other(fed):
+        if form is None:
+            form = self._form((*key, id(backend)), around, gone, backend, args, kwargs)
+        if form.captured.is_other(fed):
             return self.fn(*args, **kwargs)
-        return found.call(fed, gone)
+        return form.captured.call(fed, [fed[i] for i in form.gone])
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method, which is captured with its Module as the first argument."""
@@ -78,18 +106,16 @@ class Compiled(Generic[P, R]):
 
     def programs(self) -> list[Program]:
         """What was captured, in order; printing one shows its steps."""
-        return [found.program for found in self._captured.values()]
+        return [form.captured.program for form in self._forms.values()]
 
-    def _read(self, args: tuple, kwargs: dict[str, Any], fed: list[Any], key: list[Any]) -> list[Array]:
-        """Fill fed and key from the arguments; the arrays that the caller gives away."""
-        gone: list[Array] = []
+    def _read(self, args: tuple, kwargs: dict[str, Any], fed: list[Any], key: list[Any], gone: list[int]) -> None:
+        """Fill fed and key from the arguments, and gone with the places of what the caller gives away."""
         for name, value in (*self._named(args), *kwargs.items()):
             start = len(fed)
             read(value, fed, key, name not in self.constants)
             if name in self.donate:
-                gone += [leaf for leaf in fed[start:] if type(leaf) is Array]
+                gone += [i for i in range(start, len(fed)) if type(fed[i]) is Array]
         read(self.captures, fed, key, numbers=False)
-        return gone
 
     def _named(self, args: tuple) -> Iterable[tuple[str, Any]]:
         if len(args) <= len(self.names):
@@ -108,15 +134,24 @@ class Compiled(Generic[P, R]):
                 raise BackendError(f"{text}; bring them to one backend with .to(name)")
         return first
 
-    def _capture(self, key: tuple, backend: Backend, args: tuple, kwargs: dict[str, Any]) -> Captured:
+    def _form(
+        self, key: tuple, around: tuple, gone: list[int], backend: Backend, args: tuple, kwargs: dict[str, Any]
+    ) -> Form:
+        """What was captured under a key; when it is met for the second time, how it is recognised from then on."""
+        given = [(name, value, name not in self.constants) for name, value in (*self._named(args), *kwargs.items())]
         with self._lock:
-            if key not in self._captured:
-                named = (*self._named(args), *kwargs.items())
-                given = [(name, value, name not in self.constants) for name, value in named]
-                self._captured[key] = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures)
-                if len(self._captured) == self.many + 1:
+            form = self._forms.get(key)
+            if form is None:
+                found = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures)
+                form = self._forms[key] = Form(around, None, gone, found)
+                if len(self._forms) == self.many + 1:
                     _warn(self.fn, self.many)
-            return self._captured[key]
+            else:
+                if form.tests is None:
+                    tests = [test_of(value, numbers) for _, value, numbers in given]
+                    form = self._forms[key] = form._replace(tests=[*tests, test_of(self.captures, numbers=False)])
+                self._last = form
+            return form
 
 
 @overload
