@@ -102,7 +102,7 @@ class Optimizer:
 
     def init(self, model: Any) -> State:
         """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
-        params = _trainable(model)
+        params = trainable(model)
         zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
         scale = {"loss_scale": self.loss_scale.init(next(iter(params.values()), None))} if self.loss_scale else {}
         return {"step": 0, **zeros, **scale}
@@ -111,23 +111,24 @@ class Optimizer:
         """The learning rate after so many steps. A schedule is given a Python number, for which an array is read."""
         return evaluate(self.lr, step.item() if type(step) is Array else step) if callable(self.lr) else self.lr
 
-    def update(self, grads: Any, state: State, model: Any) -> tuple[Any, State]:
+    def update(self, grads: Any, state: State, model: Any, norm: Array | None = None) -> tuple[Any, State]:
         """One step: a new model and a new state. The old ones stay as they are.
 
-        Parameters that are frozen or whose gradient is None are left alone. Nothing is read from the device.
+        Parameters that are frozen or whose gradient is None are left alone. Nothing is read from the device. norm is
+        the gradients' global norm, where those that are given are only a part of them.
 
         Errors:  ValueError if grads or the state belong to another model, or grads and model are swapped; TypeError if
                  state is no state
         """
         given, leaves = tree.by_name(grads), tree.by_name(model)
-        self._check(grads, state, model, given, leaves)
-        params = {name: p for name, p in _trainable(model).items() if name in given}
+        self.check(grads, state, model, given, leaves)
+        params = {name: p for name, p in trainable(model).items() if name in given}
         if not params:
             return model, {**state, "step": state["step"] + 1}
         gradients = [given[name] for name in params]
         kept = {moment: self._moment(state, moment, params) for moment in self.moments}
         decay = tuple(self.weight_decay if self.decays(name, p) else 0.0 for name, p in params.items())
-        (scale, finite), after = self._scale(gradients, state), {}
+        (scale, finite), after = self._scale(gradients, state, norm), {}
         before = [[*params.values()], *kept.values()]
         found = self._step(before[0], gradients, before[1:], state["step"], scale, decay)
         if self.loss_scale:
@@ -138,17 +139,23 @@ class Optimizer:
         new_model = tree.unflatten(model, {**leaves, **named[0]}.values())
         return new_model, {"step": state["step"] + 1, **moments, **after}
 
-    def _scale(self, grads: list[Array], state: State) -> tuple[float | Array, Array | None]:
+    @property
+    def needs_norm(self) -> bool:
+        """Whether update looks at the global norm of the gradients; it is the only thing that is not elementwise."""
+        return self.clip is not None or self.loss_scale is not None
+
+    def _scale(self, grads: list[Array], state: State, norm: Array | None) -> tuple[float | Array, Array | None]:
         """What the step multiplies the gradients by, and with a loss scale whether they are finite; both unread."""
-        if self.clip is None and not self.loss_scale:
+        if not self.needs_norm:
             return 1.0, None
-        norm = ops.global_norm(grads)
+        norm = ops.global_norm(grads) if norm is None else norm
         if not self.loss_scale:
             return _scale_for(norm, self.clip), None
         by = loss_scale(state)
         return (1.0 if self.clip is None else _scale_for(norm / by, self.clip)) / by, ops.isfinite(norm)
 
-    def _check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
+    def check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
+        """Raise what update raises; given and leaves are those of grads and of model by name."""
         name, order = f"{type(self).__name__}.update", "call update(grads, state, model)"
         if not isinstance(state, dict) or not isinstance(state.get("step", 0), (int, Number, Array)):
             raise TypeError(f"{name}: state is {type(state).__name__}; it must be as init(model) makes it; {order}")
@@ -235,8 +242,8 @@ def _zeros(p: Array) -> Array:
     return ops.zeros_like(p, dtype=float64 if p.dtype == float64 else float32)
 
 
-def _trainable(model: Any) -> dict[str, Array]:
-    """The floating-point arrays by dotted name, without those of frozen Modules."""
+def trainable(model: Any) -> dict[str, Array]:
+    """What an optimiser changes: the floating-point arrays by dotted name, without those of frozen Modules."""
     return {name: a for name, a in tree.trainable(model).items() if type(a) is Array and a.dtype in FLOATS}
 
 
