@@ -5,6 +5,7 @@ model = world.broadcast(model)
 loss, grads = world.mean(step(model, batch(seed, i, world.rank)))
 """
 
+from polyarr.distributed.sharding import Sharded as Sharded
 from polyarr.distributed.start import init as init
 from polyarr.distributed.world import OPS as OPS
 from polyarr.distributed.world import World as World

@@ -5,6 +5,7 @@ second, over MPI.
 """
 
 import atexit
+import signal
 import sys
 import threading
 import time
@@ -155,6 +156,11 @@ def watch(comm: Any, link: Link, names: list[str]) -> None:
         link.state = Link.ENDED
         thread.join()
 
+    def terminated(number: int, frame: Any) -> None:
+        link.end(f"{names[link.rank]} was told to end", 128 + number)
+
     sys.excepthook = uncaught
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminated)
     atexit.register(leave)
     thread.start()

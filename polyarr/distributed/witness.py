@@ -14,6 +14,8 @@ import tempfile
 from contextlib import suppress
 from typing import Any
 
+LATEST = 20.0  # seconds in which all ranks are connected
+READY = b"r"  # whoever dies from here on is noticed in time
 ENDED, TOLD = b"e", b"t"  # one rank ends as it should; why all ranks end was told
 
 
@@ -22,7 +24,10 @@ class Witness:
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self.connection = connection
+        connection.settimeout(LATEST)
         self._say(name.encode() + b"\n")
+        with suppress(OSError):
+            connection.recv(len(READY))
 
     def ended(self) -> None:
         """This rank ends as it should."""
@@ -72,27 +77,32 @@ def _start(path: str, ranks: int) -> str:
 
 def main(door: socket.socket, ranks: int) -> None:
     """Wait for the end of all ranks, or of the first that dies."""
-    names: dict[socket.socket, bytearray] = {}
-    with selectors.DefaultSelector() as waiting:
+    said: dict[socket.socket, bytearray] = {}
+    door.settimeout(LATEST)
+    waiting = selectors.DefaultSelector()  # epoll, which keeps the order
+    with suppress(TimeoutError):  # a rank that did not get that far
         for _ in range(ranks):
             connection, _ = door.accept()
-            names[connection] = bytearray()
+            said[connection] = bytearray()
             waiting.register(connection, selectors.EVENT_READ)
-        door.close()
-        while names:
-            found = [(key.fileobj, key.fileobj.recv(256)) for key, _ in waiting.select()]  # all that there is to know
-            for connection, said in found:
-                names[connection] += said
-            if any(TOLD in names[connection].partition(b"\n")[2] for connection in names):
-                return
-            for connection, said in found:
-                name, _, state = names[connection].partition(b"\n")
-                if not said and not state:
+    door.close()
+    for connection in said:
+        with suppress(OSError):
+            connection.sendall(READY)
+    while said:
+        # All that there is to know, in the order in which it came: so the first that died is found, however late.
+        found = [(key.fileobj, key.fileobj.recv(256)) for key, _ in waiting.select()]
+        for connection, more in found:
+            said[connection] += more
+        if any(TOLD in each.partition(b"\n")[2] for each in said.values()):
+            return
+        for connection, more in found:
+            if not more:
+                waiting.unregister(connection)
+                name, _, state = said.pop(connection).partition(b"\n")
+                if not state:
                     os.write(2, b"polyarr: " + name + b" died; all ranks end\n")
                     return
-                if not said:
-                    waiting.unregister(connection)
-                    del names[connection]
 
 
 if __name__ == "__main__":

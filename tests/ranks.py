@@ -1,0 +1,314 @@
+"""What each of several ranks does, started with mpiexec; tests/test_distributed.py judges what they print.
+
+mpiexec -n N python ranks.py right           every check of this file; rank 0 prints a line of JSON for each
+mpiexec -n N python ranks.py fault HOW       rank 1 does it while the others wait: see FAULTS
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import polyarr as pa
+from polyarr import random, tree
+from polyarr.distributed import Sharded, host
+from polyarr.models.gpt import GPTConfig, GPTModel
+from polyarr.optim import SGD, AdamW, LossScale, warmup_cosine
+
+PATIENCE = 2.0
+BACKENDS = ("numpy", "opencl")
+CHECKS: list[Callable] = []
+CONFIG = {"vocab_size": 17, "context_length": 6, "emb_dim": 8, "n_heads": 2, "n_layers": 1, "qkv_bias": False}
+STEPS, FEW, BATCH = 20, 3, 2
+
+
+def check(function):
+    """A check: (world) -> what is to be judged, on every rank."""
+    CHECKS.append(function)
+    return function
+
+
+def bits(given):
+    """A digest of the bytes of all arrays and numbers of a tree."""
+    leaves = [leaf.numpy() if type(leaf) is pa.Array else np.float64(leaf) for leaf in tree.leaves(given)]
+    return hashlib.blake2b(b"".join(leaf.tobytes() for leaf in leaves), digest_size=8).hexdigest()
+
+
+def values(seed, shape, dtype="float32"):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype) * 3
+
+
+def error_of(call):
+    """The error that a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+# ---- trees -------------------------------------------------------------------------------------------------------
+
+
+@check
+def trees(world):
+    """Sums over ranks are NumPy's, in their order; chunks are so small that leaves are cut."""
+    world.transport.chunk = 64
+    wrong, said = [], []
+    shapes = {"float32": (5, 7), "bfloat16": (3, 4), "float16": (9,), "float64": (2, 3), "int32": (4,), "bool": (5,)}
+    for backend in BACKENDS:
+        with pa.use_backend(backend):
+            hosts = [
+                {name: values(r, shape, np.dtype(pa.Spec((), name).dtype)) for name, shape in shapes.items()}
+                for r in range(world.size)
+            ]
+            own = {name: pa.asarray(h) for name, h in hosts[world.rank].items()} | {
+                "empty": pa.zeros((0, 2)),
+                "none": None,
+            }
+            for op in ("sum", "max", "min", "mean"):
+                left_out = {"sum": ("bool",), "mean": ("bool", "int32")}.get(op, ())
+                given = {name: a for name, a in own.items() if name not in left_out}
+                found = world.all_reduce(given, op)
+                said.append(bits(found))
+                for name in shapes.keys() - set(left_out):
+                    if not np.array_equal(found[name].numpy(), _together([h[name] for h in hosts], op)):
+                        wrong.append((backend, op, name))
+                    if found[name].device != own[name].device:
+                        wrong.append((backend, name, "device"))
+    world.transport.chunk = host.CHUNK
+    return {"wrong": wrong, "bits": said}
+
+
+def _together(parts, op):
+    """What all ranks' arrays are together, by NumPy."""
+    wide = [p.astype(np.float32) if p.dtype.itemsize == 2 else p for p in parts]
+    total = wide[0]
+    for p in wide[1:]:
+        total = {"max": np.maximum, "min": np.minimum}.get(op, np.add)(total, p)
+    return (total / np.float32(len(parts)) if op == "mean" else total).astype(parts[0].dtype)
+
+
+@check
+def numbers_and_broadcast(world):
+    """Python's numbers come back as such; a broadcast gives what root has, and leaves names alone."""
+    own = {"n": world.rank + 1, "x": 0.5 * world.rank, "a": pa.full((3,), float(world.rank))}
+    cast = world.broadcast({**own, "big": 2**70 + world.rank, "inf": float("inf"), "name": "as it was"}, root=1)
+    cast["a"] = cast["a"].numpy().tolist()
+    reduced = {
+        op: [v for v in tree.leaves(world.all_reduce({k: own[k] for k in "nx"}, op))] for op in ("sum", "mean", "max")
+    }
+    gathered = world.all_gather([pa.full((2, 2), float(world.rank))])[0].numpy()[:, 0].tolist()
+    return {"cast": cast, "reduced": reduced, "gathered": gathered}
+
+
+@check
+def in_bfloat16(world):
+    """On the wire: rounded, summed in float32, rounded. Float64 stays what it is."""
+    hosts = [values(r, (1000,)) for r in range(world.size)]
+    found = world.mean({"a": pa.asarray(hosts[world.rank]), "d": pa.ones(3, dtype="float64")}, wire="bfloat16")
+    narrow = np.dtype(pa.bfloat16)
+    total = sum(h.astype(narrow).astype(np.float32) for h in hosts) / np.float32(world.size)
+    return {
+        "as said": bool(np.array_equal(found["a"].numpy(), total.astype(narrow).astype(np.float32))),
+        "others": found["d"].dtype == pa.float64,
+        "bits": bits(found),
+    }
+
+
+@check
+def refusals(world):
+    """One line each, the same on all ranks; and whoever goes on, goes on."""
+    a, last = pa.ones((2, 3)), world.size - 1
+    calls = {
+        "shape": lambda: world.mean({"w": a if world.rank < last else pa.ones((3,))}),
+        "dtype": lambda: world.mean({"w": a if world.rank < last else a.astype("bfloat16")}),
+        "name": lambda: world.broadcast({"w": a} if world.rank < last else {"v": a}),
+        "more": lambda: world.mean([a] if world.rank < last else [a, 1.0]),
+        "op": lambda: world.all_reduce([a], "sum" if world.rank < last else "max"),
+        "call": lambda: world.mean([a]) if world.rank < last else world.barrier(),
+        "agree": lambda: world.agree("the seed", 5 if world.rank < last else 7),
+        "leaf": lambda: world.mean({"w": a, "note": "text"}),
+        "integers": lambda: world.mean([pa.ones((2,), dtype="int32")]),
+        "flags": lambda: world.all_reduce([pa.ones((2,), dtype="bool")], "sum"),
+        "wrong op": lambda: world.all_reduce([a], "product"),
+        "wire": lambda: world.mean([a], wire="float8"),
+        "root": lambda: world.broadcast([a], root=world.size),
+        "captured": lambda: pa.compile(world.mean)([a]),
+        "differentiated": lambda: pa.grad(lambda x: world.mean([x])[0].sum())(a),
+        "axes": lambda: world.all_gather([pa.asarray(1.0)]),
+    }
+    found = {name: error_of(call) for name, call in calls.items()}
+    world.barrier()
+    world.agree("the seed", 5)
+    return found
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+
+def loss_fn(model, tokens):
+    return pa.ops.cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def batches(size):
+    drawn = np.random.default_rng(7).integers(0, CONFIG["vocab_size"], (STEPS, size, CONFIG["context_length"] + 1))
+    return [[pa.asarray(part) for part in np.array_split(step, size // BATCH)] for step in drawn]
+
+
+def new_model(drop_rate=0.0):
+    random.seed(3)
+    return GPTModel(GPTConfig(**CONFIG, drop_rate=drop_rate))
+
+
+def trained(optimizer, size, world=None, steps=STEPS, captured=True):
+    """The losses, the model and the state after so many steps: of one rank on the whole batch, or of all on slices."""
+    model = new_model()
+    state = optimizer.init(model)
+    gradient, update = pa.value_and_grad(loss_fn), optimizer.update
+    if captured:
+        gradient, update = pa.compile(gradient), update if isinstance(optimizer, Sharded) else pa.compile(update)
+    losses = []
+    for slices in batches(BATCH * size)[:steps]:
+        if world is None:
+            loss, grads = gradient(model, pa.concat(slices))
+        else:
+            loss, grads = world.mean(gradient(model, slices[world.rank]))
+        model, state = update(grads, state, model)
+        losses.append(loss)
+    return [float(loss) for loss in losses], model, state
+
+
+def apart(one, other):
+    """The largest difference of two models' numbers, relative to the largest of them."""
+    pairs = [(a.numpy(), b.numpy()) for a, b in zip(tree.leaves(one), tree.leaves(other), strict=True)]
+    return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
+
+
+@check
+def as_one_process(world):
+    """20 captured steps of N ranks of batch b, and of one process of batch N * b; again; and some that are not."""
+    found = {}
+    for backend in BACKENDS:
+        with pa.use_backend(backend):
+            optimizer = AdamW(warmup_cosine(1e-2, 3, STEPS), clip=0.5)
+            alone, ranks, again = (trained(optimizer, world.size, each) for each in (None, world, world))
+            plain = trained(optimizer, world.size, world, FEW, captured=False)
+            found[backend] = {
+                "losses": max(abs(a - b) for a, b in zip(alone[0], ranks[0], strict=True)),
+                "model": apart(alone[1], ranks[1]),
+                "again": bits(again[1]) == bits(ranks[1]),
+                "captured": ranks[0][:FEW] == plain[0],
+                "bits": bits(ranks[1]),
+            }
+    return found
+
+
+@check
+def gradients(world):
+    """The gradients of one step, beside those of the whole batch on one process."""
+    found = []
+    for backend in BACKENDS:
+        with pa.use_backend(backend):
+            slices, step = batches(BATCH * world.size)[0], pa.value_and_grad(loss_fn)
+            whole = step(new_model(), pa.concat(slices))
+            found.append(apart(whole, world.mean(step(new_model(), slices[world.rank]))))
+    return found
+
+
+@check
+def sharded(world):
+    """Optimisers whose state is divided do what they do whole, clipping and all; the state can be put together."""
+    found = {}
+    optimizers = {
+        "adamw": AdamW(1e-2, clip=0.3, weight_decay=0.1),
+        "sgd": SGD(1e-1, momentum=0.9),
+        "scaled": AdamW(1e-2, clip=0.3, loss_scale=LossScale(first=1.0)),
+    }
+    for backend in BACKENDS:
+        with pa.use_backend(backend):
+            for name, optimizer in optimizers.items():
+                whole = Sharded(world, optimizer)
+                plain, divided = (trained(each, world.size, world, FEW) for each in (optimizer, whole))
+                parts = whole.gathered(divided[2], divided[1])
+                own = whole.divided(parts)
+                found[f"{backend} {name}"] = {
+                    "model": apart(plain[1], divided[1]),
+                    "state": apart(
+                        {m: plain[2][m] for m in optimizer.moments}, {m: parts[m] for m in optimizer.moments}
+                    ),
+                    "back": bits({m: own[m] for m in optimizer.moments})
+                    == bits({m: divided[2][m] for m in optimizer.moments}),
+                    "bits": bits(divided[1]),
+                }
+    model = new_model()
+    state = Sharded(world, optimizers["adamw"]).init(model)
+    kept = sum(a.size * a.dtype.itemsize for m in ("m", "v") for a in state[m].values())
+    return found | {"memory": [kept, *Sharded(world, optimizers["adamw"]).memory(model)]}
+
+
+@check
+def dropout(world):
+    """Each rank's masks are those of its slice, which one process draws, too, slice by slice."""
+    model, step = new_model(0.5), pa.value_and_grad(loss_fn)
+    slices = batches(BATCH * world.size)[0]
+    random.seed(11 + world.rank)  # rank 0's counts
+    world.split_random()
+    own = [world.mean(step(model, slices[world.rank])) for _ in range(2)]
+    random.seed(11)
+    alone, states = [], [(11, r << 48) for r in range(world.size)]
+    for _ in range(2):
+        parts = []
+        for r, part in enumerate(slices):
+            random.set_state(states[r])
+            parts.append(step(model, part))
+            states[r] = random.get_state()
+        alone.append(tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / len(leaves), *parts))
+    return {"apart": apart(alone, own), "bits": bits(own)}
+
+
+# ---- faults ------------------------------------------------------------------------------------------------------
+
+
+def loop():
+    while True:
+        pass
+
+
+FAULTS: dict[str, Callable] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exception": lambda: [][1],
+    "_exit": lambda: os._exit(0),
+    "exit": lambda: sys.exit(0),
+    "loop": loop,
+    "interrupt": lambda: signal.raise_signal(signal.SIGINT),
+}
+
+
+def main() -> None:
+    what, *rest = sys.argv[1:]
+    world = pa.distributed.init(patience=PATIENCE if what == "fault" else 20)
+    if what == "fault":
+        print(json.dumps([world.rank, os.getpid()]), flush=True)
+        world.barrier()
+        if world.rank == 1:
+            FAULTS[rest[0]]()
+        world.barrier()
+        return
+    for each in CHECKS:
+        began = time.monotonic()
+        said = world.link.texts(json.dumps(each(world)))
+        if world.rank == 0:
+            print(
+                json.dumps([each.__name__, [json.loads(text) for text in said], time.monotonic() - began]), flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

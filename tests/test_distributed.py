@@ -1,0 +1,235 @@
+"""polyarr.distributed with real processes: those of mpiexec, on NumPy and on OpenCL, and what ends them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import polyarr as pa
+from polyarr.distributed import World, witness
+from polyarr.distributed.link import Link
+from polyarr.distributed.watch import Heard, blamed
+from tests import ranks
+
+SCRIPT = Path(__file__).parent / "ranks.py"
+ENDS_WITHIN = 60  # seconds, of which the ranks have PATIENCE, and the rest is for a busy machine
+PACKAGE = Path(pa.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def mpiexec() -> str:
+    """The mpiexec beside this Python, or on the path."""
+    pytest.importorskip("mpi4py", reason="pip install 'polyarr[mpi]'")
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("mpiexec", path=f"{beside}{os.pathsep}{os.environ['PATH']}") or pytest.skip("no mpiexec")
+
+
+def started(mpiexec: str, count: int, *what: str) -> subprocess.Popen:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "POLYARR_DEVICE"))}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OPENBLAS_NUM_THREADS": "1"}
+    env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PYTHONPATH": str(PACKAGE)}
+    command = [mpiexec, "-n", str(count), sys.executable, str(SCRIPT), *what]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def said(mpiexec: str, request: pytest.FixtureRequest) -> dict[str, list]:
+    """What each rank says of each check."""
+    run = started(mpiexec, request.param, "right")
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err
+    found = {name: each for name, each, _ in map(json.loads, out.splitlines())}
+    assert {len(each) for each in found.values()} == {request.param}
+    return found
+
+
+def alike(each: list) -> object:
+    """What all ranks say; they say the same."""
+    assert all(one == each[0] for one in each)
+    return each[0]
+
+
+# ---- right -------------------------------------------------------------------------------------------------------
+
+
+def test_trees(said: dict[str, list]) -> None:
+    assert alike(said["trees"])["wrong"] == []
+
+
+def test_numbers_and_broadcast(said: dict[str, list]) -> None:
+    found, size = alike(said["numbers_and_broadcast"]), len(said["trees"])
+    assert found["cast"] == {
+        "n": 2,
+        "x": 0.5,
+        "a": [1.0] * 3,
+        "big": 2**70 + 1,
+        "inf": float("inf"),
+        "name": "as it was",
+    }
+    total = [size * (size + 1) // 2, 0.25 * size * (size - 1)]
+    assert found["reduced"] == {"sum": total, "mean": [t / size for t in total], "max": [size, 0.5 * (size - 1)]}
+    assert found["gathered"] == [float(rank) for rank in range(size) for _ in range(2)]
+
+
+def test_bfloat16_on_the_wire(said: dict[str, list]) -> None:
+    found = alike(said["in_bfloat16"])
+    assert found["as said"] and found["others"]
+
+
+def test_refusals(said: dict[str, list]) -> None:
+    """In one line, on all ranks, where they differ; nobody hangs."""
+    found, last = alike(said["refusals"]), len(said["trees"]) - 1
+    same, array = "; all ranks must have the same", "float32[2, 3] at w"
+    assert found == {
+        "shape": f"ValueError: all_reduce: rank 0 has {array}, rank {last} has float32[3] at w{same}",
+        "dtype": f"ValueError: all_reduce: rank 0 has {array}, rank {last} has bfloat16[2, 3] at w{same}",
+        "name": f"ValueError: broadcast: rank 0 has {array}, rank {last} has float32[2, 3] at v{same}",
+        "more": f"ValueError: all_reduce: rank 0 has nothing more, rank {last} has float at 1{same}",
+        "op": f"ValueError: distributed: rank 0 has all_reduce op='sum', wire=None, rank {last} has all_reduce op='max', "
+        f"wire=None{same}",
+        "call": f"ValueError: distributed: rank 0 has all_reduce op='mean', wire=None, rank {last} has barrier{same}",
+        "agree": f"ValueError: the seed: rank 0 has 5, rank {last} has 7{same}",
+        "leaf": "TypeError: all_reduce: note is 'text'; leaves must be arrays, ints and floats",
+        "integers": "DtypeError: all_reduce: op is 'mean' of int32; it must be floating, or op 'sum', 'max' or 'min'",
+        "flags": "DtypeError: all_reduce: op is 'sum' of bool; it must be 'max', which is any, or 'min', which is all",
+        "wrong op": "ValueError: all_reduce: op is 'product'; it must be one of mean, sum, max, min",
+        "wire": "ValueError: all_reduce: wire is 'float8'; it must be None or 'bfloat16'",
+        "root": f"ValueError: broadcast: root is {last + 1}; it must be from 0 to {last}",
+        "captured": "CaptureError: all_reduce: it is called in a compiled function; call it between two of them",
+        "differentiated": "GradientError: all_reduce: it is called in a function that is differentiated; give it the "
+        "gradients",
+        "axes": "ShapeError: all_gather: a leaf has no axes; every leaf must be an array with one at least",
+    }
+
+
+def test_ranks_are_one_process_with_a_larger_batch(said: dict[str, list]) -> None:
+    assert max(alike(said["gradients"])) < 2e-6
+    for found in alike(said["as_one_process"]).values():
+        assert found["losses"] < 2e-6 and found["model"] < 2e-5
+        assert found["again"] and found["captured"]
+
+
+def test_sharded_optimisers(said: dict[str, list]) -> None:
+    found = alike(said["sharded"])
+    kept, own, whole = found.pop("memory")
+    assert kept == own and whole / len(said["trees"]) <= own < 1.05 * whole / len(said["trees"])
+    for each in found.values():
+        assert each["model"] < 1e-6 and each["state"] < 1e-6 and each["back"]
+
+
+def test_dropout(said: dict[str, list]) -> None:
+    assert alike(said["dropout"])["apart"] == 0
+
+
+# ---- safe --------------------------------------------------------------------------------------------------------
+
+BLAMED = {
+    "kill": "rank 1 (process {1} on {host}) died; all ranks end",
+    "_exit": "rank 1 (process {1} on {host}) died; all ranks end",
+    "stop": "rank 1 (process {1} on {host}) has given no sign of life for ",
+    "loop": "rank 1 (process {1} on {host}) has kept the others waiting for ",
+    "exit": "rank 1 (process {1} on {host}) ended while others wait for it; all ranks end",
+    "exception": "rank 1 (process {1} on {host}) failed: IndexError: list index out of range; all ranks end",
+    "interrupt": None,  # whoever pressed the key knows
+}
+
+
+def test_who_dies_or_hangs_ends_all_and_is_named(mpiexec: str) -> None:
+    """All at once, since they wait most of the time."""
+    assert BLAMED.keys() == ranks.FAULTS.keys()
+    runs = {how: started(mpiexec, 2, "fault", how) for how in BLAMED}
+    for how, run in runs.items():
+        out, err = run.communicate(timeout=ENDS_WITHIN)
+        pids, host = dict(json.loads(line) for line in out.splitlines() if line.startswith("[")), os.uname().nodename
+        expected, lines = BLAMED[how], [line for line in err.splitlines() if line.startswith("polyarr: ")]
+        assert len(lines) == (expected is not None), (how, err)
+        assert not lines or lines[0].startswith("polyarr: " + expected.format(0, pids[1], host=host)), (how, err)
+        assert run.returncode or how == "_exit", how  # the launcher's own, where the launcher saw it first
+        assert sorted(pids) == [0, 1] and not [pid for pid in pids.values() if _lives(pid)], how
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there still, after a while in which it may go."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_who_is_to_blame() -> None:
+    def judged(now: float = 10.0, **other: object) -> object:
+        return blamed([Heard(now, came=5), Heard(**{"when": now, "came": 5, **other})], now, patience=3)
+
+    assert judged() is None
+    assert judged(when=6.0) == (1, "has given no sign of life for 4 s")
+    assert judged(came=4) is None and judged(came=4, behind=8.0) is None
+    assert judged(came=4, behind=6.0) == (1, "has kept the others waiting for 4 s")
+    assert judged(came=4, behind=6.0, state=Link.ALONE) is None
+    assert judged(came=4, state=Link.ENDED) == (1, "ended while others wait for it")
+    assert judged(came=5, behind=6.0) is None  # it came
+
+
+def test_who_comes_is_not_behind_any_more() -> None:
+    heard = Heard(0.0, came=1)
+    heard.compare(1.0, furthest=2)
+    assert heard.behind == 1.0
+    heard.hear(2.0, 2, Link.RUNNING)
+    assert heard.behind is None
+
+
+# ---- alone -------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_is_the_identity_and_loads_no_mpi() -> None:
+    code = (
+        "import sys, polyarr as pa; w = pa.distributed.init(); t = {'a': pa.ones(3), 'n': 2}; "
+        "assert w.mean(t) is t and w.broadcast(t) is t and w.all_gather([t['a']])[0] is t['a']; w.barrier(); "
+        "w.agree('x', 1); w.split_random(); assert pa.distributed.init() is w; "
+        "print(w, repr(w), [m for m in sys.modules if 'mpi4py' in m])"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "POLYARR_"))}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=PACKAGE, check=True)
+    assert run.stdout == "1 rank; numpy: rank 0 World(rank=0, size=1, local_rank=0, device='numpy') []\n"
+
+
+def test_bad_calls_are_refused_by_one_process_too() -> None:
+    world = World(0, 1, 0, "numpy", Link(), None)
+    for call, error in (
+        (lambda: world.all_reduce([pa.ones(2)], "product"), ValueError),
+        (lambda: world.mean([pa.ones(2, dtype="int32")]), pa.DtypeError),
+        (lambda: world.mean(["text"]), TypeError),
+        (lambda: world.broadcast([1], root=1), ValueError),
+        (lambda: pa.compile(world.mean)([pa.ones(2)]), pa.CaptureError),
+    ):
+        with pytest.raises(error):
+            call()
+
+
+def test_an_mpiexec_of_another_mpi_is_told(mpiexec: str) -> None:
+    """Each process would take itself for the only one."""
+    env = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "PYTHONPATH": str(PACKAGE)}
+    code = "import polyarr; polyarr.distributed.init()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert run.returncode and "mpiexec started 2 processes, and" in run.stderr.splitlines()[-1]
+
+
+def test_who_shares_a_device() -> None:
+    places = (("one", "opencl:0"), ("one", "opencl:1"), ("one", "opencl:0"), ("two", "opencl:0"))
+    world = World(0, 4, 0, "opencl:0", Link(), None, places)
+    assert str(world) == (
+        "4 ranks; opencl:0 of one: ranks 0, 2, which share it; opencl:1 of one: rank 1; opencl:0 of two: rank 3"
+    )
+
+
+def test_the_witness_is_a_script_of_its_own() -> None:
+    """It is started without polyarr, and must not ask for more than Python has."""
+    run = subprocess.run([sys.executable, "-I", "-S", witness.__file__], capture_output=True, text=True)
+    assert "IndexError" in run.stderr  # of its arguments: everything else was found
