@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr.core.backend import Backend, Meeting
+from polyarr.core.backend import Backend, Meeting, Together
 from polyarr.core.errors import BackendError
 from polyarr.distributed.devices import DeviceTransport, over_devices
 
@@ -75,7 +75,7 @@ def decided(
     talk, found = Talk(), [None] * RANKS
 
     def rank_of(rank: int) -> None:
-        own = backend._replace(meeting=meetings[rank], windows=windows)
+        own = backend._replace(together=Together(meetings[rank], windows))
         found[rank] = over_devices(PlayedLink(talk, rank), own, Host(), share)
 
     threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(RANKS)]

@@ -61,7 +61,7 @@ class Library:
 @pytest.fixture
 def meet(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What joins played ranks: library -> the reduction, and what to look at."""
-    meeting = import_module("polyarr.backends.opencl.meeting")
+    meeting = import_module("polyarr.backends.opencl.together")
     device = backend.home
     if not device.features.is_cpu:
         pytest.skip("CUDA is played on a processor")

@@ -24,7 +24,7 @@ def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype) -> Any
                 with np.errstate(all="ignore"):  # of what lies between the arrays
                     window.view(dtype)[:] = windows[RANK].view(dtype) * dtype.type(rank + 1)
 
-    return backend.windows(windows, RANK, meet), met
+    return backend.together.windows(windows, RANK, meet), met
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -119,6 +119,19 @@ class Meeting(NamedTuple):
     join: Callable[[bytes, int, int], Reduce]
 
 
+class Together(NamedTuple):
+    """How processes reduce what their backends hold.
+
+    meeting  () -> what is at hand to do so without the host; BackendError says why not. None: there is no such way
+    windows  how it is done through memory that all processes of a host see: from the ranks' pieces of it, as bytes, the
+             own rank, and what waits until all ranks have called it -> a function as Meeting.join gives one, for any
+             floats. None: there is no such way
+    """
+
+    meeting: Callable[[], Meeting] | None = None
+    windows: Callable[[Sequence[np.ndarray], int, Callable[[], Any]], Reduce] | None = None
+
+
 class Backend(NamedTuple):
     """A backend, as a value.
 
@@ -155,10 +168,7 @@ class Backend(NamedTuple):
     replay       (Program, what runs it anyhow) -> what runs it better: see core/program.py. None: the kernels are
                  called one after the other
     fusion       which steps of programs are made one, and how: see core/program.py. None: none are
-    meeting      () -> how processes reduce buffers without the host; BackendError says why not. None: not at all
-    windows      how processes of one host reduce buffers through memory that all of them see: from the ranks' pieces of
-                 it, as bytes, the own rank, and what waits until all ranks have called it -> a function as
-                 Meeting.join gives one, for any floats. None: not at all
+    together     how it reduces buffers together with backends of other processes. None: not at all
     """
 
     name: str
@@ -183,8 +193,7 @@ class Backend(NamedTuple):
     dlpack: DLPack | None = None
     replay: Callable[[Program, Run], Run] | None = None
     fusion: Fusion | None = None
-    meeting: Callable[[], Meeting] | None = None
-    windows: Callable[[Sequence[np.ndarray], int, Callable[[], Any]], Reduce] | None = None
+    together: Together | None = None
 
     def meets(self, other: "Backend") -> bool:
         """True if an array of one and an array of the other may be inputs of one op."""

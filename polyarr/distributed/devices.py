@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.core.array import Array
-from polyarr.core.backend import Backend, Meeting, Reduce
+from polyarr.core.backend import Backend, Meeting, Reduce, Together
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import FLOATS
 from polyarr.distributed.link import Link
@@ -52,7 +52,8 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
 
     share  bytes -> the windows of all ranks; None if not all are on one host
     """
-    meeting, offer = _offer(backend)
+    together = backend.together or Together()
+    meeting, offer = _offer(together)
     offers = [json.loads(text) for text in link.texts(json.dumps(offer))]
     if any("why" in offer or "library" in offer for offer in offers):
         reduce, why = None, _refusal(offers)
@@ -63,21 +64,21 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
         if link.rank == 0:
             warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)
     window = min(min(offer["window"] for offer in offers) // link.size // 4096 * 4096, WINDOW)
-    if backend.windows is None or share is None or not window:
+    if together.windows is None or share is None or not window:
         return host
-    reduce = backend.windows(share(window), link.rank, partial(link.gather, b"."))
+    reduce = together.windows(share(window), link.rank, partial(link.gather, b"."))
     return DeviceTransport("memory that all ranks see", backend, backend.dtypes & frozenset(FLOATS), reduce, host)
 
 
-def _offer(backend: Backend) -> tuple[Any, Offer]:
+def _offer(together: Together) -> tuple[Any, Offer]:
     """What this rank has at hand, and what it tells the others of it."""
     room = os.statvfs(SHARED) if os.path.isdir(SHARED) else None
-    window = room.f_bavail * room.f_frsize // 2 if room and backend.windows else 0
+    window = room.f_bavail * room.f_frsize // 2 if room and together.windows else 0
     offer: Offer = {"window": window}
-    if backend.meeting is None:
+    if together.meeting is None:
         return None, offer
     try:
-        meeting = backend.meeting()
+        meeting = together.meeting()
     except BackendError as error:
         return None, {**offer, "why": str(error)}
     return meeting, {**offer, "library": meeting.library, "device": f"device {meeting.place} of {platform.node()}"}

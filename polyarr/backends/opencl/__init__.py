@@ -21,14 +21,13 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.fusion import fusion_of
     from polyarr.backends.opencl.handle import handle_of
-    from polyarr.backends.opencl.meeting import meeting_of
     from polyarr.backends.opencl.noting import noting
     from polyarr.backends.opencl.replay import Replay
     from polyarr.backends.opencl.sharing import dlpack_of
     from polyarr.backends.opencl.speed import peaks_of
     from polyarr.backends.opencl.table import READS, halves, make_kernels, precisions, unordered
+    from polyarr.backends.opencl.together import together_of
     from polyarr.backends.opencl.tune import tuning_of
-    from polyarr.backends.opencl.windows import through_windows
 
     found = select(device)
     if found not in _backends:
@@ -54,8 +53,7 @@ def start(device: str | None = None) -> Backend:
             precisions=precisions(found),
             replay=partial(Replay, found),
             fusion=fusion_of(found),
-            meeting=meeting_of(found),
-            windows=partial(through_windows, found),
+            together=together_of(found),
         )
     return _backends[found]
 

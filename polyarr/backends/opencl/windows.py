@@ -1,7 +1,7 @@
 """Sums of what several devices of one host hold, through windows: memory of the host that all processes see.
 
-Each process copies a slot of its bucket to its own window, and the others' slots from theirs; each device adds up, in the
-order of the ranks, so that the bits are the same everywhere. While one slot comes in, the next goes out.
+Each process copies a slot of its bucket to its own window, and the others' slots from theirs. Each device adds up, in
+the order of the ranks, so that the bits are the same everywhere. While one slot comes in, the next goes out.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
-"""How this process's device meets those of others, for NCCL."""
+"""How a device reduces buffers together with those of other processes."""
 
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,12 +8,13 @@ from polyarr.backends.opencl.buckets import Buckets
 from polyarr.backends.opencl.cuda import Cuda, SharedPool
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
-from polyarr.core.backend import Meeting, Reduce
+from polyarr.backends.opencl.windows import through_windows
+from polyarr.core.backend import Meeting, Reduce, Together
 
 
-def meeting_of(device: Device) -> Callable[[], Meeting] | None:
-    """How a device meets others; None if it cannot."""
-    return partial(_prepared, device) if device.features.nvidia else None
+def together_of(device: Device) -> Together:
+    """How a device reduces buffers together with others."""
+    return Together(partial(_prepared, device) if device.features.nvidia else None, partial(through_windows, device))
 
 
 def _prepared(device: Device) -> Meeting:
