@@ -249,6 +249,18 @@ def test_a_binary_that_a_driver_refuses_is_built_anew(tmp_path, backend_device):
         assert compiled.BinaryCompiler(backend_device.context, store).build("name", source, []).kernel_names == "one"
 
 
+def test_a_program_is_the_same_wherever_pyopencl_is_installed(backend_device):
+    """PyOpenCL tells drivers where its headers lie; what they compiled is then found in that environment only."""
+    compiled, cl = import_module("polyarr.backends.opencl.compiled"), import_module("pyopencl")
+    compiler = compiled.Compiler(backend_device.context)
+    source = "__kernel void one(__global int *x) { x[0] = 1; }"
+    program = compiler.build("name", source, ["-cl-std=CL1.2", "-w"])
+    told = program.get_build_info(backend_device.cl_device, cl.program_build_info.OPTIONS)
+    assert told.split() == ["-cl-std=CL1.2", "-w"]
+    with pytest.raises(cl.Error, match=r"implicit|undeclared"):
+        compiler.build("name", source.replace("1;", "of_nobody(1);"), ["-cl-std=CL1.2"])
+
+
 @pytest.fixture
 def backend_device():
     """The device that is used."""

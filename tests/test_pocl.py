@@ -121,12 +121,12 @@ def test_the_compiler_is_asked_once_for_a_target(backend, monkeypatch, kept):
 @on_opencl
 def test_caches_tell_targets_apart(backend, monkeypatch):
     """The source names the target: neither PoCL's cache nor PyOpenCL's would see the difference."""
-    program, sources = import_module("polyarr.backends.opencl.program"), []
-    monkeypatch.setattr(program.cl, "Program", lambda context, source: sources.append(source) or 1 / 0)
+    program, programs, sources = import_module("polyarr.backends.opencl.program"), devices.select().programs, []
+    monkeypatch.setattr(type(programs.compiler), "build", lambda self, name, source, _: sources.append(source) or 1 / 0)
     for target in ("znver3", "skylake-avx512"):
         monkeypatch.setattr(program, "target_of", lambda device, target=target: target)
         with pytest.raises(ZeroDivisionError):
-            devices.select().programs._build("random", {})
+            programs._build("random", {})
     assert sources[0] != sources[1]
 
 
@@ -146,7 +146,20 @@ def test_programs_do_not_read_all_declarations(backend):
     device, foreign = started_on_pocl_3(), "__kernel void halve(__global float *x) { *x = degrees(*x); }"
     cl.Program(device.context, foreign).build(["-w"])
     with pytest.raises(cl.Error, match="implicit declaration"):
-        device.programs.compiler.build("halve", foreign, ["-w"])
+        compiler = device.programs.compiler
+        compiler.build("halve", *compiler.completed(foreign, ["-w"]))
+
+
+@on_opencl
+def test_an_entry_is_of_the_declarations_too(backend, monkeypatch):
+    """Or what was compiled with others would be found under its name, of no use, and be replaced each time."""
+    compiler, names = started_on_pocl_3().programs.compiler, []
+    monkeypatch.setattr(type(compiler), "build", lambda self, name, *_: names.append(name) or 1 / 0)
+    for text in (source.declarations(), "// others\n"):
+        monkeypatch.setattr("polyarr.backends.opencl.compiled.declarations", lambda text=text: text)
+        with pytest.raises(ZeroDivisionError):
+            devices.select().programs._build("random", {})
+    assert names[0] != names[1]
 
 
 @on_opencl

@@ -31,9 +31,17 @@ class Compiler:
     def __init__(self, context: cl.Context) -> None:
         self._context = context
 
+    def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
+        """What the driver is to be given for a source; of all that, a program's name is the checksum."""
+        return source, options
+
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
         """The built program."""
-        return cl.Program(self._context, source).build(options)
+        # Not by PyOpenCL's own Program, which adds the folder of its headers to the options: drivers would take a
+        # program for another one wherever PyOpenCL is installed anew.
+        program = cl._cl._Program(self._context, source)
+        program.build(" ".join(options).encode())
+        return cl.Program(program)
 
     def launched(self, name: str) -> None:
         """A kernel of a program is about to run for the first time."""
@@ -107,6 +115,10 @@ class PoclCompiler(Compiler):
         self._kept: dict[str, set[str]] = {}  # the files in a program's entry
         self._launched: set[str] = set()  # since the last time that the queue was empty
 
+    def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
+        """With the declarations that kernels need, where PoCL would read all that there are."""
+        return (declarations() + source, [*options, "-D_OPENCL_H_"]) if self._reads_declarations else (source, options)
+
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
         """With its entry unpacked before.
 
@@ -114,8 +126,6 @@ class PoclCompiler(Compiler):
         """
         self._make_room()
         self._unpack(name)
-        if self._reads_declarations:
-            source, options = declarations() + source, [*options, "-D_OPENCL_H_"]
         program = super().build(name, source, options)
         self._find(name)
         return program

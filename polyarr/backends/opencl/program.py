@@ -90,6 +90,7 @@ class ProgramCache:
         debug = is_on("POLYARR_DEBUG")
         # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
         options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]
+        source, options = self.compiler.completed(source, options)
         name = hashlib.sha256("\n".join([*options, source]).encode()).hexdigest()
         try:
             with warnings.catch_warnings():
