@@ -90,8 +90,8 @@ def test_refusals(said: dict[str, list]) -> None:
         "dtype": f"ValueError: all_reduce: rank 0 has {array}, rank {last} has bfloat16[2, 3] at w{same}",
         "name": f"ValueError: broadcast: rank 0 has {array}, rank {last} has float32[2, 3] at v{same}",
         "more": f"ValueError: all_reduce: rank 0 has nothing more, rank {last} has float at 1{same}",
-        "op": f"ValueError: distributed: rank 0 has all_reduce op='sum', wire=None, rank {last} has all_reduce op='max', "
-        f"wire=None{same}",
+        "op": "ValueError: distributed: rank 0 has all_reduce op='sum', wire=None, "
+        f"rank {last} has all_reduce op='max', wire=None{same}",
         "call": f"ValueError: distributed: rank 0 has all_reduce op='mean', wire=None, rank {last} has barrier{same}",
         "agree": f"ValueError: the seed: rank 0 has 5, rank {last} has 7{same}",
         "leaf": "TypeError: all_reduce: note is 'text'; leaves must be arrays, ints and floats",
