@@ -51,6 +51,12 @@ def test_debugging(folder):
     assert "traceEvents" in (folder / "trace.json").read_text()
 
 
+def test_distributed(folder):
+    """On one process, where everything is the identity."""
+    trained, sharded = follow(ROOT / "docs" / "distributed.md", folder)
+    assert float(trained) > 0 and sharded == ""
+
+
 def test_the_backend_in_contributing():
     """Ten lines are a backend."""
     (source,) = re.findall(r'^```python\n(""".*?)^```$', (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)

@@ -81,6 +81,8 @@ class Sharded:
     def _share(self, a: Array) -> Array:
         """This rank's part of an array's elements, one in as many as there are ranks; zeros fill up the last."""
         rank, size = self.world.rank, self.world.size
+        if size == 1:
+            return a
         count, flat = -(-a.size // size), ops.reshape(a, shape=(a.size,))
         own = flat[min(rank * count, a.size) : min((rank + 1) * count, a.size)]
         if own.size == count:
@@ -89,4 +91,6 @@ class Sharded:
 
 
 def _whole(flat: Array, like: Array) -> Array:
+    if flat.shape == like.shape:
+        return flat
     return ops.reshape(flat[: like.size], shape=like.shape)
