@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -142,15 +144,23 @@ BLAMED = {
 def test_who_dies_or_hangs_ends_all_and_is_named(mpiexec: str) -> None:
     """All at once, since they wait most of the time."""
     assert BLAMED.keys() == ranks.FAULTS.keys()
-    runs = {how: started(mpiexec, 2, "fault", how) for how in BLAMED}
-    for how, run in runs.items():
-        out, err = run.communicate(timeout=ENDS_WITHIN)
-        pids, host = dict(json.loads(line) for line in out.splitlines() if line.startswith("[")), os.uname().nodename
-        expected, lines = BLAMED[how], [line for line in err.splitlines() if line.startswith("polyarr: ")]
-        assert len(lines) == (expected is not None), (how, err)
-        assert not lines or lines[0].startswith("polyarr: " + expected.format(0, pids[1], host=host)), (how, err)
-        assert run.returncode or how == "_exit", how  # the launcher's own, where the launcher saw it first
-        assert sorted(pids) == [0, 1] and not [pid for pid in pids.values() if _lives(pid)], how
+    with ExitStack() as ends:
+        runs = {how: started(mpiexec, 2, "fault", how) for how in BLAMED}
+        for run in runs.values():
+            ends.enter_context(run)
+            ends.callback(run.kill)
+        for how, run in runs.items():
+            out, err = run.communicate(timeout=ENDS_WITHIN)
+            _check_end(how, run.returncode, out, err)
+
+
+def _check_end(how: str, code: int, out: str, err: str) -> None:
+    pids, host = {rank: int(pid) for rank, pid in re.findall(r"\[(\d), (\d+)\]", out)}, os.uname().nodename
+    expected, lines = BLAMED[how], [line for line in err.splitlines() if line.startswith("polyarr: ")]
+    assert sorted(pids) == ["0", "1"] and len(lines) == (expected is not None), (how, err)
+    assert not lines or lines[0].startswith("polyarr: " + expected.format(0, pids["1"], host=host)), (how, err)
+    assert code or how == "_exit", how  # the launcher's own, where the launcher saw it first
+    assert not [pid for pid in pids.values() if _lives(pid)], how
 
 
 def _lives(pid: int) -> bool:

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 PATIENCE = 20.0  # seconds that a rank may keep the others waiting, or not be heard of
-SPINS = 200  # looks at what is not there yet before the processor is left to others for a while
-LONGEST = 1e-3  # seconds of such a while, at most
+# Seconds in which a rank looks all the time, and only lets others go first: for whoever may be late, and for what is on
+# its way, which MPI moves on at each look. Then it sleeps between two looks, at most so long.
+SOON, ON_ITS_WAY, LONGEST = 5e-3, 0.5, 1e-3
 
 
 class Link:
@@ -37,17 +38,17 @@ class Link:
 
     # ---- meeting ---------------------------------------------------------------------------------------------
 
-    def wait(self, request: Any) -> None:
+    def wait(self, request: Any, soon: float = ON_ITS_WAY) -> None:
         """Wait for what all take part in."""
         self.came += 1
-        began, looks = time.monotonic(), 0
+        began = time.monotonic()
         while not request.Test():
-            looks += 1
-            if looks < SPINS:
+            waited = time.monotonic() - began
+            if waited < soon:
                 os.sched_yield()
                 continue
-            time.sleep(min(LONGEST, 1e-6 * looks))
-            if not self.is_watched and time.monotonic() - began > self.patience:
+            time.sleep(min(LONGEST, waited / 50))
+            if not self.is_watched and waited > self.patience:
                 self.end(f"rank {self.rank} waited for another for {self.patience:g} s")
 
     def meet(self, what: str) -> None:
@@ -68,7 +69,7 @@ class Link:
         if self.comm is None:
             return [line]
         lines = bytearray(len(line) * self.size)
-        self.wait(self.comm.Iallgather(bytearray(line), lines))
+        self.wait(self.comm.Iallgather(bytearray(line), lines), SOON)
         return [bytes(lines[i * len(line) : (i + 1) * len(line)]) for i in range(self.size)]
 
     def texts(self, text: str) -> list[str]:
