@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import threading
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ class Library:
     def __init__(self, version: int = 22703, refused: tuple[str, int] = ("", 0), ending: int = 0) -> None:
         self.version, self.refused, self.ending, self.calls = version, refused, ending, []
         self.ncclGetErrorString = lambda status: b"invalid usage"
+        self.may_go, self.ended = threading.Event(), threading.Event()
+        self.may_go.set()
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any) -> int:
@@ -46,12 +49,16 @@ class Library:
         ctypes.memmove(ctypes.addressof(ticket._obj), bytes(range(128)), 128)
 
     def _ncclAllReduce(self, source: Any, target: Any, count: Any, kind: Any, how: Any, *rest: Any) -> None:  # noqa: N802
+        assert self.may_go.wait(20)
         nccl = import_module("polyarr.backends.opencl.nccl")
         dtype = next(d for d, number in nccl.KINDS.items() if number == kind.value)
         memory = (ctypes.c_ubyte * (count.value * dtype.itemsize)).from_address(target.value)
         values = np.frombuffer(memory, np.uint8).view(dtype)
         with np.errstate(all="ignore"):  # of what lies between the arrays
             values[:] = values * dtype.type({0: RANKS, 4: 1}[how.value])
+
+    def _ncclCommAbort(self, comm: Any) -> None:  # noqa: N802
+        self.ended.set()
 
     def _ncclCommGetAsyncError(self, comm: Any, status: Any) -> None:  # noqa: N802
         assert comm.value == 1234
@@ -124,14 +131,24 @@ def test_a_bucket_is_used_again_when_nobody_holds_it(meet: Any, backend: Backend
     assert len(chunks) == 2 and all((v == RANKS).all() for found in again for v in values(backend, found))
 
 
-def test_reductions_wait_for_what_is_computed_and_report_its_faults(meet: Any, backend: Backend) -> None:
-    all_ranks = meet(Library())
+def test_reductions_wait_for_what_is_computed_and_nobody_waits_for_them(meet: Any, backend: Backend) -> None:
+    library = Library()
+    all_ranks = meet(library)
     x = pa.ones((300, 300))
     for _ in range(10):
         x = x @ x / 300.0
-    assert (values(backend, all_ranks.reduce([x.buf], pa.float32, "sum"))[0] == RANKS).all()
+    library.may_go.clear()
+    (first,) = all_ranks.reduce([x.buf], pa.float32, "sum")
+    (second,) = all_ranks.reduce([first], pa.float32, "sum")
+    assert library.calls.count("ncclAllReduce") < 2
+    library.may_go.set()
+    assert (backend.download(second) == RANKS**2).all() and (backend.download(first) == RANKS).all()
+
+
+def test_bad_indices_are_reported_at_the_next_read(meet: Any, backend: Backend) -> None:
+    (found,) = meet(Library()).reduce([pa.take(pa.ones(3), pa.asarray([300])).buf], pa.float32, "sum")
     with pytest.raises(IndexError, match="index 300 is out of range"):
-        all_ranks.reduce([pa.take(x, pa.asarray([300])).buf], pa.float32, "sum")
+        backend.download(found)
 
 
 @pytest.mark.parametrize(
@@ -140,22 +157,52 @@ def test_reductions_wait_for_what_is_computed_and_report_its_faults(meet: Any, b
         (Library(version=2900), r"NCCL is version code 2900; it must be 21000 \(2\.10\) or later"),
         (Library(refused=("ncclGetUniqueId", 3)), "NCCL: ncclGetUniqueId: invalid usage"),
         (Library(refused=("ncclCommInitRank", 5)), "NCCL: ncclCommInitRank: invalid usage"),
+    ],
+)
+def test_what_goes_wrong_when_ranks_meet_is_one_line(meet: Any, library: Library, message: str) -> None:
+    with pytest.raises(BackendError, match=f"^{message}$"):
+        meet(library)
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
         (Library(refused=("ncclAllReduce", 5)), "NCCL: ncclAllReduce: invalid usage"),
         (Library(ending=6), "NCCL: a reduction failed with error 6; another process may have ended"),
     ],
 )
-def test_what_goes_wrong_is_one_line(meet: Any, library: Library, message: str) -> None:
+def test_what_goes_wrong_in_a_reduction_is_one_line(backend: Backend, library: Library, message: str) -> None:
+    nccl, buckets = (import_module(f"polyarr.backends.opencl.{name}") for name in ("nccl", "buckets"))
+    played = Played(backend.home.context)
+    communicator = nccl.Communicator(nccl.Nccl(library), played, bytes(range(128)), 1, RANKS)
     with pytest.raises(BackendError, match=f"^{message}$"):
-        meet(library).reduce([pa.ones(3).buf], pa.float32, "sum")
+        communicator.all_reduce([buckets.Span(played.allocate(4096), 4096)], np.dtype("float32"), "sum")
 
 
-def test_the_communicator_ends_with_who_reduces(meet: Any) -> None:
+def test_after_work_aside_that_fails_a_device_says_so(backend: Backend) -> None:
+    cl, aside = import_module("pyopencl"), import_module("polyarr.backends.opencl.aside")
+    commands = SimpleNamespace(queue=cl.CommandQueue(backend.home.context), lock=threading.Lock())
+    device = SimpleNamespace(commands=commands, name="opencl:7")
+
+    def fails(word: str) -> None:
+        raise BackendError(f"NCCL: {word}")
+
+    work = aside.Aside(device, fails, lambda: None)
+    work("refused")
+    commands.queue.finish()
+    with pytest.raises(BackendError, match=r"^opencl:7 stopped: NCCL: refused$"):
+        work("again")
+
+
+def test_the_communicator_ends_after_the_last_reduction_of_who_is_gone(meet: Any, backend: Backend) -> None:
     library = Library()
-    all_ranks = meet(library)
-    assert "ncclCommAbort" not in library.calls
-    del all_ranks
+    library.may_go.clear()
+    (found,) = meet(library).reduce([pa.ones(3).buf], pa.float32, "sum")
     gc.collect()
-    assert library.calls.count("ncclCommAbort") == 1
+    assert "ncclCommAbort" not in library.calls
+    library.may_go.set()
+    assert (backend.download(found) == RANKS).all()
+    assert library.ended.wait(20)
 
 
 def test_a_library_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Sums through memory that several processes see; the others, who hold what we do times their rank, are played."""
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -58,13 +57,7 @@ def test_faults_are_reported(backend: Backend) -> None:
         reduce([pa.take(pa.ones(5), pa.asarray([5])).buf], pa.float32, "sum")
 
 
-def test_a_driver_that_does_not_pin_copies_nevertheless(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = import_module("polyarr.backends.opencl.windows")
-
-    def refused(context: Any) -> Any:
-        raise pa.core.errors.BackendError("CUDA: cuInit: no device")
-
-    monkeypatch.setattr(windows, "Cuda", refused)
-    monkeypatch.setattr(backend.home, "features", backend.home.features._replace(nvidia=True))
+def test_windows_that_a_driver_pins(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend.home, "features", backend.home.features._replace(is_cpu=False))
     reduce, _ = reduce_of(backend, 2, 1 << 16, pa.float32)
     assert (backend.download(reduce([pa.ones(5).buf], pa.float32, "mean")[0]) == 1).all()

@@ -1,6 +1,7 @@
 """Sums over ranks on the devices: by a library of theirs, NCCL, say, or through memory of the host that all see."""
 
 import json
+import mmap
 import os
 import platform
 import warnings
@@ -20,6 +21,7 @@ from polyarr.distributed.world import Transport
 
 REDUCED = ("mean", "sum")
 WINDOW = 32 << 20  # bytes of a rank's window
+PAGE = mmap.PAGESIZE
 SHARED = "/dev/shm"  # where systems keep memory that processes share, and may have little room for it
 Offer = dict[str, Any]
 
@@ -63,11 +65,21 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
             return DeviceTransport(meeting.library, backend, meeting.dtypes, reduce, host)
         if link.rank == 0:
             warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)
-    window = min(min(offer["window"] for offer in offers) // link.size // 4096 * 4096, WINDOW)
+    window = min(min(offer["window"] for offer in offers) // link.size // PAGE * PAGE, WINDOW)
     if together.windows is None or share is None or not window:
         return host
     reduce = together.windows(share(window), link.rank, partial(link.gather, b"."))
     return DeviceTransport("memory that all ranks see", backend, backend.dtypes & frozenset(FLOATS), reduce, host)
+
+
+def shared_by(mpi: Any, local: Any, nbytes: int) -> list[np.ndarray]:
+    """Memory that all ranks of a host see, so many bytes of each. mpi is mpi4py.MPI, and local their communicator.
+
+    Each piece has pages of its own, so that drivers can pin it.
+    """
+    window = mpi.Win.Allocate_shared(nbytes + PAGE, 1, comm=local)
+    found = [np.frombuffer(window.Shared_query(rank)[0], np.uint8) for rank in range(local.size)]
+    return [memory[-memory.ctypes.data % PAGE :][:nbytes] for memory in found]
 
 
 def _offer(together: Together) -> tuple[Any, Offer]:

@@ -7,11 +7,9 @@ import socket
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from polyarr import plugins
 from polyarr.core.current import chosen, get_backend, set_backend
-from polyarr.distributed.devices import over_devices
+from polyarr.distributed.devices import over_devices, shared_by
 from polyarr.distributed.host import HostTransport
 from polyarr.distributed.link import PATIENCE, Link
 from polyarr.distributed.watch import watch
@@ -65,16 +63,10 @@ def _joined(backend: str | None, patience: float) -> World:
     device = _device(backend, local.rank, local.size)
     transport = None
     if link.size > 1:
-        share = partial(_shared, mpi, local) if local.size == link.size else None
+        share = partial(shared_by, mpi, local) if local.size == link.size else None
         transport = over_devices(link, get_backend(), HostTransport(link), share)
     places = tuple(tuple(json.loads(text)) for text in link.texts(json.dumps([socket.gethostname(), device])))
     return World(link.rank, link.size, local.rank, device, link, transport, places)
-
-
-def _shared(mpi: Any, local: Any, nbytes: int) -> list[np.ndarray]:
-    """Memory that all ranks of a host see, so many bytes of each."""
-    window = mpi.Win.Allocate_shared(nbytes, 1, comm=local)
-    return [np.frombuffer(window.Shared_query(rank)[0], np.uint8) for rank in range(local.size)]
 
 
 def _check(mpi: Any) -> None:

@@ -97,7 +97,7 @@ class Buckets:
     """The buckets of a device.
 
     allocate    bytes -> memory
-    all_reduce  (spans, dtype, "sum" or "mean") reduces them in their place, and waits; the queue is empty before it
+    all_reduce  (spans, dtype, "sum" or "mean") reduces them in their place: what is enqueued after it finds the sums
     """
 
     def __init__(self, device: Device, allocate: Callable[[int], Chunk], all_reduce: AllReduce) -> None:
@@ -123,7 +123,6 @@ class Buckets:
             for buf, parts, places in zip(bufs, cut, laid, strict=True):
                 for source, place in zip(_windows(self._device, buf, parts), places, strict=True):
                     self._put(place, source)
-            self._device.synchronize()
             self._all_reduce(bucket.spans, wire, reduction)
             return [self._taken(buf, parts, places) for buf, parts, places in zip(bufs, cut, laid, strict=True)]
 

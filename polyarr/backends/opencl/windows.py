@@ -5,24 +5,22 @@ the order of the ranks, so that the bits are the same everywhere. While one slot
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from ctypes import c_size_t, c_uint, c_void_p
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl.buckets import Buckets, Span
-from polyarr.backends.opencl.cuda import Chunk, Cuda
+from polyarr.backends.opencl.cuda import Chunk
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.core.backend import Reduce
-from polyarr.core.errors import BackendError, DeviceMemoryError
+from polyarr.core.errors import DeviceMemoryError
 from polyarr.core.spec import NARROW, Spec, float32
 
 SLOTS = 2  # of a window: one for what goes out, one for what comes in
-PORTABLE = 1  # a word of CUDA's
 
 
 class Windows:
@@ -40,10 +38,11 @@ class Windows:
         others = [r for r in range(len(windows)) if r != rank]
         self._others = dict(zip(others, device.allocate([self._slot] * len(others)), strict=True))
         self._out = cl.CommandQueue(device.context, device.cl_device)
-        _pin(device, windows)
+        self._kept = _pinned(device, windows)
 
     def all_reduce(self, spans: Sequence[Span], dtype: np.dtype, reduction: str) -> None:
         """Reduce memory in its place."""
+        self._device.synchronize()
         parts = [
             (chunk.buffer, start, min(self._slot, nbytes - start))
             for chunk, nbytes in spans
@@ -95,14 +94,14 @@ class Windows:
         launch(device, Spec(target.shape, target.dtype), total, factor, expression="x * y", target=target)
 
 
-def _pin(device: Device, windows: Sequence[np.ndarray]) -> None:
-    """Have NVIDIA's driver copy windows at its best, for the rest of the process: others may be 4 times as slow."""
-    if device.features.nvidia:
-        with suppress(BackendError):  # it copies nevertheless
-            cuda = Cuda(device.context)
-            with cuda.current():
-                for w in windows:
-                    cuda("cuMemHostRegister_v2", c_void_p(w.ctypes.data), c_size_t(w.nbytes), c_uint(PORTABLE))
+def _pinned(device: Device, windows: Sequence[np.ndarray]) -> list[Any]:
+    """What has drivers of GPUs copy windows at their best, as long as it is kept; otherwise at a quarter of it."""
+    if device.features.is_cpu:
+        return []
+    flags, both = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, cl.map_flags.READ | cl.map_flags.WRITE
+    buffers = [cl.Buffer(device.context, flags, hostbuf=w) for w in windows]
+    mapped = [cl.enqueue_map_buffer(device.queue, b, both, 0, (b.size,), np.uint8)[0] for b in buffers]
+    return [buffers, mapped]
 
 
 def through_windows(device: Device, windows: Sequence[np.ndarray], rank: int, meet: Callable[[], Any]) -> Reduce:
