@@ -1,4 +1,4 @@
-"""What benchmarks write beside their tables."""
+"""What benchmarks write beside their tables, and what they work out of what they measured."""
 
 import argparse
 import importlib.util
@@ -7,16 +7,25 @@ from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "report.py"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def loaded(name: str):
+    """A module, which lies in no package."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def report():
-    """The module, which lies in no package."""
-    spec = importlib.util.spec_from_file_location("report", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("report")
+
+
+@pytest.fixture(scope="module")
+def cost():
+    return loaded("cost")
 
 
 def test_a_run_is_written_as_json_and_as_a_picture(report, tmp_path, monkeypatch) -> None:
@@ -35,3 +44,22 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(rep
     with pytest.raises(SystemExit):
         report.parsed(argparse.ArgumentParser())
     assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_wire_is_found_again_from_what_it_takes(cost) -> None:
+    wire = cost.Wire(20e-6, 5e9)
+    for ranks in (2, 3, 8):
+        found = cost.fitted({n: cost.ring(ranks, n, wire) for n in (1 << 12, 1 << 20, 1 << 28)}, ranks)
+        assert found == pytest.approx(wire)
+
+
+def test_the_ways_of_a_step_as_the_formulas_say(cost) -> None:
+    wire, work = cost.Wire(1e-3, 1e9), cost.Work(gradient=0.9, update=0.1, nbytes=4e8)
+    assert cost.by_ring(2, work, wire) == pytest.approx(1 + 2e-3 + 0.4)
+    assert cost.by_ring(8, work, wire) == pytest.approx(1 + 14e-3 + 2 * 7 / 8 * 0.4)
+    assert cost.by_tree(8, work, wire) == pytest.approx(1 + 6e-3 + 0.8)
+    assert cost.sharded(8, work, wire) == pytest.approx(cost.by_ring(8, work, wire) - 0.1 * 7 / 8)
+    assert cost.overlapped(2, work, wire) == pytest.approx(1)  # 0.402 under 0.6 of backward
+    assert cost.overlapped(8, work, wire) == pytest.approx(0.3 + 14e-3 + 0.7 + 0.1)
+    assert [cost.efficiency(way, 1, work, wire) for way in cost.WAYS] == [1] * 4
+    assert cost.scaled(work, 2, 4) == pytest.approx((1.8, 0.2, 8e8))
