@@ -1,6 +1,7 @@
-"""Convolutions, pools and resizing as loops over places, in float64: what the kit compares ops with.
+"""Convolutions, pools and resizing as loops, in float64: what the kit compares ops with.
 
-Nothing here is shared with the ops: where a window lies is worked out once more, for one place after the other.
+Nothing here is shared with the ops: no padding is ever made, and where a window lies is worked out once more, element
+by element.
 """
 
 import itertools
@@ -38,12 +39,8 @@ class Windows:
 
     def __init__(self, lengths: Place, kernel: Place, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> None:
         axes = len(lengths)
-        self.lengths, self.kernel, self.stride, self.dilation = (
-            lengths,
-            kernel,
-            each(stride, axes),
-            each(dilation, axes),
-        )
+        self.lengths, self.kernel = lengths, kernel
+        self.stride, self.dilation = each(stride, axes), each(dilation, axes)
         self.padding = pairs(padding, lengths, kernel, self.stride, self.dilation)
         self.out = tuple(self._count(i) for i in range(axes))
 
@@ -51,17 +48,17 @@ class Windows:
         last = self.lengths[axis] + sum(self.padding[axis]) - self.dilation[axis] * (self.kernel[axis] - 1) - 1
         return last // self.stride[axis] + 1
 
-    def places(self) -> Iterator[tuple[Place, Place, Place]]:
-        """Window, element of it, and place on x, where that is none of the padding."""
-        for i in itertools.product(*map(range, self.out)):
-            for j in itertools.product(*map(range, self.kernel)):
-                at = self._at(i, j)
-                if all(0 <= p < n for p, n in zip(at, self.lengths, strict=True)):
-                    yield i, j, at
+    def places(self) -> Iterator[tuple[tuple, Place, tuple]]:
+        """For each element of a window: the windows for which it is on x, the element, and where it is there."""
+        for j in itertools.product(*map(range, self.kernel)):
+            found = [self._along(axis, element) for axis, element in enumerate(j)]
+            yield np.ix_(*(i for i, _ in found)), j, np.ix_(*(at for _, at in found))
 
-    def _at(self, i: Place, j: Place) -> Place:
-        each_axis = zip(i, j, self.stride, self.dilation, self.padding, strict=True)
-        return tuple(a * s + b * d - before for a, b, s, d, (before, _) in each_axis)
+    def _along(self, axis: int, element: int) -> tuple[list[int], list[int]]:
+        first = element * self.dilation[axis] - self.padding[axis][0]
+        places = [(i, i * self.stride[axis] + first) for i in range(self.out[axis])]
+        inside = [(i, at) for i, at in places if 0 <= at < self.lengths[axis]]
+        return [i for i, _ in inside], [at for _, at in inside]
 
 
 def _all(place: Place) -> tuple:
@@ -89,13 +86,13 @@ def sum_windows(x: np.ndarray, *, shape: Any, **where: Any) -> np.ndarray:
 
 
 def _in_groups(a: np.ndarray, groups: int) -> np.ndarray:
-    """(rows, channels) as (groups, rows, channels of a group)."""
-    return a.reshape(len(a), groups, a.shape[1] // groups).swapaxes(0, 1)
+    """(..., channels) as (groups, rows, channels of a group)."""
+    return a.reshape(math.prod(a.shape[:-1]), groups, a.shape[-1] // groups).swapaxes(0, 1)
 
 
-def _together(a: np.ndarray) -> np.ndarray:
-    """The transpose of _in_groups."""
-    return a.swapaxes(0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
+def _together(a: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """(groups, rows, channels of a group) as (..., channels), with like's leading axes."""
+    return a.swapaxes(0, 1).reshape(*like.shape[:-1], a.shape[0] * a.shape[2])
 
 
 def _filters(weight: np.ndarray, j: Place, groups: int) -> np.ndarray:
@@ -109,8 +106,8 @@ def conv_product(x: np.ndarray, weight: np.ndarray, *, groups: int = 1, precisio
     found = Windows(x.shape[1:-1], weight.shape[1:-1], **where)
     out = np.zeros((x.shape[0], *found.out, weight.shape[0]))
     for i, j, at in found.places():
-        product = _in_groups(x[_all(at)], groups) @ _filters(weight, j, groups).swapaxes(1, 2)
-        out[_all(i)] += _together(product)
+        part = x[_all(at)]
+        out[_all(i)] += _together(_in_groups(part, groups) @ _filters(weight, j, groups).swapaxes(1, 2), part)
     return out
 
 
@@ -121,7 +118,8 @@ def conv_input_gradient(
     shape = each(shape, g.ndim - 2)
     out = np.zeros((g.shape[0], *shape, weight.shape[-1] * groups))
     for i, j, at in Windows(shape, weight.shape[1:-1], **where).places():
-        out[_all(at)] += _together(_in_groups(g[_all(i)], groups) @ _filters(weight, j, groups))
+        part = g[_all(i)]
+        out[_all(at)] += _together(_in_groups(part, groups) @ _filters(weight, j, groups), part)
     return out
 
 
@@ -155,10 +153,10 @@ def conv_transpose(
         lacking = (n * s - r for n, s, r in zip(lengths, stride, room, strict=True))
         more = tuple(m + max(missing, 0) for m, missing in zip(more, lacking, strict=True))
     out = np.zeros((x.shape[0], *(r + m for r, m in zip(room, more, strict=True)), weight.shape[-1] * groups))
-    for i in itertools.product(*map(range, lengths)):
-        for j in itertools.product(*map(range, kernel)):
-            at = tuple(a * s + b * d for a, b, s, d in zip(i, j, stride, dilation, strict=True))
-            out[_all(at)] += _together(_in_groups(x[_all(i)], groups) @ _filters(weight, j, groups))
+    for j in itertools.product(*map(range, kernel)):
+        each_axis = zip(lengths, j, stride, dilation, strict=True)
+        at = np.ix_(*([i * s + b * d for i in range(m)] for m, b, s, d in each_axis))
+        out[_all(at)] += _together(_in_groups(x, groups) @ _filters(weight, j, groups), x)
     out = out[_all(tuple(slice(lo, m - hi) for m, (lo, hi) in zip(out.shape[1:-1], around, strict=True)))]
     return out if bias is None else out + bias
 

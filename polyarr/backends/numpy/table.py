@@ -148,6 +148,27 @@ def _descending(out: Spec, rows: np.ndarray) -> np.ndarray:
     return argsort(NUMPY, out, rows, axis=rows.ndim - 1, descending=True, stable=True)
 
 
+def windows(out: Spec, x: np.ndarray, *, kernel: tuple, stride: tuple, dilation: tuple) -> np.ndarray:
+    """A view, in which an element is as often as windows hold it."""
+    if not out.size:
+        return np.empty(out.shape, out.dtype)
+    first, *along, last = x.strides
+    between, within = ([n * by for n, by in zip(along, steps, strict=True)] for steps in (stride, dilation))
+    strides = (first, *between, *within, last)
+    return np.lib.stride_tricks.as_strided(x, out.shape, strides, writeable=False)
+
+
+def sum_windows(out: Spec, x: np.ndarray, *, shape: tuple, stride: tuple, dilation: tuple) -> np.ndarray:
+    """One element of all windows after the other: no two of these fall on one place."""
+    total, axes = np.zeros(out.shape, NUMPY.wide.get(out.dtype, out.dtype)), len(shape)
+    count, kernel = x.shape[1 : 1 + axes], x.shape[1 + axes : -1]
+    for place in np.ndindex(kernel):
+        each = zip(place, count, stride, dilation, strict=True)
+        there = [slice(j * d, j * d + (n - 1) * s + 1, s) for j, n, s, d in each]
+        total[(slice(None), *there)] += x[(*(slice(None),) * (axes + 1), *place)]
+    return total.astype(out.dtype, copy=False)
+
+
 KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.sum: quiet(short_sum(np.sum)),
@@ -162,4 +183,6 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     ops.argtopk: argtopk,
     ops.scatter: scatter,
     ops.scatter_add: quiet(scatter_add),
+    ops.windows: windows,
+    ops.sum_windows: quiet(sum_windows),
 }

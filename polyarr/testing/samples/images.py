@@ -69,6 +69,7 @@ CONVS: tuple[tuple[tuple, tuple, dict[str, Any]], ...] = (
     ((1, 4, 5, 3, 2), (3, 2, 3, 2, 2), {"stride": (1, 2, 1), "padding": (0, 1, 1)}),
     ((2, 5, 6, 8), (8, 3, 3, 1), {"padding": "same", "groups": 8}),
     ((1, 6, 7, 3), (6, 3, 3, 1), {"groups": 3, "stride": 2, "padding": "same", "dilation": 2}),
+    ((2, 3, 3, 2), (2, 3, 3, 2), {"padding": 1}),  # of which any two may be one array
     ((3, 8, 8, 2), (3, 1, 1, 2), {"stride": 3}),
     ((1, 33, 31, 1), (2, 7, 5, 1), {"stride": 2, "padding": 3}),
     ((2, 1, 2, 3), (4, 3, 3, 3), {"padding": ((1, 1), (2, 0))}),
@@ -123,6 +124,7 @@ TRANSPOSES: tuple[Call, ...] = (
     ((1, 3, 3, 2), (2, 1, 2, 2), (2,), {"padding": "same", "stride": 3}),
     ((1, 3, 4, 2), (2, 2, 2, 2), None, {"stride": 1, "dilation": 3, "output_padding": (2, 1), "padding": (1, 0)}),
     ((1, 4, 4, 6), (6, 3, 3, 1), (6,), {"groups": 6, "padding": "valid"}),
+    ((2, 3, 3, 2), (2, 3, 3, 2), None, {"padding": 1}),
     ((0, 4, 3), (3, 2, 2), (2,), {}),
     ((2, 4, 0), (0, 2, 2), (2,), {}),
 )  # fmt: skip
