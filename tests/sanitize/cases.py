@@ -43,6 +43,7 @@ def cases() -> Iterator[Case]:
     for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts):
         yield from family()
     yield from products()
+    yield from convolutions()
     yield from groups()
     yield Case("peak", peak, ())
     for dtype in NARROW:
@@ -275,6 +276,20 @@ def thirds(x: polyarr.Array, y: polyarr.Array) -> None:
     (m, k), n, device = x.shape, y.shape[0], polyarr.get_backend().upload.__self__
     p = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(k, 1, 0, 0))
     divided(device, p, (True, True), THIRDS)[1]((x.buf.memory, y.buf.memory), (0, 0))
+
+
+def convolutions() -> Iterator[Case]:
+    """Of all sides, in groups, and depthwise; and pools."""
+    x, where = array(2, 5, 6, 4), {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2)}
+    for dtype in NARROW:
+        for name, n, groups in (("", 5, 1), (" in groups", 6, 2), (" depthwise", 4, 4)):
+            arrays = array(2, 5, 6, 4, dtype=dtype), array(n, 3, 2, 4 // groups, dtype=dtype)
+            yield Case(f"conv{name} {dtype}", partial(ops.conv, groups=groups, **where), arrays, backward=True)
+        pooled = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "ceil_mode": True}
+        for pool in (ops.max_pool, ops.mean_pool):
+            yield Case(f"{pool.name} {dtype}", partial(pool, **pooled), arrays[:1], backward=True)
+    layer = partial(ops.conv, padding=1, activation="gelu")
+    yield Case("conv with bias", layer, (x, array(7, 3, 3, 4), array(7)), backward=True)
 
 
 def products() -> Iterator[Case]:

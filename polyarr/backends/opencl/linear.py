@@ -45,7 +45,7 @@ def backward(
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
     """The gradients of x, weight and bias."""
     rows, depth = prod(x.shape[:-1]), weight.shape[1]
-    gz, dbias = _through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
+    gz, dbias = through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
     dx, dweight, epilogue = None, None, PLAIN._replace(precision=precision)
     if wanted[1]:
         dweight, _ = product(device, spec_of(weight), swapped(gz), _matrix(device, x, rows), None, epilogue)
@@ -54,7 +54,7 @@ def backward(
     return dx, dweight, dbias
 
 
-def _through_activation(
+def through_activation(
     device: Device, g: Buffer, saved: Buffer | None, bias: Buffer | None, activation: str | None
 ) -> tuple[Buffer, Buffer | None]:
     """The gradient before the activation, and that of the bias."""

@@ -21,7 +21,9 @@ from polyarr.backends.opencl.product import (
     Operand,
     Plan,
     Problem,
+    Windows,
     blocks_in,
+    kernel_of,
     problem_of,
 )
 from polyarr.backends.opencl.program import STORED
@@ -105,6 +107,13 @@ def _product(
     if isinstance(plan, Copies):
         x, y = (in_whole_rows(device, buf) if copy else buf for buf, copy in ((x, plan.x), (y, plan.y)))
         return _product(device, out, x, y, bias, epilogue)
+    return run(device, out, plan, x, y, bias, epilogue)
+
+
+def run(
+    device: Device, out: Spec, plan: Plan, x: Buffer, y: Buffer, bias: Buffer | None, epilogue: Epilogue
+) -> tuple[Buffer, Buffer | None]:
+    """Launch a plan: the result, and what activation was applied to if that is saved."""
     result = padded(device, out, plan.pitch) if plan.pitch else device.empty(out)
     saved = device.empty(out) if epilogue.save else None
     sums = device.empty(plan.sums) if plan.sums else result
@@ -146,19 +155,22 @@ def _plan(
         return _thin_plan(device, out.dtype, problem, epilogue)
     if 1 not in (problem.x.kept, problem.x.deep) or 1 not in (problem.y.kept, problem.y.deep):
         return None
+    return plan_of(device, out.dtype, problem, aligned, epilogue)
+
+
+def plan_of(
+    device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan | Copies:
+    """How a product runs whose operands are each contiguous along an axis."""
     for variant in VARIANTS:
-        plan = variant.plan(device, out.dtype, problem, aligned, epilogue)
+        plan = variant.plan(device, dtype, problem, aligned, epilogue)
         if plan is not None:
             return plan
-    return FAMILIES[device.geometry.kind].plan(device, out.dtype, problem, aligned, epilogue)
+    return FAMILIES[device.geometry.kind].plan(device, dtype, problem, aligned, epilogue)
 
 
 def _batch_strides(p: Problem) -> tuple[int, ...]:
     return p.inner, p.x.outer, p.x.inner, p.y.outer, p.y.inner
-
-
-def _along(p: Problem) -> dict[str, int]:
-    return {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
 
 
 def _cpu_plan(
@@ -194,14 +206,15 @@ def _cpu_launch(
     most = min(device.features.local_memory, LOCAL) // itemsize
     local = most if x_room + y_room <= most else 0
     flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
-    program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **_along(p), **asdict(params))
+    program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **p.macros, **asdict(params))
+    kernel, windows = kernel_of(program, p)
     panels = 0 if local else workers * (x_room + y_room) * itemsize  # bytes
     dealing = device.plans[_dealt](), count, max(1, count // (TURNS * workers))
     scalars, batch = (p.m, p.n, p.k, rows, columns, x_room + y_room, y_room), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         memory, steps = device.scratch(panels) if panels else None, (x_start, p.x.step, y_start, p.y.step)
-        program.matmul((workers,), (1,), *arrays, memory, *dealing, *scalars, *steps, *batch)
+        kernel((workers,), (1,), *arrays, memory, *dealing, *scalars, *steps, *batch, *windows)
 
     return launch
 
@@ -213,6 +226,8 @@ def _dealt(device: Device) -> Any:
 
 def _in_place(p: Problem, columns: int) -> bool:
     """True if a CPU reads x as it lies as fast as packed: rows that are near each other, or for few columns."""
+    if p.windows and not p.of_y:
+        return True
     return columns < FAR or p.x.step < FAR if p.x.along_k else p.m * p.k <= SMALL
 
 
@@ -274,17 +289,18 @@ def _gpu_launch(
     tiles = _gpu_tiles(params, p)
     shared = groups != tiles
     widths = {
-        "X_VECTOR": _vector(dtype, p.x, p.m, p.k, aligned[0]),
-        "Y_VECTOR": _vector(dtype, p.y, p.n, p.k, aligned[1]),
+        "X_VECTOR": _vector(dtype, p.x, p.m, p.k, aligned[0], None if p.of_y else p.windows),
+        "Y_VECTOR": _vector(dtype, p.y, p.n, p.k, aligned[1], p.windows if p.of_y else None),
         "OUT_VECTOR": 4 if dtype == float32 and p.n % 4 == 0 else 1,
     }
-    flags = {"FLOAT32": int(dtype == float32), "SPLIT": int(shared), **_along(p), **widths}
+    flags = {"FLOAT32": int(dtype == float32), "SPLIT": int(shared), **p.macros, **widths}
     program = device.build("matmul_gpu", **epilogue.macros(dtype), **flags, **asdict(params))
+    kernel, windows = kernel_of(program, p)
     work, join_work, group = (groups * params.items,), (tiles * params.items, params.ITEM_M // 4), (params.items,)
     scalars, batch = (p.m, p.n, p.k, tiles), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        program.matmul(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch)
+        kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch, *windows)
         if shared:
             program.matmul_join(join_work, (*group, 1), *arrays[2:], *scalars, groups)
 
@@ -308,11 +324,15 @@ def _gpu_tiles(params: GpuMatmul, p: Problem) -> int:
     return blocks_in(p.m, params.TILE_M) * blocks_in(p.n, params.TILE_N) * p.batch
 
 
-def _vector(dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool) -> int:
+def _vector(
+    dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool, windows: Windows | None
+) -> int:
     """4 if the operand's contiguous rows can be read as vectors of 4."""
-    contiguous = k if operand.along_k else length
-    steps = (contiguous, operand.step, operand.outer, operand.inner)
-    return 4 if dtype == float32 and aligned and not any(step % 4 for step in steps) else 1
+    steps: tuple[int, ...] = operand.outer, operand.inner
+    if windows is None:
+        steps += (k if operand.along_k else length, operand.step)
+    even = not any(step % 4 for step in steps) and (windows is None or windows.comes_in(4, operand.along_k))
+    return 4 if dtype == float32 and aligned and even else 1
 
 
 def _thin_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -> Plan:
@@ -323,7 +343,7 @@ def _thin_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) 
         p = transposed(p)
         out_strides, bias_strides = (1, p.m), (1, 0)
     lanes = FAMILIES[device.geometry.kind].thin_lanes(device, p.y.along_k)
-    program = device.build("matmul_thin", **epilogue.macros(dtype), **_along(p), **lanes)
+    program = device.build("matmul_thin", **epilogue.macros(dtype), **p.macros, **lanes)
     span = lanes["ROWS"] if p.y.along_k else lanes["LANES"] * lanes["WIDE"]
     each = device.geometry.thin_columns(p.n, p.y.along_k)
     work = blocks_in(p.n, span * each) * lanes["LANES"], lanes["ROWS"], p.batch

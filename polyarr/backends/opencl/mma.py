@@ -13,13 +13,25 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.parts import MOST_MATRICES, divided
-from polyarr.backends.opencl.product import Arrays, Copies, Epilogue, Plan, Problem, blocks_in, to_copy
+from polyarr.backends.opencl.product import (
+    Arrays,
+    Axes,
+    Copies,
+    Epilogue,
+    Plan,
+    Problem,
+    Windows,
+    blocks_in,
+    kernel_of,
+    to_copy,
+)
 from polyarr.backends.opencl.product_check import check
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 
 KINDS = {bfloat16: "bf16", float16: "f16", float32: "f16"}
 STEP, LANES = 32, 32  # of k; of a warp
+PIECE = 8  # elements that are loaded at once
 PARTS = 3  # walks along k of float32 in parts
 LEAST_COPIED = 256  # rows, columns, and the cube root of operations, from when on a copy costs less than it saves
 LEAST_DIVIDED = 1024  # the cube root of operations from when on dividing float32 into parts does
@@ -92,7 +104,9 @@ def plan(
     in_parts = dtype == float32 and epilogue.precision != "highest"
     if not (in_parts or dtype in (bfloat16, float16)) or p.k == 0:
         return None
-    operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
+    if p.windows and not (all(aligned) and _takes_windows(p, in_parts)):
+        return None
+    operations, copies = p.batch * p.m * p.n * p.k, Copies(False, False) if p.windows else to_copy(p, aligned)
     if in_parts and (operations < LEAST_DIVIDED**3 or p.batch > MOST_MATRICES):
         return None
     if not in_parts and any(copies):
@@ -107,10 +121,19 @@ def plan(
     return _launch(device, dtype, p, aligned, choice, macros)
 
 
+def _takes_windows(p: Problem, in_parts: bool) -> bool:
+    """True where pieces of 16 bytes are whole, of the windows and of the other operand."""
+    if in_parts:
+        return False
+    walked, other, length = (p.y, p.x, p.m) if p.of_y else (p.x, p.y, p.n)
+    length = p.k if other.along_k else length
+    steps = walked.outer, walked.inner, other.outer, other.inner, other.step, length
+    return p.windows.comes_in(PIECE, walked.along_k) and not any(step % PIECE for step in steps)
+
+
 def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue) -> dict[str, Any]:
-    along = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
     flags = {"EVEN": int(p.n % 2 == 0), "SPLIT": int(choice.parts > 1), "PARTS": PARTS if dtype == float32 else 1}
-    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **along, **flags}
+    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **p.macros, **flags}
 
 
 def _launch(
@@ -123,6 +146,7 @@ def _launch(
     counts = p.m, p.n, p.k, blocks_in(p.m, tile.TILE_M), blocks_in(p.n, tile.TILE_N), BAND, parts, p.inner
     steps = p.x.step, p.x.outer, p.x.inner, p.y.step, p.y.outer, p.y.inner
     structure = np.array((*counts, *steps), np.int64).tobytes()
+    kernel, windows = kernel_of(program, p)
     group, work, join_work = (tile.items, 1), (tiles * tile.items, parts), (tiles * tile.items, tile.WARP_M // 16)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
@@ -131,7 +155,7 @@ def _launch(
         if divide:
             x, y, peaks = divide((x, y), (x_start, y_start))
             x_start = y_start = 0
-        program.matmul(work, group, x, y, bias, sums, out, saved, peaks, x_start, y_start, structure)
+        kernel(work, group, x, y, bias, sums, out, saved, peaks, x_start, y_start, structure, *windows)
         if parts > 1:
             program.matmul_join(join_work, group, sums, bias, out, saved, peaks, structure)
 
@@ -150,10 +174,21 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
     choice = Choice(tile, CHECKED_PARTS if macros["SPLIT"] else 1)
 
     def plan_of(p: Problem) -> Plan:
-        return _launch(device, dtype, p, (True, True), choice, macros)
+        return _launch(device, dtype, _walked(p, macros["WINDOWS"]), (True, True), choice, macros)
 
     along = macros["X_ALONG_K"], macros["Y_ALONG_K"]
     check(device, dtype, along, 264 if macros["EVEN"] else 259, epilogue, plan_of)
+
+
+def _walked(p: Problem, windows: int) -> Problem:
+    """The problem of a check, with its x (1) or its y (2) as windows that are strides in disguise."""
+    if not windows:
+        return p
+    of_y = windows == 2
+    along, (other, length) = ((p.n, (p.y, p.k)) if of_y else (p.k, (p.x, p.m)))
+    thirds = Axes((1, 2, 2, length // 4), tuple(other.step * length // n for n in (1, 2, 4, length)))
+    pieces = Axes((1, 1, along // PIECE, PIECE), (0, 0, PIECE, 1))
+    return p._replace(windows=Windows(*((pieces, thirds) if of_y else (thirds, pieces))), of_y=of_y)
 
 
 def _trial(device: Device) -> None:
@@ -169,7 +204,7 @@ def _trial(device: Device) -> None:
     for dtype, x_along_k, y_along_k, split, tile, even in cases:
         epilogue = Epilogue(True, "relu", True, "high")
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
-        flags = {"KIND": KINDS[dtype], **along, "EVEN": even, "SPLIT": split}
+        flags = {"KIND": KINDS[dtype], **along, "EVEN": even, "SPLIT": split, "WINDOWS": 0}
         parts = {"PARTS": PARTS if dtype == float32 else 1}
         _check(device, dtype, {**epilogue.macros(dtype), **asdict(tile), **flags, **parts}, epilogue)
 

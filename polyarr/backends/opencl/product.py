@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyarr.backends.opencl.commands import Kernel
 from polyarr.backends.opencl.layout import ALIGNMENT, Shape, broadcast_strides, joined
-from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.program import Program, types
 from polyarr.backends.opencl.tensor_map import LARGEST_STEP
 from polyarr.core.spec import FLOATS, Spec
 
@@ -32,8 +33,46 @@ class Operand(NamedTuple):
         return self.kept if self.along_k else self.deep
 
 
+class Axes(NamedTuple):
+    """A row-major walk of four axes: their lengths, and how far apart neighbours along each lie."""
+
+    lengths: Shape
+    steps: Shape
+
+    def fields(self) -> list[np.ndarray]:
+        """The fields of Axes in kernels/windows.cl."""
+        shifts = [(length - 1).bit_length() for length in self.lengths]
+        magic = [((1 << 32) * ((1 << s) - n)) // n + 1 for n, s in zip(self.lengths, shifts, strict=True)]
+        return [np.array((*self.lengths, *magic, *shifts), np.uint32), np.array(self.steps, np.int64)]
+
+
+class Windows(NamedTuple):
+    """Where the elements of an operand are that is made of windows: the sum of a place for i and one for k.
+
+    It is contiguous along k if it is x, along i if it is y.
+    """
+
+    kept: Axes
+    deep: Axes
+
+    @property
+    def structure(self) -> bytes:
+        """What kernels are given."""
+        return b"".join(field.tobytes() for axes in self for field in axes.fields())
+
+    def comes_in(self, count: int, along_k: bool) -> bool:
+        """True if so many neighbours lie side by side everywhere, and begin at multiples of that."""
+        along, other = (self.deep, self.kept) if along_k else (self.kept, self.deep)
+        numbers = (along.lengths[-1], *along.steps[:-1], *other.steps)
+        return along.steps[-1] == 1 and not any(number % count for number in numbers)
+
+
 class Problem(NamedTuple):
-    """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n)."""
+    """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n).
+
+    windows: where an operand's elements are if strides cannot tell: x's, or y's if of_y. Its own strides then say only
+    along which axis it is contiguous, and how far matrices are apart.
+    """
 
     batch: int
     inner: int
@@ -42,6 +81,14 @@ class Problem(NamedTuple):
     k: int
     x: Operand
     y: Operand
+    windows: Windows | None = None
+    of_y: bool = False
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """How kernels walk the operands."""
+        walked = 0 if self.windows is None else 2 if self.of_y else 1
+        return {"X_ALONG_K": int(self.x.along_k), "Y_ALONG_K": int(self.y.along_k), "WINDOWS": walked}
 
 
 class Epilogue(NamedTuple):
@@ -119,6 +166,11 @@ def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
     if length == 1 and deep != 1:
         return 1, deep
     return kept, deep
+
+
+def kernel_of(program: Program, p: Problem) -> tuple[Kernel, tuple[bytes, ...]]:
+    """The kernel for an operand of strides or of windows, and its last arguments."""
+    return (program.matmul_of_windows, (p.windows.structure,)) if p.windows else (program.matmul, ())
 
 
 def to_copy(p: Problem, aligned: tuple[bool, bool]) -> Copies:

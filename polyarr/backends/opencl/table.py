@@ -8,6 +8,7 @@ from polyarr import ops
 from polyarr.backends.opencl import (
     adamw,
     attention,
+    conv,
     create,
     cross_entropy,
     dropout,
@@ -20,6 +21,7 @@ from polyarr.backends.opencl import (
     linear,
     matmul,
     norm,
+    pool,
     random,
     reduce,
     scan,
@@ -57,6 +59,10 @@ KERNELS = {
     ops.int8_linear: int8_linear.int8_linear,
     ops.matrix_product: matmul.matmul,
     ops.matmul: matmul.matmul,
+    ops.windows: conv.windows,
+    ops.conv_product: conv.conv_product,
+    ops.conv_input_gradient: conv.conv_input_gradient,
+    ops.conv_weight_gradient: conv.conv_weight_gradient,
     ops.random_bits: random.random_bits,
     ops.dropout: dropout.dropout,
     ops.global_norm: global_norm.global_norm,
@@ -81,6 +87,9 @@ PAIRS = {
     ops.rms_norm: (norm.rms_norm, norm.rms_norm_backward),
     ops.gelu: (gelu.gelu, gelu.gelu_backward),
     ops.linear: (linear.forward, linear.backward, {"x": ("weight",), "weight": ("x",), "bias": ()}),
+    ops.conv: (conv.conv, conv.conv_backward, {"x": ("weight",), "weight": ("x",), "bias": ()}),
+    ops.max_pool: (pool.max_pool, pool.max_pool_backward, {"x": ()}),
+    ops.mean_pool: (pool.mean_pool, pool.mean_pool_backward, {"x": ()}),
     ops.embedding: (embedding.forward, embedding.backward, {"weight": ("indices",)}),
     ops.cross_entropy: (cross_entropy.cross_entropy, cross_entropy.cross_entropy_backward),
     ops.attention: (attention.forward, attention.backward),
@@ -118,7 +127,8 @@ def _following(device: Device, launcher: Callable) -> Callable:
 
 def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
     """The precisions that products tell apart on a device, whose kernels for that may still turn out not to work."""
-    told = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear), matmul.VARIANTS)
+    convolutions = ops.conv, ops.conv_product, ops.conv_input_gradient, ops.conv_weight_gradient
+    told = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear, *convolutions), matmul.VARIANTS)
     told[ops.attention] = attention.VARIANTS
     return {
         op: ("high",) for op, variants in told.items()

@@ -114,7 +114,7 @@ def plan(
 ) -> Plan | Copies | None:
     """How to run a product; None if it is not for these kernels, or they do not compute rightly here."""
     parts = _parts(dtype, epilogue)
-    if dtype not in KINDS or p.k == 0 or not is_sound(device, VARIANT):
+    if dtype not in KINDS or p.windows or p.k == 0 or not is_sound(device, VARIANT):
         return None
     operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
     pitch = whole_row(p.n, dtype.itemsize) if epilogue.pads and min(p.m, p.n) >= LEAST_COPIED else p.n

@@ -18,11 +18,17 @@
 //          FLOAT32 1 if T is float | FINISH 1 unless the sums are the result already
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
 //          DIRECT 1 to read x in place, for which T must be ACC
+//          WINDOWS 1 if x is made of windows (windows.cl), contiguous along k; 2 if y is, contiguous along its columns;
+//          else 0. With windows the kernel is called matmul_of_windows
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          LOCAL_ROOM elements for panels in local memory, or 0
 //          WIDE elements of a vector | ROWS, VECTORS of a tile | DEPTH, X_BLOCK, Y_BLOCK of packed blocks
+#include "windows.cl"
 #if !defined(FINISH) || !defined(FLOAT32) || !defined(DIRECT) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_cpu.cl needs FINISH, FLOAT32, DIRECT, X_ALONG_K and Y_ALONG_K"
+#endif
+#if !defined(WINDOWS)
+#error "matmul_cpu.cl needs WINDOWS"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
 #error "matmul_cpu.cl needs BIAS, SAVE and ACTIVATION"
@@ -124,15 +130,74 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
         }
 }
 
+// ---- windows ----------------------------------------------------------------------------------------------
+//
+// Where the rows of a block of x lie, or the columns of a block of y, and its steps along k: these in runs of neighbours.
+
+#define KEPT (WINDOWS == 2 ? Y_BLOCK : X_BLOCK)
+
+typedef struct {
+    long kept[KEPT], deep[DEPTH];
+    long run[DEPTH];  // where each run begins, and its length
+    int length[DEPTH], runs;
+} Places;
+
+// Those after the last one are where that is.
+INLINE void find_kept(Places *places, const Axes *kept, long from, int count) {
+    for (int i = 0; i < KEPT; i++) places->kept[i] = i < count ? walk(kept, from + i) : places->kept[count - 1];
+}
+
+INLINE void find_deep(Places *places, const Axes *deep, long from, int depth) {
+    places->runs = 0;
+    for (int k = 0; k < depth; k++) {
+        const long place = places->deep[k] = walk(deep, from + k);
+        if (k == 0 || place != places->deep[k - 1] + 1) {
+            places->run[places->runs] = place;
+            places->length[places->runs++] = 0;
+        }
+        places->length[places->runs - 1]++;
+    }
+}
+
+// A block of windows as panels.
+INLINE void pack_windows(__global const T *restrict source, const Places *places, int width, int rows, int depth,
+                         PANELS ACC *restrict panel) {
+    for (int i = 0; i < rows; i += width, panel += width * depth) {
+        const long *kept = places->kept + i;
+        int neighbours = i + width <= rows;
+        for (int r = 1; r < width; r++) neighbours = neighbours && kept[r] == kept[0] + r;
+        if (neighbours)
+            for (int k = 0; k < depth; k++) {
+                __global const T *from = source + kept[0] + places->deep[k];
+                _Pragma("unroll") for (int r = 0; r < width; r++) panel[k * width + r] = LOAD(from, r);
+            }
+        else
+            for (int k = 0; k < depth; k++)
+                for (int r = 0; r < width; r++)
+                    panel[k * width + r] = i + r < rows ? LOAD(source, kept[r] + places->deep[k]) : 0;
+    }
+}
+
 // ---- one tile in registers --------------------------------------------------------------------------------
 
 // The sums come from far, and are wanted when a tile is done.
 #define EXPECT(p) __builtin_prefetch((const void *)(size_t)(p))
 
+// How a tile walks x, whose element in row r is LEFT(r): by strides, or from run to run of windows.
+#define STRIDES(SPACE) SPACE const ACC *restrict x, long row_step, long k_step
+#define ALONG_STRIDES for (int k = 0; k < depth; k++, x += k_step, y += COLUMNS)
+#define LEFT_OF_STRIDES(r) x[(r) * row_step]
+#define RUNS __global const ACC *restrict x, const long *restrict at, const Places *restrict places
+#define ALONG_RUNS \
+    for (int run = 0; run < places->runs; run++) \
+        for (__global const ACC *from = x + places->run[run], *end = from + places->length[run]; from < end; \
+             from++, y += COLUMNS)
+#define LEFT_OF_RUN(r) from[at[r]]
+
 // Defines NAME: multiply ROWS rows of x by V vectors of a panel of y, and set or add to rows x columns of
 // sums.
-#define DEFINE_TILE(NAME, SPACE, V) \
-    INLINE void NAME(SPACE const ACC *restrict x, long row_step, long k_step, PANELS const ACC *restrict y, \
+#define DEFINE_TILE(NAME, V, LEFT_ARGUMENTS, EACH, LEFT) \
+    INLINE void NAME(LEFT_ARGUMENTS, PANELS const ACC *restrict y, \
                      int depth, __global ACC *sums, long n, int first, int rows, int columns) { \
         vector sum[ROWS][V]; \
         _Pragma("unroll") for (int r = 0; r < ROWS; r++) \
@@ -140,11 +205,11 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
                 EXPECT(sums + r * n + v * WIDE); \
                 sum[r][v] = 0; \
             } \
-        for (int k = 0; k < depth; k++, x += k_step, y += COLUMNS) { \
+        EACH { \
             vector right[V]; \
             _Pragma("unroll") for (int v = 0; v < V; v++) right[v] = ((PANELS const vector *)y)[v]; \
             _Pragma("unroll") for (int r = 0; r < ROWS; r++) { \
-                const vector left = x[r * row_step]; \
+                const vector left = LEFT(r); \
                 _Pragma("unroll") for (int v = 0; v < V; v++) sum[r][v] = left * right[v] + sum[r][v]; \
             } \
         } \
@@ -164,8 +229,9 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
         } \
     }
 #define DEFINE_TILES(V) \
-    DEFINE_TILE(packed_##V, PANELS, V) \
-    DEFINE_TILE(direct_##V, __global, V)
+    DEFINE_TILE(packed_##V, V, STRIDES(PANELS), ALONG_STRIDES, LEFT_OF_STRIDES) \
+    DEFINE_TILE(direct_##V, V, STRIDES(__global), ALONG_STRIDES, LEFT_OF_STRIDES) \
+    DEFINE_TILE(windows_##V, V, RUNS, ALONG_RUNS, LEFT_OF_RUN)
 DEFINE_TILES(1)
 DEFINE_TILES(2)
 DEFINE_TILES(3)
@@ -179,16 +245,19 @@ DEFINE_TILES(4)
     else if (VECTORS >= 4) KIND##_4(__VA_ARGS__, columns)
 
 // All tiles of a block of x with a packed block of y. If DIRECT, only the last rows of x, less than a tile,
-// are packed.
-INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, PANELS const ACC *x_panels,
-                            PANELS const ACC *y_panels, int depth, __global ACC *sums, long n, int first,
-                            int rows, int columns) {
+// are packed, and none of windows.
+INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const Places *places,
+                            PANELS const ACC *x_panels, PANELS const ACC *y_panels, int depth, __global ACC *sums,
+                            long n, int first, int rows, int columns) {
     for (int c = 0; c < columns; c += COLUMNS)
         for (int r = 0; r < rows; r += ROWS) {
             const int height = MIN(ROWS, rows - r), width = MIN(COLUMNS, columns - c);
             PANELS const ACC *left = x_panels + (DIRECT ? 0 : r * depth), *right = y_panels + c * depth;
             __global ACC *corner = sums + r * n + c;
-#if DIRECT
+#if DIRECT && WINDOWS == 1
+            MULTIPLY_TILE(windows, width, x, places->kept + r, places, right, depth, corner, n, first, height);
+            continue;
+#elif DIRECT
             if (height == ROWS) {
                 MULTIPLY_TILE(direct, width, x + r * x_row, x_row, x_deep, right, depth, corner, n, first, ROWS);
                 continue;
@@ -226,32 +295,59 @@ INLINE void finish(__global const ACC *sums, __global const T *bias, __global T 
 INLINE void multiply(__global const T *x, const long x_step, __global const T *y, const long y_step,
                      __global const T *bias, __global ACC *sums, __global T *out, __global T *saved,
                      PANELS ACC *x_panels, PANELS ACC *y_panels, const long top, const long bottom, const long left,
-                     const long right, const long n, const long k) {
+                     const long right, const long n, const long k, const Windows *windows) {
     const long x_row = X_ALONG_K ? x_step : 1, x_deep = X_ALONG_K ? 1 : x_step;
     const long y_column = Y_ALONG_K ? y_step : 1, y_deep = Y_ALONG_K ? 1 : y_step;
+#if WINDOWS
+    Places found, *places = &found;
+#else
+    const Places *places = 0;
+#endif
     for (long c = left; c < right; c += Y_BLOCK)
         for (long d = 0; d == 0 || d < k; d += DEPTH) {  // once at least, because a sum of nothing is 0
             const int columns = MIN(Y_BLOCK, right - c), depth = MIN(DEPTH, k - d);
+#if WINDOWS
+            find_deep(places, &windows->deep, d, depth);
+#endif
+#if WINDOWS == 2
+            find_kept(places, &windows->kept, c, columns);
+            pack_windows(y, places, COLUMNS, columns, depth, y_panels);
+#else
             pack(y + c * y_column + d * y_deep, y_step, Y_ALONG_K, COLUMNS, columns, depth, y_panels);
+#endif
             for (long r = top; r < bottom; r += X_BLOCK) {
                 const int rows = MIN(X_BLOCK, bottom - r), whole = DIRECT ? rows / ROWS * ROWS : 0;
+#if WINDOWS == 1
+                __global const T *block = x;
+                find_kept(places, &windows->kept, r, rows);
+                if (!DIRECT) pack_windows(x, places, ROWS, rows, depth, x_panels);
+#else
                 __global const T *block = x + r * x_row + d * x_deep;
                 pack(block + whole * x_row, x_step, X_ALONG_K, ROWS, rows - whole, depth, x_panels);
-                multiply_blocks(block, x_row, x_deep, x_panels, y_panels, depth, sums + r * n + c, n, d == 0, rows,
-                                columns);
+#endif
+                multiply_blocks(block, x_row, x_deep, places, x_panels, y_panels, depth, sums + r * n + c, n, d == 0,
+                                rows, columns);
                 if (FINISH && d + depth == k) finish(sums, bias, out, saved, r, c, n, rows, columns);
             }
         }
 }
 
 // Without being told, a compiler for AVX-512 may cut vectors of 512 bits in two and run out of registers.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((min_vector_width(8 * sizeof(ACC) * WIDE)))
-void matmul(__global const T *x, __global const T *y, __global const T *bias, __global ACC *sums,
-            __global T *out, __global T *saved, __global ACC *panels, __global volatile uint *dealt,
-            const uint shares, const uint at_once, const long m, const long n, const long k, const long rows_each,
-            const long columns_each, const long room, const long y_room, const long x_start, const long x_step,
-            const long y_start, const long y_step, const long inner, const long x_outer, const long x_inner,
-            const long y_outer, const long y_inner) {
+#define ATTRIBUTES __attribute__((reqd_work_group_size(1, 1, 1))) \
+    __attribute__((min_vector_width(8 * sizeof(ACC) * WIDE)))
+#define ARGUMENTS \
+    __global const T *x, __global const T *y, __global const T *bias, __global ACC *sums, __global T *out, \
+    __global T *saved, __global ACC *panels, __global volatile uint *dealt, const uint shares, const uint at_once, \
+    const long m, const long n, const long k, const long rows_each, const long columns_each, const long room, \
+    const long y_room, const long x_start, const long x_step, const long y_start, const long y_step, \
+    const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner
+#if WINDOWS
+__kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
+    const Windows *found = &windows;
+#else
+__kernel ATTRIBUTES void matmul(ARGUMENTS) {
+    const Windows *found = 0;
+#endif
 #if LOCAL_ROOM
     __local ACC own[LOCAL_ROOM] __attribute__((aligned(64)));
 #else
@@ -265,7 +361,7 @@ void matmul(__global const T *x, __global const T *y, __global const T *bias, __
             multiply(x + x_start + (b / inner) * x_outer + (b % inner) * x_inner, x_step,
                      y + y_start + (b / inner) * y_outer + (b % inner) * y_inner, y_step, bias, sums + b * m * n,
                      out + b * m * n, SAVE ? saved + b * m * n : saved, own + y_room, own, top, MIN(m, top + rows_each),
-                     left, MIN(n, left + columns_each), n, k);  // y's panels begin a page, so that each fills few
+                     left, MIN(n, left + columns_each), n, k, found);  // y's panels begin a page, so that each fills few
         }
     if (atomic_inc(dealt + 1) == get_num_groups(0) - 1) {  // everybody else is done
         atomic_cmpxchg(dealt, atomic_add(dealt, 0), 0);

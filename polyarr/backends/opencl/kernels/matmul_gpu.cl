@@ -18,8 +18,11 @@
 //          X_VECTOR, Y_VECTOR, OUT_VECTOR elements read or written at once: 4 if rows are made of aligned
 //          fours, else 1
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
+//          WINDOWS 1 if x is made of windows (windows.cl), contiguous along k; 2 if y is, contiguous along its columns;
+//          else 0. With windows the kernel is called matmul_of_windows
 //          SPLIT 1 if work-groups share tiles | TILE_* and ITEM_* as above, ITEM_* multiples of 4
 //          LANES_N neighbours of 32 along n | RASTER tiles along m that run together, to share columns of y
+#include "windows.cl"
 #if !defined(FLOAT32) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_gpu.cl needs FLOAT32, X_ALONG_K and Y_ALONG_K"
 #endif
@@ -32,8 +35,8 @@
 #if !defined(TILE_M) || !defined(TILE_N) || !defined(TILE_K) || !defined(ITEM_M) || !defined(ITEM_N)
 #error "matmul_gpu.cl needs TILE_M, TILE_N, TILE_K, ITEM_M and ITEM_N"
 #endif
-#if !defined(LANES_N) || !defined(RASTER)
-#error "matmul_gpu.cl needs LANES_N and RASTER"
+#if !defined(LANES_N) || !defined(RASTER) || !defined(WINDOWS)
+#error "matmul_gpu.cl needs LANES_N, RASTER and WINDOWS"
 #endif
 
 #define ITEMS (TILE_M / ITEM_M * TILE_N / ITEM_N)
@@ -81,6 +84,28 @@ INLINE void fetch(ACC *share, __global const T *source, const int *place, int lo
     }
 }
 
+// The same of windows: where the position of each vector lies, and a share from element k0 along k on.
+INLINE void window_places(long *place, const Axes *kept, int loads, int along_k, int width, int length, long first,
+                          int last, int me) {
+    UNROLL for (int l = 0; l < loads; l++) place[l] = walk(kept, first + MIN(POSITION(me + l * ITEMS), last));
+}
+
+INLINE void fetch_windows(ACC *share, __global const T *source, const long *place, const Axes *deep, long k0, int loads,
+                          int along_k, int width, int length, int depth, int me) {
+    const long same = along_k ? walk(deep, k0 + MIN(DEEP(me), depth - 1)) : 0;  // one's vectors are as deep as each other
+    UNROLL for (int l = 0; l < loads; l++) {
+        const int e = me + l * ITEMS, exists = DEEP(e) < depth;
+        __global const T *from = source + place[l] + (along_k ? same : walk(deep, k0 + MIN(DEEP(e), depth - 1)));
+#if FLOAT32
+        if (width == 4) {
+            const float4 v = exists ? *(__global const float4 *)from : (float4)0;
+            share[4 * l] = v.x, share[4 * l + 1] = v.y, share[4 * l + 2] = v.z, share[4 * l + 3] = v.w;
+        } else
+#endif
+            UNROLL for (int i = 0; i < width; i++) share[l * width + i] = exists ? LOAD(from, i) : 0;
+    }
+}
+
 // Write one's share to local memory as tile[k * row + position].
 INLINE void put(const ACC *share, __local ACC *tile, int loads, int along_k, int width, int length, int row,
                 int me) {
@@ -95,9 +120,21 @@ INLINE void put(const ACC *share, __local ACC *tile, int loads, int along_k, int
     }
 }
 
-#define FETCH(depth) \
-    fetch(x_share, x_from, x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me); \
-    fetch(y_share, y_from, y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+#if WINDOWS == 1
+#define FETCH_X(k0, depth) \
+    fetch_windows(x_share, x_from, x_place, &windows.deep, k0, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
+#else
+#define FETCH_X(k0, depth) fetch(x_share, x_from, x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
+#endif
+#if WINDOWS == 2
+#define FETCH_Y(k0, depth) \
+    fetch_windows(y_share, y_from, y_place, &windows.deep, k0, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+#else
+#define FETCH_Y(k0, depth) fetch(y_share, y_from, y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+#endif
+#define FETCH(k0, depth) \
+    FETCH_X(k0, depth); \
+    FETCH_Y(k0, depth)
 #define PUT(buffer) \
     put(x_share, (__local ACC *)x_tile[buffer], X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, ROW_M, me); \
     put(y_share, (__local ACC *)y_tile[buffer], Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, ROW_N, me)
@@ -160,12 +197,17 @@ INLINE int first_column(int me) {
 
 // ---- the kernels ------------------------------------------------------------------------------------------
 
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void matmul(__global const T *restrict x, __global const T *restrict y, __global const T *restrict bias,
-            __global four *sums, __global T *out, __global T *saved, const long m, const long n, const long k,
-            const long tiles, const long x_start, const long x_step, const long y_start, const long y_step,
-            const long inner, const long x_outer, const long x_inner, const long y_outer,
-            const long y_inner) {
+#define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+#define ARGUMENTS \
+    __global const T *restrict x, __global const T *restrict y, __global const T *restrict bias, \
+    __global four *sums, __global T *out, __global T *saved, const long m, const long n, const long k, \
+    const long tiles, const long x_start, const long x_step, const long y_start, const long y_step, \
+    const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner
+#if WINDOWS
+__kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
+#else
+__kernel ATTRIBUTES void matmul(ARGUMENTS) {
+#endif
     __local four x_tile[2][TILE_K * ROW_M / 4], y_tile[2][TILE_K * ROW_N / 4];
     const int me = get_local_id(0), first_m = first_row(me), first_n = first_column(me);
     const long group = get_group_id(0), steps = (k + TILE_K - 1) / TILE_K;
@@ -183,19 +225,30 @@ void matmul(__global const T *restrict x, __global const T *restrict y, __global
         const long b = place.matrix, from = begin * TILE_K, depth = MIN(until * TILE_K, k) - from;
         __global const T *x_from = x + x_start + (b / inner) * x_outer + (b % inner) * x_inner;
         __global const T *y_from = y + y_start + (b / inner) * y_outer + (b % inner) * y_inner;
-        x_from += X_ALONG_K ? place.top * x_step + from : from * x_step + place.top;
-        y_from += Y_ALONG_K ? place.left * y_step + from : from * y_step + place.left;
-        int x_place[X_LOADS], y_place[Y_LOADS];
         const int last_m = MIN(TILE_M, m - place.top) - (X_ALONG_K ? 1 : X_VECTOR);
         const int last_n = MIN(TILE_N, n - place.left) - (Y_ALONG_K ? 1 : Y_VECTOR);
+#if WINDOWS == 1
+        long x_place[X_LOADS];
+        window_places(x_place, &windows.kept, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, place.top, last_m, me);
+#else
+        int x_place[X_LOADS];
+        x_from += X_ALONG_K ? place.top * x_step + from : from * x_step + place.top;
         places(x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, last_m, x_step, me);
+#endif
+#if WINDOWS == 2
+        long y_place[Y_LOADS];
+        window_places(y_place, &windows.kept, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, place.left, last_n, me);
+#else
+        int y_place[Y_LOADS];
+        y_from += Y_ALONG_K ? place.left * y_step + from : from * y_step + place.left;
         places(y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, last_n, y_step, me);
+#endif
         ACC sum[ITEM_M][ITEM_N], x_share[X_LOADS * X_VECTOR], y_share[Y_LOADS * Y_VECTOR];
         UNROLL for (int i = 0; i < ITEM_M; i++)
             UNROLL for (int j = 0; j < ITEM_N; j++) sum[i][j] = 0;
 
         if (depth > 0) {
-            FETCH(depth);
+            FETCH(from, depth);
             PUT(0);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -203,11 +256,11 @@ void matmul(__global const T *restrict x, __global const T *restrict y, __global
         for (long d = 0; d < depth; d += TILE_K, current ^= 1) {
             const long remaining = depth - d - TILE_K;
             if (remaining > 0) {
-                x_from += X_ALONG_K ? TILE_K : TILE_K * x_step;
-                y_from += Y_ALONG_K ? TILE_K : TILE_K * y_step;
+                if (WINDOWS != 1) x_from += X_ALONG_K ? TILE_K : TILE_K * x_step;
+                if (WINDOWS != 2) y_from += Y_ALONG_K ? TILE_K : TILE_K * y_step;
             }
-            if (remaining >= TILE_K) { FETCH(TILE_K); }
-            else if (remaining > 0) { FETCH(remaining); }
+            if (remaining >= TILE_K) { FETCH(from + d + TILE_K, TILE_K); }
+            else if (remaining > 0) { FETCH(from + d + TILE_K, remaining); }
             __local const four *left_pieces = x_tile[current] + first_m / 4;
             __local const four *right_pieces = y_tile[current] + first_n / 4;
             UNROLL for (int t = 0; t < TILE_K; t++) {

@@ -22,16 +22,19 @@
 //          multiples of 16, TILE_M and TILE_N of 64
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1 | EVEN 1 if n is even
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
+//          WINDOWS 1 if x is made of windows (windows.cl), contiguous along k; 2 if y is, contiguous along its columns;
+//          else 0. With windows, whose pieces of 16 bytes are whole, the kernel is called matmul_of_windows
 //          SPLIT 1 if work-groups share tiles | PARTS 1, or 3 if x and y are float16 parts and out is float32
 #include "ptx.cl"
+#include "windows.cl"
 #if !defined(TILE_M) || !defined(TILE_N) || !defined(WARP_M) || !defined(WARP_N) || !defined(STAGES)
 #error "matmul_mma.cl needs TILE_M, TILE_N, WARP_M, WARP_N and STAGES"
 #endif
 #if !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(EVEN) || !defined(SPLIT) || !defined(PARTS)
 #error "matmul_mma.cl needs X_ALONG_K, Y_ALONG_K, EVEN, SPLIT and PARTS"
 #endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
-#error "matmul_mma.cl needs BIAS, SAVE and ACTIVATION"
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(WINDOWS)
+#error "matmul_mma.cl needs BIAS, SAVE, ACTIVATION and WINDOWS"
 #endif
 
 #define WARPS_M (TILE_M / WARP_M)
@@ -107,6 +110,26 @@ INLINE void operand_load(uint to, __global const INPUT *from, int along_k, int l
         piece_load(to + l * apart * in_row * 16, from + l * apart * step, l * apart < rows ? bytes : 0);
 }
 
+// The same of windows: where one's pieces lie that do not move along k, and the pieces of a step.
+INLINE void windows_places(long *kept, const Axes *axes, int along_k, int length, long first, long positions, int me) {
+    const int in_row = (along_k ? STEP : length) / 8, number = me % in_row, row = me / in_row, apart = ITEMS / in_row;
+    UNROLL for (int l = 0; l < length * STEP / 8 / ITEMS; l++)
+        kept[l] = walk(axes, MIN(first + (along_k ? row + l * apart : number * 8), positions - 1));
+}
+
+INLINE void windows_load(uint to, __global const INPUT *from, const long *kept, const Axes *deep, int along_k, int length,
+                         long first, long positions, long k0, long k, int me) {
+    const int in_row = (along_k ? STEP : length) / 8, number = me % in_row, row = me / in_row, apart = ITEMS / in_row;
+    const int bytes = (along_k ? k - k0 : positions - first) > number * 8 ? 16 : 0;
+    const long rows = (along_k ? positions - first : k - k0) - row;
+    to += along_k ? swizzled_along_k(row, number) : swizzled_turned(row, number, length);
+    if (along_k) from += walk(deep, MIN(k0 + number * 8, k - 1));
+    UNROLL for (int l = 0; l < length * STEP / 8 / ITEMS; l++)
+        piece_load(to + l * apart * in_row * 16,
+                   from + kept[l] + (along_k ? 0 : walk(deep, MIN(k0 + row + l * apart, k - 1))),
+                   l * apart < rows ? bytes : 0);
+}
+
 // x for 16 rows and 16 of k: four words of each lane.
 INLINE void x_take(uint *v, uint at, uint row, uint deep, uint lane) {
 #if X_ALONG_K
@@ -174,6 +197,19 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 
 // ---- the kernels ------------------------------------------------------------------------------------------------
 
+#if WINDOWS == 1
+#define LOAD_X(to, from) \
+    windows_load(to, from, kept, &windows.deep, X_ALONG_K, TILE_M, place.row, a.m, k0, a.k, me)
+#else
+#define LOAD_X(to, from) operand_load(to, from, X_ALONG_K, TILE_M, place.row, a.m, a.x_step, k0, a.k, me)
+#endif
+#if WINDOWS == 2
+#define LOAD_Y(to, from) \
+    windows_load(to, from, kept, &windows.deep, Y_ALONG_K, TILE_N, place.column, a.n, k0, a.k, me)
+#else
+#define LOAD_Y(to, from) operand_load(to, from, Y_ALONG_K, TILE_N, place.column, a.n, a.y_step, k0, a.k, me)
+#endif
+
 // The pieces of step number `step`, if there is one.
 #define FETCH(step) { \
         const int next = step, slot = next % STAGES; \
@@ -182,8 +218,8 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
             const long k0 = (long)(PARTS == 3 ? next % each : next) * STEP; \
             const long x_low = PARTS == 3 && next < each ? a.x_outer : 0; \
             const long y_low = PARTS == 3 && next / each == 1 ? a.y_outer : 0; \
-            operand_load(at, x + x_low, X_ALONG_K, TILE_M, place.row, a.m, a.x_step, k0, a.k, me); \
-            operand_load(at + X_BYTES, y + y_low, Y_ALONG_K, TILE_N, place.column, a.n, a.y_step, k0, a.k, me); \
+            LOAD_X(at, x + x_low); \
+            LOAD_Y(at + X_BYTES, y + y_low); \
         } \
         PIECES_GO(); \
     }
@@ -213,10 +249,15 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
         UNROLL for (int j = 0; j < WIDE; j++) \
             UNROLL for (int c = 0; c < 4; c++)
 
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums,
-            __global T *out, __global T *saved, __global const uint *peaks, const long x_start, const long y_start,
-            const Numbers a) {
+#define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+#define ARGUMENTS \
+    __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
+    __global T *saved, __global const uint *peaks, const long x_start, const long y_start, const Numbers a
+#if WINDOWS
+__kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
+#else
+__kernel ATTRIBUTES void matmul(ARGUMENTS) {
+#endif
     __local uint4 memory[STAGES * STAGE_BYTES / 16] __attribute__((aligned(128)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
     const uint local_at = place_of(memory), warp_row = warp % WARPS_M * WARP_M, warp_column = warp / WARPS_M * WARP_N;
@@ -226,6 +267,11 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
     find_place(&place, &a, get_group_id(0));
     x += x_start + (PARTS == 3 ? 0 : place.matrix / a.inner * a.x_outer) + place.matrix % a.inner * a.x_inner;
     y += y_start + (PARTS == 3 ? 0 : place.matrix / a.inner * a.y_outer) + place.matrix % a.inner * a.y_inner;
+#if WINDOWS
+    long kept[(WINDOWS == 1 ? TILE_M : TILE_N) * STEP / 8 / ITEMS];
+    if (WINDOWS == 1) windows_places(kept, &windows.kept, X_ALONG_K, TILE_M, place.row, a.m, me);
+    else windows_places(kept, &windows.kept, Y_ALONG_K, TILE_N, place.column, a.n, me);
+#endif
 
     float sum[HIGH][WIDE][4];
     EACH_SUM sum[i][j][c] = 0;

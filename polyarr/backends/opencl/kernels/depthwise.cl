@@ -1,0 +1,69 @@
+// Convolutions in which every channel has a filter of its own, and their gradients.
+//
+// Arrays   x, dx (images, lengths, channels), y, g (images, windows, channels), all row-major; filters (elements of the
+//          kernel, channels); partials (parts, elements of the kernel, channels) of ACC: sums over a part of the windows
+// Launch   global as many work-items as there are shares of `each` neighbouring blocks of WIDE channels; of
+//          depthwise_weight_gradient (blocks * elements of the kernel * parts)
+// Params   spatial.cl's
+#include "spatial.cl"
+
+__kernel void depthwise(__global const T *restrict x, __global const T *restrict filters, __global T *restrict y,
+                        const long each, const Geometry geometry) {
+    const Geometry *g = &geometry;
+    EACH_ITEM(item, g->images * g->out[0] * g->out[1] * g->out[2] * g->blocks) {
+        Place place;
+        find_place(&place, g, g->out, item);
+        ACC sum[WIDE], v[WIDE], w[WIDE];
+        EACH_CHANNEL sum[c] = 0;
+        EACH_ELEMENT(place) {
+            TAKE(x, FROM(g->length, place), v);
+            TAKE(filters, (TAP * g->blocks + place.block) * WIDE, w);
+            EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
+        }
+        GIVE(y, item * WIDE, sum);
+    }
+}
+
+__kernel void depthwise_input_gradient(__global const T *restrict g_out, __global const T *restrict filters,
+                                       __global T *restrict dx, const long each, const Geometry geometry) {
+    const Geometry *g = &geometry;
+    EACH_ITEM(item, g->images * g->length[0] * g->length[1] * g->length[2] * g->blocks) {
+        Place place;
+        find_place(&place, g, g->length, item);
+        ACC sum[WIDE], v[WIDE], w[WIDE];
+        EACH_CHANNEL sum[c] = 0;
+        EACH_WINDOW(place) {
+            TAKE(g_out, FROM(g->out, place), v);
+            TAKE(filters, (TAP * g->blocks + place.block) * WIDE, w);
+            EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
+        }
+        GIVE(dx, item * WIDE, sum);
+    }
+}
+
+// Of one element of the kernel, over a part of the windows: rows of them, along the last axis.
+__kernel void depthwise_weight_gradient(__global const T *restrict g_out, __global const T *restrict x,
+                                        __global ACC *restrict partials, const long parts, const Geometry geometry) {
+    const Geometry *g = &geometry;
+    const long rows = g->images * g->out[0] * g->out[1], me = get_global_id(0);
+    const int elements = g->taps[0] * g->taps[1] * g->taps[2], block = me % g->blocks, tap = me / g->blocks % elements;
+    const long part = me / g->blocks / elements;
+    if (part >= parts) return;
+    const int k0 = tap / (g->taps[1] * g->taps[2]), k1 = tap / g->taps[2] % g->taps[1], k2 = tap % g->taps[2];
+    ACC sum[WIDE], v[WIDE], w[WIDE];
+    EACH_CHANNEL sum[c] = 0;
+    for (long row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
+        const int o1 = row % g->out[1], o0 = row / g->out[1] % g->out[0];
+        const long image = row / g->out[1] / g->out[0];
+        const int i0 = element_of(g, 0, o0, k0), i1 = element_of(g, 1, o1, k1);
+        if (i0 < 0 || i1 < 0) continue;
+        for (int o2 = 0; o2 < g->out[2]; o2++) {
+            const int i2 = element_of(g, 2, o2, k2);
+            if (i2 < 0) continue;
+            TAKE(x, start_of(g, image, g->length, i0, i1, i2, block), v);
+            TAKE(g_out, start_of(g, image, g->out, o0, o1, o2, block), w);
+            EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
+        }
+    }
+    EACH_CHANNEL partials[me * WIDE + c] = sum[c];
+}

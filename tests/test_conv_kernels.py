@@ -1,0 +1,133 @@
+"""Convolutions and pools on OpenCL beside their bodies in float64 on NumPy: kernels for CPUs, and those for GPUs."""
+
+from functools import partial
+from importlib import import_module
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.backend import Backend
+from polyarr.core.current import use_backend
+
+pytest.importorskip("pyopencl")
+conv, copy, device_module, devices, geometry, product, table = (
+    import_module(f"polyarr.backends.opencl.{name}")
+    for name in ("conv", "copy", "device", "devices", "geometry", "product", "table")
+)
+pytestmark = pytest.mark.polyarr_backend("opencl")
+TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "float64": 1e-13}
+SMALL = st.sampled_from
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    """Backends by how their work is cut."""
+    found = {}
+    for kind in (geometry.CpuGeometry, geometry.GpuGeometry):
+        device = device_module.Device(devices.select().cl_device, "convolutions")
+        device.geometry = kind(2)
+        kernels = table.make_kernels(device)
+        found[kind.kind] = Backend(
+            f"as-{kind.kind}", kernels, upload=device.upload, download=partial(copy.download, device),
+            synchronize=device.synchronize, guarded=device.guarded,
+        )  # fmt: skip
+    return found
+
+
+@st.composite
+def layers(draw):
+    """Shapes of x and weight, and where the windows lie."""
+    axes, groups = draw(st.integers(1, 3)), draw(SMALL([1, 1, 2, 3]))
+    each = draw(SMALL([1, 3, 8]))
+    n = groups * (1 if each == 1 and draw(st.booleans()) else draw(SMALL([2, 5, 16])))
+    where = [
+        (draw(st.integers(1, 9)), draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2)),
+         (draw(st.integers(0, 2)), draw(st.integers(0, 2)))) for _ in range(axes)
+    ]  # fmt: skip
+    lengths, kernel, stride, dilation, padding = map(tuple, zip(*where, strict=True))
+    reach = (length + sum(pads) - (k - 1) * d for length, k, _, d, pads in where)
+    assume(min(reach) >= 1)
+    x, weight = (draw(SMALL([1, 2])), *lengths, groups * each), (n, *kernel, each)
+    return x, weight, {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+
+def random(shape, dtype, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(dtype)
+
+
+def beside(backend, fn, hosts, dtype):
+    """fn on the backend and, in float64, on NumPy."""
+    with use_backend(backend), backend.guarded():
+        got = [a.numpy() for a in fn(*(pa.asarray(h) for h in hosts))]
+    with use_backend("numpy"):
+        expected = [a.numpy() for a in fn(*(pa.asarray(h.astype(np.float64)) for h in hosts))]
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == np.dtype(dtype) and one.shape == other.shape
+        atol = TOLERANCES[dtype] * max(1, np.abs(other[np.isfinite(other)]).max(initial=0))
+        np.testing.assert_allclose(one.astype(np.float64), other, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@given(layers(), SMALL(["float32", "float32", "float16"]))
+def test_all_sides_of_the_product(kinds, kind, layer, dtype):
+    x, weight, where = layer
+
+    def all_sides(x, weight):
+        y = ops.conv_product(x, weight, **where)
+        dx = ops.conv_input_gradient(y, weight, shape=x.shape[1:-1], **where)
+        return y, dx, ops.conv_weight_gradient(y, x, shape=weight.shape[1:-1], **where)
+
+    # Of 16 bits each result is rounded, so that the next begins with another number: y alone is compared.
+    fn = all_sides if dtype == "float32" else lambda x, w: all_sides(x, w)[:1]
+    beside(kinds[kind], fn, (random(x, dtype, 0), random(weight, dtype, 1)), dtype)
+
+
+@pytest.mark.parametrize(("kind", "activation"), [("cpu", "gelu_tanh"), ("gpu", "relu")])
+def test_bias_and_activation_are_the_products(kinds, kind, activation):
+    hosts = [random(s, "float32", 0) for s in ((2, 6, 5, 8), (7, 3, 3, 8), (7,))]
+
+    def value_and_gradients(x, weight, bias):
+        y, pull = pa.vjp(partial(ops.conv, padding=1, activation=activation), x, weight, bias)
+        return y, *pull(pa.ones_like(y))
+
+    beside(kinds[kind], value_and_gradients, hosts, "float32")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_deep_sum_of_a_weight_is_cut_by_images(kinds, kind, monkeypatch):
+    monkeypatch.setattr(conv, "DEEP", 40)
+    hosts = [random(s, "float32", 0) for s in ((6, 5, 5, 4), (6, 5, 5, 8))]
+    beside(kinds[kind], lambda x, g: (ops.conv_weight_gradient(g, x, shape=(3, 3), padding=1),), hosts, "float32")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@given(layers(), SMALL(["float32", "float16"]), st.booleans(), st.booleans())
+def test_pools(kinds, kind, layer, dtype, ceil_mode, counts):
+    """With numbers that are alike, and with means that count their padding or not."""
+    x, weight, where = layer
+    where = {name: where[name] for name in ("stride", "padding", "dilation")} | {"kernel": weight[1:-1]}
+    assume(all(max(pads) < k for pads, k in zip(where["padding"], where["kernel"], strict=True)))
+    host = np.round(random(x, dtype, 2) * 2)
+
+    def pools(x):
+        means = {**where, "count_include_pad": counts}
+        means.pop("dilation")
+        for pool in (partial(ops.max_pool, **where), partial(ops.mean_pool, **means)):
+            y, pull = pa.vjp(partial(pool, ceil_mode=ceil_mode), x)
+            yield y
+            yield from pull(pa.astype(pa.asarray(np.resize(np.arange(4), y.shape)), y.dtype))
+
+    beside(kinds[kind], pools, (host,), dtype)
+
+
+def test_a_walk_divides_every_number():
+    """By a multiplication and a shift: (i * magic / 2^32 + i) / 2^shift, of any length that there may be."""
+    for length in (1, 2, 3, 7, 10, 641, 2**16 + 1, 2**30 - 1, 2**31 - 1):
+        lengths, magic, shift = product.Axes((1, 1, 1, length), (0, 0, 0, 1)).fields()[0].reshape(3, 4)[:, -1]
+        for i in (0, 1, length - 1, length, 2 * length - 1, 10**9, 2**31 - 1):
+            quotient = ((i * int(magic) >> 32) + i) & 0xFFFFFFFF
+            assert i > 2**31 - 1 or quotient >> int(shift) == i // int(lengths)
