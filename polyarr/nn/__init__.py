@@ -1,6 +1,17 @@
 """Layers: Modules are trees of arrays, and calling one is a function of its arrays and inputs."""
 
 from polyarr.nn.attention import KeyValueCache, MultiHeadAttention, TransformerBlock
+from polyarr.nn.convolution import (
+    AdaptiveMeanPool,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    MaxPool,
+    MeanPool,
+)
 from polyarr.nn.init import constant, normal, shapes_only, uniform
 from polyarr.nn.layers import (
     GELU,
@@ -24,7 +35,14 @@ from polyarr.nn.rotary import RotaryScaling, Turns, rotary, turns
 
 __all__ = [
     "GELU",
+    "AdaptiveMeanPool",
     "BatchNorm",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "Dropout",
     "Embedding",
     "FeedForward",
@@ -36,6 +54,8 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LoRALinear",
+    "MaxPool",
+    "MeanPool",
     "Module",
     "MultiHeadAttention",
     "PositionalEncoding",
