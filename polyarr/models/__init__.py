@@ -3,9 +3,12 @@
 from polyarr.models.encoder import Encoder, EncoderClassifier, EncoderConfig, MaskedModel, mask_tokens
 from polyarr.models.generation import generate, stream
 from polyarr.models.gpt import GPTConfig, GPTModel
+from polyarr.models.lenet import LeNet
 from polyarr.models.llama import LlamaConfig, LlamaModel
 from polyarr.models.pretrained import PretrainedError, load_pretrained, save_pretrained
+from polyarr.models.resnet import ResNetConfig, ResNetModel
 from polyarr.models.sampling import Sampling
+from polyarr.models.torchvision import load_resnet, save_resnet
 from polyarr.models.writing import Completion, Part, Writer
 
 __all__ = [
@@ -15,16 +18,21 @@ __all__ = [
     "EncoderConfig",
     "GPTConfig",
     "GPTModel",
+    "LeNet",
     "LlamaConfig",
     "LlamaModel",
     "MaskedModel",
     "Part",
     "PretrainedError",
+    "ResNetConfig",
+    "ResNetModel",
     "Sampling",
     "Writer",
     "generate",
     "load_pretrained",
+    "load_resnet",
     "mask_tokens",
     "save_pretrained",
+    "save_resnet",
     "stream",
 ]

@@ -25,8 +25,8 @@ from polyarr.text.files import read_regular
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _LARGEST_JSON = 2**27  # bytes; an index has a line for each array
-_DTYPES = ("F64", "F32", "F16", "BF16")  # what a weight may be stored in
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+DTYPES = ("F64", "F32", "F16", "BF16")  # what a weight may be stored in
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHOWN = 3  # names listed in an error
 _LONGEST = 300  # characters of a reason
 
@@ -68,7 +68,7 @@ def load_pretrained(path: str | os.PathLike, *, dtype: Any = "float32") -> Langu
     path, dtype = Path(path), as_dtype(dtype)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(path))
-    with _reasons_named(path):
+    with reasons_named("load_pretrained", path):
         settings = _json((path if path.is_dir() else path.parent) / CONFIG)
         form = format_of(settings)
         with shapes_only():
@@ -80,14 +80,14 @@ def load_pretrained(path: str | os.PathLike, *, dtype: Any = "float32") -> Langu
 
 
 @contextlib.contextmanager
-def _reasons_named(path: Path) -> Iterator[None]:
+def reasons_named(op: str, path: Path) -> Iterator[None]:
     """Errors of a file's content in one line, with its path."""
     try:
         yield
     except (ValueError, RecursionError, extra("safetensors").SafetensorError) as error:
         reason = " ".join(str(error).split())
         short = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
-        raise PretrainedError(f"load_pretrained: {path}: {short}") from error
+        raise PretrainedError(f"{op}: {path}: {short}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -104,19 +104,19 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _tensors(path: Path) -> Tensors:
     """The arrays of a file, or of a folder's one file or those of its index."""
-    if path.suffix in _PICKLED:
+    if path.suffix in PICKLED:
         raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
     whole, index = (path / WHOLE, path / INDEX) if path.is_dir() else (path, None)
     if index is None or whole.exists():
-        return _held_by(whole)
+        return held_by(whole)
     if not index.exists():
-        pickled = [other.name for other in sorted(path.iterdir()) if other.suffix in _PICKLED]
+        pickled = [other.name for other in sorted(path.iterdir()) if other.suffix in PICKLED]
         hint = f"; {pickled[0]} is pickled, which is never read: save it as safetensors" if pickled else ""
         raise FileNotFoundError(f"{path}: neither {WHOLE} nor {INDEX} is here{hint}")
     return _by_index(_json(index).get("weight_map"), path)
 
 
-def _held_by(path: Path) -> Tensors:
+def held_by(path: Path) -> Tensors:
     """The arrays of a file, none of which is read."""
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}
@@ -140,9 +140,9 @@ def _by_index(names: Any, folder: Path) -> Tensors:
     for name in sorted(set(names.values())):
         if name != Path(name).name or not name.endswith(".safetensors"):
             raise ValueError(f"{INDEX} names {name!r}; it must be a safetensors file of the same folder")
-        held[name] = _held_by(folder / name)
+        held[name] = held_by(folder / name)
     if lost := [name for name, file in names.items() if name not in held[file]]:
-        raise ValueError(f"{_listed(lost)}: not in the files that {INDEX} names for them")
+        raise ValueError(f"{listed(lost)}: not in the files that {INDEX} names for them")
     return {name: held[file][name] for name, file in names.items()}
 
 
@@ -160,15 +160,15 @@ def _check(model: LanguageModel, form: Format, tensors: Tensors) -> None:
     ignored = () if model.out_head else form.parts("out_head.weight")[0]  # a copy of what it is tied to
     missing = [name for name in wanted if name not in tensors]
     unknown = [name for name in tensors if name not in wanted and name not in ignored and not form.ignores(name)]
-    wrong = [f"{what} {_listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
+    wrong = [f"{what} {listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
     misfits = []
     for name in (n for n in wanted if n in tensors):
         shape, dtype = tensors[name].shape, tensors[name].dtype
         if shape != wanted[name]:
             misfits.append(f"{name} is {shape} and must be {wanted[name]}")
-        elif dtype not in _DTYPES:
-            misfits.append(f"{name} is of {dtype} and must be of {', '.join(_DTYPES)}")
-    if wrong := [*wrong, *([_listed(misfits)] if misfits else [])]:
+        elif dtype not in DTYPES:
+            misfits.append(f"{name} is of {dtype} and must be of {', '.join(DTYPES)}")
+    if wrong := [*wrong, *([listed(misfits)] if misfits else [])]:
         raise ValueError("; ".join(wrong))
 
 
@@ -201,7 +201,7 @@ def _read(form: Format, own: str, tensors: Tensors) -> np.ndarray:
     return joined.T if transposed else joined
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

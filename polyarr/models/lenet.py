@@ -1,0 +1,42 @@
+"""LeNet-5: two convolutions and three linear layers, for images of digits, (B, H, W, C) with the channels last."""
+
+from polyarr import ops
+from polyarr.core.array import Array
+from polyarr.nn import Conv2d, Linear, MaxPool, Module
+
+
+class LeNet(Module):
+    """LeNet-5 as it is built today, with relu and the largest of each window.
+
+    size      of the square images; those below 12 need padding "same"
+    padding   of the second convolution, whose windows are 5 x 5; the first one keeps the image's size
+
+    Errors:  ValueError for a size of which nothing is left
+    Source:  LeCun, Bottou, Bengio, Haffner 1998, "Gradient-based learning applied to document recognition"
+    """
+
+    def __init__(
+        self,
+        size: int = 28,
+        channels: int = 1,
+        num_classes: int = 10,
+        *,
+        padding: str = "valid",
+        widths: tuple[int, int] = (6, 16),
+    ) -> None:
+        left = (size // 2 - (4 if padding == "valid" else 0)) // 2
+        if left < 1:
+            raise ValueError(f"LeNet: size is {size}, padding is {padding!r}; the second pool must leave something")
+        self.conv1 = Conv2d(channels, widths[0], 5, padding="same", activation="relu")
+        self.conv2 = Conv2d(widths[0], widths[1], 5, padding=padding, activation="relu")
+        self.pool = MaxPool(2)
+        self.linear1 = Linear(widths[1] * left * left, 120, activation="relu")
+        self.linear2 = Linear(120, 84, activation="relu")
+        self.head = Linear(84, num_classes)
+
+    def __call__(self, x: Array) -> Array:
+        """(B, H, W, C) -> (B, num_classes)"""
+        x = self.pool(self.conv1(x))  # (B, H / 2, W / 2, C)
+        x = self.pool(self.conv2(x))
+        x = ops.reshape(x, shape=(x.shape[0], -1))
+        return self.head(self.linear2(self.linear1(x)))

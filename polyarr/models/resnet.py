@@ -1,0 +1,123 @@
+"""ResNet: networks of residual blocks for images, (B, H, W, C) with the channels last."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from polyarr import ops
+from polyarr.core.array import Array
+from polyarr.nn import BatchNorm, Conv2d, Linear, MaxPool, Module, normal
+
+RESNET_18: dict[str, Any] = {"blocks": (2, 2, 2, 2), "bottleneck": False}
+RESNET_34: dict[str, Any] = {"blocks": (3, 4, 6, 3), "bottleneck": False}
+RESNET_50: dict[str, Any] = {"blocks": (3, 4, 6, 3), "bottleneck": True}
+PRESETS = {"resnet-18": RESNET_18, "resnet-34": RESNET_34, "resnet-50": RESNET_50}
+EXPANSION = 4  # how many times wider a bottleneck's result is than what its 3x3 filters see
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """The size and form of a ResNet.
+
+    blocks       how many there are in each stage; each but the first halves the image and doubles the channels
+    bottleneck   whether a block's 3x3 convolution is between two of 1x1, which make channels fewer and more again
+    num_classes  how many numbers the head gives
+    channels     of the image
+    width        channels of the first stage
+
+    Errors:  ValueError for what is no positive int
+    """
+
+    blocks: tuple[int, ...]
+    bottleneck: bool = False
+    num_classes: int = 1000
+    channels: int = 3
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        sizes = {"num_classes": self.num_classes, "channels": self.channels, "width": self.width}
+        for name, size in [*sizes.items(), *(("blocks", n) for n in self.blocks or (0,))]:
+            if type(size) is not int or size < 1:
+                raise ValueError(f"ResNetConfig: {name} is {getattr(self, name)!r}; it must be positive")
+
+    @classmethod
+    def of(cls, given: "ResNetConfig | Mapping[str, Any]") -> Self:
+        """A configuration out of one or of its fields.
+
+        Errors:  ValueError as the class, and for fields that are missing or unknown
+        """
+        if isinstance(given, cls):
+            return given
+        try:
+            return cls(**given)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ValueError(f"ResNetConfig: {error}") from None
+
+
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> Conv2d:
+    init = normal(math.sqrt(2 / (out_channels * kernel * kernel)))
+    return Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False, init=init)
+
+
+class ResidualBlock(Module):
+    """Convolutions, each with a norm, around a shortcut; all but the last followed by relu, and so is the sum."""
+
+    def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool) -> None:
+        channels = width * EXPANSION if bottleneck else width
+        if bottleneck:
+            self.convs = [_conv(in_channels, width, 1), _conv(width, width, 3, stride), _conv(width, channels, 1)]
+        else:
+            self.convs = [_conv(in_channels, width, 3, stride), _conv(width, channels, 3)]
+        self.norms = [BatchNorm(conv.weight.shape[0]) for conv in self.convs]
+        fits = stride == 1 and in_channels == channels
+        self.shortcut = None if fits else [_conv(in_channels, channels, 1, stride), BatchNorm(channels)]
+
+    def __call__(self, x: Array) -> Array:
+        """(B, H, W, C) -> (B, H / stride, W / stride, D)"""
+        y = x
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            y = norm(conv(ops.relu(y) if i else y))
+        if self.shortcut:
+            conv, norm = self.shortcut
+            x = norm(conv(x))
+        return ops.relu(x + y)
+
+
+class ResNetModel(Module):
+    """Convolution, norm and pool, stages of residual blocks, the mean over all places and a linear head.
+
+    A block that halves the image does so in its 3x3 convolution. Convolutions begin normal with standard deviation
+    sqrt(2 / (out * k * k)).
+
+    Errors:  ValueError as ResNetConfig.of
+    Source:  He, Zhang, Ren, Sun 2016, arXiv:1512.03385
+    """
+
+    def __init__(self, config: ResNetConfig | Mapping[str, Any]) -> None:
+        self.config = config = ResNetConfig.of(config)
+        self.conv, self.norm = _conv(config.channels, config.width, 7, 2), BatchNorm(config.width)
+        self.pool = MaxPool(3, 2, 1)
+        self.stages: list[list[ResidualBlock]] = []
+        channels, grown = config.width, EXPANSION if config.bottleneck else 1
+        for stage, count in enumerate(config.blocks):
+            width = config.width * 2**stage
+            strides = [1 if stage == 0 else 2, *[1] * (count - 1)]
+            inputs = [channels, *[width * grown] * (count - 1)]
+            pairs = zip(inputs, strides, strict=True)
+            self.stages.append([ResidualBlock(n, width, stride, config.bottleneck) for n, stride in pairs])
+            channels = width * grown
+        self.head = Linear(channels, config.num_classes)
+
+    def features(self, x: Array) -> Array:
+        """(B, H, W, C) -> (B, D), what the head sees."""
+        x = self.pool(ops.relu(self.norm(self.conv(x))))  # (B, H / 4, W / 4, C)
+        for stage in self.stages:
+            for block in stage:
+                x = block(x)
+        return ops.mean(x, axis=(1, 2))
+
+    def __call__(self, x: Array) -> Array:
+        """(B, H, W, C) -> (B, num_classes)"""
+        return self.head(self.features(x))

@@ -1,0 +1,134 @@
+"""ResNets in safetensors files with torchvision's names, read and written."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyarr import creation
+from polyarr.core.array import Array
+from polyarr.core.spec import Spec, as_dtype
+from polyarr.models.pretrained import DTYPES, PICKLED, Tensors, held_by, listed, reasons_named
+from polyarr.models.resnet import ResNetConfig, ResNetModel
+from polyarr.nn import shapes_only
+from polyarr.saving import Source, write_arrays
+
+# What their arrays of a layer are called, by ours.
+_ARRAYS = {
+    "weight": "weight",
+    "bias": "bias",
+    "statistics.mean": "running_mean",
+    "statistics.variance": "running_var",
+}
+_IGNORED = ".num_batches_tracked"  # which running statistics that move by a fixed share do not need
+
+
+def load_resnet(path: str | os.PathLike, *, dtype: Any = "float32") -> ResNetModel:
+    """The ResNet in a safetensors file with torchvision's names, in evaluation mode; for images (B, H, W, C).
+
+    How many blocks, channels and classes there are, the arrays say. Nothing is ever unpickled: what is in a .pth file
+    is to be saved as safetensors first, by safetensors.torch.save_file(model.state_dict(), path).
+
+    Errors:  OSError if the file cannot be read; PretrainedError for a file that is damaged, or of another model;
+             RuntimeError without the library safetensors
+    """
+    path, dtype = Path(path), as_dtype(dtype)
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+    with reasons_named("load_resnet", path):
+        if path.suffix in PICKLED:
+            raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
+        tensors = held_by(path)
+        with shapes_only():
+            model = ResNetModel(_config_of(tensors)).astype(dtype)
+        names, leaves = names_of(model.config), model.named_parameters()
+        _check({names[own]: _theirs(leaf.shape) for own, leaf in leaves.items()}, tensors)
+        found = {own: creation.asarray(_read(names[own], tensors), dtype=leaf.dtype) for own, leaf in leaves.items()}
+    return model.load_parameters(found).eval()
+
+
+def save_resnet(path: str | os.PathLike, model: ResNetModel, *, dtype: Any = "float32") -> None:
+    """Write a ResNet into a safetensors file, whose arrays torchvision's model takes by load_state_dict.
+
+    Errors:  TypeError for another model; OSError if the file cannot be written; RuntimeError without safetensors
+    """
+    if not isinstance(model, ResNetModel):
+        raise TypeError(f"save_resnet: model is a {type(model).__name__}; it must be a ResNetModel")
+    dtype, names = as_dtype(dtype), names_of(model.config)
+    leaves = model.named_parameters().items()
+    arrays = {names[own]: Source(Spec(_theirs(a.shape), dtype), partial(_written, a, dtype)) for own, a in leaves}
+    write_arrays(Path(path), arrays, {"format": "pt"})
+
+
+def names_of(config: ResNetConfig) -> dict[str, str]:
+    """Their names by ours, of all arrays that a model may have."""
+    return {f"{own}.{a}": f"{theirs}.{b}" for own, theirs in _layers(config) for a, b in _ARRAYS.items()}
+
+
+def _layers(config: ResNetConfig) -> Iterator[tuple[str, str]]:
+    """Our layers and theirs."""
+    yield from (("conv", "conv1"), ("norm", "bn1"), ("head", "fc"))
+    for stage, count in enumerate(config.blocks):
+        for block in range(count):
+            own, theirs = f"stages.{stage}.{block}", f"layer{stage + 1}.{block}"
+            yield from ((f"{own}.convs.{i}", f"{theirs}.conv{i + 1}") for i in range(3))
+            yield from ((f"{own}.norms.{i}", f"{theirs}.bn{i + 1}") for i in range(3))
+            yield from ((f"{own}.shortcut.{i}", f"{theirs}.downsample.{i}") for i in range(2))
+
+
+def _theirs(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an array there: filters have their channels before their places."""
+    return (shape[0], shape[-1], *shape[1:-1]) if len(shape) == 4 else shape
+
+
+def _config_of(tensors: Tensors) -> ResNetConfig:
+    """The configuration of the model that the arrays are of."""
+    counts: dict[int, int] = {}
+    for found in filter(None, (re.match(r"layer(\d+)\.(\d+)\.", name) for name in tensors)):
+        stage, block = int(found[1]), int(found[2])
+        counts[stage] = max(counts.get(stage, 0), block + 1)
+    if not counts or sorted(counts) != [*range(1, len(counts) + 1)] or sum(counts.values()) > len(tensors):
+        raise ValueError("it has no blocks called layer1.0 and so on; it must hold a ResNet with torchvision's names")
+    (width, channels, *_), (classes, _) = (_shape(tensors, name, n) for name, n in (("conv1", 4), ("fc", 2)))
+    blocks = tuple(counts[stage] for stage in sorted(counts))
+    return ResNetConfig(blocks, "layer1.0.conv3.weight" in tensors, classes, channels, width)
+
+
+def _shape(tensors: Tensors, layer: str, axes: int) -> list[int]:
+    name = f"{layer}.weight"
+    if name not in tensors or len(tensors[name].shape) != axes:
+        raise ValueError(f"it has no {name} with {axes} axes; it must hold a ResNet with torchvision's names")
+    return tensors[name].shape
+
+
+def _check(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> None:
+    """Raise ValueError unless the tensors are what is wanted, in name, shape and kind."""
+    missing = [name for name in wanted if name not in tensors]
+    unknown = [name for name in tensors if name not in wanted and not name.endswith(_IGNORED)]
+    wrong = [f"{what} {listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
+    misfits = []
+    for name, held in ((name, tensors[name]) for name in wanted if name in tensors):
+        if held.shape != [*wanted[name]]:
+            misfits.append(f"{name} is {held.shape} and must be {[*wanted[name]]}")
+        elif held.dtype not in DTYPES:
+            misfits.append(f"{name} is of {held.dtype} and must be of {', '.join(DTYPES)}")
+    if wrong := [*wrong, *([listed(misfits)] if misfits else [])]:
+        raise ValueError("; ".join(wrong))
+
+
+def _read(name: str, tensors: Tensors) -> np.ndarray:
+    """Our array, of theirs."""
+    host = tensors[name].read()
+    if not np.isfinite(host).all():
+        raise ValueError(f"{name} holds numbers that are not finite")
+    return np.moveaxis(host, 1, -1) if host.ndim == 4 else host
+
+
+def _written(leaf: Array, dtype: np.dtype) -> np.ndarray:
+    host = leaf.numpy().astype(dtype, copy=False)
+    return np.moveaxis(host, -1, 1) if host.ndim == 4 else host
