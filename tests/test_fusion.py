@@ -1,6 +1,7 @@
 """OpenCL's kernels for groups of steps: the bits of the ops, whatever the layout; and faults that the kit must see."""
 
 import re
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 
 pytest.importorskip("pyopencl")
+fusion, statements = (import_module(f"polyarr.backends.opencl.{name}") for name in ("fusion", "statements"))
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
 
@@ -99,11 +101,19 @@ def test_what_reduces_gives_its_rows_and_several_axes_too(backend):
     assert [step.part for step in compiled.programs()[0].steps] == ["group"]
 
 
-def a_repeated_input_that_is_read_as_dense(patch, statements):
+def a_repeated_input_that_is_read_as_dense(patch):
+    """One by one, and where a vector is read."""
+    real = fusion.ElementGroup._vector_moves
+
+    def dense(*args):
+        found = real(*args)
+        return {**found, "READS": re.sub(r"(EACH_OF_VECTOR r\d+\[k\] = [^;]*)\);", r"\1 + k);", found["READS"])}
+
     patch.setattr(statements, "ALONG", dict.fromkeys(statements.ALONG, statements.ALONG["DENSE"]))
+    patch.setattr(fusion.ElementGroup, "_vector_moves", dense)
 
 
-def a_rounding_left_out(patch, statements):
+def a_rounding_left_out(patch):
     real = statements.Statements._link
     patch.setattr(
         statements.Statements,
@@ -117,8 +127,6 @@ FAULTS = (a_repeated_input_that_is_read_as_dense, a_rounding_left_out)
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_the_kit_sees_it(backend, monkeypatch, plant):
-    from polyarr.backends.opencl import statements
-
-    plant(monkeypatch, statements)
+    plant(monkeypatch)
     with pytest.raises(Exception, match="have other bits than the ops"):
         JOINED(backend, Effort())

@@ -1,6 +1,5 @@
 """The kernels for GPUs that work along rows, run by whatever OpenCL device there is, with small shares of the work."""
 
-import re
 from functools import partial
 from importlib import import_module
 
@@ -14,6 +13,7 @@ from polyarr.core.current import use_backend
 from polyarr.core.spec import Spec
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
+from tests.test_fusion import a_repeated_input_that_is_read_as_dense
 
 pytest.importorskip("pyopencl")
 copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, topk = (
@@ -239,16 +239,6 @@ def test_the_kit_agrees(gpu):
     JOINED(gpu, Effort())
 
 
-def a_repeated_input_of_a_vector_that_is_read_as_dense(patch):
-    real = fusion.ElementGroup._vector_moves
-
-    def dense(*args):
-        found = real(*args)
-        return {**found, "READS": re.sub(r"(EACH_OF_VECTOR r\d+\[k\] = [^;]*)\);", r"\1 + k);", found["READS"])}
-
-    patch.setattr(fusion.ElementGroup, "_vector_moves", dense)
-
-
 def a_team_of_another_size(patch):
     real = fusion_teams.team_of
     patch.setattr(fusion_teams, "team_of", lambda *args: (*real(*args)[:2], 1))
@@ -259,9 +249,7 @@ def what_is_held_of_another_slot(patch):
     patch.setattr(fusion_teams.Writer, "_declared", lambda self, v, held: real(self, v, held.replace("[s]", "[0]")))
 
 
-FAULTS = (
-    a_repeated_input_of_a_vector_that_is_read_as_dense, a_team_of_another_size, what_is_held_of_another_slot,
-)  # fmt: skip
+FAULTS = (a_repeated_input_that_is_read_as_dense, a_team_of_another_size, what_is_held_of_another_slot)
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda p: p.__name__)
