@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import sys
 import traceback
 import warnings
@@ -33,6 +34,9 @@ COMMANDS = {
 }
 # The messages of these, and so of every polyarr error, are for users; of anything else the type is shown too.
 EXPECTED = (DtypeError, GradientError, MemoryError, OSError, RuntimeError, ValueError)
+TOGETHER = ("train", "doctor")  # what processes that mpiexec started do together
+# How many these are, and which one this is, as launchers have it.
+LAUNCHED = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -45,6 +49,7 @@ class LazyGroup(click.Group):
     """
 
     is_debugging = False
+    is_shared = False  # whether other processes run the command together with this one
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the table."""
@@ -68,6 +73,10 @@ class LazyGroup(click.Group):
         """Find the command, or say which there are."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"no command called {args[0]!r}; there are: {', '.join(COMMANDS)}")
+        size, rank = _ranks()
+        self.is_shared = args[0] in TOGETHER and size > 1
+        if args[0] not in TOGETHER and size > 1 and rank == 0:
+            complain(f"warning: each of {size} processes does all of {args[0]} by itself; leave out mpiexec")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -90,13 +99,31 @@ class LazyGroup(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def _explain(self, error: Exception) -> int:
-        if isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt):
-            complain("interrupted")
-            return INTERRUPTED
-        if self.is_debugging:
+        is_interrupted = isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt)
+        code = error.exit_code if isinstance(error, click.ClickException) else INTERRUPTED if is_interrupted else 1
+        line = "interrupted" if is_interrupted else shown(message_of(error))  # which may name what a file holds
+        if self.is_debugging and not is_interrupted:
             complain("".join(traceback.format_exception(error)).rstrip())
-        complain(shown(message_of(error)))  # which may name what a file holds
-        return error.exit_code if isinstance(error, click.ClickException) else 1
+        if not self.is_shared or _is_to_tell(line.partition(": ")[2] or line, code):
+            complain(line)
+        return code
+
+
+def _ranks() -> tuple[int, int]:
+    """How many processes mpiexec started, and which of them this one is, without a look at MPI."""
+    for names in LAUNCHED:
+        size, rank = (os.environ.get(name, "") for name in names)
+        if size.isdecimal() and rank.isdecimal():
+            return int(size), int(rank)
+    return 1, 0
+
+
+def _is_to_tell(line: str, code: int) -> bool:
+    """Whether this process says what stopped it, which may have stopped the others, too; those would wait for it."""
+    try:
+        return bool(importlib.import_module("polyarr.cli.ranks").is_to_tell(line, code))
+    except RuntimeError:  # such as that there is no mpi4py
+        return _ranks()[1] == 0
 
 
 def debug_option() -> click.Option:

@@ -19,14 +19,18 @@ import numpy as np
 
 import polyarr
 from polyarr.cli.output import no_plugin_warnings
+from polyarr.cli.ranks import here, join, of_mpi, of_ranks
+from polyarr.cli.train import choose_backend
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.diagnosis import BackendStatus, caches, diagnose, failures, overrides, status, without_backend
+from polyarr.distributed import World, init
 from polyarr.hooks import Diagnosis
 from polyarr.loading import BUILT_IN, PluginFailure, reason_of
 from polyarr.plugins import lacks_library
 from polyarr.settings import NAMES, unknown
+from polyarr.training.ranks import told
 
 # What the other process runs, with this one's import path; not as a module, because it is not to look in this folder.
 PROGRAM = (
@@ -44,10 +48,24 @@ def command() -> None:
     All that may fail is tried in other processes, so that a driver which dies or hangs is one line among others. Exit
     code 1 if something is broken, 0 if all is well.
     """
+    world = join(_begin)
+    ranks = told(world, here())
+    if world.rank:
+        return
     broken = _show("Environment", _environment())
     broken += _examine()
+    broken += _show("Processes that mpiexec started", of_ranks(ranks) if world.size > 1 else [])
     click.echo(f"\n{broken} problem{'s' * (broken != 1)} found" if broken else "\nno problem found")
     raise click.exceptions.Exit(1 if broken else 0)
+
+
+def _begin() -> World:
+    """The ranks on what polyarr train computes on, if that starts; the report says why not."""
+    try:
+        choose_backend(None)
+        return choose_backend(None, init)
+    except BackendError:
+        return init("numpy")
 
 
 def _show(title: str, lines: list[Diagnosis]) -> int:
@@ -157,6 +175,7 @@ def _steps() -> Iterator[tuple[str, str, Callable[[], list[Diagnosis]]]]:
     yield "Backends", "POLYARR_BACKEND", partial(_chosen, names)
     yield "Kernels that plugins replace", "overrides", _replaced
     yield "What the backends say", "what the backends say", diagnose
+    yield "Several processes", "MPI", of_mpi
     yield "Hooks that failed", "hooks", lambda: [_of_hook(f) for f in failures() if not _is_shown(f)]
 
 

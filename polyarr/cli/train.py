@@ -1,17 +1,23 @@
 """`polyarr train`: a small GPT on a text, from the first batch to a saved model and a picture of its loss."""
 
+import hashlib
+import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from polyarr import distributed
+from polyarr.cli.ranks import join
 from polyarr.cli.starting import Beginning, start, starting_options, with_adapters
-from polyarr.core.current import get_backend, set_backend
+from polyarr.core.current import set_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS
+from polyarr.distributed import World
 from polyarr.extras import extra
 from polyarr.text import (
     Corpus,
@@ -27,11 +33,15 @@ from polyarr.text import (
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.files import RUN_FILES, newest
 from polyarr.training.presets import named_recipe, parsed_settings, to_toml
+from polyarr.training.ranks import agree, once, shared
 from polyarr.training.recipes import COMPUTED
 from polyarr.training.run import device, perplexity, speed
+from polyarr.version import __version__
 
 SIGNALLED = 128  # plus the signal's number, as shells have it
+_OWN = {"data", "backend", "show", "profile", "tensorboard", "quiet"}  # options that need not be those of all ranks
 LIBRARY = "Python's standard library"
+T = TypeVar("T")
 _positive = click.IntRange(min=1)
 
 
@@ -128,25 +138,23 @@ def command(
     named |= {"dtype": dtype, "precision": precision}
     changes = parsed_settings(settings) | {name: value for name, value in named.items() if value is not None}
     changes = with_adapters(changes, rank, match, alpha)
-    if not resume:
-        begun = _beginning(preset, source, backend, changes)
-        if show:
-            click.echo(to_toml(begun.recipe), nl=False)
+    world = join(lambda: choose_backend(backend, distributed.init))
+    agree(world, lambda: _same_for_all(click.get_current_context()))
+    backend, quiet = world.device or backend, quiet or world.rank > 0  # each on its own
+    with world.alone():  # one may be longer at reading than others
+        begun = None if resume else _beginning(preset, source, backend, changes)
+        if begun and show:
+            click.echo("" if world.rank else to_toml(begun.recipe), nl=False)
             return
-    for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
-        extra(module)
-    if tensorboard:
-        extra("tensorboardX", "tensorboard")
-    if resume:
-        run = _resumed(data, backend, out, checkpoint, changes)
-    else:
-        out = out or Path("runs") / begun.preset
-        if source is not None and out.resolve() == source.resolve():
-            raise click.UsageError(f"{source} is what the run begins with, and stays; give another --out")
-        run = _new(data, tokens, backend, begun, 1337 if seed is None else seed, out, overwrite)
-    _check_writable(out)
-    if profile is not None:
-        _check_writable(profile.parent)
+        once(world, lambda: _check_libraries(tensorboard))
+        if begun:
+            out = out or Path("runs") / begun.preset
+            if source is not None and out.resolve() == source.resolve():
+                raise click.UsageError(f"{source} is what the run begins with, and stays; give another --out")
+            run = _new(data, tokens, backend, begun, 1337 if seed is None else seed, out, overwrite, world)
+        else:
+            run = _resumed(data, backend, out, checkpoint, changes, world)
+    once(world, lambda: [_check_writable(folder) for folder in (out, profile and profile.parent) if folder])
     if not quiet:
         _introduce(run)
     run = train(run, out, profile=profile, compiled=compiled, quiet=quiet, tensorboard=tensorboard)
@@ -154,6 +162,20 @@ def command(
         _conclude(run, out)
     if run.stopped_by:
         raise click.exceptions.Exit(SIGNALLED + run.stopped_by)
+
+
+def _same_for_all(context: click.Context) -> dict[str, Any]:
+    """What ranks must be started with alike: the version, and what they were told."""
+    told = {max(p.opts, key=len): context.params.get(p.name) for p in context.command.params if p.name not in _OWN}
+    return {"polyarr": __version__, **{name: str(value) for name, value in told.items() if value is not None}}
+
+
+def _check_libraries(tensorboard: bool) -> None:
+    """Now, rather than at the end."""
+    for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
+        extra(module)
+    if tensorboard:
+        extra("tensorboardX", "tensorboard")
 
 
 def _check_options(
@@ -210,6 +232,7 @@ def _new(
     seed: int,
     out: Path,
     overwrite: bool,
+    world: World,
 ) -> Run:
     preset, recipe, model, tokenizer = begun
     if data is not None and is_prepared(data) and tokens:
@@ -217,16 +240,31 @@ def _new(
     corpus = _corpus(data, recipe, tokenizer if tokens is None else chosen_tokenizer(tokens))
     if tokenizer is not None and not same_tokens(corpus.tokenizer, tokenizer):
         raise click.UsageError(f"{data} is prepared with another tokenizer than the model's; prepare it with that")
-    if not overwrite and any((out / name).exists() for name in RUN_FILES):
-        raise click.UsageError(f"{out} holds a run already; give another --out, or --resume or --overwrite")
+    once(world, lambda: overwrite or _check_free(out))
     choose_backend(backend)
     corpus = replace(corpus, tokenizer=tokenizer or corpus.tokenizer)
-    return new_run(corpus, recipe, seed, preset, data=None if data is None else str(data.resolve()), model=model)
+    agree(world, lambda: _of_a_run(preset, recipe, seed, corpus))
+    path = None if data is None else str(data.resolve())
+    return new_run(corpus, recipe, seed, preset, data=path, model=model, world=world)
 
 
-def _resumed(data: Path | None, backend: str | None, out: Path, checkpoint: str | None, changes: dict) -> Run:
+def _check_free(out: Path) -> None:
+    if any((out / name).exists() for name in RUN_FILES):
+        raise click.UsageError(f"{out} holds a run already; give another --out, or --resume or --overwrite")
+
+
+def _of_a_run(preset: str, recipe: Recipe, seed: int, corpus: Corpus) -> dict[str, Any]:
+    """What ranks must have alike when they begin; the model and what was trained before is the first one's."""
+    settings = {f"{name} of the recipe": value for name, value in recipe.to_dict().items()}
+    tokens = hashlib.sha256(json.dumps(corpus.tokenizer.to_dict()).encode()).hexdigest()
+    return {"preset": preset, **settings, "seed": seed, "the data's digest": corpus.digest, "the tokenizer's": tokens}
+
+
+def _resumed(
+    data: Path | None, backend: str | None, out: Path, checkpoint: str | None, changes: dict, world: World
+) -> Run:
     choose_backend(backend)
-    saved = load_checkpoint(out, checkpoint or newest(out))
+    saved = load_checkpoint(out, checkpoint or newest(out), world)
     before, step = Recipe.from_dict(saved.info["recipe"]), saved.info["step"]
     if "model" in changes or "lora" in changes:
         raise click.UsageError("--resume goes on with the model that is there; leave out --set model... and lora...")
@@ -235,8 +273,9 @@ def _resumed(data: Path | None, backend: str | None, out: Path, checkpoint: str 
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
     corpus = _corpus(found, recipe, saved.tokenizer)
-    run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found))
-    if step:
+    agree(world, lambda: _of_a_run(saved.info["preset"], recipe, saved.info["seed"], corpus))
+    run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found), world=world)
+    if step and not world.rank:
         _say_what_differs(before, saved.info, run)
     return run
 
@@ -244,9 +283,10 @@ def _resumed(data: Path | None, backend: str | None, out: Path, checkpoint: str 
 def _say_what_differs(before: Recipe, info: dict, run: Run) -> None:
     """Say so if the run will not end where one with as many steps from the beginning does."""
     recipe = run.recipe
-    if info.get("device", device()) != device():
+    here = device(run.world)
+    if info.get("device", here) != here:
         click.echo(
-            f"step {run.step:,} was computed on {info['device']}, the next ones are on {device()}: not the same bits "
+            f"step {run.step:,} was computed on {info['device']}, the next ones are on {here}: not the same bits "
             "as in one go"
         )
     if run.text != info["text"]:
@@ -277,14 +317,16 @@ def _corpus(data: Path | None, recipe: Recipe, tokenizer: Tokenizer | None) -> C
     return corpus
 
 
-def choose_backend(name: str | None) -> None:
+def choose_backend(name: str | None, begin: Callable[[str], T] = set_backend) -> T:
     """Start the backend that an option, or else POLYARR_BACKEND, names; without either, opencl.
+
+    begin  what starts it, and gives what is returned
 
     Errors:  BackendError, which names the way out; another backend is never taken instead
     """
     chosen = name or os.environ.get("POLYARR_BACKEND") or "opencl"
     try:
-        set_backend(chosen)
+        return begin(chosen)
     except BackendError as error:
         raise BackendError(f"{error} (NumPy is always there: --backend numpy)") from error
 
@@ -300,18 +342,24 @@ def _check_writable(out: Path) -> None:
 
 
 def _introduce(run: Run) -> None:
-    backend, recipe = get_backend(), run.recipe
+    recipe = run.recipe
     source = run.data or LIBRARY
     count = f"{run.model.num_parameters():,} parameters"
     if recipe.lora is not None:
         count += f", {run.model.num_parameters(only_trainable=True):,} of them trained,"
     click.echo(
-        f"{run.preset}: {count} on {backend.name} ({backend.hardware})\n"
+        f"{run.preset}: {count} on {device(run.world)}\n"
         f"text: {len(run.tokens) + len(run.validation):,} {run.tokenizer.unit} of {source}, "
         f"{run.tokenizer.vocab_size} different ones\n"
         f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
         f"{run.model.config.context_length} {run.tokenizer.unit}; Ctrl-C stops and saves"
     )
+    if run.world.size > 1:
+        parts, windows = shared(recipe, run.world.size)
+        click.echo(
+            f"{run.world}; each has {parts * windows} of a step's windows{f', {windows} at a time' * (parts > 1)}; the "
+            f"learning rate is that of one process, at most {recipe.lr:g}"
+        )
     if (recipe.dtype, recipe.precision) != (COMPUTED[0], PRECISIONS[0]):
         click.echo(f"computed in {recipe.dtype}, products of float32 with precision {recipe.precision!r}")
 

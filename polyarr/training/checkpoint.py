@@ -1,8 +1,10 @@
 """Checkpoints: one safetensors file each, with everything that is no array as JSON in its metadata, and a checksum."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import numpy as np
 from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.spec import Spec
+from polyarr.distributed import World
 from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
@@ -20,6 +23,7 @@ from polyarr.saving import Source, source_of, sync_folder, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
 from polyarr.text import Tokenizer, tokenizer_from_dict
 from polyarr.training.files import checkpoints, kept_steps, name_at, path_of
+from polyarr.training.ranks import ALONE, Content, given
 from polyarr.training.recipes import Recipe
 
 FORMAT = "2"
@@ -144,32 +148,49 @@ def _checksum(text: str, arrays: Mapping[str, Source | np.ndarray]) -> str:
 # ---- loading -------------------------------------------------------------------------------------------------
 
 
-def load_checkpoint(folder: Path, name: str = "best") -> Checkpoint:
+def load_checkpoint(folder: Path, name: str = "best", world: World = ALONE) -> Checkpoint:
     """The checkpoint of a name, on the current backend.
+
+    world  the processes that all want it; the first one reads it
 
     Errors:  OSError if it cannot be read; CheckpointError if it is damaged, or beside one of another run
     """
+    path = path_of(folder, name)
+    info, arrays = given(world, partial(_content, folder, name))
+    with _damage(path):
+        return _restored(info, arrays)
+
+
+def _content(folder: Path, name: str) -> Content:
+    """The info and the arrays of a checkpoint that is whole, and not beside one of another run."""
     path = path_of(folder, name)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     if not path.is_file():
         others = f"; there is {', '.join(checkpoints(folder))}" if checkpoints(folder) else ""
         raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing{others})")
-    try:
-        found = _restored(*_read(path))
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    except (ValueError, extra("safetensors").SafetensorError) as error:
-        raise CheckpointError(f"{path}: damaged checkpoint: {in_one_line(error)}") from error
+    with _damage(path):
+        found = _read(path)
     for other in _others(folder, name):
-        if _is_of_another_run(other, found.info["run"]):
+        if _is_of_another_run(other, found[0]["run"]):
             raise CheckpointError(
                 f"{folder}: {path.name} and {other.name} belong to two runs; remove the one that is not wanted"
             )
     return found
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Names the file in errors of what is in it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except (ValueError, extra("safetensors").SafetensorError) as error:
+        raise CheckpointError(f"{path}: damaged checkpoint: {in_one_line(error)}") from error
+
+
+def _read(path: Path) -> Content:
     """The info and the arrays of a file whose checksum agrees."""
     with extra("safetensors").safe_open(path, framework="numpy") as file:
         metadata = _metadata(file)

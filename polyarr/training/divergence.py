@@ -14,6 +14,7 @@ from polyarr.nn import Module
 from polyarr.optim import loss_scale
 from polyarr.training.checkpoint import CheckpointError, load_checkpoint
 from polyarr.training.files import newest, path_of
+from polyarr.training.ranks import told
 from polyarr.training.run import Run, begin_again, resume
 from polyarr.training.steps import as_computed, gradients, loss_of, step_of
 
@@ -54,9 +55,9 @@ def _advice(run: Run) -> str:
 def _go_back(run: Run, folder: Path) -> tuple[str | None, bool]:
     """Take the run to its newest checkpoint, or to its beginning: that one's name, and whether it could be done."""
     run.model, run.state = None, {"step": 0}  # they hold nan, and their memory is needed
-    name = newest(folder)
+    name = told(run.world, newest(folder))[0]
     with contextlib.suppress(OSError, CheckpointError):
-        saved = load_checkpoint(folder, name)
+        saved = load_checkpoint(folder, name, run.world)
         if saved.info["run"] == run.id:
             resume(run, saved)
             return name, True
@@ -67,11 +68,13 @@ def _go_back(run: Run, folder: Path) -> tuple[str | None, bool]:
 
 def _first(run: Run, done: int) -> str | None:
     """The first layer with nan or inf in the step after so many ones, or in the one before."""
-    step = step_of(run.recipe)
+    step = step_of(run.recipe, run.world)
     while run.step <= done:
         parts = [creation.asarray(part) for part in run.windows(run.step)]
-        if run.step >= done - 1 and (found := _in_activations(run, parts) or _in_gradients(run, parts)):
-            return f"the first nan or inf is in {found} of step {run.step + 1:,}"
+        if run.step >= done - 1:
+            found = told(run.world, _in_activations(run, parts) or _in_gradients(run, parts))
+            if first := next(filter(None, found), None):
+                return f"the first nan or inf is in {first} of step {run.step + 1:,}"
         _, run.model, run.state = step(run.model, run.state, parts)
     return None
 

@@ -1,5 +1,6 @@
 """The training loop. It reads the loss now and then, and nothing else, so that the device is never kept waiting."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from polyarr import creation, ops
 from polyarr.capture.compile import compile
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
+from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import loss_scale
 from polyarr.saving import alone_in, share
@@ -24,7 +26,9 @@ from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.plot import save_curves
 from polyarr.training.profiled import profiled_steps
 from polyarr.training.progress import echo as above_the_bar
-from polyarr.training.reporting import Reports, reporting
+from polyarr.training.progress import silent
+from polyarr.training.ranks import largest, once, shared
+from polyarr.training.reporting import Reports, Unheard, reporting
 from polyarr.training.run import Run, checkpoint_of
 from polyarr.training.steps import Step, evaluate, step_of, summed_loss
 
@@ -32,18 +36,21 @@ READ_EVERY = 10  # steps between two reads of the loss
 
 
 class _Due:
-    """Whether something is to be done again: after every so many steps, or so many minutes after it was last done."""
+    """Whether something is to be done again: after every so many steps, or so many minutes after it was last done.
 
-    def __init__(self, steps: int | None, minutes: float | None) -> None:
-        self.steps, self.seconds = steps, None if minutes is None else 60 * minutes
+    On all ranks at once: when the time has come for one.
+    """
+
+    def __init__(self, steps: int | None, minutes: float | None, world: World) -> None:
+        self.steps, self.seconds, self.world = steps, None if minutes is None else 60 * minutes, world
         self.done()
 
     def done(self) -> None:
         self.last = time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        by_time = self.seconds is not None and time.monotonic() - self.last >= self.seconds
-        return by_time or (self.steps is not None and step % self.steps == 0)
+        by_time = self.seconds is not None and largest(self.world, time.monotonic() - self.last >= self.seconds)
+        return bool(by_time) or (self.steps is not None and step % self.steps == 0)
 
 
 def train(
@@ -71,37 +78,54 @@ def train(
     Errors:  DivergenceError if the loss is not finite, with the layer that was first; OSError if the folder cannot be
              written to, or another training writes to it
     """
-    check(checkpoint_of(run, None))  # now, rather than at the first evaluation
-    with alone_in(folder, "training"):
-        remove_left_overs(folder)
-        tell = echo or above_the_bar
-        profiled = profiled_steps(profile, run.recipe.steps - run.step, tell)
+    tell = silent if run.world.rank else echo or above_the_bar
+    with contextlib.ExitStack() as held:
+        once(run.world, lambda: _enter(run, folder, held))
+        profiled = profiled_steps(None if run.world.rank else profile, run.recipe.steps - run.step, tell)
         try:
-            with reporting(run, folder, tell, quiet, tensorboard) as reports:
+            with contextlib.ExitStack() as reported:
+                opened = reporting(run, folder, tell, quiet, tensorboard)
+                reports = once(run.world, lambda: reported.enter_context(opened)) or Unheard()
                 _train(run, folder, reports, profiled, compiled)
         except DivergenceError as error:
-            raise explained(error, run, folder, (lambda line: None) if quiet else tell) from None
-        remove_old(folder, run.recipe.keep)  # also those of a process that was killed when it had saved its last
-        validation = [(row["step"], row["val"]) for row in run.history]
-        rates = numbers(read_metrics(folder, run.id), "lr")
-        title = f"{run.preset}: {run.step:,} steps"
-        save_curves(folder / CURVE, run.curve, validation, rates, title, run.tokenizer.unit)
+            with run.world.alone():
+                raise explained(error, run, folder, silent if quiet else tell) from None
+        once(run.world, lambda: _finish(run, folder))
     return run
 
 
-def _train(run: Run, folder: Path, reports: Reports, profiled: AbstractContextManager, compiled: bool) -> None:
-    recipe = run.recipe
-    plain, loss_in_all = step_of(recipe), summed_loss
+def _enter(run: Run, folder: Path, held: contextlib.ExitStack) -> None:
+    check(checkpoint_of(run, None))  # now, rather than at the first evaluation
+    held.enter_context(alone_in(folder, "training"))
+    remove_left_overs(folder)
+
+
+def _finish(run: Run, folder: Path) -> None:
+    remove_old(folder, run.recipe.keep)  # also those of a process that was killed when it had saved its last
+    validation = [(row["step"], row["val"]) for row in run.history]
+    rates = numbers(read_metrics(folder, run.id), "lr")
+    title = f"{run.preset}: {run.step:,} steps"
+    save_curves(folder / CURVE, run.curve, validation, rates, title, run.tokenizer.unit)
+
+
+def _train(
+    run: Run, folder: Path, reports: Reports | Unheard, profiled: AbstractContextManager, compiled: bool
+) -> None:
+    recipe, world = run.recipe, run.world
+    plain, loss_in_all = step_of(recipe, world), summed_loss
     step = plain
-    if compiled:  # a step may write over what it is given, which the run is done with
-        step, loss_in_all = compile(plain, donate=("model", "state")), compile(loss_in_all)
-    evaluating, saving = _Due(recipe.eval_every, recipe.eval_minutes), _Due(recipe.save_every, recipe.save_minutes)
+    if compiled:
+        step, loss_in_all = step_of(recipe, world, compile), compile(loss_in_all)
+    evaluating = _Due(recipe.eval_every, recipe.eval_minutes, world)
+    saving = _Due(recipe.save_every, recipe.save_minutes, world)
     ahead = prefetched(run.windows, run.step)
-    with interruption() as interrupted, profiled as before_step, ahead as windows:
+    with interruption() as interrupted, profiled as before_step, ahead as windows, contextlib.ExitStack() as compiling:
+        compiling.enter_context(world.alone())  # one rank may find compiled what another has to compile
         unread: list[Array] = []
         started = time.perf_counter()
-        while run.step < recipe.steps and not run.is_stale and not interrupted():
+        while run.step < recipe.steps and not run.is_stale and not (stopped := largest(world, interrupted())):
             unread.append(_one_step(run, plain if before_step() else step, windows()))
+            compiling.close()
             evaluates = evaluating.is_due(run.step) or run.step == recipe.steps
             saves = evaluates or saving.is_due(run.step)
             if saves or run.step % READ_EVERY == 0:
@@ -119,10 +143,10 @@ def _train(run: Run, folder: Path, reports: Reports, profiled: AbstractContextMa
                 started = time.perf_counter()
         is_over = run.step == recipe.steps or run.is_stale
         if not is_over:
-            run.stopped_by = interrupted()
+            run.stopped_by = stopped
             _read(unread, run)
             run.seconds += time.perf_counter() - started
-        if not is_over or not path_of(folder, "last").exists():
+        if not is_over or not largest(world, world.rank == 0 and path_of(folder, LAST).exists()):
             _save_as_it_is(run, folder, reports)
 
 
@@ -152,13 +176,14 @@ def _evaluate_and_save(
     run: Run,
     loss: float,
     folder: Path,
-    reports: Reports,
+    reports: Reports | Unheard,
     loss_in_all: Callable[[LanguageModel, Array], Array] = summed_loss,
 ) -> None:
     recipe = run.recipe
-    with use_matmul_precision(recipe.precision):
+    with use_matmul_precision(recipe.precision), run.world.alone():
         model = run.model.astype(recipe.dtype)
-        value = evaluate(model, run.validation, 4 * recipe.batch_size, recipe.eval_windows, loss_in_all)
+        _, windows = shared(recipe, run.world.size)
+        value = evaluate(model, run.validation, 4 * windows, recipe.eval_windows, loss_in_all, run.world)
     if not math.isfinite(value):
         raise DivergenceError(f"the validation loss is {value} after step {run.step:,}", run.step)
     is_best = value < run.best
@@ -168,23 +193,27 @@ def _evaluate_and_save(
     reports.tell(loss, value)
 
 
-def _save_as_it_is(run: Run, folder: Path, reports: Reports) -> None:
+def _save_as_it_is(run: Run, folder: Path, reports: Reports | Unheard) -> None:
     _save(run, run.history[-1]["val"] if run.history else None, folder, not run.history, reports)
 
 
-def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool, reports: Reports) -> None:
+def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool, reports: Reports | Unheard) -> None:
     """Save "last", and "best" before it: whoever goes on from the last before comes to the same best again."""
-    saved, keep = checkpoint_of(run, val_loss), run.recipe.keep
     try:
-        if is_best or not path_of(folder, BEST).exists():
-            save_checkpoint(folder, BEST, saved)
-        save_checkpoint(folder, LAST if keep == 1 else name_at(run.step), saved)
+        once(run.world, lambda: _write(run, val_loss, folder, is_best))
     except NotFiniteError as error:
         raise DivergenceError(f"{error} after step {run.step:,}", run.step) from None
+    reports.saved()
+
+
+def _write(run: Run, val_loss: float | None, folder: Path, is_best: bool) -> None:
+    saved, keep = checkpoint_of(run, val_loss), run.recipe.keep
+    if is_best or not path_of(folder, BEST).exists():
+        save_checkpoint(folder, BEST, saved)
+    save_checkpoint(folder, LAST if keep == 1 else name_at(run.step), saved)
     if keep > 1:
         share(path_of(folder, name_at(run.step)), path_of(folder, LAST))
     remove_ahead(folder, run.step)
     remove_old(folder, keep)
     if len(run.history) <= 1:
         (folder / CURVE).unlink(missing_ok=True)  # of a run that this one replaces
-    reports.saved()

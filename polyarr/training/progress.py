@@ -107,6 +107,10 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def silent(line: str) -> None:
+    """Nothing of a line."""
+
+
 def echo(line: str) -> None:
     """A line above the bar, at once: whoever follows a log waits for it."""
     extra("tqdm").tqdm.write(line)

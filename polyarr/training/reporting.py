@@ -14,7 +14,7 @@ from polyarr.core.current import get_backend
 from polyarr.extras import extra
 from polyarr.training.files import BOARD
 from polyarr.training.metrics import MetricsFile, Row
-from polyarr.training.progress import Progress, progress_of
+from polyarr.training.progress import Progress, progress_of, silent
 from polyarr.training.run import Run, perplexity, speed
 from polyarr.training.work import operations_per_token
 from polyarr.version import __version__
@@ -58,8 +58,10 @@ class Reports:
     def _begin(self) -> None:
         """The first line of a process: what computes, and with what."""
         backend = get_backend()
-        self._peak = backend.peaks().get("GFLOP/s", 0.0)
+        ranks = self._run.world.size
+        self._peak = ranks * backend.peaks().get("GFLOP/s", 0.0)
         row = {"step": self._before[0], "backend": backend.name, "hardware": backend.hardware}
+        row |= {"ranks": ranks} if ranks > 1 else {}
         row |= {"peak_gflops": round(self._peak, 1)} if self._peak else {}
         self._metrics.write(row | {"polyarr": __version__, "python": platform.python_version(), "time": _now()})
         self._has_begun = True
@@ -89,6 +91,22 @@ class Reports:
                     self._board.add_scalar(name, value, row["step"])
 
 
+class Unheard:
+    """What is reported of a run where another process does it: nothing."""
+
+    def steps(self, loss: float) -> None:
+        """Nothing."""
+
+    def evaluation(self, value: float) -> None:
+        """Nothing."""
+
+    def saved(self) -> None:
+        """Nothing."""
+
+    def tell(self, loss: float, value: float) -> None:
+        """Nothing."""
+
+
 def _now() -> float:
     return round(time.time(), 3)
 
@@ -114,4 +132,4 @@ def reporting(
             opened.callback(board.close)
         progress = progress_of(run.recipe.steps, run.step, quiet)
         opened.callback(progress.close)
-        yield Reports(run, (lambda line: None) if quiet else echo, progress, metrics, board)
+        yield Reports(run, silent if quiet else echo, progress, metrics, board)

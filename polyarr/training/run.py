@@ -10,12 +10,14 @@ import numpy as np
 
 from polyarr import random
 from polyarr.core.current import get_backend
+from polyarr.distributed import World
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
 from polyarr.nn import shapes_only
 from polyarr.text import Corpus, Tokenizer, same_tokens
 from polyarr.training.checkpoint import Checkpoint
 from polyarr.training.data import shuffled_windows
+from polyarr.training.ranks import ALONE, shared
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
 
@@ -41,6 +43,7 @@ class Run:
     curve: list[tuple] = field(default_factory=list)  # (step, mean training loss since the row before)
     is_drawn: bool = True  # whether its weights began as its seed draws them
     since: int = 0  # the step from which on the text was this one: losses on two texts do not compare
+    world: World = ALONE  # the processes that train it together
     seconds: float = 0.0  # spent on steps, without evaluations
     stopped_by: int = 0  # the signal
 
@@ -65,13 +68,14 @@ class Run:
         return [row["val"] for row in self.history if row["step"] > self.since]
 
     def windows(self, step: int) -> list[np.ndarray]:
-        """What a step learns from: (B, T + 1) for each part of it.
+        """What this process learns from in a step: (B, T + 1) for each part of it.
 
-        Errors:  ValueError for tokens that the tokenizer does not have
+        Errors:  ValueError for tokens that the tokenizer does not have, and as shared
         """
-        recipe, length = self.recipe, self.model.config.context_length
-        draws = range(step * recipe.accumulation, (step + 1) * recipe.accumulation)
-        found = [shuffled_windows(self.tokens, length, recipe.batch_size, self.seed, draw) for draw in draws]
+        length, (rank, size) = self.model.config.context_length, (self.world.rank, self.world.size)
+        parts, windows = shared(self.recipe, size)
+        draws = ((step * parts + part) * size + rank for part in range(parts))
+        found = [shuffled_windows(self.tokens, length, windows, self.seed, draw) for draw in draws]
         largest = max(int(part.max()) for part in found)
         if largest >= self.tokenizer.vocab_size:
             raise ValueError(f"{self.data} is damaged: it has a token {largest}; prepare it again")
@@ -85,33 +89,40 @@ def new_run(
     preset: str = "GPT",
     data: str | None = None,
     model: LanguageModel | None = None,
+    world: World = ALONE,
 ) -> Run:
     """A run at its beginning, on the current backend, of a corpus or the characters of a text. Seeds polyarr.random.
 
     preset, data  what its checkpoints say of the recipe's name and the corpus's path
     model         begin with this one's arrays, which `train` then takes for its own; the recipe's may have a shorter
                   context and another rate of dropout. None: with new ones
+    world         the processes that train it together, each with a run like this one; they all begin with the first's
+                  arrays, and drop out by themselves
 
     Errors:  ValueError if the model's sizes are not the recipe's, or for adapters as nn.lora
     """
     corpus = Corpus.of_text(corpus) if isinstance(corpus, str) else corpus
-    begun = _begun(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model)
+    shared(recipe, world.size)
+    begun = _begun(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model, world)
     tokens = corpus.tokenizer, corpus.train, corpus.validation
-    return Run(recipe, *tokens, seed, *begun, preset, data, corpus.digest, is_drawn=model is None)
+    return Run(recipe, *tokens, seed, *begun, preset, data, corpus.digest, is_drawn=model is None, world=world)
 
 
 def begin_again(run: Run) -> None:
     """Take a run to its beginning; its weights must have been drawn then."""
-    run.model, run.state = _begun(run.recipe, run.recipe.config(run.tokenizer.vocab_size), run.seed, None)
+    config = run.recipe.config(run.tokenizer.vocab_size)
+    run.model, run.state = _begun(run.recipe, config, run.seed, None, run.world)
     run.history, run.curve, run.seconds = [], [], 0.0
 
 
 def _begun(
-    recipe: Recipe, config: Config, seed: int, model: LanguageModel | None
+    recipe: Recipe, config: Config, seed: int, model: LanguageModel | None, world: World
 ) -> tuple[LanguageModel, dict[str, Any]]:
     """What a run begins with: a model and the state of its optimiser."""
     random.seed(seed)
     model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config))
+    model = world.broadcast(model)
+    world.split_random()
     return model, recipe.optimizer().init(model)
 
 
@@ -129,18 +140,22 @@ def _reconfigured(model: LanguageModel, config: Config) -> LanguageModel:
     return new.load_parameters(model.named_parameters())
 
 
-def resumed_run(corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: str | None = None) -> Run:
+def resumed_run(
+    corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: str | None = None, world: World = ALONE
+) -> Run:
     """A run that goes on from a checkpoint, with its recipe or a changed one, and the corpus, or the text, at a path.
 
-    With another text than before, "best" begins anew: losses on two texts do not compare.
+    With another text than before, "best" begins anew: losses on two texts do not compare. The processes of a world need
+    not be as many as those before.
 
     Errors:  ValueError if the text has characters that the checkpoint does not know, or the corpus another tokenizer
     """
     corpus = Corpus.of_text(corpus, saved.tokenizer) if isinstance(corpus, str) else corpus
     if not same_tokens(corpus.tokenizer, saved.tokenizer):
         raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
-    info = saved.info
-    named = {"preset": info["preset"], "data": data, "text": corpus.digest, "id": info["run"], "is_drawn": False}
+    shared(recipe, world.size)
+    info, own = saved.info, {"data": data, "text": corpus.digest, "is_drawn": False, "world": world}
+    named = {"preset": info["preset"], "id": info["run"], **own}
     tokens = saved.tokenizer, corpus.train, corpus.validation
     run = Run(recipe, *tokens, info["seed"], saved.model, {}, **named)
     resume(run, saved)
@@ -152,6 +167,7 @@ def resume(run: Run, saved: Checkpoint) -> None:
     """Take a run to where a checkpoint of it was saved."""
     info, optimizer = saved.info, run.recipe.optimizer()
     random.set_state(tuple(info["random_state"]))
+    run.world.split_random()
     state = dict(saved.state)
     if state.keys() == {"step"}:  # of a model that was not trained here yet
         state = optimizer.init(saved.model)
@@ -162,10 +178,10 @@ def resume(run: Run, saved: Checkpoint) -> None:
     run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
 
 
-def device() -> str:
-    """What is computed on."""
+def device(world: World = ALONE) -> str:
+    """What is computed on, by all ranks if they are alike."""
     backend = get_backend()
-    return f"{backend.name} ({backend.hardware})"[:1000]
+    return f"{f'{world.size} x ' * (world.size > 1)}{backend.name} ({backend.hardware})"[:1000]
 
 
 def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
@@ -179,7 +195,7 @@ def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
         "seed": run.seed,
         "step": run.step,
         "since": run.since,
-        "device": device(),
+        "device": device(run.world),
         "val_loss": val_loss,
         "seconds": run.seconds,
         "random_state": random.get_state(),

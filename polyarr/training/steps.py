@@ -1,6 +1,7 @@
 """One step of training, and one evaluation, as functions that can be captured."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -8,26 +9,48 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
+from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import accumulate, loss_scale
 from polyarr.training.data import evaluation_windows
+from polyarr.training.ranks import ALONE, told
 from polyarr.training.recipes import Recipe
 
-Step = Callable[[LanguageModel, dict[str, Any], list[Array]], tuple[Array, LanguageModel, dict[str, Any]]]
+State = dict[str, Any]
+Step = Callable[[LanguageModel, State, list[Array]], tuple[Array, LanguageModel, State]]
+_GIVEN_AWAY = ("model", "state", "grads")  # a captured step may write over what it is given, which the run is done with
 
 
-def step_of(recipe: Recipe) -> Step:
-    """A step of the recipe's optimiser as a function: (model, state, windows for each part) -> loss, model, state."""
+def _as_it_is(function: Callable, **_: Any) -> Callable:
+    return function
+
+
+def step_of(recipe: Recipe, world: World = ALONE, capture: Callable[..., Callable] = _as_it_is) -> Step:
+    """A step of the recipe's optimiser as a function: (model, state, windows for each part) -> loss, model, state.
+
+    world    the processes whose gradients are averaged
+    capture  polyarr.compile, for a step that is captured: all of it or, where gradients leave the device for others',
+             what is before that and what is after it
+    """
     optimizer = recipe.optimizer()
 
-    def step(
-        model: LanguageModel, state: dict[str, Any], batches: list[Array]
-    ) -> tuple[Array, LanguageModel, dict[str, Any]]:
+    def graded(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel]:
         scale = loss_scale(state) if optimizer.loss_scale else None
         loss, grads = gradients(recipe, model, batches, scale)
-        return loss if scale is None else loss / scale, *optimizer.update(grads, state, model)
+        return loss if scale is None else loss / scale, grads
 
-    return step
+    def updated(model: LanguageModel, state: State, grads: LanguageModel) -> tuple[LanguageModel, State]:
+        return optimizer.update(grads, state, model)
+
+    is_alone = world.size == 1
+    before, after = (graded, updated) if is_alone else (capture(graded), capture(updated, donate=_GIVEN_AWAY))
+    mean = _as_it_is if is_alone else world.mean
+
+    def step(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel, State]:
+        loss, grads = mean(before(model, state, batches))
+        return loss, *after(model, state, grads)
+
+    return capture(step, donate=_GIVEN_AWAY[:2]) if is_alone else step
 
 
 def gradients(
@@ -66,14 +89,18 @@ def evaluate(
     batch_size: int,
     limit: int | None = None,
     loss_in_all: Callable[[LanguageModel, Array], Array] = summed_loss,
+    world: World = ALONE,
 ) -> float:
     """The mean loss over windows of a text: all of it, or `limit` windows. Without dropout.
 
     loss_in_all  summed_loss, or that compiled
+    world        the processes that share the windows, and all get the mean
     """
     model, total, count = model.copy().eval(), None, 0
-    for windows in evaluation_windows(tokens, model.config.context_length, batch_size, limit):
+    batches = evaluation_windows(tokens, model.config.context_length, batch_size, limit)
+    for windows in islice(batches, world.rank, None, world.size):
         part = loss_in_all(model, creation.asarray(windows))
         total = part if total is None else total + part
         count += windows[:, 1:].size
-    return float(total) / count
+    parts = told(world, [float(0.0 if total is None else total), count])
+    return sum(part for part, _ in parts) / sum(size for _, size in parts)
