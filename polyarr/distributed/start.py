@@ -4,11 +4,13 @@ import atexit
 import json
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from polyarr import plugins
 from polyarr.core.current import chosen, get_backend, set_backend
+from polyarr.core.errors import BackendError
 from polyarr.distributed.devices import over_devices, shared_by
 from polyarr.distributed.host import HostTransport
 from polyarr.distributed.link import PATIENCE, Link
@@ -60,13 +62,27 @@ def _joined(backend: str | None, patience: float) -> World:
             atexit.register(witness.ended)  # when all have left, see watch
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             watch(comm.Dup(), link, names)
-    device = _device(backend, local.rank, local.size)
+    device, places = _places(link, partial(_device, backend, local.rank, local.size))
     transport = None
     if link.size > 1:
         share = partial(shared_by, mpi, local) if local.size == link.size else None
         transport = over_devices(link, get_backend(), HostTransport(link), share)
-    places = tuple(tuple(json.loads(text)) for text in link.texts(json.dumps([socket.gethostname(), device])))
     return World(link.rank, link.size, local.rank, device, link, transport, places)
+
+
+def _places(link: Link, start: Callable[[], str]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """What this rank computes on, and the host and the device of each; where one fails, none goes on without it."""
+    device = failure = ""
+    try:
+        with link.alone():  # a driver may take its time
+            device = start()
+    except BackendError as error:
+        failure = str(error)
+    rows = [json.loads(text) for text in link.texts(json.dumps([socket.gethostname(), device, failure]))]
+    failures = [f"rank {rank} of {host}: {why}" for rank, (host, _, why) in enumerate(rows) if why]
+    if failures:
+        raise BackendError(failure if len(failures) == len(rows) else failures[0])
+    return device, tuple((host, device) for host, device, _ in rows)
 
 
 def _check(mpi: Any) -> None:
