@@ -146,7 +146,12 @@ def test_what_stops_one_rank_ends_all_with_its_name(start, tmp_path):
     one = start((1, *words, "a.txt"), (1, *words, "c.txt"))
     every = start((2, *words, "c.txt"))
     uneven = start((5, *words, "a.txt"))
+    option = start((1, *words, "a.txt"), (1, *words, "a.txt", "--stepz", "3"))
+    device = start((1, *words, "a.txt"), (1, *words, "a.txt", "--backend", "nowhere"))
     assert ours(ended(one)[2]) == ["polyarr: rank 1: c.txt: No such file or directory; all ranks end"]
+    assert ours(ended(option)[2])[0].startswith("polyarr: rank 1: No such option '--stepz'.")  # it had not joined them
+    (line,) = ours(ended(device)[2])
+    assert re.match(r"polyarr: rank 1 of \S+: no backend called 'nowhere'; installed: ", line)
     assert ended(every) == (1, "", "polyarr: c.txt: No such file or directory\n")
     code, _, err = ended(uneven)
     assert code == 1 and ours(err) == [

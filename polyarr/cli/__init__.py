@@ -120,10 +120,11 @@ def _ranks() -> tuple[int, int]:
 
 def _is_to_tell(line: str, code: int) -> bool:
     """Whether this process says what stopped it, which may have stopped the others, too; those would wait for it."""
+    _, rank = _ranks()
     try:
-        return bool(importlib.import_module("polyarr.cli.ranks").is_to_tell(line, code))
+        return bool(importlib.import_module("polyarr.cli.ranks").is_to_tell(rank, line, code))
     except RuntimeError:  # such as that there is no mpi4py
-        return _ranks()[1] == 0
+        return rank == 0
 
 
 def debug_option() -> click.Option:

@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 import platform
+import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import distributed
+from polyarr.cli import INTERRUPTED
 from polyarr.core.current import get_backend
 from polyarr.distributed import World
 from polyarr.distributed.start import LAUNCHED
@@ -37,16 +40,21 @@ def join(begin: Callable[[], World]) -> World:
     return _world
 
 
-def is_to_tell(line: str, code: int) -> bool:
+def is_to_tell(rank: int, line: str, code: int) -> bool:
     """Whether this rank tells what stopped it: the first does if all were stopped. Others that go on it ends.
 
     Errors:  RuntimeError where ranks cannot join
     """
-    if _world.size == 1:
-        join(lambda: distributed.init("numpy"))  # it was stopped before it had joined them
-    if _meeting is not None and not _all_are_here():
-        _world.link.end(f"rank {_world.rank}: {line}", code)
-    return _world.rank == 0
+    if _meeting is None and code == INTERRUPTED:  # others may be in MPI's start, from which only the launcher gets them
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    if "mpi4py.MPI" not in sys.modules:  # it was stopped before it wanted to join them
+        join(lambda: distributed.init("numpy"))
+    if _meeting is None:
+        return rank == 0
+    if not _all_are_here():
+        _world.link.end(f"rank {rank}: {line}", code)
+    return rank == 0
 
 
 def _all_are_here() -> bool:
