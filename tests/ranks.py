@@ -11,12 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 import polyarr as pa
 from polyarr import random, tree
-from polyarr.distributed import Sharded, host
+from polyarr.distributed import OPS, Sharded, host
+from polyarr.distributed.devices import over_devices, shared_by
+from polyarr.distributed.host import HostTransport
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.optim import SGD, AdamW, LossScale, warmup_cosine
 
@@ -105,6 +108,25 @@ def numbers_and_broadcast(world):
     }
     gathered = world.all_gather([pa.full((2, 2), float(world.rank))])[0].numpy()[:, 0].tolist()
     return {"cast": cast, "reduced": reduced, "gathered": gathered}
+
+
+@check
+def windows(world):
+    """On one host OpenCL's devices sum through memory that all ranks see, in many slots, to the bits of MPI's sums."""
+    from mpi4py import MPI
+
+    local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    with pa.use_backend("opencl"):
+        through = over_devices(
+            world.link, pa.get_backend(), HostTransport(world.link), lambda _: shared_by(MPI, local, 8192)
+        )
+        names = ("float32", "bfloat16", "float16", "float64")
+        own = {name: pa.asarray(values(world.rank, (50, 77), np.dtype(pa.Spec((), name).dtype))) for name in names}
+        found = [
+            [bits(replace(world, transport=way).all_reduce(own, op, wire)) for op in OPS for wire in (None, "bfloat16")]
+            for way in (through, HostTransport(world.link))
+        ]
+    return {"name": through.name, "same": found[0] == found[1], "bits": found[0]}
 
 
 @check

@@ -83,6 +83,11 @@ def test_bfloat16_on_the_wire(said: dict[str, list]) -> None:
     assert found["as said"] and found["others"]
 
 
+def test_opencl_sums_through_memory_that_all_ranks_see(said: dict[str, list]) -> None:
+    found = alike(said["windows"])
+    assert found["name"] == "memory that all ranks see" and found["same"]
+
+
 def test_refusals(said: dict[str, list]) -> None:
     """In one line, on all ranks, where they differ; nobody hangs."""
     found, last = alike(said["refusals"]), len(said["trees"]) - 1

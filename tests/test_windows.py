@@ -33,12 +33,12 @@ def test_sums_and_means(backend: Backend, ranks: int, wire: np.dtype) -> None:
     arrays = [pa.asarray(h) for h in host]
     reduce, met = reduce_of(backend, ranks, 2 * 4096, wire)
     factor = 1 + sum(rank + 1 for rank in range(ranks) if rank != RANK)
-    for name, share in (("sum", np.float32(1)), ("mean", np.float32(1 / ranks))):
+    for name, count in (("sum", np.float32(1)), ("mean", np.float32(ranks))):
         for _ in range(2):
             met.clear()
             found = [backend.download(b) for b in reduce([a.buf for a in arrays], wire, name)]
             for value, own in zip(found, host, strict=True):
-                wanted = (own * factor * share).astype(wire).astype(np.float32)
+                wanted = (own * factor / count).astype(wire).astype(np.float32)
                 assert value.dtype == np.float32 and np.array_equal(value, wanted)
     assert len(met) == {pa.float32: 7, pa.bfloat16: 4}[wire] + 1  # slots of 4,096 bytes, and the end
     assert np.array_equal(arrays[0].numpy(), host[0])

@@ -90,8 +90,8 @@ class Windows:
         total, *rest = [launch(device, spec, b) if wide != b.dtype else b for b in held]
         for b in rest:
             total = launch(device, spec, total, b, expression="x + y")
-        factor = 1 / len(held) if reduction == "mean" else 1
-        launch(device, Spec(target.shape, target.dtype), total, factor, expression="x * y", target=target)
+        count = len(held) if reduction == "mean" else 1
+        launch(device, Spec(target.shape, target.dtype), total, count, expression="x / y", target=target)
 
 
 def _pinned(device: Device, windows: Sequence[np.ndarray]) -> list[Any]:
