@@ -95,8 +95,9 @@ class World:
     def all_reduce(self, given: Any, op: str = "mean", wire: str | None = None) -> Any:
         """The tree of what all ranks' trees are together, leaf by leaf.
 
-        Each number is summed in the order of the ranks, narrow floats in float32: the bits are the same on every rank
-        and at every repetition. Ints, of Python or in arrays, have no mean but a Python int's, which is a float.
+        Each number is summed in the order of the ranks, narrow floats in float32, or as NCCL does it: the bits are the
+        same on every rank and at every repetition. Ints, of Python or in arrays, have no mean but a Python int's, which
+        is a float.
 
         op    "mean", "sum", "max" or "min"
         wire  "bfloat16": float32 is sent in half the bytes, rounded before it is summed in float32, and after it
