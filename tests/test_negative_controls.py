@@ -30,6 +30,7 @@ from tests.negative_controls import (  # they fill the table
     state,  # noqa: F401
     values,  # noqa: F401
     whole_numbers,  # noqa: F401
+    windows,  # noqa: F401
 )
 from tests.negative_controls.table import FAULTS, with_kernels
 
