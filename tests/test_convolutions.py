@@ -1,0 +1,142 @@
+"""Convolutions, pools and resizing: layouts, paddings, odd calls, ties and errors; values beside loops in float64."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.backend import Backend
+from polyarr.core.errors import ShapeError
+from polyarr.testing import check_grads, naive
+
+pytestmark = pytest.mark.usefixtures("on_numpy")
+RNG = np.random.default_rng(7)
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape)
+
+
+def close(found: pa.Array, expected: np.ndarray) -> None:
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-10)
+
+
+def first(a: np.ndarray, axes: int) -> np.ndarray:
+    """a with its channels before its spatial axes."""
+    return np.moveaxis(a, -1, a.ndim - 1 - axes)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple:
+    """x, weight and where its windows lie; each window is on x, or on its padding."""
+    axes, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    each = [draw(st.tuples(*(st.integers(1, 3),) * 3, *(st.integers(0, 2),) * 2)) for _ in range(axes)]
+    kernel, stride, dilation, before, after = map(tuple, zip(*each, strict=True))
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    least = [max(r - lo - hi, 1) for r, lo, hi in zip(reach, before, after, strict=True)]
+    lengths = [draw(st.integers(n, n + 4)) for n in least]
+    x = drawn(draw(st.integers(0, 2)), *lengths, groups * draw(st.integers(0, 2)))
+    weight = drawn(groups * draw(st.integers(0, 2)), *kernel, x.shape[-1] // groups)
+    padding = draw(st.sampled_from((tuple(zip(before, after, strict=True)), "same")))
+    return x, weight, {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
+
+
+@given(convolutions())
+def test_any_convolution_and_its_gradients_are_those_of_loops(call: tuple) -> None:
+    x, weight, params = call
+    expected = naive.conv_product(x, weight, **params)
+    value, pull = pa.vjp(lambda x, w: pa.conv(x, w, **params), pa.asarray(x), pa.asarray(weight))
+    close(value, expected)
+    dx, dweight = pull(pa.asarray(expected))
+    close(dx, naive.conv_input_gradient(expected, weight, shape=x.shape[1:-1], **params))
+    close(dweight, naive.conv_weight_gradient(expected, x, shape=weight.shape[1:-1], **params))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_channels_may_be_first_and_there_may_be_any_leading_axes(axes: int) -> None:
+    """The numbers are the same; only their places differ."""
+    lengths, kernel = (5, 6, 4)[:axes], (3, 2, 2)[:axes]
+    x, weight, bias = drawn(2, *lengths, 4), drawn(6, *kernel, 2), drawn(6)
+    up = drawn(4, *kernel, 3)
+    for fn, more, params in (
+        (pa.conv, (weight, bias), {"padding": 1, "groups": 2}),
+        (pa.conv_transpose, (up, drawn(6)), {"stride": 2, "groups": 2}),
+        (pa.max_pool, (kernel,), {"padding": ((1, 0),) * axes}),
+        (pa.mean_pool, (kernel,), {"ceil_mode": True}),
+        (pa.adaptive_mean_pool, ((2,) * axes,), {}),
+        (pa.interpolate, ((7,) * axes,), {"mode": "linear"}),
+    ):
+        last = [pa.asarray(a) if isinstance(a, np.ndarray) else a for a in more]
+        turned = [pa.asarray(first(a, axes)) if isinstance(a, np.ndarray) and a.ndim > 1 else b
+                  for a, b in zip(more, last, strict=True)]  # fmt: skip
+        expected = fn(pa.asarray(x), *last, **params).numpy()
+        close(fn(pa.asarray(first(x, axes)), *turned, **params, layout="channels_first"), first(expected, axes))
+        close(fn(pa.asarray(x[0]), *last, **params), expected[0])
+        close(fn(pa.asarray(x[None]), *last, **params), expected[None])
+
+
+def test_same_padding_keeps_lengths_and_what_is_odd_comes_after() -> None:
+    x, weight = pa.asarray(np.arange(1.0, 6).reshape(1, 5, 1)), pa.ones((1, 2, 1), dtype="float64")
+    assert pa.conv(x, weight, padding="same").numpy().ravel().tolist() == [3, 5, 7, 9, 5]
+    assert pa.conv(x, weight, padding="same", stride=2).numpy().ravel().tolist() == [3, 7, 5]
+    assert pa.conv_transpose(x, weight, padding="same", stride=3).shape == (1, 15, 1)
+
+
+def test_the_first_of_the_largest_gets_the_gradient_to_any_order(backend: Backend) -> None:
+    x = pa.asarray(np.array([[2, 2, 1, 2, 2, 0]], "f4").reshape(1, 6, 1))
+    squares = lambda x: pa.sum(pa.max_pool(x, (3,), stride=1) ** 2)
+    assert pa.grad(squares)(x).numpy().ravel().tolist() == [4, 4, 0, 8, 0, 0]
+    again = pa.grad(lambda x: pa.sum(pa.grad(squares)(x) * x))(x)  # of a quadratic form, as much once more
+    assert again.numpy().ravel().tolist() == [8, 8, 0, 16, 0, 0]
+
+
+def test_gradients_of_any_order_are_differences() -> None:
+    x, weight = pa.asarray(drawn(2, 5, 6, 4)), pa.asarray(drawn(6, 3, 2, 2))
+    params = {"stride": (2, 1), "dilation": (1, 2), "padding": ((1, 0), (0, 2)), "groups": 2}
+    check_grads(lambda x, w: pa.conv(x, w, **params), (x, weight), order=2)
+    check_grads(lambda x: pa.mean_pool(pa.tanh(x), 3, stride=2, padding=1, ceil_mode=True), (x,), order=2)
+    check_grads(lambda x: pa.interpolate(pa.tanh(x), scale=1.7, mode="bilinear"), (x,), order=2)
+
+
+def test_sums_of_16_bits_are_kept_in_32() -> None:
+    """Of 3,000 sevenths, float16 itself would lose two digits."""
+    x = pa.full((1, 3000, 1), 1 / 7, dtype="float16")
+    found = pa.conv(x, pa.ones((1, 3000, 1), dtype="float16"))
+    assert found.dtype == pa.float16
+    np.testing.assert_allclose(float(found.item()), 3000 * float(np.float16(1 / 7)), rtol=1e-3)
+
+
+CONV = "conv: x is float32[2, 5, 6, 4]"
+X, W = pa.Spec((2, 5, 6, 4), pa.float32), pa.Spec((6, 3, 3, 4), pa.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: ops.conv(X, W, padding="sam"), "conv: padding is 'sam'; it must be 'same', 'valid', an int,"),
+        (lambda: ops.conv(X, W, padding=-1), "conv: padding is -1; it must be 'same', 'valid', an int,"),
+        (lambda: ops.conv(X, W, stride=0), "conv: stride is 0; it must be an int or 2 of"),
+        (lambda: ops.conv(X, W, dilation=(1, 2, 3)), "conv: dilation is (1, 2, 3); it must be an int or 2 of"),
+        (lambda: ops.conv(X, W, groups=2), f"{CONV}, weight is float32[6, 3, 3, 4], groups is 2;"),
+        (lambda: ops.conv(X, W, dilation=3), f"{CONV}, a window reaches over [7, 7]; x with its"),
+        (lambda: ops.conv(X, W, pa.Spec((5,), pa.float32)), "conv: bias is float32[5]; it must be [6]"),
+        (lambda: ops.conv(X, pa.Spec((6, 3, 4), pa.float32)), "conv: weight is float32[6, 3, 4]; it must have 4 axes,"),
+        (lambda: ops.conv_transpose(X, W), "conv_transpose: x is float32[2, 5, 6, 4], weight is float32[6, 3, 3, 4],"),
+        (lambda: ops.max_pool(X, kernel=2, padding=2), "max_pool: x is float32[2, 5, 6, 4], a window reaches"),
+        (lambda: ops.max_pool(X, kernel=9), "max_pool: x is float32[2, 5, 6, 4], a window reaches over [9, 9]; x with"),
+        (lambda: ops.mean_pool(X, kernel=0), "mean_pool: kernel is 0; it must be an int or 2 of"),
+        (lambda: ops.adaptive_mean_pool(X, shape=0), "adaptive_mean_pool: shape is (0, 0); it must be an int or 2"),
+        (lambda: ops.interpolate(X), "interpolate: shape is None, scale is None; one of them must be given"),
+        (lambda: ops.interpolate(X, scale=0.1), "interpolate: shape is (0, 0); it must be an int or 2 of"),
+        (lambda: ops.interpolate(X, shape=3, mode="cubic"), "interpolate: mode is 'cubic'; it must be"),
+        (lambda: pa.conv(X, W, layout="NCHW"), "conv: layout is 'NCHW'; it must be 'channels_last'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_in_one_line(call, told: str) -> None:
+    with pytest.raises((ShapeError, ValueError), match=f"^{re.escape(told)}[^\n]*$"):
+        call()
