@@ -280,7 +280,7 @@ class _Drawing(NamedTuple):
         )()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)  # of all cases; an example is a few words, its arrays are made anew
 def _drawn(drawing: _Drawing) -> list[Sample]:
     """The examples: drawing takes as long as many a check, and so do the programs that their shapes need.
 
