@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +129,23 @@ def test_what_is_named_is_taken_as_it_is():
 def test_a_number_is_kept_as_its_kind():
     recipe = DEMO.changed(lr=1, betas=[0, 0.5])
     assert repr((recipe.lr, recipe.betas, recipe.min_lr)) == "(1.0, (0.0, 0.5), 0.1)"
+
+
+def test_numbers_of_numpy_are_kept_as_pythons():
+    """Where somebody computed them. JSON and TOML have no others, and say of each what it is."""
+    model = {**DEMO.model, "emb_dim": np.int64(48), "drop_rate": np.float32(0.5), "qkv_bias": np.bool_(True)}
+    lora = {"rank": np.int32(2), "alpha": np.float32(0.5), "dropout": np.float16(0.25)}
+    given = {"steps": np.int64(7), "batch_size": np.uint8(3), "lr": np.float32(0.5), "clip": np.int16(2)}
+    found = DEMO.changed(model=model, lora=lora, betas=np.array([0.5, 0.75]).tolist(), **given)
+    plain = {"steps": 7, "batch_size": 3, "lr": 0.5, "clip": 2.0, "betas": (0.5, 0.75)}
+    assert found == DEMO.changed(
+        model={"emb_dim": 48, "drop_rate": 0.5, "qkv_bias": True},
+        lora={"rank": 2, "alpha": 0.5, "dropout": 0.25}, **plain,
+    )  # fmt: skip
+    assert Recipe.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    for wrong in (np.float64(7), np.bool_(True), np.array(7)):
+        with pytest.raises(ValueError, match=r"Recipe: steps is .*; it must be an integer from 1"):
+            DEMO.changed(steps=wrong)
 
 
 @pytest.mark.parametrize(

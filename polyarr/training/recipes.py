@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from polyarr import nn
 from polyarr.core.precision import PRECISIONS
@@ -158,15 +161,15 @@ class _Allowed(NamedTuple):
 
 
 def _integer(least: int, most: int) -> _Allowed:
-    return _Allowed(f"an integer from {least} to {most:,}", lambda v: _is(int, v) and least <= v <= most)
+    return _Allowed(f"an integer from {least} to {most:,}", lambda v: _is(Integral, v) and least <= v <= most, int)
 
 
 def _number(most: float = 1e30) -> _Allowed:
-    return _Allowed(f"a number from 0 to {most:g}", lambda v: _is((int, float), v) and 0 <= v <= most, float)
+    return _Allowed(f"a number from 0 to {most:g}", lambda v: _is(Real, v) and 0 <= v <= most, float)
 
 
 def _positive(most: float = 1e30) -> _Allowed:
-    return _Allowed(f"a number above 0, at most {most:g}", lambda v: _is((int, float), v) and 0 < v <= most, float)
+    return _Allowed(f"a number above 0, at most {most:g}", lambda v: _is(Real, v) and 0 < v <= most, float)
 
 
 def _table(**fields: _Allowed) -> _Allowed:
@@ -175,7 +178,10 @@ def _table(**fields: _Allowed) -> _Allowed:
     def fits(value: Any) -> bool:
         return isinstance(value, Mapping) and all(name in fields and fields[name].fits(v) for name, v in value.items())
 
-    return _Allowed(f"a table of {words}", fits, dict)
+    def kept(value: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: fields[name].kept(v) for name, v in value.items()}
+
+    return _Allowed(f"a table of {words}", fits, kept)
 
 
 def _word(*words: str) -> _Allowed:
@@ -184,16 +190,22 @@ def _word(*words: str) -> _Allowed:
 
 def _are_betas(value: Any) -> bool:
     are_two = isinstance(value, (list, tuple)) and len(value) == 2
-    return are_two and all(_is((int, float), v) and 0 <= v < 1 for v in value)
+    return are_two and all(_is(Real, v) and 0 <= v < 1 for v in value)
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With Python's numbers for NumPy's, which JSON cannot hold."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
 
 
 def _is(kind: Any, value: Any) -> bool:
+    """Whether it is such a number, of Python's or of NumPy's."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 _COUNT, _STEPS = _integer(1, 10**9), _integer(1, 10**12)
 _ALLOWED = {
-    "model": _Allowed("a table of settings", lambda v: isinstance(v, Mapping)),
+    "model": _Allowed("a table of settings", lambda v: isinstance(v, Mapping), _plain),
     "batch_size": _COUNT,
     "steps": _STEPS,
     "lr": _positive(),
@@ -219,7 +231,7 @@ _ALLOWED = {
         rank=_COUNT,
         match=_Allowed("a pattern", lambda v: isinstance(v, str) and 0 < len(v) <= 1000),
         alpha=_positive(),
-        dropout=_Allowed("a number from 0 to 1", lambda v: _is((int, float), v) and 0 <= v <= 1),
+        dropout=_number(1),
     ),
 }
 _DEFAULTS = {f.name: f.default for f in fields(Recipe)}
