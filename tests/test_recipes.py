@@ -242,5 +242,8 @@ def test_the_command_trains_by_a_file_with_other_settings(capsys, tmp_path, monk
     more = ("train", "--resume", "--out", "runs/mine", "--backend", "numpy", "--steps", 3)
     code, out, err = run(capsys, *more, "--set", "clip=0.5")
     assert code == 0 and "the recipe changes after step 2" in out, err
+    assert "\n1 steps, each of " in out
+    code, out, err = run(capsys, *more)
+    assert code == 0 and "\nall 3 steps are done already; give more --steps to go on\n" in out, err
     code, _, err = run(capsys, *more, "--set", "model.n_heads=4")
     assert code == 2 and "--resume goes on with the model that is there; leave out --set model" in err

@@ -350,9 +350,7 @@ def _introduce(run: Run) -> None:
     click.echo(
         f"{run.preset}: {count} on {device(run.world)}\n"
         f"text: {len(run.tokens) + len(run.validation):,} {run.tokenizer.unit} of {source}, "
-        f"{run.tokenizer.vocab_size} different ones\n"
-        f"{recipe.steps - run.step:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
-        f"{run.model.config.context_length} {run.tokenizer.unit}; Ctrl-C stops and saves"
+        f"{run.tokenizer.vocab_size} different ones\n{_what_follows(run)}"
     )
     if run.world.size > 1:
         parts, windows = shared(recipe, run.world.size)
@@ -362,6 +360,16 @@ def _introduce(run: Run) -> None:
         )
     if (recipe.dtype, recipe.precision) != (COMPUTED[0], PRECISIONS[0]):
         click.echo(f"computed in {recipe.dtype}, products of float32 with precision {recipe.precision!r}")
+
+
+def _what_follows(run: Run) -> str:
+    recipe, left = run.recipe, run.recipe.steps - run.step
+    if not left:
+        return f"all {recipe.steps:,} steps are done already; give more --steps to go on"
+    return (
+        f"{left:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
+        f"{run.model.config.context_length} {run.tokenizer.unit}; Ctrl-C stops and saves"
+    )
 
 
 def _conclude(run: Run, out: Path) -> None:
