@@ -1,6 +1,5 @@
 """The kinds of files and folders that are known, and what each says beside its tensors."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,18 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.contents.stored import Stored, blocks_of, of_npy, of_npz, of_safetensors
-from polyarr.schema import in_one_line
+from polyarr.models.folders import CONFIG, INDEX, PICKLED, hint_of_pickled, read_index, read_json
 from polyarr.text import Tokenizer, is_prepared, load_tokenizer, open_prepared, tokenizer_from_dict
-from polyarr.text.files import read_regular
 from polyarr.text.prepared import MANIFEST, read_manifest
 from polyarr.training.checkpoint import read_info
 from polyarr.training.files import checkpoints, newest, path_of
 
 MODEL = "model."  # what begins the names of a model's arrays in a checkpoint
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
-_LARGEST_JSON = 2**27  # bytes
 _SHOWN = 10  # tokens at either end of a vocabulary
 
 
@@ -59,17 +54,16 @@ def _reader_of_folder(folder: Path) -> Callable[[Path], Found]:
         return _run
     if is_prepared(folder):
         return _prepared
-    if (folder / _INDEX).is_file() or any(folder.glob("*.safetensors")):
+    if (folder / INDEX).is_file() or any(folder.glob("*.safetensors")):
         return _weights
     if any((folder / name).is_file() for name in _TOKENIZERS):
         return _tokenizer
-    pickled = [path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLED]
-    hint = f"; {pickled[0]} is pickled, which is never read: save it as safetensors" if pickled else ""
+    hint = hint_of_pickled(folder)
     raise ValueError(f"neither a checkpoint nor safetensors, prepared tokens or a tokenizer is here{hint}")
 
 
 def _reader_of_file(path: Path) -> Callable[[Path], Found]:
-    if path.suffix in _PICKLED:
+    if path.suffix in PICKLED:
         raise ValueError("pickled, which is never read, for it could run anything; save it as safetensors")
     with path.open("rb") as file:
         head = file.read(10)
@@ -126,37 +120,22 @@ def _run(folder: Path) -> Found:
 
 def _weights(folder: Path) -> Found:
     """A Hugging Face folder, or any other of safetensors files."""
-    index = folder / _INDEX
-    files = _shards(folder, _json(index)) if index.is_file() else sorted(folder.glob("*.safetensors"))
+    files = _shards(folder) if (folder / INDEX).is_file() else sorted(folder.glob("*.safetensors"))
     stored = [tensor for file in files for tensor in of_safetensors(file)[0]]
-    config = folder / _CONFIG
-    settings = _json(config) if config.is_file() else {}
+    config = folder / CONFIG
+    settings = read_json(config) if config.is_file() else {}
     has_tokens = any((folder / name).is_file() for name in _TOKENIZERS)
     words = _vocabulary(load_tokenizer(folder)) if has_tokens else {}
     kind = "Hugging Face folder" if settings else "folder of safetensors files"
     return _found(kind, files, stored, settings, vocabulary=words)
 
 
-def _shards(folder: Path, index: Mapping[str, Any]) -> list[Path]:
-    names = index.get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise ValueError(f"{_INDEX} has no weight_map from names of arrays to names of files")
-    for name in sorted(set(names.values())):
-        if name != Path(name).name or not name.endswith(".safetensors"):
-            raise ValueError(f"{_INDEX} names {name!r}; it must be a safetensors file of the same folder")
+def _shards(folder: Path) -> list[Path]:
+    names = sorted(set(read_index(folder).values()))
+    for name in names:
         if not (folder / name).is_file():
-            raise ValueError(f"{name} is missing, which {_INDEX} names")
-    return [folder / name for name in sorted(set(names.values()))]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_regular(path, _LARGEST_JSON))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no JSON: {in_one_line(error)}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds {type(found).__name__}; it must be a dict")
-    return found
+            raise ValueError(f"{name} is missing, which {INDEX} names")
+    return [folder / name for name in names]
 
 
 def _prepared(folder: Path) -> Found:

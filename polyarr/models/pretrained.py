@@ -18,15 +18,12 @@ from polyarr.core.spec import Spec, as_dtype
 from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
+from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_pickled, read_index, read_json
 from polyarr.models.formats import WRITTEN, Format, format_of
 from polyarr.nn import merge_lora, shapes_only
 from polyarr.saving import Source, write_arrays, write_whole
-from polyarr.text.files import read_regular
 
-CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_LARGEST_JSON = 2**27  # bytes; an index has a line for each array
 DTYPES = ("F64", "F32", "F16", "BF16")  # what a weight may be stored in
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SHOWN = 3  # names listed in an error
 _LONGEST = 300  # characters of a reason
 
@@ -69,7 +66,7 @@ def load_pretrained(path: str | os.PathLike, *, dtype: Any = "float32") -> Langu
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(path))
     with reasons_named("load_pretrained", path):
-        settings = _json((path if path.is_dir() else path.parent) / CONFIG)
+        settings = read_json((path if path.is_dir() else path.parent) / CONFIG)
         form = format_of(settings)
         with shapes_only():
             model = new_model(form.config_of(settings)).astype(dtype)
@@ -90,18 +87,6 @@ def reasons_named(op: str, path: Path) -> Iterator[None]:
         raise PretrainedError(f"{op}: {path}: {short}") from error
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """The dict in a JSON file."""
-    data = read_regular(path, _LARGEST_JSON)
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds {type(found).__name__}; it must be a dict")
-    return found
-
-
 def _tensors(path: Path) -> Tensors:
     """The arrays of a file, or of a folder's one file or those of its index."""
     if path.suffix in PICKLED:
@@ -110,10 +95,8 @@ def _tensors(path: Path) -> Tensors:
     if index is None or whole.exists():
         return held_by(whole)
     if not index.exists():
-        pickled = [other.name for other in sorted(path.iterdir()) if other.suffix in PICKLED]
-        hint = f"; {pickled[0]} is pickled, which is never read: save it as safetensors" if pickled else ""
-        raise FileNotFoundError(f"{path}: neither {WHOLE} nor {INDEX} is here{hint}")
-    return _by_index(_json(index).get("weight_map"), path)
+        raise FileNotFoundError(f"{path}: neither {WHOLE} nor {INDEX} is here{hint_of_pickled(path)}")
+    return _by_index(read_index(path), path)
 
 
 def held_by(path: Path) -> Tensors:
@@ -132,15 +115,9 @@ def _opened(path: Path) -> Any:
         raise ValueError(f"{path.name} is damaged or no safetensors file: {error}") from error
 
 
-def _by_index(names: Any, folder: Path) -> Tensors:
+def _by_index(names: dict[str, str], folder: Path) -> Tensors:
     """The arrays that an index names, in its files."""
-    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise ValueError(f"{INDEX} has no weight_map from names of arrays to names of files")
-    held: dict[str, Tensors] = {}
-    for name in sorted(set(names.values())):
-        if name != Path(name).name or not name.endswith(".safetensors"):
-            raise ValueError(f"{INDEX} names {name!r}; it must be a safetensors file of the same folder")
-        held[name] = held_by(folder / name)
+    held = {file: held_by(folder / file) for file in sorted(set(names.values()))}
     if lost := [name for name, file in names.items() if name not in held[file]]:
         raise ValueError(f"{listed(lost)}: not in the files that {INDEX} names for them")
     return {name: held[file][name] for name, file in names.items()}

@@ -13,7 +13,8 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.spec import Spec, as_dtype
-from polyarr.models.pretrained import DTYPES, PICKLED, Tensors, held_by, listed, reasons_named
+from polyarr.models.folders import PICKLED
+from polyarr.models.pretrained import DTYPES, Tensors, held_by, listed, reasons_named
 from polyarr.models.resnet import ResNetConfig, ResNetModel
 from polyarr.nn import shapes_only
 from polyarr.saving import Source, write_arrays
