@@ -318,6 +318,29 @@ def damaged(whole, draw):
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.safetensors", b"x" * 50, "{path} is damaged, or no safetensors file: "),
+        ("hf/model.safetensors", b"x" * 50, "{folder}: model.safetensors is damaged, or no safetensors file: "),
+        ("tokenizer.json", b"{", "{path}: no tokenizer.json, or a damaged one: "),
+        ("tokens/tokenizer.json", b"{", "{path}: no tokenizer.json, or a damaged one: "),
+        ("data/manifest.json", b"{", "{folder}: no prepared tokens, or damaged ones: "),
+        ("a.npz", b"PK\3\4" + b"x" * 40, "{path}: "),
+    ],
+)
+def test_an_error_names_a_file_once(tmp_path, name, content, said):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    asked = path.parent if "/" in name else path
+    with pytest.raises(ValueError, match="contents_of") as found:
+        contents_of(asked)
+    text = str(found.value)
+    assert text.startswith("contents_of: " + said.format(path=path, folder=path.parent)), text
+    assert text.count(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "w.safetensors", "w.npz", "small.npz", "w.npy", "tokenizer.json", "run/best.safetensors",

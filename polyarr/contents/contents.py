@@ -109,9 +109,16 @@ def contents_of(
     except (ValueError, OSError, *DAMAGES) as error:
         if isinstance(error, OSError) and error.filename:  # the system's; those of libraries name no file
             raise
-        raise ValueError(f"contents_of: {path}: {in_one_line(error) or type(error).__name__}") from error
+        raise ValueError(f"contents_of: {_placed(path, in_one_line(error) or type(error).__name__)}") from error
     names = [str(file.relative_to(path)) if file != path else file.name for file in found.files]
     return Contents(path, found.kind, names, tensors, found.settings, found.progress, found.vocabulary)
+
+
+def _placed(path: Path, reason: str) -> str:
+    """A reason with its path before it, unless it begins with that, or with the file's name."""
+    if reason.startswith(str(path)):
+        return reason
+    return f"{path}{reason.removeprefix(path.name)}" if reason.startswith(f"{path.name} ") else f"{path}: {reason}"
 
 
 def _in_order(stored: Stored) -> list[Any]:
