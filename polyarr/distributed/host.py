@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr import ops
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.spec import NARROW, float32
 from polyarr.distributed.link import Link
@@ -31,8 +32,8 @@ class HostTransport:
         """The leaves, of one dtype and one backend, as all ranks' together, sent as dtype `wire`."""
         dtype, total = leaves[0].dtype, sum(a.size for a in leaves)
         bucket = self._memory("bucket", total, dtype)
-        copied, there = _copied(leaves, bucket), 0
         step = max(1, self.chunk // dtype.itemsize)
+        copied, there = _copied(leaves, bucket, step), 0
         for start in range(0, total, step):
             stop = min(start + step, total)
             while there < stop:
@@ -47,8 +48,7 @@ class HostTransport:
         """The leaves as rank root has them."""
         bucket = self._memory("bucket", sum(a.size for a in leaves), leaves[0].dtype)
         if self.link.rank == root:
-            for _ in _copied(leaves, bucket):
-                pass
+            _copy(leaves, bucket)
         self.link.spread(raw(bucket), root)
         return list(leaves) if self.link.rank == root else _uploaded(bucket, leaves, [a.shape for a in leaves])
 
@@ -56,8 +56,7 @@ class HostTransport:
         """The leaves of all ranks, those of each one after the other along the first axis."""
         total, size = sum(a.size for a in leaves), self.link.size
         own = self._memory("bucket", total, leaves[0].dtype)
-        for _ in _copied(leaves, own):
-            pass
+        _copy(leaves, own)
         parts = self._memory("parts", size * total, own.dtype).reshape(size, total)
         self.link.wait(self.link.comm.Iallgather(raw(own), raw(parts)))
         ends = np.cumsum([a.size for a in leaves])
@@ -120,13 +119,21 @@ def raw(memory: np.ndarray) -> np.ndarray:
     return memory.reshape(-1).view(np.uint8)
 
 
-def _copied(leaves: Sequence[Array], bucket: np.ndarray) -> Iterator[int]:
-    """Copy leaf after leaf into the bucket, and say each time how much of it is there."""
+def _copied(leaves: Sequence[Array], bucket: np.ndarray, most: int) -> Iterator[int]:
+    """Copy the leaves into the bucket, at most so many numbers at once, and say each time how much of it is there."""
     there = 0
     for a in leaves:
-        bucket[there : there + a.size] = a.numpy().reshape(-1)
-        there += a.size
-        yield there
+        flat = ops.reshape(a, shape=(a.size,))
+        for start in range(0, a.size, most):
+            piece = (flat if a.size <= most else flat[start : start + most]).numpy()
+            bucket[there : there + piece.size] = piece
+            there += piece.size
+            yield there
+
+
+def _copy(leaves: Sequence[Array], bucket: np.ndarray) -> None:
+    for _ in _copied(leaves, bucket, len(bucket)):
+        pass
 
 
 def _uploaded(bucket: np.ndarray, leaves: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
