@@ -1,6 +1,6 @@
 """What each of several ranks does, started with mpiexec; tests/test_distributed.py judges what they print.
 
-mpiexec -n N python ranks.py right           every check of this file; rank 0 prints a line of JSON for each
+mpiexec -n N python ranks.py right BACKEND   every check of this file; rank 0 prints a line of JSON for each
 mpiexec -n N python ranks.py fault HOW       rank 1 does it while the others wait: see FAULTS
 """
 
@@ -311,7 +311,7 @@ FAULTS: dict[str, Callable] = {
 
 def main() -> None:
     what, *rest = sys.argv[1:]
-    world = pa.distributed.init(patience=PATIENCE if what == "fault" else 20)
+    world = pa.distributed.init(**({"patience": PATIENCE} if what == "fault" else {"backend": rest[0]}))
     if what == "fault":
         print(json.dumps([world.rank, os.getpid()]), flush=True)
         world.barrier()

@@ -39,14 +39,15 @@ def started(mpiexec: str, count: int, *what: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[(2, "opencl"), (3, "numpy")], ids=["2 on opencl", "3 on numpy"])
 def said(mpiexec: str, request: pytest.FixtureRequest) -> dict[str, list]:
-    """What each rank says of each check."""
-    run = started(mpiexec, request.param, "right")
+    """What each rank says of each check: two whose devices add up, and three that do so through MPI."""
+    count, backend = request.param
+    run = started(mpiexec, count, "right", backend)
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
     found = {name: each for name, each, _ in map(json.loads, out.splitlines())}
-    assert {len(each) for each in found.values()} == {request.param}
+    assert {len(each) for each in found.values()} == {count}
     return found
 
 
