@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -15,6 +16,8 @@ PATIENCE = 20.0  # seconds that a rank may keep the others waiting, or not be he
 # Seconds in which a rank looks all the time, and only lets others go first: for whoever may be late, and for what is on
 # its way, which MPI moves on at each look. Then it sleeps between two looks, at most so long.
 SOON, ON_ITS_WAY, LONGEST = 5e-3, 0.5, 1e-3
+
+_let_others_go_first = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 class Link:
@@ -45,7 +48,7 @@ class Link:
         while not request.Test():
             waited = time.monotonic() - began
             if waited < soon:
-                os.sched_yield()
+                _let_others_go_first()
                 continue
             time.sleep(min(LONGEST, waited / 50))
             if not self.is_watched and waited > self.patience:
