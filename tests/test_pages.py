@@ -57,6 +57,12 @@ def test_distributed(folder):
     assert float(trained) > 0 and sharded == ""
 
 
+def test_train_on_several_devices(folder):
+    """On one process."""
+    (said,) = follow(ROOT / "docs" / "train-on-several-devices.md", folder)
+    assert re.fullmatch(r"best validation loss \d\.\d\d on 1 rank; .*", said.splitlines()[-1])
+
+
 def test_the_backend_in_contributing():
     """Ten lines are a backend."""
     (source,) = re.findall(r'^```python\n(""".*?)^```$', (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
