@@ -6,6 +6,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.testing import naive
+from tests.negative_controls.pairs import fused
 from tests.negative_controls.table import differs, kernels
 
 PRODUCTS = (ops.conv_product, ops.conv_input_gradient, ops.conv_weight_gradient)
@@ -174,3 +175,35 @@ plant(
     {ops.max_pool: lambda out, x, **p: fitted(over_zeros(x.astype("d"), **p), out.shape).astype(out.dtype)},
     "forward-max_pool",
 )
+
+
+# ---- gradients of the largest --------------------------------------------------------------------------------------
+
+
+def of_the_largest(chosen):
+    """A pair of max_pool whose gradient goes where `chosen` says: of which elements (b, window, c) are the largest."""
+
+    def backward(g, saved, x, *, kernel, **where):
+        dx = np.zeros(x.shape)
+        for i in np.ndindex(g.shape[1:-1]):
+            there = [
+                [at for j in range(k) if 0 <= (at := a * s + j * d - lo) < n]
+                for a, k, s, d, (lo, _), n in zip(
+                    i, kernel, where["stride"], where["dilation"], where["padding"], x.shape[1:-1], strict=True
+                )
+            ]
+            part = x[(slice(None), *np.ix_(*there))]
+            flat = part.reshape(len(x), math.prod(map(len, there)), x.shape[-1])
+            shares = chosen(flat == flat.max(1, keepdims=True, initial=-np.inf)) * g[(slice(None), *i)][:, None]
+            dx[(slice(None), *np.ix_(*there))] += shares.reshape(part.shape)
+        return (dx,)
+
+    return fused(lambda x, **params: (naive.max_pool(x, **params), None), backward)
+
+
+for _what, _chosen in (
+    ("is split among the largest", lambda largest: largest / np.maximum(largest.sum(1, keepdims=True), 1)),
+    ("goes to all of the largest", lambda largest: largest * 1.0),
+    ("goes to the last of the largest", lambda largest: (largest[:, ::-1].cumsum(1)[:, ::-1] == 1) & largest),
+):
+    plant(f"max_pool: the gradient {_what}", {ops.max_pool: of_the_largest(_chosen)}, "backward-max_pool")

@@ -33,8 +33,9 @@ def _normal(dtype: str) -> tuple[str, ...]:
     return ("normal",)
 
 
-def _distinct(dtype: str) -> tuple[str, ...]:
-    return ("distinct",)
+def _decided(dtype: str) -> tuple[str, ...]:
+    """Ties, of which the first is to have the gradient; but none in float64, where differences are taken."""
+    return ("distinct",) if dtype == "float64" else ("ties", "distinct")
 
 
 def _entry(op: Op, calls: Sequence[Call], kind: str, special: str = "", smooth: Callable = _normal) -> None:
@@ -146,7 +147,7 @@ _entry(
     (*POOLS, ((2, 9, 8, 3), {"kernel": (2, 3), "stride": 1, "padding": 1, "dilation": (3, 2)})),
     "exact",
     "nonfinite",
-    _distinct,
+    _decided,
 )
 _entry(
     ops.mean_pool,
