@@ -140,3 +140,11 @@ X, W = pa.Spec((2, 5, 6, 4), pa.float32), pa.Spec((6, 3, 3, 4), pa.float32)
 def test_what_does_not_fit_is_told_in_one_line(call, told: str) -> None:
     with pytest.raises((ShapeError, ValueError), match=f"^{re.escape(told)}[^\n]*$"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("conv2d", "conv"), ("avg_pool1d", "mean_pool"), ("upsample", "interpolate")]
+)
+def test_names_of_other_libraries_are_understood(theirs: str, ours: str) -> None:
+    with pytest.raises(AttributeError, match=f"{theirs} is called {ours} here"):
+        getattr(pa, theirs)
