@@ -80,6 +80,14 @@ def test_channels_may_be_first_and_there_may_be_any_leading_axes(axes: int) -> N
         close(fn(pa.asarray(x[None]), *last, **params), expected[None])
 
 
+def test_a_stride_beyond_everything_leaves_one_window() -> None:
+    x, weight = pa.asarray(drawn(1, 5, 6, 2)), pa.asarray(drawn(3, 2, 2, 2))
+    found, pull = pa.vjp(lambda w: pa.conv(x, w, stride=10**30, padding=1), weight)
+    close(found, naive.conv_product(x.numpy(), weight.numpy(), padding=1, stride=9))
+    assert pull(found)[0].shape == weight.shape
+    assert pa.max_pool(x, 2, stride=10**30, ceil_mode=True).shape == (1, 1, 1, 2)
+
+
 def test_same_padding_keeps_lengths_and_what_is_odd_comes_after() -> None:
     x, weight = pa.asarray(np.arange(1.0, 6).reshape(1, 5, 1)), pa.ones((1, 2, 1), dtype="float64")
     assert pa.conv(x, weight, padding="same").numpy().ravel().tolist() == [3, 5, 7, 9, 5]
@@ -134,6 +142,7 @@ X, W = pa.Spec((2, 5, 6, 4), pa.float32), pa.Spec((6, 3, 3, 4), pa.float32)
         (lambda: ops.interpolate(X), "interpolate: shape is None, scale is None; one of them must be given"),
         (lambda: ops.interpolate(X, scale=0.1), "interpolate: shape is (0, 0); it must be an int or 2 of"),
         (lambda: ops.interpolate(X, shape=3, mode="cubic"), "interpolate: mode is 'cubic'; it must be"),
+        (lambda: pa.max_pool(X, ()), "max_pool: x is float32[2, 5, 6, 4], 0 spatial axes are named; there may be 1, 2"),
         (lambda: pa.conv(X, W, layout="NCHW"), "conv: layout is 'NCHW'; it must be 'channels_last'"),
     ],
 )  # fmt: skip

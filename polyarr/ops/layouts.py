@@ -38,6 +38,8 @@ def _called(op: Any, x: Array, axes: int, layout: str, *more: Any, **params: Any
     """What op gives for x with one leading axis and the channels last, in x's layout and with its leading axes."""
     _check_layout(op.name, layout)
     check_array(op.name, "x", x)
+    if not 1 <= axes <= 3:
+        raise ShapeError(f"{op.name}: x is {spec_of(x)}, {axes} spatial axes are named; there may be 1, 2 or 3")
     if len(x.shape) < axes + 1:
         places = "lengths, channels" if layout == LAST else "channels, lengths"
         raise ShapeError(f"{op.name}: x is {spec_of(x)}; it must have {axes + 1} axes or more: (..., {places})")

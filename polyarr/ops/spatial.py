@@ -82,6 +82,9 @@ def geometry(
         starts = [(m - 1) * s for m, s in zip(more, steps, strict=True)]
         ends = [m + before for m, (before, _) in zip(lengths, pairs, strict=True)]
         counts = [m if at < end else c for m, at, end, c in zip(more, starts, ends, counts, strict=True)]
+    # of one window the stride says nothing, and need not be more than memory has
+    far = [max(r + 1, m + before) for r, m, (before, _) in zip(room, lengths, pairs, strict=True)]
+    steps = tuple(min(s, f) if c == 1 else s for s, f, c in zip(steps, far, counts, strict=True))
     return Geometry(steps, pairs, gaps, tuple(counts))
 
 
