@@ -63,6 +63,12 @@ def test_train_on_several_devices(folder):
     assert re.fullmatch(r"best validation loss \d\.\d\d on 1 rank; .*", said.splitlines()[-1])
 
 
+def test_images(folder):
+    losses, classes, config = follow(ROOT / "docs" / "images.md", folder)
+    assert float(losses.splitlines()[-1]) < float(losses.splitlines()[0]) and len(classes.split(",")) == 8
+    assert config.startswith("ResNetConfig(blocks=(1, 1), bottleneck=False, num_classes=10")
+
+
 def test_the_backend_in_contributing():
     """Ten lines are a backend."""
     (source,) = re.findall(r'^```python\n(""".*?)^```$', (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
