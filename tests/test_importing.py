@@ -81,6 +81,23 @@ def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
     assert (exported["bos_token_id"], exported["eos_token_id"]) == (None, found.tokenizer.end)
 
 
+def test_a_folder_generates_as_it_lies_there(folder, capsys):
+    """What import would have made of it, and nothing is written."""
+    polyarr("import", folder / "theirs", "--out", folder / "run")
+    capsys.readouterr()
+    before, said = sorted(folder.rglob("*")), []
+    drawn = ("--prompt", "fox", "--tokens", 9, "--seed", 3, "--backend", "numpy")
+    for place in ("run", "theirs", "theirs/model.safetensors"):
+        for int8 in ((), ("--int8",)):
+            polyarr("generate", folder / place, *drawn, *int8)
+            said.append(capsys.readouterr().out)
+    assert said[:2] == said[2:4] == said[4:] and said[0].startswith("fox") and len(said[0]) > 4
+    assert sorted(folder.rglob("*")) == before
+    (folder / "theirs" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"load_pretrained: .*theirs: "):
+        polyarr("generate", folder / "theirs", *drawn)
+
+
 def test_a_model_without_a_tokenizer_reads_and_writes_numbers(folder, capsys):
     (folder / "theirs" / "tokenizer.json").unlink()
     polyarr("import", folder / "theirs", "--out", folder / "run")

@@ -7,11 +7,11 @@ import click
 import numpy as np
 
 from polyarr.cli.output import print_text
+from polyarr.cli.starting import loaded
 from polyarr.cli.train import choose_backend
 from polyarr.models import Writer
 from polyarr.nn import merge_lora
 from polyarr.text import Tokenizer
-from polyarr.training import load_checkpoint
 
 
 @click.command()
@@ -39,12 +39,12 @@ from polyarr.training import load_checkpoint
 def command(
     folder: Path, prompt: str | None, tokens: int, int8: bool, backend: str | None, checkpoint: str, **options: Any
 ) -> None:
-    """Generate text with the model that `polyarr train` saved in DIR, up to the end of a text or so many tokens."""
+    """Generate text with the model of a run, or of a Hugging Face folder, up to the end of a text or so many tokens."""
     for name, given in (("--prompt", [prompt]), ("--stop", options["stop"])):
         if "" in given:
             raise click.BadParameter("it is empty; give at least one character.", param_hint=f"'{name}'")
     choose_backend(backend)
-    model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
+    model, tokenizer = loaded(folder, checkpoint)
     prompt, start = _beginning(tokenizer, prompt)
     print_text(prompt)
     model = model.quantised() if int8 else merge_lora(model)

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 
 from polyarr.cli.output import complain
+from polyarr.cli.starting import loaded
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.core.current import get_backend
 from polyarr.extras import extra
 from polyarr.nn import merge_lora
-from polyarr.training import load_checkpoint
 
 
 @click.command()
@@ -52,7 +52,7 @@ def command(
     name = name or folder.resolve().name
     with serving.listen(host, port) as listener:  # what cannot be had is said before a model is loaded
         choose_backend(backend)
-        model, tokenizer, *_ = load_checkpoint(folder, checkpoint)
+        model, tokenizer = loaded(folder, checkpoint)
         model = merge_lora(model)
         server = serving.server_of(model, tokenizer, name, host, length=length, waiting=waiting, seconds=timeout)
         address, number = listener.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""`polyarr train --from`: a run that begins with the weights of another one, or of a model from elsewhere."""
+"""What commands begin with: a run, or a model from elsewhere; and the options of `polyarr train --from`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from polyarr.models.decoder import LanguageModel
+from polyarr.models.folders import CONFIG
 from polyarr.text import Tokenizer
-from polyarr.training import Recipe
+from polyarr.training import Recipe, load_checkpoint
 from polyarr.training.pretrained import TUNED, fine_tuning, load_model
 
 
@@ -55,3 +56,11 @@ def start(source: Path, changes: dict[str, Any]) -> Beginning:
     """A run that begins with the model at a path, on the current backend."""
     model, tokenizer = load_model(source)
     return Beginning(TUNED, fine_tuning(model, **changes), model, tokenizer)
+
+
+def loaded(path: Path, checkpoint: str) -> tuple[LanguageModel, Tokenizer]:
+    """The model and the tokenizer of a run, or of what has a config.json: a model from elsewhere, as it lies there."""
+    if ((path if path.is_dir() else path.parent) / CONFIG).is_file():
+        return load_model(path, checkpoint)
+    model, tokenizer, *_ = load_checkpoint(path, checkpoint)
+    return model, tokenizer

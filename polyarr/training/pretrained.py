@@ -85,14 +85,14 @@ def fine_tuning(model: LanguageModel, /, **changes: Any) -> Recipe:
     return recipe.changed(**({"lr": LORA_RATE} if changes.get("lora") is not None else {}) | changes)
 
 
-def load_model(path: str | os.PathLike) -> tuple[LanguageModel, Tokenizer]:
-    """The model at a path and its tokenizer: the best of a run, its adapters merged, or what load_pretrained reads.
+def load_model(path: str | os.PathLike, name: str = "best") -> tuple[LanguageModel, Tokenizer]:
+    """The model at a path and its tokenizer: a run's checkpoint, its adapters merged, or what load_pretrained reads.
 
     Errors:  as load_checkpoint, or as load_pretrained and load_tokenizer
     """
     path = Path(path)
     if any(path_of(path, name).exists() for name in CHECKPOINTS):
-        saved = load_checkpoint(path)
+        saved = load_checkpoint(path, name)
         return merge_lora(saved.model), saved.tokenizer
     model = load_pretrained(path)
     return model, _tokenizer_beside(path, model.config.vocab_size)
