@@ -151,7 +151,7 @@ def test_a_model_that_was_trained_here_goes_out_and_comes_back(folder):
     assert same(load_pretrained(folder / "huggingface"), trained.astype("bfloat16").astype("float32"))
 
 
-def test_importing_takes_the_models_memory_once(tmp_path):
+def test_importing_and_exporting_take_the_models_memory_once(tmp_path):
     """And the largest array a few times; a file of what is written, or one that is read, would count again."""
     sizes = {"vocab_size": 300, "context_length": 8, "emb_dim": 128, "n_heads": 2, "n_layers": 8}
     model = GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": True, "tie_embeddings": True})
@@ -159,11 +159,11 @@ def test_importing_takes_the_models_memory_once(tmp_path):
     save_pretrained(tmp_path / "theirs", model, shard_bytes=weights // 3)
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
     del model
-    for work, folder, most in ((import_model, "run", 1.75), (export_model, "out", 2.75)):
+    for work, folder in ((import_model, "run"), (export_model, "out")):
         tracemalloc.start()
         try:
             work(tmp_path / "theirs" if work is import_model else tmp_path / "run", tmp_path / folder)
-            assert tracemalloc.get_traced_memory()[1] < most * weights
+            assert tracemalloc.get_traced_memory()[1] < 1.75 * weights
         finally:
             tracemalloc.stop()
 

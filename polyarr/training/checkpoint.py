@@ -254,9 +254,10 @@ def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint
     parameters, trained = model.named_parameters(), model.named_parameters(only_trainable=True)
     names = _kept(recipe, trained) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
     _check_arrays(parameters, names, arrays)
-    model.load_parameters({name: arrays[_MODEL + name] for name in parameters})
+    # Each goes when it is where it belongs, so that there is one at a time that is there twice.
+    model.load_parameters({name: creation.asarray(arrays.pop(_MODEL + name)) for name in parameters})
     state = {
-        kept: {name: creation.asarray(arrays[f"{_STATE}{kept}.{name}"]) for name in members}
+        kept: {name: creation.asarray(arrays.pop(f"{_STATE}{kept}.{name}")) for name in members}
         for kept, members in names.items()
     }
     history, curve = (_rows(name, arrays[name], info["step"]) for name in TABLES)
