@@ -1,5 +1,6 @@
 """Module: a tree of arrays with a call, as a plain Python object."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Self
@@ -98,7 +99,15 @@ class Module:
         due = as_dtype(dtype)
         if due not in FLOATS:
             raise DtypeError(f"Module.astype: dtype is {due.name}; it must be floating-point")
-        return _in_dtype(self, due)
+        leaves = tree.leaves(self)
+        alike = defaultdict[Any, list[int]](list)  # all at once, but for what has no gradient where others have one
+        for i, (leaf, is_cast) in enumerate(zip(leaves, _are_cast(self, due), strict=True)):
+            if is_cast:
+                alike[type(leaf), leaf.dtype, getattr(leaf, "node", None) is None].append(i)
+        for places in alike.values():
+            for i, found in zip(places, ops.astype_all([leaves[i] for i in places], dtype=due), strict=True):
+                leaves[i] = found
+        return tree.unflatten(self, leaves)
 
     def with_arrays(self, named: Mapping[str, Array]) -> Self:
         """The same Module with other arrays at some dotted names, such as nn.observing gives them.
@@ -150,15 +159,14 @@ class Module:
         return "\n".join(_described("", self))
 
 
-def _in_dtype(node: Any, dtype: Any) -> Any:
-    """The node with its floating-point arrays in another dtype, but for those of what is_state."""
+def _are_cast(node: Any, dtype: Any) -> list[bool]:
+    """For every leaf, in order, if it gets another dtype: floating-point arrays but for those of what is_state."""
     children = tree.children(node)
     if children is None:
-        other = isinstance(node, (Array, Spec)) and node.dtype in FLOATS and node.dtype != dtype
-        return ops.astype(node, dtype=dtype) if other else node
+        return [isinstance(node, (Array, Spec)) and node.dtype in FLOATS and node.dtype != dtype]
     if getattr(node, "is_state", False):
-        return node
-    return tree.rebuild(node, {name: _in_dtype(child, dtype) for name, child in children.items()})
+        return [False] * len(tree.leaves(node))
+    return [is_cast for child in children.values() for is_cast in _are_cast(child, dtype)]
 
 
 def _is_child(value: Any) -> bool:

@@ -19,6 +19,7 @@ from polyarr.ops.catalogue import (
     arange as arange,
     argtopk as argtopk,
     astype as astype,
+    astype_all as astype_all,
     cholesky as cholesky,
     concat as concat,
     conv as conv,

@@ -24,10 +24,10 @@ from polyarr.ops import (  # noqa: F401  they fill OPS
 
 # What polyarr has in another form or place (see creation, ops.standard and linalg), and what is for layers and kernels.
 INNER = """
-adamw adaptive_mean_pool arange argtopk astype cholesky concat conv conv_input_gradient conv_product conv_transpose
-conv_weight_gradient cross_entropy_and_gradient cumulative_sum det eigh eigvalsh full interpolate inv matrix_product
-max_pool mean_pool pinv qr random_bits repeat reshape sgd slice slice_update slogdet solve sum_windows svd svdvals
-vector_norm where windows
+adamw adaptive_mean_pool arange argtopk astype astype_all cholesky concat conv conv_input_gradient conv_product
+conv_transpose conv_weight_gradient cross_entropy_and_gradient cumulative_sum det eigh eigvalsh full interpolate inv
+matrix_product max_pool mean_pool pinv qr random_bits repeat reshape sgd slice slice_update slogdet solve sum_windows
+svd svdvals vector_norm where windows
 """.split()
 
 _found = {op.name: op for op in OPS}

@@ -6,9 +6,10 @@ decide, such as equal and bitwise_and, are in logic.py. VJPs stand under the ops
 
 import math
 
+from polyarr.core.errors import DtypeError
 from polyarr.core.number import NUMBERS, evaluate
 from polyarr.core.op import composed, primitive
-from polyarr.core.spec import Spec, as_dtype, broadcast, check_kind
+from polyarr.core.spec import FLOATS, Spec, as_dtype, broadcast, check_kind, dtype_name
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
 from polyarr.ops.declare import elementwise
@@ -550,3 +551,25 @@ def like(x, other):
 
 where.vjp(condition=None, x=lambda g, condition: where(condition, g, 0), y=lambda g, condition: where(condition, 0, g))
 astype.vjp(x=lambda g, x_spec: astype(g, dtype=x_spec.dtype))
+
+
+@composed(widen=False, canonical=lambda arrays, dtype: {"dtype": as_dtype(dtype)})
+def astype_all(arrays, *, dtype):
+    """Arrays of one floating-point dtype in another one, as astype gives each of them.
+
+    Shapes:  a list of arrays -> a tuple of the same
+    Dtypes:  floating, all alike -> dtype
+    Errors:  TypeError for what is no list; DtypeError unless both dtypes are floating-point, and for several
+    Grads:   arrays
+    """
+    if not isinstance(arrays, tuple) or not all(hasattr(a, "shape") for a in arrays):
+        raise TypeError("astype_all: got no list of arrays; it needs one")
+    for given in dict.fromkeys([*(a.dtype for a in arrays), dtype]):
+        if given not in FLOATS:
+            raise DtypeError(f"astype_all: a dtype is {dtype_name(given)}; it must be floating-point")
+    if len({a.dtype for a in arrays}) > 1:
+        raise DtypeError("astype_all: the arrays have several dtypes; it must be one")
+    return tuple(astype(a, dtype=dtype) for a in arrays)
+
+
+astype_all.vjp(arrays=lambda g, arrays_spec: astype_all(g, dtype=arrays_spec[0].dtype))

@@ -414,6 +414,10 @@ def optimisers(dtype: str) -> Iterator[Case]:
     shapes = [(3, 5), (7,), (0,), (1, 4100)] + [(2,)] * 14  # more than one launch takes
     params, grads = ([array(*s, dtype=d) for s in shapes] for d in ("float32", dtype))
     yield Case(f"global_norm {dtype}", lambda *arrays: ops.global_norm(list(arrays)), tuple(grads))
+    for target in ("float16", "bfloat16", "float32"):
+        yield Case(
+            f"astype_all {dtype} {target}", lambda *a, t=target: ops.astype_all(a + a, dtype=t), tuple(grads)
+        )
     for decoupled, scale in ((True, 0.5), (False, array())):
         yield Case(
             f"adamw {dtype} {'decoupled' if decoupled else 'L2'}",

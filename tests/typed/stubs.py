@@ -44,6 +44,7 @@ RESULTS = {  # that are not one array
     "svd": "tuple[Array, Array, Array]",
     "cross_entropy_and_gradient": "tuple[Array, Array]", "batch_norm": "tuple[Array, Array, Array]",
     "split": "tuple[Array, ...]", "unstack": "tuple[Array, ...]", "topk": "tuple[Array, Array]",
+    "astype_all": "tuple[Array, ...]",
     "sgd": "tuple[tuple[Array, ...], ...]", "adamw": "tuple[tuple[Array, ...], ...]",
 }  # fmt: skip
 PLAIN = {  # the methods that are not an op and do not say it themselves

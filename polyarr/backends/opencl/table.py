@@ -7,6 +7,7 @@ from typing import Any
 from polyarr import ops
 from polyarr.backends.opencl import (
     adamw,
+    astype_all,
     attention,
     conv,
     create,
@@ -38,6 +39,7 @@ KERNELS = {
     **{getattr(ops, name): elementwise.launcher(name) for name in elementwise.EXPRESSIONS},
     ops.where: elementwise.where,
     ops.astype: elementwise.astype,
+    ops.astype_all: astype_all.astype_all,
     ops.full: create.full,
     ops.arange: create.arange,
     **{getattr(ops, name): reduce.launcher(name) for name in reduce.JOINS},

@@ -17,6 +17,7 @@ from polyarr.testing.samples.entry import (
     Cases,
     Entry,
     dtypes,
+    lists,
     numbers,
     of_shape,
 )
@@ -283,3 +284,13 @@ SAMPLES[ops.astype] = Entry(
     _conversions(_convertible), _conversions(lambda source, target: ("away",)), _converted, "arithmetic", dtypes("any"),
     special="",  # what does not fit into an integer is undefined; the cases have the rest
 )  # fmt: skip
+_lists = [((3,), (2, 33)), ((), (0,)), ((1000,), (3, 3))]
+_floats = st.fixed_dictionaries({"dtype": st.sampled_from(dtypes("floating"))})
+SAMPLES[ops.astype_all] = Entry(
+    lists(_lists, _floats, ("normal", "ties")),
+    lists(_lists, _floats, ("away",)),
+    lambda arrays, *, dtype: tuple(_converted(x, dtype=dtype) for x in arrays),
+    "arithmetic",
+    dtypes("floating"),
+    special="nonfinite",
+)

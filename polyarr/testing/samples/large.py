@@ -444,4 +444,9 @@ def _many(data: Callable) -> Iterator[Sample]:
     yield Sample(((data(ROWS, 1, layout="transposed"), data((), 2)),))
 
 
-LARGE |= {ops.sgd: _steps, ops.adamw: _steps, ops.global_norm: _many}
+def _cast(template: Sample) -> Iterator[Sample]:
+    for sample in _many(template):
+        yield from (replace(sample, params={"dtype": dtype}) for dtype in ("bfloat16", "float32"))
+
+
+LARGE |= {ops.sgd: _steps, ops.adamw: _steps, ops.global_norm: _many, ops.astype_all: _cast}

@@ -1,0 +1,41 @@
+"""astype_all: many arrays of narrow floats or float32 in another of these dtypes, in few launches."""
+
+import struct
+
+import numpy as np
+
+from polyarr.backends.opencl import elementwise
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.device import Device, room_of
+from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.plans import LaunchPlan
+from polyarr.backends.opencl.program import STORED, types, vector_types
+from polyarr.core.spec import Spec
+
+PLACES = 24  # arrays per launch; astype_all.cl repeats its arguments as often
+
+
+def astype_all(device: Device, out: tuple[Spec, ...], arrays: tuple[Buffer, ...], *, dtype: np.dtype) -> tuple:
+    """The arrays in dtype; one by one where that does not compute in float32."""
+    if not arrays or any(STORED[d][1] != "float" for d in (arrays[0].dtype, dtype)):
+        return tuple([elementwise.astype(device, spec, x, dtype=dtype) for spec, x in zip(out, arrays, strict=True)])
+    sources = [dense(device, x) for x in arrays]
+    results = device.fresh_all(out, [device.plans[room_of](spec) for spec in out])
+    filled = [i for i, spec in enumerate(out) if spec.size]
+    for first in range(0, len(filled), PLACES):
+        members = filled[first : first + PLACES]
+        sizes = tuple([out[i].size for i in members])
+        plan = device.plans[_plan](arrays[0].dtype, dtype, sizes)
+        args = [memory for i in members for memory in (sources[i].memory, results[i].memory)]
+        unread = [args[0], args[1]] * (PLACES - len(members))  # for places without elements
+        plan.kernel(plan.work, plan.group, *args, *unread, struct.pack(f"{PLACES}q", *sizes, *[0] * (len(unread) // 2)))
+    return tuple(results)
+
+
+def _plan(device: Device, source: np.dtype, target: np.dtype, sizes: tuple[int, ...]) -> LaunchPlan:
+    blocks = device.geometry.blocks(max(source.itemsize, target.itemsize))
+    macros = {**vector_types(source, blocks["VECTOR"], "X_"), **vector_types(target, blocks["VECTOR"], "OUT_")}
+    stored = {"OUT_T": types(target)["T"]}
+    program = device.build("astype_all", **types(source), **stored, **blocks, **macros)
+    count = sum(-(-size // blocks["BLOCK"]) for size in sizes)
+    return LaunchPlan(program.astype_all, (blocks["GROUP"] * count,), (blocks["GROUP"],), ())

@@ -1,0 +1,45 @@
+// Up to 24 arrays of one dtype in another one, in one launch: out = x, rounded.
+//
+// Arrays   per place k: x of T, out of OUT_T; n elements each, contiguous; an unused place has n = 0
+// Launch   local GROUP, global GROUP * (the sum of ceil(n / BLOCK)): a work-group takes one block of one array
+// Params   T, ACC and DEFINE_VECTOR's X_ of the arrays' dtype | OUT_T, OUT_ of the results', computed with in ACC, too |
+//          GROUP work-items per group, BLOCK elements per group, VECTOR at a time
+#if !defined(T) || !defined(ACC) || !defined(OUT_T) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR)
+#error "astype_all.cl needs two dtypes' macros, GROUP, BLOCK and VECTOR"
+#endif
+#if !defined(X_WORD) || !defined(OUT_WORD)
+#error "astype_all.cl needs X_WORD and OUT_WORD"
+#endif
+
+DEFINE_VECTOR(x, X_DTYPE, T, X_RAW, ACC, X_WORD)
+DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, ACC, OUT_WORD)
+
+typedef struct { long n[24]; } Sizes;
+
+#define ARRAY(k) __global const T *restrict x##k, __global OUT_T *restrict out##k
+
+// If the block is one of array k's: that is it. Else count on to the next one.
+#define PICK(k) \
+    if (n == 0) { \
+        if (block < BLOCKS(sizes.n[k])) \
+            x = x##k, out = out##k, n = sizes.n[k]; \
+        else \
+            block -= BLOCKS(sizes.n[k]); \
+    }
+#define PICKS(a, b, c, d, e, f) PICK(a) PICK(b) PICK(c) PICK(d) PICK(e) PICK(f)
+
+__kernel BLOCK_GROUP void astype_all(
+    ARRAY(0), ARRAY(1), ARRAY(2), ARRAY(3), ARRAY(4), ARRAY(5), ARRAY(6), ARRAY(7),
+    ARRAY(8), ARRAY(9), ARRAY(10), ARRAY(11), ARRAY(12), ARRAY(13), ARRAY(14), ARRAY(15),
+    ARRAY(16), ARRAY(17), ARRAY(18), ARRAY(19), ARRAY(20), ARRAY(21), ARRAY(22), ARRAY(23),
+    const Sizes sizes) {
+    __global const T *x = x0;
+    __global OUT_T *out = out0;
+    long block = get_group_id(0), n = 0;
+    PICKS(0, 1, 2, 3, 4, 5) PICKS(6, 7, 8, 9, 10, 11) PICKS(12, 13, 14, 15, 16, 17) PICKS(18, 19, 20, 21, 22, 23)
+    EACH_RUN_OF_BLOCK(i, block, n) {
+        ACC value[VECTOR];
+        read_x(x, i, end, value);
+        write_out(out, i, end, value);
+    }
+}
