@@ -1,5 +1,7 @@
 """Shape ops: views wherever strides can express the result, else copies."""
 
+from itertools import pairwise
+
 from polyarr.backends.opencl.copy import dense, duplicate, write
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import Start, astype
@@ -93,9 +95,12 @@ def _start(device: Device, number: Buffer, length: int, step: int, count: int, s
 
 
 def concat(device: Device, out: Spec, arrays: tuple[Buffer, ...], *, axis: int) -> Buffer:
-    """The arrays one after another along an axis."""
+    """The arrays one after another along an axis; a view where they are parts of one array, such as unstack gives."""
     if len(arrays) == 1:
         return dense(device, arrays[0])
+    if (distance := _apart(arrays, axis)) is not None:
+        first = arrays[0]
+        return view(first, out.shape, with_axis(first.strides, axis, distance), first.offset)
     result, start, none = device.empty(out), 0, (0,) * len(out.shape)
     ones = (1,) * len(out.shape)
     for array in arrays:
@@ -103,3 +108,15 @@ def concat(device: Device, out: Spec, arrays: tuple[Buffer, ...], *, axis: int) 
         write(device, window(result, array.shape, starts, ones), array)
         start += array.shape[axis]
     return result
+
+
+def _apart(arrays: tuple[Buffer, ...], axis: int) -> int | None:
+    """How far each array lies behind the one before it, of length 1 along the axis; None if they do not lie so."""
+    first, *rest = arrays
+    offsets = [a.offset for a in arrays]
+    if first.shape[axis] != 1 or any(type(offset) is not int for offset in offsets):  # a Number must not be looked at
+        return None
+    if any(a.memory is not first.memory or (a.shape, a.strides) != (first.shape, first.strides) for a in rest):
+        return None
+    steps = {after - before for before, after in pairwise(offsets)}
+    return steps.pop() if len(steps) == 1 and min(steps) > 0 else None

@@ -1,0 +1,52 @@
+"""On OpenCL parts of an array are joined again without a copy."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+
+pytestmark = pytest.mark.polyarr_backend("opencl")
+X = np.arange(180, dtype=np.float32).reshape(3, 5, 3, 4)
+
+
+def both(fn, *hosts):
+    """fn's result, whether it lies in its first argument's memory, and NumPy's result."""
+    x, *rest = map(pa.asarray, hosts)
+    found = fn(x, *rest)
+    with pa.use_backend("numpy"):
+        due = fn(*map(pa.asarray, hosts)).numpy()
+    return found, found.buf.memory is x.buf.memory, due
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_parts_that_are_joined_again_are_a_view(backend, axis):
+    for fn in (
+        lambda x: ops.stack(ops.unstack(x, axis=axis), axis=0),
+        lambda x: ops.stack(ops.unstack(x, axis=axis)[1:], axis=-1),
+        lambda x: ops.stack([x[:, :, 0, 1], x[:, :, 1, 3]]),
+        lambda x: ops.concat(ops.split(x[:, 1:], 4, axis=1), axis=1),
+    ):
+        found, is_view, due = both(fn, X)
+        assert is_view
+        np.testing.assert_array_equal(found.numpy(), due)
+
+
+def test_what_does_not_lie_at_equal_distances_is_copied(backend):
+    for fn in (
+        lambda x: ops.stack(ops.unstack(x, axis=1)[::-1]),
+        lambda x: ops.stack([x[:, 0], x[:, 1], x[:, 3]]),
+        lambda x: ops.stack([x[:, 0], x[:, 0]]),
+        lambda x: ops.concat([x[:, :2], x[:, 2:]], axis=1),
+        lambda x: ops.stack([x[:, 0], x[:, 1] + 1]),
+        lambda x: ops.stack([x[0, :3], ops.permute_dims(x[0, :, :3], axes=(1, 0, 2))[:, :3]]),
+    ):
+        found, is_view, due = both(fn, X)
+        assert not is_view
+        np.testing.assert_array_equal(found.numpy(), due)
+
+
+def test_an_argument_may_begin_anywhere(backend):
+    fn, x = pa.compile(lambda x, y: ops.stack([x, y]) * 2.0), pa.asarray(X)
+    for i, j in ((0, 1), (1, 0), (0, 1), (1, 1), (0, 0)):
+        np.testing.assert_array_equal(fn(x[i], x[j]).numpy(), np.stack([X[i], X[j]]) * 2)
