@@ -208,6 +208,22 @@ def test_causal_attention_matches_numpy_and_a_cache_changes_nothing():
     np.testing.assert_allclose(np.concatenate([p.numpy() for p in parts], axis=1), y, rtol=1e-4, atol=1e-5)
 
 
+def test_keys_and_values_that_lie_together_are_placed_at_once():
+    layer, x = nn.MultiHeadAttention(8, 2, causal=True), pa.random.normal((2, 1, 8))
+    cache = nn.KeyValueCache(2, 2, 7, 4)
+
+    def put(cache, x, position):
+        return layer(x, cache=cache, position=position)
+
+    step = pa.compile(put, donate="cache", captures=layer)
+    step(cache, x, 3)
+    assert [s.name for s in step.programs()[0].steps].count("slice_update") == 1
+    assert [a.numpy().any(axis=(0, 1, 3)).tolist() for a in (cache.k, cache.v)] == [[i == 3 for i in range(7)]] * 2
+    apart = nn.KeyValueCache(2, 2, 7, 4)
+    apart.put(cache.k[:, :, 3:4], cache.v[:, :, 3:4], 3)
+    assert same(apart, cache)
+
+
 def test_attention_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="emb_dim is 10, n_heads is 4; it must divide emb_dim"):
         nn.MultiHeadAttention(10, 4)

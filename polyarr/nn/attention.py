@@ -17,23 +17,34 @@ class KeyValueCache(Module):
     """
 
     def __init__(self, batch: int, n_heads: int, size: int, head_size: int, like: Array | None = None) -> None:
-        shape, dtype = (batch, n_heads, size, head_size), float32 if like is None else like.dtype
-        self.k, self.v = (ops.full(0, like, shape=shape, dtype=dtype) for _ in range(2))  # (B, H, S, D)
+        shape, dtype = (2, batch, n_heads, size, head_size), float32 if like is None else like.dtype
+        self.both = ops.full(0, like, shape=shape, dtype=dtype)  # (2, B, H, S, D)
+
+    @property
+    def k(self) -> Array:
+        """The keys (B, H, S, D)."""
+        return self.both[0]
+
+    @property
+    def v(self) -> Array:
+        """The values (B, H, S, D)."""
+        return self.both[1]
 
     @property
     def size(self) -> int:
         """How many positions there is room for."""
-        return self.k.shape[2]
+        return self.both.shape[3]
 
-    def put(self, k: Array, v: Array, position: int) -> None:
-        """Place keys and values (B, H, T, D) from a position on."""
-        for held, new in ((self.k, k), (self.v, v)):
-            held.rebind(ops.slice_update(held, new, (0, 0, position, 0), steps=(1, 1, 1, 1)))
+    def put(self, k: Array, v: Array, position: int, together: bool = False) -> None:
+        """Place keys and values (B, H, T, D) from a position on; together, where they are parts of one array."""
+        for first, new in [(0, ops.stack([k, v]))] if together else [(0, k[None]), (1, v[None])]:
+            both = ops.slice_update(self.both, new, (first, 0, 0, position, 0), steps=(1, 1, 1, 1, 1))
+            self.both.rebind(both)
 
     def seen(self, count: int, position: int, padding: Array | None = None) -> Array:
         """Which positions each of `count` queries from a position on may see: (T, S); with padding (B, 1, T, S)."""
-        rows = ops.arange(0, 1, self.k, size=count, dtype=int32)[:, None] + position  # (T, 1)
-        before = ops.arange(0, 1, self.k, size=self.size, dtype=int32) <= rows  # (T, S)
+        rows = ops.arange(0, 1, self.both, size=count, dtype=int32)[:, None] + position  # (T, 1)
+        before = ops.arange(0, 1, self.both, size=self.size, dtype=int32) <= rows  # (T, S)
         return before if padding is None else before & unpadded(padding, self.size)
 
 
@@ -102,7 +113,7 @@ class MultiHeadAttention(Module):
         t = x.shape[1]
         q, k, v = self._projected(x, turned)  # (B, H, T, D), twice (B, K, T, D)
         if cache is not None:
-            cache.put(k, v, 0 if position is None else position)
+            cache.put(k, v, 0 if position is None else position, together=turned is None)
         if cache is not None and position is not None:
             k, v, mask = cache.k, cache.v, cache.seen(t, position) if mask is None else mask  # (B, K, S, D), (T, S)
         causal = self.causal and position is None  # otherwise the mask says so
