@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl import depthwise
-from polyarr.backends.opencl.copy import dense, write
+from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.layout import (
@@ -34,7 +34,7 @@ from polyarr.backends.opencl.linear import through_activation
 from polyarr.backends.opencl.matmul import DEEP, SUM, plan_of, product, run
 from polyarr.backends.opencl.product import PLAIN, Axes, Epilogue, Operand, Plan, Problem, Windows
 from polyarr.backends.opencl.rows import alike
-from polyarr.backends.opencl.spatial import Padding
+from polyarr.backends.opencl.spatial import Padding, lay, spread
 from polyarr.core.spec import Spec
 
 AXES = 4  # of kernels/windows.cl, on each side
@@ -60,6 +60,31 @@ class Where(NamedTuple):
     def is_depthwise(self, weight: Shape) -> bool:
         """True where every channel has one filter of its own."""
         return weight[0] == self.groups > weight[-1] == 1
+
+
+class Phase(NamedTuple):
+    """Of an axis of x, the places first, first + stride ...: `places` of them. Which windows place j is part of.
+
+    It is element tap + u * each of window start + j - u * apart, for u < taps.
+    """
+
+    first: int
+    places: int
+    start: int
+    tap: int
+    each: int
+    taps: int
+    apart: int
+
+    @property
+    def least(self) -> int:
+        """The first window that is asked for, which need not exist."""
+        return self.start - (self.taps - 1) * self.apart if self.taps else 0
+
+    @property
+    def most(self) -> int:
+        """And the last."""
+        return self.start + self.places - 1 if self.taps else 0
 
 
 def conv(
@@ -157,14 +182,22 @@ def conv_input_gradient(
     g = _padded(device, g, around)
     if all(len(axis) == 1 for axis in axes):
         return _phase(device, out, g, weight, tuple(axis[0] for axis in axes), around, groups, epilogue)
-    is_whole = all(phase.taps for axis in axes for phase in axis)
-    result = device.empty(out) if is_whole else _zeros(device, out)
-    for phase in every(*axes):
-        part = Spec((out.shape[0], *(axis.places for axis in phase), out.shape[-1]), out.dtype)
-        if all(axis.taps for axis in phase):
-            target = window(result, part.shape, (0, *(axis.first for axis in phase), 0), (1, *stride, 1))
-            write(device, target, _phase(device, part, g, weight, phase, around, groups, epilogue))
+    met = [phase for phase in every(*axes) if all(axis.taps for axis in phase)]
+    parts = (
+        _phase(device, _part_of(out, phase), g, weight, phase, around, groups, epilogue)
+        for phase in met
+    )
+    starts = [tuple(axis.first for axis in phase) for phase in met]
+    if len(met) == 1:
+        return spread(device, out, next(parts), starts[0], stride)
+    result = device.empty(out) if len(met) == prod(map(len, axes)) else _zeros(device, out)
+    for part, start in zip(parts, starts, strict=True):
+        lay(device, result, part, start, stride)
     return result
+
+
+def _part_of(out: Spec, phase: tuple[Phase, ...]) -> Spec:
+    return Spec((out.shape[0], *(axis.places for axis in phase), out.shape[-1]), out.dtype)
 
 
 def conv_weight_gradient(
@@ -275,10 +308,8 @@ def _padded(device: Device, x: Buffer, padding: Padding) -> Buffer:
     if not any(map(any, padding)):
         return x if x.strides[-1] == 1 or x.shape[-1] == 1 else dense(device, x)
     lengths = (n + sum(pads) for n, pads in zip(x.shape[1:-1], padding, strict=True))
-    result = _zeros(device, Spec((x.shape[0], *lengths, x.shape[-1]), x.dtype))
-    starts = (0, *(before for before, _ in padding), 0)
-    write(device, window(result, x.shape, starts, (1,) * x.ndim), x)
-    return result
+    out = Spec((x.shape[0], *lengths, x.shape[-1]), x.dtype)
+    return spread(device, out, x, tuple(before for before, _ in padding), (1,) * len(padding))
 
 
 def _zeros(device: Device, out: Spec) -> Buffer:
@@ -293,31 +324,6 @@ def _side_by_side(device: Device, out: Spec, groups: int, found: Buffer) -> Buff
 
 
 # ---- the gradient of x -------------------------------------------------------------------------------------------
-
-
-class Phase(NamedTuple):
-    """Of an axis of x, the places first, first + stride ...: `places` of them. Which windows place j is part of.
-
-    It is element tap + u * each of window start + j - u * apart, for u < taps.
-    """
-
-    first: int
-    places: int
-    start: int
-    tap: int
-    each: int
-    taps: int
-    apart: int
-
-    @property
-    def least(self) -> int:
-        """The first window that is asked for, which need not exist."""
-        return self.start - (self.taps - 1) * self.apart if self.taps else 0
-
-    @property
-    def most(self) -> int:
-        """And the last."""
-        return self.start + self.places - 1 if self.taps else 0
 
 
 def _phases(length: int, kernel: int, stride: int, before: int, dilation: int) -> list[Phase]:
