@@ -124,6 +124,21 @@ def test_pools(kinds, kind, layer, dtype, ceil_mode, counts):
     beside(kinds[kind], pools, (host,), dtype)
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize(("shape", "offset"), [((5, 3, 7, 6), 0), ((300, 8), 100)], ids=["images", "far from 0"])
+def test_batch_norm(kinds, kind, shape, offset):
+    """With gradients of the mean and of the variance as well."""
+    hosts = [random(s, "float32", i) + offset * (i == 0) for i, s in enumerate((shape, shape[-1:], shape[-1:]))]
+    seeds = [random(s, "float32", 3 + i) for i, s in enumerate((shape, shape[-1:], shape[-1:]))]
+
+    def value_and_gradients(*arrays):
+        found, pull = pa.vjp(ops.batch_norm, *arrays)
+        given = tuple(pa.astype(pa.asarray(g), a.dtype) for g, a in zip(seeds, found, strict=True))
+        return *found, *pull(given)
+
+    beside(kinds[kind], value_and_gradients, hosts, "float32")
+
+
 def test_a_walk_divides_every_number():
     """By a multiplication and a shift: (i * magic / 2^32 + i) / 2^shift, of any length that there may be."""
     for length in (1, 2, 3, 7, 10, 641, 2**16 + 1, 2**30 - 1, 2**31 - 1):

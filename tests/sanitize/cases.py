@@ -288,6 +288,8 @@ def convolutions() -> Iterator[Case]:
         pooled = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "ceil_mode": True}
         for pool in (ops.max_pool, ops.mean_pool):
             yield Case(f"{pool.name} {dtype}", partial(pool, **pooled), arrays[:1], backward=True)
+        rows, channel = array(9, 5, dtype=dtype), array(5, dtype=dtype)
+        yield Case(f"batch_norm {dtype}", lambda *a: ops.batch_norm(*a)[0], (rows, channel, channel), backward=True)
     layer = partial(ops.conv, padding=1, activation="gelu")
     yield Case("conv with bias", layer, (x, array(7, 3, 3, 4), array(7)), backward=True)
 

@@ -1,0 +1,190 @@
+// Batch norm, y = (x - mean) * rstd * weight + bias with each channel's mean and variance, and its gradient. x and what is
+// like it is read twice: for sums, and for the result.
+//
+// A work-group takes `rows_each` rows of LANES blocks of WIDE channels, which SLICES share. Sums are of differences to
+// the first of these rows, so that no digits are lost where |mean| is large; parts are joined by their means.
+//
+// Arrays   x, y, g, dx (rows, channels) row-major; weight, bias, dweight, dbias (channels)
+//          partials (parts, 2, channels) of ACC: forward, mean of a part and sum of squares around it; backward, sums of g
+//          and of g * (x - mean) * rstd
+//          mean, variance (channels) and saved (2, channels) of ACC: mean and rstd
+//          factors (3, channels) of ACC: dx = factors[0] * g + factors[1] * (x - mean) + factors[2]
+//          gmean, gvariance (channels) of ACC, read if GIVEN
+// Launch   batch_norm_sums, batch_norm_gradient_sums: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
+//          batch_norm_join, batch_norm_gradient_join: global (channels * JOINERS), local (JOINERS)
+//          batch_norm, batch_norm_backward: global as many work-items as there are shares of `each` blocks of channels
+// Params   spatial.cl's | LANES, SLICES, JOINERS as above, powers of two | HAS_WEIGHT, HAS_BIAS 1 if they are read |
+//          WANTS_WEIGHT, WANTS_BIAS 1 to write their gradients | GIVEN 1 if mean and variance have a gradient
+#include "spatial.cl"
+#if !defined(LANES) || !defined(SLICES) || !defined(JOINERS)
+#error "batch_norm.cl needs LANES, SLICES and JOINERS"
+#endif
+#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(GIVEN)
+#error "batch_norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and GIVEN"
+#endif
+
+// Add up what the slices of a group have, in the first one.
+INLINE void add_slices(__local ACC *shared, ACC *sum) {
+    const int lane = get_local_id(0), slice = get_local_id(1);
+    for (int half_size = SLICES / 2; half_size > 0; half_size /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        EACH_CHANNEL if (slice >= half_size && slice < 2 * half_size)
+            shared[((slice - half_size) * LANES + lane) * WIDE + c] = sum[c];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        EACH_CHANNEL if (slice < half_size) sum[c] += shared[(slice * LANES + lane) * WIDE + c];
+    }
+}
+
+#define SHARED __local ACC shared[(SLICES / 2 ? SLICES / 2 : 1) * LANES * WIDE]
+#define GROUP_ATTRIBUTES __attribute__((reqd_work_group_size(LANES, SLICES, 1)))
+#define MY_ROWS \
+    const long block = get_global_id(0), part = get_group_id(1), blocks = channels / WIDE, column = block * WIDE; \
+    const long begin = part * rows_each, end = block < blocks ? MIN(begin + rows_each, rows) : begin
+#define EACH_ROW _Pragma("unroll 4") for (long row = begin + get_local_id(1); row < end; row += SLICES)
+
+__kernel GROUP_ATTRIBUTES void batch_norm_sums(__global const T *restrict x, __global ACC *restrict partials,
+                                               const long rows, const long channels, const long rows_each) {
+    SHARED;
+    MY_ROWS;
+    ACC first[WIDE], sum[WIDE], squares[WIDE];
+    EACH_CHANNEL first[c] = sum[c] = squares[c] = 0;
+    if (begin < end) TAKE(x, begin * channels + column, first);
+    EACH_ROW {
+        ACC v[WIDE];
+        TAKE(x, row * channels + column, v);
+        EACH_CHANNEL {
+            const ACC d = v[c] - first[c];
+            sum[c] += d;
+            squares[c] = d * d + squares[c];
+        }
+    }
+    add_slices(shared, sum);
+    add_slices(shared, squares);
+    if (begin < end && get_local_id(1) == 0) EACH_CHANNEL {
+        const ACC mean = sum[c] / (end - begin);
+        partials[2 * part * channels + column + c] = first[c] + mean;
+        partials[(2 * part + 1) * channels + column + c] = MAX(squares[c] - sum[c] * mean, (ACC)0);
+    }
+}
+
+INLINE ACC joined(__local ACC *shared, ACC v) {
+    const int me = get_local_id(0);
+    shared[me] = v;
+    for (int half_size = JOINERS / 2; half_size > 0; half_size /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me < half_size) shared[me] += shared[me + half_size];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const ACC sum = shared[0];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return sum;
+}
+
+#define EACH_PART for (long part = get_local_id(0); part < parts; part += JOINERS)
+#define PARTIAL(which) partials[(2 * part + which) * channels + channel]
+
+__kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
+void batch_norm_join(__global const ACC *restrict partials, __global ACC *restrict mean, __global ACC *restrict variance,
+                     __global ACC *restrict saved, const ACC eps, const long rows, const long channels,
+                     const long rows_each, const long parts) {
+    __local ACC shared[JOINERS];
+    const long channel = get_group_id(0);
+    const ACC pivot = partials[channel];
+    ACC sum = 0, squares = 0;
+    EACH_PART sum += (PARTIAL(0) - pivot) * (MIN(rows_each, rows - part * rows_each) / (ACC)rows);
+    const ACC centre = joined(shared, sum) + pivot;
+    EACH_PART {
+        const ACC d = PARTIAL(0) - centre;
+        squares += PARTIAL(1) + d * d * MIN(rows_each, rows - part * rows_each);
+    }
+    const ACC spread = joined(shared, squares) / rows;
+    if (get_local_id(0) == 0) {
+        mean[channel] = saved[channel] = centre;
+        variance[channel] = spread;
+        saved[channels + channel] = 1 / sqrt(spread + eps);
+    }
+}
+
+__kernel void batch_norm(__global const T *restrict x, __global const T *restrict weight, __global const T *restrict bias,
+                         __global const ACC *restrict saved, __global T *restrict y, const long each, const long rows,
+                         const long channels) {
+    const long blocks = channels / WIDE;
+    EACH_ITEM(item, rows * blocks) {
+        const long column = item % blocks * WIDE;
+        ACC v[WIDE], w[WIDE], b[WIDE];
+        TAKE(x, item * WIDE, v);
+        EACH_CHANNEL w[c] = 1, b[c] = 0;
+        if (HAS_WEIGHT) TAKE(weight, column, w);
+        if (HAS_BIAS) TAKE(bias, column, b);
+        EACH_CHANNEL v[c] = (v[c] - saved[column + c]) * saved[channels + column + c] * w[c] + b[c];
+        GIVE(y, item * WIDE, v);
+    }
+}
+
+__kernel GROUP_ATTRIBUTES void batch_norm_gradient_sums(__global const T *restrict g, __global const T *restrict x,
+                                                        __global const ACC *restrict saved,
+                                                        __global ACC *restrict partials, const long rows,
+                                                        const long channels, const long rows_each) {
+    SHARED;
+    MY_ROWS;
+    ACC mean[WIDE], rstd[WIDE], sum[WIDE], products[WIDE];
+    EACH_CHANNEL {
+        sum[c] = products[c] = 0;
+        mean[c] = begin < end ? saved[column + c] : 0;
+        rstd[c] = begin < end ? saved[channels + column + c] : 0;
+    }
+    EACH_ROW {
+        ACC v[WIDE], u[WIDE];
+        TAKE(g, row * channels + column, v);
+        TAKE(x, row * channels + column, u);
+        EACH_CHANNEL {
+            sum[c] += v[c];
+            products[c] = v[c] * ((u[c] - mean[c]) * rstd[c]) + products[c];
+        }
+    }
+    add_slices(shared, sum);
+    add_slices(shared, products);
+    if (begin < end && get_local_id(1) == 0) EACH_CHANNEL {
+        partials[2 * part * channels + column + c] = sum[c];
+        partials[(2 * part + 1) * channels + column + c] = products[c];
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
+void batch_norm_gradient_join(__global const ACC *restrict partials, __global const T *restrict weight,
+                              __global const ACC *restrict saved, __global const ACC *restrict gmean,
+                              __global const ACC *restrict gvariance, __global T *restrict dweight,
+                              __global T *restrict dbias, __global ACC *restrict factors, const long rows,
+                              const long channels, const long parts) {
+    __local ACC shared[JOINERS];
+    const long channel = get_group_id(0);
+    ACC sum = 0, products = 0;
+    EACH_PART {
+        sum += PARTIAL(0);
+        products += PARTIAL(1);
+    }
+    sum = joined(shared, sum), products = joined(shared, products);
+    if (get_local_id(0) == 0) {
+        const ACC rstd = saved[channels + channel], scale = rstd * (HAS_WEIGHT ? LOAD(weight, channel) : 1);
+        if (WANTS_WEIGHT) STORE(dweight, channel, products);
+        if (WANTS_BIAS) STORE(dbias, channel, sum);
+        factors[channel] = scale;
+        factors[channels + channel] = (-scale * rstd * products + (GIVEN ? 2 * gvariance[channel] : 0)) / rows;
+        factors[2 * channels + channel] = (-scale * sum + (GIVEN ? gmean[channel] : 0)) / rows;
+    }
+}
+
+__kernel void batch_norm_backward(__global const T *restrict g, __global const T *restrict x,
+                                  __global const ACC *restrict saved, __global const ACC *restrict factors,
+                                  __global T *restrict dx, const long each, const long rows, const long channels) {
+    const long blocks = channels / WIDE;
+    EACH_ITEM(item, rows * blocks) {
+        const long column = item % blocks * WIDE;
+        ACC v[WIDE], u[WIDE];
+        TAKE(g, item * WIDE, v);
+        TAKE(x, item * WIDE, u);
+        EACH_CHANNEL v[c] = factors[column + c] * v[c] + factors[channels + column + c] * (u[c] - saved[column + c]) +
+                            factors[2 * channels + column + c];
+        GIVE(dx, item * WIDE, v);
+    }
+}
