@@ -124,6 +124,13 @@ def test_pools(kinds, kind, layer, dtype, ceil_mode, counts):
     beside(kinds[kind], pools, (host,), dtype)
 
 
+def test_the_gradient_of_what_no_window_takes_is_zero(kinds):
+    """Of an axis of one element that is all between windows, and beside one that is not."""
+    where = {"stride": (1, 2), "padding": ((1, 0), (1, 3))}
+    hosts = [random(s, "float32", 0) for s in ((2, 2, 3, 1), (1, 3, 1, 3))]
+    beside(kinds["cpu"], lambda g, w: (ops.conv_input_gradient(g, w, shape=(3, 1), **where),), hosts, "float32")
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize(("shape", "offset"), [((5, 3, 7, 6), 0), ((300, 8), 100)], ids=["images", "far from 0"])
 def test_batch_norm(kinds, kind, shape, offset):

@@ -180,7 +180,7 @@ def conv_input_gradient(
         for axis, n in zip(axes, g.shape[1:-1], strict=True)
     )
     g = _padded(device, g, around)
-    if all(len(axis) == 1 for axis in axes):
+    if all(len(axis) == 1 and axis[0].taps for axis in axes):
         return _phase(device, out, g, weight, tuple(axis[0] for axis in axes), around, groups, epilogue)
     met = [phase for phase in every(*axes) if all(axis.taps for axis in phase)]
     parts = (
