@@ -12,6 +12,7 @@ import polyarr as pa
 from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
+from polyarr.core.errors import BackendError
 
 pytest.importorskip("pyopencl")
 conv, copy, device_module, devices, geometry, product, table = (
@@ -144,6 +145,11 @@ def test_batch_norm(kinds, kind, shape, offset):
         return *found, *pull(given)
 
     beside(kinds[kind], value_and_gradients, hosts, "float32")
+
+
+def test_more_windows_than_a_walk_counts_are_refused():
+    with pytest.raises(BackendError, match=r"^conv: 2,147,483,648 windows or more; .* take fewer at once$"):
+        conv._axes([(2**16, (2**17,)), (2**15, (1,))])
 
 
 def test_a_walk_divides_every_number():

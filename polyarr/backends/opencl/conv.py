@@ -35,9 +35,11 @@ from polyarr.backends.opencl.matmul import DEEP, SUM, plan_of, product, run
 from polyarr.backends.opencl.product import PLAIN, Axes, Epilogue, Operand, Plan, Problem, Windows
 from polyarr.backends.opencl.rows import alike
 from polyarr.backends.opencl.spatial import Padding, lay, spread
+from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec
 
 AXES = 4  # of kernels/windows.cl, on each side
+MOST = 2**31  # what its walks count to
 
 
 class Where(NamedTuple):
@@ -259,6 +261,8 @@ def _axes(axes: Iterable[Axis], neighbours: bool = False) -> Axes:
     found = joined(axes)
     if neighbours and (not found or found[-1][1] != (1,)):
         found.append((1, (1,)))
+    if prod(length for length, _ in found) >= MOST:
+        raise BackendError(f"conv: {MOST:,} windows or more; this device's kernels count to less: take fewer at once")
     found = [(1, (0,))] * (AXES - len(found)) + found
     return Axes(tuple(length for length, _ in found), tuple(step for _, (step,) in found))
 
