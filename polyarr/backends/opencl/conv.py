@@ -34,7 +34,8 @@ from polyarr.backends.opencl.linear import through_activation
 from polyarr.backends.opencl.matmul import DEEP, SUM, plan_of, product, run
 from polyarr.backends.opencl.product import PLAIN, Axes, Epilogue, Operand, Plan, Problem, Windows
 from polyarr.backends.opencl.rows import alike
-from polyarr.backends.opencl.spatial import Padding, lay, spread
+from polyarr.backends.opencl.spatial import Padding
+from polyarr.backends.opencl.spread import lay, spread
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec
 

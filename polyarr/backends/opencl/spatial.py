@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, Shape
+from polyarr.backends.opencl.layout import Shape
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types, vector_types
-from polyarr.core.spec import Spec
 
 AXES = 3
 LEAST = 1024  # elements that are worth a work-item
@@ -49,29 +47,3 @@ def plan(device: Device, kernel: Any, shape: Shape, wide: int, taps: int) -> Lau
     """The launch of a kernel for each place of an array of this shape; its number is how many a work-item takes."""
     work, group, each = device.geometry.items(prod(shape) // wide, max(1, LEAST // (wide * taps)))
     return LaunchPlan(kernel, work, group, (each,))
-
-
-def spread(device: Device, out: Spec, x: Buffer, starts: Shape, stride: Shape) -> Buffer:
-    """Zeros of out's shape with x's elements at starts + o * stride, along each axis between images and channels."""
-    x, result = dense(device, x), device.empty(out)
-    _spread(device, "spread", out.shape, x, result, starts, stride)
-    return result
-
-
-def lay(device: Device, target: Buffer, x: Buffer, starts: Shape, stride: Shape) -> None:
-    """Write x's elements there, and no others."""
-    _spread(device, "lay", x.shape, dense(device, x), target, starts, stride)
-
-
-def _spread(device: Device, name: str, shape: Shape, x: Buffer, y: Buffer, starts: Shape, stride: Shape) -> None:
-    launch, told = device.plans[_spread_plan](name, shape, x.shape, y.shape, x.dtype, starts, stride)
-    launch.kernel(launch.work, launch.group, x.memory, y.memory, *launch.numbers, told)
-
-
-def _spread_plan(
-    device: Device, name: str, shape: Shape, x: Shape, y: Shape, dtype: np.dtype, starts: Shape, stride: Shape
-) -> Any:
-    wide, macros = channels(device, dtype, x[-1])
-    ones = (1,) * len(starts)
-    told = geometry(y, x, ones, stride, tuple((-start, 0) for start in starts), ones, wide)
-    return plan(device, device.build("spread", **macros).kernels[name], shape, wide, 1), told
