@@ -1,8 +1,9 @@
 """How a device reduces buffers together with those of other processes."""
 
+import weakref
 from functools import partial
+from typing import Any
 
-from polyarr.backends.opencl.aside import Aside
 from polyarr.backends.opencl.buckets import Buckets
 from polyarr.backends.opencl.cuda import Cuda, SharedPool
 from polyarr.backends.opencl.device import Device
@@ -28,4 +29,11 @@ def _prepared(device: Device) -> Meeting:
 
 def _join(device: Device, nccl: Nccl, cuda: Cuda, ticket: bytes, rank: int, size: int) -> Reduce:
     communicator = Communicator(nccl, cuda, ticket, rank, size)
-    return Buckets(device, cuda.allocate, Aside(device, communicator.all_reduce, communicator.end)).reduce
+
+    def all_reduce(*args: Any) -> None:
+        device.synchronize()
+        communicator.all_reduce(*args)
+
+    buckets = Buckets(device, cuda.allocate, all_reduce)
+    weakref.finalize(buckets, communicator.end)  # when nobody reduces any more, or the process ends
+    return buckets.reduce
