@@ -35,6 +35,7 @@ class CpuGeometry:
 
     columns, column_rows, partials = 256, 1, 64  # of a reduction: a group's, and what a work-item keeps
     reduction_group, has_vectors = 1, True
+    pins_host = False  # whether copies from and to the host are faster where a driver has pinned its memory
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
     scan_group, scan_columns, scan_step = 1, 64, 1  # the last: what parts of a scan are multiples of
     scan_turns = 1  # vectors of each work-item that shares a row
@@ -151,6 +152,7 @@ class GpuGeometry:
 
     columns, column_rows, partials = 32, 8, 4
     reduction_group, has_vectors = 256, False
+    pins_host = True
     part, parts_per_unit = 1 << 12, 8
     scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 2
 

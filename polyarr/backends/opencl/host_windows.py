@@ -96,7 +96,7 @@ class Windows:
 
 def _pinned(device: Device, windows: Sequence[np.ndarray]) -> list[Any]:
     """What has drivers of GPUs copy windows at their best, as long as it is kept; otherwise at a quarter of it."""
-    if device.features.is_cpu:
+    if not device.geometry.pins_host:
         return []
     flags, both = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, cl.map_flags.READ | cl.map_flags.WRITE
     buffers = [cl.Buffer(device.context, flags, hostbuf=w) for w in windows]
