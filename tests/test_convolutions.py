@@ -151,6 +151,16 @@ def test_what_does_not_fit_is_told_in_one_line(call, told: str) -> None:
         call()
 
 
+def test_a_small_share_of_a_large_element_keeps_its_digits():
+    x = np.zeros((1, 50, 1), np.float32)
+    x[0, ::2] = 1000  # every point lies beside a zero, so the error is that of the other one's share
+    for length in (99, 101, 333):
+        found = pa.interpolate(pa.asarray(x), shape=(length,), mode="linear").numpy()
+        expected = naive.interpolate(x.astype(np.float64), shape=(length,), mode="linear")
+        np.testing.assert_allclose(found, expected, rtol=2.5e-7)
+
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"), [("conv2d", "conv"), ("avg_pool1d", "mean_pool"), ("upsample", "interpolate")]
 )

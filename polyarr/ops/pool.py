@@ -231,7 +231,8 @@ def _between(x, axis: int, m: int, step: Fraction, first: Fraction):
         return x
     places, unit = _points(x, m, step, first)
     below = floor_divide(places, unit)
-    share = divide(astype(subtract(places, multiply(below, unit)), dtype=x.dtype), unit)
+    beyond = subtract(places, multiply(below, unit))
     low, high = (take(x, minimum(add(below, i), n - 1), axis=axis) for i in (0, 1))
-    share = _along(share, x, axis)
-    return add(multiply(low, subtract(1, share)), multiply(high, share))
+    # both shares of a point as quotients, for 1 - share would lose the digits of a small one
+    shares = (_along(divide(astype(part, dtype=x.dtype), unit), x, axis) for part in (subtract(unit, beyond), beyond))
+    return add(*map(multiply, (low, high), shares))
