@@ -7,8 +7,8 @@ from typing import Any
 from polyarr.backends.opencl.buckets import Buckets
 from polyarr.backends.opencl.cuda import Cuda, SharedPool
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
 from polyarr.backends.opencl.host_windows import through_windows
+from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
 from polyarr.core.backend import Meeting, Reduce, Together
 
 
