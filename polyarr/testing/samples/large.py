@@ -446,7 +446,8 @@ def _many(data: Callable) -> Iterator[Sample]:
 
 def _cast(template: Sample) -> Iterator[Sample]:
     for sample in _many(template):
-        yield from (replace(sample, params={"dtype": dtype}) for dtype in ("bfloat16", "float32"))
+        # into what the backend holds
+        yield from (replace(sample, params={"dtype": dtype}) for dtype in {template.params["dtype"]: 0, "float32": 0})
 
 
 LARGE |= {ops.sgd: _steps, ops.adamw: _steps, ops.global_norm: _many, ops.astype_all: _cast}
