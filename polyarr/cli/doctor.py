@@ -49,12 +49,12 @@ def command() -> None:
     code 1 if something is broken, 0 if all is well.
     """
     world = join(_begin)
-    ranks = told(world, here())
+    ranks = told(world, here()) if world.size > 1 else []
     if world.rank:
         return
     broken = _show("Environment", _environment())
     broken += _examine()
-    broken += _show("Processes that mpiexec started", of_ranks(ranks) if world.size > 1 else [])
+    broken += _show("Processes that mpiexec started", of_ranks(ranks) if ranks else [])
     click.echo(f"\n{broken} problem{'s' * (broken != 1)} found" if broken else "\nno problem found")
     raise click.exceptions.Exit(1 if broken else 0)
 
