@@ -65,8 +65,9 @@ def test_what_is_no_input_is_told_by_the_op_that_was_called(data: st.DataObject)
             except (TypeError, ValueError, IndexError) as error:
                 if not str(error).startswith(f"{op.name}: "):
                     told.append(str(error))
-    # matrix_product is for layers alone, and speaks for matmul; of a key is spoken where the bits are made.
-    assert [line for line in told if not line.startswith(("matmul: ", "random_bits: "))] == []
+    # matrix_product and conv_product, with its gradients, are for layers alone, and speak for matmul and conv; of a key
+    # is spoken where the bits are made.
+    assert [line for line in told if not line.startswith(("matmul: ", "conv: ", "random_bits: "))] == []
 
 
 def test_plans_of_an_op_go_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,7 @@ def conv_input_gradient(g, weight, *, shape, stride=1, padding=0, dilation=1, gr
 
 def _weight_rule(g, x, *, shape, precision, **given):
     axes = len(images("conv", "x", x))
+    images("conv", "g", g, axes)
     shape, groups = per_axis("conv", "shape", shape, axes), whole("conv", "groups", given["groups"])
     weight = Spec((g.shape[-1], *shape, x.shape[-1] // max(groups, 1)), x.dtype)
     found = _params(x, weight, **given)

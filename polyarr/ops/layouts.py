@@ -76,8 +76,8 @@ def conv(
     dilation: Any = 1,
     groups: int = 1,
     activation: str | None = None,
-    layout: str = LAST,
     precision: str | None = None,
+    layout: str = LAST,
 ) -> Array:
     """Convolution over the last 1, 2 or 3 axes before the channels: every window times every filter, plus bias.
 
@@ -106,8 +106,8 @@ def conv_transpose(
     output_padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-    layout: str = LAST,
     precision: str | None = None,
+    layout: str = LAST,
 ) -> Array:
     """The transpose of conv with this weight, plus bias: for every element of x, its filter is added up at its place.
 
