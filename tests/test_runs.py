@@ -343,7 +343,7 @@ def test_the_command_says_so_on_another_backend_and_when_patience_ends(folder, c
     losses[:] = [1.0, 2.0, 2.0]
     assert command(capsys, *NEW, "--steps", 2)[0] == 0
     assert load_checkpoint(Path("run")).info["device"] == device() and device().startswith("numpy (")
-    monkeypatch.setattr(cli, "device", lambda: "opencl:3 (a card)")
+    monkeypatch.setattr(cli, "device", lambda world: "opencl:3 (a card)")
     code, out, err = command(capsys, *RESUME, "--set", "patience=1", "--steps", 20)
     assert code == 0, err
     line = f"step 2 was computed on {device()}, the next ones are on opencl:3 (a card): not the same bits as in one go"
