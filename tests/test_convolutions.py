@@ -151,6 +151,18 @@ def test_what_does_not_fit_is_told_in_one_line(call, told: str) -> None:
         call()
 
 
+def test_of_elements_that_are_all_minus_infinity_the_first_has_the_gradient():
+    """And none of the padding, which is no more than they are."""
+    for host, params, expected in (
+        ([-np.inf] * 4, {"kernel": 3, "padding": 1, "stride": 3}, [1, 0, 1, 0]),
+        ([-np.inf] * 3, {"kernel": 2, "padding": 1, "ceil_mode": True}, [1, 1, 0]),
+        ([-np.inf, -np.inf, 1, -np.inf], {"kernel": 3, "padding": 1, "stride": 3}, [1, 0, 1, 0]),
+    ):
+        x = pa.asarray(np.reshape(host, (1, -1, 1)))
+        found = pa.grad(lambda x, params=params: pa.sum(pa.max_pool(x, **params)))(x)
+        np.testing.assert_array_equal(found.numpy().reshape(-1), expected)
+
+
 def test_a_small_share_of_a_large_element_keeps_its_digits():
     x = np.zeros((1, 50, 1), np.float32)
     x[0, ::2] = 1000  # every point lies beside a zero, so the error is that of the other one's share

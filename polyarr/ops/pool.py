@@ -13,6 +13,7 @@ from polyarr.ops.elementwise import add, astype, divide, floor_divide, maximum, 
 from polyarr.ops.index import take
 from polyarr.ops.logic import equal, less
 from polyarr.ops.reduce import argmax, mean, sum
+from polyarr.ops.reduce import max as largest
 from polyarr.ops.shape import expand_dims, repeat, reshape, slice
 from polyarr.ops.spatial import CONV, geometry, images, padded, per_axis, spans, volume
 from polyarr.ops.validation import number
@@ -66,9 +67,15 @@ def max_pool(x, *, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
     found = windows(padded(x, more, -math.inf), kernel=kernel, stride=stride, dilation=dilation)
     b, *out, c = found.shape[: 1 + len(kernel)] + found.shape[-1:]
     each = reshape(found, shape=(b, *out, volume(kernel), c))
+    first = argmax(each, axis=-2, keepdims=True)
+    if any(map(any, more)):  # where all elements are -inf, the first one of them, and not of the padding
+        ones = padded(full(1, x, shape=(1, *x.shape[1:-1], 1), dtype=x.dtype), more)
+        inside = windows(ones, kernel=kernel, stride=stride, dilation=dilation)
+        real = argmax(reshape(inside, shape=(1, *out, volume(kernel), 1)), axis=-2, keepdims=True)
+        first = where(equal(largest(each, axis=-2, keepdims=True), -math.inf), real, first)
     places = reshape(arange(0, 1, x, size=volume(kernel), dtype=int64), shape=(-1, 1))
     # no index is followed: where the first one is, its gradient goes, and that is all a mask says
-    return sum(where(equal(places, argmax(each, axis=-2, keepdims=True)), each, 0), axis=-2)
+    return sum(where(equal(places, first), each, 0), axis=-2)
 
 
 def _mean_rule(x, *, kernel, stride, padding, ceil_mode, count_include_pad, divisor):
