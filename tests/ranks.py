@@ -107,7 +107,10 @@ def numbers_and_broadcast(world):
         op: [v for v in tree.leaves(world.all_reduce({k: own[k] for k in "nx"}, op))] for op in ("sum", "mean", "max")
     }
     gathered = world.all_gather([pa.full((2, 2), float(world.rank))])[0].numpy()[:, 0].tolist()
-    return {"cast": cast, "reduced": reduced, "gathered": gathered}
+    empty = world.all_gather(pa.zeros((0, 2))).shape
+    at_last = float("nan") if world.rank == world.size - 1 else 1.0
+    lost = [op for op in ("max", "min", "sum") if not np.isnan(world.all_reduce(at_last, op))]
+    return {"cast": cast, "reduced": reduced, "gathered": gathered, "empty": empty, "nans lost": lost}
 
 
 @check

@@ -77,6 +77,7 @@ def test_numbers_and_broadcast(said: dict[str, list]) -> None:
     total = [size * (size + 1) // 2, 0.25 * size * (size - 1)]
     assert found["reduced"] == {"sum": total, "mean": [t / size for t in total], "max": [size, 0.5 * (size - 1)]}
     assert found["gathered"] == [float(rank) for rank in range(size) for _ in range(2)]
+    assert found["empty"] == [0, 2] and found["nans lost"] == []
 
 
 def test_bfloat16_on_the_wire(said: dict[str, list]) -> None:

@@ -132,7 +132,7 @@ def _copied(leaves: Sequence[Array], bucket: np.ndarray, most: int) -> Iterator[
 
 
 def _copy(leaves: Sequence[Array], bucket: np.ndarray) -> None:
-    for _ in _copied(leaves, bucket, len(bucket)):
+    for _ in _copied(leaves, bucket, max(1, len(bucket))):
         pass
 
 

@@ -186,7 +186,8 @@ def _put(parts: Parts, places: Sequence[int], values: Sequence[Any]) -> None:
 
 def _together(op: str, column: Sequence[float]) -> float:
     if op in ("max", "min"):
-        return max(column) if op == "max" else min(column)
+        known = max(column) if op == "max" else min(column)
+        return next((x for x in column if x != x), known)  # a nan is seen wherever it is, as in arrays
     return sum(column) / len(column) if op == "mean" else sum(column)
 
 
