@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import polyarr as pa
 from polyarr import distributed
@@ -32,8 +33,7 @@ CASES = {
 def outcome(name, folder, world=ALONE):
     """The losses of a case's steps and evaluations, and a digest of the model."""
     backend, changes, compiled = CASES[name]
-    loop.READ_EVERY, loop.save_curves = 1, lambda *_: None
-    with pa.use_backend(backend):
+    with pa.use_backend(backend), mock.patch.multiple(loop, READ_EVERY=1, save_curves=lambda *_: None):
         recipe = dataclasses.replace(RECIPE, **{"decay_steps": None, **changes})
         run = new_run(TEXT, recipe, 1, world=world)
         folder.mkdir()
