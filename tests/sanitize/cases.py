@@ -282,15 +282,17 @@ def convolutions() -> Iterator[Case]:
     """Of all sides, in groups, and depthwise; pools, and batch norm."""
     x, where = array(1, 4, 3, 4), {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2)}
     for dtype in NARROW:
-        kinds = (("", 5, 1), (" in groups", 6, 2), (" depthwise", 4, 4))
-        for name, n, groups in kinds if dtype == "float32" else kinds[-1:]:
+        # conv is a pair, and conv_product an op whose gradients are two more
+        kinds = ((ops.conv, "", 5, 1), (ops.conv_product, " in groups", 6, 2), (ops.conv, " depthwise", 4, 4))
+        for op, name, n, groups in kinds if dtype == "float32" else kinds[-1:]:
             arrays = array(1, 4, 3, 4, dtype=dtype), array(n, 2, 2, 4 // groups, dtype=dtype)
-            yield Case(f"conv{name} {dtype}", partial(ops.conv, groups=groups, **where), arrays, backward=True)
+            yield Case(f"{op.name}{name} {dtype}", partial(op, groups=groups, **where), arrays, backward=True)
         pooled = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "ceil_mode": True}
         for pool in (ops.max_pool, ops.mean_pool):
             yield Case(f"{pool.name} {dtype}", partial(pool, **pooled), arrays[:1], backward=True)
         rows, channel = array(9, 5, dtype=dtype), array(5, dtype=dtype)
         yield Case(f"batch_norm {dtype}", lambda *a: ops.batch_norm(*a)[0], (rows, channel, channel), backward=True)
+    yield Case("windows", partial(ops.windows, kernel=2, stride=2), (x,))
     layer = partial(ops.conv, padding=1, activation="gelu")
     yield Case("conv with bias", layer, (x, array(3, 3, 3, 4), array(3)), backward=True)
 
