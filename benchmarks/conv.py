@@ -3,11 +3,10 @@
     python benchmarks/conv.py [--dtype float32,high,bfloat16] [--batch N] [--only 3x3] [--turns 9]
                               [--json FILE] [--png FILE]
 
-A layer's forward pass, the gradient of its input and that of its weight; resnet.py times whole steps.
-
-"high" is float32 with that precision, for which PyTorch may use tf32. PyTorch has the channels last. polyarr runs on
-the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor if that is one. Both take turns in one
-process. Needs PyTorch: pip install torch
+A layer's forward pass, the gradient of its input and that of its weight; resnet.py times whole steps. "high" is float32
+with that precision, for which PyTorch may use tf32. PyTorch has the channels last. polyarr runs on the OpenCL device
+that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor if that is one. Both take turns in one process. Needs
+PyTorch: pip install torch
 """
 
 import argparse

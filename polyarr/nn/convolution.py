@@ -50,10 +50,14 @@ class _Convolution(Module):
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.activation = activation
 
+    @property
+    def _where(self) -> dict[str, Any]:
+        """Which elements a window takes."""
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
+
     def __call__(self, x: Array) -> Array:
         """(B, *lengths, in) -> (B, *lengths, out)"""
-        settings = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
-        return ops.conv(x, self.weight, self.bias, activation=self.activation, **settings)
+        return ops.conv(x, self.weight, self.bias, activation=self.activation, **self._where)
 
 
 class Conv1d(_Convolution):
@@ -102,8 +106,7 @@ class _Transpose(_Convolution):
 
     def __call__(self, x: Array) -> Array:
         """(B, *lengths, in) -> (B, *lengths, out)"""
-        settings = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
-        return ops.conv_transpose(x, self.weight, self.bias, output_padding=self.output_padding, **settings)
+        return ops.conv_transpose(x, self.weight, self.bias, output_padding=self.output_padding, **self._where)
 
 
 class ConvTranspose1d(_Transpose):
