@@ -307,24 +307,28 @@ def _examine(
     except Unsatisfiable:
         raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs") from None
     try:
-        for sample in drawn:
-            check(op, backend, changed(sample) if changed else sample)
+        for sample in map(changed, drawn) if changed else drawn:
+            check(op, backend, sample)
     except Lacking:
         raise
     except Exception as error:
         if share:
             if changed:
                 drawing = drawing._replace(strategy=strategy.map(changed))
-            _shrink(drawing, partial(check, op, backend), f"{op.name} on {backend.name}", error)
+            _shrink(drawing, partial(check, op, backend), f"{op.name} on {backend.name}", sample, error)
         raise
 
 
-def _shrink(drawing: _Drawing, check: Callable[[Sample], None], where: str, first: Exception) -> None:
-    """Raise the error of the smallest example that fails; the first one, if it fails now and then."""
+def _shrink(
+    drawing: _Drawing, check: Callable[[Sample], None], where: str, sample: Sample, first: Exception
+) -> None:
+    """Raise the error of the smallest example that fails, or of sample; the first one, if it fails now and then."""
     try:
         drawing.given_to(check, (Phase.generate, Phase.shrink))
     except Flaky as error:
         first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+    else:
+        check(sample)
     what = str(first) if isinstance(first, CheckFailure) else f"{type(first).__name__}: {first}"
     failure = CheckFailure(f"{where}: not the same every time; once: {what}")
     failure.__notes__ = [*getattr(first, "__notes__", ())]
