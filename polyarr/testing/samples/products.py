@@ -202,7 +202,7 @@ SAMPLES[ops.int8_linear] = Entry(
     _byte_layers,
     _byte_layers,
     lambda x, weight, scale: x @ weight.astype(x.dtype).T * scale,
-    "composed",
+    "reduction",
     FLOATING,
     special="nonfinite",
 )
