@@ -18,6 +18,7 @@ from polyarr.core.tape import Node, Result, is_recording, paused, reading, recor
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+Function = Callable[..., Any]
 
 
 class OwnGradient(Protocol[P, R]):
@@ -26,13 +27,13 @@ class OwnGradient(Protocol[P, R]):
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
         """What the function itself gives."""
 
-    def defvjp(self, forward: Callable, backward: Callable, /) -> None:
+    def defvjp(self, forward: Function, backward: Function, /) -> None:
         """State the gradient: see custom_vjp."""
 
 
-def grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
+def grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
     """A function that gives the gradient of fn's scalar value: see value_and_grad."""
-    both = value_and_grad(fn, argnums, has_aux)
+    both = _with_value("grad", fn, argnums, has_aux)
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -42,7 +43,7 @@ def grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False
     return wrapped
 
 
-def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable:
+def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
     """A function that gives fn's value and its gradient with respect to the arguments argnums.
 
     An argument may be any tree of arrays, a Module included; its gradient is a tree of the same shape. Leaves that
@@ -52,20 +53,25 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
 
     Errors:  GradientError if fn's value is not a floating-point scalar, or an argument has no floating-point array
     """
-    _check_callable("value_and_grad", fn)
-    wanted = _wanted(argnums)
+    return _with_value("value_and_grad", fn, argnums, has_aux)
+
+
+def _with_value(asked: str, fn: Function, argnums: int | tuple[int, ...], has_aux: bool) -> Function:
+    """value_and_grad, whose errors begin with what was asked for."""
+    _check_callable(asked, fn)
+    wanted = _wanted(asked, argnums)
 
     @functools.wraps(fn)
     def wrapped(*given: Any, **kwargs: Any) -> Any:
         args = list(given)
-        _check_given(args, wanted)
+        _check_given(asked, args, wanted)
         with recording(once=True):
             tracked = [_track(args, i, tree.frozen(args[i])) for i in wanted]
             if not any(node for nodes in tracked for node in nodes):
-                raise GradientError(f"value_and_grad: {_without_floats(given, wanted)}")
+                raise GradientError(f"{asked}: {_without_floats(given, wanted)}")
             value = fn(*args, **kwargs)
-        value, aux = _two(value, "value_and_grad: fn", "(value, aux), for has_aux") if has_aux else (value, None)
-        _check_scalar(value)
+        value, aux = _two(value, f"{asked}: fn", "(value, aux), for has_aux") if has_aux else (value, None)
+        _check_scalar(asked, value)
         ends = [node for nodes in tracked for node in nodes if node]
         found = iter(_backward([(value.node, ops.ones_like(value))], ends, once=True))
         grads = [_gradient_tree(args[i], nodes, found) for i, nodes in zip(wanted, tracked, strict=True)]
@@ -76,7 +82,7 @@ def value_and_grad(fn: Callable, argnums: int | tuple[int, ...] = 0, has_aux: bo
     return wrapped
 
 
-def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
+def vjp(fn: Function, *primals: Any) -> tuple[Any, Function]:
     """fn's value at primals, a tree of arrays, and the function that pulls a cotangent of that shape back to them.
 
     The pull-back may be called many times. It returns one gradient tree per argument. None in place of an array, or of
@@ -98,7 +104,7 @@ def vjp(fn: Callable, *primals: Any) -> tuple[Any, Callable]:
     return tree.map(_released, value), pull
 
 
-def jvp(fn: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+def jvp(fn: Function, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """fn's value at primals, and its derivative along tangents, by pulling back twice.
 
     A tangent may be None: nothing moves along it. Integers have none.
@@ -207,7 +213,7 @@ def _differ(a: Array, b: Array) -> bool:
 
 
 def custom_vjp(
-    fn: Callable[P, R], forward: Callable | None = None, backward: Callable | None = None
+    fn: Callable[P, R], forward: Function | None = None, backward: Function | None = None
 ) -> OwnGradient[P, R]:
     """fn with a gradient of one's own, given here or, where this decorates fn, by fn.defvjp(forward, backward).
 
@@ -220,7 +226,7 @@ def custom_vjp(
     """
     _check_callable("custom_vjp", fn)
 
-    def defvjp(given_forward: Callable, given_backward: Callable) -> None:
+    def defvjp(given_forward: Function, given_backward: Function) -> None:
         nonlocal forward, backward
         forward, backward = given_forward, given_backward
 
@@ -482,11 +488,11 @@ def _gradient_tree(arg: Any, nodes: list[Node | None], found: Iterator[Array | N
     return grads
 
 
-def _check_scalar(value: Any) -> None:
+def _check_scalar(asked: str, value: Any) -> None:
     if type(value) is not Array:
-        raise GradientError(f"value_and_grad: fn returned {type(value).__name__}; it must return a scalar array")
+        raise GradientError(f"{asked}: fn returned {type(value).__name__}; it must return a scalar array")
     if value.shape != () or value.dtype not in FLOATS:
-        raise GradientError(f"value_and_grad: fn returned {value.spec}; it must return a floating-point scalar")
+        raise GradientError(f"{asked}: fn returned {value.spec}; it must return a floating-point scalar")
 
 
 # ---- what the transforms say of what they were given -------------------------------------------------------------
@@ -497,18 +503,18 @@ def _check_callable(transform: str, fn: Any) -> None:
         raise GradientError(f"{transform}: fn is {described(fn)}; it must be a function")
 
 
-def _wanted(argnums: Any) -> tuple[int, ...]:
+def _wanted(asked: str, argnums: Any) -> tuple[int, ...]:
     found = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
     if not found or not all(isinstance(i, int) for i in found):
-        raise GradientError(f"value_and_grad: argnums is {told(argnums)}; it must be an int or a tuple of ints")
+        raise GradientError(f"{asked}: argnums is {told(argnums)}; it must be an int or a tuple of ints")
     return found
 
 
-def _check_given(args: list, wanted: tuple[int, ...]) -> None:
+def _check_given(asked: str, args: list, wanted: tuple[int, ...]) -> None:
     for i in wanted:
         if not -len(args) <= i < len(args):
             given = f"argnums names argument {i} of {len(args)} that were given by position"
-            raise GradientError(f"value_and_grad: {given}; what is differentiated must be given so, not by name")
+            raise GradientError(f"{asked}: {given}; what is differentiated must be given so, not by name")
 
 
 def _without_floats(args: tuple, wanted: tuple[int, ...]) -> str:

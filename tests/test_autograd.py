@@ -360,7 +360,7 @@ def test_mixing_backends_names_both() -> None:
             lambda x: x,
             pa.asarray([1.0, 2.0], device="numpy"),
             GradientError,
-            r"value_and_grad: fn returned float32\[2\]; it must",
+            r"^grad: fn returned float32\[2\]; it must",
         ),
         (lambda x: ops.argmax(x), pa.asarray([1.0], device="numpy"), GradientError, r"returned int64\[\]"),
         (
@@ -453,7 +453,8 @@ def test_a_cotangent_of_none_stands_for_zeros(on_numpy: Backend, cotangent: Call
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: pa.grad(ops.sum)(x=x), GradientError, "argument 0 of 0 that were given by position"),
+        (lambda x: pa.grad(ops.sum)(x=x), GradientError, "^grad: argnums names argument 0 of 0 that were given"),
+        (lambda x: pa.value_and_grad(ops.sum)(3.0), GradientError, "^value_and_grad: no floating-point array"),
         (lambda x: pa.grad(ops.sum, argnums=1)(x), GradientError, "argument 1 of 1 that"),
         (
             lambda x: pa.grad(ops.sum, argnums="x"),
