@@ -120,9 +120,22 @@ def test_other_names_lead_to_the_nearest() -> None:
         pa.zzzzzz  # noqa: B018
     with pytest.raises(ImportError, match="zzzzzz"):
         from polyarr import zzzzzz  # noqa: F401
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'volume'$"):  # "divide" would be no help
+        pa.volume  # noqa: B018
     from polyarr import training  # a part that the package does not load by itself
 
     assert training.__name__ == "polyarr.training"
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [("cumsum", "cumulative_sum"), ("exp", "exp"), ("ravel", "reshape"), ("inverse", ""), ("inv", "linalg.inv")],
+)
+def test_what_is_no_method_leads_to_a_function(name: str, there: str) -> None:
+    end = f"; there is polyarr\\.{there}" if there else ""
+    with pytest.raises(AttributeError, match=f"^'Array' object has no attribute '{name}'{end}$"):
+        getattr(matrix(), name)
+    assert not hasattr(matrix(), "__array_interface__")
 
 
 # ---- arguments of a wrong kind -----------------------------------------------------------------------------------

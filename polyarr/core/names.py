@@ -52,14 +52,14 @@ _THEIRS = {
     "permute_dims": "permute swapaxes transpose",
     "pow": "power",
     "random.bernoulli": "bernoulli",
-    "random.normal": "randn",
+    "random.normal": "normal randn",
     "random.permutation": "randperm",
     "random.randint": "randint",
     "random.seed": "manual_seed",
-    "random.uniform": "rand",
+    "random.uniform": "rand uniform",
     "remainder": "mod",
     "repeat": "repeat_interleave",
-    "reshape": "flatten ravel",
+    "reshape": "flatten ravel view",
     "round": "around rint",
     "stop_gradient": "detach",
     "subtract": "sub",
@@ -79,5 +79,5 @@ def unknown(name: str, known: Iterable[str]) -> str:
     """What to say of a name that polyarr does not have."""
     if name in OURS:
         return f"polyarr has no {name!r}: {name} is called {OURS[name]} here"
-    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1)
+    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1, cutoff=0.7)
     return f"polyarr has no {name!r}" + (f"; did you mean {close[0]}?" if close else "")

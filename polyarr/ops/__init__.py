@@ -10,6 +10,7 @@ import numpy as np
 
 from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.names import OURS
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, described
 from polyarr.ops.catalogue import *
@@ -291,6 +292,14 @@ def _assign(x: Array, key: Any, value: Any) -> None:
     x.rebind(found)
 
 
+def _unknown(x: Array, name: str) -> Any:
+    """No method, but perhaps a function, of this name or of another one."""
+    ours = OURS.get(name, name)
+    is_function = "." in ours or callable(vars(sys.modules["polyarr"]).get(ours))
+    there = f"; there is polyarr.{ours}" if is_function and not name.startswith("_") else ""
+    raise AttributeError(f"'Array' object has no attribute {name!r}{there}", name=name, obj=x)
+
+
 METHODS = {
     "__getitem__": get_item,
     "__setitem__": _assign,
@@ -321,3 +330,4 @@ METHODS = {
 }
 for _name, _method in METHODS.items():
     _give(Array, _name, _method)
+_give(Array, "__getattr__", _unknown)
