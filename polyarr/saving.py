@@ -31,7 +31,7 @@ CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float
 _CODE_OF = {np.dtype(dtype): code for code, dtype in CODES.items()}
 
 
-def save(path: str | os.PathLike, tree: Any) -> None:
+def save(path: str | os.PathLike[str], tree: Any) -> None:
     """Write a tree of arrays, Python numbers, strings and None into one safetensors file.
 
     Each array stands in it under the names on its path, such as "model.blocks.0.weight", for any program to read; the
@@ -50,7 +50,7 @@ def save(path: str | os.PathLike, tree: Any) -> None:
     write_arrays(target, {name: source_of(a) for name, a in arrays.items()}, metadata)
 
 
-def load(path: str | os.PathLike, *, device: str | Backend | None = None) -> Any:
+def load(path: str | os.PathLike[str], *, device: str | Backend | None = None) -> Any:
     """The tree that save wrote, its arrays on device; of any other safetensors file, a dict of its arrays by name.
 
     Errors:  OSError if the file cannot be read; ValueError if it is damaged or no safetensors file; DtypeError for a

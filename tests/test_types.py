@@ -1,12 +1,15 @@
 """What type checkers see of polyarr: right programs pass, what is wrong is found, and the stubs are current."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,8 +39,25 @@ def test_mypy_accepts_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -> N
     env = {**os.environ, "MYPYPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     found = {(Path(f).name, int(n)) for f, n in re.findall(r"^(\S+\.py):(\d+): error:", done.stdout, re.M)}
-    wrong = {(BAD.name, n) for n, line in enumerate(BAD.read_text().splitlines(), 1) if line.endswith("# rejected")}
-    assert wrong and found == wrong, done.stdout + done.stderr
+    assert rejected() and found == rejected(), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_pyright_accepts_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -> None:
+    for path in (GOOD, BAD):
+        shutil.copy(path, tmp_path)
+    settings = {"extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = ["pyright", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    found = {(Path(f).name, int(n)) for f, n in re.findall(r"^ *(\S+\.py):(\d+):\d+ - error:", done.stdout, re.M)}
+    assert found == rejected(), done.stdout + done.stderr
+
+
+def rejected() -> set[tuple[str, int]]:
+    """File and line of what is wrong."""
+    lines = enumerate(BAD.read_text().splitlines(), 1)
+    return {(BAD.name, n) for n, line in lines if line.endswith("# rejected")}
 
 
 def kit_calls() -> set[str]:

@@ -139,7 +139,7 @@ class Op:
 
     # ---- infer -----------------------------------------------------------------------------------------------
 
-    def plan(self, specs: tuple, params: dict[str, Any]) -> Plan:
+    def plan(self, specs: tuple[Any, ...], params: dict[str, Any]) -> Plan:
         """The result's Spec, checked; cached by Specs and parameters."""
         try:
             return self._plans[specs, *params.values()]

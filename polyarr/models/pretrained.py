@@ -52,7 +52,7 @@ class PretrainedError(ValueError):
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def load_pretrained(path: str | os.PathLike, *, dtype: Any = "float32") -> LanguageModel:
+def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = "float32") -> LanguageModel:
     """The model in a Hugging Face folder, or in a safetensors file beside its config.json; in evaluation mode.
 
     It may be GPT-2, Llama, Qwen2 or what has their names, such as SmolLM2, in one file or in several with an index; or
@@ -187,7 +187,7 @@ def listed(names: list[str]) -> str:
 
 
 def save_pretrained(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     model: LanguageModel,
     *,
     format: str = "huggingface",

@@ -29,7 +29,7 @@ _ARRAYS = {
 _IGNORED = ".num_batches_tracked"  # which running statistics that move by a fixed share do not need
 
 
-def load_resnet(path: str | os.PathLike, *, dtype: Any = "float32") -> ResNetModel:
+def load_resnet(path: str | os.PathLike[str], *, dtype: Any = "float32") -> ResNetModel:
     """The ResNet in a safetensors file with torchvision's names, in evaluation mode; for images (B, H, W, C).
 
     How many blocks, channels and classes there are, the arrays say. Nothing is ever unpickled: what is in a .pth file
@@ -53,7 +53,7 @@ def load_resnet(path: str | os.PathLike, *, dtype: Any = "float32") -> ResNetMod
     return model.load_parameters(found).eval()
 
 
-def save_resnet(path: str | os.PathLike, model: ResNetModel, *, dtype: Any = "float32") -> None:
+def save_resnet(path: str | os.PathLike[str], model: ResNetModel, *, dtype: Any = "float32") -> None:
     """Write a ResNet into a safetensors file, whose arrays torchvision's model takes by load_state_dict.
 
     Errors:  TypeError for another model; OSError if the file cannot be written; RuntimeError without safetensors

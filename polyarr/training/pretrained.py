@@ -42,8 +42,8 @@ _TOKENIZER, _ITS_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
 
 def import_model(
-    path: str | os.PathLike,
-    folder: str | os.PathLike,
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
     *,
     context_length: int | None = None,
     tokenizer: Tokenizer | None = None,
@@ -85,7 +85,7 @@ def fine_tuning(model: LanguageModel, /, **changes: Any) -> Recipe:
     return recipe.changed(**({"lr": LORA_RATE} if changes.get("lora") is not None else {}) | changes)
 
 
-def load_model(path: str | os.PathLike, name: str = "best") -> tuple[LanguageModel, Tokenizer]:
+def load_model(path: str | os.PathLike[str], name: str = "best") -> tuple[LanguageModel, Tokenizer]:
     """The model at a path and its tokenizer: a run's checkpoint, its adapters merged, or what load_pretrained reads.
 
     Errors:  as load_checkpoint, or as load_pretrained and load_tokenizer
@@ -106,8 +106,8 @@ def _tokenizer_beside(path: Path, vocab_size: int) -> Tokenizer:
 
 
 def export_model(
-    folder: str | os.PathLike,
-    path: str | os.PathLike,
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
     name: str = "best",
     format: str = "huggingface",
