@@ -46,7 +46,7 @@ def test_train_your_own(folder):
 
 
 def test_debugging(folder):
-    (table,) = follow(ROOT / "docs" / "debugging.md", folder)
+    _, table = follow(ROOT / "docs" / "debugging.md", folder)
     assert re.search(r"^linear +40 ", table, re.M), table
     assert "traceEvents" in (folder / "trace.json").read_text()
 

@@ -72,6 +72,19 @@ def test_level_two_shows_what_is_moved(backend, traced):
     assert any(re.fullmatch(r"\| transfer of 12 bytes, [\d,.]+ us", line) for line in lines)
 
 
+@on_opencl
+def test_the_page_shows_what_its_program_prints(backend, traced):
+    """But for what is of one device: kernels, how they are divided, and times."""
+    source, *shown = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)[:3]
+    *made, watched = source.strip().splitlines()
+    names = {}
+    exec("\n".join(made), names)
+    all_of_it, begins = (text.replace("opencl:0", backend.name).splitlines() for text in shown)
+    assert traced("1", lambda _: exec(watched, names)) == all_of_it
+    call, launch, *_ = traced("2", lambda _: exec(watched, names))
+    assert call == begins[0] and launch[:4] == begins[1][:4] == "  | "
+
+
 def test_a_trace_names_errors_and_threads(traced):
     def fails(x):
         with pytest.raises(pa.ShapeError):
