@@ -17,6 +17,7 @@ from polyarr.models.llama import LlamaConfig
 from polyarr.nn import shapes_only
 from polyarr.training import Recipe, load_checkpoint, new_run, progress, read_metrics, resumed_run, train
 from polyarr.training.metrics import MetricsFile, numbers
+from polyarr.training.report import write_report
 from polyarr.training.work import operations_per_token
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 12
@@ -57,6 +58,23 @@ def test_the_share_of_the_peak_is_of_the_peak_that_the_backend_knows(on_numpy, t
         train(new_run(TEXT, RECIPE.changed(steps=10), seed=1), tmp_path, silent)
     begun, row, _ = read_metrics(tmp_path)
     assert begun["peak_gflops"] == 2 and row["of_peak"] == pytest.approx(row["tflops"] / 0.002, rel=0.02, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "expected"),
+    [
+        ({"GFLOP/s in bfloat16": 8.0, "GFLOP/s in float32 at highest": 3.0}, 8),
+        ({"GFLOP/s in bfloat16": 0.0}, None),
+        ({"GFLOP/s in float32 at highest": 3.0}, None),
+        ({"GFLOP/s": 2.0}, 2),
+    ],
+)
+def test_the_peak_is_that_of_products_as_the_run_computes_them(on_numpy, tmp_path, peaks, expected):
+    with pa.use_backend(on_numpy._replace(peaks=lambda: peaks)):
+        train(new_run(TEXT, RECIPE.changed(steps=10, dtype="bfloat16"), seed=1), tmp_path, silent)
+    begun, row, _ = read_metrics(tmp_path)
+    assert begun.get("peak_gflops") == expected and ("of_peak" in row) == (expected is not None)
+    assert ("of the device&#39;s peak" in write_report(tmp_path).read_text()) == (expected is not None)
 
 
 def test_nothing_is_read_from_the_device_for_it(on_numpy, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import polyarr as pa
 from polyarr import settings
 from polyarr.core import watch
+from polyarr.core.errors import DeviceMemoryError
 from polyarr.profiling import tracing
 from polyarr.settings import NAMES, VARIABLES
 
@@ -222,6 +223,60 @@ def test_peaks_are_measured_once(backend):
     table = p.table(peaks=True)
     assert f" {peaks['GB/s']:,.0f} GB/s" in table.splitlines()[1]
     assert re.search(r"of peak\nmatmul +1 +.*\d%\n", table)
+
+
+@on_opencl
+def test_the_peak_of_products_is_kept_for_the_next_process(backend, monkeypatch, tmp_path):
+    """Measured once for each way to compute, whatever is in the file; nobody sees its memory."""
+    from polyarr.backends.opencl import caches, speed
+
+    kept, device, calls = caches.Store(tmp_path), backend.home, []
+    monkeypatch.setattr(speed, "kept_on", lambda *_: kept)
+    monkeypatch.setattr(speed, "SIDES", (64, 96))
+    rate = speed.product_rate
+    monkeypatch.setattr(speed, "product_rate", lambda *how: calls.append(how[1:]) or rate(*how))
+    kept.save(speed.ENTRY, b"{torn")
+    before = pa.memory_stats()
+    ways = [(pa.float32, "highest"), (pa.float32, "high"), (pa.bfloat16, "highest")]
+    found = [speed.remembered(device, *how) for how in ways]
+    assert found == [speed.remembered(device, *how) for how in ways] and min(found) > 0 and calls == ways
+    assert pa.memory_stats().peak == before.peak
+    monkeypatch.setattr(speed, "source_of", lambda stem: "other kernels")
+    speed.remembered(device, *ways[0])
+    assert calls == [*ways, ways[0]]
+
+
+@on_opencl
+def test_a_peak_that_has_no_room_is_not_known_and_not_kept(backend, monkeypatch, tmp_path):
+    from polyarr.backends.opencl import caches, speed
+
+    kept = caches.Store(tmp_path)
+    monkeypatch.setattr(speed, "kept_on", lambda *_: kept)
+
+    def has_no_room(*_, **__):
+        raise DeviceMemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(speed, "matmul", has_no_room)
+        assert speed.remembered(backend.home, pa.float32, "highest") == 0 and kept.load(speed.ENTRY) is None
+    monkeypatch.setattr(speed, "SIDES", (64,))
+    assert speed.remembered(backend.home, pa.float32, "highest") > 0
+
+
+@on_opencl
+def test_peaks_of_a_gpu_are_of_products(backend, monkeypatch):
+    from types import SimpleNamespace
+
+    from polyarr.backends.opencl import speed
+
+    asked = []
+    monkeypatch.setattr(speed, "remembered", lambda device, *how: asked.append(how) or 5.0)
+    peaks = speed.peaks_of(SimpleNamespace(geometry=SimpleNamespace(is_measured=False)))
+    assert set(peaks) == {
+        "GFLOP/s in float32 at highest", "GFLOP/s in float32 at high", "GFLOP/s in float32 at medium",
+        "GFLOP/s in bfloat16", "GFLOP/s in float16", "GB/s",
+    }  # fmt: skip
+    assert peaks["GFLOP/s in bfloat16"] == peaks["GFLOP/s in bfloat16"] == 5 and asked == [(pa.bfloat16, "highest")]
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from polyarr.profiling.work import moved, operations
 
 LEAVES = ("kernel", "forward", "backward")  # the parts that a device works at; what a body does are calls of their own
 Interval = tuple[float, float]
+UNITS = "GFLOP/s", "GB/s"  # of peaks
 HEADERS = ("calls", "launches", "device ms", "share", "host ms", "MB", "GB/s", "GFLOP/s", "of peak")
 
 
@@ -178,7 +179,8 @@ def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], m
 
 
 def _introduced(backend: Backend, peaks: Mapping[str, float]) -> str:
-    measured = "; at most " + ", ".join(f"{value:,.0f} {unit}" for unit, value in peaks.items()) if peaks else ""
+    known = [f"{peaks[unit]:,.0f} {unit}" for unit in UNITS if unit in peaks]
+    measured = f"; at most {', '.join(known)}" if known else ""
     return f"{backend.name}: {backend.hardware}{measured}"
 
 

@@ -1,7 +1,7 @@
 """A run as one page of HTML, which needs nothing besides itself."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,12 @@ from polyarr.training.run import perplexity
 from polyarr.version import __version__
 
 _EVALUATIONS = 500  # rows of the table, the last ones
+_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {  # of the last line of numbers: as what, and how
+    "tokens_per_second": ("tokens/s", "{:,.4g}".format),
+    "tflops": ("TFLOP/s", "{:,.4g}".format),
+    "of_peak": ("of the device's peak", "{:.1%}".format),
+    "memory_peak": ("memory of the device, at most", amount),
+}
 
 
 def write_report(folder: str | Path, samples: Sequence[str] = ()) -> Path:
@@ -69,12 +75,8 @@ def _facts(info: Mapping[str, Any], rows: Sequence[Row]) -> list[tuple[str, str]
         found.append(("its perplexity", f"{perplexity(best['val']):,.2f}"))
     if info["curve"]:
         found.append(("training loss", f"{info['curve'][-1][1]:.4f}"))
-    last = [(name, numbers(rows, name)[-1:]) for name in ("tokens_per_second", "tflops", "memory_peak")]
-    shown = {"tokens_per_second": "tokens/s", "tflops": "TFLOP/s", "memory_peak": "memory of the device, at most"}
-    for name, values in last:
-        for _, value in values:
-            found.append((shown[name], amount(value) if name == "memory_peak" else f"{value:,.4g}"))
-    return found
+    last = [(name, numbers(rows, name)[-1:]) for name in _SHOWN]
+    return found + [(_SHOWN[name][0], _SHOWN[name][1](value)) for name, values in last for _, value in values]
 
 
 def _charts(info: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]]:

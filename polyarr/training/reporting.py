@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from polyarr.core.backend import products_in
 from polyarr.core.current import get_backend
 from polyarr.extras import extra
 from polyarr.training.files import BOARD
@@ -32,7 +33,7 @@ class Reports:
         self._operations = operations_per_token(run.model)
         self._rate = recipe.optimizer().learning_rate
         self._before = run.step, run.seconds
-        self._has_begun, self._peak = False, 0.0
+        self._has_begun, self._peak = False, run.world.size * _peak(recipe.dtype, recipe.precision)
 
     def steps(self, loss: float) -> None:
         """After some steps, whose mean loss was read."""
@@ -59,7 +60,6 @@ class Reports:
         """The first line of a process: what computes, and with what."""
         backend = get_backend()
         ranks = self._run.world.size
-        self._peak = ranks * backend.peaks().get("GFLOP/s", 0.0)
         row = {"step": self._before[0], "backend": backend.name, "hardware": backend.hardware}
         row |= {"ranks": ranks} if ranks > 1 else {}
         row |= {"peak_gflops": round(self._peak, 1)} if self._peak else {}
@@ -105,6 +105,12 @@ class Unheard:
 
     def tell(self, loss: float, value: float) -> None:
         """Nothing."""
+
+
+def _peak(dtype: str, precision: str) -> float:
+    """GFLOP/s that the device reaches at most, as a run computes; 0 where unknown."""
+    peaks = get_backend().peaks()
+    return peaks.get(products_in(dtype, precision)) or peaks.get("GFLOP/s", 0.0)
 
 
 def _now() -> float:

@@ -275,6 +275,17 @@ class Device:
                 "largest allocation": self.features.max_allocation,
             }
 
+    @contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """What is allocated in this block was never the most that was in use, and goes back to the driver."""
+        with self.lock:
+            before = self._peak
+            try:
+                yield
+            finally:
+                self._peak = before
+                self.trim()
+
     def _out_of_memory(self, nbytes: int) -> str:
         unique = {id(o.memory): o for o in gc.get_objects() if type(o) is Buffer}
         largest = sorted(unique.values(), key=lambda b: b.size * b.dtype.itemsize, reverse=True)[:3]

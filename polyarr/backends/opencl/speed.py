@@ -1,18 +1,33 @@
 """What a device can do at most, and how near to it a CPU comes in a matrix product."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.matmul import one_block, tiles
+from polyarr.backends.opencl.layout import swapped
+from polyarr.backends.opencl.matmul import VARIANTS, matmul, one_block, tiles
 from polyarr.backends.opencl.measure import TIMED, checked_run, peak_rate, rate_of
 from polyarr.backends.opencl.pocl import processor_name, target_of
+from polyarr.backends.opencl.source import source_of
 from polyarr.backends.opencl.tuning import CpuMatmul, vector_width
-from polyarr.core.spec import Spec, float32
+from polyarr.backends.opencl.variants import kept_on
+from polyarr.core.backend import products_in
+from polyarr.core.errors import BackendError
+from polyarr.core.precision import PRECISIONS, as_kernel_takes
+from polyarr.core.spec import Spec, bfloat16, float16, float32
 
 COPIED, COPIES = 2**28, 5  # bytes that a copy moves, more than caches hold, and how often
+MULTIPLIED = float32, bfloat16, float16
+SIDES = 2048, 4096, 8192  # of the products that are timed; as many matrices of their size should have room
+ROOM_FOR, LONG = 32, 2e-3  # seconds, after which none is larger
+TURNS, CALLS = 5, 3
+ENTRY = "peaks"  # in the store of what is kept of a driver
 FAR = 0.5  # of the peak: a product that does not reach it has the wrong tile, or the machine is busy
 
 
@@ -63,9 +78,66 @@ class Measured(Mapping):
 
 
 def peaks_of(device: Device) -> Measured:
-    """What a device can do at most: on a CPU multiply-adds in float32 on all cores; bytes copied."""
-    arithmetic = {"GFLOP/s": partial(_arithmetic, device)} if device.geometry.is_measured else {}
-    return Measured({**arithmetic, "GB/s": partial(_copying, device)})
+    """What a device can do at most: on a CPU multiply-adds in float32 on all cores, on a GPU products; bytes copied."""
+    copying = {"GB/s": partial(_copying, device)}
+    if device.geometry.is_measured:
+        return Measured({"GFLOP/s": partial(_arithmetic, device), **copying})
+    ways = [(dtype, word) for dtype in MULTIPLIED for word in (PRECISIONS if dtype == float32 else PRECISIONS[:1])]
+    return Measured({products_in(dtype.name, word): partial(remembered, device, dtype, word) for dtype, word in ways}
+                    | copying)  # fmt: skip
+
+
+def remembered(device: Device, dtype: np.dtype, precision: str) -> float:
+    """GFLOP/s of products, which are measured once on each driver, and again when their kernels are others.
+
+    0 where there was no room to measure it.
+    """
+    stems = [f"matmul_{device.geometry.kind}", *(variant.stem for variant in VARIANTS)]
+    text = "\n".join(map(source_of, dict.fromkeys(stems)))
+    name = f"{products_in(dtype.name, precision)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    store = kept_on(device, ENTRY)
+    try:
+        known = dict(json.loads(store.load(ENTRY) or b"{}"))
+    except ValueError:
+        known = {}
+    if name not in known:
+        try:
+            known[name] = round(product_rate(device, dtype, precision), 1)
+        except BackendError:
+            return 0.0
+        store.save(ENTRY, json.dumps(known).encode())
+    return known[name]
+
+
+def product_rate(device: Device, dtype: np.dtype, precision: str = PRECISIONS[0]) -> float:
+    """GFLOP/s of the fastest of some large products, by whatever kernels take them.
+
+    The products grow until one takes a while: what the largest reach is lost in small ones at the edges.
+
+    Errors:  BackendError if the device has no room
+    """
+    best, generator = 0.0, np.random.default_rng(0)
+    block = generator.standard_normal((64, 1024), np.float32).astype(dtype)
+    told = as_kernel_takes({"precision": precision}, ("high",))
+    with device.unnoted():
+        for side in SIDES:
+            if ROOM_FOR * side**2 * dtype.itemsize > device.features.global_memory:
+                break
+            host = np.resize(block, (side, side))  # of numbers, for zeros take less power
+            x, y, out = device.upload(host), swapped(device.upload(host)), Spec((side, side), dtype)
+            matmul(device, out, x, y, **told)
+            device.synchronize()
+            took = []
+            for _ in range(TURNS):
+                began = time.perf_counter()
+                for _ in range(CALLS):
+                    matmul(device, out, x, y, **told)
+                device.synchronize()
+                took.append((time.perf_counter() - began) / CALLS)
+            best = max(best, 2e-9 * side**3 / min(took))
+            if min(took) > LONG:
+                break
+    return best
 
 
 def _arithmetic(device: Device) -> float:

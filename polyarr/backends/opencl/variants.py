@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from polyarr.backends.opencl.caches import store_of
+from polyarr.backends.opencl.caches import Store, store_of
 from polyarr.backends.opencl.device import Device, Features
 from polyarr.backends.opencl.source import source_of
 from polyarr.core.errors import BackendError
@@ -44,6 +44,14 @@ class Variant(NamedTuple):
     tells_precision: bool = False  # whether products of float32 may be less precise than float32 arithmetic
 
 
+def kept_on(device: Device, entry: str) -> Store:
+    """Where what was found of a device and its driver is kept."""
+    cl_device = device.cl_device
+    platform = cl_device.platform
+    told = (entry, platform.name, platform.version, cl_device.name, cl_device.version, cl_device.driver_version)
+    return store_of("\n".join(told))
+
+
 class NotTriedError(BackendError):
     """There was no process, no memory or no device to try something with; the next process may have them."""
 
@@ -52,10 +60,7 @@ class Verdicts:
     """What was found of a device's variants and their programs, by name: empty if sound, else what is wrong."""
 
     def __init__(self, device: Device) -> None:
-        cl_device = device.cl_device
-        platform = cl_device.platform
-        told = (ENTRY, platform.name, platform.version, cl_device.name, cl_device.version, cl_device.driver_version)
-        self._store = store_of("\n".join(told))
+        self._store = kept_on(device, ENTRY)
         self._found: dict[str, str] = {}
         self.apart = Apart(device)
 
