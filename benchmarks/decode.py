@@ -7,13 +7,16 @@
 
 All write the likeliest token after another from the same random weights, from a text's beginning on, in one process,
 and take turns. polyarr has a cache of the whole context's length, which it writes over where it is compiled; PyTorch's
-eager model has one that grows with the text. A turn is timed until its tokens are there; nothing is read before. "host"
-is CPU time of the thread that calls. polyarr's tokens must be the same both ways, and PyTorch's first logits must
-agree, or nothing is timed. PyTorch is optional: pip install torch
+eager model has one that grows with the text. With transformers its model of the same weights writes, too, by its own
+`generate`, greedily. A turn is timed until its tokens are there; nothing is read before. "host" is CPU time of the
+thread that calls. polyarr's tokens must be the same both ways, and first logits must agree, or nothing is timed; in
+float32 transformers' text should be the same, and how far it is so is printed. Both are optional: pip install torch
+transformers
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 
 import numpy as np
@@ -21,13 +24,33 @@ import report
 from train_step import VOCABULARIES, TorchStep, torch
 
 import polyarr as pa
+from polyarr.models import save_pretrained
 from polyarr.models.gpt import GPTModel
 from polyarr.training import PRESETS
 
+try:
+    import transformers
+except ImportError:
+    transformers = None
+
 FIRST = 1  # token of every text
+OTHERS = {"PyTorch", "transformers"}
 
 
-class Polyarr:
+class Writer:
+    """What writes token after token, a call for each, once it began."""
+
+    def write(self, count):
+        """So many tokens, each on its device."""
+        self.begin()
+        found = []
+        for _ in range(count):
+            self()
+            found.append(self.token)
+        return found
+
+
+class Polyarr(Writer):
     """A text of one token; a call gives the next one's logits."""
 
     def __init__(self, model, batch, way):
@@ -51,7 +74,7 @@ class Polyarr:
         return pa.concat(found, axis=1).numpy()
 
 
-class PyTorch(TorchStep if torch else object):
+class PyTorch(Writer, TorchStep if torch else object):
     """The same, with a cache to which every token adds."""
 
     def __init__(self, recipe, model, device, batch, dtype):
@@ -87,14 +110,37 @@ class PyTorch(TorchStep if torch else object):
         return torch.cat(found, 1).cpu().numpy()
 
 
+class Transformers(Writer):
+    """transformers' model of the same weights, by its own generate."""
+
+    def __init__(self, model, device, batch, dtype):
+        with tempfile.TemporaryDirectory() as folder:
+            save_pretrained(f"{folder}/model", model)
+            found = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/model")
+        self.model, self.device, self.batch = found.to(dtype).to(device).eval(), device, batch
+
+    def begin(self):
+        self.token = torch.full((self.batch, 1), FIRST, device=self.device)
+
+    def __call__(self):
+        with torch.no_grad():
+            return self.model(self.token).logits[:, -1]
+
+    def write(self, count):
+        self.begin()
+        mask = torch.ones_like(self.token)
+        how = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count, "pad_token_id": 0}
+        return [self.model.generate(self.token, attention_mask=mask, **how)[:, 1:]]
+
+    def tokens(self, found):
+        return torch.cat(found, 1).cpu().numpy()
+
+
 def turn(writer, count):
     """A text's tokens, the seconds that it took, and the seconds of CPU time of the thread that wrote it."""
-    writer.begin()
     pa.synchronize()
-    began, host_began, found = time.perf_counter(), time.thread_time(), []
-    for _ in range(count):
-        writer()
-        found.append(writer.token)
+    began, host_began = time.perf_counter(), time.thread_time()
+    found = writer.write(count)
     host = time.thread_time() - host_began
     found = writer.tokens(found)
     return found, time.perf_counter() - began, host
@@ -106,12 +152,12 @@ def check(writers, dtype):
     for name, writer in writers.items():
         writer.begin()
         logits = writer()
-        found[name] = logits.float().cpu().numpy() if name == "PyTorch" else logits.astype("float32").numpy()
+        found[name] = logits.float().cpu().numpy() if name in OTHERS else logits.astype("float32").numpy()
     np.testing.assert_array_equal(found["captured"], found["eager"])
-    if "PyTorch" in found:
-        largest = np.abs(found["PyTorch"]).max()
+    for name in OTHERS & found.keys():
+        largest = np.abs(found[name]).max()
         tolerance = (1e-4 if dtype == "float32" else 5e-2) * largest
-        np.testing.assert_allclose(found["captured"], found["PyTorch"], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(found["captured"], found[name], rtol=0, atol=tolerance, err_msg=name)
 
 
 def measured(writers, count, turns):
@@ -125,6 +171,10 @@ def measured(writers, count, turns):
                 seconds[name].append(took)
                 host[name].append(on_host)
         np.testing.assert_array_equal(texts["captured"][-1], texts["eager"][-1])
+    if "transformers" in texts:
+        ours, theirs = texts["captured"][-1], texts["transformers"][-1]
+        same = np.logical_and.accumulate(ours == theirs, axis=1).sum(axis=1)
+        print(f"transformers' text is the same for {same.min()} of {count} tokens")
     rate = {name: text.size / statistics.median(seconds[name]) for name, (text, *_) in texts.items()}
     best = {name: text.size / min(seconds[name]) for name, (text, *_) in texts.items()}
     each = {name: 1e6 * statistics.median(host[name]) / count for name in writers}
@@ -159,13 +209,15 @@ def main():
         torch.set_num_threads(options.threads)
         dtype = getattr(torch, options.dtype)
         writers["PyTorch"] = PyTorch(recipe, model, options.torch_device, options.batch_size, dtype)
+        if transformers:
+            writers["transformers"] = Transformers(model, options.torch_device, options.batch_size, dtype)
     check(writers, options.dtype)
     found = measured(writers, min(options.tokens, model.config.context_length), options.turns)
     print(f"{options.preset}, {options.dtype}, {options.batch_size} at once; polyarr on {backend.hardware}")
-    print(f"{'':10}{'tokens/s':>10}{'best':>10}{'host us':>10}{'captured is':>14}")
+    print(f"{'':12}{'tokens/s':>10}{'best':>10}{'host us':>10}{'captured is':>14}")
     for name, row in found.items():
         times = found["captured"]["tokens/s"] / row["tokens/s"]
-        print(f"{name:10}" + "".join(f"{value:10,.0f}" for value in row.values()) + f"{times:12.2f} x")
+        print(f"{name:12}" + "".join(f"{value:10,.0f}" for value in row.values()) + f"{times:12.2f} x")
     rows = {"tokens/s": {name: row["tokens/s"] for name, row in found.items()}}
     report.write(options, found, f"Tokens of {options.preset} on {backend.hardware}", "tokens/s", rows)
 
