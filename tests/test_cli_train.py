@@ -242,6 +242,12 @@ WRONG = {
     "temperature": (("generate", "run", "--temperature", "-1"), 2, "'--temperature'"),
     "top-p": (("generate", "run", "--top-p", "0"), 2, "'--top-p'"),
     "penalty": (("generate", "run", "--repetition-penalty", "0"), 2, "'--repetition-penalty'"),
+    "nan": (
+        ("generate", "run", "--backend", "numpy", "--prompt", "fox", "--temperature", "nan"),
+        1,
+        "temperature is nan",
+    ),
+    "nan as a share": (("generate", "run", "--backend", "numpy", "--top-p", "nan"), 1, "top_p is nan"),
     "empty stop": (("generate", "run", "--backend", "numpy", "--stop", ""), 2, "'--stop'"),
 }
 

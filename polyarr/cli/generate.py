@@ -46,9 +46,10 @@ def command(
     choose_backend(backend)
     model, tokenizer = loaded(folder, checkpoint)
     prompt, start = _beginning(tokenizer, prompt)
-    print_text(prompt)
     model = model.quantised() if int8 else merge_lora(model)
-    for part in Writer(model, tokenizer).write([start.tolist()], tokens, **options):
+    parts = Writer(model, tokenizer).write([start.tolist()], tokens, **options)  # which checks them
+    print_text(prompt)
+    for part in parts:
         print_text(part.text)
     click.echo()
 
