@@ -38,7 +38,7 @@ class Training:
         self.windows = pa.asarray(np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32))
 
     def __call__(self):
-        loss, self.model, self.state = self.step(self.model, self.state, [self.windows])
+        loss, self.model, self.state, _ = self.step(self.model, self.state, [self.windows])
         return loss
 
 

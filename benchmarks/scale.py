@@ -58,7 +58,7 @@ class Alone:
         self.state = recipe.optimizer().init(self.model)
 
     def __call__(self, windows):
-        loss, self.model, self.state = self.step(self.model, self.state, [pa.asarray(windows)])
+        loss, self.model, self.state, _ = self.step(self.model, self.state, [pa.asarray(windows)])
         return float(loss)
 
 

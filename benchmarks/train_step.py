@@ -46,7 +46,7 @@ class PolyarrStep:
 
     def __call__(self, windows):
         with pa.use_backend(self.backend):
-            loss, self.model, self.state = self.step(self.model, self.state, [pa.asarray(windows)])
+            loss, self.model, self.state, _ = self.step(self.model, self.state, [pa.asarray(windows)])
         return loss
 
 

@@ -66,7 +66,7 @@ def test_the_page_has_all_of_a_run(folder, capsys):
         main(["report", str(folder)])
     assert ended.value.code == 0 and capsys.readouterr().out == f"written: {folder / 'report.html'}\n"
     page = Page((folder / "report.html").read_text())
-    assert page.tags.count("svg") == 3 and page.tags.count("path") == 4 and page.tags.count("circle") == 2
+    assert page.tags.count("svg") == 4 and page.tags.count("path") == 5 and page.tags.count("circle") == 2
     with pa.use_backend("numpy"):
         info = load_checkpoint(folder).info
     for row in info["history"]:

@@ -18,6 +18,7 @@ from polyarr.nn import shapes_only
 from polyarr.training import Recipe, load_checkpoint, new_run, progress, read_metrics, resumed_run, train
 from polyarr.training.metrics import MetricsFile, numbers
 from polyarr.training.report import write_report
+from polyarr.training.steps import gradients
 from polyarr.training.work import operations_per_token
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 12
@@ -75,6 +76,20 @@ def test_the_peak_is_that_of_products_as_the_run_computes_them(on_numpy, tmp_pat
     begun, row, _ = read_metrics(tmp_path)
     assert begun.get("peak_gflops") == expected and ("of_peak" in row) == (expected is not None)
     assert ("of the device&#39;s peak" in write_report(tmp_path).read_text()) == (expected is not None)
+
+
+@pytest.mark.parametrize("changes", [{}, {"clip": 1e-3}, {"lora": {"rank": 2}}, {"dtype": "float16"}])
+def test_the_norm_is_the_gradients_before_they_are_clipped(on_numpy, tmp_path, changes):
+    """The mean over the steps since the line before, of the gradient of the loss itself."""
+    run = new_run(TEXT, RECIPE.changed(steps=10, eval_every=1, **changes), seed=1)
+    train(run, tmp_path, silent)
+    norms = numbers(read_metrics(tmp_path), "grad_norm")
+    assert [step for step, _ in norms] == list(range(1, 11)) and min(norm for _, norm in norms) > 0
+    begun = new_run(TEXT, run.recipe, seed=1)
+    parts = [pa.asarray(part) for part in begun.windows(0)]
+    _, grads = gradients(run.recipe.changed(dtype="float32"), begun.model, parts)
+    expected = np.sqrt(sum(np.sum(leaf.numpy().astype("float64") ** 2) for leaf in pa.tree.leaves(grads)))
+    assert norms[0][1] == pytest.approx(expected, rel=2e-2 if "dtype" in changes else 1e-5)
 
 
 def test_nothing_is_read_from_the_device_for_it(on_numpy, tmp_path, monkeypatch):

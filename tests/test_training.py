@@ -63,7 +63,7 @@ def same(model, other):
 
 def one_step(run):
     """One step of a run, and its loss."""
-    return loop._one_step(run, step_of(run.recipe), run.windows(run.step))
+    return loop._one_step(run, step_of(run.recipe), run.windows(run.step))[0]
 
 
 # ---- data ----------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def _first(run: Run, done: int) -> str | None:
             found = told(run.world, _in_activations(run, parts) or _in_gradients(run, parts))
             if first := next(filter(None, found), None):
                 return f"the first nan or inf is in {first} of step {run.step + 1:,}"
-        _, run.model, run.state = step(run.model, run.state, parts)
+        _, run.model, run.state, _ = step(run.model, run.state, parts)
     return None
 
 

@@ -121,7 +121,7 @@ def _train(
     ahead = prefetched(run.windows, run.step)
     with interruption() as interrupted, profiled as before_step, ahead as windows, contextlib.ExitStack() as compiling:
         compiling.enter_context(world.alone())  # one rank may find compiled what another has to compile
-        unread: list[Array] = []
+        unread: list[tuple[Array, Array]] = []
         started = time.perf_counter()
         while run.step < recipe.steps and not run.is_stale and not (stopped := largest(world, interrupted())):
             unread.append(_one_step(run, plain if before_step() else step, windows()))
@@ -129,10 +129,10 @@ def _train(
             evaluates = evaluating.is_due(run.step) or run.step == recipe.steps
             saves = evaluates or saving.is_due(run.step)
             if saves or run.step % READ_EVERY == 0:
-                mean, unread = _read(unread, run), []
+                (mean, norm), unread = _read(unread, run), []
                 run.seconds, started = run.seconds + time.perf_counter() - started, time.perf_counter()
                 run.curve.append((run.step, mean))
-                reports.steps(mean)
+                reports.steps(mean, norm)
             if evaluates:
                 _evaluate_and_save(run, mean, folder, reports, loss_in_all)
                 evaluating.done()
@@ -150,26 +150,26 @@ def _train(
             _save_as_it_is(run, folder, reports)
 
 
-def _one_step(run: Run, step: Step, windows: list[np.ndarray]) -> Array:
-    """One step of the optimiser; its loss, unread."""
-    loss, run.model, run.state = step(run.model, run.state, [creation.asarray(part) for part in windows])
-    return loss
+def _one_step(run: Run, step: Step, windows: list[np.ndarray]) -> tuple[Array, Array]:
+    """One step of the optimiser; its loss and the gradients' norm, unread."""
+    loss, run.model, run.state, norm = step(run.model, run.state, [creation.asarray(part) for part in windows])
+    return loss, norm
 
 
-def _read(losses: list[Array], run: Run) -> float:
-    """The mean of the losses; waits for the device."""
-    if not losses:
-        return math.nan
-    stacked = ops.stack(losses)
-    loss = float(ops.mean(stacked))
+def _read(unread: list[tuple[Array, Array]], run: Run) -> tuple[float, float]:
+    """The means of losses and of norms; waits for the device."""
+    if not unread:
+        return math.nan, math.nan
+    stacked = ops.stack([ops.stack(column) for column in zip(*unread, strict=True)])  # (2, steps)
+    loss, norm = ops.mean(stacked, axis=1).numpy().tolist()
     if not math.isfinite(loss):
-        values = stacked.numpy()
+        values = stacked.numpy()[0]
         first = int(np.argmin(np.isfinite(values)))
-        done = run.step - len(losses) + first
+        done = run.step - len(unread) + first
         raise DivergenceError(f"the loss is {values[first]} at step {done + 1:,}", done)
     if float(loss_scale(run.state)) < 1:
         raise DivergenceError(f"gradients overflow float16 by step {run.step:,}", run.step)
-    return loss
+    return loss, norm
 
 
 def _evaluate_and_save(

@@ -83,6 +83,7 @@ def _charts(info: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]
     validation = [(row["step"], row["val"]) for row in info["history"]]
     losses = [Line("training", info["curve"]), Line("validation", validation, dots=True)]
     found = [chart("Loss", losses), chart("Learning rate", [Line("learning rate", numbers(rows, "lr"))])]
+    found.append(chart("Norm of the gradients", [Line("before clipping", numbers(rows, "grad_norm"))], from_zero=True))
     found.append(chart("Tokens per second", [Line("tokens/s", numbers(rows, "tokens_per_second"))], from_zero=True))
     return [one for one in found if one]
 

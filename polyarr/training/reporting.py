@@ -4,6 +4,7 @@ All of it is made of numbers that are on the host already; nothing is read from 
 """
 
 import contextlib
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -35,8 +36,8 @@ class Reports:
         self._before = run.step, run.seconds
         self._has_begun, self._peak = False, run.world.size * _peak(recipe.dtype, recipe.precision)
 
-    def steps(self, loss: float) -> None:
-        """After some steps, whose mean loss was read."""
+    def steps(self, loss: float, norm: float) -> None:
+        """After some steps, whose mean loss was read, and the mean norm of their gradients."""
         run = self._run
         if not self._has_begun:
             self._begin()
@@ -47,6 +48,7 @@ class Reports:
             "step": run.step,
             "loss": loss,
             "lr": float(self._rate(run.step - 1)),
+            **({"grad_norm": norm} if math.isfinite(norm) else {}),
             "tokens_per_second": round(rate, 1),
             "tflops": round(1e-12 * rate * self._operations, 6),
             **({"of_peak": round(1e-9 * rate * self._operations / self._peak, 4)} if self._peak else {}),
@@ -94,7 +96,7 @@ class Reports:
 class Unheard:
     """What is reported of a run where another process does it: nothing."""
 
-    def steps(self, loss: float) -> None:
+    def steps(self, loss: float, norm: float) -> None:
         """Nothing."""
 
     def evaluation(self, value: float) -> None:

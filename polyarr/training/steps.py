@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarr import creation
+from polyarr import creation, ops, tree
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
 from polyarr.distributed import World
@@ -17,7 +17,7 @@ from polyarr.training.ranks import ALONE, told
 from polyarr.training.recipes import Recipe
 
 State = dict[str, Any]
-Step = Callable[[LanguageModel, State, list[Array]], tuple[Array, LanguageModel, State]]
+Step = Callable[[LanguageModel, State, list[Array]], tuple[Array, LanguageModel, State, Array]]
 _GIVEN_AWAY = ("model", "state", "grads")  # a captured step may write over what it is given, which the run is done with
 
 
@@ -26,8 +26,9 @@ def _as_it_is(function: Callable, **_: Any) -> Callable:
 
 
 def step_of(recipe: Recipe, world: World = ALONE, capture: Callable[..., Callable] = _as_it_is) -> Step:
-    """A step of the recipe's optimiser as a function: (model, state, windows for each part) -> loss, model, state.
+    """A step of the recipe's optimiser: (model, state, windows for each part) -> loss, model, state, norm.
 
+    norm     that of all gradients together, before they are clipped; of float16's that overflow it is not finite
     world    the processes whose gradients are averaged
     capture  polyarr.compile, for a step that is captured: all of it or, where gradients leave the device for others',
              what is before that and what is after it
@@ -39,14 +40,16 @@ def step_of(recipe: Recipe, world: World = ALONE, capture: Callable[..., Callabl
         loss, grads = gradients(recipe, model, batches, scale)
         return loss if scale is None else loss / scale, grads
 
-    def updated(model: LanguageModel, state: State, grads: LanguageModel) -> tuple[LanguageModel, State]:
-        return optimizer.update(grads, state, model)
+    def updated(model: LanguageModel, state: State, grads: LanguageModel) -> tuple[LanguageModel, State, Array]:
+        norm = ops.global_norm(tree.leaves(grads))
+        shown = norm / loss_scale(state) if optimizer.loss_scale else norm
+        return *optimizer.update(grads, state, model, norm), shown
 
     is_alone = world.size == 1
     before, after = (graded, updated) if is_alone else (capture(graded), capture(updated, donate=_GIVEN_AWAY))
     mean = _as_it_is if is_alone else world.mean
 
-    def step(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel, State]:
+    def step(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel, State, Array]:
         loss, grads = mean(before(model, state, batches))
         return loss, *after(model, state, grads)
 
