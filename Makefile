@@ -5,7 +5,7 @@ INTEL := .venv-intel
 BESIDE := .venv-transformers
 JOBS ?= 2
 
-.PHONY: venv demo docs stubs test types suite sanitized thorough test-intel test-transformers sanitize bench clean
+.PHONY: venv demo docs stubs test types suite sanitized beside thorough test-intel test-transformers sanitize bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,6 +34,7 @@ stubs: venv
 test: venv
 	$(BIN)/ruff check .
 	$(MAKE) --jobs=2 types suite sanitized
+	$(MAKE) beside
 
 types: venv
 	$(BIN)/mypy
@@ -47,6 +48,11 @@ suite: venv
 # Beside the tests, for it keeps one core busy only.
 sanitized: venv
 	$(BIN)/python tests/sanitize/run.py --if-installed
+
+# What compares with transformers, where its environment is there; without it, nothing is downloaded for it.
+beside:
+	@if [ -f $(BESIDE)/ready ]; then $(MAKE) test-transformers; else \
+		echo "not compared with transformers; for that, once: make test-transformers"; fi
 
 # The conformance kit with many more examples.
 thorough: venv

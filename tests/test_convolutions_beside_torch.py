@@ -13,6 +13,7 @@ import pytest
 import polyarr as pa
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest")  # which torch.testing needs, and torch does not bring
 pytestmark = pytest.mark.filterwarnings("ignore")
 FIRST = {"layout": "channels_first"}
 SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
