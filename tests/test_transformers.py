@@ -11,7 +11,15 @@ import pytest
 
 import polyarr as pa
 from polyarr import nn
-from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
+from polyarr.models import (
+    GPTModel,
+    LlamaModel,
+    generate,
+    load_adapters,
+    load_pretrained,
+    save_adapters,
+    save_pretrained,
+)
 from polyarr.text import byte_tokenizer
 from polyarr.training.pretrained import export_model, import_model
 
@@ -186,6 +194,39 @@ def test_adapters_are_pefts(name, match, theirs_match, backend, tmp_path):
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():
         np.testing.assert_allclose(found(torch.tensor(inputs)).logits.numpy(), logits, rtol=0, atol=1e-4)
+
+    adapted.save_pretrained(tmp_path / "theirs")
+    read = load_adapters(tmp_path / "theirs", load_pretrained(tmp_path))
+    np.testing.assert_allclose(read(pa.asarray(inputs)).numpy(), logits, rtol=0, atol=1e-4)
+    save_adapters(tmp_path / "ours", ours)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    found = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(found(torch.tensor(inputs)).logits.numpy(), logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]], ids=len)
+def test_pefts_adapters_of_queries_keys_and_values_are_one(targets, backend, tmp_path):
+    """In, and out again: PEFT computes the same with what polyarr wrote of them."""
+    peft = pytest.importorskip("peft")
+    theirs = theirs_of(CONFIGS["llama 3"]())
+    theirs.save_pretrained(tmp_path)
+    how = peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, use_rslora=True)
+    adapted = peft.get_peft_model(theirs, how).eval()
+    with torch.no_grad():
+        for part, p in adapted.named_parameters():
+            if "lora_B" in part:
+                p.copy_(0.2 * torch.randn_like(p))
+        tokens = tokens_of(theirs.config, 2, 40)
+        logits = adapted(torch.tensor(tokens)).logits.numpy()
+    adapted.save_pretrained(tmp_path / "theirs")
+    ours = load_adapters(tmp_path / "theirs", load_pretrained(tmp_path))
+    np.testing.assert_allclose(ours(pa.asarray(tokens)).numpy(), logits, rtol=0, atol=1e-4)
+    save_adapters(tmp_path / "ours", ours)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    found = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(found(torch.tensor(tokens)).logits.numpy(), logits, rtol=0, atol=1e-4)
 
 
 def test_a_tokenizer_goes_in_and_out_with_its_model(tmp_path):

@@ -7,14 +7,14 @@ import click
 from polyarr.models.formats import WRITTEN
 from polyarr.text import SubwordTokenizer
 from polyarr.training.files import CHECKPOINTS
-from polyarr.training.pretrained import export_model
+from polyarr.training.pretrained import ADAPTERS, export_model
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to write.")
 @click.option(
-    "--format", type=click.Choice(list(WRITTEN)), default="huggingface", show_default=True, help="For whom."
+    "--format", type=click.Choice([*WRITTEN, ADAPTERS]), default="huggingface", show_default=True, help="For whom."
 )
 @click.option(
     "--dtype",
@@ -27,8 +27,14 @@ from polyarr.training.pretrained import export_model
     "--checkpoint", type=click.Choice(CHECKPOINTS), default="best", show_default=True, help="Which one."
 )
 def command(folder: Path, out: Path, format: str, dtype: str, checkpoint: str) -> None:
-    """Write the model that `polyarr train` or `polyarr import` saved in DIR for other programs to load."""
+    """Write the model that `polyarr train` or `polyarr import` saved in DIR for other programs to load.
+
+    The format peft is the adapters of `polyarr train --lora` alone, which PEFT puts beside the weights they began with.
+    """
     saved = export_model(folder, out, name=checkpoint, format=format, dtype=dtype)
+    if format == ADAPTERS:
+        click.echo(f"written to {out}: {saved.model.num_parameters(only_trainable=True):,} numbers, for peft")
+        return
     if not isinstance(saved.tokenizer, SubwordTokenizer):
         click.echo(f"its tokenizer of {saved.tokenizer.unit} is left out: other programs have none such")
     click.echo(f"written to {out}: {saved.model.num_parameters():,} parameters, for {format}")

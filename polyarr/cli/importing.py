@@ -17,14 +17,20 @@ from polyarr.training.pretrained import import_model
 @click.option(
     "--tokenizer", metavar="FILE", type=click.Path(path_type=Path), help="Its tokenizer, if that is not beside it."
 )
+@click.option(
+    "--adapters", metavar="DIR", type=click.Path(path_type=Path), help="Add low-rank adapters that PEFT saved."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
-def command(path: Path, out: Path, context: int | None, tokenizer: Path | None, overwrite: bool) -> None:
+def command(
+    path: Path, out: Path, context: int | None, tokenizer: Path | None, adapters: Path | None, overwrite: bool
+) -> None:
     """Import GPT-2, a Llama or its kin, or the tutorial's GPT: a Hugging Face folder, or a safetensors file.
 
     A file needs its config.json beside it. Nothing is ever unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
-    model, found, *_ = import_model(path, out, context_length=context, tokenizer=given, overwrite=overwrite)
+    how = {"context_length": context, "tokenizer": given, "adapters": adapters, "overwrite": overwrite}
+    model, found, *_ = import_model(path, out, **how)
     config = model.config
     click.echo(
         f"{type(model).__name__}: {model.num_parameters():,} parameters, {config.n_layers} layers, "

@@ -1,5 +1,6 @@
 """Models, for whatever backend is current: none of them names one."""
 
+from polyarr.models.adapters import load_adapters, save_adapters
 from polyarr.models.encoder import Encoder, EncoderClassifier, EncoderConfig, MaskedModel, mask_tokens
 from polyarr.models.generation import generate, stream
 from polyarr.models.gpt import GPTConfig, GPTModel
@@ -29,9 +30,11 @@ __all__ = [
     "Sampling",
     "Writer",
     "generate",
+    "load_adapters",
     "load_pretrained",
     "load_resnet",
     "mask_tokens",
+    "save_adapters",
     "save_pretrained",
     "save_resnet",
     "stream",

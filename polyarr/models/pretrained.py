@@ -154,13 +154,13 @@ def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
     wanted = {}
     for own, leaf in model.named_parameters().items():
         names, transposed = form.parts(own)
-        for name, rows in zip(names, _shares(model, leaf.shape[0], len(names)), strict=True):
+        for name, rows in zip(names, shares(model, leaf.shape[0], len(names)), strict=True):
             shape = [rows, *leaf.shape[1:]]
             wanted[name] = shape[::-1] if transposed else shape
     return wanted
 
 
-def _shares(model: LanguageModel, rows: int, parts: int) -> list[int]:
+def shares(model: LanguageModel, rows: int, parts: int) -> list[int]:
     """How many rows of an array belong to each of its parts: one, or queries, keys and values."""
     att = model.blocks[0].att
     heads = (att.n_heads, att.n_kv_heads, att.n_kv_heads) if parts > 1 else (1,)
@@ -258,7 +258,7 @@ def _shards(model: LanguageModel, dtype: np.dtype, limit: int) -> list[list[str]
 def _sources(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> Iterator[tuple[str, Source]]:
     """Their arrays, by name, that ours of a name is made of."""
     leaf, (names, transposed) = model.named_parameters()[own], form.parts(own)
-    ends = np.cumsum(_shares(model, leaf.shape[0], len(names)))
+    ends = np.cumsum(shares(model, leaf.shape[0], len(names)))
     for name, start, end in zip(names, [0, *ends], ends, strict=False):
         shape = (int(end - start), *leaf.shape[1:])
         read = partial(_part, leaf, slice(start, end), transposed, dtype)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.core.current import use_backend
+from polyarr.models.adapters import load_adapters, save_adapters
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import settings_of
 from polyarr.models.pretrained import load_pretrained, save_pretrained
@@ -36,6 +37,7 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
     }
 )
 LORA_RATE = 2e-4  # for adapters, which take larger steps
+ADAPTERS = "peft"  # a format that a run is exported in
 PRESET, TUNED = "pretrained", "fine-tuning"
 NO_TEXT = hashlib.sha256().hexdigest()  # the digest of a corpus without texts
 _TOKENIZER, _ITS_SETTINGS = "tokenizer.json", "tokenizer_config.json"
@@ -47,21 +49,25 @@ def import_model(
     *,
     context_length: int | None = None,
     tokenizer: Tokenizer | None = None,
+    adapters: str | os.PathLike | None = None,
     overwrite: bool = False,
 ) -> Checkpoint:
     """Save the model that load_pretrained reads at path in a folder, as a run that has not begun; on the host.
 
     context_length  the longest text, if it is to be shorter than the model's: training takes texts as long as that
     tokenizer       None: the one beside the model; where there is none, texts are the numbers of tokens
+    adapters        a folder that load_adapters reads, whose adapters are added to the weights
 
-    Errors:  as load_pretrained and load_tokenizer; ValueError if the tokenizer has tokens that the model lacks, or for
-             a context that is longer than the model's; OSError if the folder holds a run, unless overwrite
+    Errors:  as load_pretrained, load_adapters and load_tokenizer; ValueError if the tokenizer has tokens that the model
+             lacks, or for a context that is longer than its own; OSError if the folder holds a run, unless overwrite
     """
     path, folder = Path(path), Path(folder)
     if not overwrite and any((folder / name).exists() for name in RUN_FILES):
         raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
     with use_backend("numpy"):  # nothing is computed
         model = load_pretrained(path)
+        if adapters is not None:
+            model = merge_lora(load_adapters(adapters, model))
         if context_length is not None:
             model = model.with_context(context_length)
         tokenizer = tokenizer or _tokenizer_beside(path, model.config.vocab_size)
@@ -115,12 +121,15 @@ def export_model(
 ) -> Checkpoint:
     """Write the model of a run's checkpoint as save_pretrained does, with its tokenizer if others can read that.
 
-    Adapters are merged, in what is returned as well.
+    Adapters are merged, in what is returned as well; the format "peft" is the adapters alone, as save_adapters has it.
 
-    Errors:  as load_checkpoint and save_pretrained
+    Errors:  as load_checkpoint and save_pretrained, or save_adapters
     """
     with use_backend("numpy"):
         saved = load_checkpoint(Path(folder), name)
+        if format == ADAPTERS:
+            save_adapters(path, saved.model, dtype=dtype)
+            return saved
         saved = saved._replace(model=merge_lora(saved.model))
         special = special_tokens(saved.tokenizer)
         save_pretrained(path, saved.model, format=format, dtype=dtype, special_tokens=special)
