@@ -90,6 +90,10 @@ def test_opencl_sums_through_memory_that_all_ranks_see(said: dict[str, list]) ->
     assert found["name"] == "memory that all ranks see" and found["same"]
 
 
+def test_shared_memory_goes_with_who_shares_it(said: dict[str, list]) -> None:
+    assert alike(said["shared_memory"])["named"] == []
+
+
 def test_refusals(said: dict[str, list]) -> None:
     """In one line, on all ranks, where they differ; nobody hangs."""
     found, last = alike(said["refusals"]), len(said["trees"]) - 1

@@ -3,9 +3,12 @@
 import atexit
 import json
 import os
+import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from polyarr import plugins
@@ -21,6 +24,8 @@ from polyarr.extras import extra
 
 # How many processes launchers say they started, or something that only they set.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK", "PMI_RANK", "PMI_FD")
+# The name of memory that processes share, which MPICH takes away when they end, unless they are killed.
+NAMED = re.compile(r"(/dev/shm/mpich_shm_\S+)$", re.MULTILINE)
 _world: World | None = None
 
 
@@ -54,6 +59,7 @@ def _joined(backend: str | None, patience: float) -> World:
     comm = mpi.COMM_WORLD.Dup()
     local = comm.Split_type(mpi.COMM_TYPE_SHARED)
     link = Link(comm, patience)
+    _unname(local)
     if link.size > 1:
         names = link.texts(f"rank {link.rank} (process {os.getpid()} on {socket.gethostname()})")
         witness = connect(local, names[link.rank])
@@ -67,7 +73,20 @@ def _joined(backend: str | None, patience: float) -> World:
     if link.size > 1:
         share = partial(shared_by, mpi, local) if local.size == link.size else None
         transport = over_devices(link, get_backend(), HostTransport(link), share)
+        _unname(local)
     return World(link.rank, link.size, local.rank, device, link, transport, places)
+
+
+def _unname(local: Any) -> None:
+    """Take the names of memory that all ranks of this host have by now: it goes with the last of them, however it ends.
+
+    local  an MPI communicator of the ranks of this host
+    """
+    local.Barrier()
+    if local.rank == 0:
+        with suppress(OSError):  # another system
+            for name in {*NAMED.findall(Path("/proc/self/maps").read_text())}:
+                os.unlink(name)
 
 
 def _places(link: Link, start: Callable[[], str]) -> tuple[str, tuple[tuple[str, str], ...]]:
