@@ -115,6 +115,18 @@ def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
         np.testing.assert_array_equal(ops.topk(pa.asarray(host), k=k)[1].numpy(), order[:, :k])
 
 
+@pytest.mark.parametrize(("rows", "n", "depth"), [(1, 131, 1028), (3, 5, 33), (2, 17001, 8), (9, 7, 40)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_linear_layers_of_bytes(gpu, rows, n, depth, dtype):
+    codes = np.random.default_rng(1).integers(-127, 128, (n, depth), dtype=np.int8)
+    x, scale, bias = (pa.astype(pa.asarray(normal(*shape)), dtype) for shape in ((rows, depth), (n,), (n,)))
+    exact = [pa.astype(a, "float64").numpy() for a in (x, scale, bias)]
+    wanted = np.maximum(exact[0] @ codes.T * exact[1] + exact[2], 0)
+    found = ops.int8_linear(x, pa.asarray(codes), scale, bias, activation="relu")
+    error = np.abs(pa.astype(found, "float64").numpy() - wanted).max() / np.abs(wanted).max()
+    assert error < {"float32": 1e-6, "bfloat16": 2**-8, "float64": 1e-14}[dtype]
+
+
 def test_reductions_of_rows_at_odd_places(gpu):
     host = np.round(normal(3, 203) * 3)
     host[1, 60] = host[1, 90] = np.nan

@@ -7,8 +7,6 @@ from polyarr.core.array import Array
 from polyarr.core.spec import NARROW, float32, int8
 from polyarr.nn.lora import merge_lora, replaced
 from polyarr.nn.module import Module
-from polyarr.ops.elementwise import like
-from polyarr.ops.nn import ACTIVATIONS
 
 M = TypeVar("M", bound=Module)
 _LARGEST = 127
@@ -31,8 +29,7 @@ class Int8Linear(Module):
 
     def __call__(self, x: Array) -> Array:
         """(..., in) -> (..., out)"""
-        y = ops.int8_linear(x, self.codes, self.scale)
-        return ACTIVATIONS[self.activation](y if self.bias is None else y + like(self.bias, y))
+        return ops.int8_linear(x, self.codes, self.scale, self.bias, activation=self.activation)
 
     @property
     def weight(self) -> Array:

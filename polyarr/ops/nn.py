@@ -29,7 +29,7 @@ from polyarr.ops.elementwise import (
     where,
 )
 from polyarr.ops.index import take, take_along_axis
-from polyarr.ops.linalg import matmul, matrix_product
+from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, not_equal
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import axis_of, max, mean, sum
@@ -151,6 +151,18 @@ ACTIVATIONS = {
 }
 
 
+def _check_activation(op, activation):
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
+
+
+def _check_bias(op, weight, bias):
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"{op}: bias is {spec_of(bias)}, weight is {spec_of(weight)}; bias must be {list(weight.shape[:1])}"
+        )
+
+
 @composed(promote="x weight")
 def linear(x, weight, bias=None, *, activation=None, precision=None):
     """x times the transpose of weight, plus bias, through an activation; precision is matmul's.
@@ -160,8 +172,7 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
     Errors:  ShapeError if the lengths do not fit, ValueError for an unknown activation
     Grads:   x, weight, bias
     """
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"linear: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    _check_activation("linear", activation)
     for name, a in (("x", x), ("weight", weight), ("bias", bias)):
         if a is not None:
             check_kind("linear", name, spec_of(a), "floating")
@@ -169,10 +180,7 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
         raise ShapeError(
             f"linear: x is {spec_of(x)}, weight is {spec_of(weight)}; x.shape[-1] must equal weight.shape[1]"
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(
-            f"linear: bias is {spec_of(bias)}, weight is {spec_of(weight)}; bias must be {list(weight.shape[:1])}"
-        )
+    _check_bias("linear", weight, bias)
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
     product = matrix_product(rows, matrix_transpose(weight), precision=precision)
     y = ACTIVATIONS[activation](product if bias is None else add(product, bias))
@@ -180,32 +188,31 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
 
 
 @composed()
-def int8_linear(x, weight, scale):
-    """x times the transpose of weight, whose rows are multiplied by scale: a linear layer of bytes.
+def int8_linear(x, weight, scale, bias=None, *, activation=None):
+    """x times the transpose of weight, whose rows are multiplied by scale, plus bias, through an activation: a linear
+    layer of bytes.
 
-    Shapes:  x (..., k), weight (n, k), scale (n,) -> (..., n)
-    Dtypes:  x and scale floating, weight int8 -> x's
-    Errors:  ShapeError if the lengths do not fit
-    Grads:   x, scale
+    Shapes:  x (..., k), weight (n, k), scale (n,), bias (n,) or None -> (..., n)
+    Dtypes:  x, scale and bias floating, weight int8 -> x's
+    Errors:  ShapeError if the lengths do not fit, ValueError for an unknown activation
+    Grads:   x, scale, bias
     Source:  Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339, of which this is the quantised weight
     """
-    check_kind("int8_linear", "x", spec_of(x), "floating")
-    check_kind("int8_linear", "scale", spec_of(scale), "floating")
+    _check_activation("int8_linear", activation)
+    for name, a in (("x", x), ("scale", scale), ("bias", bias)):
+        if a is not None:
+            check_kind("int8_linear", name, spec_of(a), "floating")
     if weight.dtype != int8:
         raise DtypeError(f"int8_linear: weight is {spec_of(weight)}; its dtype must be int8")
     if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1] or scale.shape != weight.shape[:1]:
         given = f"x is {spec_of(x)}, weight is {spec_of(weight)}, scale is {spec_of(scale)}"
         raise ShapeError(f"int8_linear: {given}; they must be [..., k], [n, k] and [n]")
+    _check_bias("int8_linear", weight, bias)
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
     product = matrix_product(rows, matrix_transpose(astype(weight, dtype=rows.dtype)))
-    return reshape(like(multiply(product, scale), product), shape=(*x.shape[:-1], weight.shape[0]))
-
-
-int8_linear.vjp(
-    x=lambda g, weight, scale: matmul(multiply(g, like(scale, g)), astype(weight, dtype=g.dtype)),
-    weight=None,
-    scale=lambda g, x, weight: multiply(g, matmul(x, matrix_transpose(astype(weight, dtype=x.dtype)))),
-)
+    y = multiply(product, scale)
+    y = ACTIVATIONS[activation](y if bias is None else add(y, bias))
+    return reshape(like(y, product), shape=(*x.shape[:-1], weight.shape[0]))
 
 
 @composed(indices="indices", widen=False)

@@ -281,6 +281,13 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: Any, *, activation: str | No
     return ACTIVATIONS[activation](x @ weight.T + (0 if bias is None else bias))
 
 
+def int8_linear(
+    x: np.ndarray, weight: np.ndarray, scale: np.ndarray, bias: Any, *, activation: str | None
+) -> np.ndarray:
+    """The same of a weight of bytes, whose rows are multiplied by scale."""
+    return ACTIVATIONS[activation](x @ weight.astype(x.dtype).T * scale + (0 if bias is None else bias))
+
+
 def dropout(x: np.ndarray, key: int, counter: int, *, rate: float) -> np.ndarray:
     """x where the upper 24 bits reach the rate, over 1 - rate."""
     kept = random_bits(key, counter, shape=x.shape) >> 8 >= round(rate * 2**24)

@@ -339,6 +339,9 @@ def products() -> Iterator[Case]:
     for dtype, rows in (("float32", 1), ("float32", 2), ("float32", 9), ("float16", 1), ("bfloat16", 1)):
         inputs = array(rows, 7, dtype=dtype), whole(5, 7, dtype="int8"), array(5)
         yield Case(f"int8_linear {dtype} {rows}", ops.int8_linear, inputs)
+        yield Case(
+            f"int8_linear with a bias {dtype} {rows}", partial(ops.int8_linear, activation="gelu"), (*inputs, array(5))
+        )
     yield Case("linear without bias", ops.linear, (array(5, 7), array(33, 7)), backward=True)
 
 

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.elementwise import EXPRESSIONS, astype, launch
+from polyarr.backends.opencl.elementwise import astype
 from polyarr.backends.opencl.layout import Buffer, reshaped, swapped
 from polyarr.backends.opencl.matmul import product
 from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.product import Epilogue
+from polyarr.backends.opencl.program import vector_types
 from polyarr.backends.opencl.rows import wide
 from polyarr.backends.opencl.tuning import vector_width
 from polyarr.core.spec import Spec
@@ -19,42 +21,75 @@ from polyarr.core.spec import Spec
 FEW_ROWS = 8  # up to as many it is faster to read bytes again than to write floats
 
 
-def int8_linear(device: Device, out: Spec, x: Buffer, weight: Buffer, scale: Buffer) -> Buffer:
-    """x @ weight.T * scale."""
+def int8_linear(
+    device: Device, out: Spec, x: Buffer, weight: Buffer, scale: Buffer, bias: Buffer | None, *,
+    activation: str | None,
+) -> Buffer:  # fmt: skip
+    """activation(x @ weight.T * scale + bias)."""
     (n, depth), rows = weight.shape, prod(x.shape[:-1])
-    x = reshaped(dense(device, x), (rows, depth))
-    scale = dense(device, _as_wide(device, scale, x.dtype))
-    if rows > FEW_ROWS or not out.size:
-        return reshaped(_of_floats(device, Spec((rows, n), out.dtype), x, weight, scale), out.shape)
-    y, weight = device.empty(out), dense(device, weight)
-    plan = device.plans[_plan](x.dtype, rows, n, depth)
-    plan.kernel(plan.work, plan.group, x.memory, weight.memory, scale.memory, y.memory, *plan.numbers)
+    x, y = reshaped(dense(device, x), (rows, depth)), device.empty(out)
+    if not out.size:
+        return y
+    scale = _as_wide(device, scale, x.dtype)
+    bias = scale if (is_plain := bias is None) else _as_wide(device, bias, x.dtype)
+    epilogue = Epilogue(not is_plain, activation or "none")
+    if rows > FEW_ROWS:
+        plan, given = device.plans[_scaling_plan](x.dtype, rows, n, epilogue), [_product(device, x, weight)]
+    else:
+        plan, given = device.plans[_plan](x.dtype, rows, n, depth, epilogue), [x, dense(device, weight)]
+    plan.kernel(plan.work, plan.group, *[b.memory for b in (*given, scale, bias, y)], *plan.numbers)
     return y
 
 
-def _of_floats(device: Device, out: Spec, x: Buffer, weight: Buffer, scale: Buffer) -> Buffer:
+def _product(device: Device, x: Buffer, weight: Buffer) -> Buffer:
+    """That of x and the codes, as floats."""
     x, weight = (_as_wide(device, a, x.dtype) for a in (x, weight))
-    y, _ = product(device, Spec(out.shape, x.dtype), x, swapped(weight))
-    return launch(device, out, y, reshaped(scale, (1, scale.size)), expression=EXPRESSIONS["multiply"])
+    return product(device, Spec((x.shape[0], weight.shape[0]), x.dtype), x, swapped(weight))[0]
 
 
 def _as_wide(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
-    """buf in the dtype that sums of dtype are kept in."""
+    """buf, dense, in the dtype that sums of dtype are kept in."""
     due = wide(dtype)
-    return buf if buf.dtype == due else astype(device, Spec(buf.shape, due), buf, dtype=due)
+    return dense(device, buf) if buf.dtype == due else astype(device, Spec(buf.shape, due), buf, dtype=due)
 
 
-def _plan(device: Device, dtype: np.dtype, rows: int, n: int, depth: int) -> LaunchPlan:
-    lanes = FAMILIES[device.geometry.kind](device)
-    program = device.build("int8_linear", **types(dtype), **lanes)
-    each = device.geometry.thin_columns(n, True)
-    group = lanes["LANES"], lanes["ROWS"]
+def _scaling_plan(device: Device, dtype: np.dtype, rows: int, n: int, epilogue: Epilogue) -> LaunchPlan:
+    cut = device.geometry.items(rows * n)
+    kernel = device.build("int8_scaling", **epilogue.macros(dtype)).int8_scaling
+    return LaunchPlan(kernel, cut.work, cut.group, (rows * n, n, cut.each))
+
+
+def _plan(device: Device, dtype: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue) -> LaunchPlan:
+    family = FAMILIES[device.geometry.kind]
+    lanes = family.lanes(device, dtype, n, depth)
+    program = device.build(family.file, **epilogue.macros(dtype), **lanes)
+    each = lanes.get("AHEAD") or device.geometry.thin_columns(n, True)
     work = lanes["LANES"], -(-n // (each * lanes["ROWS"])) * lanes["ROWS"]
-    return LaunchPlan(program.int8_linear, work, group, (rows, n, depth, each))
+    return LaunchPlan(program.int8_linear, work, (lanes["LANES"], lanes["ROWS"]), (rows, n, depth, each))
 
 
-# One vector of sums is not enough for a CPU: it would wait for each sum before the next.
-FAMILIES: dict[str, Callable[[Device], dict[str, int]]] = {
-    "cpu": lambda device: {"LANES": 1, "ROWS": 1, "WIDE": 4 * vector_width(device)},
-    "gpu": lambda device: {"LANES": 32, "ROWS": 4, "WIDE": 4},
-}
+def _cpu_lanes(device: Device, dtype: np.dtype, n: int, depth: int) -> dict[str, Any]:
+    # One vector of sums is not enough for a CPU: it would wait for each sum before the next.
+    return {"LANES": 1, "ROWS": 1, "WIDE": 4 * vector_width(device)}
+
+
+def _gpu_lanes(device: Device, dtype: np.dtype, n: int, depth: int) -> dict[str, Any]:
+    vector = 1 if depth % VECTOR or dtype.itemsize * VECTOR > 16 else VECTOR
+    ahead = AHEAD if n > MANY else 1
+    return {
+        "LANES": 32, "ROWS": 4, "WIDE": 1, "AHEAD": ahead, "VECTOR": vector, **vector_types(dtype, vector),
+        "CODES": "char" + str(vector) * (vector > 1),
+    }  # fmt: skip
+
+
+VECTOR, AHEAD, MANY = 4, 4, 1 << 14  # codes that a work-item reads at once; columns of a line, where there are many
+
+
+class Family(NamedTuple):
+    """The kernel for a kind of device, and how its work-items go along a row of weights."""
+
+    file: str
+    lanes: Callable[[Device, np.dtype, int, int], dict[str, Any]]
+
+
+FAMILIES = {"cpu": Family("int8_linear", _cpu_lanes), "gpu": Family("int8_linear_gpu", _gpu_lanes)}

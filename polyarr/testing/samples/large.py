@@ -242,10 +242,11 @@ def _linear(template: Sample) -> Iterator[Sample]:
 
 
 def _byte_layers(template: Sample) -> Iterator[Sample]:
-    x, weight, scale = _datas(template)
-    for i, (m, n, k) in enumerate((*SIZES[::3], (2, 131, 1031), (1, 3, 5003))):
+    x, weight, scale, bias = template.inputs
+    for i, (m, n, k) in enumerate((*SIZES[::3], (2, 131, 1031), (1, 3, 5003), (1, 131, 1028), (3, 17001, 8))):
         shapes = ((m, k), (n, k), (n,))
-        yield Sample(tuple(Data(s, d.dtype, seed=i) for s, d in zip(shapes, (x, weight, scale), strict=True)), {})
+        datas = (Data(s, d.dtype, seed=i) for s, d in zip(shapes, (x, weight, scale), strict=True))
+        yield Sample((*datas, bias and Data((n,), bias.dtype, seed=7)), template.params)
 
 
 LARGE |= {

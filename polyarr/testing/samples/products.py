@@ -190,19 +190,23 @@ SAMPLES[ops.linear] = Entry(
 )
 
 
-def _byte_layers(dtype: str) -> SearchStrategy[Sample]:
-    def drawn(lead: tuple, k: int, n: int) -> SearchStrategy:
-        scale = datas((n,), "float32" if is_narrow(dtype) else dtype)
-        return samples(datas((*lead, k), dtype), datas((n, k), "int8", ("normal", "wide")), scale)
+def _byte_layers(activations: Sequence[str | None], layers: Sequence[tuple]) -> Cases:
+    layers = (*layers, ((9,), 33, 5), ((1,), 1031, 3))
 
-    return st.sampled_from((*LAYERS, ((9,), 33, 5), ((1,), 1031, 3))).flatmap(remembered(lambda size: drawn(*size)))
+    def drawn(dtype: str, lead: tuple, k: int, n: int) -> SearchStrategy:
+        scale, bias = datas((n,), "float32" if is_narrow(dtype) else dtype), st.one_of(datas((n,), dtype), st.none())
+        params = st.sampled_from([{"activation": a} for a in activations])
+        codes = datas((n, k), "int8", ("normal", "wide"))
+        return samples(datas((*lead, k), dtype), codes, scale, bias, params=params)
+
+    return lambda dtype: st.sampled_from(layers).flatmap(remembered(lambda size: drawn(dtype, *size)))
 
 
 SAMPLES[ops.int8_linear] = Entry(
-    _byte_layers,
-    _byte_layers,
-    lambda x, weight, scale: x @ weight.astype(x.dtype).T * scale,
-    "reduction",
+    _byte_layers((*ref.ACTIVATIONS,), LAYERS),
+    _byte_layers((None,), LAYERS),
+    ref.int8_linear,
+    "composed",
     FLOATING,
     special="nonfinite",
 )
