@@ -414,8 +414,9 @@ def _reference(op: Op, entry: Entry, hosts: tuple, params: dict) -> list[np.ndar
 
 def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]) -> list:
     """What each result's tolerance is relative to; see tolerance.TABLE."""
-    if entry.kind == "reduction":
-        return _reference(op, entry, tree.map(_without_sign, sample.hosts()), sample.params)
+    if entry.kind in ("reduction", "layer"):
+        positive = _reference(op, entry, tree.map(_without_sign, sample.hosts()), sample.params)
+        return [max(FLOOR, largest(p)) for p in positive] if entry.kind == "layer" else positive
     if entry.kind == "step":
         inputs = largest(*_flat_hosts(sample))
         return [max(inputs, largest(e)) for e in expected]

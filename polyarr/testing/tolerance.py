@@ -12,6 +12,7 @@ from polyarr.creation import finfo
 #   function    the expected value; OpenCL grants pow 16
 #   cancelling  the largest input of the element: sums of terms that may cancel
 #   reduction   the same reduction of the absolute values
+#   layer       the largest element of the same layer of absolute values: whole numbers as weights cancel exactly
 #   step        the largest input or expected value
 #   composed    the largest expected value of the whole result
 #   gradient    the largest expected value of the whole gradient
@@ -23,6 +24,7 @@ TABLE: dict[str, dict[np.dtype, float]] = {
     "function": {float16: 4, bfloat16: 4, float32: 16, float64: 16},
     "cancelling": {float16: 4, bfloat16: 4, float32: 8, float64: 8},
     "reduction": {float16: 2, bfloat16: 2, float32: 32, float64: 32},
+    "layer": {float16: 4, bfloat16: 4, float32: 128, float64: 128},
     "step": {float16: 8, bfloat16: 8, float32: 16, float64: 16},
     "composed": {float16: 16, bfloat16: 16, float32: 800, float64: 1e6},
     "gradient": {float16: 32, bfloat16: 32, float32: 800, float64: 1e6},

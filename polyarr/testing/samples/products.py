@@ -206,7 +206,7 @@ SAMPLES[ops.int8_linear] = Entry(
     _byte_layers((*ref.ACTIVATIONS,), LAYERS),
     _byte_layers((None,), LAYERS),
     ref.int8_linear,
-    "composed",
+    "layer",
     FLOATING,
     special="nonfinite",
 )
