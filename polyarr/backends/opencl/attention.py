@@ -57,7 +57,7 @@ def backward(
 ) -> tuple[Buffer | None, ...]:  # fmt: skip
     """The gradients of q, k and v. There is none for a mask."""
     lead = g.shape[:-2]
-    gradients = tuple(_by_rows(device, (*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v))
+    gradients = _gradients(device, [Spec((*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v)])
     given, results = (q, k, v, mask), (saved.out, *gradients)
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, lead, (*given, g), results, *numbers)
@@ -100,6 +100,16 @@ def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
     """An uninitialised (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
     found, strides = device.plans[_rows](shape, dtype)
     return view(device.empty(found), shape, strides, 0)
+
+
+def _gradients(device: Device, specs: list[Spec]) -> tuple[Buffer, ...]:
+    """The same for several. Of those that are alike, heads lie side by side, so that joining them costs nothing."""
+    first, count = specs[0], len(specs)
+    if specs != [first] * count or len(first.shape) < 3:
+        return tuple([_by_rows(device, spec.shape, spec.dtype) for spec in specs])
+    *outer, heads, rows, n = first.shape
+    whole = _by_rows(device, (*outer, count * heads, rows, n), first.dtype)
+    return tuple([view(whole, first.shape, whole.strides, i * heads * n) for i in range(count)])
 
 
 def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec, tuple[int, ...]]:
