@@ -96,7 +96,7 @@ def _gradient_of_blocks(
     partials = None if bias is None else device.empty(Spec((blocks, g.shape[1]), wide(g.dtype)))
     arrays = g.memory, saved and saved.memory, gz.memory, partials and partials.memory
     plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
-    return column_sums(device, bias, partials)
+    return None if bias is None or partials is None else column_sums(device, bias.dtype, partials)[0]
 
 
 def _blocks_plan(

@@ -59,13 +59,13 @@ def _backward(
     dx = device.empty(spec_of(x))
     plan = _plan(device, "backward", x, weight, bias, centred, wanted[1:])
     partials = Spec((groups_of(plan), x.shape[-1]), saved.dtype)
-    dweight, dbias = (device.empty(partials) if want else None for want in wanted[1:])
+    parts = {name: device.empty(partials) for name, want in zip(("weight", "bias"), wanted[1:], strict=True) if want}
     arrays = g.memory, x.memory, (w or x).memory, saved.memory, dx.memory
-    unused = saved  # by a kernel that sums nothing
-    plan.kernel(
-        plan.work, plan.group, *arrays, (dweight or unused).memory, (dbias or unused).memory, *plan.numbers
-    )
-    return dx, column_sums(device, weight, dweight), column_sums(device, bias, dbias)
+    summed = [parts.get(name, saved).memory for name in ("weight", "bias")]  # saved: not written
+    plan.kernel(plan.work, plan.group, *arrays, *summed, *plan.numbers)
+    sums = column_sums(device, x.dtype, *parts.values()) if parts else []
+    found = dict(zip(parts, sums, strict=True))
+    return dx, found.get("weight"), found.get("bias")
 
 
 def _plan(

@@ -8,7 +8,7 @@ import numpy as np
 from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, spec_of
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.program import types, vector_types
 from polyarr.core.spec import Spec, float64
@@ -76,19 +76,18 @@ def dense_or_none(device: Device, buf: Buffer | None) -> Buffer | None:
     return None if buf is None else dense(device, buf)
 
 
-def column_sums(device: Device, like: Buffer | None, partials: Buffer | None) -> Buffer | None:
-    """The sums over axis 0 of partials (parts, cols), with the shape (cols) and the dtype of like; None for None."""
-    if like is None or partials is None:
-        return None
-    result = device.empty(spec_of(like))
-    plan = device.plans[_column_sums](like.dtype, partials.shape)
-    plan.kernel(plan.work, plan.group, partials.memory, result.memory, *plan.numbers)
-    return result
+def column_sums(device: Device, dtype: np.dtype, *partials: Buffer) -> list[Buffer]:
+    """The sums over axis 0 of one or two arrays (parts, cols), each (cols) of a dtype, in one launch."""
+    results = [device.empty(Spec(p.shape[1:], dtype)) for p in partials]
+    plan = device.plans[_column_sums](dtype, partials[0].shape, len(partials))
+    arrays = partials[0], partials[-1], results[0], results[-1]
+    plan.kernel(plan.work, plan.group, *[a.memory for a in arrays], *plan.numbers)
+    return results
 
 
-def _column_sums(device: Device, dtype: np.dtype, shape: tuple[int, int]) -> LaunchPlan:
+def _column_sums(device: Device, dtype: np.dtype, shape: tuple[int, int], count: int) -> LaunchPlan:
     macros = device.geometry.column_sums
     columns, split = macros["COLUMNS"], macros["SPLIT"]
     kernel = device.build("rows", **types(dtype), **macros).column_sums
     groups = -(-shape[1] // (columns * macros["TILE"]))
-    return LaunchPlan(kernel, (groups * columns, split), (columns, split), shape)
+    return LaunchPlan(kernel, (groups * columns, split, count), (columns, split, 1), shape)

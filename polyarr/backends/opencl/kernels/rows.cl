@@ -1,7 +1,8 @@
 // Sums over axis 0, for partial results that a row kernel left behind: out[c] = sum over p of partials[p, c].
 //
-// Arrays   partials (parts, cols) of ACC, row-major; out (cols)
-// Launch   local (COLUMNS, SPLIT), global (COLUMNS * ceil(cols / (COLUMNS * WIDE)), SPLIT)
+// Arrays   partials, others (parts, cols) of ACC, row-major; out (cols), out_of_others (cols): a second array's, where
+//          there are two
+// Launch   local (COLUMNS, SPLIT, 1), global (COLUMNS * ceil(cols / (COLUMNS * TILE)), SPLIT, 1 or 2)
 // Params   T, ACC, STORE of the result's dtype | COLUMNS columns side by side | SPLIT work-items per column, a power
 //          of two | TILE columns per work-item
 #if !defined(T) || !defined(COLUMNS) || !defined(SPLIT) || !defined(TILE)
@@ -11,9 +12,14 @@
 DEFINE_JOIN(split_sum, ACC, SPLIT, ADD)
 
 __kernel __attribute__((reqd_work_group_size(COLUMNS, SPLIT, 1)))
-void column_sums(__global const ACC *restrict partials, __global T *restrict out, const long parts, const long cols) {
+void column_sums(__global const ACC *restrict partials, __global const ACC *restrict others, __global T *restrict out,
+                 __global T *restrict out_of_others, const long parts, const long cols) {
     __local ACC lanes[COLUMNS * SPLIT];
     const int me = get_local_id(1);
+    if (get_group_id(2)) {
+        partials = others;
+        out = out_of_others;
+    }
     const size_t first = get_group_id(0) * COLUMNS * TILE + get_local_id(0);
     ACC sum[TILE], lost[TILE];
     for (int k = 0; k < TILE; k++) sum[k] = lost[k] = 0;
