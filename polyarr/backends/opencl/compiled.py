@@ -5,6 +5,7 @@ so that a driver gets it whole or not at all.
 """
 
 import io
+import os
 import re
 import zipfile
 from contextlib import suppress
@@ -104,7 +105,7 @@ class PoclCompiler(Compiler):
     reads_declarations: of all functions of OpenCL C, for each program, unless it is told that they were read.
     """
 
-    _known: ClassVar[set[Path]] = set()  # the folders in the run folder that were seen
+    _known: ClassVar[set[str]] = set()  # the folders in the run folder that were seen
 
     def __init__(self, context: cl.Context, store: Store, reads_declarations: bool) -> None:
         super().__init__(context)
@@ -172,18 +173,25 @@ class PoclCompiler(Compiler):
                 (self._run / file).unlink(missing_ok=True)
             return
         self._made[name], self._kept[name] = self._run.joinpath(*Path(files[0]).parts[:2]), set(files)
-        self._known.add(self._made[name])
+        self._known.add(str(self._made[name]))
 
     def _find(self, name: str) -> None:
         """Which folder is the program's, after it was built."""
         if self._run is None or (name in self._made and (self._made[name] / STAMP).exists()):
             return
-        new = {path.parent for path in self._run.glob(f"*/*/{STAMP}")} - self._known
-        self._known.update(new)
+        new = {folder for folder in self._unknown() if (folder / STAMP).exists()}
+        self._known.update(map(str, new))
         self._made.pop(name, None)
         self._kept.pop(name, None)
         if len(new) == 1:  # otherwise somebody else builds programs, too
             self._made[name] = new.pop()
+
+    def _unknown(self) -> list[Path]:
+        """The folders of programs that were not seen: what is looked through after each build may hold thousands."""
+        found = []
+        for first in filter(os.DirEntry.is_dir, os.scandir(self._run)):
+            found += [Path(folder.path) for folder in os.scandir(first) if folder.path not in self._known]
+        return found
 
     def _keep(self, names: set[str]) -> None:
         for name in names & self._made.keys():
