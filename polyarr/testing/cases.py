@@ -12,6 +12,7 @@ What a backend says that it lacks raises Lacking: a dtype, a pair, a report of i
 
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -284,10 +285,11 @@ class _Drawing(NamedTuple):
 def _drawn(drawing: _Drawing) -> list[Sample]:
     """The examples: drawing takes as long as many a check, and so do the programs that their shapes need.
 
-    Every check of an op is put to the same ones, on every backend.
+    Every check of an op is put to the same ones, on every backend. That there are none is found last.
     """
     found: list[Sample] = []
-    drawing.given_to(found.append, (Phase.generate,))
+    with suppress(Unsatisfiable):
+        drawing.given_to(found.append, (Phase.generate,))
     return found
 
 
@@ -302,10 +304,9 @@ def _examine(
     """Put a check to the examples that hypothesis finds; the smallest one that fails is what the error tells of."""
     _check_offered(op, backend)
     drawing = _Drawing(strategy, backend.dtypes, zlib.crc32(op.name.encode()) + effort.seed, effort.examples)
-    try:
-        drawn = _drawn(drawing)[: _part(effort.examples, share)]
-    except Unsatisfiable:
-        raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs") from None
+    drawn = _drawn(drawing)[: _part(effort.examples, share)]
+    if not drawn:
+        raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs")
     try:
         for sample in map(changed, drawn) if changed else drawn:
             check(op, backend, sample)
