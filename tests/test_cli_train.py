@@ -1,4 +1,4 @@
-"""`polyarr train` and `polyarr generate`, as processes: what they write, and one clear line for all that is wrong."""
+"""`polyarr train` and `polyarr generate`: what they write, and one clear line for all that is wrong."""
 
 import json
 import os
@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import polyarr as pa
+from polyarr.cli import main
+from polyarr.core.current import undecided
 from polyarr.training import load_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -34,11 +37,23 @@ def start(*args, cwd, **environment):
     )
 
 
-def run(*args, cwd, **environment):
-    """The command's exit code, output and errors."""
+def run_apart(*args, cwd, **environment):
+    """The command's exit code, output and errors, in a process of its own."""
     process = start(*args, cwd=cwd, **environment)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
+
+
+def run(*args, cwd, **environment):
+    """The same in this process, which has imported everything."""
+    with pytest.MonkeyPatch.context() as patch, undecided():
+        for name in [name for name in os.environ if name.startswith("POLYARR_")]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.chdir(cwd)
+        found = CliRunner().invoke(main, [*map(str, args)], prog_name="polyarr")
+    return found.exit_code, found.stdout, found.stderr
 
 
 def info(folder, name="last"):
@@ -62,7 +77,7 @@ def trained(tmp_path_factory):
     (folder / "bare" / "notes.rst").write_text("a text")
     (folder / "short.txt").write_text(TEXT[:50])
     (folder / "latin.txt").write_bytes("naïve\n".encode("latin-1") * 100)
-    code, out, err = run("train", *SHORT, "--data", "a.txt", "--out", "run", cwd=folder)
+    code, out, err = run_apart("train", *SHORT, "--data", "a.txt", "--out", "run", cwd=folder)
     assert code == 0, err
     return folder, out
 
@@ -107,7 +122,7 @@ RESUME = ("train", "--backend", "numpy", "--resume", "--out", "run")
 
 
 def test_resuming_goes_on_and_says_where_the_schedule_ended(copied):
-    code, out, err = run(*RESUME, "--steps", 3, cwd=copied)
+    code, out, err = run_apart(*RESUME, "--steps", 3, cwd=copied)
     assert code == 0, err
     assert "step     3/3" in out and "the learning rate stays at 0.0002 from step 2 on" in out
     assert "not the same as a new run of 3 steps" in out
@@ -142,9 +157,9 @@ def test_resuming_on_another_text_says_so(trained, copied):
 def test_a_log_has_no_carriage_returns_and_a_quiet_run_says_nothing(trained, tmp_path):
     folder, _ = trained
     data = ("--data", folder / "a.txt")
-    code, out, err = run("train", *SHORT, *data, "--out", "plain", cwd=tmp_path, NO_COLOR="1")
+    code, out, err = run_apart("train", *SHORT, *data, "--out", "plain", cwd=tmp_path, NO_COLOR="1")
     assert code == 0 and err == "" and not re.search(r"[\r\x1b]", out) and "step     2/2" in out
-    assert run("train", *SHORT, *data, "--out", "quiet", "--quiet", cwd=tmp_path) == (0, "", "")
+    assert run_apart("train", *SHORT, *data, "--out", "quiet", "--quiet", cwd=tmp_path) == (0, "", "")
     assert {path.name for path in (tmp_path / "quiet").iterdir()} == FILES
 
 
@@ -266,13 +281,13 @@ def test_a_damaged_checkpoint_is_one_line(trained, tmp_path):
     folder, _ = trained
     for name, data in files(folder / "run").items():
         (tmp_path / name).write_bytes(data[:200] if name == "best.safetensors" else data)
-    code, out, err = run("generate", tmp_path, "--backend", "numpy", cwd=tmp_path)
+    code, out, err = run_apart("generate", tmp_path, "--backend", "numpy", cwd=tmp_path)
     assert (code, out) == (1, "") and err.count("\n") == 1
     assert err.startswith(f"polyarr: {tmp_path}/best.safetensors: damaged checkpoint:")
-    code, _, err = run("generate", tmp_path, "--backend", "numpy", "--debug", cwd=tmp_path)
+    code, _, err = run_apart("generate", tmp_path, "--backend", "numpy", "--debug", cwd=tmp_path)
     assert code == 1 and "Traceback" in err
     assert (
-        run("generate", tmp_path, "--backend", "numpy", "--checkpoint", "last", "--tokens", 1, cwd=tmp_path)[
+        run_apart("generate", tmp_path, "--backend", "numpy", "--checkpoint", "last", "--tokens", 1, cwd=tmp_path)[
             0
         ]
         == 0
@@ -281,7 +296,7 @@ def test_a_damaged_checkpoint_is_one_line(trained, tmp_path):
 
 def test_a_backend_that_cannot_start_names_the_way_out(trained):
     folder, _ = trained
-    code, _, err = run(
+    code, _, err = run_apart(
         "train", "--data", "a.txt", "--out", "new", cwd=folder, POLYARR_DEVICE="no such device"
     )
     assert (
@@ -295,7 +310,7 @@ def test_a_missing_library_says_what_to_install(trained, tmp_path, module):
     folder, _ = trained
     (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")
     command = ("train", *SHORT, "--data", "a.txt", "--out", "new")
-    code, _, err = run(*command, cwd=folder, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    code, _, err = run_apart(*command, cwd=folder, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert code == 1 and f"{module} cannot be imported" in err and "pip install 'polyarr[train]'" in err
     assert err.count("\n") == 1 and not (folder / "new").exists()
 
