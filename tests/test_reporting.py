@@ -217,6 +217,7 @@ def test_a_file_has_plain_lines_now_and_then(capsys):
 def test_slow_work_is_told_in_gflops():
     row = ROW | {"tflops": 0.0123, "of_peak": 0.456}
     assert progress.facts(row) == ["loss 2.346", "12,346 tokens/s", "12.3 GFLOP/s (46% of peak)"]
+    assert progress.facts(row | {"of_peak": 0.0012})[-1] == "12.3 GFLOP/s (0.1% of peak)"
 
 
 @pytest.mark.parametrize(

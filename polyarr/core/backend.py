@@ -41,9 +41,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.core.precision import PRECISIONS
 from polyarr.core.program import Fusion, Program, Run
-from polyarr.core.spec import DTYPES, float32
+from polyarr.core.spec import DTYPES
 from polyarr.core.tuning import Tuning
 
 
@@ -80,11 +79,6 @@ def _no_memory_report() -> dict[str, int]:
 
 def _no_peaks() -> Mapping[str, float]:
     return {}
-
-
-def products_in(dtype: str, precision: str = PRECISIONS[0]) -> str:
-    """What `peaks` calls the GFLOP/s of large products in a dtype; of float32 each precision has its own."""
-    return f"GFLOP/s in {dtype}" + f" at {precision}" * (dtype == float32.name)
 
 
 def family_of(name: str) -> str:
@@ -163,7 +157,7 @@ class Backend(NamedTuple):
                  gives the ids of the kernels, and halves of pairs, of which that is true. None: a kernel takes as long
                  as its call
     peaks        what the device can do at most, measured when it is looked up: "GFLOP/s" in float32, "GB/s", and what
-                 products_in calls the rate of products; empty where unknown
+                 precision.products_in calls the rate of products; empty where unknown
     tuning       what `polyarr tune` can measure. None: nothing
     reads        op -> the inputs, among those that are numbers, that its kernel also takes as arrays without axes, and
                  reads from memory; any other number comes as Python's

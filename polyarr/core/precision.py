@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from polyarr.core.spec import told
+from polyarr.core.spec import float32, told
 
 PRECISIONS = ("highest", "high", "medium")  # each is a lower bound: a kernel may always be more exact
 
@@ -58,6 +58,11 @@ def _checked(name: str, precision: Any) -> str:
 def decided(op: str, asked: str | None) -> str:
     """The precision that a call of an op has from now on."""
     return get_matmul_precision() if asked is None else _checked(op, asked)
+
+
+def products_in(dtype: str, precision: str = PRECISIONS[0]) -> str:
+    """What a backend's `peaks` calls the GFLOP/s of large products; of float32 each precision has its own."""
+    return f"GFLOP/s in {dtype}" + f" at {precision}" * (dtype == float32.name)
 
 
 def as_kernel_takes(params: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:

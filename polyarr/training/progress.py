@@ -85,7 +85,7 @@ def facts(row: Row) -> list[str]:
     found = [f"loss {row['loss']:.3f}", f"{row['tokens_per_second']:,.0f} tokens/s"]
     tflops, share = row["tflops"], row.get("of_peak")
     work = f"{tflops:.3g} TFLOP/s" if tflops >= 0.1 else f"{1000 * tflops:.3g} GFLOP/s"
-    found.append(f"{work} ({share:.0%} of peak)" if share else work)
+    found.append(f"{work} ({share:.{0 if share >= 0.01 else 1}%} of peak)" if share else work)
     if row.get("memory"):
         found.append(f"{amount(row['memory'])} (at most {amount(row['memory_peak'])})")
     return found

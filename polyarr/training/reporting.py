@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from polyarr.core.backend import products_in
 from polyarr.core.current import get_backend
+from polyarr.core.precision import products_in
 from polyarr.extras import extra
 from polyarr.training.files import BOARD
 from polyarr.training.metrics import MetricsFile, Row

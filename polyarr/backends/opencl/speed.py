@@ -17,9 +17,8 @@ from polyarr.backends.opencl.pocl import processor_name, target_of
 from polyarr.backends.opencl.source import source_of
 from polyarr.backends.opencl.tuning import CpuMatmul, vector_width
 from polyarr.backends.opencl.variants import kept_on
-from polyarr.core.backend import products_in
 from polyarr.core.errors import BackendError
-from polyarr.core.precision import PRECISIONS, as_kernel_takes
+from polyarr.core.precision import PRECISIONS, as_kernel_takes, products_in
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 
 COPIED, COPIES = 2**28, 5  # bytes that a copy moves, more than caches hold, and how often
