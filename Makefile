@@ -75,12 +75,12 @@ $(INTEL)/ready: pyproject.toml
 # Language models beside those of transformers, and the encoder and
 # convolutions beside PyTorch's: that takes an environment of its own.
 test-transformers: $(BESIDE)/ready
-	$(BESIDE)/bin/pytest -q tests/test_transformers.py tests/test_encoder.py \
+	$(BESIDE)/bin/pytest -q -n $(JOBS) --dist worksteal tests/test_transformers.py tests/test_encoder.py \
 		tests/test_convolutions_beside_torch.py
 
 $(BESIDE)/ready: pyproject.toml
 	$(PYTHON) -m venv $(BESIDE)
-	$(BESIDE)/bin/pip install --quiet --disable-pip-version-check --editable '.[opencl,train,testing,transformers]'
+	$(BESIDE)/bin/pip install --quiet --disable-pip-version-check --editable '.[opencl,train,testing,transformers]' pytest-xdist
 	touch $@
 
 # Every OpenCL kernel under Oclgrind, which must be installed.
