@@ -1,6 +1,7 @@
-"""argsort: short tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length.
+"""argsort: tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length.
 
-Where a row has very many tiles, GPUs sort it by one digit after the other instead.
+A CPU sorts long tiles by one digit after the other, short ones by insertion and merging. Where a row has very many
+tiles, GPUs sort all of it by digits instead.
 """
 
 from functools import lru_cache

@@ -1,0 +1,35 @@
+"""Sorts on OpenCL, of rows that are shorter and longer than what its kernels take at once, beside NumPy's."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+
+WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+DTYPES = (*WHOLE, "float16", "bfloat16", "float32", "float64")
+LENGTHS = (511, 512, 513, 4095, 4096, 4097, 9001)
+
+
+def drawn(rng, shape, dtype):
+    """Many that are equal, all digits, and of floats what is special."""
+    if dtype not in WHOLE:
+        host = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, shape)
+        special = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], shape)
+        return np.where(rng.random(shape) < 0.2, special, host).astype(getattr(pa, dtype))
+    wide = rng.integers(0, 2**64, shape, dtype=np.uint64)
+    return np.where(rng.random(shape) < 0.3, wide % np.uint64(3), wide).astype(dtype)
+
+
+@pytest.mark.parametrize("backend", ["opencl"], indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_length_are_numpys(backend, dtype):
+    """Equal elements in their own order, nan behind all others, both ways."""
+    rng = np.random.default_rng(0)
+    for length in LENGTHS:
+        host = drawn(rng, (3, length), dtype)
+        x = pa.asarray(host)
+        wide = host.astype(np.float64) if dtype in ("bfloat16", "float16") else host
+        up = np.argsort(wide, axis=1, kind="stable")
+        np.testing.assert_array_equal(pa.argsort(x).numpy(), up, err_msg=f"{length}")
+        down = length - 1 - np.argsort(wide[:, ::-1], axis=1, kind="stable")[:, ::-1]
+        np.testing.assert_array_equal(pa.argsort(x, descending=True).numpy(), down, err_msg=f"{length}")
