@@ -1,15 +1,26 @@
 """Sums through memory that several processes see; the others, who hold what we do times their rank, are played."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr import nn
 from polyarr.core.backend import Backend
+from polyarr.testing.compare import bits
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
 RANK = 1
+
+
+@pytest.fixture(autouse=True)
+def marked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sums has captured functions marked from then on: until the end of a test here, with many marks."""
+    monkeypatch.setattr(backend.home.commands, "is_marked", backend.home.commands.is_marked)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay"), "APART", 1 << 8)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.early"), "TOGETHER", 1 << 8)
 
 
 def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype) -> Any:
@@ -31,7 +42,7 @@ def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype) -> Any
 def test_sums_and_means(backend: Backend, ranks: int, wire: np.dtype) -> None:
     host = [np.arange(n, dtype=np.float32).reshape(shape) % 50 for n, shape in ((6000, (60, 100)), (3, (3,)), (1, ()))]
     arrays = [pa.asarray(h) for h in host]
-    reduce, met = reduce_of(backend, ranks, 2 * 4096, wire)
+    reduce, met = reduce_of(backend, ranks, 4 * 4096, wire)
     factor = 1 + sum(rank + 1 for rank in range(ranks) if rank != RANK)
     for name, count in (("sum", np.float32(1)), ("mean", np.float32(ranks))):
         for _ in range(2):
@@ -61,3 +72,64 @@ def test_windows_that_a_driver_pins(backend: Backend, monkeypatch: pytest.Monkey
     monkeypatch.setattr(backend.home, "features", backend.home.features._replace(is_cpu=False))
     reduce, _ = reduce_of(backend, 2, 1 << 16, pa.float32)
     assert (backend.download(reduce([pa.ones(5).buf], pa.float32, "mean")[0]) == 1).all()
+
+
+# ---- gradients that are summed while others are made ---------------------------------------------------------------
+
+
+def graded(model: nn.Sequential, x: pa.Array) -> tuple:
+    narrow = x.astype("bfloat16")
+    return pa.value_and_grad(lambda m: pa.mean(m.astype("bfloat16")(narrow).astype("float32") ** 2))(model)
+
+
+def layers() -> tuple[nn.Sequential, pa.Array]:
+    pa.random.seed(3)
+    return nn.Sequential(*[nn.Linear(96, 96, activation="relu") for _ in range(5)]), pa.random.normal((128, 96))
+
+
+def test_what_a_captured_function_gives_is_marked_as_it_comes(backend: Backend) -> None:
+    (model, x), plain, marked = layers(), pa.compile(graded), pa.compile(lambda *args: graded(*args))
+    expected = [plain(model, x) for _ in range(3)]
+    reduce_of(backend, 2, 1 << 14, pa.float32)
+    for each in expected:
+        found = marked(model, x)
+        assert bits(found) == bits(each)
+    weights = [found[1][i].weight.buf.memory.ready.number for i in range(5)]
+    assert len(set(weights)) == 5 and weights == sorted(weights, reverse=True)
+    found = pa.compile(lambda t: pa.tree.map(lambda a: 2 * a, t))(found[1])
+    assert not hasattr(found[0].weight.buf.memory, "ready")  # of a first run nothing is known
+
+
+def test_a_mark_is_not_that_of_who_had_the_memory_before(backend: Backend) -> None:
+    """A function that was bound before there were marks writes over what another one gave."""
+    twice = pa.compile(lambda a: 2 * a, donate=("a",))
+    for _ in range(3):
+        twice(pa.ones((64, 64)))
+    reduce_of(backend, 2, 1 << 14, pa.float32)
+    made = pa.compile(lambda a: (a + 1, a @ a))
+    for _ in range(3):
+        a, _ = made(pa.ones((64, 64)))
+    handle = a.buf.memory.int_ptr
+    assert a.buf.memory.ready is not None
+    a = twice(a)
+    assert a.buf.memory.int_ptr == handle and a.buf.memory.ready is None and (a.numpy() == 4).all()
+
+
+@pytest.mark.parametrize("wire", [pa.float32, pa.bfloat16])
+def test_sums_beside_what_the_device_computes(backend: Backend, wire: np.dtype) -> None:
+    """Without a wait: what is summed is there, and nobody computes with a bucket any more when it is filled again."""
+    reduce, _ = reduce_of(backend, 2, 1 << 14, wire)
+    many = pa.compile(lambda x, k: [x[i:] * 0 + k + i for i in range(8)][::-1])
+    x, kept = pa.random.normal((300, 300)), []
+    for _ in range(4):
+        made = [many(x, float(k)) for k in range(3)]
+        for each in made:
+            found = reduce([a.buf for a in each], wire, "sum")
+            late = x
+            for _ in range(6):
+                late = late @ x
+            kept.append([late[-1, -1] * 0 + pa.Array(backend, buf, pa.Spec(buf.shape, buf.dtype)) for buf in found])
+            del found
+    for n, sums in enumerate(kept):
+        expected = [2.0 * (n % 3 + i) for i in reversed(range(8))]
+        assert [float(pa.max(a)) for a in sums] == expected == [float(pa.min(a)) for a in sums]

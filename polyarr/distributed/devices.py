@@ -20,7 +20,7 @@ from polyarr.distributed.link import Link
 from polyarr.distributed.world import Transport
 
 REDUCED = ("mean", "sum")
-WINDOW = 32 << 20  # bytes of a rank's window
+WINDOW = 64 << 20  # bytes of a rank's window
 PAGE = mmap.PAGESIZE
 SHARED = "/dev/shm"  # where systems keep memory that processes share, and may have little room for it
 Offer = dict[str, Any]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
+from polyarr.backends.opencl.commands import Commands
 from polyarr.backends.opencl.copy import dense, write
 from polyarr.backends.opencl.cuda import GRAIN, MOST, Chunk
 from polyarr.backends.opencl.device import Device
@@ -43,7 +44,9 @@ class Span(NamedTuple):
 
 
 class Bucket:
-    """Memory for parts of so many bytes each."""
+    """Memory for parts of so many bytes each. since: how many marks there were when it was given back."""
+
+    since = 0
 
     def __init__(self, allocate: Callable[[int], Chunk], sizes: Sequence[int]) -> None:
         places = _laid_out(sizes)
@@ -57,6 +60,7 @@ class Bucket:
         except BaseException:
             self.close()
             raise
+        self.places = places
         self.parts = [self._chunks[p.chunk].buffer.get_sub_region(p.start, p.nbytes) for p in places]
         self.spans = [Span(chunk, nbytes) for chunk, nbytes in zip(self._chunks, used, strict=True)]
 
@@ -78,74 +82,70 @@ def _laid_out(sizes: Sequence[int]) -> list[Place]:
     return places
 
 
-AllReduce = Callable[[Sequence[Span], np.dtype, str], None]
-
-
 class Held:
     """What the arrays on a bucket have in common: when the last is gone, the bucket goes back."""
 
-    __slots__ = ("_back", "_bucket")
+    __slots__ = ("_back", "_bucket", "_commands")
 
-    def __init__(self, bucket: Bucket, back: deque) -> None:
-        self._bucket, self._back = bucket, back
+    def __init__(self, bucket: Bucket, back: deque, commands: Commands) -> None:
+        self._bucket, self._back, self._commands = bucket, back, commands
 
     def __del__(self) -> None:
+        self._bucket.since = self._commands.marks
         self._back.append(self._bucket)
 
 
+class Laid(NamedTuple):
+    """A bucket for arrays. cut: the parts of each; places: where these lie, as Buffers of one axis."""
+
+    bucket: Bucket
+    cut: list[list[Part]]
+    places: list[list[Buffer]]
+
+
 class Buckets:
-    """The buckets of a device.
+    """The buckets of a device. allocate: bytes -> memory."""
 
-    allocate    bytes -> memory
-    all_reduce  (spans, dtype, "sum" or "mean") reduces them in their place: what is enqueued after it finds the sums
-    """
-
-    def __init__(self, device: Device, allocate: Callable[[int], Chunk], all_reduce: AllReduce) -> None:
-        self._device, self._allocate, self._all_reduce = device, allocate, all_reduce
+    def __init__(self, device: Device, allocate: Callable[[int], Chunk]) -> None:
+        self._device, self._allocate = device, allocate
         self._free: defaultdict[tuple[int, ...], deque[Bucket]] = defaultdict(deque)
 
-    def reduce(self, bufs: Sequence[Buffer], wire: np.dtype, reduction: str) -> list[Buffer]:
-        """Buffers of one dtype reduced over all processes, which are as many arrays of the same shapes there.
-
-        wire is the dtype that travels, and in which the bucket is.
-        """
-        most = MOST // wire.itemsize
+    def laid(self, bufs: Sequence[Buffer], dtype: np.dtype) -> Laid:
+        """A bucket with room for as many numbers, not all of them none, in dtype. Call it with the device's lock."""
+        most = MOST // dtype.itemsize
         cut = [[Part(i, min(most, b.size - i)) for i in range(0, b.size, most)] for b in bufs]
-        sizes = tuple(part.count * wire.itemsize for parts in cut for part in parts)
-        if not sizes:
-            return list(bufs)
-        self._device.faults.follow(bufs)
-        with self._device.lock:
-            bucket = self._bucket(sizes)
-            holder = Held(bucket, self._free[sizes])
-            memories = iter([_memory(part, holder) for part in bucket.parts])
-            laid = [[_laid(next(memories), part, wire) for part in parts] for parts in cut]
-            for buf, parts, places in zip(bufs, cut, laid, strict=True):
-                for source, place in zip(_windows(self._device, buf, parts), places, strict=True):
-                    self._put(place, source)
-            self._all_reduce(bucket.spans, wire, reduction)
-            return [self._taken(buf, parts, places) for buf, parts, places in zip(bufs, cut, laid, strict=True)]
-
-    def _bucket(self, sizes: tuple[int, ...]) -> Bucket:
+        sizes = tuple(part.count * dtype.itemsize for parts in cut for part in parts)
         free = self._free[sizes]
-        return free.popleft() if free else Bucket(self._allocate, sizes)
+        bucket = free.popleft() if free else Bucket(self._allocate, sizes)
+        holder = Held(bucket, free, self._device.commands)
+        memories = iter([_memory(part, holder) for part in bucket.parts])
+        return Laid(bucket, cut, [[_laid(next(memories), part, dtype) for part in parts] for parts in cut])
 
-    def _put(self, target: Buffer, source: Buffer) -> None:
-        """Copy, and convert where the dtypes differ."""
-        if target.dtype == source.dtype:
-            write(self._device, target, source)
-        else:
-            expression = conversion(source.dtype, target.dtype)
-            launch(self._device, spec_of(target), source, expression=expression, target=target)
+    def put(self, laid: Laid, bufs: Sequence[Buffer]) -> None:
+        """Copy arrays there, and convert where the dtypes differ."""
+        for buf, parts, places in zip(bufs, laid.cut, laid.places, strict=True):
+            for source, place in zip(windows(self._device, buf, parts), places, strict=True):
+                self._copy(place, source)
+
+    def taken(self, laid: Laid, bufs: Sequence[Buffer]) -> list[Buffer]:
+        """What is there, in the arrays' places."""
+        return [self._taken(*each) for each in zip(bufs, laid.cut, laid.places, strict=True)]
 
     def _taken(self, buf: Buffer, parts: Sequence[Part], places: Sequence[Buffer]) -> Buffer:
         """The result in buf's place: that in the bucket, if it is whole and needs no conversion."""
         if len(parts) == 1 and places[0].dtype == buf.dtype:
             return reshaped(places[0], buf.shape)
         result = self._device.empty(Spec(buf.shape, buf.dtype))
-        for target, place in zip(_windows(self._device, result, parts), places, strict=True):
-            self._put(target, place)
+        for target, place in zip(windows(self._device, result, parts), places, strict=True):
+            self._copy(target, place)
         return result
+
+    def _copy(self, target: Buffer, source: Buffer) -> None:
+        if target.dtype == source.dtype:
+            write(self._device, target, source)
+        else:
+            expression = conversion(source.dtype, target.dtype)
+            launch(self._device, spec_of(target), source, expression=expression, target=target)
 
 
 def _memory(part: cl.Buffer, holder: Held) -> Any:
@@ -158,7 +158,8 @@ def _laid(memory: Any, part: Part, dtype: np.dtype) -> Buffer:
     return Buffer(memory, (part.count,), dtype, row_major((part.count,)))
 
 
-def _windows(device: Device, buf: Buffer, parts: Sequence[Part]) -> Iterator[Buffer]:
+def windows(device: Device, buf: Buffer, parts: Sequence[Part]) -> Iterator[Buffer]:
+    """The parts of a buffer."""
     flat = reshaped(dense(device, buf), (buf.size,))
     for part in parts:
         yield window(flat, (part.count,), (part.start,), (1,))

@@ -24,6 +24,7 @@ class Commands:
         self._plain: cl.CommandQueue | None = None  # while another one serves
         self.lock: Any = threading.RLock()
         self.launch = launch_of(cl_device)
+        self.is_marked, self.marks = False, 0  # whether captured functions mark their way, and how many marks there are
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
         self.recording: Any = None  # what is told of every command
         # Between host and device; upload does not wait: the event keeps the host's bytes alive.
@@ -72,6 +73,25 @@ class Commands:
                 finally:
                     self.queue, self._plain = self._plain, None
 
+    @contextmanager
+    def beside(self, queue: cl.CommandQueue) -> Iterator[None]:
+        """In this block commands go to another queue, which goes on beside this one: events say what waits for what.
+
+        No memory may be allocated: who had it before may still compute with it, in this queue.
+        """
+        with self.lock:
+            before, self.queue = self.queue, queue
+            try:
+                yield
+            finally:
+                self.queue = before
+
+    def mark(self) -> "Mark":
+        """A mark behind what was enqueued so far."""
+        with self.lock:
+            self.marks += 1  # first: whoever reads it meanwhile takes this mark for one that is there
+            return Mark(self.marks, cl.enqueue_marker(self.queue))
+
     def repeat(self, commands: Sequence["Repeated"]) -> None:
         """Enqueue commands again, as Command.__call__ does once."""
         with self.lock:
@@ -96,6 +116,13 @@ class Commands:
         return BackendError(
             f"device {device!r} was lost, with kernel {self.last_kernel} the last to be enqueued: {error}"
         )
+
+
+class Mark(NamedTuple):
+    """A place in the queue. number: of marks, in their order; event: that all before it has finished."""
+
+    number: int
+    event: cl.Event
 
 
 class Repeated(NamedTuple):

@@ -11,12 +11,14 @@ The pool mostly gives the same slots again; then they are bound already.
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from sys import getrefcount
 from typing import Any
 
-from polyarr.backends.opencl.commands import Repeated
+from polyarr.backends.opencl.commands import Commands, Mark, Repeated
 from polyarr.backends.opencl.copy import duplicate
 from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.early import cast_early
 from polyarr.backends.opencl.layout import Buffer, is_aligned
 from polyarr.backends.opencl.places import SOLE, Sharing, Slot, Uses, slots_for
 from polyarr.backends.opencl.recording import Formula, Offset, Place, Recording, settled
@@ -25,6 +27,7 @@ from polyarr.core.number import Number
 from polyarr.core.program import Program, Run, Step, given, last_uses, taken
 
 MOST = 8  # layouts of the inputs for which commands are recorded; with others the launchers run
+APART = 8 << 20  # bytes of outputs from one mark to the next
 TRIALS = 3  # recordings that may fail because somebody read the device's memory meanwhile, as tuning does, once
 
 
@@ -32,7 +35,8 @@ class Replay:
     """A program on a device, recorded once for each layout of the inputs. core/program.py has the contract."""
 
     def __init__(self, device: Device, program: Program, run: Run) -> None:
-        self._device, self._program, self._run = device, program, run
+        self._device, self._run = device, run
+        self._program = program = cast_early(program) if device.commands.is_marked else program
         self._recorded: dict[Any, Repetition] = {}
         self._failures = 0
         self._exact: set[int] = set()  # inputs of which some launcher must know where they begin
@@ -214,7 +218,7 @@ class Repetition:
         ]
         told = [(i, value.offset if type(value) is Buffer else value) for i, value in enumerate(outputs)]
         self._told = [(i, number.slot) for i, number in told if isinstance(number, Number)]
-        self._fixed = [place.memory for place in fixed]
+        self._fixed, self._places = [place.memory for place in fixed], fresh
         self._slots = {place: Slot(place.nbytes) for place in (*places, *fresh, recording.fault[0])}
         alone = {p: first.sizes[p] for p, count in Counter(places).items() if count == 1 and p not in shown}
         self._sharing = Sharing(recording.noted, alone, first.given, fresh)
@@ -225,6 +229,7 @@ class Repetition:
         self._last: tuple[set[int], list[Repeated]] = (set(), [])
         self._settings: list[tuple[Any, ...]] = []
         self._own: list[Slot] = []
+        self._marked: list[_Marked] = []
         self._is_bound = False
 
     def run(self, inputs: list[Any]) -> list[Any]:
@@ -246,7 +251,17 @@ class Repetition:
         for set_number, subject, i, slot in self._settings:
             set_number(subject, i, values[slot])
         device.commands.repeat(self._without(spared))
+        if device.commands.is_marked:
+            self._say_when(results)
         return self._found([*memories, *results, *self._fixed], values)
+
+    def _say_when(self, results: list[Any]) -> None:
+        """Note when results are there: whoever reads them in another queue need not wait for all of this run."""
+        for memory in results:
+            memory.ready = None  # whatever was said of it when it was somebody else's
+        for marked in self._marked:
+            for i in marked.fresh:
+                results[i].ready = marked.mark
 
     def _taken(self, inputs: list[Any]) -> tuple[list[Any], list[Any], set[int]]:
         """The memory of inputs; that for outputs, an input's where nobody else has it; what is to be left out then."""
@@ -312,12 +327,16 @@ class Repetition:
     def _bind(self) -> None:
         """Bind what is the same at every run, and note where the rest is. Once."""
         commands, settings, uses = dict[int, Repeated](), list[tuple[Any, ...]](), defaultdict[Place, Uses](list)
+        marked = self._placed_marks() if self._device.commands.is_marked else {}
+        self._marked = [*marked.values()]
         for n, noted in enumerate(self._recording.noted):
+            note = partial(self._program.note, step=self._step(noted.step))
+            if n in marked:
+                commands[-1 - n] = Repeated(marked[n].set, None, (), None, noted.command, note)
             if n in self._sharing.spared:
                 continue
             args = tuple([a.memory if type(a) is Place else a for a in settled(noted.args)])
             enqueue, subject = noted.command.repeated(noted.work, noted.group, args)
-            note = partial(self._program.note, step=self._step(noted.step))
             commands[n] = Repeated(enqueue, subject, noted.work, noted.group, noted.command, note)
             for i, arg in enumerate(noted.args):
                 if isinstance(arg, Number):
@@ -329,6 +348,32 @@ class Repetition:
         self._own, self._commands, self._settings = slots_for(uses), commands, settings
         self._device.replays.add(self)
         self._is_bound = True
+
+    def _placed_marks(self) -> dict[int, "_Marked"]:
+        """Before which commands there are marks, and which outputs are there then: some bytes more at each."""
+        found, waiting, nbytes, end = dict[int, _Marked](), list[int](), 0, len(self._recording.noted)
+        done = [(self._sharing.home(place).times.bit_length(), i) for i, place in enumerate(self._places)]
+        for (n, i), (following, _) in pairwise([*sorted(done), (end, 0)]):
+            waiting, nbytes = [*waiting, i], nbytes + self._fresh[i].nbytes
+            if n < following and nbytes >= APART:
+                found[n], waiting, nbytes = _Marked(self._device.commands, waiting), [], 0
+        return found
+
+
+class _Marked:
+    """A mark that is set again at every run.
+
+    fresh  which outputs, of those in new memory, are there before it
+    mark   that of the last run
+    """
+
+    def __init__(self, commands: Commands, fresh: list[int]) -> None:
+        self._commands, self.fresh = commands, fresh
+        self.mark: Mark | None = None
+
+    def set(self) -> None:
+        """Set it."""
+        self.mark = self._commands.mark()
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """How a device reduces buffers together with those of other processes."""
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+
+import numpy as np
 
 from polyarr.backends.opencl.buckets import Buckets
 from polyarr.backends.opencl.cuda import Cuda, SharedPool
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.host_windows import through_windows
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
 from polyarr.core.backend import Meeting, Reduce, Together
 
@@ -29,11 +32,21 @@ def _prepared(device: Device) -> Meeting:
 
 def _join(device: Device, nccl: Nccl, cuda: Cuda, ticket: bytes, rank: int, size: int) -> Reduce:
     communicator = Communicator(nccl, cuda, ticket, rank, size)
-
-    def all_reduce(*args: Any) -> None:
-        device.synchronize()
-        communicator.all_reduce(*args)
-
-    buckets = Buckets(device, cuda.allocate, all_reduce)
+    buckets = Buckets(device, cuda.allocate)
     weakref.finalize(buckets, communicator.end)  # when nobody reduces any more, or the process ends
-    return buckets.reduce
+    return partial(_reduce, device, buckets, communicator)
+
+
+def _reduce(
+    device: Device, buckets: Buckets, communicator: Communicator, bufs: Sequence[Buffer], wire: np.dtype, reduction: str
+) -> list[Buffer]:
+    """Reduce buffers in a bucket, of the dtype that travels."""
+    if not any(b.size for b in bufs):
+        return list(bufs)
+    device.faults.follow(bufs)
+    with device.lock:
+        laid = buckets.laid(bufs, wire)
+        buckets.put(laid, bufs)
+        device.synchronize()
+        communicator.all_reduce(laid.bucket.spans, wire, reduction)
+        return buckets.taken(laid, bufs)
