@@ -134,6 +134,25 @@ def test_reductions_wait_for_what_is_computed_and_report_its_faults(meet: Any, b
         all_ranks.reduce([pa.take(x, pa.asarray([300])).buf], pa.float32, "sum")
 
 
+@pytest.mark.parametrize("wire", [pa.float32, pa.bfloat16])
+def test_a_reduction_is_waited_for_when_something_else_is_enqueued(
+    meet: Any, backend: Backend, monkeypatch: pytest.MonkeyPatch, wire: np.dtype
+) -> None:
+    """So whoever runs a captured function prepares it meanwhile; what is recorded is the function's alone."""
+    all_ranks, waits = meet(Library()), []
+    monkeypatch.setattr(all_ranks.cuda, "wait_for", waits.append)
+    further = pa.compile(lambda a: a + 1)
+    for n in range(1, 5):
+        (found,) = all_ranks.reduce([pa.full((7,), float(n)).buf], wire, "sum")
+        assert len(waits) == n - 1
+        found = further(pa.Array(backend, found, pa.Spec((7,), pa.float32)))
+        assert len(waits) == n
+        assert (found.numpy() == RANKS * n + 1).all()
+    all_ranks.reduce([pa.ones(7).buf], wire, "sum")
+    with backend.handle.lock:
+        assert len(waits) == 5
+
+
 @pytest.mark.parametrize(
     ("library", "message"),
     [
@@ -160,6 +179,7 @@ def test_what_goes_wrong_in_a_reduction_is_one_line(backend: Backend, library: L
     communicator = nccl.Communicator(nccl.Nccl(library), played, bytes(range(128)), 1, RANKS)
     with pytest.raises(BackendError, match=f"^{message}$"):
         communicator.all_reduce([buckets.Span(played.allocate(4096), 4096)], np.dtype("float32"), "sum")
+        communicator.wait()
 
 
 def test_the_communicator_ends_with_who_reduces(meet: Any) -> None:

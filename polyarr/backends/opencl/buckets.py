@@ -125,22 +125,24 @@ class Buckets:
         """Copy arrays there, and convert where the dtypes differ."""
         for buf, parts, places in zip(bufs, laid.cut, laid.places, strict=True):
             for source, place in zip(windows(self._device, buf, parts), places, strict=True):
-                self._copy(place, source)
+                self.copy(place, source)
 
-    def taken(self, laid: Laid, bufs: Sequence[Buffer]) -> list[Buffer]:
-        """What is there, in the arrays' places."""
-        return [self._taken(*each) for each in zip(bufs, laid.cut, laid.places, strict=True)]
+    def results(self, laid: Laid, bufs: Sequence[Buffer]) -> tuple[list[Buffer], list[tuple[Buffer, Buffer]]]:
+        """The arrays in these arrays' places: parts of the bucket, where they are whole and need no conversion.
 
-    def _taken(self, buf: Buffer, parts: Sequence[Part], places: Sequence[Buffer]) -> Buffer:
-        """The result in buf's place: that in the bucket, if it is whole and needs no conversion."""
-        if len(parts) == 1 and places[0].dtype == buf.dtype:
-            return reshaped(places[0], buf.shape)
-        result = self._device.empty(Spec(buf.shape, buf.dtype))
-        for target, place in zip(windows(self._device, result, parts), places, strict=True):
-            self._copy(target, place)
-        return result
+        And for the others what is to be copied: where to, and from where.
+        """
+        found, copies = list[Buffer](), list[tuple[Buffer, Buffer]]()
+        for buf, parts, places in zip(bufs, laid.cut, laid.places, strict=True):
+            if len(parts) == 1 and places[0].dtype == buf.dtype:
+                found.append(reshaped(places[0], buf.shape))
+            else:
+                found.append(self._device.empty(Spec(buf.shape, buf.dtype)))
+                copies += zip(windows(self._device, found[-1], parts), places, strict=True)
+        return found, copies
 
-    def _copy(self, target: Buffer, source: Buffer) -> None:
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        """Copy, and convert where the dtypes differ."""
         if target.dtype == source.dtype:
             write(self._device, target, source)
         else:

@@ -25,6 +25,7 @@ class Commands:
         self.lock: Any = threading.RLock()
         self.launch = launch_of(cl_device)
         self.is_marked, self.marks = False, 0  # whether captured functions mark their way, and how many marks there are
+        self.awaited: Callable[[], None] | None = None  # what is to be waited for before anything else is enqueued
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
         self.recording: Any = None  # what is told of every command
         # Between host and device; upload does not wait: the event keeps the host's bytes alive.
@@ -33,9 +34,22 @@ class Commands:
         self.copy.in_place = (InPlace(1, 0, is_copy=True),)
         self.fill = Command("fill", self, _fill)
 
+    def settle(self) -> None:
+        """Wait for what others have been given to do with memory of the queue's. Whoever enqueues calls it before.
+
+        So a caller gets the results at once, and prepares what is next to be enqueued meanwhile.
+        """
+        if self.awaited is not None:
+            awaited, self.awaited, recording, self.recording = self.awaited, None, self.recording, None
+            try:
+                awaited()
+            finally:
+                self.recording = recording
+
     def finish(self) -> None:
         """Wait until everything that was enqueued has finished."""
         with self.lock:
+            self.settle()
             try:
                 self.queue.finish()
                 self.finish_plain()
@@ -89,12 +103,14 @@ class Commands:
     def mark(self) -> "Mark":
         """A mark behind what was enqueued so far."""
         with self.lock:
+            self.settle()
             self.marks += 1  # first: whoever reads it meanwhile takes this mark for one that is there
             return Mark(self.marks, cl.enqueue_marker(self.queue))
 
     def repeat(self, commands: Sequence["Repeated"]) -> None:
         """Enqueue commands again, as Command.__call__ does once."""
         with self.lock:
+            self.settle()
             try:
                 for each in commands:
                     found = each.enqueue()
@@ -179,6 +195,8 @@ class Command:
             return None
         commands = self._commands
         with commands.lock:
+            if commands.awaited is not None:
+                commands.settle()
             if commands.recording is not None:
                 args = commands.recording.note(self, work, group, args)
             try:

@@ -1,7 +1,7 @@
 """What kernels of other packages may build on."""
 
-import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,11 +28,26 @@ class Handle(NamedTuple):
     cl_device: Any
     context: Any
     queue: Any
-    lock: threading.RLock  # type: ignore[valid-type]  # a function in typeshed
+    lock: AbstractContextManager
     empty: Callable[[Spec], Buffer]
     dense: Callable[[Buffer], Buffer]
 
 
+class Turn:
+    """A device's lock, for who enqueues by himself: what was to be waited for before that has been."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._lock = device, device.lock
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._device.commands.settle()
+            self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+
+
 def handle_of(device: Device) -> Handle:
     """The handle of a device."""
-    return Handle(device.cl_device, device.context, device.queue, device.lock, device.empty, partial(dense, device))
+    return Handle(device.cl_device, device.context, device.queue, Turn(device), device.empty, partial(dense, device))

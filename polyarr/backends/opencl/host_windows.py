@@ -86,6 +86,7 @@ class Windows:
             own = [self._converted(reshaped(dense(device, b), (b.size,)), wire) for b in reversed(bufs)]
             others = [self._buckets.laid(own, wire) for _ in self._windows[1:]]
             shares = [*self._shares(own, others[0], self._marks(own, max(laid.bucket.since for laid in others)))]
+            found, copies = self._buckets.results(others[0], [*reversed(bufs)])
             device.commands.queue.flush()  # what others wait for must be on its way
             try:
                 self._exchange(shares, own, others, reduction)
@@ -93,7 +94,9 @@ class Windows:
                 for queue in (self._out, self._in):
                     queue.finish()  # they read and write what nobody may hold any more
                 raise
-            return self._buckets.taken(others[0], [*reversed(bufs)])[::-1]
+            for target, source in copies:
+                self._buckets.copy(target, source)
+        return found[::-1]
 
     def _converted(self, buf: Buffer, wire: np.dtype) -> Buffer:
         if buf.dtype == wire:

@@ -89,7 +89,7 @@ class Communicator:
         self._stream = cuda.stream()
 
     def all_reduce(self, spans: Iterable[Span], dtype: np.dtype, reduction: str) -> None:
-        """Reduce memory in its place, and wait for it."""
+        """Reduce memory in its place: that has happened after wait()."""
         kind, how = c_int(KINDS[dtype]), c_int(REDUCTIONS[reduction])
         with self._cuda.current():
             self._nccl("ncclGroupStart")
@@ -99,6 +99,12 @@ class Communicator:
                     self._nccl("ncclAllReduce", place, place, count, kind, how, self._own, c_void_p(self._stream))
             finally:
                 self._nccl("ncclGroupEnd")
+
+    def wait(self) -> None:
+        """Wait for what was reduced.
+
+        Errors:  NcclError if that failed
+        """
         self._cuda.wait_for(self._stream)
         status = c_int()
         self._nccl("ncclCommGetAsyncError", self._own, byref(status))

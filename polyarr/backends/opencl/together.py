@@ -47,6 +47,14 @@ def _reduce(
     with device.lock:
         laid = buckets.laid(bufs, wire)
         buckets.put(laid, bufs)
+        found, copies = buckets.results(laid, bufs)
         device.synchronize()
         communicator.all_reduce(laid.bucket.spans, wire, reduction)
-        return buckets.taken(laid, bufs)
+
+        def finish() -> None:
+            communicator.wait()
+            for target, source in copies:
+                buckets.copy(target, source)
+
+        device.commands.awaited = finish
+    return found
