@@ -125,13 +125,15 @@ def test_a_bucket_is_used_again_when_nobody_holds_it(meet: Any, backend: Backend
 
 
 def test_reductions_wait_for_what_is_computed_and_report_its_faults(meet: Any, backend: Backend) -> None:
-    all_ranks = meet(Library())
+    library = Library()
+    all_ranks = meet(library)
     x = pa.ones((300, 300))
     for _ in range(10):
         x = x @ x / 300.0
     assert (backend.download(all_ranks.reduce([x.buf], pa.float32, "sum")[0]) == RANKS).all()
     with pytest.raises(IndexError, match="index 300 is out of range"):
         all_ranks.reduce([pa.take(x, pa.asarray([300])).buf], pa.float32, "sum")
+    assert library.calls.count("ncclAllReduce") == 2  # the others were not left waiting
 
 
 @pytest.mark.parametrize("wire", [pa.float32, pa.bfloat16])

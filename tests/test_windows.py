@@ -63,9 +63,12 @@ def test_results_are_kept_while_the_bucket_is_used_again(backend: Backend) -> No
 
 
 def test_faults_are_reported(backend: Backend) -> None:
-    reduce, _ = reduce_of(backend, 2, 1 << 16, pa.float32)
+    reduce, met = reduce_of(backend, 2, 1 << 16, pa.float32)
     with pytest.raises(IndexError, match="index 5 is out of range"):
         reduce([pa.take(pa.ones(5), pa.asarray([5])).buf], pa.float32, "sum")
+    often = len(met)
+    assert (backend.download(reduce([pa.ones(1).buf], pa.float32, "sum")[0]) == 2).all()
+    assert len(met) == 2 * often  # the others were not left waiting
 
 
 def test_windows_that_a_driver_pins(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

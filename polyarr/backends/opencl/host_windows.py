@@ -145,9 +145,6 @@ class Windows:
             sent[i].wait()
             if i >= AHEAD:
                 came[i - AHEAD].wait()
-            if i == len(shares) - 1:
-                with self._device.commands.beside(self._out):
-                    self._device.faults.check()
             self._meet()  # all have sent this slot, and read that into which the next one goes
             came.append(self._taken(share, i % SLOTS, [laid.bucket.spans[share.chunk] for laid in others]))
             if i + AHEAD < len(shares):
@@ -157,6 +154,8 @@ class Windows:
                 held = [each[n] for each in theirs]
                 self._add([*held[: self._rank], parts[n], *held[self._rank :]], held[0], reduction)
         self._last = came[-1]
+        with self._device.commands.beside(self._out):  # which is behind what the arrays were computed by
+            self._device.faults.check()  # only now: the others are through with it, too
 
     def _sent(self, share: Share, slot: int) -> cl.Event:
         """Copy a share to our own window, when it is there."""

@@ -48,13 +48,15 @@ def _reduce(
         laid = buckets.laid(bufs, wire)
         buckets.put(laid, bufs)
         found, copies = buckets.results(laid, bufs)
-        device.synchronize()
-        communicator.all_reduce(laid.bucket.spans, wire, reduction)
 
         def finish() -> None:
             communicator.wait()
             for target, source in copies:
                 buckets.copy(target, source)
 
-        device.commands.awaited = finish
+        try:
+            device.synchronize()
+        finally:  # what is wrong here is no reason to leave the others waiting
+            communicator.all_reduce(laid.bucket.spans, wire, reduction)
+            device.commands.awaited = finish
     return found
