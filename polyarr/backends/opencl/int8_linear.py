@@ -13,7 +13,7 @@ from polyarr.backends.opencl.layout import Buffer, reshaped, swapped
 from polyarr.backends.opencl.matmul import product
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.product import Epilogue
-from polyarr.backends.opencl.program import vector_types
+from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.rows import wide
 from polyarr.backends.opencl.tuning import vector_width
 from polyarr.core.spec import Spec
@@ -31,12 +31,13 @@ def int8_linear(
     if not out.size:
         return y
     scale = _as_wide(device, scale, x.dtype)
-    bias = scale if (is_plain := bias is None) else _as_wide(device, bias, x.dtype)
-    epilogue = Epilogue(not is_plain, activation or "none")
+    epilogue = Epilogue(bias is not None, activation or "none")
+    bias = scale if bias is None else dense(device, bias)
     if rows > FEW_ROWS:
-        plan, given = device.plans[_scaling_plan](x.dtype, rows, n, epilogue), [_product(device, x, weight)]
+        plan, given = device.plans[_scaling_plan](x.dtype, bias.dtype, rows, n, epilogue), [_product(device, x, weight)]
     else:
-        plan, given = device.plans[_plan](x.dtype, rows, n, depth, epilogue), [x, dense(device, weight)]
+        given = [x, dense(device, weight)]
+        plan = device.plans[_plan](x.dtype, bias.dtype, rows, n, depth, epilogue)
     plan.kernel(plan.work, plan.group, *[b.memory for b in (*given, scale, bias, y)], *plan.numbers)
     return y
 
@@ -53,19 +54,28 @@ def _as_wide(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
     return dense(device, buf) if buf.dtype == due else astype(device, Spec(buf.shape, due), buf, dtype=due)
 
 
-def _scaling_plan(device: Device, dtype: np.dtype, rows: int, n: int, epilogue: Epilogue) -> LaunchPlan:
+def _scaling_plan(
+    device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, epilogue: Epilogue
+) -> LaunchPlan:
     cut = device.geometry.items(rows * n)
-    kernel = device.build("int8_scaling", **epilogue.macros(dtype)).int8_scaling
+    kernel = device.build("int8_scaling", **_macros(dtype, bias, epilogue)).int8_scaling
     return LaunchPlan(kernel, cut.work, cut.group, (rows * n, n, cut.each))
 
 
-def _plan(device: Device, dtype: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue) -> LaunchPlan:
+def _plan(
+    device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue
+) -> LaunchPlan:
     family = FAMILIES[device.geometry.kind]
     lanes = family.lanes(device, dtype, n, depth)
-    program = device.build(family.file, **epilogue.macros(dtype), **lanes)
+    program = device.build(family.file, **_macros(dtype, bias, epilogue), **lanes)
     each = lanes.get("AHEAD") or device.geometry.thin_columns(n, True)
     work = lanes["LANES"], -(-n // (each * lanes["ROWS"])) * lanes["ROWS"]
     return LaunchPlan(program.int8_linear, work, (lanes["LANES"], lanes["ROWS"]), (rows, n, depth, each))
+
+
+def _macros(dtype: np.dtype, bias: np.dtype, epilogue: Epilogue) -> dict[str, Any]:
+    stored = types(bias)
+    return {**epilogue.macros(dtype), "BIAS_T": stored["T"], "BIAS_LOAD": stored["LOAD"]}
 
 
 def _cpu_lanes(device: Device, dtype: np.dtype, n: int, depth: int) -> dict[str, Any]:

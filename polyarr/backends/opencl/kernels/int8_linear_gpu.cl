@@ -1,16 +1,20 @@
 // Rows of x times the transpose of a weight of bytes, as int8_linear.cl has them, for GPUs.
 //
-// Arrays   x (rows, cols), weight (n, cols), scale and bias (n) of ACC, y (rows, n), all row-major
-// Launch   local (LANES, ROWS), global (LANES, ROWS * groups): a line of LANES work-items takes AHEAD columns of y at the
-//          same time, which is `each`
-// Params   T, ACC, LOAD, STORE and DEFINE_VECTOR's of the dtype of x and y | BIAS, ACTIVATION see int8_linear.cl
+// Arrays   x (rows, cols), weight (n, cols), scale (n) of ACC, bias (n), y (rows, n), all row-major
+// Launch   local (LANES, ROWS), global (LANES, ROWS * groups): a line of LANES work-items takes AHEAD columns of y at
+//          once, which is `each`
+// Params   T, ACC, LOAD, STORE and DEFINE_VECTOR's of the dtype of x and y
+//          BIAS, BIAS_T, BIAS_LOAD, ACTIVATION see int8_linear.cl
 //          LANES work-items side by side along a row of weight, ROWS such lines (powers of two) | AHEAD
 //          VECTOR codes that a work-item reads at once, 1 or a divisor of cols, and CODES their type
 #if !defined(T) || !defined(ACC) || !defined(LANES) || !defined(ROWS) || !defined(WORD) || !defined(VECTOR)
 #error "int8_linear_gpu.cl needs a dtype's macros, LANES, ROWS, WORD and VECTOR"
 #endif
-#if !defined(BIAS) || !defined(ACTIVATION) || !defined(AHEAD) || !defined(CODES)
-#error "int8_linear_gpu.cl needs BIAS, ACTIVATION, AHEAD and CODES"
+#if !defined(BIAS) || !defined(BIAS_T) || !defined(BIAS_LOAD) || !defined(ACTIVATION)
+#error "int8_linear_gpu.cl needs BIAS, BIAS_T, BIAS_LOAD and ACTIVATION"
+#endif
+#if !defined(AHEAD) || !defined(CODES)
+#error "int8_linear_gpu.cl needs AHEAD and CODES"
 #endif
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
@@ -21,7 +25,7 @@ typedef union { CODES all; char each[VECTOR]; } Codes;
 
 __kernel ROW_GROUP void int8_linear(
         __global const T *restrict x, __global const char *restrict weight, __global const ACC *restrict scale,
-        __global const ACC *restrict bias, __global T *restrict y, const long rows, const long n, const long cols,
+        __global const BIAS_T *restrict bias, __global T *restrict y, const long rows, const long n, const long cols,
         const long each) {
     __local ACC lanes[LANES * ROWS];
     const int me = get_local_id(0), turn = get_local_id(1);
@@ -50,7 +54,7 @@ __kernel ROW_GROUP void int8_linear(
         EACH_AHEAD {
             const ACC sum = lanes_sum(total[a], me, lanes + turn * LANES);
             const long j = first + a;
-            if (me == 0 && j < n) STORE(y, r * n + j, ACTIVATE(sum * scale[j] + (BIAS ? bias[j] : 0)));
+            if (me == 0 && j < n) STORE(y, r * n + j, ACTIVATE(sum * scale[j] + (BIAS ? BIAS_LOAD(bias, j) : 0)));
         }
     }
 }
