@@ -27,13 +27,12 @@ class Slot:
         self.forget()
 
     def lies_in(self, memory: Any) -> None:
-        """Bind the arguments, unless they are."""
+        """Bind the arguments to other memory than they are bound to."""
         handle = memory.int_ptr
-        if handle != self.handle:
-            self.handle = 0  # in case that something comes in between
-            for subject, i in self.uses:
-                subject.set_arg(i, memory)
-            self.kept, self.handle = cl.MemoryObject.from_int_ptr(handle, retain=True), handle
+        self.handle = 0  # in case that something comes in between
+        for subject, i in self.uses:
+            subject.set_arg(i, memory)
+        self.kept, self.handle = cl.MemoryObject.from_int_ptr(handle, retain=True), handle
 
     def forget(self) -> None:
         """Keep no memory alive."""

@@ -200,6 +200,7 @@ class Repetition:
     fed       the places of inputs: which input, where it is an argument, and what may be written over it
     fresh     those of outputs, in memory that is new at every run
     own       memory that is needed during a run only
+    all       the slots of what is fed, of fresh and of own, in that order
     fixed     memory that stays the same, as far as it is in outputs
     """
 
@@ -230,6 +231,7 @@ class Repetition:
         self._settings: list[tuple[Any, ...]] = []
         self._own: list[Slot] = []
         self._marked: list[_Marked] = []
+        self._all: tuple[Slot, ...] = ()
         self._is_bound = False
 
     def run(self, inputs: list[Any]) -> list[Any]:
@@ -243,11 +245,11 @@ class Repetition:
         own = device.allocate([slot.nbytes for slot in self._own])
         if fault.times:
             memory, values[time.slot] = device.faults.call()
-            self._fault.lies_in(memory)
-        for (_, slot, _), memory in zip(self._fed, memories, strict=True):
-            slot.lies_in(memory)
-        for slot, memory in zip((*self._fresh, *self._own), (*results, *own), strict=True):
-            slot.lies_in(memory)
+            if memory.int_ptr != self._fault.handle:
+                self._fault.lies_in(memory)
+        for slot, memory in zip(self._all, (*memories, *results, *own), strict=True):
+            if memory.int_ptr != slot.handle:  # mostly it is the same; to call for it takes longer
+                slot.lies_in(memory)
         for set_number, subject, i, slot in self._settings:
             set_number(subject, i, values[slot])
         device.commands.repeat(self._without(spared))
@@ -346,6 +348,7 @@ class Repetition:
         for place, slot in self._slots.items():
             slot.uses = uses.pop(place, [])
         self._own, self._commands, self._settings = slots_for(uses), commands, settings
+        self._all = *[slot for _, slot, _ in self._fed], *self._fresh, *self._own
         self._device.replays.add(self)
         self._is_bound = True
 
