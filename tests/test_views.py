@@ -50,3 +50,21 @@ def test_an_argument_may_begin_anywhere(backend):
     fn, x = pa.compile(lambda x, y: ops.stack([x, y]) * 2.0), pa.asarray(X)
     for i, j in ((0, 1), (1, 0), (0, 1), (1, 1), (0, 0)):
         np.testing.assert_array_equal(fn(x[i], x[j]).numpy(), np.stack([X[i], X[j]]) * 2)
+
+
+def test_the_gradients_of_what_was_one_product_are_joined_without_a_copy(backend):
+    host = np.random.default_rng(0).standard_normal((2, 9, 3, 4, 8), np.float32)
+
+    def gradients(few=None):
+        parts = [ops.permute_dims(part, axes=(0, 2, 1, 3)) for part in ops.unstack(pa.asarray(host), axis=2)]
+        parts = [parts[0], *(part[:, :few] for part in parts[1:])]
+        return pa.grad(lambda parts: pa.sum(ops.attention(*parts, causal=True) ** 2))(parts)
+
+    found = gradients()
+    joined = ops.stack([ops.permute_dims(g, axes=(0, 2, 1, 3)) for g in found], axis=2)
+    assert joined.buf.memory is found[0].buf.memory and joined.buf.is_dense
+    shared = gradients(few=1)  # keys and values of one head, which all queries see
+    with pa.use_backend("numpy"):
+        due = [*gradients(), *gradients(few=1)]
+    for ours, theirs in zip((*found, *shared), due, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
