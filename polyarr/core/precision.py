@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 from polyarr.core.spec import float32, told
@@ -70,8 +71,12 @@ def as_kernel_takes(params: Mapping[str, Any], known: Sequence[str]) -> dict[str
 
     A kernel that tells none apart, and is "highest" without knowing, is not told.
     """
-    others = {name: value for name, value in params.items() if name != "precision"}
     if not known:
-        return others
-    enough = PRECISIONS[: PRECISIONS.index(params["precision"]) + 1]
-    return {**others, "precision": next((word for word in reversed(enough) if word in known), PRECISIONS[0])}
+        return {name: value for name, value in params.items() if name != "precision"}
+    return {**params, "precision": _enough(params["precision"], tuple(known))}
+
+
+@cache
+def _enough(precision: str, known: tuple[str, ...]) -> str:
+    exact = PRECISIONS[: PRECISIONS.index(precision) + 1]
+    return next((word for word in reversed(exact) if word in known), PRECISIONS[0])
