@@ -11,22 +11,7 @@
 // Launch   global (fours of columns, rows that run at once, batch), local (64, 4, 1)
 // Params   VECTOR 1 if fours of columns are aligned
 #include "fours.cl"
-
-// To the nearest bfloat16; what would be an infinity by that is cut off.
-static inline float high_of(float v) {
-    const uint bits = as_uint(v), near = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    if (v != v) return NAN;
-    return as_float((near & 0x7fffffffu) < 0x7f800000u ? near : bits & 0xffff0000u);
-}
-// The upper halves of two numbers, the first in the lower half of a word.
-static inline uint pair_of_upper(float first, float second) {
-    return as_uint(first) >> 16 | (as_uint(second) & 0xffff0000u);
-}
-static inline uint2 four_upper(float4 v) { return (uint2)(pair_of_upper(v.x, v.y), pair_of_upper(v.z, v.w)); }
-
-static inline float4 high_of_four(float4 v) {
-    return (float4)(high_of(v.x), high_of(v.y), high_of(v.z), high_of(v.w));
-}
+#include "thirds.cl"
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
 void divide(__global const float *x, __global volatile uint *told, __global uint2 *parts, const long x_start, const long rows,
