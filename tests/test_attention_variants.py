@@ -8,6 +8,7 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops
+from polyarr.core.spec import Spec
 
 pytest.importorskip("pyopencl")
 attention, parts, tiled, wgmma, devices, variants = (
@@ -20,7 +21,7 @@ on_opencl = pytest.mark.polyarr_backend("opencl")
 def problem(length=64, row=64, outer=64 * 96, **changed):
     layouts = (struct.pack("3q", outer, 32 * row, row),) * 3
     given = wgmma.Problem(
-        np.dtype(pa.bfloat16), None, 6, 3, 32, 32, (length, length), layouts, True, True, False, False, False
+        np.dtype(pa.bfloat16), None, 6, 3, 32, 32, (length, length), layouts, True, True, False, False, 1
     )
     return given._replace(**changed)
 
@@ -34,9 +35,9 @@ def test_whole_tiles_rows_of_packed_projections_and_repeated_heads_are_taken() -
 
 def test_float32_is_taken_in_parts_only_and_in_shorter_rows() -> None:
     float32 = np.dtype("float32")
-    assert wgmma.takes(problem(dtype=float32, in_parts=True))
+    assert all(wgmma.takes(problem(dtype=float32, parts=count)) for count in (2, 3))
     assert not wgmma.takes(problem(dtype=float32))
-    assert not wgmma.takes(problem(length=72, row=72, dtype=float32, in_parts=True))
+    assert not wgmma.takes(problem(length=72, row=72, dtype=float32, parts=2))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,8 @@ def test_what_boxes_cannot_copy_is_left_to_others(changed) -> None:
 def test_maps_have_an_axis_for_each_that_moves() -> None:
     assert lengths_of_map(problem(outer=0)) == [64, 32, 3, 1]
     assert lengths_of_map(problem()) == [64, 32, 3, 2]
-    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, in_parts=True)) == [128, 32, 3, 2]
+    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, parts=2)) == [128, 32, 3, 2]
+    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, parts=3)) == [192, 32, 3, 2]
 
 
 def lengths_of_map(p):
@@ -78,6 +80,30 @@ def test_they_fail_their_trial_elsewhere() -> None:
     assert "rror" in variants.Apart(device).wrong(wgmma.VARIANT.trial)
 
 
+@on_opencl
+@pytest.mark.parametrize("length", [40, 64])
+def test_three_parts_are_the_number(backend, length) -> None:
+    """Wherever it lies, and once where heads share it; an infinity stays one."""
+    device, r = devices.select(backend.name), np.random.default_rng(length)
+    q, k = (np.ldexp(r.standard_normal(shape), r.integers(-100, 100, shape)).astype(np.float32)
+            for shape in ((2, 37, 3, length + 8), (2, 1, 21, length)))  # fmt: skip
+    q[0, 0, 0, :4] = np.finfo(np.float32).max, -np.finfo(np.float32).max, 0, 2.0**-110
+    k[1, 0, 20, 5] = np.inf
+    x = ops.permute_dims(pa.asarray(q)[..., :length], axes=(0, 2, 1, 3)).buf
+    y = pa.asarray(k).buf
+    call = attention._call(device, (2, 3), (x, y, y, None), (x,), 0, 0, True, 1.0, 0.0, "highest")
+    with device.guarded():
+        written = parts.make_parts(device, call)
+        parts.divide(device, call, parts.walks(call.problem), written)
+        found = []
+        for memory, shape in zip(written.arrays, ((2, 3, 37), (2, 1, 21), (2, 1, 21)), strict=True):
+            buf = device.empty(Spec((*shape, 3, 64), np.dtype(pa.bfloat16)))
+            found.append(device.download(buf._replace(memory=memory)).astype(np.float64))
+    for given, divided in zip((q[..., :length].transpose(0, 2, 1, 3), k, k), found, strict=True):
+        np.testing.assert_array_equal(divided.sum(-2)[..., :length], given)
+        assert not divided[..., length:].any()
+
+
 class Noting:
     """A program whose kernels note what they are given."""
 
@@ -89,11 +115,11 @@ class Noting:
 
 
 @on_opencl
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_kernels_are_given_what_maps_lead_to(monkeypatch, backend, in_parts) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_kernels_are_given_what_maps_lead_to(monkeypatch, backend, count) -> None:
     """A replay goes by that: memory that nobody is given any more serves something else."""
     monkeypatch.setattr(wgmma, "divide", lambda *_: None)
-    device, p = devices.select(backend.name), problem(dtype=np.dtype("float32"), in_parts=in_parts)
+    device, p = devices.select(backend.name), problem(dtype=np.dtype("float32"), parts=count)
     arrays = [device.upload(np.zeros((6, 32, 64), np.float32)) for _ in range(9)]
     q, k, v, dout, out, lse, *gradients = arrays
     forward, backward = Noting(), Noting()
@@ -150,7 +176,7 @@ def test_what_a_program_is_compared_with_is_what_the_portable_kernels_give(backe
 
 
 @on_opencl
-@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "highest"), ("float32", "high")])
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "highest"), ("float32", "high"), ("float32", "highest")])
 def test_a_compiled_function_keeps_what_attention_reads(monkeypatch, backend, dtype, precision) -> None:
     """Its operands are temporaries, and other arrays want their memory. Where Hopper's kernels run, they are these."""
     monkeypatch.setattr(wgmma, "LEAST_DIVIDED", 0)

@@ -8,6 +8,8 @@ import numpy as np
 
 import polyarr
 from polyarr import ops
+from polyarr.backends.opencl import attention
+from polyarr.backends.opencl.attention_parts import divide, make_parts, walks
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
 from polyarr.backends.opencl.measure import peak_rate
@@ -278,6 +280,13 @@ def thirds(x: polyarr.Array, y: polyarr.Array) -> None:
     divided(device, p, (True, True), THIRDS)[1]((x.buf.memory, y.buf.memory), (0, 0))
 
 
+def thirds_of_attention(q: polyarr.Array, k: polyarr.Array) -> None:
+    """Queries, and keys that their heads share, as three of bfloat16 each."""
+    device, y = polyarr.get_backend().upload.__self__, k.buf
+    call = attention._call(device, q.shape[:2], (q.buf, y, y, None), (q.buf,), 0, 0, True, 1.0, 0.0, "highest")
+    divide(device, call, walks(call.problem), make_parts(device, call))
+
+
 def convolutions() -> Iterator[Case]:
     """Of all sides, in groups, and depthwise; pools, and batch norm."""
     x, where = array(1, 4, 3, 4), {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2)}
@@ -299,6 +308,7 @@ def convolutions() -> Iterator[Case]:
 
 def products() -> Iterator[Case]:
     yield Case("thirds", thirds, (array(5, 8), array(3, 8)))
+    yield Case("thirds of attention", thirds_of_attention, (array(2, 3, 5, 24), array(2, 1, 7, 24)))
     yield Case("thirds of odd rows", thirds, (array(5, 7), array(3, 7)))
     for rows, columns in ((3, 7), (4, 8), (2, 1100)):  # of an array that ends where the last row does
         x = array(rows, columns + 1, dtype="bfloat16")

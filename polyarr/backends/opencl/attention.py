@@ -15,6 +15,7 @@ from polyarr.backends.opencl.attention_tiled import Call, Problem
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer, broadcast, collapse, is_aligned, row_major, view
+from polyarr.backends.opencl.parts import HALVES, THIRDS
 from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.core.spec import Spec, float32
@@ -86,11 +87,15 @@ def _call(
         q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
         tuple([at[i][8:] for i in range(len(found)) if i != 3]),
         all(map(is_aligned, (q, k, v, *rest))), scale > 0, rate > 0,
-        rate > 0 and bool(state.on_device), q.dtype == float32 and precision != "highest",
+        rate > 0 and bool(state.on_device), _parts(q.dtype, precision),
     )  # fmt: skip
     kept = 1 / (1 - rate) if rate < 1 else 0.0
     numbers = inner, problem.t, problem.s, int(causal), scale, *state.arguments, round(rate * 2**24), kept
     return Call(problem, found, at, numbers)
+
+
+def _parts(dtype: np.dtype, precision: str) -> int:
+    return 1 if dtype != float32 else THIRDS if precision == "highest" else HALVES
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------

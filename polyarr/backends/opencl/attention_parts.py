@@ -1,4 +1,4 @@
-"""Float32 operands of attention as two of float16 each, for matrix units; see parts.py."""
+"""Float32 operands of attention as two of float16 each, or three of bfloat16, for matrix units; see parts.py."""
 
 import struct
 from collections.abc import Iterator
@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 from polyarr.backends.opencl.attention_tiled import Call, Problem
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import Buffer
-from polyarr.core.spec import Spec, float16, uint32
+from polyarr.backends.opencl.parts import DTYPES, HALVES
+from polyarr.core.spec import Spec, uint32
 
 ARRAYS, MASK = 4, 3  # q, k, v, dout; which input is the mask
-HIGH_AND_LOW = 128  # columns of a row of parts
+COLUMNS = 64  # of a part in its row
 ITEMS, ROWS, GROUPS_PER_UNIT = 128, 8, 16  # of a work-group, rows that it takes at once, and how many there may be
 
 
 class Parts(NamedTuple):
-    """The bits of the largest magnitudes of q, k, v and dout, and their parts."""
+    """Parts of q, k, v and dout; where these are two, the bits of the largest magnitudes."""
 
     peaks: Any
     arrays: list[Any]
@@ -24,11 +25,13 @@ class Parts(NamedTuple):
 
 def make_parts(device: Device, call: Call) -> Parts | None:
     """Where the parts of a call's arrays are to be written; None where they are multiplied as they are."""
-    if not call.problem.in_parts:
+    parts = call.problem.parts
+    if parts == 1:
         return None
-    shapes = ((*reversed(batch), rows, HIGH_AND_LOW) for batch, rows in batches(call.problem))
-    arrays = [device.empty(Spec(shape, float16)) for shape in shapes]
-    return Parts(device.empty(Spec((ARRAYS,), uint32)).memory, [x.memory for x in arrays])
+    shapes = ((*reversed(batch), rows, parts * COLUMNS) for batch, rows in batches(call.problem))
+    arrays = [device.empty(Spec(shape, DTYPES[parts])) for shape in shapes]
+    peaks = device.empty(Spec((ARRAYS,), uint32)).memory if parts == HALVES else None
+    return Parts(peaks, [x.memory for x in arrays])
 
 
 def divide(device: Device, call: Call, walks: int, parts: Parts | None) -> None:
@@ -40,14 +43,21 @@ def divide(device: Device, call: Call, walks: int, parts: Parts | None) -> None:
     rows = max(n * prod(batch) for batch, n in batches(p))
     groups = min(-(-rows // ROWS), GROUPS_PER_UNIT * device.features.compute_units)
     work, group = (groups * ITEMS, len(parts.arrays)), (ITEMS, 1)
-    program = device.plans[_program](p.lengths[0])
-    numbers = walks, p.batch, p.inner, p.t, p.s
-    program.attention_peaks(work, group, *given, parts.peaks, *numbers)
-    program.attention_divide(work, group, *given, parts.peaks, *numbers, *filled(parts.arrays))
+    numbers, written, length = (walks, p.batch, p.inner, p.t, p.s), filled(parts.arrays), p.lengths[0]
+    if p.parts == HALVES:
+        program = device.plans[_halves](length)
+        program.attention_peaks(work, group, *given, parts.peaks, *numbers)
+        program.attention_divide(work, group, *given, parts.peaks, *numbers, *written)
+    else:
+        device.plans[_thirds](length).attention_divide(work, group, *given, *numbers, *written)
 
 
-def _program(device: Device, length: int) -> Any:
+def _halves(device: Device, length: int) -> Any:
     return device.build("attention_parts", KIND="f16", D=length)
+
+
+def _thirds(device: Device, length: int) -> Any:
+    return device.build("attention_thirds", D=length)
 
 
 def mapped(call: Call) -> list[Buffer]:
@@ -58,6 +68,12 @@ def mapped(call: Call) -> list[Buffer]:
 def filled(found: list[Any]) -> list[Any]:
     """With the last one again, where there is no dout."""
     return found + found[-1:] * (ARRAYS - len(found))
+
+
+def walks(p: Problem) -> int:
+    """Which leading axes q, k, v and dout have, as kernels take it."""
+    steps = [struct.unpack("3q", packed) for packed in p.layouts]
+    return sum((inner > 0) << 2 * i | (outer > 0) << 2 * i + 1 for i, (outer, inner, _) in enumerate(steps))
 
 
 def batches(p: Problem) -> Iterator[tuple[tuple[int, int], int]]:

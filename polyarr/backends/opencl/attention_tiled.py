@@ -38,7 +38,7 @@ class Problem(NamedTuple):
     scale_is_positive: bool
     dropout: bool
     state_on_device: bool
-    in_parts: bool  # whether products of float32 may be of parts
+    parts: int  # that a number is in matrix units' products
 
     @property
     def is_backward(self) -> bool:

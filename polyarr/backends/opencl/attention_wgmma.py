@@ -1,6 +1,6 @@
 """Attention on the matrix units of NVIDIA's Hopper: what it takes, its launches, how it is tried.
 
-It takes 16-bit floats, and float32 for those who ask for less than float32 arithmetic: in parts, see parts.py.
+It takes 16-bit floats, and float32 in parts, see parts.py: three, or two for those who ask for less.
 """
 
 import struct
@@ -14,19 +14,22 @@ import numpy as np
 from polyarr.backends.opencl import attention_tiled
 from polyarr.backends.opencl.attention_parts import (
     ARRAYS,
-    HIGH_AND_LOW,
+    COLUMNS,
     Parts,
     batches,
     divide,
     filled,
     make_parts,
     mapped,
+    walks,
 )
 from polyarr.backends.opencl.attention_reference import attention
 from polyarr.backends.opencl.attention_tiled import Call, Problem, layout
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import EXPRESSIONS, launch
 from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.parts import DTYPES as PART_DTYPES
+from polyarr.backends.opencl.parts import HALVES, THIRDS
 from polyarr.backends.opencl.product_check import RELATIVE
 from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
@@ -44,11 +47,14 @@ COLUMNS_AT_ONCE = 8  # that are stored
 DTYPES = bfloat16, float16
 PASSES = {False: ("out",), True: ("dq", "dk", "dv")}  # what each gives
 ERROR = 2  # how many roundings of the largest result may be missing: weights are rounded, too
-ERROR_IN_PARTS = 2.0**-17  # of the largest result, beside float32 arithmetic
+ERROR_IN_PARTS = {HALVES: 2.0**-17, THIRDS: 2.0**-19}  # of the largest result
 
-# Work-groups that a multiprocessor holds, and tiles of the others that each holds: rows up to 64, up to 128, in parts.
+# Work-groups that a multiprocessor holds, and tiles of the others that each holds: by parts, for rows up to 64 or 128.
 KERNELS = "FORWARD", "KEYS", "QUERIES"
-HELD = {64: ((4, 3, 4), (2, 2, 2)), 128: ((2, 2, 2), (2, 2, 2)), "in parts": ((4, 2, 3), (1, 2, 1))}
+HELD = {
+    (1, 64): ((4, 3, 4), (2, 2, 2)), (1, 128): ((2, 2, 2), (2, 2, 2)),
+    (HALVES, 64): ((4, 2, 3), (1, 2, 1)), (THIRDS, 64): ((3, 2, 2), (1, 1, 1)),
+}  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -124,8 +130,8 @@ def takes(p: Problem) -> bool:
     size, (length, value_length) = p.dtype.itemsize, p.lengths
     steps = [step for packed in p.layouts for step in struct.unpack("3q", packed)]
     return (
-        (p.dtype in DTYPES or p.in_parts) and length == value_length and length % COLUMNS_AT_ONCE == 0
-        and 0 < length <= (LONGEST_IN_PARTS if p.in_parts else LONGEST)
+        (p.dtype in DTYPES or p.parts > 1) and length == value_length and length % COLUMNS_AT_ONCE == 0
+        and 0 < length <= (LONGEST if p.parts == 1 else LONGEST_IN_PARTS)
         and p.t >= FEWEST_QUERIES and p.s > 0 and p.batch > 0 and p.is_aligned and p.scale_is_positive
         and all(step >= 0 and step * size % ALIGNMENT == 0 and step * size < LARGEST_STEP for step in steps)
         and all(steps[2::3])
@@ -136,7 +142,7 @@ def plan(device: Device, p: Problem) -> Plan | None:
     """How to run it; None if it is not for these kernels, or they do not compute rightly here."""
     if not is_sound(device, VARIANT) or not takes(p):
         return None
-    if p.in_parts and p.batch * p.t * p.s * p.lengths[0] < LEAST_DIVIDED:
+    if p.parts > 1 and p.batch * p.t * p.s * p.lengths[0] < LEAST_DIVIDED:
         return None
     macros = _macros(p)
     sound = is_sound_program(device, VARIANT, macros, partial(_check, device, p))
@@ -144,27 +150,32 @@ def plan(device: Device, p: Problem) -> Plan | None:
 
 
 def _macros(p: Problem) -> dict[str, Any]:
-    held = zip(("GROUPS", "STAGES"), HELD["in parts" if p.in_parts else 64 if p.lengths[0] <= 64 else 128], strict=True)
+    held = zip(("GROUPS", "STAGES"), HELD[p.parts, 64 if p.lengths[0] <= 64 else 128], strict=True)
     counts = {f"{what}_{kernel}": n for what, found in held for kernel, n in zip(KERNELS, found, strict=True)}
-    return {**p.macros, "KIND": KINDS[p.dtype], "COLUMNS": TILE, "IN_PARTS": int(p.in_parts), **counts}
+    return {**p.macros, "KIND": KINDS[_stored(p)], "COLUMNS": TILE, "PARTS": p.parts, **counts}
+
+
+def _stored(p: Problem) -> np.dtype:
+    """What matrix units are given."""
+    return p.dtype if p.parts == 1 else PART_DTYPES[p.parts]
 
 
 def _planned(device: Device, p: Problem) -> Plan:
     steps = [struct.unpack("3q", packed) for packed in p.layouts]
     plans = [_map(p, *found) for found in zip(steps, batches(p), strict=True)]
-    walks = sum((inner > 0) << 2 * i | (outer > 0) << 2 * i + 1 for i, (outer, inner, _) in enumerate(steps))
     program = device.build(VARIANT.stem, **_macros(p))
-    return Plan(program, device.upload(np.concatenate(filled(plans))).memory, device.plans[_maps](), walks)
+    return Plan(program, device.upload(np.concatenate(filled(plans))).memory, device.plans[_maps](), walks(p))
 
 
 def _map(p: Problem, steps: tuple[int, int, int], found: tuple[tuple[int, int], int]) -> np.ndarray:
     """Boxes of 64 rows and columns, of the array or of its parts. An axis along which nothing moves has length 1."""
     (outer, inner, row), (batch, rows) = steps, found
-    if p.in_parts:
-        row, inner, outer = HIGH_AND_LOW, rows * HIGH_AND_LOW, batch[0] * rows * HIGH_AND_LOW
+    columns = p.lengths[0]
+    if p.parts > 1:
+        columns = row = p.parts * COLUMNS
+        inner, outer = rows * row, batch[0] * rows * row
     strides = (2 * row, 2 * inner or ALIGNMENT, 2 * outer or ALIGNMENT)
-    dtype, columns = (float16, HIGH_AND_LOW) if p.in_parts else (p.dtype, p.lengths[0])
-    return tensor_map(dtype, (columns, rows, *batch), strides, (TILE, TILE, 1, 1))
+    return tensor_map(_stored(p), (columns, rows, *batch), strides, (TILE, TILE, 1, 1))
 
 
 def _maps(device: Device) -> Any:
@@ -193,7 +204,7 @@ def _check(device: Device, p: Problem) -> None:
         with device.guarded():
             found = _run(device, _small(p, p.dtype), arrays, causal, partial(_planned, device))
         for name, ours, theirs in zip(PASSES[p.is_backward], found, expected, strict=True):
-            relative = ERROR_IN_PARTS if p.in_parts else ERROR * RELATIVE[p.dtype]
+            relative = ERROR_IN_PARTS[p.parts] if p.parts > 1 else ERROR * RELATIVE[p.dtype]
             error, most = np.abs(ours.astype(float) - theirs).max(), relative * np.abs(theirs).max()
             if not error <= most:  # a nan is wrong, too
                 raise BackendError(f"attention's {name} is wrong by {error:.1e}, causal {causal}; at most {most:.1e}")
@@ -260,12 +271,12 @@ def _trial(device: Device) -> None:
     Errors:  BackendError if one does not build or computes wrongly
     """
     cases = (
-        (bfloat16, 64, None, False), (float16, 128, bool_, True), (bfloat16, 40, float32, False),
-        (float32, 64, None, False), (float32, 40, bool_, True),
+        (bfloat16, 64, None, False, 1), (float16, 128, bool_, True, 1), (bfloat16, 40, float32, False, 1),
+        (float32, 64, None, False, HALVES), (float32, 40, bool_, True, HALVES), (float32, 64, bool_, True, THIRDS),
     )  # fmt: skip
-    for dtype, length, mask, dropout in cases:
+    for dtype, length, mask, dropout, parts in cases:
         for arrays in (3, 4):
-            flags = True, True, dropout, False, dtype == float32
+            flags = True, True, dropout, False, parts
             _check(device, Problem(dtype, mask, 1, 1, *LENGTHS, (length, length), (b"",) * arrays, *flags))
 
 

@@ -1,12 +1,13 @@
 // Attention on the matrix units of NVIDIA's Hopper: out = dropout(softmax(scale q k^T + mask)) v, and its gradients, for
-// 16-bit floats with sums in float32, and for float32 in parts. The scores exist in registers only.
+// 16-bit floats with sums in float32, and for float32 in two or three parts. The scores exist in registers only.
 //
 // A work-group is four warps, which own 64 rows of q, or of k and v, and pass over the others 64 at a time; copies of the
 // next tiles run meanwhile. A lane has, of a tile of 64 x 64 scores, in p[i], row ROW_OF(i) and column COLUMN_OF(i) from
 // its own first: 2 rows, 16 columns each.
 //
-// IN_PARTS, each operand of a product is two float16 (see ptx.cl), one power of two for each of q, k, v and dout. Weights
-// count as 2^14 at most; of the scores' gradients each row of a tile has its own power of two.
+// Of 2 PARTS, each operand of a product is two float16 (see ptx.cl), one power of two for each of q, k, v and dout. Weights
+// count as 2^14 at most; of the scores' gradients each row of a tile has its own power of two. Of 3, each operand is three
+// bfloat16 (see thirds.cl), and of the nine products of parts the six largest are added, the smallest first.
 //
 // Arrays   q, k, v, out, dout and the gradients (.., rows, D), mask (.., t, s), with layouts <name>_at: offset, strides of
 //          the two leading axes, stride of a row; the last axis has stride 1, that of mask has mask_step. batch = outer
@@ -15,47 +16,33 @@
 //          nothing is seen, and in rows t <= row < padded, a multiple of 64; delta likewise: sum(dout out), there 0
 //          plans: tensor maps of q, k, v and dout without addresses; maps: the same with them, for all work-groups
 //          walks: bits 2 i and 2 i + 1 are 1 where array i of these four has the inner, the outer leading axis
-//          peaks: what attention_parts.cl finds, 0 before; used IN_PARTS, when the maps are of the parts
+//          peaks: what attention_parts.cl finds, 0 before; used with 2 PARTS. Of more than 1 the maps are of the parts
 // Launch   local 128; maps: one work-group; delta: 8 work-items per row of lse; the others: one work-group per 64 rows
 //          and batch
 // Params   T, KIND of the dtype: bf16 or f16 | D length of the last axes, a multiple of 8 up to 128
-//          IN_PARTS 0 or 1: then T is float, KIND f16, D at most 64 |
+//          PARTS 1; or 2, KIND f16, or 3, KIND bf16: then T is float, D at most 64 |
 //          STAGES_FORWARD, STAGES_KEYS, STAGES_QUERIES tiles of the others that local memory holds
 //          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 | BACKWARD 0 or 1: which kernels
 //          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory
 //          GROUPS_FORWARD, GROUPS_KEYS, GROUPS_QUERIES work-groups that a multiprocessor should hold | COLUMNS 64
 #include "ptx.cl"
 #include "wgmma.cl"
+#include "attention_tiles.cl"
 #if !defined(D) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD)
 #error "attention_wgmma.cl needs a dtype's and a mask's macros, D, DROPOUT and BACKWARD"
 #endif
 #if !defined(STATE_ON_DEVICE) || !defined(GROUPS_FORWARD) || !defined(GROUPS_KEYS) || !defined(GROUPS_QUERIES)
 #error "attention_wgmma.cl needs STATE_ON_DEVICE, GROUPS_FORWARD, GROUPS_KEYS and GROUPS_QUERIES"
 #endif
-#if !defined(IN_PARTS) || !defined(STAGES_FORWARD) || !defined(STAGES_KEYS) || !defined(STAGES_QUERIES)
-#error "attention_wgmma.cl needs IN_PARTS, STAGES_FORWARD, STAGES_KEYS and STAGES_QUERIES"
+#if !defined(PARTS) || !defined(STAGES_FORWARD) || !defined(STAGES_KEYS) || !defined(STAGES_QUERIES)
+#error "attention_wgmma.cl needs PARTS, STAGES_FORWARD, STAGES_KEYS and STAGES_QUERIES"
 #endif
 
-#define TILE 64
-#define BLOCKS ((D + 63) / 64)  // of 64 columns
-#define BLOCK_BYTES (TILE * 128)
-#define STORED (1 + IN_PARTS)  // tiles of what a product takes as one: high, low
-#define LOW_AT (BLOCKS * BLOCK_BYTES)
-#define TILE_BYTES (STORED * BLOCKS * BLOCK_BYTES)
-#define SLICES ((D + 15) / 16)  // of 16 columns
 #define STAGE_BYTES (2 * TILE_BYTES)
 #define ROW_BYTES (TILE * 4)  // of lse or delta, for a tile
-#define SCORES (TILE / 2)
-#define RESULTS (BLOCKS * 32)
 #define LOG2_E 1.4426950408889634f
-#define WEIGHTS_UP (14 * IN_PARTS)  // the logarithm of what weights are multiplied by
+#define WEIGHTS_UP (PARTS == 2 ? 14 : 0)  // the logarithm of what weights are multiplied by
 #define GROUP __attribute__((reqd_work_group_size(128, 1, 1)))
-
-#define ROW_OF(i) ((i) / 2 % 2 * 8)
-#define COLUMN_OF(i) ((i) / 4 * 8 + (i) % 2)
-#define EACH_SCORE UNROLL for (int i = 0; i < SCORES; i++)
-
-// ---- tiles ------------------------------------------------------------------------------------------------------
 
 // Maps with addresses; each of the four warps writes one. The fourth array is dout.
 #define MAPPED \
@@ -69,7 +56,7 @@ INLINE void write_maps(MAPPED, const int me) {
                           : warp == 2 ? (ulong)(v + v_start)
                                       : (ulong)(g + g_start);
     map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
-    if (IN_PARTS && me < 4) peaks[me] = 0;
+    if (PARTS == 2 && me < 4) peaks[me] = 0;
 }
 #define WRITE_MAPS() write_maps(plans, maps, peaks, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
 // What maps lead to. A kernel does not name it, but whoever plans memory goes by what a kernel is given.
@@ -77,76 +64,11 @@ INLINE void write_maps(MAPPED, const int me) {
     __global const void *behind_q, __global const void *behind_k, __global const void *behind_v, \
         __global const void *behind_g
 
-// 64 rows of array number `which` to local memory, after which the barrier has TILE_BYTES more.
-INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks, int row, int inner, int outer,
-                      uint barrier) {
-    inner *= walks >> 2 * which & 1;
-    outer *= walks >> (2 * which + 1) & 1;
-    UNROLL for (int i = 0; i < STORED * BLOCKS; i++)
-        box_load(to + i * BLOCK_BYTES, maps + which * 16, i * 64, row, inner, outer, barrier);
-}
-
-// p = own tile @ other tile^T, added to p unless adds is 0
-#define PRODUCT_OF_TILES(p, own, other, adds) \
-    UNROLL for (int slice = 0; slice < SLICES; slice++) \
-        PRODUCT(p, MATRIX_ALONG_K((own) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
-                MATRIX_ALONG_K((other) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), (uint)((adds) || slice > 0), 0, 0)
-
-// sum += weights (64 x 64) @ tile, of 16-bit floats
-#define ADD_PRODUCT(sum, weights, tile) \
-    UNROLL for (int slice = 0; slice < TILE / 16; slice++) \
-        UNROLL for (int block = 0; block < BLOCKS; block++) \
-            PRODUCT_OF_REGISTERS((sum) + 32 * block, weights[slice], \
-                                 MATRIX_TURNED((tile) + block * BLOCK_BYTES + slice * 2048))
-
-#if IN_PARTS
-// The products of which one factor is low, those of which none is, to be added to the former.
-#define LOW_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, (own) + LOW_AT, other, 0); PRODUCT_OF_TILES(p, own, (other) + LOW_AT, 1)
-#define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 1)
-#define SHRINK(sum) EACH_SCORE (sum)[i] /= LOW_UP
-#else
-#define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 0)
-#endif
-
-// sum += weights @ tile, where row r of the weights was divided by rows[r]. The products are under way, or done.
-#if IN_PARTS
-#define ADD_WEIGHTED(sum, weights, tile, rows) { \
-        float added[RESULTS]; \
-        EACH_SCORE added[i] = 0; \
-        PRODUCTS_BEGIN(); \
-        ADD_PRODUCT(added, weights[1], tile); \
-        ADD_PRODUCT(added, weights[0], (tile) + LOW_AT); \
-        PRODUCTS_GO(); \
-        PRODUCTS_WAIT(0); \
-        SHRINK(added); \
-        PRODUCTS_BEGIN(); \
-        ADD_PRODUCT(added, weights[0], tile); \
-        PRODUCTS_GO(); \
-        PRODUCTS_WAIT(0); \
-        EACH_SCORE (sum)[i] = fma(added[i], (rows)[ROW_OF(i) / 8], (sum)[i]); \
-    }
-#else
-#define ADD_WEIGHTED(sum, weights, tile, rows) ADD_PRODUCT(sum, weights[0], tile)
-#endif
-
-// Scores as the left operand of a product.
-INLINE void pack(uint packed[STORED][TILE / 16][4], const float *p) {
-    UNROLL for (int slice = 0; slice < TILE / 16; slice++)
-        UNROLL for (int i = 0; i < 4; i++) {
-            const float a = p[8 * slice + 2 * i], b = p[8 * slice + 2 * i + 1];
-            packed[0][slice][i] = pair_of(a, b);
-#if IN_PARTS
-            const float2 high = floats_of(packed[0][slice][i]);
-            packed[1][slice][i] = pair_of(low_of(a, high.x), low_of(b, high.y));
-#endif
-        }
-}
-
 // Multiplies each row of a tile by a power of two, so that its parts keep their digits; rows are what undoes it.
 INLINE void scale_rows(float *p, float *rows) {
     UNROLL for (int side = 0; side < 2; side++) {
         rows[side] = 1;
-#if IN_PARTS
+#if PARTS == 2
         float largest = 0;
         EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, fabs(p[i]));
         largest = fmax(largest, of_lane_across(largest, 1));
@@ -159,11 +81,18 @@ INLINE void scale_rows(float *p, float *rows) {
 }
 
 // What a number of array number `which` is worth.
-#if IN_PARTS
+#if PARTS == 2
 #define ONE_OF(which) power_of_2(-shift_of(peaks[which]))
 #else
 #define ONE_OF(which) 1.0f
 #endif
+
+// A place again, which the compiler takes for another: else it computes all matrices' places before a loop, and has no
+// registers left.
+INLINE uint anew(uint place) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(place));
+    return place;
+}
 
 // Stores rows row, row + 8 < rows of sum times factor.
 #define STORE_ROWS(to, at, row, rows, sum, factor) \
@@ -174,7 +103,7 @@ INLINE void scale_rows(float *p, float *rows) {
                 pairs[4 * j + lane % 4] = PAIR_OF(sum[4 * j + 2 * side] * factor[side], \
                                                   sum[4 * j + 2 * side + 1] * factor[side]); \
         }
-#if IN_PARTS
+#if PARTS > 1
 typedef float2 pair;
 #define PAIR_OF(a, b) (float2)(a, b)
 #else
@@ -218,6 +147,30 @@ INLINE float masked(const float p, const float m, const float one_score) {
 #define APPLY_MASK(p, query, key, turned)
 #endif
 
+// ---- stages -----------------------------------------------------------------------------------------------------
+
+// A stage has a tile of each of two arrays. APART, each has its own barrier, and is loaded anew as soon as nobody reads it:
+// three parts leave room for one stage.
+#define APART (PARTS == 3)
+#define FULL(stage, second) (local_at + BARRIERS_AT + ((second) * APART * STAGES + (stage)) * 8)
+#define OWN_FULL (local_at + BARRIERS_AT + (1 + APART) * STAGES * 8)
+#define BARRIERS_BYTES (((1 + APART) * STAGES + 1) * 8)
+#define MAKE_BARRIERS() { \
+        UNROLL for (int i = 0; i < (1 + APART) * STAGES; i++) barrier_make(local_at + BARRIERS_AT + i * 8, 2 - APART); \
+        barrier_make(OWN_FULL, 1); \
+        barriers_made(); \
+    }
+#define WAIT_FOR(second) barrier_wait(FULL(stage, second), tile / STAGES % 2)
+#define LOAD_FIRST() for (int i = 0; i < MIN(STAGES, tiles); i++) { LOAD(0, i, i); LOAD(1, i, i); }
+// What nobody reads any more: this array, or both unless they are APART.
+#define LOAD_NEXT(second) { \
+        barrier(CLK_LOCAL_MEM_FENCE); \
+        if (me == 0 && tile + STAGES < tiles) { \
+            LOAD(second, stage, tile + STAGES); \
+            if (!APART) LOAD(1 - (second), stage, tile + STAGES); \
+        } \
+    }
+
 #if !BACKWARD
 // ---- forward ----------------------------------------------------------------------------------------------------
 
@@ -227,11 +180,11 @@ __kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
 
 #define STAGES_AT TILE_BYTES  // in local memory: own tile, stages of keys and values, barriers
 #define BARRIERS_AT (STAGES_AT + STAGES * STAGE_BYTES)
-#define LOAD_STAGE(stage, number) { \
-        const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
-        barrier_expect(full, STAGE_BYTES); \
-        tile_load(at, maps, 1, walks, (number) * TILE, in_outer, outer, full); \
-        tile_load(at + TILE_BYTES, maps, 2, walks, (number) * TILE, in_outer, outer, full); \
+#define LOAD(second, stage, number) { \
+        const uint full = FULL(stage, second); \
+        barrier_expect(full, TILE_BYTES); \
+        tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, 1 + (second), walks, \
+                  (number) * TILE, in_outer, outer, full); \
     }
 
 __kernel GROUP void attention_forward(
@@ -241,7 +194,7 @@ __kernel GROUP void attention_forward(
     const uint threshold, const float kept) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     GROUPS_HELD(GROUPS_FORWARD);
-    __local uint4 memory[(BARRIERS_AT + (STAGES + 1) * 8 + 15) / 16] __attribute__((aligned(1024)));
+    __local uint4 memory[(BARRIERS_AT + BARRIERS_BYTES + 15) / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
     const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
     const int blocks = (t + TILE - 1) / TILE, first = (blocks - 1 - (int)get_group_id(0) / batches) * TILE;
@@ -249,37 +202,38 @@ __kernel GROUP void attention_forward(
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
     const float one_score = scale * ONE_OF(0) * ONE_OF(1);
-    const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
+    const uint local_at = place_of(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
         map_take(maps), map_take(maps + 16), map_take(maps + 32);
-        UNROLL for (int i = 0; i <= STAGES; i++) barrier_make(local_at + BARRIERS_AT + i * 8, 1);
-        barriers_made();
-        barrier_expect(own_full, TILE_BYTES);
-        tile_load(local_at, maps, 0, walks, first, in_outer, outer, own_full);
-        for (int i = 0; i < MIN(STAGES, tiles); i++) LOAD_STAGE(i, i);
+        MAKE_BARRIERS();
+        barrier_expect(OWN_FULL, TILE_BYTES);
+        tile_load(local_at, maps, 0, walks, first, in_outer, outer, OWN_FULL);
+        LOAD_FIRST();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 
     float results[RESULTS], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
-    barrier_wait(own_full, 0);
+    barrier_wait(OWN_FULL, 0);
     for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, keys = local_at + STAGES_AT + stage * STAGE_BYTES;
+        const uint stage = tile % STAGES, own = anew(local_at);
+        const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
         const int column = tile * TILE + lane % 4 * 2;
         float p[SCORES];
-        barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
+        WAIT_FOR(0);
         PRODUCTS_BEGIN();
-#if IN_PARTS
-        LOW_PRODUCTS(p, local_at, keys);
+#if PARTS == 2
+        LOW_PRODUCTS(p, own, keys);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
         SHRINK(p);
         PRODUCTS_BEGIN();
 #endif
-        HIGH_PRODUCTS(p, local_at, keys);
+        HIGH_PRODUCTS(p, own, keys);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
+        if (APART) LOAD_NEXT(0);
         APPLY_MASK(p, row, column, 0)
         if (tile * TILE + TILE > MIN(first + ahead + 1, s))
             EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = -INFINITY;
@@ -302,15 +256,15 @@ __kernel GROUP void attention_forward(
             p[i] = stays(index, dropout) ? p[i] : 0;
         }
 #endif
-        uint weights[STORED][TILE / 16][4];
+        uint weights[PARTS][TILE / 16][4];
         const float as_they_are[2] = {1, 1};
         pack(weights, p);
+        if (APART) WAIT_FOR(1);
         PRODUCTS_BEGIN();
         ADD_WEIGHTED(results, weights, keys + TILE_BYTES, as_they_are);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (me == 0 && tile + STAGES < tiles) LOAD_STAGE(stage, tile + STAGES);
+        LOAD_NEXT(1);
     }
     float factor[2];
     UNROLL for (int side = 0; side < 2; side++) {
@@ -342,7 +296,7 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
     if (batch < batches && row < t) {
         out += start_of(out_at, batch, inner) + row * out_at.w;
         dout += start_of(dout_at, batch, inner) + row * dout_at.w;
-#if IN_PARTS
+#if PARTS > 1
         for (int d = lane * 4; d < D; d += 32) {
             const float4 x = *(__global const float4 *)(out + d), y = *(__global const float4 *)(dout + d);
             sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
@@ -365,46 +319,46 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
 #define STAGES_AT (2 * TILE_BYTES)  // in local memory: own tiles, stages of the others, lse and delta, barriers
 #define ROWS_AT (STAGES_AT + STAGES * STAGE_BYTES)
 #define BARRIERS_AT (ROWS_AT + STAGES * 2 * ROW_BYTES)
-#define LOCAL_BYTES (BARRIERS_AT + (STAGES + 1) * 8 + 8)
+#define LOCAL_BYTES (BARRIERS_AT + BARRIERS_BYTES + 8)
 #define LOAD_OWN(one, other, first) { \
         map_take(maps), map_take(maps + 16), map_take(maps + 32), map_take(maps + 48); \
-        UNROLL for (int i = 0; i <= STAGES; i++) barrier_make(local_at + BARRIERS_AT + i * 8, 1); \
-        barriers_made(); \
-        barrier_expect(own_full, 2 * TILE_BYTES); \
-        tile_load(local_at, maps, one, walks, first, in_outer, outer, own_full); \
-        tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, own_full); \
+        MAKE_BARRIERS(); \
+        barrier_expect(OWN_FULL, 2 * TILE_BYTES); \
+        tile_load(local_at, maps, one, walks, first, in_outer, outer, OWN_FULL); \
+        tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, OWN_FULL); \
     }
-#if IN_PARTS
-#define BOTH_LOW_PRODUCTS(p, dz, others) \
+#if PARTS == 2
+#define BOTH_LOW_PRODUCTS(p, dz, own, others) \
     PRODUCTS_BEGIN(); \
-    LOW_PRODUCTS(p, local_at, others); \
-    LOW_PRODUCTS(dz, local_at + TILE_BYTES, (others) + TILE_BYTES); \
+    LOW_PRODUCTS(p, own, others); \
+    LOW_PRODUCTS(dz, (own) + TILE_BYTES, (others) + TILE_BYTES); \
     PRODUCTS_GO(); \
     PRODUCTS_WAIT(0); \
     SHRINK(p); \
     SHRINK(dz)
 #else
-#define BOTH_LOW_PRODUCTS(p, dz, others)
+#define BOTH_LOW_PRODUCTS(p, dz, own, others)
 #endif
-#define PRODUCTS_OF_TILES(p, dz, others) \
-    BOTH_LOW_PRODUCTS(p, dz, others); \
+#define PRODUCTS_OF_TILES(p, dz, own, others) \
+    BOTH_LOW_PRODUCTS(p, dz, own, others); \
     PRODUCTS_BEGIN(); \
-    HIGH_PRODUCTS(p, local_at, others); \
+    HIGH_PRODUCTS(p, own, others); \
     PRODUCTS_GO(); \
-    HIGH_PRODUCTS(dz, local_at + TILE_BYTES, (others) + TILE_BYTES); \
+    if (APART) WAIT_FOR(1); \
+    HIGH_PRODUCTS(dz, (own) + TILE_BYTES, (others) + TILE_BYTES); \
     PRODUCTS_GO(); \
     PRODUCTS_WAIT(1)
 
 // Own 64 keys: tiles of scores are turned, a row is a key, a column a query.
 #define STAGES STAGES_KEYS
-#define LOAD_QUERIES(stage, number) { \
-        const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
-        const long rows = (long)batch * padded + (number) * TILE; \
-        barrier_expect(full, STAGE_BYTES + 2 * ROW_BYTES); \
-        tile_load(at, maps, 0, walks, (number) * TILE, in_outer, outer, full); \
-        tile_load(at + TILE_BYTES, maps, 3, walks, (number) * TILE, in_outer, outer, full); \
-        bytes_load(local_at + ROWS_AT + (stage) * 2 * ROW_BYTES, lse + rows, ROW_BYTES, full); \
-        bytes_load(local_at + ROWS_AT + (stage) * 2 * ROW_BYTES + ROW_BYTES, delta + rows, ROW_BYTES, full); \
+#undef LOAD
+#define LOAD(second, stage, number) { \
+        const uint full = FULL(stage, second), at = local_at + ROWS_AT + ((stage) * 2 + (second)) * ROW_BYTES; \
+        const int query = (from + (number)) * TILE; \
+        barrier_expect(full, TILE_BYTES + ROW_BYTES); \
+        tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, (second) * 3, walks, query, \
+                  in_outer, outer, full); \
+        bytes_load(at, ((second) ? delta : lse) + (long)batch * padded + query, ROW_BYTES, full); \
     }
 
 __kernel GROUP void attention_backward_kv(
@@ -422,24 +376,25 @@ __kernel GROUP void attention_backward_kv(
     const int from = MAX(first - ahead, 0) / TILE, tiles = MAX(padded / TILE - from, 0);
     const int row = first + warp * 16 + lane / 4;
     const float one_score = scale * ONE_OF(0) * ONE_OF(1);
-    const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
+    const uint local_at = place_of(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
         LOAD_OWN(1, 2, first);
-        for (int i = 0; i < MIN(STAGES, tiles); i++) LOAD_QUERIES(i, from + i);
+        LOAD_FIRST();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 
     float dks[RESULTS], dvs[RESULTS];
     UNROLL for (int i = 0; i < RESULTS; i++) dks[i] = dvs[i] = 0;
-    barrier_wait(own_full, 0);
+    barrier_wait(OWN_FULL, 0);
     for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, queries = local_at + STAGES_AT + stage * STAGE_BYTES;
+        const uint stage = tile % STAGES, own = anew(local_at);
+        const uint queries = own + STAGES_AT + stage * STAGE_BYTES;
         const uint rows = local_at + ROWS_AT + stage * 2 * ROW_BYTES + lane % 4 * 8;
         const int query = (from + tile) * TILE, column = query + lane % 4 * 2;
         float p[SCORES], dz[SCORES];
-        barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
-        PRODUCTS_OF_TILES(p, dz, queries);
+        WAIT_FOR(0);
+        PRODUCTS_OF_TILES(p, dz, own, queries);
         APPLY_MASK(p, column, row, 1)
         UNROLL for (int j = 0; j < SCORES / 4; j++) {
             const float2 row_lse = local_load_2(rows + j * 32);
@@ -448,7 +403,7 @@ __kernel GROUP void attention_backward_kv(
         }
         if (first + TILE - 1 > query + ahead)
             EACH_SCORE if (row + ROW_OF(i) > column + COLUMN_OF(i) + ahead) p[i] = 0;
-        uint weights[STORED][TILE / 16][4], changes[STORED][TILE / 16][4];
+        uint weights[PARTS][TILE / 16][4], changes[PARTS][TILE / 16][4];
 #if DROPOUT
         uint staying = 0;
         EACH_SCORE {
@@ -471,15 +426,24 @@ __kernel GROUP void attention_backward_kv(
             const float2 row_delta = local_load_2(rows + ROW_BYTES + j * 32);
             UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] * one_change - (i % 2 ? row_delta.y : row_delta.x);
         }
+#if APART  // dk first: the next queries come first
+        scale_rows(p, change_rows);
+        pack(changes, p);
+        ADD_WEIGHTED(dks, changes, queries, change_rows);
+        LOAD_NEXT(0);
+        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
+#else
+        PRODUCTS_BEGIN();
+        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
+        PRODUCTS_GO();
         scale_rows(p, change_rows);
         pack(changes, p);
         PRODUCTS_BEGIN();
-        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
         ADD_WEIGHTED(dks, changes, queries, change_rows);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (me == 0 && tile + STAGES < tiles) LOAD_QUERIES(stage, from + tile + STAGES);
+#endif
+        LOAD_NEXT(1);
     }
     const float dk_one = scale / (1 << WEIGHTS_UP) * ONE_OF(0), dv_one = kept / (1 << WEIGHTS_UP) * ONE_OF(3);
     const float dk_factor[2] = {dk_one, dk_one}, dv_factor[2] = {dv_one, dv_one};
@@ -490,11 +454,12 @@ __kernel GROUP void attention_backward_kv(
 // Own 64 queries.
 #undef STAGES
 #define STAGES STAGES_QUERIES
-#define LOAD_KEYS(stage, number) { \
-        const uint full = local_at + BARRIERS_AT + (stage) * 8, at = local_at + STAGES_AT + (stage) * STAGE_BYTES; \
-        barrier_expect(full, STAGE_BYTES); \
-        tile_load(at, maps, 1, walks, (number) * TILE, in_outer, outer, full); \
-        tile_load(at + TILE_BYTES, maps, 2, walks, (number) * TILE, in_outer, outer, full); \
+#undef LOAD
+#define LOAD(second, stage, number) { \
+        const uint full = FULL(stage, second); \
+        barrier_expect(full, TILE_BYTES); \
+        tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, 1 + (second), walks, \
+                  (number) * TILE, in_outer, outer, full); \
     }
 
 __kernel GROUP void attention_backward_q(
@@ -512,11 +477,11 @@ __kernel GROUP void attention_backward_q(
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
     const float one_score = scale * ONE_OF(0) * ONE_OF(1);
-    const uint local_at = place_of(memory), own_full = local_at + BARRIERS_AT + STAGES * 8;
+    const uint local_at = place_of(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
         LOAD_OWN(0, 3, first);
-        for (int i = 0; i < MIN(STAGES, tiles); i++) LOAD_KEYS(i, i);
+        LOAD_FIRST();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -526,13 +491,26 @@ __kernel GROUP void attention_backward_q(
         row_lse[side] = lse[(long)batch * padded + row + 8 * side];
         row_delta[side] = delta[(long)batch * padded + row + 8 * side];
     }
-    barrier_wait(own_full, 0);
+    barrier_wait(OWN_FULL, 0);
     for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, keys = local_at + STAGES_AT + stage * STAGE_BYTES;
+        const uint stage = tile % STAGES, own = anew(local_at);
+        const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
         const int column = tile * TILE + lane % 4 * 2;
         float p[SCORES], dz[SCORES];
-        barrier_wait(local_at + BARRIERS_AT + stage * 8, tile / STAGES % 2);
-        PRODUCTS_OF_TILES(p, dz, keys);
+#if APART  // values first: the next keys come last
+        WAIT_FOR(1);
+        PRODUCTS_BEGIN();
+        HIGH_PRODUCTS(dz, own + TILE_BYTES, keys + TILE_BYTES);
+        PRODUCTS_GO();
+        WAIT_FOR(0);
+        HIGH_PRODUCTS(p, own, keys);
+        PRODUCTS_GO();
+        PRODUCTS_WAIT(0);
+        LOAD_NEXT(1);
+#else
+        WAIT_FOR(0);
+        PRODUCTS_OF_TILES(p, dz, own, keys);
+#endif
         APPLY_MASK(p, row, column, 0)
         EACH_SCORE p[i] = exp2_near(fma(p[i], UNIT, WEIGHTS_UP - row_lse[ROW_OF(i) / 8]));
         if (tile * TILE + TILE > MIN(first + ahead + 1, s))
@@ -546,7 +524,7 @@ __kernel GROUP void attention_backward_q(
 #endif
         const float one_change = ONE_OF(2) * ONE_OF(3);
         EACH_SCORE p[i] *= dz[i] * one_change - row_delta[ROW_OF(i) / 8];
-        uint changes[STORED][TILE / 16][4];
+        uint changes[PARTS][TILE / 16][4];
         float change_rows[2];
         scale_rows(p, change_rows);
         pack(changes, p);
@@ -554,8 +532,7 @@ __kernel GROUP void attention_backward_q(
         ADD_WEIGHTED(dqs, changes, keys, change_rows);
         PRODUCTS_GO();
         PRODUCTS_WAIT(0);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (me == 0 && tile + STAGES < tiles) LOAD_KEYS(stage, tile + STAGES);
+        LOAD_NEXT(0);
     }
     const float dq_one = scale / (1 << WEIGHTS_UP) * ONE_OF(1), factor[2] = {dq_one, dq_one};
     STORE_ROWS(dq, dq_at, row, t, dqs, factor)
