@@ -213,7 +213,7 @@ __kernel GROUP void attention_forward(
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    float results[RESULTS], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    float results[RESULTS], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};  // top: of exponents
     UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
     barrier_wait(OWN_FULL, 0);
     for (int tile = 0; tile < tiles; tile++) {
@@ -238,12 +238,14 @@ __kernel GROUP void attention_forward(
         if (tile * TILE + TILE > MIN(first + ahead + 1, s))
             EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = -INFINITY;
         UNROLL for (int side = 0; side < 2; side++) {
-            float largest = top[side];
+            float largest = -INFINITY;
             EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, p[i]);
             largest = fmax(largest, of_lane_across(largest, 1));
             largest = fmax(largest, of_lane_across(largest, 2));
-            const float base = largest == -INFINITY ? 0 : largest * UNIT;  // no key so far: not inf - inf
-            const float shrink = exp2_near(top[side] * UNIT - base);
+            // The same product as before where it stays the largest: what rounding it leaves is not to shrink every tile.
+            largest = fmax(top[side], largest * UNIT);
+            const float base = largest == -INFINITY ? 0 : largest;  // no key so far: not inf - inf
+            const float shrink = exp2_near(top[side] - base);
             float weights = 0;
             EACH_SCORE if (ROW_OF(i) == 8 * side) weights += p[i] = exp2_near(fma(p[i], UNIT, WEIGHTS_UP - base));
             UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
@@ -273,7 +275,7 @@ __kernel GROUP void attention_forward(
         factor[side] = total == 0 ? 0 : kept / total * ONE_OF(2);
         if (lane % 4 == 0)
             lse[(long)batch * blocks * TILE + row + 8 * side] =
-                total == 0 || row + 8 * side >= t ? INFINITY : top[side] * UNIT + log2(total) - WEIGHTS_UP;
+                total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total) - WEIGHTS_UP;
     }
     STORE_ROWS(out, out_at, row, t, results, factor)
 }
