@@ -140,13 +140,14 @@ def test_the_gradient_of_what_no_window_takes_is_zero(kinds):
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize(("shape", "offset"), [((5, 3, 7, 6), 0), ((300, 8), 100)], ids=["images", "far from 0"])
-def test_batch_norm(kinds, kind, shape, offset):
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_batch_norm(kinds, kind, shape, offset, activation):
     """With gradients of the mean and of the variance as well."""
     hosts = [random(s, "float32", i) + offset * (i == 0) for i, s in enumerate((shape, shape[-1:], shape[-1:]))]
     seeds = [random(s, "float32", 3 + i) for i, s in enumerate((shape, shape[-1:], shape[-1:]))]
 
     def value_and_gradients(*arrays):
-        found, pull = pa.vjp(ops.batch_norm, *arrays)
+        found, pull = pa.vjp(partial(ops.batch_norm, activation=activation), *arrays)
         given = tuple(pa.astype(pa.asarray(g), a.dtype) for g, a in zip(seeds, found, strict=True))
         return *found, *pull(given)
 

@@ -61,6 +61,11 @@ def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> 
     return Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False, init=init)
 
 
+def _norm(conv: Conv2d) -> BatchNorm:
+    """What follows a convolution, with relu."""
+    return BatchNorm(conv.weight.shape[0], activation="relu")
+
+
 class ResidualBlock(Module):
     """Convolutions, each with a norm, around a shortcut; all but the last followed by relu, and so is the sum."""
 
@@ -70,15 +75,15 @@ class ResidualBlock(Module):
             self.convs = [_conv(in_channels, width, 1), _conv(width, width, 3, stride), _conv(width, channels, 1)]
         else:
             self.convs = [_conv(in_channels, width, 3, stride), _conv(width, channels, 3)]
-        self.norms = [BatchNorm(conv.weight.shape[0]) for conv in self.convs]
+        self.norms = [_norm(conv) for conv in self.convs[:-1]] + [BatchNorm(channels)]
         fits = stride == 1 and in_channels == channels
         self.shortcut = None if fits else [_conv(in_channels, channels, 1, stride), BatchNorm(channels)]
 
     def __call__(self, x: Array) -> Array:
         """(B, H, W, C) -> (B, H / stride, W / stride, D)"""
         y = x
-        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            y = norm(conv(ops.relu(y) if i else y))
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            y = norm(conv(y))
         if self.shortcut:
             conv, norm = self.shortcut
             x = norm(conv(x))
@@ -97,7 +102,8 @@ class ResNetModel(Module):
 
     def __init__(self, config: ResNetConfig | Mapping[str, Any]) -> None:
         self.config = config = ResNetConfig.of(config)
-        self.conv, self.norm = _conv(config.channels, config.width, 7, 2), BatchNorm(config.width)
+        self.conv = _conv(config.channels, config.width, 7, 2)
+        self.norm = _norm(self.conv)
         self.pool = MaxPool(3, 2, 1)
         self.stages: list[list[ResidualBlock]] = []
         channels, grown = config.width, EXPANSION if config.bottleneck else 1
@@ -112,7 +118,7 @@ class ResNetModel(Module):
 
     def features(self, x: Array) -> Array:
         """(B, H, W, C) -> (B, D), what the head sees."""
-        x = self.pool(ops.relu(self.norm(self.conv(x))))  # (B, H / 4, W / 4, C)
+        x = self.pool(self.norm(self.conv(x)))  # (B, H / 4, W / 4, C)
         for stage in self.stages:
             for block in stage:
                 x = block(x)

@@ -22,6 +22,7 @@ from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.nn.init import constant
 from polyarr.nn.module import Module
+from polyarr.ops.nn import ACTIVATIONS
 
 
 class Statistics(Module):
@@ -75,7 +76,7 @@ def _observed(node: Any, path: str, notes: _Notes) -> Any:
 
 
 class BatchNorm(Module):
-    """Each channel (the last axis) brought to mean 0 and variance 1 over all other axes, then scaled and shifted.
+    """Each channel (the last axis) brought to mean 0 and variance 1 over all other axes, scaled, shifted and activated.
 
     While training, by the batch's mean and variance, and within `observing`, which takes the new running statistics:
     the old ones, moved by the share `momentum` towards the batch's mean and n / (n - 1) times its variance. In
@@ -87,23 +88,26 @@ class BatchNorm(Module):
 
     observer: tuple[_Notes, str] | None = None
 
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self, channels: int, eps: float = 1e-5, momentum: float = 0.1, activation: str | None = None
+    ) -> None:
         self.weight, self.bias = constant(1)((channels,)), constant(0)((channels,))
         self.statistics = Statistics(channels)
-        self.eps, self.momentum = eps, momentum
+        self.eps, self.momentum, self.activation = eps, momentum, activation
 
     def __call__(self, x: Array) -> Array:
         """(..., channels) -> the same"""
         held = self.statistics
         if not self.training:
-            return ops.batch_norm_inference(x, held.mean, held.variance, self.weight, self.bias, eps=self.eps)
+            y = ops.batch_norm_inference(x, held.mean, held.variance, self.weight, self.bias, eps=self.eps)
+            return ACTIVATIONS[self.activation](y)
         if self.observer is None:
             required = "call what nn.observing(model) gives, which takes its new statistics, or model.eval()"
             raise RuntimeError(f"BatchNorm: it is in training mode, and observed by nothing; {required}")
         count = x.size // max(held.mean.size, 1)
         if count < 2:
             raise ShapeError(f"BatchNorm: x is {x.spec}; in training there must be two values per channel")
-        y, mean, variance = ops.batch_norm(x, self.weight, self.bias, eps=self.eps)
+        y, mean, variance = ops.batch_norm(x, self.weight, self.bias, eps=self.eps, activation=self.activation)
         notes, path = self.observer
         notes.note(path, held, self.momentum, mean=mean, variance=variance * (count / (count - 1)))
         return y

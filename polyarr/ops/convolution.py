@@ -14,7 +14,7 @@ from polyarr.core.spec import Spec, check_kind, told
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import add, like
 from polyarr.ops.linalg import matrix_product
-from polyarr.ops.nn import ACTIVATIONS
+from polyarr.ops.nn import ACTIVATIONS, check_activation
 from polyarr.ops.shape import matrix_transpose, permute_dims, reshape, slice, slice_update, stack
 from polyarr.ops.spatial import (
     CONV,
@@ -274,8 +274,7 @@ def _check_bias(op: str, bias: Spec | None, n: int) -> None:
 
 
 def _conv_rule(x, weight, bias, *, activation, precision, **given):
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"conv: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    check_activation("conv", activation)
     out, found = _product_rule(x, weight, precision=precision, **given)
     _check_bias("conv", bias, weight.shape[0])
     return out, found

@@ -151,7 +151,8 @@ ACTIVATIONS = {
 }
 
 
-def _check_activation(op, activation):
+def check_activation(op: str, activation) -> None:
+    """ValueError unless it is one of ACTIVATIONS."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
@@ -172,7 +173,7 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
     Errors:  ShapeError if the lengths do not fit, ValueError for an unknown activation
     Grads:   x, weight, bias
     """
-    _check_activation("linear", activation)
+    check_activation("linear", activation)
     for name, a in (("x", x), ("weight", weight), ("bias", bias)):
         if a is not None:
             check_kind("linear", name, spec_of(a), "floating")
@@ -198,7 +199,7 @@ def int8_linear(x, weight, scale, bias=None, *, activation=None):
     Grads:   x, scale, bias
     Source:  Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339, of which this is the quantised weight
     """
-    _check_activation("int8_linear", activation)
+    check_activation("int8_linear", activation)
     for name, a in (("x", x), ("scale", scale), ("bias", bias)):
         if a is not None:
             check_kind("int8_linear", name, spec_of(a), "floating")

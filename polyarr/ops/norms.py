@@ -10,23 +10,26 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
 from polyarr.core.spec import NARROW, check_kind, float32
 from polyarr.ops.elementwise import add, astype, like, multiply, rsqrt, square, subtract
+from polyarr.ops.nn import ACTIVATIONS, check_activation
 from polyarr.ops.reduce import mean
 from polyarr.ops.shape import reshape
 from polyarr.ops.validation import whole
 
 
 @composed
-def batch_norm(x, weight=None, bias=None, *, eps=1e-5):
-    """Bring each channel to mean 0 and variance 1 over the batch and all places, then scale and shift.
+def batch_norm(x, weight=None, bias=None, *, eps=1e-5, activation=None):
+    """Bring each channel to mean 0 and variance 1 over the batch and all places, then scale, shift and activate.
 
-    y = (x - mean) / sqrt(variance + eps) * weight + bias; mean and variance, which divides by n, are results as well.
+    y = activation((x - mean) / sqrt(variance + eps) * weight + bias); mean and variance, which divides by n, are
+    results as well.
 
     Shapes:  x (..., c), weight (c,) or None, bias (c,) or None -> x's, (c,), (c,)
     Dtypes:  floating; weight and bias may differ -> x's; mean and variance are float32 for float16 and bfloat16
-    Errors:  ShapeError if weight or bias is not (c,), or a channel has no element
+    Errors:  ShapeError if weight or bias is not (c,), or a channel has no element; ValueError for an unknown activation
     Grads:   x, weight, bias
     Source:  Ioffe, Szegedy 2015, arXiv:1502.03167
     """
+    check_activation("batch_norm", activation)
     _check("batch_norm", x, weight=weight, bias=bias)
     others = tuple(range(len(x.shape) - 1))
     if 0 in x.shape[:-1]:
@@ -35,7 +38,8 @@ def batch_norm(x, weight=None, bias=None, *, eps=1e-5):
     average = mean(wide, axis=others)
     centred = subtract(wide, average)
     variance = mean(square(centred), axis=others)
-    return like(_scaled(multiply(centred, rsqrt(add(variance, eps))), weight, bias), x), average, variance
+    y = _scaled(multiply(centred, rsqrt(add(variance, eps))), weight, bias)
+    return like(ACTIVATIONS[activation](y), x), average, variance
 
 
 @composed

@@ -232,11 +232,12 @@ def rms_norm(x: np.ndarray, weight: Any, *, eps: float) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * (1 if weight is None else weight)
 
 
-def batch_norm(x: np.ndarray, weight: Any, bias: Any, *, eps: float) -> tuple:
-    """Each channel with mean 0 and variance 1, then weight and bias; the mean and the variance."""
+def batch_norm(x: np.ndarray, weight: Any, bias: Any, *, eps: float, activation: str | None = None) -> tuple:
+    """Each channel with mean 0 and variance 1, then weight, bias and activation; the mean and the variance."""
     rows = x.reshape(-1, x.shape[-1])
     mean, variance = rows.mean(0), rows.var(0)
-    return batch_norm_inference(x, mean, variance, weight, bias, eps=eps), mean, variance
+    y = batch_norm_inference(x, mean, variance, weight, bias, eps=eps)
+    return ACTIVATIONS[activation](y), mean, variance
 
 
 def batch_norm_inference(x: np.ndarray, mean: Any, variance: Any, weight: Any, bias: Any, *, eps: float) -> np.ndarray:

@@ -121,7 +121,7 @@ def over_the_group(parts):
 def image_norm(over, moments=False, split=split, joined=joined, spare=0, of_mean=1, of_variance=1):
     """The norm over some axes of what is split into groups; with moments, the mean and the variance are results too."""
 
-    def forward(x, weight, bias, *, eps, groups=None):
+    def forward(x, weight, bias, *, eps, groups=None, activation=None):
         if not x.size:
             return x, None
         parts = split(x, groups or x.shape[-1])
@@ -132,13 +132,15 @@ def image_norm(over, moments=False, split=split, joined=joined, spare=0, of_mean
         rstd = 1 / np.sqrt(variance + eps)
         y = joined(c * rstd, x.shape) * (1 if weight is None else weight) + (0 if bias is None else bias)
         each = (np.broadcast_to(a[0, :, 0, 0], x.shape[-1:]) for a in (mean, variance))
-        return (y, *each) if moments else y, (c, rstd, axes, count)
+        activated = references.ACTIVATIONS[activation](y)
+        return (activated, *each) if moments else activated, (c, rstd, axes, count, y)
 
-    def backward(g, saved, x, weight, bias, *, eps, groups=None):
+    def backward(g, saved, x, weight, bias, *, eps, groups=None, activation=None):
         g, *slopes = g if moments else (g,)
         if saved is None:
             return [a if a is None else np.zeros_like(a) for a in (x, weight, bias)]
-        c, rstd, axes, count = saved
+        c, rstd, axes, count, y = saved
+        g = g * SLOPES[activation](y)
         h, n = split(g * (1 if weight is None else weight), groups or x.shape[-1]), c * rstd
         dx = rstd * (h - h.mean(axes, keepdims=True) - n * (h * n).mean(axes, keepdims=True))
         for slope, by in zip(slopes, (of_mean, of_variance * 2 * c), strict=False):

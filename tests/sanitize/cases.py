@@ -300,7 +300,10 @@ def convolutions() -> Iterator[Case]:
         for pool in (ops.max_pool, ops.mean_pool):
             yield Case(f"{pool.name} {dtype}", partial(pool, **pooled), arrays[:1], backward=True)
         rows, channel = array(9, 5, dtype=dtype), array(5, dtype=dtype)
-        yield Case(f"batch_norm {dtype}", lambda *a: ops.batch_norm(*a)[0], (rows, channel, channel), backward=True)
+        for activation in (None, "silu"):
+            norm = partial(ops.batch_norm, activation=activation)
+            name = f"batch_norm {activation or ''} {dtype}"
+            yield Case(name, lambda *a, norm=norm: norm(*a)[0], (rows, channel, channel), backward=True)
     yield Case("windows", partial(ops.windows, kernel=2, stride=2), (x,))
     layer = partial(ops.conv, padding=1, activation="gelu")
     yield Case("conv with bias", layer, (x, array(3, 3, 3, 4), array(3)), backward=True)

@@ -12,7 +12,7 @@ from polyarr.backends.opencl.elementwise import launch as elementwise
 from polyarr.backends.opencl.layout import Buffer, Shape, spec_of
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import alike, dense_or_none, wide
-from polyarr.backends.opencl.spatial import channels, plan
+from polyarr.backends.opencl.spatial import channels
 from polyarr.core.spec import Spec
 
 GROUP, LANES, JOINERS = 256, 32, 64  # work-items of a group on a GPU; side by side at most; of a channel's parts
@@ -30,13 +30,14 @@ class Launches(NamedTuple):
 
 
 def batch_norm(
-    device: Device, out: tuple[Spec, Spec, Spec], x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
-) -> Any:
-    """Each channel with mean 0 and variance 1, then scaled and shifted; and mean and variance."""
+    device: Device, out: tuple[Spec, Spec, Spec], x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float,
+    activation: str | None = None,
+) -> Any:  # fmt: skip
+    """Each channel with mean 0 and variance 1, scaled, shifted and activated; and mean and variance."""
     if not alike(x, weight, bias) or not x.size:
         return NotImplemented
     x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
-    launches = device.plans[_plan](x.dtype, x.shape, "", (weight is not None, bias is not None))
+    launches = device.plans[_plan](x.dtype, x.shape, "", (weight is not None, bias is not None), activation)
     partials, saved = _partials(device, x, launches), device.empty(Spec((2, x.shape[-1]), wide(x.dtype)))
     y, mean, variance = (device.empty(spec) for spec in out)
     _run(launches.sums, x, partials)
@@ -47,7 +48,7 @@ def batch_norm(
 
 def batch_norm_backward(
     device: Device, g: tuple[Buffer | None, ...], saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None,
-    *, wanted: tuple[bool, bool, bool], eps: float,
+    *, wanted: tuple[bool, bool, bool], eps: float, activation: str | None = None,
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
     """The gradients of x, weight and bias; that of x comes with the others."""
     row, given = Spec((x.shape[-1],), saved.dtype), any(each is not None for each in g[1:])
@@ -56,14 +57,15 @@ def batch_norm_backward(
         spec and (elementwise(device, spec, 0) if each is None else dense(device, each))
         for each, spec in zip(g, specs, strict=True)
     )
-    x, weight = dense(device, x), dense_or_none(device, weight)
-    launches = device.plans[_plan](x.dtype, x.shape, "_gradient", (weight is not None, False, *wanted[1:], given))
+    x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
+    flags = weight is not None, bias is not None, *wanted[1:], given
+    launches = device.plans[_plan](x.dtype, x.shape, "_gradient", flags, activation)
     partials, factors = _partials(device, x, launches), device.empty(Spec((3, x.shape[-1]), saved.dtype))
     dweight, dbias = (device.empty(Spec(row.shape, x.dtype)) if want else None for want in wanted[1:])
     dx = device.empty(spec_of(x))
-    _run(launches.sums, gy, x, saved, partials)
+    _run(launches.sums, gy, x, weight, bias, saved, partials)
     _run(launches.join, partials, weight, saved, gmean, gvariance, dweight, dbias, factors)
-    _run(launches.places, gy, x, saved, factors, dx)
+    _run(launches.places, gy, x, weight, bias, saved, factors, dx)
     return dx, dweight, dbias
 
 
@@ -77,7 +79,9 @@ def _run(launch: LaunchPlan, *args: Buffer | float | None) -> None:
     launch.kernel(launch.work, launch.group, *given, *launch.numbers)
 
 
-def _plan(device: Device, dtype: np.dtype, shape: Shape, which: str, flags: tuple[bool, ...]) -> Launches:
+def _plan(
+    device: Device, dtype: np.dtype, shape: Shape, which: str, flags: tuple[bool, ...], activation: str | None
+) -> Launches:
     """The launches of the forward pass (""), or of the gradient; flags are FLAGS as far as they are of interest."""
     rows, count = prod(shape[:-1]), shape[-1]
     wide_, macros = channels(device, dtype, count)
@@ -86,13 +90,16 @@ def _plan(device: Device, dtype: np.dtype, shape: Shape, which: str, flags: tupl
     wanted = PARTS_PER_UNIT * device.features.compute_units // (side if slices > 1 else 1)
     each = min(max(-(-rows // max(1, wanted)), LEAST_ROWS), MOST_ROWS * slices)
     parts, told = -(-rows // each), {name: int(flag) for name, flag in zip_longest(FLAGS, flags, fillvalue=False)}
+    told |= {"ACTIVATION": activation or "none", "ACTIVATES": int(activation is not None), "FLOATING": 1}
     kernels = device.build("batch_norm", **macros, LANES=lanes, SLICES=slices, JOINERS=joiners, **told).kernels
     work, group = (side * lanes, parts * slices), (lanes, slices)
-    sums = LaunchPlan(kernels[f"batch_norm{which}_sums"], work, group, (rows, count, each))
+    sums, places = (
+        LaunchPlan(kernels[name], work, group, (rows, count, each))
+        for name in (f"batch_norm{which}_sums", "batch_norm_backward" if which else "batch_norm")
+    )
     numbers = (rows, count, parts) if which else (rows, count, each, parts)
     join = LaunchPlan(kernels[f"batch_norm{which}_join"], (count * joiners,), (joiners,), numbers)
-    places = plan(device, kernels["batch_norm_backward" if which else "batch_norm"], shape, wide_, 1)
-    return Launches(sums, join, places._replace(numbers=(*places.numbers, rows, count)))
+    return Launches(sums, join, places)
 
 
 def _shared(device: Device, blocks: int) -> tuple[int, int, int]:

@@ -22,12 +22,14 @@ ONE = ((1, 4, 6), (1, 33, 3, 2))  # a batch of one
 NONE = ((0, 3, 6), (2, 0, 3))
 
 
-def _params(channels: int, grouped: bool) -> Iterator[dict[str, Any]]:
+def _params(channels: int, grouped: bool, activated: bool) -> Iterator[dict[str, Any]]:
     for eps in (0.1, 1e-5, 1e-2):
         for groups in (d for d in (3, 2, 1, 11, channels) if grouped and channels % d == 0):
             yield {"groups": groups, "eps": eps}
         if not grouped:
             yield {"eps": eps}
+    if activated:
+        yield {"eps": 1e-2, "activation": "silu"}
 
 
 def _parts(sample: Sample, single: bool) -> np.ndarray:
@@ -47,7 +49,9 @@ def _is_steady(sample: Sample, single: bool) -> bool:
     return bool(np.all(parts.var(1) + sample.params["eps"] > 1e-5 * abs(parts).max(1) ** 2 + 0.05))
 
 
-def _norm(shapes: tuple, single: bool = False, grouped: bool = False, moments: bool = False) -> Cases:
+def _norm(
+    shapes: tuple, single: bool = False, grouped: bool = False, moments: bool = False, activated: bool = False
+) -> Cases:
     """x, the moments if they are given, and two weights, each of which may be left out."""
 
     def drawn(dtype: str, shape: tuple, params: dict) -> SearchStrategy[Sample]:
@@ -57,7 +61,7 @@ def _norm(shapes: tuple, single: bool = False, grouped: bool = False, moments: b
         return samples(datas(shape, dtype, ordinary(dtype)), *given, weight, weight, params=st.just(params))
 
     def cases(dtype: str) -> SearchStrategy[Sample]:
-        calls = [(shape, params) for shape in shapes for params in _params(shape[-1], grouped)]
+        calls = [(shape, params) for shape in shapes for params in _params(shape[-1], grouped, activated)]
         found = st.sampled_from(range(len(calls))).flatmap(remembered(lambda i: drawn(dtype, *calls[i])))
         return found if moments else found.filter(lambda sample: _is_steady(sample, single))
 
@@ -77,7 +81,7 @@ def _enter(op: Op, reference: Callable, shapes: tuple, narrow: Callable[[str], S
 
 
 _moments = Data((6,), "float32", seed=3), Data((6,), "float32", "positive", seed=4)
-_enter(ops.batch_norm, ref.batch_norm, (*IMAGES, *ROWS), _beside_wider())
+_enter(ops.batch_norm, ref.batch_norm, (*IMAGES, *ROWS), _beside_wider(activation="silu"), activated=True)
 _enter(
     ops.batch_norm_inference, ref.batch_norm_inference, (*IMAGES, *ROWS, *NONE), _beside_wider(*_moments), moments=True
 )

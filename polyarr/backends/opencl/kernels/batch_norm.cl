@@ -1,4 +1,4 @@
-// Batch norm, y = (x - mean) * rstd * weight + bias with each channel's mean and variance, and its gradient. x and what is
+// Batch norm, y = activation((x - mean) * rstd * weight + bias) with each channel's mean and variance, and its gradient. x and what is
 // like it is read twice: for sums, and for the result.
 //
 // A work-group takes `rows_each` rows of LANES blocks of WIDE channels, which SLICES share. Sums are of differences to
@@ -10,14 +10,17 @@
 //          mean, variance (channels) and saved (2, channels) of ACC: mean and rstd
 //          factors (3, channels) of ACC: dx = factors[0] * g + factors[1] * (x - mean) + factors[2]
 //          gmean, gvariance (channels) of ACC, read if GIVEN
-// Launch   batch_norm_sums, batch_norm_gradient_sums: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
+// Launch   all but the two that follow: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
 //          batch_norm_join, batch_norm_gradient_join: global (channels * JOINERS), local (JOINERS)
-//          batch_norm, batch_norm_backward: global as many work-items as there are shares of `each` blocks of channels
 // Params   spatial.cl's | LANES, SLICES, JOINERS as above, powers of two | HAS_WEIGHT, HAS_BIAS 1 if they are read |
+//          ACTIVATION as in prelude.cl, ACTIVATES 0 if it is none |
 //          WANTS_WEIGHT, WANTS_BIAS 1 to write their gradients | GIVEN 1 if mean and variance have a gradient
 #include "spatial.cl"
 #if !defined(LANES) || !defined(SLICES) || !defined(JOINERS)
 #error "batch_norm.cl needs LANES, SLICES and JOINERS"
+#endif
+#if !defined(ACTIVATION) || !defined(ACTIVATES)
+#error "batch_norm.cl needs ACTIVATION and ACTIVATES"
 #endif
 #if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(GIVEN)
 #error "batch_norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and GIVEN"
@@ -105,23 +108,47 @@ void batch_norm_join(__global const ACC *restrict partials, __global ACC *restri
     }
 }
 
-__kernel void batch_norm(__global const T *restrict x, __global const T *restrict weight, __global const T *restrict bias,
-                         __global const ACC *restrict saved, __global T *restrict y, const long each, const long rows,
-                         const long channels) {
-    const long blocks = channels / WIDE;
-    EACH_ITEM(item, rows * blocks) {
-        const long column = item % blocks * WIDE;
-        ACC v[WIDE], w[WIDE], b[WIDE];
-        TAKE(x, item * WIDE, v);
-        EACH_CHANNEL w[c] = 1, b[c] = 0;
-        if (HAS_WEIGHT) TAKE(weight, column, w);
-        if (HAS_BIAS) TAKE(bias, column, b);
-        EACH_CHANNEL v[c] = (v[c] - saved[column + c]) * saved[channels + column + c] * w[c] + b[c];
-        GIVE(y, item * WIDE, v);
+__kernel GROUP_ATTRIBUTES void batch_norm(__global const T *restrict x, __global const T *restrict weight,
+                                          __global const T *restrict bias, __global const ACC *restrict saved,
+                                          __global T *restrict y, const long rows, const long channels,
+                                          const long rows_each) {
+    MY_ROWS;
+    if (begin == end) return;
+    ACC mean[WIDE], scale[WIDE], shift[WIDE];
+    EACH_CHANNEL scale[c] = 1, shift[c] = 0;
+    if (HAS_WEIGHT) TAKE(weight, column, scale);
+    if (HAS_BIAS) TAKE(bias, column, shift);
+    EACH_CHANNEL {
+        mean[c] = saved[column + c];
+        scale[c] *= saved[channels + column + c];
+    }
+    EACH_ROW {
+        ACC v[WIDE];
+        TAKE(x, row * channels + column, v);
+        EACH_CHANNEL v[c] = ACTIVATE((v[c] - mean[c]) * scale[c] + shift[c]);
+        GIVE(y, row * channels + column, v);
     }
 }
 
+// What g is before the activation.
+#if ACTIVATES
+#define SCALES_FIND \
+    ACC scale[WIDE], shift_y[WIDE]; \
+    EACH_CHANNEL scale[c] = 1, shift_y[c] = 0; \
+    if (begin < end) { \
+        if (HAS_WEIGHT) TAKE(weight, column, scale); \
+        if (HAS_BIAS) TAKE(bias, column, shift_y); \
+        EACH_CHANNEL scale[c] *= saved[channels + column + c]; \
+    }
+#define BEFORE(v, u) EACH_CHANNEL v[c] *= SLOPE((u[c] - mean[c]) * scale[c] + shift_y[c])
+#else
+#define SCALES_FIND
+#define BEFORE(v, u)
+#endif
+
 __kernel GROUP_ATTRIBUTES void batch_norm_gradient_sums(__global const T *restrict g, __global const T *restrict x,
+                                                        __global const T *restrict weight,
+                                                        __global const T *restrict bias,
                                                         __global const ACC *restrict saved,
                                                         __global ACC *restrict partials, const long rows,
                                                         const long channels, const long rows_each) {
@@ -133,10 +160,12 @@ __kernel GROUP_ATTRIBUTES void batch_norm_gradient_sums(__global const T *restri
         mean[c] = begin < end ? saved[column + c] : 0;
         rstd[c] = begin < end ? saved[channels + column + c] : 0;
     }
+    SCALES_FIND;
     EACH_ROW {
         ACC v[WIDE], u[WIDE];
         TAKE(g, row * channels + column, v);
         TAKE(x, row * channels + column, u);
+        BEFORE(v, u);
         EACH_CHANNEL {
             sum[c] += v[c];
             products[c] = v[c] * ((u[c] - mean[c]) * rstd[c]) + products[c];
@@ -174,17 +203,27 @@ void batch_norm_gradient_join(__global const ACC *restrict partials, __global co
     }
 }
 
-__kernel void batch_norm_backward(__global const T *restrict g, __global const T *restrict x,
-                                  __global const ACC *restrict saved, __global const ACC *restrict factors,
-                                  __global T *restrict dx, const long each, const long rows, const long channels) {
-    const long blocks = channels / WIDE;
-    EACH_ITEM(item, rows * blocks) {
-        const long column = item % blocks * WIDE;
+__kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g, __global const T *restrict x,
+                                                   __global const T *restrict weight, __global const T *restrict bias,
+                                                   __global const ACC *restrict saved,
+                                                   __global const ACC *restrict factors, __global T *restrict dx,
+                                                   const long rows, const long channels, const long rows_each) {
+    MY_ROWS;
+    if (begin == end) return;
+    ACC mean[WIDE], by_g[WIDE], by_x[WIDE], shift[WIDE];
+    EACH_CHANNEL {
+        mean[c] = saved[column + c];
+        by_g[c] = factors[column + c];
+        by_x[c] = factors[channels + column + c];
+        shift[c] = factors[2 * channels + column + c];
+    }
+    SCALES_FIND;
+    EACH_ROW {
         ACC v[WIDE], u[WIDE];
-        TAKE(g, item * WIDE, v);
-        TAKE(x, item * WIDE, u);
-        EACH_CHANNEL v[c] = factors[column + c] * v[c] + factors[channels + column + c] * (u[c] - saved[column + c]) +
-                            factors[2 * channels + column + c];
-        GIVE(dx, item * WIDE, v);
+        TAKE(g, row * channels + column, v);
+        TAKE(x, row * channels + column, u);
+        BEFORE(v, u);
+        EACH_CHANNEL v[c] = by_g[c] * v[c] + by_x[c] * (u[c] - mean[c]) + shift[c];
+        GIVE(dx, row * channels + column, v);
     }
 }
