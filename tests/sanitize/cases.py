@@ -13,7 +13,7 @@ from polyarr.backends.opencl.attention_parts import divide, make_parts, walks
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
 from polyarr.backends.opencl.measure import peak_rate
-from polyarr.backends.opencl.parts import THIRDS, divided
+from polyarr.backends.opencl.parts import THIRDS, divided, divided_beside
 from polyarr.backends.opencl.product import Operand, Problem
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
@@ -287,6 +287,12 @@ def thirds_of_attention(q: polyarr.Array, k: polyarr.Array) -> None:
     divide(device, call, walks(call.problem), make_parts(device, call))
 
 
+def thirds_beside(x: polyarr.Array, y: polyarr.Array) -> None:
+    """The same beside each other in every row of x, and of all of y one after the other."""
+    fours, device = (x.size // 4, x.shape[1] // 4), polyarr.get_backend().upload.__self__
+    divided_beside(device, x.buf.memory, y.buf.memory, (fours, (y.size // 4,) * 2), THIRDS, None)
+
+
 def convolutions() -> Iterator[Case]:
     """Of all sides, in groups, and depthwise; pools, and batch norm."""
     x, where = array(1, 4, 3, 4), {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2)}
@@ -312,6 +318,7 @@ def convolutions() -> Iterator[Case]:
 def products() -> Iterator[Case]:
     yield Case("thirds", thirds, (array(5, 8), array(3, 8)))
     yield Case("thirds of attention", thirds_of_attention, (array(2, 3, 5, 24), array(2, 1, 7, 24)))
+    yield Case("thirds beside each other", thirds_beside, (array(6, 8), array(2, 4)))
     yield Case("thirds of odd rows", thirds, (array(5, 7), array(3, 7)))
     for rows, columns in ((3, 7), (4, 8), (2, 1100)):  # of an array that ends where the last row does
         x = array(rows, columns + 1, dtype="bfloat16")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl import depthwise
+from polyarr.backends.opencl import conv_wgmma, depthwise
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
@@ -32,12 +32,13 @@ from polyarr.backends.opencl.layout import (
 )
 from polyarr.backends.opencl.linear import through_activation
 from polyarr.backends.opencl.matmul import DEEP, SUM, plan_of, product, run
+from polyarr.backends.opencl.parts import Divided
 from polyarr.backends.opencl.product import PLAIN, Axes, Epilogue, Operand, Plan, Problem, Windows
 from polyarr.backends.opencl.rows import alike
 from polyarr.backends.opencl.spatial import Padding
 from polyarr.backends.opencl.spread import lay, spread
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, float32
 
 AXES = 4  # of kernels/windows.cl, on each side
 MOST = 2**31  # what its walks count to
@@ -90,6 +91,10 @@ class Phase(NamedTuple):
         return self.start + self.places - 1 if self.taps else 0
 
 
+EACH_PLACE = Phase(0, 0, 0, 0, 1, 1, 1)
+POINTWISE = Where((1,), ((0, 0),), (1,), 1)
+
+
 def conv(
     device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, *, stride: Shape, padding: Padding,
     dilation: Shape, groups: int, activation: str | None, precision: str = "highest",
@@ -112,7 +117,8 @@ def conv_backward(
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
     """The gradients of x, weight and bias."""
     where = {
-        "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "precision": precision
+        "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "precision": precision,
+        "shared": [],
     }  # fmt: skip
     rows, dbias = through_activation(device, _rows(device, g), saved, bias if wanted[2] else None, activation)
     gz, dx, dweight = view(rows, g.shape, _strides_of_rows(g.shape, rows.strides[0]), rows.offset), None, None
@@ -149,6 +155,17 @@ def _convolved(
     if where.is_depthwise(weight.shape):
         return depthwise.product(device, out, x, weight, **where.of_axes), None
     filters, groups = _filters(device, weight), where.groups
+    if where.is_pointwise(weight.shape) and set(where.stride) == {1}:
+        rows, (n, c), boxed = _rows(device, x), filters.shape, None
+        if out.dtype == float32:  # parts beside each other are made sooner, and of g for both gradients
+            line = Spec((1, rows.shape[0], n), out.dtype)
+            boxed = _boxed(device, line, _line(rows), filters, bias, (n, 1, c), POINTWISE, epilogue)
+        result = Spec((rows.shape[0], n), out.dtype)
+        found = boxed or product(device, result, rows, swapped(filters), bias, epilogue)
+        return reshaped(found[0], out.shape), found[1] and reshaped(found[1], out.shape)
+    boxed = _boxed(device, out, x, filters, bias, weight.shape, where, epilogue)
+    if boxed is not None:
+        return boxed
     if where.is_pointwise(weight.shape):
         rows = _rows(device, _every(x, where.stride))
         found = product(device, Spec((rows.shape[0], out.shape[-1]), out.dtype), rows, swapped(filters), bias, epilogue)
@@ -164,9 +181,30 @@ def _convolved(
     return _side_by_side(device, out, groups, found[0]), found[1] and reshaped(found[1], out.shape)
 
 
+def _boxed(
+    device: Device, out: Spec, x: Buffer, filters: Buffer, bias: Buffer | None, weight: Shape, where: Where,
+    epilogue: Epilogue,
+) -> tuple[Buffer, Buffer | None] | None:  # fmt: skip
+    """The product by boxes of images, where there are kernels for that."""
+    if where.groups > 1 or len(where.stride) > 2:
+        return None
+    places = _two(out.shape[1:-1], 1)
+    layer = conv_wgmma.Layer(
+        x.shape[0], x.shape[-1], weight[0], _in_strides(_two(x.shape[1:-1], 1), _two(where.stride, 1)), places,
+        _two(where.stride, 1), _elements(weight[1:-1], where), prod(weight[1:-1]),
+        start=(0, places[1] * out.shape[-1], out.shape[-1]), target=prod(out.shape[1:]),
+    )  # fmt: skip
+    if not conv_wgmma.takes(device, out.dtype, (layer,), epilogue):
+        return None
+    result, saved = device.empty(out), device.empty(out) if epilogue.save else None
+    x = _whole_strides(device, x, where.stride)
+    conv_wgmma.run(device, layer, result, saved, x, filters, bias, epilogue, [])
+    return result, saved
+
+
 def conv_input_gradient(
     device: Device, out: Spec, g: Buffer, weight: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
-    dilation: Shape, groups: int, precision: str = "highest",
+    dilation: Shape, groups: int, precision: str = "highest", shared: list[Divided] | None = None,
 ) -> Buffer:  # fmt: skip
     """The gradient of x: a convolution of g for each remainder of a place by the strides."""
     epilogue, where = PLAIN._replace(precision=precision), Where(stride, padding, dilation, groups)
@@ -174,10 +212,20 @@ def conv_input_gradient(
         return _zeros(device, out)
     if where.is_depthwise(weight.shape):
         return depthwise.input_gradient(device, out, g, weight, **where.of_axes)
+    shared = [] if shared is None else shared
     if where.is_pointwise(weight.shape) and set(stride) == {1}:
-        return _of_rows(device, out, _rows(device, g), _filters(device, weight), epilogue)
+        rows, filters = _rows(device, g), _filters(device, weight)
+        boxed, every_place = None, [[EACH_PLACE._replace(places=rows.shape[0])]]
+        if out.dtype == float32:
+            line, single = Spec((1, rows.shape[0], out.shape[-1]), out.dtype), (filters.shape[0], 1, filters.shape[1])
+            given = _line(rows), reshaped(filters, single)
+            boxed = _boxed_phases(device, line, *given, every_place, POINTWISE, epilogue, shared)
+        return _of_rows(device, out, rows, filters, epilogue) if boxed is None else reshaped(boxed, out.shape)
     told = zip(shape, weight.shape[1:-1], stride, padding, dilation, strict=True)
     axes = [_phases(length, kernel, step, pads[0], apart) for length, kernel, step, pads, apart in told]
+    boxed = _boxed_phases(device, out, g, weight, axes, where, epilogue, shared)
+    if boxed is not None:
+        return boxed
     around = tuple(
         (max(0, *(-phase.least for phase in axis), 0), max(0, *(phase.most + 1 - n for phase in axis), 0))
         for axis, n in zip(axes, g.shape[1:-1], strict=True)
@@ -199,13 +247,47 @@ def conv_input_gradient(
     return result
 
 
+def _boxed_phases(
+    device: Device, out: Spec, g: Buffer, weight: Buffer, axes: list[list[Phase]], where: Where, epilogue: Epilogue,
+    shared: list[Divided],
+) -> Buffer | None:  # fmt: skip
+    """The gradient of x by boxes of g, each phase written to its places, where there are kernels for that."""
+    if where.groups > 1 or len(axes) > 2:
+        return None
+    n, c, (_, wide) = weight.shape[0], weight.shape[-1], _two(out.shape[1:-1], 1)
+    strides, kernel = _two(where.stride, 1), _two(weight.shape[1:-1], 1)
+    layers = []
+    for phase in every(*axes):
+        rows, columns = (Phase(0, 1, 0, 0, 1, 1, 0),) * (2 - len(phase)) + phase
+        elements = tuple(
+            conv_wgmma.Element(
+                (rows.start - u * rows.apart, columns.start - v * columns.apart),
+                (rows.tap + u * rows.each) * kernel[1] + columns.tap + v * columns.each,
+            )
+            for u in range(rows.taps) for v in range(columns.taps)
+        )  # fmt: skip
+        start = (rows.first * wide + columns.first) * c, strides[0] * wide * c, strides[1] * c
+        layers.append(conv_wgmma.Layer(
+            g.shape[0], n, c, _two(g.shape[1:-1], 1), (rows.places, columns.places), (1, 1), elements, prod(kernel),
+            turned=True, start=start, target=prod(out.shape[1:]),
+        ))  # fmt: skip
+    met = tuple(layer for layer in layers if layer.elements)
+    if not conv_wgmma.takes(device, out.dtype, met, epilogue):
+        return None
+    result = device.empty(out) if len(met) == len(layers) else _zeros(device, out)
+    g, weight = dense(device, g), dense(device, weight)
+    for layer in met:
+        conv_wgmma.run(device, layer, result, None, g, weight, None, epilogue, shared)
+    return result
+
+
 def _part_of(out: Spec, phase: tuple[Phase, ...]) -> Spec:
     return Spec((out.shape[0], *(axis.places for axis in phase), out.shape[-1]), out.dtype)
 
 
 def conv_weight_gradient(
     device: Device, out: Spec, g: Buffer, x: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
-    dilation: Shape, groups: int, precision: str = "highest",
+    dilation: Shape, groups: int, precision: str = "highest", shared: list[Divided] | None = None,
 ) -> Buffer:  # fmt: skip
     """The gradient of the weight: for each of its elements a sum over all windows."""
     epilogue, where = PLAIN._replace(precision=precision), Where(stride, padding, dilation, groups)
@@ -213,7 +295,16 @@ def conv_weight_gradient(
         return _zeros(device, out)
     if where.is_depthwise(out.shape):
         return depthwise.weight_gradient(device, out, g, x, **where.of_axes)
-    rows = _rows(device, g)
+    rows, shared = _rows(device, g), [] if shared is None else shared
+    if where.is_pointwise(out.shape) and set(stride) == {1}:
+        columns, boxed = _rows(device, x), None
+        if out.dtype == float32:
+            single = Spec((out.shape[0], 1, out.shape[-1]), out.dtype)
+            boxed = _boxed_sums(device, single, _line(rows), _line(columns), POINTWISE, epilogue, shared)
+        return _of_rows(device, out, swapped(rows), columns, epilogue) if boxed is None else reshaped(boxed, out.shape)
+    boxed = _boxed_sums(device, out, g, x, where, epilogue, shared)
+    if boxed is not None:
+        return boxed
     if where.is_pointwise(out.shape):
         return _of_rows(device, out, swapped(rows), _rows(device, _every(x, stride)), epilogue)
     x = _padded(device, x, padding)
@@ -227,6 +318,25 @@ def conv_weight_gradient(
     )  # fmt: skip
     found = reshaped(_multiply(device, p, rows, x, None, epilogue)[0], (parts, *out.shape))
     return SUM(device, out, found, axis=(0,)) if parts > 1 else reshaped(found, out.shape)
+
+
+def _boxed_sums(
+    device: Device, out: Spec, g: Buffer, x: Buffer, where: Where, epilogue: Epilogue, shared: list[Divided]
+) -> Buffer | None:
+    """The gradient of the weight by boxes of g and x, where there are kernels for that."""
+    if where.groups > 1 or len(where.stride) > 2:
+        return None
+    strides = _two(where.stride, 1)
+    layer = conv_wgmma.Layer(
+        x.shape[0], x.shape[-1], out.shape[0], _in_strides(_two(x.shape[1:-1], 1), strides), _two(g.shape[1:-1], 1),
+        strides, _elements(out.shape[1:-1], where), prod(out.shape[1:-1]), sums=True,
+    )  # fmt: skip
+    if not conv_wgmma.takes(device, out.dtype, (layer,), epilogue):
+        return None
+    result = device.empty(out)
+    x = _whole_strides(device, x, where.stride)
+    conv_wgmma.run(device, layer, result, None, dense(device, g), x, None, epilogue, shared)
+    return result
 
 
 # ---- products ----------------------------------------------------------------------------------------------------
@@ -278,6 +388,40 @@ def _first_parts(lengths: Shape, parts: int) -> Shape:
     """The lengths of a walk of one part: the images are, or begin, the first axis that is longer than 1."""
     first = next((i for i, n in enumerate(lengths) if n > 1), 0)
     return (*lengths[:first], lengths[first] // parts, *lengths[first + 1 :])
+
+
+# ---- boxes -------------------------------------------------------------------------------------------------------
+
+
+def _two(numbers: Shape, missing: int) -> tuple[int, int]:
+    """Of one or two axes as of two."""
+    return ((missing,) * (2 - len(numbers)) + tuple(numbers))[-2:]  # type: ignore[return-value]
+
+
+def _line(rows: Buffer) -> Buffer:
+    """A matrix as an image of one axis."""
+    return view(rows, (1, *rows.shape), (0, *rows.strides), rows.offset)
+
+
+def _elements(kernel: Shape, where: Where) -> tuple[conv_wgmma.Element, ...]:
+    """The elements of a kernel, from a window's first place."""
+    high, wide = (
+        [-before + i * step for i in range(n)]
+        for n, before, step in zip(
+            _two(kernel, 1), _two(tuple(p[0] for p in where.padding), 0), _two(where.dilation, 1), strict=True
+        )
+    )
+    return tuple(conv_wgmma.Element(apart, number) for number, apart in enumerate(every(high, wide)))
+
+
+def _in_strides(lengths: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+    """Lengths up to whole strides."""
+    return -(-lengths[0] // stride[0]) * stride[0], -(-lengths[1] // stride[1]) * stride[1]
+
+
+def _whole_strides(device: Device, x: Buffer, stride: Shape) -> Buffer:
+    """x with as many zeros behind it as make its lengths whole strides; dense."""
+    return dense(device, _padded(device, x, tuple((0, -n % s) for n, s in zip(x.shape[1:-1], stride, strict=True))))
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Thirds: x = high + middle + low, with all 24 bits and float32's range. Products 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.product import Operand, Problem
 from polyarr.core.spec import Spec, bfloat16, float16, uint32
 
-GROUP = (64, 4, 1)
+GROUP, ITEMS = (64, 4, 1), 256
 FOUR, WHOLE = 4, 8  # columns of a work-item; 16-bit elements in 16 bytes
 GROUPS_PER_UNIT = 16
 MOST_MATRICES = 65535  # groups along the third axis
@@ -26,6 +26,7 @@ DTYPES = {HALVES: float16, THIRDS: bfloat16}
 WALKS = {1: 1, HALVES: 3, THIRDS: 6}  # along k, of numbers in so many parts
 PEAKS = Spec((2,), uint32)
 
+Pair = tuple[int, int]
 Divide = Callable[[tuple[Any, Any], tuple[int, int]], tuple[Any, Any, Any]]
 
 
@@ -88,6 +89,48 @@ def _thirds(device: Device, vector: int) -> Callable[..., None]:
         program.divide(work, GROUP, memory, told, to, *numbers, pitch)
 
     return write
+
+
+class Divided(NamedTuple):
+    """Two dense operands, their parts, and the peaks."""
+
+    x: Any
+    y: Any
+    left: Any
+    right: Any
+    peaks: Any
+
+
+def divided_beside(
+    device: Device, x: Any, y: Any, fours: tuple[Pair, Pair], parts: int, before: Divided | None
+) -> Divided:
+    """The parts of two dense operands, beside each other in every row.
+
+    fours: of each operand, how many numbers by four there are, and in a row. before: what may be taken from there.
+    """
+    if before is not None and before.x is x and before.y is y:
+        return before
+    peaks = device.empty(PEAKS).memory
+    device.commands.fill((8,), None, peaks)
+    if before is not None and before.x is x:
+        left = before.left
+        device.commands.copy((4,), None, peaks, before.peaks)
+    else:
+        left = _beside(device, 0, x, peaks, fours[0], parts)
+    return Divided(x, y, left, _beside(device, 1, y, peaks, fours[1], parts), peaks)
+
+
+def _beside(device: Device, which: int, memory: Any, peaks: Any, fours: Pair, parts: int) -> Any:
+    to = device.empty(Spec((parts * FOUR * fours[0],), DTYPES[parts])).memory
+    units = GROUPS_PER_UNIT * device.features.compute_units
+    work, group = (min(-(-fours[0] // ITEMS), units) * ITEMS,), (ITEMS,)
+    if parts == THIRDS:
+        device.build("matmul_thirds", VECTOR=1).divide_beside(work, group, memory, peaks, to, *fours)
+        return to
+    program = device.build("matmul_parts", KIND="f16", VECTOR=1)
+    program.find_peak_of_all(work, group, memory, peaks, which, fours[0])
+    program.divide_beside(work, group, memory, peaks, to, which, *fours)
+    return to
 
 
 def in_whole(columns: int) -> int:

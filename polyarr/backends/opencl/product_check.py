@@ -61,6 +61,17 @@ def _compare(
         for _ in range(2):  # words that work-groups wait by must be 0 again after the first time
             launch(tuple(buf and buf.memory for buf in (*given, workspace, out, saved)), 0, 0)
         after, before = device.download(out), device.download(saved) if saved else None
+    agree(x, y, bias, epilogue, after, before)
+
+
+def agree(
+    x: np.ndarray, y: np.ndarray, bias: np.ndarray, epilogue: Epilogue, after: np.ndarray, before: np.ndarray | None
+) -> None:
+    """Compare the result of a product, and what activation was applied to, with NumPy's in float64.
+
+    Errors:  BackendError if one of them is wrong
+    """
+    dtype = x.dtype
     x, y = x.astype(float64), y.astype(float64)
     expected = x @ y + (bias.astype(float64) if epilogue.bias else 0)
     summing = SUMMING_THIRDS if dtype == float32 else SUMMING

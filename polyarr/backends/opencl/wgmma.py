@@ -4,13 +4,14 @@ They are of 16-bit floats, and of float32 in parts (parts.py): three, which are 
 where that is precise enough.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyarr.backends.opencl.commands import Kernel
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import whole_row
 from polyarr.backends.opencl.parts import DTYPES, HALVES, MOST_MATRICES, THIRDS, WALKS, divided, room
@@ -113,7 +114,7 @@ def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
     """How to run a product; None if it is not for these kernels, or they do not compute rightly here."""
-    parts = _parts(dtype, epilogue)
+    parts = parts_of(dtype, epilogue)
     if dtype not in KINDS or p.windows or p.k == 0 or not is_sound(device, VARIANT):
         return None
     operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
@@ -135,16 +136,17 @@ def plan(
     return _launch(device, dtype, p, aligned, choice, macros, pitch)
 
 
-def _parts(dtype: np.dtype, epilogue: Epilogue) -> int:
+def parts_of(dtype: np.dtype, epilogue: Epilogue) -> int:
     """How many numbers of 16 bits one of the dtype becomes."""
     return 1 if dtype != float32 else THIRDS if epilogue.precision == "highest" else HALVES
 
 
 def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue, pitch: int) -> dict[str, Any]:
-    along, parts = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}, _parts(dtype, epilogue)
+    along, parts = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}, parts_of(dtype, epilogue)
     kind = KINDS[DTYPES.get(parts, dtype)]
     flags = {"ALIGNED": int(pitch * dtype.itemsize % ALIGNMENT == 0), "SHARES": int(choice.shared > 0)}
-    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": kind, **along, **flags, "WALKS": WALKS[parts]}
+    flags |= {"WALKS": WALKS[parts], "IMAGES": 0}
+    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": kind, **along, **flags}
 
 
 def _launch(
@@ -156,6 +158,24 @@ def _launch(
     if parts > 1:
         p, divide = divided(device, p, aligned, parts)
     maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch, parts))).memory
+    multiply = launch_of(device, kernel, p, choice, walks, pitch, maps)
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        x, y, *others = arrays
+        peaks = None
+        if divide:
+            x, y, peaks = divide((x, y), (x_start, y_start))
+            x_start = y_start = 0
+        multiply((x, y, *others), peaks, x_start, y_start)
+
+    sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
+    return Plan(launch, sums, 0 if pitch == p.n else pitch)
+
+
+def launch_of(
+    device: Device, kernel: Kernel, p: Problem, choice: Choice, walks: int, pitch: int, maps: Any, *further: Any
+) -> Callable[[Arrays, Any, int, int], None]:
+    """The launch of a kernel, with arrays, peaks, and where x and y start."""
     own_maps, words = device.plans[_scratch]()
     tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
     flags = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
@@ -164,16 +184,10 @@ def _launch(
     structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
 
-    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        x, y, *others = arrays
-        peaks = None
-        if divide:
-            x, y, peaks = divide((x, y), (x_start, y_start))
-            x_start = y_start = 0
-        kernel(work, group, x, y, *others, peaks, maps, own_maps, words, x_start, y_start, structure)
+    def launch(arrays: Arrays, peaks: Any, x_start: int, y_start: int) -> None:
+        kernel(work, group, *arrays, peaks, maps, own_maps, words, x_start, y_start, structure, *further)
 
-    sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
-    return Plan(launch, sums, 0 if pitch == p.n else pitch)
+    return launch
 
 
 def _scratch(device: Device) -> tuple[Any, Any]:
@@ -238,10 +252,11 @@ def _trial(device: Device) -> None:
     )  # fmt: skip
     for dtype, x_along_k, y_along_k, shares, tile, aligned, precision in cases:
         epilogue = Epilogue(True, "relu", True, precision)
-        parts = _parts(dtype, epilogue)
+        parts = parts_of(dtype, epilogue)
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
         flags = {"KIND": KINDS[DTYPES.get(parts, dtype)], **along, "ALIGNED": aligned, "SHARES": shares}
-        macros = {**epilogue.macros(dtype), **asdict(tile), **flags, "WALKS": WALKS[parts]}
+        flags |= {"WALKS": WALKS[parts], "IMAGES": 0}
+        macros = {**epilogue.macros(dtype), **asdict(tile), **flags}
         _check(device, dtype, macros, epilogue)
 
 

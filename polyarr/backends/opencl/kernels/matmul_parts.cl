@@ -5,10 +5,26 @@
 // Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
 //          peaks (2): the bits of the largest finite magnitude of x and of y, 0 at first; this one's is peaks[which]
 //          parts (2, batch, rows, pitch): high and low, pitch a multiple of 8
-// Launch   both: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
+//          or, of divide_beside, (rows, 2, columns) for x (rows, columns) row-major, columns a multiple of 4
+// Launch   find_peak, divide: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
+//          find_peak_of_all, divide_beside: global any multiple of 256, local 256
 // Params   KIND f16 | VECTOR 1 if fours of columns are aligned
 #include "ptx.cl"
 #include "fours.cl"
+
+static inline uint most_bits(float4 v) {
+    return MAX(MAX(finite_bits(v.x), finite_bits(v.y)), MAX(finite_bits(v.z), finite_bits(v.w)));
+}
+
+// The largest of what the 256 work-items of a group have.
+static inline void tell_peak(uint bits, __local uint *largest, int me, __global volatile uint *peak) {
+    largest[me] = bits;
+    for (int step = 128; step > 0; step /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (me < step) largest[me] = MAX(largest[me], largest[me + step]);
+    }
+    if (me == 0) atomic_max(peak, largest[0]);
+}
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
 void find_peak(__global const float *x, __global volatile uint *peaks, const int which, const long x_start,
@@ -19,16 +35,25 @@ void find_peak(__global const float *x, __global volatile uint *peaks, const int
     const int me = get_local_id(1) * 64 + get_local_id(0);
     x += x_start + b / inner * outer_step + b % inner * inner_step;
     uint bits = 0;
-    for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
-        const float4 v = four_of(x + row * row_step, column, columns);
-        bits = MAX(bits, MAX(MAX(finite_bits(v.x), finite_bits(v.y)), MAX(finite_bits(v.z), finite_bits(v.w))));
-    }
-    largest[me] = bits;
-    for (int step = 128; step > 0; step /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (me < step) largest[me] = MAX(largest[me], largest[me + step]);
-    }
-    if (me == 0) atomic_max(peaks + which, largest[0]);
+    for (long row = get_global_id(1); row < rows; row += get_global_size(1))
+        bits = MAX(bits, most_bits(four_of(x + row * row_step, column, columns)));
+    tell_peak(bits, largest, me, peaks + which);
+}
+
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void find_peak_of_all(__global const float4 *restrict x, __global volatile uint *peaks, const int which, const uint fours) {
+    __local uint largest[256];
+    uint bits = 0;
+    _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0)) bits = MAX(bits, most_bits(x[i]));
+    tell_peak(bits, largest, get_local_id(0), peaks + which);
+}
+
+// The parts of four numbers, which are so far apart.
+static inline void write_parts(float4 v, __global uint2 *parts, long apart) {
+    const uint2 high = (uint2)(pair_of(v.x, v.y), pair_of(v.z, v.w));
+    const float2 a = floats_of(high.x), c = floats_of(high.y);
+    parts[0] = high;
+    parts[apart] = (uint2)(pair_of(low_of(v.x, a.x), low_of(v.y, a.y)), pair_of(low_of(v.z, c.x), low_of(v.w, c.y)));
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
@@ -41,10 +66,14 @@ void divide(__global const float *x, __global const uint *peaks, __global uint2 
     if (column >= pitch) return;
     for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
         const float4 v = four_of(x + row * row_step, column, columns) * scale;
-        const uint2 high = (uint2)(pair_of(v.x, v.y), pair_of(v.z, v.w));
-        const float2 a = floats_of(high.x), c = floats_of(high.y);
-        const long at = ((b * rows + row) * pitch + column) / 4;
-        parts[at] = high;
-        parts[at + all] = (uint2)(pair_of(low_of(v.x, a.x), low_of(v.y, a.y)), pair_of(low_of(v.z, c.x), low_of(v.w, c.y)));
+        write_parts(v, parts + ((b * rows + row) * pitch + column) / 4, all);
     }
+}
+
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void divide_beside(__global const float4 *restrict x, __global const uint *peaks, __global uint2 *restrict parts,
+                   const int which, const uint fours, const uint in_row) {
+    const float scale = power_of_2(shift_of(peaks[which]));
+    _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0))
+        write_parts(x[i] * scale, parts + (size_t)(i / in_row) * in_row + i, in_row);
 }

@@ -8,10 +8,22 @@
 // Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
 //          told: set to 1 if a number is not finite
 //          parts (3, batch, rows, pitch): high, middle and low, pitch a multiple of 8
-// Launch   global (fours of columns, rows that run at once, batch), local (64, 4, 1)
+//          or, of divide_beside, (rows, 3, columns) for x (rows, columns) row-major, columns a multiple of 4
+// Launch   divide: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
+//          divide_beside: global any multiple of 256, local 256
 // Params   VECTOR 1 if fours of columns are aligned
 #include "fours.cl"
 #include "thirds.cl"
+
+// The parts of four numbers, which are so far apart; 0 if one of the numbers is not finite.
+static inline int write_parts(float4 v, __global uint2 *parts, long apart) {
+    const int4 finite = v - v == 0;  // what is not becomes a nan
+    const float4 high = high_of_four(v), rest = finite ? v - high : 0, middle = high_of_four(rest);
+    parts[0] = four_upper(high);
+    parts[apart] = four_upper(middle);
+    parts[2 * apart] = four_upper(rest - middle);
+    return finite.x & finite.y & finite.z & finite.w;
+}
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
 void divide(__global const float *x, __global volatile uint *told, __global uint2 *parts, const long x_start, const long rows,
@@ -23,13 +35,16 @@ void divide(__global const float *x, __global volatile uint *told, __global uint
     int all_finite = 1;
     for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
         const float4 v = four_of(x + row * row_step, column, columns);
-        const int4 finite = v - v == 0;  // what is not becomes a nan
-        const float4 high = high_of_four(v), rest = finite ? v - high : 0, middle = high_of_four(rest);
-        const long at = ((b * rows + row) * pitch + column) / 4;
-        all_finite &= finite.x & finite.y & finite.z & finite.w;
-        parts[at] = four_upper(high);
-        parts[at + each] = four_upper(middle);
-        parts[at + 2 * each] = four_upper(rest - middle);
+        all_finite &= write_parts(v, parts + ((b * rows + row) * pitch + column) / 4, each);
     }
+    if (!all_finite) atomic_max(told, 1u);
+}
+
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void divide_beside(__global const float4 *restrict x, __global volatile uint *told, __global uint2 *restrict parts,
+                   const uint fours, const uint in_row) {
+    int all_finite = 1;
+    _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0))
+        all_finite &= write_parts(x[i], parts + (size_t)(i / in_row) * 2 * in_row + i, in_row);
     if (!all_finite) atomic_max(told, 1u);
 }

@@ -21,6 +21,7 @@
 //          peaks: what the shifts of x and y follow from, used if WALKS is 3; the first is not 0 if a number is not
 //          finite, used if WALKS is 6
 //          maps: tensor maps of x, y, out and saved without addresses; own_maps: 64 words for each work-group
+// Images   IMAGES 1: x is places of images, and so is out; 2: both x and y are, along k. See images.cl
 // Batch    matrix b of x is at (b / inner, b % inner) of its map's outer axes, where x_outer and x_inner are 1, else at 0;
 //          with parts, the outermost axis is that of the parts
 // Launch   global (groups * 384), local 384
@@ -30,14 +31,16 @@
 //          ALIGNED 1 if rows of out begin at multiples of 16 bytes
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          SHARES 1 if there are tiles that are cut along k
+//          IMAGES 0, or 1 or 2 as above, where ALIGNED is 1
 //          WALKS along k: 1; 3 or 6 if x and y are two parts of float16, or three of bfloat16, and out is float32
 #include "ptx.cl"
 #include "wgmma.cl"
+#include "images.cl"
 #if !defined(STAGES) || !defined(BUFFERS) || !defined(TURNS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
 #error "matmul_wgmma.cl needs STAGES, BUFFERS, TURNS, X_ALONG_K, Y_ALONG_K and ALIGNED"
 #endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(WALKS)
-#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES and WALKS"
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(WALKS) || !defined(IMAGES)
+#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES, WALKS and IMAGES"
 #endif
 
 #define HALVES 2  // of a tile, or of the tiles: a group of four warps each
@@ -136,6 +139,36 @@ INLINE int next_piece(const Numbers *a, Walk *walk, Piece *piece) {
 
 // ---- copying in -------------------------------------------------------------------------------------------------
 
+#if IMAGES
+INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps, const Images *images,
+                    __global const int4 *places) {
+    Walk walk = walk_of(a, get_group_id(0));
+    Piece piece;
+    const int each = a->steps / WALKS;
+    uint stage = 0, phase = 1;
+    map_take(maps);
+    map_take(maps + 16);
+    while (next_piece(a, &walk, &piece)) {
+        Boxes boxes;
+        boxes_find(&boxes, images, places, piece.row, piece.column);
+        Step next = step_of(images, places, piece.from % each);
+        for (int step = piece.from; step < piece.to; step++) {
+            const Step now = next;
+            const uint x_at = local_at + stage * STAGE_BYTES, y_at = x_at + X_BYTES, full = local_at + FULL_AT + stage * 8;
+            barrier_wait(local_at + EMPTY_AT + stage * 8, phase);
+#if WALKS > 1
+            const int walk = step / each, x_part = PART_OF(walk, X_PARTS), y_part = PART_OF(walk, Y_PARTS);
+#else
+            const int x_part = 0, y_part = 0;
+#endif
+            barrier_expect(full, IMAGES == 1 ? ROWS / 64 * images->box_bytes + COLUMNS * 128 : STAGE_BYTES);
+            boxes_load(x_at, y_at, maps, images, &boxes, now, x_part, y_part, full);
+            next = step_of(images, places, (step + 1) % each);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+    }
+}
+#else
 INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps) {
     Walk walk = walk_of(a, get_group_id(0));
     Piece piece;
@@ -174,6 +207,7 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
         }
     }
 }
+#endif
 
 // ---- sums of other work-groups ----------------------------------------------------------------------------------
 
@@ -238,7 +272,9 @@ INLINE void write_chunk(__global ushort *out, uint chunk_at, const Numbers *a, c
     }
 }
 
-#if ALIGNED
+#if IMAGES == 1
+#define CHUNK_OUT(target, map) if (first) image_store(map, column, places[row / 64], chunk_at)
+#elif ALIGNED
 #define CHUNK_OUT(target, map) if (first) box_store(map, column, row, piece.matrix, chunk_at)
 #else
 #define CHUNK_OUT(target, map) write_chunk((__global ushort *)target, chunk_at, &a, &piece, row, column, warp, lane)
@@ -257,7 +293,7 @@ INLINE void write_chunk(__global ushort *out, uint chunk_at, const Numbers *a, c
 
 // ---- without matrix units ---------------------------------------------------------------------------------------
 
-#if WALKS == 6
+#if WALKS == 6 && !IMAGES
 // A number from its parts, which are so far apart. One that is not finite is its own high part.
 INLINE float whole_of(__global const ushort *part, long apart) {
     return widen_bfloat16(part[0]) + (widen_bfloat16(part[apart]) + widen_bfloat16(part[2 * apart]));
@@ -292,21 +328,35 @@ INLINE void multiply_numbers(const Numbers *a, __global const ushort *x, __globa
 
 // ---- the kernel -------------------------------------------------------------------------------------------------
 
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums,
-            __global T *out, __global T *saved, __global const uint *peaks, __global const ulong *maps, __global ulong *own_maps,
-            __global uint *flags, const long x_start, const long y_start, const Numbers a) {
+#define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+#define ARGUMENTS \
+    __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
+    __global T *saved, __global const uint *peaks, __global const ulong *maps, __global ulong *own_maps, \
+    __global uint *flags, const long x_start, const long y_start, const Numbers a
+#if IMAGES
+__kernel ATTRIBUTES void matmul_of_images(ARGUMENTS, __global const int4 *places, const Images images) {
+#else
+__kernel ATTRIBUTES void matmul(ARGUMENTS) {
+#endif
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, side = me / 128, in_half = me % 128;
     const int group = get_group_id(0);
     const uint local_at = place_of(memory);
 #if WALKS == 6
     if (peaks[0]) {
+#if IMAGES
+        multiply_numbers(&images, places, a.m, a.n, a.k, x, y, bias, out, saved);
+#else
         multiply_numbers(&a, x, y, bias, out, saved);
+#endif
         return;
     }
 #endif
     own_maps += group * 64;
+#if IMAGES
+    out += images.out_start;
+    if (SAVE) saved += images.out_start;
+#endif
     if (warp < 4) {
         const ulong address = warp == 0 ? (ulong)(x + x_start) : warp == 1 ? (ulong)(y + y_start)
                             : warp == 2 ? (ulong)out : (ulong)saved;
@@ -323,7 +373,11 @@ void matmul(__global const INPUT *x, __global const INPUT *y, __global const T *
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (side == HALVES) {
         REGISTERS_GIVEN(40);
+#if IMAGES
+        if (in_half == 0) copy_in(&a, local_at, own_maps, &images, places);
+#else
         if (in_half == 0) copy_in(&a, local_at, own_maps);
+#endif
         return;
     }
     REGISTERS_TAKEN(232);

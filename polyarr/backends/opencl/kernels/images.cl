@@ -1,0 +1,168 @@
+// Operands of matmul_wgmma.cl that are images with channels last, copied in boxes of at most 64 places with 64 channels
+// each: windows of a convolution need no copy, and what lies outside of an image arrives as zeros.
+//
+// An image's map has five axes: channels (of `stride` neighbours along the width, and of the parts of float32), width in
+// strides, rows of a stride, height in strides, images. A box begins at (channel, width, row, height, image).
+//
+// IMAGES 1, the result of a convolution or the gradient of its input: x is windows. Rows 64 * i ... of a product are the
+// places of box i of the result. A step of k is 64 channels of one element of the kernel.
+// IMAGES 2, the gradient of a weight: x is the result's gradient and y the windows, both with places along k. A step of
+// k is a box of 64 places, and 64 columns are channels of one element of the kernel.
+//
+// places   IMAGES 1: for each box its width, height and image; from `deep` on two for each step: where its channels and
+//          element lie from there (channel, width, row, height), and where its rows of y begin (row, matrix)
+//          IMAGES 2: for each 64 columns the channel, width, row and height; from `deep` on each box, as above
+#ifndef IMAGES
+#error "images.cl needs IMAGES"
+#endif
+#if IMAGES
+
+// out_start: where out begins. x_apart, y_apart: channels, or matrices of y, from part to part. box: the lengths of a box,
+// images last; count: those of all boxes together. The rest is for multiply_numbers: the lengths of x's (IMAGES 1) or
+// y's map, all but the row's; the steps of out.
+typedef struct {
+    long out_start, out_step[3], y_step[4];
+    int deep, columns, box_bytes, x_apart, y_apart, box[3], count[3], channels, lengths[2], rows, spare;
+} Images;
+
+typedef struct {
+    int4 box[IMAGES == 1 ? 2 : COLUMNS / 64];
+    int row, column;
+} Boxes;
+
+typedef struct {
+    int4 there, other;
+} Step;
+
+INLINE void image_load(uint to, __global const ulong *map, int channel, int width, int row, int height, int image,
+                       uint barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%2, %3, %4, %5, %6}], [%7];"
+        ::"r"(to), "l"(map), "r"(channel), "r"(width), "r"(row), "r"(height), "r"(image), "r"(barrier) : "memory");
+}
+INLINE void image_store(__global const ulong *map, int channel, int4 place, uint from) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+                 ::"l"(map), "r"(channel), "r"(place.x), "r"(place.y), "r"(place.z), "r"(from) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// What of a tile's boxes is the same for all steps.
+INLINE void boxes_find(Boxes *boxes, const Images *images, __global const int4 *places, int row, int column) {
+    boxes->row = row;
+    boxes->column = column;
+#if IMAGES == 1
+    UNROLL for (int i = 0; i < 2; i++) boxes->box[i] = places[row / 64 + i];
+#else
+    UNROLL for (int i = 0; i < COLUMNS / 64; i++) boxes->box[i] = places[MIN(column / 64 + i, images->columns - 1)];
+#endif
+}
+
+INLINE Step step_of(const Images *images, __global const int4 *places, int step) {
+    Step found;
+    found.there = places[images->deep + IMAGES % 2 * step + step];
+    found.other = IMAGES == 1 ? places[images->deep + 2 * step + 1] : found.there;
+    return found;
+}
+
+INLINE void boxes_load(uint x_at, uint y_at, __global const ulong *maps, const Images *images, const Boxes *boxes, Step step,
+                       int x_part, int y_part, uint full) {
+    const int4 there = step.there;
+#if IMAGES == 1
+    UNROLL for (int i = 0; i < 2; i++) {
+        const int4 box = boxes->box[i];
+        image_load(x_at + i * 8192, maps, there.x + x_part * images->x_apart, box.x + there.y, there.z, box.y + there.w,
+                   box.z, full);
+    }
+#if Y_ALONG_K
+    box_load(y_at, maps + 16, step.other.x, boxes->column, 0, y_part, full);
+#else
+    UNROLL for (int i = 0; i < COLUMNS / 64; i++)
+        box_load(y_at + i * 8192, maps + 16, boxes->column + i * 64, step.other.x, step.other.y, y_part, full);
+#endif
+#else
+    UNROLL for (int i = 0; i < 2; i++)
+        image_load(x_at + i * 8192, maps, boxes->row + i * 64 + x_part * images->x_apart, there.x, 0, there.y, there.z, full);
+    UNROLL for (int i = 0; i < COLUMNS / 64; i++) {
+        const int4 box = boxes->box[i];
+        image_load(y_at + i * 8192, maps + 16, box.x + y_part * images->y_apart, there.x + box.y, box.z, there.y + box.w,
+                   there.z, full);
+    }
+#endif
+}
+
+// ---- without matrix units ---------------------------------------------------------------------------------------
+
+#if WALKS == 6
+// A number from its parts, which are so far apart. One that is not finite is its own high part.
+INLINE float whole_of(__global const ushort *part, long apart) {
+    return widen_bfloat16(part[0]) + (widen_bfloat16(part[apart]) + widen_bfloat16(part[2 * apart]));
+}
+
+// The number of an image at a place; 0 outside of it.
+INLINE float image_at(const Images *images, __global const ushort *image, long apart, int channel, int width, int row,
+                      int height, int number) {
+    if (width < 0 || width >= images->lengths[0] || height < 0 || height >= images->lengths[1]) return 0;
+    const long line = ((long)number * images->lengths[1] + height) * images->rows + row;
+    return whole_of(image + (line * images->lengths[0] + width) * images->channels + channel, apart);
+}
+
+// Place number r of a box; 0 if there is none.
+INLINE int place_in(const Images *images, int4 box, int r, int *at) {
+    at[0] = box.x + r % images->box[0];
+    at[1] = box.y + r / images->box[0] % images->box[1];
+    at[2] = box.z + r / images->box[0] / images->box[1];
+    return r < images->box_bytes / 128 && at[0] < images->count[0] && at[1] < images->count[1] && at[2] < images->count[2];
+}
+
+// The same product in float32 arithmetic, slowly: with an infinity there would be others of it with parts that are 0.
+INLINE void multiply_numbers(const Images *images, __global const int4 *places, long m, long n, int k, __global const ushort *x,
+                             __global const ushort *y, __global const T *bias, __global T *out, __global T *saved) {
+    out += images->out_start;
+    if (SAVE) saved += images->out_start;
+    for (long item = get_global_id(0); item < m * n; item += get_global_size(0)) {
+        const long column = item % n, row = item / n;
+        float v = 0;
+        int at[3];
+#if IMAGES == 1
+        if (!place_in(images, places[row / 64], row % 64, at)) continue;
+        for (int i = 0; i < k / 64; i++) {
+            const Step step = step_of(images, places, i);
+            float sum = 0;
+            for (int j = 0; j < 64; j++) {
+                const float left = image_at(images, x, images->x_apart, step.there.x + j, at[0] + step.there.y,
+                                            step.there.z, at[1] + step.there.w, at[2]);
+                const long from = column * images->y_step[0] + (step.other.x + j) * images->y_step[1] +
+                                  step.other.y * images->y_step[2];
+                sum = fma(left, whole_of(y + from, images->y_step[3]), sum);
+            }
+            v += sum;
+        }
+        const long to = at[0] * images->out_step[0] + at[1] * images->out_step[1] + at[2] * images->out_step[2] + column;
+#else
+        const int4 there = places[column / 64];
+        for (int i = 0; i < k / 64; i++) {
+            const Step step = step_of(images, places, i);
+            float sum = 0;
+            for (int j = 0; j < 64; j++) {
+                if (!place_in(images, step.there, j, at)) continue;
+                const long line = ((long)at[2] * images->count[1] + at[1]) * images->count[0] + at[0];
+                const float right = image_at(images, y, images->y_apart, there.x + column % 64, at[0] + there.y, there.z,
+                                             at[1] + there.w, at[2]);
+                sum = fma(whole_of(x + line * images->y_step[0] + row, images->x_apart), right, sum);
+            }
+            v += sum;
+        }
+        const long to = item;
+#endif
+#if BIAS
+        v += LOAD(bias, column);
+#endif
+#if SAVE
+        STORE(saved, to, v);
+#endif
+        STORE(out, to, ACTIVATE(v));
+    }
+}
+#endif
+#endif

@@ -1,0 +1,199 @@
+"""Convolutions by boxes of images: what Hopper's kernels are told, played on the host as they would follow it."""
+
+from importlib import import_module
+from itertools import product as every
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.spec import bfloat16
+
+pytest.importorskip("pyopencl")
+conv, conv_wgmma, copy, devices, parts, variants, wgmma = (
+    import_module(f"polyarr.backends.opencl.{name}")
+    for name in ("conv", "conv_wgmma", "copy", "devices", "parts", "variants", "wgmma")
+)
+PLAIN = import_module("polyarr.backends.opencl.product").PLAIN
+on_opencl = pytest.mark.polyarr_backend("opencl")
+float32 = np.dtype("float32")
+
+
+class Map:
+    """A tensor map, read as the hardware reads it."""
+
+    def __init__(self, words: np.ndarray, memory: np.ndarray, start: int = 0) -> None:
+        half = np.asarray(words, np.uint64).view(np.uint32).astype(np.int64)
+        rank = int(half[2] >> 4 & 7) + 1
+        self.lengths = [int(n) + 1 for n in half[8 : 8 + rank]]
+        size = memory.itemsize
+        self.steps = [1] + [int(n) * 16 // size for n in half[3 : 2 + rank]]
+        box = np.asarray(words, np.uint64).view(np.uint8)[55:60]
+        self.box = [int(n) + 1 for n in box[:rank]]
+        self.memory, self.start = memory, start
+
+    def _places(self, at):
+        axes = [np.arange(first, first + n) for first, n in zip(at, self.box, strict=True)]
+        there = [(axis >= 0) & (axis < n) for axis, n in zip(axes, self.lengths, strict=True)]
+        places, inside = np.zeros(1, np.int64) + self.start, np.ones(1, bool)
+        for axis, step, ok in zip(reversed(axes), reversed(self.steps), reversed(there), strict=True):
+            places = (places[:, None] + axis * step).ravel()
+            inside = (inside[:, None] & ok).ravel()
+        return places, inside
+
+    def load(self, *at):
+        """A box in rows of its first axis; zeros outside."""
+        places, inside = self._places(at)
+        found = np.zeros(len(places), self.memory.dtype)
+        found[inside] = self.memory[places[inside]]
+        return found.reshape(-1, self.box[0])
+
+    def store(self, rows, *at):
+        """Only what is inside."""
+        places, inside = self._places(at)
+        self.memory[places[inside]] = rows.ravel()[inside]
+
+
+def in_parts(x, count):
+    """x as so many numbers that sum up to it, which is all that this test asks of parts."""
+    return [x] if count == 1 else [x / 2, x / 4, x / 4]
+
+
+def played(layer, x, y, count, out):
+    """Follow what the kernel is told, in float32."""
+    box = conv_wgmma.box_of(layer)
+    tile = wgmma.Tile(64, 8, 2)
+    x_map, y_map, out_map, _ = conv_wgmma._maps(float32, float32, layer, box, tile, count)
+    entries, deep = conv_wgmma._entries(layer, box, count)
+    image = np.stack(in_parts(y if layer.sums else x, count), -2).ravel()  # side by side for each place
+    if layer.sums:
+        left, right = Map(x_map, np.stack(in_parts(x, count), -2).ravel()), Map(y_map, image)
+        total = np.zeros((-(-layer.outputs // 64) * 64, deep * 64), np.float32)
+        for w, h, n, _ in entries[deep:]:
+            for row, (i, (c, dw, r, dh)) in every(range(0, layer.outputs, 64), enumerate(entries[:deep])):
+                for a, b in every(range(count), repeat=2):
+                    g = left.load(row + a * layer.outputs, w, 0, h, n)
+                    there = right.load(c + b * layer.channels, w + dw, r, h + dh, n)
+                    total[row : row + 64, i * 64 : i * 64 + 64] += g.T @ there
+        out[...] = total[: layer.outputs].reshape(out.shape)
+        return
+    left, right = Map(x_map, image), Map(y_map, np.stack(in_parts(y, count)).ravel())
+    out_map = Map(out_map, out.reshape(-1), layer.start[0])
+    wide = out_map.box[0]
+    for (w, h, n, _), first in every(entries[:deep], range(0, layer.outputs, 64)):
+        total = 0
+        for there, other in zip(entries[deep::2], entries[deep + 1 :: 2], strict=True):
+            for a, b in every(range(count), repeat=2):
+                c, dw, r, dh = there
+                rows = left.load(c + a * layer.channels, w + dw, r, h + dh, n)
+                if layer.turned:
+                    filters = right.load(first, *other[:2], b)
+                else:
+                    filters = right.load(other[0], first, 0, b).T
+                total = total + rows @ filters
+        for i in range(first, min(first + 64, layer.outputs), wide):
+            out_map.store(total[:, i - first : i - first + wide], i, w, h, n)
+
+
+@pytest.fixture(params=[1, 3])
+def boxed(backend, monkeypatch, request):
+    """Whatever suits the kernels is played; how much was."""
+    device, layers = devices.select(backend.name), []
+
+    def run(device, layer, out, saved, x, y, bias, epilogue, shared):
+        layers.append(layer)
+        arrays = [copy.download(device, a) for a in (x, y)]
+        result = np.array(copy.download(device, out))
+        played(layer, *arrays, request.param, result)
+        copy.write(device, out, device.upload(result))
+
+    monkeypatch.setattr(conv_wgmma, "is_sound", lambda *_: True)
+    monkeypatch.setattr(conv_wgmma, "_plan", lambda *_: True)
+    monkeypatch.setattr(conv_wgmma, "LEAST_DIVIDED", dict.fromkeys((2, 3), 0))
+    monkeypatch.setattr(conv_wgmma, "LEAST_FILLED", 0)
+    monkeypatch.setattr(conv_wgmma, "run", run)
+    device.plans.renew()
+    yield layers
+    device.plans.renew()
+
+
+CASES = (
+    ((2, 9, 7), (3, 3), 1, 1, 1), ((2, 8, 6), (3, 3), 2, 1, 1), ((3, 7, 5), (3, 2), (2, 1), ((0, 1), (2, 0)), 1),
+    ((1, 6, 6), (1, 1), 2, 0, 1), ((3, 5, 6), (1, 1), 1, 0, 1),
+    ((2, 9, 9), (2, 3), (1, 3), 2, (2, 1)), ((5, 4), (3,), 1, 1, 2),
+)  # fmt: skip
+
+
+@on_opencl
+@pytest.mark.parametrize(("shape", "kernel", "stride", "padding", "dilation"), CASES)
+def test_boxes_meet_what_windows_meet(boxed, shape, kernel, stride, padding, dilation) -> None:
+    generator = np.random.default_rng(0)
+    where = {"stride": stride, "padding": padding, "dilation": dilation}
+    x, w = (generator.standard_normal(s).astype(np.float32) for s in ((*shape, 64), (64, *kernel, 64)))
+
+    def gradients(x, w):
+        y, pull = pa.vjp(lambda x, w: ops.conv(x, w, **where), x, w)
+        g = pa.astype(pa.asarray(np.random.default_rng(1).standard_normal(y.shape)), x.dtype)
+        return y, *pull(g)
+
+    found = [a.numpy() for a in gradients(pa.asarray(x), pa.asarray(w))]
+    assert sum(layer.sums for layer in boxed) == 1 and len(boxed) >= 2
+    pa.set_backend("numpy")
+    expected = gradients(pa.asarray(x.astype(float)), pa.asarray(w.astype(float)))
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, wanted.numpy(), atol=1e-3)
+
+
+@on_opencl
+@pytest.mark.parametrize(("rows", "columns"), [(5, 64), (1000, 128), (3, 192)])
+def test_thirds_beside_each_other_have_all_bits(backend, rows, columns) -> None:
+    """Of an operand whose parts are side by side in every row, and of one whose parts follow each other."""
+    device, generator = devices.select(backend.name), np.random.default_rng(0)
+    x = (generator.standard_normal((rows, columns)) * 10.0 ** generator.integers(-20, 20, (rows, columns))).astype("f")
+    y = generator.standard_normal((7, 64)).astype(np.float32)
+    left, right = device.upload(x), device.upload(y)
+    fours = (rows * columns // 4, columns // 4), (7 * 16, 7 * 16)
+    found = parts.divided_beside(device, left.memory, right.memory, fours, parts.THIRDS, None)
+    for memory, shape, axis, whole in ((found.left, (rows, 3, columns), 1, x), (found.right, (3, 7, 64), 0, y)):
+        halves = np.empty(shape, np.uint16)
+        device.commands.transfer((halves.nbytes,), None, halves, memory)
+        device.commands.finish()
+        np.testing.assert_array_equal((halves.astype(np.uint32) << 16).view("f").astype(float).sum(axis), whole)
+    again = parts.divided_beside(device, left.memory, left.memory, (fours[0], fours[0]), parts.THIRDS, found)
+    assert again.left is found.left
+    assert parts.divided_beside(device, left.memory, left.memory, (fours[0], fours[0]), parts.THIRDS, again) is again
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_boxes_cover_every_place_once(sums) -> None:
+    """Those of sums are full, and reach over no edge but that behind the last image."""
+    for images, high, wide in ((64, 56, 56), (64, 7, 7), (3, 14, 9), (5, 1, 30), (1, 1, 200), (200, 3, 1)):
+        layer = conv_wgmma.Layer(images, 64, 64, (high, wide), (high, wide), (1, 1), (), 1, sums)
+        box = conv_wgmma.box_of(layer)
+        assert np.prod(box) == 64 if sums else np.prod(box) <= 64
+        taken = np.zeros((images + 63, high + 63, wide + 63), int)
+        for w, h, n, _ in conv_wgmma.boxes_of(layer, box):
+            taken[n : n + box[2], h : h + box[0], w : w + box[1]] += 1
+        assert (taken[:images, :high, :wide] == 1).all()
+        assert not sums or not (taken[:, high:].any() or taken[:, :, wide:].any())
+
+
+@pytest.mark.parametrize(
+    ("changed", "dtype", "taken"),
+    [
+        ({}, "bfloat16", True), ({}, "float32", True), ({}, "float64", False), ({"channels": 96}, "bfloat16", False),
+        ({"outputs": 100}, "bfloat16", False), ({"outputs": 72}, "bfloat16", True), ({"images": 1}, "float32", False),
+        ({"outputs": 72, "sums": True}, "bfloat16", False), ({"sums": True}, "float32", True),
+        ({"images": 3, "sums": True}, "bfloat16", False),  # boxes of 64 images
+    ],
+)  # fmt: skip
+def test_which_layers_are_computed_in_boxes(monkeypatch, changed, dtype, taken) -> None:
+    monkeypatch.setattr(conv_wgmma, "is_sound", lambda *_: True)
+    plans = {conv_wgmma._plan: lambda *_: True}
+    device = SimpleNamespace(features=SimpleNamespace(global_memory=2**37, compute_units=132), plans=plans)
+    elements = tuple(conv_wgmma.Element((i, j), 3 * i + j) for i, j in every(range(3), range(3)))
+    layer = conv_wgmma.Layer(64, 512, 512, (7, 7), (7, 7), (1, 1), elements, 9)._replace(**changed)
+    found = conv_wgmma._takes(device, bfloat16 if dtype == "bfloat16" else np.dtype(dtype), (layer,), PLAIN)
+    assert found == taken
