@@ -1,6 +1,6 @@
 """How windows lie on images, as kernels/spatial.cl takes it, and how work on them is cut."""
 
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,11 @@ def geometry(
 ) -> bytes:  # fmt: skip
     """Geometry of kernels/spatial.cl: x (images, *lengths, channels), and as many windows as out has."""
     before, counts = tuple(pads[0] for pads in padding), counted or padding
+    every = tuple(step // gcd(step, apart) for step, apart in zip(stride, dilation, strict=True))
     axes = [_three(x[1:-1], 1), _three(out[1:-1], 1), _three(kernel, 1), _three(stride, 1), _three(before, 0)]
-    axes += [_three(dilation, 1), _three(tuple(p[0] for p in counts), 0), _three(tuple(p[1] for p in counts), 0)]
-    return np.array((x[0], x[-1] // wide), np.int64).tobytes() + np.array(axes, np.int32).tobytes()
+    axes += [_three(dilation, 1), _three(every, 1), *(_three(tuple(p[i] for p in counts), 0) for i in (0, 1))]
+    whole = np.array((x[0], x[-1] // wide), np.int64).tobytes() + np.array(axes, np.int32).tobytes()
+    return whole + bytes(-len(whole) % 8)  # a struct with longs is as long as whole ones
 
 
 def _three(numbers: Shape, missing: int) -> Shape:

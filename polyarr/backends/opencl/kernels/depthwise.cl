@@ -10,9 +10,7 @@
 __kernel void depthwise(__global const T *restrict x, __global const T *restrict filters, __global T *restrict y,
                         const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->out[0] * g->out[1] * g->out[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->out, item);
+    EACH_PLACE(item, place, g->out) {
         ACC sum[WIDE], v[WIDE], w[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_ELEMENT(place) {
@@ -27,9 +25,7 @@ __kernel void depthwise(__global const T *restrict x, __global const T *restrict
 __kernel void depthwise_input_gradient(__global const T *restrict g_out, __global const T *restrict filters,
                                        __global T *restrict dx, const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->length[0] * g->length[1] * g->length[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->length, item);
+    EACH_PLACE(item, place, g->length) {
         ACC sum[WIDE], v[WIDE], w[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_WINDOW(place) {
@@ -56,10 +52,10 @@ __kernel void depthwise_weight_gradient(__global const T *restrict g_out, __glob
         const int o1 = row % g->out[1], o0 = row / g->out[1] % g->out[0];
         const long image = row / g->out[1] / g->out[0];
         const int i0 = element_of(g, 0, o0, k0), i1 = element_of(g, 1, o1, k1);
-        if (i0 < 0 || i1 < 0) continue;
+        if (!is_inside(g, 0, i0) || !is_inside(g, 1, i1)) continue;
         for (int o2 = 0; o2 < g->out[2]; o2++) {
             const int i2 = element_of(g, 2, o2, k2);
-            if (i2 < 0) continue;
+            if (!is_inside(g, 2, i2)) continue;
             TAKE(x, start_of(g, image, g->length, i0, i1, i2, block), v);
             TAKE(g_out, start_of(g, image, g->out, o0, o1, o2, block), w);
             EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];

@@ -12,22 +12,19 @@
 __kernel void max_pool(__global const T *restrict x, __global T *restrict y, __global INDEX *restrict which,
                        const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->out[0] * g->out[1] * g->out[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->out, item);
+    EACH_PLACE(item, place, g->out) {
+        const int k0 = first_inside(g, 0, place.at[0]), k1 = first_inside(g, 1, place.at[1]);
+        const int k2 = first_inside(g, 2, place.at[2]), begun = TAP;  // the largest where all are -inf
         ACC most[WIDE], v[WIDE];
-        INDEX first[WIDE];
-        int begun = 0;
-        EACH_CHANNEL most[c] = -INFINITY, first[c] = 0;  // of a window that has padding only
+        int first[WIDE], more[WIDE];
+        EACH_CHANNEL most[c] = -INFINITY, first[c] = begun;
         EACH_ELEMENT(place) {
+            const int tap = TAP;
             TAKE(x, FROM(g->length, place), v);
-            const INDEX tap = TAP;
-            EACH_CHANNEL {
-                const int more = !begun || v[c] > most[c] || (v[c] != v[c] && most[c] == most[c]);
-                most[c] = more ? v[c] : most[c];
-                first[c] = more ? tap : first[c];
-            }
-            begun = 1;
+            // a nan is more, and then nothing; in this form, and in loops of their own, these become vectors
+            EACH_CHANNEL more[c] = (most[c] == most[c]) & !(v[c] <= most[c]);
+            EACH_CHANNEL most[c] = more[c] ? v[c] : most[c];
+            EACH_CHANNEL first[c] = more[c] ? tap : first[c];
         }
         GIVE(y, item * WIDE, most);
         EACH_CHANNEL which[item * WIDE + c] = first[c];
@@ -37,16 +34,16 @@ __kernel void max_pool(__global const T *restrict x, __global T *restrict y, __g
 __kernel void max_pool_backward(__global const T *restrict g_out, __global const INDEX *restrict which,
                                 __global T *restrict dx, const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->length[0] * g->length[1] * g->length[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->length, item);
+    EACH_PLACE(item, place, g->length) {
         ACC sum[WIDE], v[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_WINDOW(place) {
             const long from = FROM(g->out, place);
-            const INDEX tap = TAP;
+            const int tap = TAP;
+            int found[WIDE];
             TAKE(g_out, from, v);
-            EACH_CHANNEL sum[c] += which[from + c] == tap ? v[c] : 0;
+            EACH_CHANNEL found[c] = which[from + c];
+            EACH_CHANNEL sum[c] += found[c] == tap ? v[c] : 0;
         }
         GIVE(dx, item * WIDE, sum);
     }
@@ -69,9 +66,7 @@ INLINE ACC count_of(const Geometry *g, const int *at) {
 __kernel void mean_pool(__global const T *restrict x, __global T *restrict y, const ACC divisor, const long each,
                         const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->out[0] * g->out[1] * g->out[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->out, item);
+    EACH_PLACE(item, place, g->out) {
         ACC sum[WIDE], v[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_ELEMENT(place) {
@@ -87,9 +82,7 @@ __kernel void mean_pool(__global const T *restrict x, __global T *restrict y, co
 __kernel void mean_pool_backward(__global const T *restrict g_out, __global T *restrict dx, const ACC divisor,
                                  const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->length[0] * g->length[1] * g->length[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->length, item);
+    EACH_PLACE(item, place, g->length) {
         ACC sum[WIDE], v[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_WINDOW(place) {

@@ -11,10 +11,10 @@
 #define EACH_CHANNEL _Pragma("unroll") for (int c = 0; c < WIDE; c++)
 
 // Window o has element k at o * stride - before + k * dilation. counted, of means: how much padding there is, before and
-// behind, that counts.
+// behind, that counts. A place is part of windows by every so manyth element only.
 typedef struct {
     long images, blocks;
-    int length[3], out[3], taps[3], stride[3], before[3], dilation[3], counted[6];
+    int length[3], out[3], taps[3], stride[3], before[3], dilation[3], every[3], counted[6];
 } Geometry;
 
 typedef struct {
@@ -32,6 +32,17 @@ INLINE void find_place(Place *place, const Geometry *g, const int *lengths, long
     place->image = item;
 }
 
+// The place of the next item, without a division.
+INLINE void step_place(Place *place, const Geometry *g, const int *lengths) {
+    if (++place->block < g->blocks) return;
+    place->block = 0;
+    for (int a = 2; a >= 0; a--) {
+        if (++place->at[a] < lengths[a]) return;
+        place->at[a] = 0;
+    }
+    place->image++;
+}
+
 #if MOVES_WORDS
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 #define TAKE(p, i, v) read_vector(p, i, (i) + WIDE, v)
@@ -46,30 +57,48 @@ INLINE long start_of(const Geometry *g, long image, const int *lengths, int i, i
     return ((((image * lengths[0] + i) * lengths[1] + j) * lengths[2] + k) * g->blocks + block) * WIDE;
 }
 
-// Along an axis, where element k of window o is, and of which window place i is element k; not there if negative.
+// Along an axis: where element k of window o is, which may be outside; its first element that is not in the padding
+// before; the first k for which place i may be element k of a window; and which window that is, or a negative number.
 INLINE int element_of(const Geometry *g, int a, int o, int k) {
-    const int i = o * g->stride[a] - g->before[a] + k * g->dilation[a];
-    return i < g->length[a] ? i : -1;
+    return o * g->stride[a] - g->before[a] + k * g->dilation[a];
+}
+INLINE int is_inside(const Geometry *g, int a, int i) { return 0 <= i && i < g->length[a]; }
+INLINE int first_inside(const Geometry *g, int a, int o) {
+    const int i = element_of(g, a, o, 0), d = g->dilation[a];
+    return i < 0 ? (d - 1 - i) / d : 0;
+}
+INLINE int reach_of(const Geometry *g, int a, int i, int k) { return i + g->before[a] - k * g->dilation[a]; }
+INLINE int first_of(const Geometry *g, int a, int i) {
+    int k = 0;
+    while (k < g->every[a] - 1 && reach_of(g, a, i, k) % g->stride[a]) k++;
+    return k;
 }
 INLINE int window_of(const Geometry *g, int a, int i, int k) {
-    const int t = i + g->before[a] - k * g->dilation[a];
-    return t >= 0 && t % g->stride[a] == 0 && t / g->stride[a] < g->out[a] ? t / g->stride[a] : -1;
+    const int t = reach_of(g, a, i, k), s = g->stride[a];
+    const int o = s == 1 ? t : t >= 0 && t % s == 0 ? t / s : -1;
+    return o < g->out[a] ? o : -1;
 }
 
-// What follows runs for each element of the window at `place`, or with window_of for each window that `place` is part of:
-// `tap` is which element it is, and `from` where it lies, or where the window lies.
-#define EACH(OTHER, lengths, place) \
-    for (int k0 = 0, p0; k0 < g->taps[0]; k0++) \
-        if ((p0 = OTHER(g, 0, place.at[0], k0)) >= 0) \
-            for (int k1 = 0, p1; k1 < g->taps[1]; k1++) \
-                if ((p1 = OTHER(g, 1, place.at[1], k1)) >= 0) \
-                    for (int k2 = 0, p2; k2 < g->taps[2]; k2++) \
-                        if ((p2 = OTHER(g, 2, place.at[2], k2)) >= 0)
+// What follows runs for each element of the window at `place`, or for each window that `place` is part of: element k of
+// an axis is at p. `tap` is which element it is, and `from` where it lies, or where the window lies.
+#define ELEMENTS_ALONG(a, k, p) \
+    for (int k = 0, p = element_of(g, a, place.at[a], 0); k < g->taps[a]; k++, p += g->dilation[a]) \
+        if (is_inside(g, a, p))
+#define WINDOWS_ALONG(a, k, p) \
+    for (int k = first_of(g, a, place.at[a]), p; k < g->taps[a]; k += g->every[a]) \
+        if ((p = window_of(g, a, place.at[a], k)) >= 0)
+#define EACH(ALONG) ALONG(0, k0, p0) ALONG(1, k1, p1) ALONG(2, k2, p2)
 #define TAP ((k0 * g->taps[1] + k1) * g->taps[2] + k2)
 #define FROM(lengths, place) start_of(g, place.image, lengths, p0, p1, p2, place.block)
-#define EACH_ELEMENT(place) EACH(element_of, g->length, place)
-#define EACH_WINDOW(place) EACH(window_of, g->out, place)
+#define EACH_ELEMENT(place) EACH(ELEMENTS_ALONG)
+#define EACH_WINDOW(place) EACH(WINDOWS_ALONG)
 
-// One's items, of `each` neighbours.
+// One's items, of `each` neighbours; and with the place of each.
 #define EACH_ITEM(item, total) \
     for (long item = get_global_id(0) * each, end = MIN(item + each, total); item < end; item++)
+#define EACH_PLACE(item, place, lengths) \
+    Place place; \
+    find_place(&place, g, lengths, get_global_id(0) * each); \
+    for (long item = get_global_id(0) * each, \
+              end = MIN(item + each, g->images * lengths[0] * lengths[1] * lengths[2] * g->blocks); \
+         item < end; item++, step_place(&place, g, lengths))

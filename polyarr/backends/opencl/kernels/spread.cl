@@ -9,9 +9,7 @@
 // With zeros in between and around.
 __kernel void spread(__global const T *restrict x, __global T *restrict y, const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->length[0] * g->length[1] * g->length[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->length, item);
+    EACH_PLACE(item, place, g->length) {
         const int i = window_of(g, 0, place.at[0], 0), j = window_of(g, 1, place.at[1], 0);
         const int k = window_of(g, 2, place.at[2], 0);
         ACC v[WIDE];
@@ -24,9 +22,7 @@ __kernel void spread(__global const T *restrict x, __global T *restrict y, const
 // Of which only these are written.
 __kernel void lay(__global const T *restrict x, __global T *restrict y, const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_ITEM(item, g->images * g->out[0] * g->out[1] * g->out[2] * g->blocks) {
-        Place place;
-        find_place(&place, g, g->out, item);
+    EACH_PLACE(item, place, g->out) {
         const int i = element_of(g, 0, place.at[0], 0), j = element_of(g, 1, place.at[1], 0);
         const int k = element_of(g, 2, place.at[2], 0);
         ACC v[WIDE];
