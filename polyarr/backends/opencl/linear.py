@@ -79,12 +79,17 @@ def _gradient_of_columns(
 def _columns_plan(
     device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None
 ) -> LaunchPlan:
-    lanes, slices = device.geometry.linear["LANES"], device.geometry.linear["SLICES"]
-    groups = -(-shape[1] // (lanes * device.geometry.linear["WIDE"]))
-    macros = Epilogue(bias, activation or "none").macros(dtype)
-    program = device.build("linear", **macros, **device.geometry.linear, ACTIVATES=int(activation is not None))
+    cut, (rows, n) = device.geometry.linear, shape
+    lanes, slices, wide = cut["LANES"], cut["SLICES"], cut["WIDE"]
+    folded = 1
+    if lanes == slices == 1 and 0 < n <= wide // 2:  # short rows side by side, so that vectors are full
+        folded = wide // n
+        wide = n = folded * n
+    macros = Epilogue(bias, activation or "none").macros(dtype) | {**cut, "WIDE": wide, "FOLDED": folded}
+    program = device.build("linear", **macros, ACTIVATES=int(activation is not None))
     program.linear_gradient.in_place = IN_PLACE if activation else ()
-    return LaunchPlan(program.linear_gradient, (groups * lanes, slices), (lanes, slices), shape)
+    groups = -(-n // (lanes * wide))
+    return LaunchPlan(program.linear_gradient, (groups * lanes, slices), (lanes, slices), (rows * shape[1], n))
 
 
 def _gradient_of_blocks(

@@ -1,19 +1,21 @@
 // The gradient of a linear layer's bias and activation: gz = g * slope(z), dbias = the sums of gz's columns.
 //
-// Arrays   g, z, gz (rows, n) row-major, dbias (n); z is what activation was applied to, or relu's
-//          result. gz may be g or z: who writes an element has read it before, and nobody else reads it
+// Arrays   g, z, gz (rows, n / FOLDED) row-major, of `size` elements, dbias (n / FOLDED); z is what activation was applied
+//          to, or relu's result. gz may be g or z: who writes an element has read it before, and nobody else reads it
 // Launch   global (groups * LANES, SLICES), local (LANES, SLICES): a group takes LANES * WIDE whole columns
 // Params   T, ACC, LOAD, STORE of a float dtype | FLOATING 1 | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          ACTIVATES 1 to read z and write gz | BIAS 1 to write dbias
-//          LANES work-items side by side, WIDE columns of each, SLICES work-items that share a column's rows
+//          LANES work-items side by side, WIDE columns of each, SLICES work-items that share a column's rows |
+//          FOLDED rows are taken as one of n columns, where one work-item takes all of them; else 1
 #if !defined(T) || !defined(FLOATING) || !defined(ACTIVATION) || !defined(ACTIVATES) || !defined(BIAS)
 #error "linear.cl needs a dtype's macros, FLOATING, ACTIVATION, ACTIVATES and BIAS"
 #endif
-#if !defined(LANES) || !defined(WIDE) || !defined(SLICES)
-#error "linear.cl needs LANES, WIDE and SLICES"
+#if !defined(LANES) || !defined(WIDE) || !defined(SLICES) || !defined(FOLDED)
+#error "linear.cl needs LANES, WIDE, SLICES and FOLDED"
 #endif
 
 #define CHUNK 64  // rows that are summed plainly before they join the total
+#define COLUMNS_FROM(first, end) ((first) < (end) ? (int)MIN(WIDE, ((end) - (first) + LANES - 1) / LANES) : 0)
 #define EACH_COLUMN_OF_MINE for (int w = 0; w < WIDE; w++)
 
 // Take one row: a work-item's columns begin at i and lie LANES apart, `columns` of them exist.
@@ -32,11 +34,12 @@ void take(__global const T *restrict g, __global const T *restrict z, __global T
 
 __kernel __attribute__((reqd_work_group_size(LANES, SLICES, 1)))
 void linear_gradient(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz,
-                     __global T *restrict dbias, const long rows, const long n) {
+                     __global T *restrict dbias, const long size, const long n) {
     __local ACC lanes[SLICES * LANES];
     const int me = get_local_id(0), slice = get_local_id(1);
     const long first = get_group_id(0) * (LANES * WIDE) + me;
-    const int columns = first < n ? MIN(WIDE, (n - first + LANES - 1) / LANES) : 0;
+    const int columns = COLUMNS_FROM(first, n);
+    const long rows = (size + n - 1) / n;
     ACC total[WIDE], lost[WIDE];
     EACH_COLUMN_OF_MINE total[w] = lost[w] = 0;
 
@@ -45,12 +48,15 @@ void linear_gradient(__global const T *restrict g, __global const T *restrict z,
         ACC part[WIDE];
         EACH_COLUMN_OF_MINE part[w] = 0;
         for (long r = start; r < end; r += SLICES) {
-            if (columns == WIDE) take(g, z, gz, part, r * n + first, WIDE);
-            else take(g, z, gz, part, r * n + first, columns);
+            const size_t i = r * n + first;
+            if (columns == WIDE && (FOLDED == 1 || i + WIDE <= size)) take(g, z, gz, part, i, WIDE);
+            else take(g, z, gz, part, i, FOLDED == 1 ? columns : COLUMNS_FROM(i, size));
         }
         EACH_COLUMN_OF_MINE ADD_KEEPING(ACC, total[w], lost[w], part[w])
     }
 
+    const int own = FOLDED == 1 ? columns : n / FOLDED;
+    if (FOLDED > 1) for (int w = own; w < columns; w++) total[w % own] += total[w];
     if (BIAS) EACH_COLUMN_OF_MINE {
         ACC sum = total[w];
         if (SLICES > 1) {
@@ -60,6 +66,6 @@ void linear_gradient(__global const T *restrict g, __global const T *restrict z,
             for (int s = 0; s < SLICES; s++) sum += lanes[s * LANES + me];
             barrier(CLK_LOCAL_MEM_FENCE);
         }
-        if (slice == 0 && w < columns) STORE(dbias, first + w * LANES, sum);
+        if (slice == 0 && w < own) STORE(dbias, first + w * LANES, sum);
     }
 }
