@@ -44,6 +44,7 @@ SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
 FAR = 1024  # elements between rows of x, a page, from which a CPU packs it for as many columns
 LOCAL = 2**19 - 2**14  # bytes of local memory for a CPU's panels: most of the second cache
 LEAST_WORK = 2**20  # multiply-adds for which it is worth to wake another thread
+LEAST_COLUMNS = 48  # for which a row of x is read in the time that their multiply-adds take
 LEAST_SHARE = 2**18  # multiply-adds that are worth a turn of their own
 TURNS = 8  # of a thread that takes its part of a product piece by piece
 PARTS = sorted(2**power * odd for power in range(12) for odd in (1, 3))  # numbers of them that are tried
@@ -233,7 +234,7 @@ def _in_place(p: Problem, columns: int) -> bool:
 
 def workers_for(p: Problem, cores: int) -> int:
     """How many work-groups a product keeps busy."""
-    return max(1, min(cores, p.batch * p.m * p.n * p.k // LEAST_WORK))
+    return max(1, min(cores, p.batch * p.m * max(p.n, LEAST_COLUMNS) * p.k // LEAST_WORK))
 
 
 def shares(params: CpuMatmul, p: Problem, workers: int) -> tuple[int, int]:

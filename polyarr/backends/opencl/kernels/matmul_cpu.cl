@@ -80,10 +80,13 @@ INLINE void transpose_8x8(__global const float *restrict source, long step, int 
 }
 #endif
 
+// How many rows of a panel a tile reads, of which so many exist: of y whole vectors.
+#define READ_OF(width, rows) (width == ROWS ? width : MIN(width, (rows + WIDE - 1) / WIDE * WIDE))
+
 INLINE void pack_elements(__global const T *restrict source, long row_step, long k_step, int width, int rows, int from,
                           int depth, PANELS ACC *restrict panel) {
     for (int k = from; k < depth; k++)
-        for (int i = 0; i < width; i++)
+        for (int i = 0; i < READ_OF(width, rows); i++)
             panel[k * width + i] = i < rows ? LOAD(source, i * row_step + k * k_step) : 0;
 }
 
@@ -171,10 +174,13 @@ INLINE void pack_windows(__global const T *restrict source, const Places *places
                 __global const T *from = source + kept[0] + places->deep[k];
                 _Pragma("unroll") for (int r = 0; r < width; r++) panel[k * width + r] = LOAD(from, r);
             }
-        else
-            for (int k = 0; k < depth; k++)
-                for (int r = 0; r < width; r++)
-                    panel[k * width + r] = i + r < rows ? LOAD(source, kept[r] + places->deep[k]) : 0;
+        else {
+            const int left = MIN(width, rows - i);
+            for (int k = 0; k < depth; k++) {
+                for (int r = 0; r < left; r++) panel[k * width + r] = LOAD(source, kept[r] + places->deep[k]);
+                for (int r = left; r < READ_OF(width, left); r++) panel[k * width + r] = 0;
+            }
+        }
     }
 }
 
