@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polyarr as pa
-from polyarr import ops
+from polyarr import nn, ops
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.testing import check_grads, naive
@@ -121,6 +121,7 @@ def test_sums_of_16_bits_are_kept_in_32() -> None:
 
 CONV = "conv: x is float32[2, 5, 6, 4]"
 X, W = pa.Spec((2, 5, 6, 4), pa.float32), pa.Spec((6, 3, 3, 4), pa.float32)
+TURNED = pa.Spec((4, 3, 3, 6), pa.float32)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +139,11 @@ X, W = pa.Spec((2, 5, 6, 4), pa.float32), pa.Spec((6, 3, 3, 4), pa.float32)
         (lambda: ops.max_pool(X, kernel=2, padding=2), "max_pool: x is float32[2, 5, 6, 4], a window reaches"),
         (lambda: ops.max_pool(X, kernel=9), "max_pool: x is float32[2, 5, 6, 4], a window reaches over [9, 9]; x with"),
         (lambda: ops.mean_pool(X, kernel=0), "mean_pool: kernel is 0; it must be an int or 2 of"),
-        (lambda: ops.adaptive_mean_pool(X, shape=0), "adaptive_mean_pool: shape is (0, 0); it must be an int or 2"),
+        (lambda: ops.adaptive_mean_pool(X, shape=0), "adaptive_mean_pool: shape is 0; it must be an int or 2 of"),
+        (lambda: ops.adaptive_mean_pool(X, shape=(None, 0)), "adaptive_mean_pool: shape is (None, 0); it must be an"),
         (lambda: ops.interpolate(X), "interpolate: shape is None, scale is None; one of them must be given"),
-        (lambda: ops.interpolate(X, scale=0.1), "interpolate: shape is (0, 0); it must be an int or 2 of"),
+        (lambda: ops.interpolate(X, scale=0.1), "interpolate: x is float32[2, 5, 6, 4], scale is 0.1; it must leave"),
+        (lambda: ops.interpolate(X, scale=-1), "interpolate: scale is -1; it must be a number above 0, or 2 of them"),
         (lambda: ops.interpolate(X, shape=3, mode="cubic"), "interpolate: mode is 'cubic'; it must be"),
         (lambda: pa.max_pool(X, ()), "max_pool: x is float32[2, 5, 6, 4], 0 spatial axes are named; there may be 1, 2"),
         (lambda: pa.conv(X, W, layout="NCHW"), "conv: layout is 'NCHW'; it must be 'channels_last'"),
@@ -149,6 +152,29 @@ X, W = pa.Spec((2, 5, 6, 4), pa.float32), pa.Spec((6, 3, 3, 4), pa.float32)
 def test_what_does_not_fit_is_told_in_one_line(call, told: str) -> None:
     with pytest.raises((ShapeError, ValueError), match=f"^{re.escape(told)}[^\n]*$"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda n: pa.conv(X, W, groups=n), "conv: groups is 1.0; it"),
+        (lambda n: pa.conv(X, W, stride=n), "conv: stride is 1.0; it"),
+        (lambda n: pa.conv(X, W, padding=((n, 1), (1, 1))), "conv: padding is ((1.0, 1), (1, 1)); it"),
+        (lambda n: pa.conv(X, W, dilation=(1, n)), "conv: dilation is (1, 1.0); it"),
+        (lambda n: pa.conv_transpose(X, TURNED, groups=n), "conv_transpose: groups is 1.0; it"),
+        (lambda n: pa.max_pool(X, n), "max_pool: kernel is 1.0; it"),
+        (lambda n: pa.mean_pool(X, 2, stride=n), "mean_pool: stride is 1.0; it"),
+        (lambda n: pa.adaptive_mean_pool(X, n), "adaptive_mean_pool: shape is 1.0; it"),
+        (lambda n: pa.interpolate(X, n), "interpolate: shape is 1.0; it"),
+        (lambda n: nn.Conv2d(4, 6, n), "Conv2d: kernel_size is 1.0; it"),
+        (lambda n: nn.Conv2d(4, 6, 3, n), "Conv2d: stride is 1.0; it"),
+        (lambda n: nn.MaxPool(n), "MaxPool: kernel_size is 1.0; it"),
+    ],
+)  # fmt: skip
+def test_a_float_is_refused_even_after_the_same_call_with_an_int(call, told: str) -> None:
+    call(1)
+    with pytest.raises(TypeError, match=f"^{re.escape(told)} must be an int or a tuple of ints$"):
+        call(1.0)
 
 
 def test_of_elements_that_are_all_minus_infinity_the_first_has_the_gradient():

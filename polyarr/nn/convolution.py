@@ -11,6 +11,7 @@ from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.nn.init import Initialiser, constant, uniform
 from polyarr.nn.module import Module
+from polyarr.ops.spatial import check_whole
 
 
 class _Convolution(Module):
@@ -36,6 +37,8 @@ class _Convolution(Module):
         init: Initialiser | None = None,
     ) -> None:
         name = type(self).__name__
+        check_whole(name, in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, groups=groups)
+        check_whole(name, stride=stride, padding=padding, dilation=dilation)
         kernel = (kernel_size,) * self.axes if isinstance(kernel_size, int) else tuple(kernel_size)
         if len(kernel) != self.axes or min(kernel) < 1:
             raise ShapeError(f"{name}: kernel_size is {kernel_size}; it must be a positive int or {self.axes} of them")
@@ -102,6 +105,7 @@ class _Transpose(_Convolution):
         init: Initialiser | None = None,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, init=init)
+        check_whole(type(self).__name__, output_padding=output_padding)
         self.output_padding = output_padding
 
     def __call__(self, x: Array) -> Array:
@@ -131,6 +135,7 @@ class MaxPool(Module):
     """ops.max_pool as a layer, of sequences, images or volumes; stride is kernel_size unless it is given."""
 
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1) -> None:
+        check_whole("MaxPool", kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
         self.kernel_size, self.stride, self.padding, self.dilation = kernel_size, stride, padding, dilation
 
     def __call__(self, x: Array) -> Array:
@@ -143,6 +148,7 @@ class MeanPool(Module):
     """ops.mean_pool as a layer, of sequences, images or volumes; stride is kernel_size unless it is given."""
 
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, count_include_pad: bool = True) -> None:
+        check_whole("MeanPool", kernel_size=kernel_size, stride=stride, padding=padding)
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.count_include_pad = count_include_pad
 
@@ -156,6 +162,7 @@ class AdaptiveMeanPool(Module):
     """ops.adaptive_mean_pool as a layer: to so many places along each spatial axis, whatever there were."""
 
     def __init__(self, shape: Any) -> None:
+        check_whole("AdaptiveMeanPool", shape=shape)
         self.shape = shape
 
     def __call__(self, x: Array) -> Array:

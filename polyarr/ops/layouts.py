@@ -13,9 +13,11 @@ from polyarr.core.spec import told
 from polyarr.ops import convolution as convs
 from polyarr.ops import pool as pools
 from polyarr.ops.shape import permute_dims, reshape
+from polyarr.ops.spatial import check_whole
 from polyarr.ops.validation import check_array
 
 LAST, FIRST = "channels_last", "channels_first"
+WHOLE = ("kernel", "stride", "padding", "output_padding", "dilation", "groups", "shape")  # parameters that are ints
 
 
 def _check_layout(op: str, layout: str) -> None:
@@ -38,6 +40,7 @@ def _called(op: Any, x: Array, axes: int, layout: str, *more: Any, **params: Any
     """What op gives for x with one leading axis and the channels last, in x's layout and with its leading axes."""
     _check_layout(op.name, layout)
     check_array(op.name, "x", x)
+    check_whole(op.name, **{name: params[name] for name in WHOLE if name in params})
     if not 1 <= axes <= 3:
         raise ShapeError(f"{op.name}: x is {spec_of(x)}, {axes} spatial axes are named; there may be 1, 2 or 3")
     if len(x.shape) < axes + 1:

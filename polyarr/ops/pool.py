@@ -116,10 +116,7 @@ def _adaptive_rule(x, *, shape):
     op = "adaptive_mean_pool"
     check_kind(op, "x", x, "floating")
     lengths = images(op, "x", x)
-    given = shape if isinstance(shape, (tuple, list)) else (shape,) * len(lengths)
-    if len(given) == len(lengths):
-        given = tuple(n if m is None else m for m, n in zip(given, lengths, strict=True))
-    shape = per_axis(op, "shape", given, len(lengths))
+    shape = per_axis(op, "shape", shape, len(lengths), left=lengths)
     if 0 in lengths:
         raise ShapeError(f"{op}: x is {x}; it must have elements along each axis")
     return Spec((x.shape[0], *shape, x.shape[-1]), x.dtype), {"shape": shape}
@@ -175,11 +172,13 @@ def _resize_rule(x, *, shape, scale, mode, align_corners):
     if align_corners and MODES[mode] == "nearest":
         raise ValueError(f"{op}: mode is 'nearest' and align_corners is True; only 'linear' has corners to align")
     if scale is not None:
-        given = scale if isinstance(scale, (tuple, list)) else (scale,) * len(lengths)
-        scale = tuple(number(op, "scale", s) for s in given)
-        if len(scale) != len(lengths) or any(not 0 < s < math.inf for s in scale):
-            raise ValueError(f"{op}: scale is {told(scale)}; it must be a number above 0, or {len(lengths)} of them")
+        given, axes = told(scale), len(lengths)
+        scale = tuple(number(op, "scale", s) for s in (scale if isinstance(scale, (tuple, list)) else (scale,) * axes))
+        if len(scale) != axes or any(not 0 < s < math.inf for s in scale):
+            raise ValueError(f"{op}: scale is {given}; it must be a number above 0, or {axes} of them")
         shape = tuple(math.floor(n * s) for n, s in zip(lengths, scale, strict=True))
+        if 0 in shape and 0 not in lengths:
+            raise ShapeError(f"{op}: x is {x}, scale is {given}; it must leave elements along each axis")
     shape = per_axis(op, "shape", shape, len(lengths))
     if 0 in lengths:
         raise ShapeError(f"{op}: x is {x}; it must have elements along each axis")

@@ -1,6 +1,8 @@
 """Parameters per spatial axis: what ops of images and sequences share. Every error names its op."""
 
 import math
+import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from polyarr.core.errors import ShapeError
@@ -29,14 +31,38 @@ class Geometry(NamedTuple):
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
 
 
-def per_axis(op: str, name: str, value: Any, axes: int, least: int = 1) -> Lengths:
-    """An int per spatial axis, out of one or of as many; ShapeError for another number or one below the least."""
-    found = wholes(op, name, value)
-    found = found * axes if len(found) == 1 else found
+def per_axis(op: str, name: str, value: Any, axes: int, least: int = 1, left: Lengths = ()) -> Lengths:
+    """An int per spatial axis, out of one or of as many; ShapeError for another number or one below the least.
+
+    left says what stands for None, where that may be given.
+    """
+    each = tuple(value) if isinstance(value, (tuple, list, range)) else (value,)
+    each = each * axes if len(each) == 1 else each
+    if len(each) == len(left):
+        each = tuple(n if m is None else m for m, n in zip(each, left, strict=True))
+    try:
+        found = tuple(map(operator.index, each))
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints") from None
     if len(found) != axes or any(n < least for n in found):
         required = f"be an int or {axes} of them, at least {least}"
         raise ShapeError(f"{op}: {name} is {told(value)}; it must {required}")
     return found
+
+
+def check_whole(op: str, **params: Any) -> None:
+    """TypeError for a float among what must be ints: an op that is called with an equal int first would not notice."""
+    for name, value in params.items():
+        if any(isinstance(n, float) for n in _leaves(value)):
+            raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
 
 
 def spans(kernel: Lengths, dilation: Lengths) -> Lengths:
