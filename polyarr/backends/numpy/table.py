@@ -18,6 +18,7 @@ from polyarr.backends.kernels import (
     long_sum,
     make_kernels,
     places,
+    reduction,
     window,
 )
 from polyarr.core.spec import FLOATS, Spec, float64
@@ -64,10 +65,32 @@ def short_sum(fn: Callable) -> Callable:
     long = long_sum(NUMPY, fn)
 
     def kernel(out: Spec, x: np.ndarray, *, axis: tuple, keepdims: bool, dtype: np.dtype) -> np.ndarray:
-        if x.size > BLOCK or dtype != x.dtype:
+        if dtype != x.dtype or math.prod(x.shape[i] for i in axis) > BLOCK:
             return long(out, x, axis=axis, keepdims=keepdims, dtype=dtype)
         added = fn(x, axis=axis, keepdims=keepdims, dtype=float64 if dtype in FLOATS else dtype)
         return np.asarray(added, dtype=dtype)
+
+    return kernel
+
+
+def first_place(extreme: Callable, plain: Callable) -> Callable:
+    """A kernel out of np.max or np.min, and of np.argmax or np.argmin, which are slow where numbers lie apart.
+
+    Of few numbers, it counts those that come before the first one that is the extreme, or a nan.
+    """
+    along = reduction(NUMPY, plain)
+
+    def kernel(out: Spec, x: np.ndarray, *, axis: int | None, keepdims: bool) -> np.ndarray:
+        if axis in (None, x.ndim - 1) or x.shape[axis] > BLOCK or not out.size:
+            return along(out, x, axis=axis, keepdims=keepdims)
+        rows = np.moveaxis(NUMPY.widened(x), axis, 0)
+        found = extreme(rows, axis=0)
+        count, before = np.zeros(found.shape, np.uint8), np.ones(found.shape, np.bool_)
+        for row in rows:
+            before &= row != found
+            before &= row == row
+            count += before
+        return count.astype(out.dtype).reshape(out.shape)
 
     return kernel
 
@@ -173,6 +196,8 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.sum: quiet(short_sum(np.sum)),
     ops.prod: quiet(short_sum(np.prod)),
+    ops.argmax: quiet(first_place(np.max, np.argmax)),
+    ops.argmin: quiet(first_place(np.min, np.argmin)),
     ops.floor_divide: quiet(elementwise(NUMPY, quotient)),
     ops.remainder: quiet(elementwise(NUMPY, np.remainder)),
     ops.reshape: lambda out, x, *, shape: x.reshape(shape),
