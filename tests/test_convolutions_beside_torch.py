@@ -1,7 +1,8 @@
 """Convolutions, pools and resizing beside PyTorch's: every sample of its own tests, values and gradients in float64.
 
-Runs where torch is installed, as in `make test-transformers`; some minutes on OpenCL, for each form is compiled. What
-polyarr does not have (indices of maxima, unpooling, "bicubic", "nearest-exact") is not compared.
+Runs where torch and expecttest are installed: in `make test-transformers`, and in `make test`, too. Some minutes on
+OpenCL, for each form is compiled. What polyarr does not have (indices of maxima, unpooling, "bicubic",
+"nearest-exact") is not compared.
 """
 
 import math

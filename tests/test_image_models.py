@@ -167,3 +167,20 @@ def test_logits_a_step_and_running_statistics_are_those_of_pytorch(torch_resnet,
     g = grads.conv.weight.numpy().transpose(0, 3, 1, 2)
     assert np.abs(g - slopes["conv1.weight"].grad.numpy()).max() < 1e-3 * np.abs(g).max()
     assert optim.SGD(0.1).update(grads, optim.SGD(0.1).init(model), model)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_deep_networks_logits_are_as_exact_as_pytorchs(torch_resnet, backend, tmp_path):
+    """Fifty layers with norms of every size give logits near 1,000, of which float32 itself loses more than 1e-4."""
+    import torch
+
+    model, path = new(PRESETS["resnet-50"]), tmp_path / "resnet.safetensors"
+    save_resnet(path, model)
+    net = torch_resnet(model.config).eval()
+    held = extra("safetensors.numpy").load_file(path)
+    net.load_state_dict({n: torch.from_numpy(a) for n, a in held.items()}, strict=False)
+    images = torch.from_numpy(IMAGES)
+    with torch.no_grad():
+        theirs, exact = net(images).numpy(), net.double()(images.double()).numpy()
+    found = load_resnet(path)(ours(IMAGES)).numpy()
+    assert np.abs(found - exact).max() < max(1e-4, 2 * np.abs(theirs - exact).max())
