@@ -69,7 +69,7 @@ class Windows:
         self._slot = len(windows[0]) // SLOTS // 8 * 8
         self._windows = [[w[i * self._slot : (i + 1) * self._slot] for i in range(SLOTS)] for w in windows]
         self._out, self._in = (cl.CommandQueue(device.context, device.cl_device) for _ in range(2))
-        self._last: cl.Event | None = None
+        self._last: list[cl.Event] = []
         self._kept = _pinned(device, windows)
         device.commands.is_marked = True
 
@@ -137,44 +137,47 @@ class Windows:
         cut = others[0].cut
         parts = [window(b, (p.count,), (p.start,), (1,)) for b, parts in zip(own, cut, strict=True) for p in parts]
         theirs = [[place for places in laid.places for place in places] for laid in others]
-        if self._last is not None:
-            self._last.wait()
+        for event in self._last:
+            event.wait()
         self._meet()  # all have read what the sum before this one left in the windows
-        sent, came = [self._sent(share, i) for i, share in enumerate(shares[:AHEAD])], list[cl.Event]()
+        sent, came = [self._sent(share, i) for i, share in enumerate(shares[:AHEAD])], list[list[cl.Event]]()
         for i, share in enumerate(shares):
-            sent[i].wait()
+            sent[i][-1].wait()
             if i >= AHEAD:
-                came[i - AHEAD].wait()
+                came[i - AHEAD][-1].wait()
             self._meet()  # all have sent this slot, and read that into which the next one goes
             came.append(self._taken(share, i % SLOTS, [laid.bucket.spans[share.chunk] for laid in others]))
             if i + AHEAD < len(shares):
                 sent.append(self._sent(shares[i + AHEAD], (i + AHEAD) % SLOTS))
-            cl.enqueue_barrier(self._device.commands.queue, wait_for=[came[i]])
+            cl.enqueue_barrier(self._device.commands.queue, wait_for=came[i])
             for n in share.ends:
                 held = [each[n] for each in theirs]
                 self._add([*held[: self._rank], parts[n], *held[self._rank :]], held[0], reduction)
-        self._last = came[-1]
+        self._last = [event for events in came[-AHEAD:] for event in events]
         with self._device.commands.beside(self._out):  # which is behind what the arrays were computed by
             self._device.faults.check()  # only now: the others are through with it, too
 
-    def _sent(self, share: Share, slot: int) -> cl.Event:
-        """Copy a share to our own window, when it is there."""
-        target = self._windows[self._rank][slot % SLOTS]
+    def _sent(self, share: Share, slot: int) -> list[cl.Event]:
+        """Copy a share to our own window, when it is there. The events: whoever drops one waits for it."""
+        target, events = self._windows[self._rank][slot % SLOTS], []
         cl.enqueue_barrier(self._out, wait_for=[share.mark.event])
         for piece in share.pieces:
             bytes_ = target[piece.at : piece.at + piece.nbytes]
-            event = cl.enqueue_copy(self._out, bytes_, piece.memory, src_offset=piece.start, is_blocking=False)
+            events.append(
+                cl.enqueue_copy(self._out, bytes_, piece.memory, src_offset=piece.start, is_blocking=False)
+            )
         self._out.flush()
-        return event
+        return events
 
-    def _taken(self, share: Share, slot: int, spans: Sequence[Span]) -> cl.Event:
-        """Copy the others' shares to buckets."""
-        windows = [w for rank, w in enumerate(self._windows) if rank != self._rank]
-        for w, span in zip(windows, spans, strict=True):
-            bytes_ = w[slot][: share.nbytes]
-            event = cl.enqueue_copy(self._in, span.chunk.buffer, bytes_, dst_offset=share.start, is_blocking=False)
+    def _taken(self, share: Share, slot: int, spans: Sequence[Span]) -> list[cl.Event]:
+        """Copy the others' shares to buckets. The events, as those of _sent."""
+        windows = [w[slot][: share.nbytes] for rank, w in enumerate(self._windows) if rank != self._rank]
+        events = [
+            cl.enqueue_copy(self._in, span.chunk.buffer, w, dst_offset=share.start, is_blocking=False)
+            for w, span in zip(windows, spans, strict=True)
+        ]
         self._in.flush()
-        return event
+        return events
 
     def _add(self, held: Sequence[Buffer], target: Buffer, reduction: str) -> None:
         """Add up in the order of the ranks, in float32 at least, and round once."""
