@@ -23,8 +23,11 @@ def marked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("polyarr.backends.opencl.early"), "TOGETHER", 1 << 8)
 
 
-def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype) -> Any:
-    """The function that reduces, and how often all met in it. The windows have so many bytes each."""
+def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype, beside: bool = False) -> Any:
+    """The function that reduces, and how often all met in it. The windows have so many bytes each.
+
+    beside  whether copies have queues of their own, as on GPUs
+    """
     windows, met = [np.zeros(nbytes, np.uint8) for _ in range(ranks)], []
 
     def meet() -> None:
@@ -34,15 +37,18 @@ def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype) -> Any
                 with np.errstate(all="ignore"):  # of what lies between the arrays
                     window.view(dtype)[:] = windows[RANK].view(dtype) * dtype.type(rank + 1)
 
-    return backend.together.windows(windows, RANK, meet), met
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(backend.home, "features", backend.home.features._replace(is_cpu=not beside))
+        return backend.together.windows(windows, RANK, meet), met
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("wire", [pa.float32, pa.bfloat16])
-def test_sums_and_means(backend: Backend, ranks: int, wire: np.dtype) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_sums_and_means(backend: Backend, ranks: int, wire: np.dtype, beside: bool) -> None:
     host = [np.arange(n, dtype=np.float32).reshape(shape) % 50 for n, shape in ((6000, (60, 100)), (3, (3,)), (1, ()))]
     arrays = [pa.asarray(h) for h in host]
-    reduce, met = reduce_of(backend, ranks, 4 * 4096, wire)
+    reduce, met = reduce_of(backend, ranks, 4 * 4096, wire, beside)
     factor = 1 + sum(rank + 1 for rank in range(ranks) if rank != RANK)
     for name, count in (("sum", np.float32(1)), ("mean", np.float32(ranks))):
         for _ in range(2):
@@ -93,7 +99,7 @@ def layers() -> tuple[nn.Sequential, pa.Array]:
 def test_what_a_captured_function_gives_is_marked_as_it_comes(backend: Backend) -> None:
     (model, x), plain, marked = layers(), pa.compile(graded), pa.compile(lambda *args: graded(*args))
     expected = [plain(model, x) for _ in range(3)]
-    reduce_of(backend, 2, 1 << 14, pa.float32)
+    reduce_of(backend, 2, 1 << 14, pa.float32, beside=True)
     for each in expected:
         found = marked(model, x)
         assert bits(found) == bits(each)
@@ -108,7 +114,7 @@ def test_a_mark_is_not_that_of_who_had_the_memory_before(backend: Backend) -> No
     twice = pa.compile(lambda a: 2 * a, donate=("a",))
     for _ in range(3):
         twice(pa.ones((64, 64)))
-    reduce_of(backend, 2, 1 << 14, pa.float32)
+    reduce_of(backend, 2, 1 << 14, pa.float32, beside=True)
     made = pa.compile(lambda a: (a + 1, a @ a))
     for _ in range(3):
         a, _ = made(pa.ones((64, 64)))
@@ -121,7 +127,7 @@ def test_a_mark_is_not_that_of_who_had_the_memory_before(backend: Backend) -> No
 @pytest.mark.parametrize("wire", [pa.float32, pa.bfloat16])
 def test_sums_beside_what_the_device_computes(backend: Backend, wire: np.dtype) -> None:
     """Without a wait: what is summed is there, and nobody computes with a bucket any more when it is filled again."""
-    reduce, _ = reduce_of(backend, 2, 1 << 14, wire)
+    reduce, _ = reduce_of(backend, 2, 1 << 14, wire, beside=True)
     many = pa.compile(lambda x, k: [x[i:] * 0 + k + i for i in range(8)][::-1])
     x, kept = pa.random.normal((300, 300)), []
     for _ in range(4):

@@ -68,10 +68,12 @@ class Windows:
         self._device, self._buckets, self._rank, self._meet = device, buckets, rank, meet
         self._slot = len(windows[0]) // SLOTS // 8 * 8
         self._windows = [[w[i * self._slot : (i + 1) * self._slot] for i in range(SLOTS)] for w in windows]
-        self._out, self._in = (cl.CommandQueue(device.context, device.cl_device) for _ in range(2))
+        self._out = self._in = device.commands.queue
+        if not device.features.is_cpu:  # whose cores would have to copy besides, and where each queue has a thread
+            self._out, self._in = (cl.CommandQueue(device.context, device.cl_device) for _ in range(2))
+            device.commands.is_marked = True
         self._last: list[cl.Event] = []
         self._kept = _pinned(device, windows)
-        device.commands.is_marked = True
 
     def reduce(self, bufs: Sequence[Buffer], wire: np.dtype, reduction: str) -> list[Buffer]:
         """Buffers of one dtype reduced over all processes, which are as many arrays of the same shapes there.
