@@ -9,11 +9,12 @@ import numpy as np
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import astype
+from polyarr.backends.opencl.int8_scaling import macros_of, scaling_plan
 from polyarr.backends.opencl.layout import Buffer, reshaped, swapped
 from polyarr.backends.opencl.matmul import product
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.product import Epilogue
-from polyarr.backends.opencl.program import types, vector_types
+from polyarr.backends.opencl.program import vector_types
 from polyarr.backends.opencl.rows import wide
 from polyarr.backends.opencl.tuning import vector_width
 from polyarr.core.spec import Spec
@@ -34,7 +35,7 @@ def int8_linear(
     epilogue = Epilogue(bias is not None, activation or "none")
     bias = scale if bias is None else dense(device, bias)
     if rows > FEW_ROWS:
-        plan, given = device.plans[_scaling_plan](x.dtype, bias.dtype, rows, n, epilogue), [_product(device, x, weight)]
+        plan, given = device.plans[scaling_plan](x.dtype, bias.dtype, rows, n, epilogue), [_product(device, x, weight)]
     else:
         given = [x, dense(device, weight)]
         plan = device.plans[_plan](x.dtype, bias.dtype, rows, n, depth, epilogue)
@@ -54,28 +55,15 @@ def _as_wide(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
     return dense(device, buf) if buf.dtype == due else astype(device, Spec(buf.shape, due), buf, dtype=due)
 
 
-def _scaling_plan(
-    device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, epilogue: Epilogue
-) -> LaunchPlan:
-    cut = device.geometry.items(rows * n)
-    kernel = device.build("int8_scaling", **_macros(dtype, bias, epilogue)).int8_scaling
-    return LaunchPlan(kernel, cut.work, cut.group, (rows * n, n, cut.each))
-
-
 def _plan(
     device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue
 ) -> LaunchPlan:
     family = FAMILIES[device.geometry.kind]
     lanes = family.lanes(device, dtype, n, depth)
-    program = device.build(family.file, **_macros(dtype, bias, epilogue), **lanes)
+    program = device.build(family.file, **macros_of(dtype, bias, epilogue), **lanes)
     each = lanes.get("AHEAD") or device.geometry.thin_columns(n, True)
     work = lanes["LANES"], -(-n // (each * lanes["ROWS"])) * lanes["ROWS"]
     return LaunchPlan(program.int8_linear, work, (lanes["LANES"], lanes["ROWS"]), (rows, n, depth, each))
-
-
-def _macros(dtype: np.dtype, bias: np.dtype, epilogue: Epilogue) -> dict[str, Any]:
-    stored = types(bias)
-    return {**epilogue.macros(dtype), "BIAS_T": stored["T"], "BIAS_LOAD": stored["LOAD"]}
 
 
 def _cpu_lanes(device: Device, dtype: np.dtype, n: int, depth: int) -> dict[str, Any]:
