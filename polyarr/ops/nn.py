@@ -190,8 +190,9 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
 
 @composed()
 def int8_linear(x, weight, scale, bias=None, *, activation=None):
-    """x times the transpose of weight, whose rows are multiplied by scale, plus bias, through an activation: a linear
-    layer of bytes.
+    """A linear layer of bytes: linear with the rows of weight multiplied by scale.
+
+    y = activation(x weight^T * scale + bias).
 
     Shapes:  x (..., k), weight (n, k), scale (n,), bias (n,) or None -> (..., n)
     Dtypes:  x, scale and bias floating, weight int8 -> x's
