@@ -215,6 +215,23 @@ def test_bodies_are_one_kernel_with_the_bits_of_eager_calls(gpu, op, shape):
     assert the_group(compiled)[1] == [True, False]
 
 
+@pytest.mark.parametrize("columns", [300, 1003, 4100])
+def test_teams_are_larger_where_rows_are_long(gpu, monkeypatch, columns):
+    """Their sums are those of eager calls, whose teams are the same ones."""
+    geometry = gpu.upload.__self__.geometry
+    monkeypatch.setattr(type(geometry), "reduction_group", 16)
+    monkeypatch.setattr(type(geometry), "largest_group", 64)
+    assert [geometry.team(vectors, most)[0] for vectors, most in ((128, 256), (129, 256), (1025, 256), (1025, 32))] == [
+        16, 32, 64, 32
+    ]  # fmt: skip
+    host = normal(3, columns)
+    compiled, x = pa.compile(ops.softmax.body), pa.asarray(host)
+    assert bits(compiled(x)) == bits(ops.softmax.body(x))
+    weights = np.exp(host - host.max(1, keepdims=True).astype(np.float64))
+    np.testing.assert_allclose(compiled(x).numpy(), weights / weights.sum(1, keepdims=True), rtol=2e-6)
+    np.testing.assert_array_equal(pa.argmax(x, axis=1).numpy(), host.argmax(1))
+
+
 def test_what_is_joined_of_many_slots(gpu, monkeypatch):
     """More than a run of them, so that the sums of runs are added."""
     device = gpu.upload.__self__

@@ -100,6 +100,10 @@ class CpuGeometry:
         """Work-items that share a row of a reduction."""
         return 1
 
+    def team(self, vectors: int, most: int) -> tuple[int, int]:
+        """Work-items of a group, and of a team that shares a row of vectors."""
+        return 1, 1
+
     def scan_lanes(self, length: int, vector: int) -> int:
         """Work-items that share a row of a scan."""
         return 1
@@ -151,7 +155,7 @@ class GpuGeometry:
     column_sums: ClassVar = {"COLUMNS": 8, "SPLIT": 32, "TILE": 1}
 
     columns, column_rows, partials = 32, 8, 4
-    reduction_group, has_vectors = 256, False
+    reduction_group, largest_group, team_share, has_vectors = 256, 1024, 8, False
     pins_host = True
     part, parts_per_unit = 1 << 12, 8
     scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 2
@@ -228,6 +232,13 @@ class GpuGeometry:
         while lanes < self.reduction_group and lanes * self.partials < length:
             lanes *= 2
         return lanes
+
+    def team(self, vectors: int, most: int) -> tuple[int, int]:
+        """Work-items of a group, at most so many, and of a team that shares a row of vectors."""
+        group, lanes = self.reduction_group, self.lanes(vectors)
+        while 2 * group <= min(most, self.largest_group) and group * self.team_share < vectors:
+            lanes = group = 2 * group
+        return group, lanes
 
     def scan_lanes(self, length: int, vector: int) -> int:
         """A power of two that gives each a few vectors."""

@@ -208,9 +208,9 @@ def _vectors_plan(
 
 def team_of(device: Device, dtype: np.dtype, length: int) -> tuple[int, int, int]:
     """How teams.cl joins so many elements: work-items of a group, elements of a vector, work-items of a team."""
-    geometry = device.geometry
-    vector = geometry.vector(dtype.itemsize)
-    return geometry.reduction_group, vector, geometry.lanes(-(-length // vector))
+    vector = device.geometry.vector(dtype.itemsize)
+    group, lanes = device.geometry.team(-(-length // vector), device.features.max_work_group)
+    return group, vector, lanes
 
 
 def _build(
