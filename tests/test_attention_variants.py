@@ -2,6 +2,7 @@
 
 import struct
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +59,21 @@ def test_float32_is_taken_in_parts_only_and_in_shorter_rows() -> None:
 )
 def test_what_boxes_cannot_copy_is_left_to_others(changed) -> None:
     assert not wgmma.takes(problem(**changed))
+
+
+@pytest.mark.parametrize(("count", "batch", "memory", "taken"), [
+    (3, 96, 2**33, True), (2, 96, 2**33, True), (1, 1, 2**20, True),
+    (3, 3, 2**33, False),  # dividing takes more than it saves
+    (3, 96, 2**31, False), (2, 96, 2**31, True),  # 144 and 96 MiB
+])  # fmt: skip
+def test_float32_is_divided_where_that_pays_and_there_is_room(monkeypatch, count, batch, memory, taken) -> None:
+    p = problem(outer=64 * 1024 * 12, dtype=np.dtype("float32" if count > 1 else pa.bfloat16), parts=count, batch=batch,
+                inner=min(batch, 12), t=1024, s=1024)  # fmt: skip
+    p = p._replace(layouts=(struct.pack("3q", 64 * 1024 * 12, 64 * 1024, 64),) * 4)
+    device = SimpleNamespace(features=SimpleNamespace(global_memory=memory))
+    for name in ("is_sound", "is_sound_program", "_planned"):
+        monkeypatch.setattr(wgmma, name, lambda *_: True)
+    assert bool(wgmma.plan(device, p)) == taken
 
 
 def test_maps_have_an_axis_for_each_that_moves() -> None:

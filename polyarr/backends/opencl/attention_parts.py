@@ -76,6 +76,11 @@ def walks(p: Problem) -> int:
     return sum((inner > 0) << 2 * i | (outer > 0) << 2 * i + 1 for i, (outer, inner, _) in enumerate(steps))
 
 
+def room(p: Problem) -> int:
+    """Bytes that the parts take."""
+    return sum(2 * p.parts * COLUMNS * rows * prod(batch) for batch, rows in batches(p))
+
+
 def batches(p: Problem) -> Iterator[tuple[tuple[int, int], int]]:
     """Of q, k, v and dout: how many matrices along the inner and the outer axis differ, their rows."""
     for packed, rows in zip(p.layouts, (p.t, p.s, p.s, p.t), strict=False):

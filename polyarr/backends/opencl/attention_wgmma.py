@@ -21,6 +21,7 @@ from polyarr.backends.opencl.attention_parts import (
     filled,
     make_parts,
     mapped,
+    room,
     walks,
 )
 from polyarr.backends.opencl.attention_reference import attention
@@ -34,7 +35,7 @@ from polyarr.backends.opencl.product_check import RELATIVE
 from polyarr.backends.opencl.program import Program
 from polyarr.backends.opencl.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
 from polyarr.backends.opencl.variants import Variant, is_sound, is_sound_program
-from polyarr.backends.opencl.wgmma import KINDS
+from polyarr.backends.opencl.wgmma import KINDS, MOST_ROOM
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 from polyarr.core.spec import bool as bool_
@@ -143,6 +144,8 @@ def plan(device: Device, p: Problem) -> Plan | None:
     if not is_sound(device, VARIANT) or not takes(p):
         return None
     if p.parts > 1 and p.batch * p.t * p.s * p.lengths[0] < LEAST_DIVIDED:
+        return None
+    if p.parts > 1 and room(p) > device.features.global_memory // MOST_ROOM:
         return None
     macros = _macros(p)
     sound = is_sound_program(device, VARIANT, macros, partial(_check, device, p))
