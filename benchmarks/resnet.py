@@ -178,11 +178,15 @@ def paired(net, model):
 
 def measure(steps, count, dtype):
     """The times of each step function, by name, taken in turns."""
-    losses = {name: [float(step(i)) for i in range(WARM_UP)] for name, step in steps.items()}
+    losses = {}
+    for name, step in steps.items():
+        started = time.perf_counter()
+        losses[name] = [float(step(i)) for i in range(WARM_UP)]
+        print(f"{name}: {time.perf_counter() - started:.1f} s for what is built or searched at first", flush=True)
     for found in losses.values():
         tolerance = 1e-4 if dtype == "float32" else 2e-2
         np.testing.assert_allclose(found[0], losses["polyarr"][0], rtol=tolerance, err_msg="the two models differ")
-        # A deep network's first steps magnify rounding: in float64 both have the same gradients to 5e-13.
+        # A deep network's first steps magnify rounding: see docs/images.md.
         np.testing.assert_allclose(found, losses["polyarr"], rtol=5e-2, err_msg="the two steps differ")
     times = {name: [] for name in steps}
     for _ in range(-(-count // TURN)):
