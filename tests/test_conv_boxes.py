@@ -197,3 +197,20 @@ def test_which_layers_are_computed_in_boxes(monkeypatch, changed, dtype, taken) 
     layer = conv_wgmma.Layer(64, 512, 512, (7, 7), (7, 7), (1, 1), elements, 9)._replace(**changed)
     found = conv_wgmma._takes(device, bfloat16 if dtype == "bfloat16" else np.dtype(dtype), (layer,), PLAIN)
     assert found == taken
+
+
+@on_opencl
+@pytest.mark.parametrize(("shape", "kernel", "stride"), [((2, 9, 7, 3), (3, 7), 2), ((2, 6, 5, 1), (2, 3), (2, 1))])
+def test_few_channels_are_filled_up_for_matrix_units(backend, monkeypatch, shape, kernel, stride) -> None:
+    """To pieces of 16 bytes: with zeros, which add nothing."""
+    generator, seen = np.random.default_rng(0), []
+    monkeypatch.setattr(conv, "_multiply", lambda *args, of=conv._multiply: seen.append(args[1]) or of(*args))
+    x, w = (pa.astype(pa.asarray(generator.integers(-4, 5, s)), "bfloat16") for s in (shape, (4, *kernel, shape[-1])))
+    results = []
+    for takes in (True, False):
+        monkeypatch.setattr(conv, "is_sound", lambda *_, takes=takes: takes)
+        y, pull = pa.vjp(lambda x, w: ops.conv(x, w, stride=stride, padding=((1, 2), (3, 1))), x, w)
+        results.append([pa.astype(a, "float32").numpy() for a in (y, *pull(pa.ones_like(y)))])
+    for ours, plain in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, plain)
+    assert all(p.windows.comes_in(8, not p.of_y) for p in (seen[0], seen[1]))

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl import conv_wgmma, depthwise
-from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl import conv_wgmma, depthwise, mma
+from polyarr.backends.opencl.copy import dense, write
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.layout import (
@@ -32,11 +32,13 @@ from polyarr.backends.opencl.layout import (
 )
 from polyarr.backends.opencl.linear import through_activation
 from polyarr.backends.opencl.matmul import DEEP, SUM, plan_of, product, run
+from polyarr.backends.opencl.mma import PIECE
 from polyarr.backends.opencl.parts import Divided
 from polyarr.backends.opencl.product import PLAIN, Axes, Epilogue, Operand, Plan, Problem, Windows
 from polyarr.backends.opencl.rows import alike
 from polyarr.backends.opencl.spatial import Padding
 from polyarr.backends.opencl.spread import lay, spread
+from polyarr.backends.opencl.variants import is_sound
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float32
 
@@ -56,6 +58,11 @@ class Where(NamedTuple):
     def of_axes(self) -> dict[str, Any]:
         """Without the groups."""
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+
+    @property
+    def unpadded(self) -> "Where":
+        """Where x has its pads already."""
+        return self._replace(padding=((0, 0),) * len(self.padding))
 
     def is_pointwise(self, weight: Shape) -> bool:
         """True where every window is one place, and all of it belongs to every filter."""
@@ -154,6 +161,10 @@ def _convolved(
         return _zeros(device, out), None
     if where.is_depthwise(weight.shape):
         return depthwise.product(device, out, x, weight, **where.of_axes), None
+    wider = _wider(device, out.dtype, weight.shape, where)
+    if wider:
+        x, where = _widened(device, x, wider, out.shape[1:-1], where), where.unpadded
+        weight = _amid_zeros(device, weight, Spec((weight.shape[0], *wider), weight.dtype), (0,) * weight.ndim)
     filters, groups = _filters(device, weight), where.groups
     if where.is_pointwise(weight.shape) and set(where.stride) == {1}:
         rows, (n, c), boxed = _rows(device, x), filters.shape, None
@@ -295,6 +306,13 @@ def conv_weight_gradient(
         return _zeros(device, out)
     if where.is_depthwise(out.shape):
         return depthwise.weight_gradient(device, out, g, x, **where.of_axes)
+    wider = _wider(device, out.dtype, out.shape, where)
+    if wider:
+        found = conv_weight_gradient(
+            device, Spec((out.shape[0], *wider), out.dtype), g, _widened(device, x, wider, g.shape[1:-1], where),
+            shape=wider[:-1], precision=precision, **where.unpadded._asdict(),
+        )  # fmt: skip
+        return dense(device, window(found, out.shape, (0,) * out.ndim, (1,) * out.ndim))
     rows, shared = _rows(device, g), [] if shared is None else shared
     if where.is_pointwise(out.shape) and set(stride) == {1}:
         columns, boxed = _rows(device, x), None
@@ -388,6 +406,35 @@ def _first_parts(lengths: Shape, parts: int) -> Shape:
     """The lengths of a walk of one part: the images are, or begin, the first axis that is longer than 1."""
     first = next((i for i, n in enumerate(lengths) if n > 1), 0)
     return (*lengths[:first], lengths[first] // parts, *lengths[first + 1 :])
+
+
+# ---- few channels -----------------------------------------------------------------------------------------------
+
+
+def _wider(device: Device, dtype: np.dtype, weight: Shape, where: Where) -> Shape | None:
+    """A kernel and its channels with zeros behind, which matrix units take where they do not take so few channels."""
+    step, *others = where.stride[-1], where.groups, where.dilation[-1]
+    if dtype.itemsize != 2 or weight[-1] >= PIECE or others != [1, 1] or not is_sound(device, mma.VARIANT):
+        return None
+    channels = next(n for n in range(weight[-1], PIECE + 1) if n * step % PIECE == 0)
+    length = next(n for n in range(weight[-2], weight[-2] + PIECE) if n * channels % PIECE == 0)
+    found = (*weight[1:-2], length, channels)
+    return None if found == weight[1:] else found
+
+
+def _widened(device: Device, x: Buffer, wider: Shape, windows: Shape, where: Where) -> Buffer:
+    """x amid its pads, with so many channels, and long enough for longer windows."""
+    lengths = [n + sum(pads) for n, pads in zip(x.shape[1:-1], where.padding, strict=True)]
+    least = max(lengths[-1], (windows[-1] - 1) * where.stride[-1] + wider[-2])
+    lengths[-1] = next(n for n in range(least, least + PIECE) if n * wider[-1] % PIECE == 0)
+    starts = (0, *(before for before, _ in where.padding), 0)
+    return _amid_zeros(device, x, Spec((x.shape[0], *lengths, wider[-1]), x.dtype), starts)
+
+
+def _amid_zeros(device: Device, x: Buffer, out: Spec, starts: Shape) -> Buffer:
+    result = _zeros(device, out)
+    write(device, window(result, x.shape, starts, (1,) * x.ndim), x)
+    return result
 
 
 # ---- boxes -------------------------------------------------------------------------------------------------------
