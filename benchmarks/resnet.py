@@ -7,8 +7,9 @@
 
 polyarr's step is captured by polyarr.compile and gives nothing away. PyTorch computes with the channels last in memory,
 as polyarr does; with another dtype under autocast, with precision "high" in tf32. Both do forward, backward, running
-statistics and SGD with momentum from the same weights, on the same images, in one process, taking turns. The first
-losses must agree, or nothing is timed. PyTorch is optional: pip install torch
+statistics and SGD with momentum from the same weights, on the same images, in one process, taking turns. On a CPU the
+first steps of a turn are not timed: the other's threads wait there for more work, on the same cores, before they sleep.
+The first losses must agree, or nothing is timed. PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -23,7 +24,8 @@ from polyarr import nn, optim
 from polyarr.models import LeNet, ResNetModel
 from polyarr.models.resnet import PRESETS, ResNetConfig
 
-WARM_UP, TURN = 3, 2
+WARM_UP, TURNS = 3, 10
+UNTIMED = {"cpu": 2, "cuda": 0}  # steps at the beginning of a turn
 LR, MOMENTUM = 0.01, 0.9
 
 try:
@@ -176,7 +178,7 @@ def paired(net, model):
 # ---- beside each other -------------------------------------------------------------------------------------------
 
 
-def measure(steps, count, dtype):
+def measure(steps, count, dtype, untimed):
     """The times of each step function, by name, taken in turns."""
     losses = {}
     for name, step in steps.items():
@@ -189,12 +191,14 @@ def measure(steps, count, dtype):
         # A deep network's first steps magnify rounding: see docs/images.md.
         np.testing.assert_allclose(found, losses["polyarr"], rtol=5e-2, err_msg="the two steps differ")
     times = {name: [] for name in steps}
-    for _ in range(-(-count // TURN)):
+    turn = -(-count // TURNS)
+    for _ in range(-(-count // turn)):
         for name, step in steps.items():
-            for i in range(TURN):
+            for i in range(untimed + turn):
                 started = time.perf_counter()
-                float(step(i))  # in its queue this comes after everything else
+                float(step(i % WARM_UP))  # in its queue this comes after everything else
                 times[name].append(time.perf_counter() - started)
+            del times[name][-untimed - turn : -turn]
     return times
 
 
@@ -229,7 +233,7 @@ def main():
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision != "highest"
         torch.backends.cudnn.benchmark = True
         steps["PyTorch"] = TorchStep(model, options.dtype, batches, options.torch_device)
-    times = measure(steps, options.steps, options.dtype)
+    times = measure(steps, options.steps, options.dtype, UNTIMED[options.torch_device])
     what = f"{options.model}, batch {options.batch_size}, {options.size} x {options.size}"
     print(f"{what}, {options.dtype}, {options.precision}; polyarr on {backend.hardware}")
     print(f"{'':8}  {'median ms':>9}  {'best ms':>9}  {'images/s':>9}  {'polyarr takes':>15}")
