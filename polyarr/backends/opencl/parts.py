@@ -112,25 +112,23 @@ def divided_beside(
         return before
     peaks = device.empty(PEAKS).memory
     device.commands.fill((8,), None, peaks)
+    (x_fours, x_row), y_side = fours
+    rooms = [Spec((parts * FOUR * count,), DTYPES[parts]) for count, _ in fours]
     if before is not None and before.x is x:
-        left = before.left
+        left, x_fours = before.left, 0
         device.commands.copy((4,), None, peaks, before.peaks)
     else:
-        left = _beside(device, 0, x, peaks, fours[0], parts)
-    return Divided(x, y, left, _beside(device, 1, y, peaks, fours[1], parts), peaks)
-
-
-def _beside(device: Device, which: int, memory: Any, peaks: Any, fours: Pair, parts: int) -> Any:
-    to = device.empty(Spec((parts * FOUR * fours[0],), DTYPES[parts])).memory
-    units = GROUPS_PER_UNIT * device.features.compute_units
-    work, group = (min(-(-fours[0] // ITEMS), units) * ITEMS,), (ITEMS,)
+        left = device.empty(rooms[0]).memory
+    right = device.empty(rooms[1]).memory
+    groups = min(-(-max(x_fours, y_side[0]) // ITEMS), GROUPS_PER_UNIT * device.features.compute_units)
+    work, group = (groups * ITEMS,), (ITEMS,)
     if parts == THIRDS:
-        device.build("matmul_thirds", VECTOR=1).divide_beside(work, group, memory, peaks, to, *fours)
-        return to
-    program = device.build("matmul_parts", KIND="f16", VECTOR=1)
-    program.find_peak_of_all(work, group, memory, peaks, which, fours[0])
-    program.divide_beside(work, group, memory, peaks, to, which, *fours)
-    return to
+        program = device.build("matmul_thirds", VECTOR=1)
+    else:
+        program = device.build("matmul_parts", KIND="f16", VECTOR=1)
+        program.find_peaks(work, group, x, y, peaks, x_fours, y_side[0])
+    program.divide_beside(work, group, x, y, peaks, left, right, x_fours, x_row, *y_side)
+    return Divided(x, y, left, right, peaks)
 
 
 def in_whole(columns: int) -> int:

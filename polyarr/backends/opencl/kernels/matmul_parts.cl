@@ -5,9 +5,9 @@
 // Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
 //          peaks (2): the bits of the largest finite magnitude of x and of y, 0 at first; this one's is peaks[which]
 //          parts (2, batch, rows, pitch): high and low, pitch a multiple of 8
-//          or, of divide_beside, (rows, 2, columns) for x (rows, columns) row-major, columns a multiple of 4
+//          or, of divide_beside, (rows, 2, columns) for x (rows, columns) row-major, and likewise for y; lengths by four
 // Launch   find_peak, divide: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
-//          find_peak_of_all, divide_beside: global any multiple of 256, local 256
+//          find_peaks, divide_beside: global any multiple of 256, local 256
 // Params   KIND f16 | VECTOR 1 if fours of columns are aligned
 #include "ptx.cl"
 #include "fours.cl"
@@ -40,12 +40,19 @@ void find_peak(__global const float *x, __global volatile uint *peaks, const int
     tell_peak(bits, largest, me, peaks + which);
 }
 
-__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void find_peak_of_all(__global const float4 *restrict x, __global volatile uint *peaks, const int which, const uint fours) {
-    __local uint largest[256];
+INLINE uint most_of_all(__global const float4 *restrict x, uint fours) {
     uint bits = 0;
     _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0)) bits = MAX(bits, most_bits(x[i]));
-    tell_peak(bits, largest, get_local_id(0), peaks + which);
+    return bits;
+}
+
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void find_peaks(__global const float4 *restrict x, __global const float4 *restrict y, __global volatile uint *peaks,
+                const uint x_fours, const uint y_fours) {
+    __local uint largest[256];
+    if (x_fours) tell_peak(most_of_all(x, x_fours), largest, get_local_id(0), peaks);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    tell_peak(most_of_all(y, y_fours), largest, get_local_id(0), peaks + 1);
 }
 
 // The parts of four numbers, which are so far apart.
@@ -70,10 +77,16 @@ void divide(__global const float *x, __global const uint *peaks, __global uint2 
     }
 }
 
-__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void divide_beside(__global const float4 *restrict x, __global const uint *peaks, __global uint2 *restrict parts,
-                   const int which, const uint fours, const uint in_row) {
-    const float scale = power_of_2(shift_of(peaks[which]));
+INLINE void write_beside(__global const float4 *restrict x, float scale, __global uint2 *restrict parts, uint fours,
+                         uint row) {
     _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0))
-        write_parts(x[i] * scale, parts + (size_t)(i / in_row) * in_row + i, in_row);
+        write_parts(x[i] * scale, parts + (size_t)(i / row) * row + i, row);
+}
+
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void divide_beside(__global const float4 *restrict x, __global const float4 *restrict y, __global const uint *peaks,
+                   __global uint2 *restrict x_parts, __global uint2 *restrict y_parts, const uint x_fours, const uint x_row,
+                   const uint y_fours, const uint y_row) {
+    write_beside(x, power_of_2(shift_of(peaks[0])), x_parts, x_fours, x_row);
+    write_beside(y, power_of_2(shift_of(peaks[1])), y_parts, y_fours, y_row);
 }

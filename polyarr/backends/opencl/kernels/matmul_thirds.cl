@@ -8,7 +8,7 @@
 // Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
 //          told: set to 1 if a number is not finite
 //          parts (3, batch, rows, pitch): high, middle and low, pitch a multiple of 8
-//          or, of divide_beside, (rows, 3, columns) for x (rows, columns) row-major, columns a multiple of 4
+//          or, of divide_beside, (rows, 3, columns) for x (rows, columns) row-major, and likewise for y; lengths by four
 // Launch   divide: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
 //          divide_beside: global any multiple of 256, local 256
 // Params   VECTOR 1 if fours of columns are aligned
@@ -41,10 +41,13 @@ void divide(__global const float *x, __global volatile uint *told, __global uint
 }
 
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void divide_beside(__global const float4 *restrict x, __global volatile uint *told, __global uint2 *restrict parts,
-                   const uint fours, const uint in_row) {
+void divide_beside(__global const float4 *restrict x, __global const float4 *restrict y, __global volatile uint *told,
+                   __global uint2 *restrict x_parts, __global uint2 *restrict y_parts, const uint x_fours, const uint x_row,
+                   const uint y_fours, const uint y_row) {
     int all_finite = 1;
-    _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0))
-        all_finite &= write_parts(x[i], parts + (size_t)(i / in_row) * 2 * in_row + i, in_row);
+    _Pragma("unroll 4") for (uint i = get_global_id(0); i < x_fours; i += get_global_size(0))
+        all_finite &= write_parts(x[i], x_parts + (size_t)(i / x_row) * 2 * x_row + i, x_row);
+    _Pragma("unroll 4") for (uint i = get_global_id(0); i < y_fours; i += get_global_size(0))
+        all_finite &= write_parts(y[i], y_parts + (size_t)(i / y_row) * 2 * y_row + i, y_row);
     if (!all_finite) atomic_max(told, 1u);
 }
