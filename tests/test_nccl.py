@@ -23,6 +23,7 @@ class Library:
 
     def __init__(self, version: int = 22703, refused: tuple[str, int] = ("", 0), ending: int = 0) -> None:
         self.version, self.refused, self.ending, self.calls = version, refused, ending, []
+        self.dtypes: list[np.dtype] = []
         self.ncclGetErrorString = lambda status: b"invalid usage"
 
     def __getattr__(self, name: str) -> Any:
@@ -48,6 +49,7 @@ class Library:
     def _ncclAllReduce(self, source: Any, target: Any, count: Any, kind: Any, how: Any, *rest: Any) -> None:  # noqa: N802
         nccl = import_module("polyarr.backends.opencl.nccl")
         dtype = next(d for d, number in nccl.KINDS.items() if number == kind.value)
+        self.dtypes.append(dtype)
         memory = (ctypes.c_ubyte * (count.value * dtype.itemsize)).from_address(target.value)
         values = np.frombuffer(memory, np.uint8).view(dtype)
         with np.errstate(all="ignore"):  # of what lies between the arrays
@@ -93,6 +95,13 @@ def test_arrays_are_reduced_in_one_bucket(meet: Any, backend: Backend) -> None:
             assert value.dtype == np.float32 and np.array_equal(value, own * (RANKS if name == "sum" else 1))
     assert library.calls.count("ncclAllReduce") == 3 and np.array_equal(arrays[0].numpy(), host)
     assert all_ranks.reduce([], pa.float32, "sum") == []
+
+
+def test_float16_is_added_in_float32(meet: Any, backend: Backend) -> None:
+    """Half of the sum is there where the sum is not, and so are the last bits of the smallest numbers."""
+    library, host = Library(), np.array([6e4, 3 * 2.0**-24, -0.1], np.float16)
+    (found,) = values(backend, meet(library).reduce([pa.asarray(host).buf], pa.float16, "mean"))
+    assert found.dtype == np.float16 and np.array_equal(found, host) and library.dtypes == [pa.float32]
 
 
 def test_what_is_larger_than_a_piece_is_cut(meet: Any, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from polyarr.backends.opencl.host_windows import through_windows
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
 from polyarr.core.backend import Meeting, Reduce, Together
+from polyarr.core.spec import float16, float32
 
 
 def together_of(device: Device) -> Together:
@@ -43,6 +44,8 @@ def _reduce(
     """Reduce buffers in a bucket, of the dtype that travels."""
     if not any(b.size for b in bufs):
         return list(bufs)
+    if wire == float16:
+        wire = float32  # NCCL computes in what travels: sums overflow there, and small means lose bits
     device.faults.follow(bufs)
     with device.lock:
         laid = buckets.laid(bufs, wire)
