@@ -38,7 +38,7 @@ def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype, beside
                     window.view(dtype)[:] = windows[RANK].view(dtype) * dtype.type(rank + 1)
 
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(backend.home, "features", backend.home.features._replace(is_cpu=not beside))
+        changed.setattr(backend.home.geometry, "copies_beside", beside)
         return backend.together.windows(windows, RANK, meet), met
 
 
@@ -78,7 +78,7 @@ def test_faults_are_reported(backend: Backend) -> None:
 
 
 def test_windows_that_a_driver_pins(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend.home, "features", backend.home.features._replace(is_cpu=False))
+    monkeypatch.setattr(backend.home.geometry, "copies_beside", True)
     reduce, _ = reduce_of(backend, 2, 1 << 16, pa.float32)
     assert (backend.download(reduce([pa.ones(5).buf], pa.float32, "mean")[0]) == 1).all()
 

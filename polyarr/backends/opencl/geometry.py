@@ -36,6 +36,7 @@ class CpuGeometry:
     columns, column_rows, partials = 256, 1, 64  # of a reduction: a group's, and what a work-item keeps
     reduction_group, has_vectors = 1, True
     pins_host = False  # whether copies from and to the host are faster where a driver has pinned its memory
+    copies_beside = False  # whether another queue's copies run beside kernels; here cores do both
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and parts that there should be
     scan_group, scan_columns, scan_step = 1, 64, 1  # the last: what parts of a scan are multiples of
     scan_turns = 1  # vectors of each work-item that shares a row
@@ -156,7 +157,7 @@ class GpuGeometry:
 
     columns, column_rows, partials = 32, 8, 4
     reduction_group, largest_group, team_share, has_vectors = 256, 1024, 8, False
-    pins_host = True
+    pins_host = copies_beside = True
     part, parts_per_unit = 1 << 12, 8
     scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 2
 

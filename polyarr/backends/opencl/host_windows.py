@@ -69,7 +69,7 @@ class Windows:
         self._slot = len(windows[0]) // SLOTS // 8 * 8
         self._windows = [[w[i * self._slot : (i + 1) * self._slot] for i in range(SLOTS)] for w in windows]
         self._out = self._in = device.commands.queue
-        if not device.features.is_cpu:  # whose cores would have to copy besides, and where each queue has a thread
+        if device.geometry.copies_beside:
             self._out, self._in = (cl.CommandQueue(device.context, device.cl_device) for _ in range(2))
             device.commands.is_marked = True
         self._last: list[cl.Event] = []
