@@ -31,6 +31,13 @@ def test_a_weight_is_half_a_step_away_at_most(backend, dtype):
     assert (np.abs(layer.weight.numpy() - given) <= 0.5001 * scale[:, None]).all()
 
 
+def test_a_row_with_a_nan_does_not_become_numbers(backend):
+    """Nor one so small that its scale is 0."""
+    rows = [[np.nan, 5, 0.25], [np.inf, 1, 2], [1e-44, 0, 1e-44], [1, 2, 3]]
+    found = nn.Int8Linear(pa.asarray(np.array(rows, np.float32)))(pa.ones((1, 3))).numpy()[0]
+    assert np.isnan(found[:2]).all() and found[2] == 0 and abs(found[3] - 6) < 0.05
+
+
 @pytest.mark.parametrize("activation", [None, "gelu_tanh"])
 def test_a_layer_computes_with_what_its_codes_stand_for(backend, activation):
     pa.random.seed(1)

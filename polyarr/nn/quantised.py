@@ -22,8 +22,8 @@ class Int8Linear(Module):
 
     def __init__(self, weight: Array, bias: Array | None = None, activation: str | None = None) -> None:
         wide = ops.astype(weight, dtype=float32) if weight.dtype in NARROW else weight
-        largest = ops.max(ops.abs(wide), axis=1)  # (out,)
-        self.scale = ops.where(largest > 0, largest / _LARGEST, 1.0)
+        scale = ops.max(ops.abs(wide), axis=1) / _LARGEST  # (out,); of a row with a nan it is one
+        self.scale = ops.where(scale == 0, 1.0, scale)
         self.codes = ops.astype(ops.round(wide / self.scale[:, None]), dtype=int8)
         self.bias, self.activation = bias, activation
 
