@@ -147,6 +147,7 @@ TURNED = pa.Spec((4, 3, 3, 6), pa.float32)
         (lambda: ops.interpolate(X, shape=3, mode="cubic"), "interpolate: mode is 'cubic'; it must be"),
         (lambda: pa.max_pool(X, ()), "max_pool: x is float32[2, 5, 6, 4], 0 spatial axes are named; there may be 1, 2"),
         (lambda: pa.conv(X, W, layout="NCHW"), "conv: layout is 'NCHW'; it must be 'channels_last'"),
+        (lambda: pa.conv(X, W, layout=np.array([1, 2])), "conv: layout is a numpy.ndarray; it must be"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_in_one_line(call, told: str) -> None:
@@ -205,3 +206,12 @@ def test_a_small_share_of_a_large_element_keeps_its_digits():
 def test_names_of_other_libraries_are_understood(theirs: str, ours: str) -> None:
     with pytest.raises(AttributeError, match=f"{theirs} is called {ours} here"):
         getattr(pa, theirs)
+
+
+def test_means_of_any_number_of_parts_are_those_of_loops() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 30, 2))
+    for n in (1, 2, 6, 7, 12, 30):
+        for m in (1, 2, 4, 5, 7, 9, 12, 25, 31, 64):
+            parts = [x[:, i * n // m : -(-(i + 1) * n // m)].mean(axis=1) for i in range(m)]
+            found = pa.adaptive_mean_pool(pa.asarray(x[:, :n]), m)
+            np.testing.assert_allclose(found.numpy(), np.stack(parts, axis=1), rtol=1e-14, atol=1e-15)

@@ -39,8 +39,8 @@ class _Convolution(Module):
         name = type(self).__name__
         check_whole(name, in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, groups=groups)
         check_whole(name, stride=stride, padding=padding, dilation=dilation)
-        kernel = (kernel_size,) * self.axes if isinstance(kernel_size, int) else tuple(kernel_size)
-        if len(kernel) != self.axes or min(kernel) < 1:
+        kernel = (kernel_size,) * self.axes if isinstance(kernel_size, int) else kernel_size
+        if not isinstance(kernel, (tuple, list)) or len(kernel) != self.axes or not all(k and k > 0 for k in kernel):
             raise ShapeError(f"{name}: kernel_size is {kernel_size}; it must be a positive int or {self.axes} of them")
         if groups < 1 or in_channels % groups or out_channels % groups:
             given = f"in_channels is {in_channels}, out_channels is {out_channels}, groups is {groups}"

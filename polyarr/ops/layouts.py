@@ -21,7 +21,7 @@ WHOLE = ("kernel", "stride", "padding", "output_padding", "dilation", "groups", 
 
 
 def _check_layout(op: str, layout: str) -> None:
-    if layout not in (LAST, FIRST):
+    if not isinstance(layout, str) or layout not in (LAST, FIRST):
         raise ValueError(f"{op}: layout is {told(layout)}; it must be '{LAST}' or '{FIRST}'")
 
 

@@ -143,7 +143,7 @@ def _means(x, axis: int, m: int):
     n = x.shape[axis]
     if n % m == 0:
         return mean(reshape(x, shape=(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :])), axis=axis + 1)
-    longest = max(-(-(i + 1) * n // m) - i * n // m for i in range(m))
+    longest = n // m + (1 if math.gcd(n, m) == n % m else 2)  # some parts begin and end within an element of x
     first = multiply(arange(0, 1, x, size=m, dtype=int64), n)
     start, end = floor_divide(first, m), floor_divide(add(first, n + m - 1), m)
     place = add(expand_dims(start, axis=-1), arange(0, 1, x, size=longest, dtype=int64))
