@@ -101,11 +101,12 @@ class _Exchange:
         narrow = self.received.dtype in NARROW
         parts = self.received.astype(float32) if narrow else self.received
         total = parts[0]
-        for part in parts[1:]:
-            COMBINE[self.op](total, part, out=total)
-        if self.op == "mean":
-            total /= self.link.size
-        own = total.astype(self.sent.dtype) if narrow else total
+        with np.errstate(all="ignore"):  # infinity is a result
+            for part in parts[1:]:
+                COMBINE[self.op](total, part, out=total)
+            if self.op == "mean":
+                total /= self.link.size
+            own = total.astype(self.sent.dtype) if narrow else total
         self.link.wait(self.link.comm.Iallgatherv((raw(own), BYTE), (*self._shares(), BYTE)))
         if self.sent is not self.chunk:
             self.chunk[:] = self.sent
