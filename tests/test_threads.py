@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -148,6 +149,20 @@ def test_a_thread_that_ends_without_a_read_is_reported(x, monkeypatch):
     elsewhere(lambda: take(x, BAD) is None)
     assert elsewhere((x + 1).numpy).tolist() == [2, 3, 4]
     assert reported == [f"{MESSAGE}; nothing was read after the call"]
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_uploads_are_noted_by_one_thread_at_a_time(x, monkeypatch):
+    """Another may be adding up those that are on their way."""
+    device, held = x.backend.home, []
+
+    class Uploads(deque):
+        def append(self, item: Any) -> None:
+            held.append(device.lock._is_owned())
+            super().append(item)
+
+    monkeypatch.setattr(device, "_uploads", Uploads())
+    assert pa.asarray([1.0, 2.0]).numpy().tolist() == [1, 2] and held == [True]
 
 
 def test_a_process_that_ends_without_a_read_says_so():

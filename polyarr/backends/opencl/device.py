@@ -347,7 +347,8 @@ class Device:
         command = self.commands.transfer if waits else self.commands.upload
         event = command((host.nbytes,), None, buf.memory, host.reshape(-1).view(np.uint8))
         if event is not None and not waits:
-            self._uploads.append((event, host.nbytes))
+            with self.lock:  # another thread may be adding them up
+                self._uploads.append((event, host.nbytes))
         return buf
 
     def download(self, buf: Buffer) -> np.ndarray:
