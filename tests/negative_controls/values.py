@@ -334,3 +334,27 @@ def a_stretch_of_usual_quotients_is_multiplied_out(backend):
         return plain(out, x, y)
 
     return with_kernels(backend, {ops.remainder: kernel})
+
+
+# ---- a linear layer of bytes ---------------------------------------------------------------------------------
+
+
+def of_bytes(x=lambda x: x, weight=lambda w: w, bias=lambda bias, scale: bias):
+    """The layer, of inputs that were changed; with float16 and bfloat16 in float32."""
+
+    def kernel(out, given, codes, scale, added, *, activation):
+        wide = [a if a is None or a.dtype.itemsize > 2 else a.astype(np.float32) for a in (given, scale, added)]
+        added = None if added is None else bias(wide[2], wide[1])
+        found = references.int8_linear(x(wide[0]), weight(codes), wide[1], added, activation=activation)
+        return np.asarray(found, out.dtype)
+
+    return kernel
+
+
+for _name, _changed in (
+    ("int8_linear scales the bias, too", {"bias": lambda bias, scale: bias * scale}),
+    ("int8_linear reads codes without their sign", {"weight": lambda w: w.view(np.uint8)}),
+    ("int8_linear leaves out the last code of a row", {"weight": lambda w: w * (np.arange(w.shape[1], 0, -1) > 1)}),
+    ("int8_linear multiplies in 16 bits", {"x": lambda x: x.astype(np.float16).astype(x.dtype)}),
+):
+    plant({"forward-int8_linear": differs()}, {ops.int8_linear: of_bytes(**_changed)}, _name)
