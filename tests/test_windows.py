@@ -10,6 +10,7 @@ import polyarr as pa
 from polyarr import nn
 from polyarr.core.backend import Backend
 from polyarr.testing.compare import bits
+from polyarr.testing.tolerance import allowed
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
 RANK = 1
@@ -55,8 +56,9 @@ def test_sums_and_means(backend: Backend, ranks: int, wire: np.dtype, beside: bo
             met.clear()
             found = [backend.download(b) for b in reduce([a.buf for a in arrays], wire, name)]
             for value, own in zip(found, host, strict=True):
-                wanted = (own * factor / count).astype(wire).astype(np.float32)
-                assert value.dtype == np.float32 and np.array_equal(value, wanted)
+                exact = own * np.float64(factor) / count
+                assert value.dtype == np.float32
+                assert (abs(value - exact) <= allowed("arithmetic", wire, exact)).all()  # devices divide as they like
     assert len(met) == {pa.float32: 7, pa.bfloat16: 4}[wire] + 1  # slots of 4,096 bytes, and the end
     assert np.array_equal(arrays[0].numpy(), host[0])
 
