@@ -313,11 +313,13 @@ def test_the_group_is_lacking_in_one_line(on_numpy: Backend) -> None:
     assert groups() == ["conv", "linalg"]
     assert offer(bare, "conv") == "offered"  # it has no primitives: every backend has what it is made of
     assert (offer(on_numpy, "linalg"), offer(bare, "linalg")) == ("offered", "not offered")
-    told = r"^svd: backend 'bare' has no linalg; compute it on one that has \(see polyarr ops\), with x\.to\(.numpy.\)$"
-    x = pa.asarray(TALL, device=bare)
-    for fn in (linalg.svd, linalg.svdvals, linalg.pinv):
-        with pytest.raises(BackendError, match=told):
-            fn(x)
+    told = r": backend 'bare' has no linalg; compute it on one that has \(see polyarr ops\), with x\.to\(.numpy.\)$"
+    x, square = pa.asarray(TALL, device=bare), pa.asarray(SQUARE, device=bare)
+    for fn, given in ((linalg.svd, x), (linalg.svdvals, x), (linalg.pinv, x), (linalg.inv, square), (linalg.det, square)):
+        with pytest.raises(BackendError, match=f"^{fn.__name__}{told}"):
+            fn(given)
+    with pytest.raises(BackendError, match=f"^det{told}"):
+        pa.grad(lambda x: pa.sum(linalg.det(x)))(square)
     close(linalg.svdvals(x.to("numpy")), np.linalg.svdvals(TALL))
     close(linalg.matrix_norm(x), np.linalg.norm(TALL, axis=(-2, -1)))  # which needs no decomposition
     close(linalg.trace(x), np.trace(TALL, 0, -2, -1))

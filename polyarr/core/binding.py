@@ -7,6 +7,7 @@ import numpy as np
 
 from polyarr.core.array import NUMBERS, Array, flatten
 from polyarr.core.backend import Backend
+from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, described
 
 
@@ -93,12 +94,19 @@ def mixed(op: Any, args: Any) -> str:
     return f"{op.name}: inputs live on {names}; bring them to one backend with .to(name)"
 
 
-def lacking(op: Any, backend: Backend) -> str:
+class GroupError(BackendError):
+    """A backend has nothing of an op's group."""
+
+    def __init__(self, told: str, backend: Backend) -> None:
+        super().__init__(told)
+        self.backend = backend
+
+
+def lacking(op: Any, backend: Backend) -> BackendError:
+    told, way = f"{op.name}: backend {backend.name!r} has no", 'with x.to("numpy")'
     if op.group and all(other.group != op.group for other in backend.kernels):
-        what = f"has no {op.group}; compute it on one that has (see polyarr ops)"
-    else:
-        what = "has no kernel for it; compute it on another one"
-    return f'{op.name}: backend {backend.name!r} {what}, with x.to("numpy")'
+        return GroupError(f"{told} {op.group}; compute it on one that has (see polyarr ops), {way}", backend)
+    return BackendError(f"{told} kernel for it; compute it on another one, {way}")
 
 
 def misshapen(op: Any, backend: Backend, half: str, found: Any, due: str) -> str:

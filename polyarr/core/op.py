@@ -24,6 +24,7 @@ from polyarr.core.array import (
 )
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.binding import (
+    GroupError,
     accepted,
     bound,
     bound_by_name,
@@ -302,7 +303,7 @@ class Op:
         kernel = backend.kernels.get(self)
         if self.body is None:
             if kernel is None:
-                raise BackendError(lacking(self, backend))
+                raise lacking(self, backend)
             if plan.dtype is not None and plan.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.dtype, backend))
         elif self._needs_body(kernel, tracked):
@@ -354,9 +355,12 @@ class Op:
 
     def run_body(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
         """The value by definition. The one place where the body of an op meets narrow floats."""
-        if plan.widened:
-            return rounded(self.body(*map(widened, args), **params), plan.out)  # type: ignore[misc]
-        value = self.body(*args, **params)  # type: ignore[misc]
+        try:
+            if plan.widened:
+                return rounded(self.body(*map(widened, args), **params), plan.out)  # type: ignore[misc]
+            value = self.body(*args, **params)  # type: ignore[misc]
+        except GroupError as error:  # it names an op of the body; the user called this one
+            raise (lacking(self, error.backend) if self.group else error) from None
         # A body may have nothing to do; the result is a handle of its own all the same.
         return value.snapshot() if type(value) is Array and any(value is a for a in args) else value
 
