@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import polyarr
 from polyarr import ops, plugins
 from polyarr.cli import main
+from polyarr.core.spec import DTYPES
 from polyarr.testing import CheckFailure, Data, Sample
 from polyarr.testing import cases as drawing
 from polyarr.testing.cases import KINDS, OF_BACKEND, cases, columns
@@ -565,6 +566,14 @@ def test_the_page_counts_the_cases():
     text = (ROOT / "docs" / "conformance.md").read_text()
     listed = dict(re.findall(r"^\| `(core|autograd|nn|gpt)` \| (\d+) \|$", text, re.MULTILINE))
     assert listed == {level: str(n) for level, n in Counter(case.level for case in cases()).items()}
+
+
+def test_of_each_op_with_a_case_of_aliases_some_inputs_are_alike():
+    """Where none ever are, the case runs on no backend, and says that these lack a dtype."""
+    for op, entry in drawing.SAMPLES.items():
+        strategy = KINDS["alias"].draws(op, entry, entry.usual)
+        if strategy is not None:
+            assert drawing._drawn(drawing._Drawing(strategy, frozenset(DTYPES), 0, drawing.FAST)), op.name
 
 
 def test_an_example_that_fails_whenever_it_is_tried_is_not_called_unsteady(monkeypatch):

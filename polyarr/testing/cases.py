@@ -140,12 +140,14 @@ def _indices(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
 
 def _array_inputs(op: Op) -> int:
     """How many inputs are arrays of one sort."""
-    return len({*op.inputs} - {"key", "counter", "like", "rtol", "start", "step"}) - len(op.indices)
+    return len({*op.inputs} - {"key", "counter", "like", "rtol", "start", "starts", "step"}) - len(op.indices)
 
 
 def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
     """Calls in which two inputs are alike, if there are any."""
     if op in (ops.bitwise_left_shift, ops.bitwise_right_shift):  # by itself, most numbers cannot be shifted
+        return None
+    if op is ops.cross_entropy_and_gradient:  # a number and a matrix
         return None
     found = _either(op, entry, dtype).filter(lambda sample: any(True for _ in sample.with_twins()))
     return found if _array_inputs(op) > 1 or op.inputs == ("arrays",) else None

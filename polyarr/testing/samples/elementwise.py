@@ -284,7 +284,7 @@ SAMPLES[ops.astype] = Entry(
     _conversions(_convertible), _conversions(lambda source, target: ("away",)), _converted, "arithmetic", dtypes("any"),
     special="",  # what does not fit into an integer is undefined; the cases have the rest
 )  # fmt: skip
-_lists = [((3,), (2, 33)), ((), (0,)), ((1000,), (3, 3))]
+_lists = [((3,), (2, 33)), ((), (0,)), ((1000,), (3, 3)), ((7,), (2,), (7,))]
 _floats = st.fixed_dictionaries({"dtype": st.sampled_from(dtypes("floating"))})
 SAMPLES[ops.astype_all] = Entry(
     lists(_lists, _floats, ("normal", "ties")),
