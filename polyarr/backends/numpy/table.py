@@ -192,6 +192,27 @@ def sum_windows(out: Spec, x: np.ndarray, *, shape: tuple, stride: tuple, dilati
     return total.astype(out.dtype, copy=False)
 
 
+def max_pool(
+    out: Spec, x: np.ndarray, *, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple, ceil_mode: bool
+) -> np.ndarray:
+    """One place of all windows after the other, where it lies in x; of the padding nothing is looked at."""
+    x = NUMPY.widened(x)
+    total = np.full(out.shape, -np.inf, x.dtype)
+    for place in np.ndindex(kernel):
+        into, of = [slice(None)], [slice(None)]
+        for j, length, windows, s, d, (before, _) in zip(
+            place, x.shape[1:-1], out.shape[1:-1], stride, dilation, padding, strict=True
+        ):
+            at = j * d - before  # of the first window
+            first, end = max(0, -(at // s)), min(windows, (length - 1 - at) // s + 1)  # windows whose place lies in x
+            into.append(slice(first, max(first, end)))
+            of.append(slice(first * s + at, max(first, end) * s + at, s))
+        there = total[tuple(into)]
+        if there.size:
+            np.maximum(there, x[tuple(of)], out=there)
+    return total.astype(out.dtype, copy=False)
+
+
 KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.sum: quiet(short_sum(np.sum)),
@@ -210,4 +231,5 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     ops.scatter_add: quiet(scatter_add),
     ops.windows: windows,
     ops.sum_windows: quiet(sum_windows),
+    ops.max_pool: quiet(max_pool),
 }
