@@ -33,6 +33,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from polyarr.core.backend import Backend, Fused, family_of
+from polyarr.core.binding import unwanting
 from polyarr.core.current import find_with, forget_default, undecided
 from polyarr.core.errors import BackendError
 from polyarr.hooks import BackendSpec, Override
@@ -158,19 +159,8 @@ def _check_kernels(giver: str, kernels: Mapping[Any, Any]) -> None:
             ours = not hasattr(op, "inputs") and str(getattr(op, "__module__", "")).startswith("polyarr.")
             hint = f"; {op.__name__} is a function around an op, use polyarr.ops.{op.__name__}" if ours else ""
             raise BackendError(f"{giver} gave {op!r}: {kernel!r}; it must give op -> kernel or Fused pair{hint}")
-        if isinstance(kernel, Fused) and not _takes_wanted(kernel.backward):
-            raise BackendError(
-                f"{op.name}: backward of its pair has no parameter wanted; since api 2 it is "
-                "backward(g, saved, *buffers, wanted, **params)"
-            )
-
-
-def _takes_wanted(backward: Callable) -> bool:
-    """By its name: among **params, one of API 1 would take it for a parameter of the op."""
-    try:
-        return "wanted" in inspect.signature(backward).parameters
-    except (TypeError, ValueError):  # a callable written in C need not say
-        return True
+        if isinstance(kernel, Fused) and (complaint := unwanting(op, kernel.backward)):
+            raise BackendError(complaint)
 
 
 def _overridden(backend: Backend) -> Backend:

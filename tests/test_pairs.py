@@ -101,6 +101,15 @@ def test_too_few_gradients_are_an_error(paired) -> None:
         pa.grad(lambda f: ops.sum(op(numbers(2), f)[1]))(numbers(1)[0])
 
 
+@pytest.mark.parametrize("backward", [lambda g, saved, *bufs: bufs, lambda g, saved, *bufs, **params: int(**params)])
+def test_a_backward_that_knows_of_no_wanted_is_an_error_where_no_plugin_brings_it(paired, backward) -> None:
+    op, backend, _ = paired
+    old = backend._replace(kernels={**backend.kernels, op: backend.kernels[op]._replace(backward=backward)})
+    told = f"^{op.name}: backward of its pair has no parameter wanted; since api 2 it is"
+    with use_backend(old), pytest.raises(BackendError, match=told):
+        pa.grad(lambda f: ops.sum(op(numbers(2), f)[1]))(numbers(1)[0])
+
+
 def test_a_pair_that_says_what_it_needs_gets_specs_of_the_rest(paired) -> None:
     """Only where nobody can ask for a higher derivative, and never of numbers or of what is needed."""
     op, backend, _ = paired

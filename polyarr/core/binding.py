@@ -109,6 +109,17 @@ def lacking(op: Any, backend: Backend) -> BackendError:
     return BackendError(f"{told} kernel for it; compute it on another one, {way}")
 
 
+def unwanting(op: Any, backward: Any) -> str:
+    """The complaint about a backward of API 1; among **params, it would take wanted for a parameter of the op."""
+    try:
+        if "wanted" in inspect.signature(backward).parameters:
+            return ""
+    except (TypeError, ValueError):  # a callable written in C need not say
+        return ""
+    told = "since api 2 it is backward(g, saved, *buffers, wanted, **params)"
+    return f"{op.name}: backward of its pair has no parameter wanted; {told}"
+
+
 def misshapen(op: Any, backend: Backend, half: str, found: Any, due: str) -> str:
     given = described(found) + (f" of {len(found)}" if type(found) in (tuple, list) else "")
     return f"{op.name}: {half} of the pair of backend {backend.name!r} gave {given}; it must give a tuple of {due}"

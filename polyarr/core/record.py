@@ -5,7 +5,7 @@ from typing import Any
 
 from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_of, untracked, widened
 from polyarr.core.backend import Fused
-from polyarr.core.binding import misshapen
+from polyarr.core.binding import misshapen, unwanting
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import FLOATS, Spec
 from polyarr.core.tape import Node, Result, is_pulled_once
@@ -54,7 +54,12 @@ class Pair:
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
         cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
         bufs, params = map(buffer, self.args), self.op.kernel_params(self.backend, self.params)
-        grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **params)
+        try:
+            grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **params)
+        except TypeError as error:
+            if complaint := unwanting(self.op, self.fused.backward):
+                raise BackendError(complaint) from error
+            raise
         if type(grads) not in (tuple, list) or len(grads) != len(self.args):
             due = f"{len(self.args)}, one for each input"
             raise BackendError(misshapen(self.op, self.backend, "backward", grads, due))
