@@ -279,6 +279,28 @@ def test_a_running_product_of_a_spec() -> None:
     assert pa.cumulative_prod(matrix().spec, axis=0) == matrix().spec
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda x: pa.zeros(10**30), r"^full: the result would be float32\[10{30}\]; an array has at most 2\*\*63 - 1"),
+        (lambda x: pa.zeros((0, 10**30)), r"^full: the result would be float32\[0, 10{30}\]; an array has at most"),
+        (lambda x: pa.broadcast_to(x, (2**59, 2, 3)) * 2, r"^broadcast_to: the result would be float32\[\d+, 2, 3\]"),
+        (
+            lambda x: pa.outer(*[pa.broadcast_to(x[0, :1], (2**40,))] * 2),
+            r"^multiply: the result would be float32\[\d+, \d+\]; an array has at most",
+        ),
+        (
+            lambda x: pa.ops.conv(pa.zeros((1, 4, 2)), pa.zeros((1, 3, 2)), padding=10**30),
+            r"^conv: the result would be float32\[1, 20{29}2, 1\]; an array has at most",
+        ),
+    ],
+)
+def test_sizes_beyond_all_memory(backend: Backend, call: Callable, told: str) -> None:
+    """NumPy has words of its own for them, other libraries have others, and some compute something else."""
+    with pa.use_backend(backend), pytest.raises(ShapeError, match=told):
+        call(matrix())
+
+
 def test_diagonals_beyond_all_integers(backend: Backend) -> None:
     with pa.use_backend(backend):
         x = matrix()

@@ -42,7 +42,18 @@ from polyarr.core.errors import BackendError, DtypeError, ShapeError
 from polyarr.core.number import Number, check
 from polyarr.core.precision import as_kernel_takes, decided
 from polyarr.core.record import Need, need_of, record_pair, record_rules, run_own_pair
-from polyarr.core.spec import FLOATS, INTEGERS, NARROW, Spec, check_number, int32, int64, may_not_fit, promote
+from polyarr.core.spec import (
+    FLOATS,
+    INTEGERS,
+    NARROW,
+    Spec,
+    check_number,
+    check_size,
+    int32,
+    int64,
+    may_not_fit,
+    promote,
+)
 from polyarr.core.tape import reads, records
 
 OPS: list["Op"] = []  # every Op, in order of definition
@@ -176,6 +187,8 @@ class Op:
         out, canonical = found if type(found) is tuple and found and type(found[-1]) is dict else (found, None)
         if type(out) is Spec and out.is_number:
             raise TypeError(f"{self.name}: {self.inputs[0]} is {specs[0]}; it must be an array")
+        for result in flatten((out,)):
+            check_size(self.name, result)
         if canonical is not None:
             params = {**params, **canonical}
         changed = params if self.canonical or canonical is not None else None

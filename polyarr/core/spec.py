@@ -35,6 +35,7 @@ KINDS = {
 }
 
 Number = builtins.bool | int | float
+_MOST_BYTES = 2**63 - 1
 
 
 class Spec:
@@ -172,6 +173,12 @@ _LIMITS.update(dict.fromkeys(FLOATS, (-float(np.finfo(float64).max), float(np.fi
 
 def _listed(specs: Sequence[Spec]) -> str:
     return " and ".join(map(str, specs))
+
+
+def check_size(op: str, out: Spec) -> None:
+    """Raise ShapeError for a result that no memory could ever hold, whose size not even a number of the host's says."""
+    if math.prod(n for n in out.shape if n) * np.dtype(out.dtype).itemsize > _MOST_BYTES:
+        raise ShapeError(f"{op}: the result would be {out}; an array has at most 2**63 - 1 bytes")
 
 
 def check_kind(op: str, name: str, spec: Spec, kind: str) -> None:
