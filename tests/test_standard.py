@@ -182,6 +182,8 @@ def test_masks_over_arrays_without_elements(shape: tuple, axes: int) -> None:
     [
         (lambda x: x[True], IndexError),
         (lambda x: pa.nonzero(pa.asarray(1)), ShapeError),
+        (lambda x: pa.expand_dims(x, axis=3), IndexError),
+        (lambda x: pa.expand_dims(x, axis=-4), IndexError),
         (lambda x: pa.argmax(x, axis=(0, 1)), TypeError),
         (lambda x: pa.take(x, [0, 1]), TypeError),
         (lambda x: x + None, TypeError),

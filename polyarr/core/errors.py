@@ -5,6 +5,10 @@ class ShapeError(ValueError):
     """Shapes that do not fit together."""
 
 
+class AxisError(ShapeError, IndexError):
+    """An axis that an array does not have; to the array API standard that is an IndexError."""
+
+
 class DtypeError(TypeError):
     """Dtypes that do not fit together, or that an op or a device does not take."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyarr.core.array import Array, spec_of
-from polyarr.core.errors import ShapeError
+from polyarr.core.errors import AxisError, ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, Spec, broadcast, described
 from polyarr.core.spec import bool as bool_
@@ -20,11 +20,11 @@ from polyarr.ops.validation import check_array, whole, wholes
 def one_axis(op: str, x, axis: int, extra: int = 0) -> int:
     """axis as a number from 0 to ndim + extra - 1.
 
-    Errors:  ShapeError if x has no such axis, TypeError unless axis is an int
+    Errors:  AxisError if x has no such axis, TypeError unless axis is an int
     """
     axis, ndim = whole(op, "axis", axis), len(x.shape) + extra
     if not -ndim <= axis < ndim:
-        raise ShapeError(f"{op}: x is {spec_of(x)}; axis {axis} must be from {-ndim} to {ndim - 1}")
+        raise AxisError(f"{op}: x is {spec_of(x)}; axis {axis} must be from {-ndim} to {ndim - 1}")
     return axis % ndim
 
 
