@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import struct
 import tracemalloc
@@ -218,9 +219,9 @@ def test_what_would_move_the_cursor_is_shown(tmp_path, capsys):
 
 def refused(path):
     """The one line that a file is refused with."""
-    with pytest.raises(ValueError, match=r"^contents_of: ") as found:
+    with pytest.raises(ValueError, match=re.escape(str(path))) as found:
         contents_of(path)
-    assert "\n" not in str(found.value) and str(path) in str(found.value)
+    assert "\n" not in str(found.value) and "contents_of" not in str(found.value)  # the command says it as it is
     return str(found.value)
 
 
@@ -333,10 +334,9 @@ def test_an_error_names_a_file_once(tmp_path, name, content, said):
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     asked = path.parent if "/" in name else path
-    with pytest.raises(ValueError, match="contents_of") as found:
+    with pytest.raises(ValueError, match=f"^{re.escape(said.format(path=path, folder=path.parent))}") as found:
         contents_of(asked)
     text = str(found.value)
-    assert text.startswith("contents_of: " + said.format(path=path, folder=path.parent)), text
     assert text.count(str(tmp_path)) == 1
 
 

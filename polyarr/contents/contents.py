@@ -109,7 +109,7 @@ def contents_of(
     except (ValueError, OSError, *DAMAGES) as error:
         if isinstance(error, OSError) and error.filename:  # the system's; those of libraries name no file
             raise
-        raise ValueError(f"contents_of: {_placed(path, in_one_line(error) or type(error).__name__)}") from error
+        raise ValueError(_placed(path, in_one_line(error) or type(error).__name__)) from error
     names = [str(file.relative_to(path)) if file != path else file.name for file in found.files]
     return Contents(path, found.kind, names, tensors, found.settings, found.progress, found.vocabulary)
 
