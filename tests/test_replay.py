@@ -442,6 +442,9 @@ NOT_IN_PLACE = {
     "read in two ways": lambda write, x: (write.step(ops.add, Spec((24,), float32), flat := write.step(
         ops.reshape, Spec((24,), float32), x, shape=(24,)), write.step(
             ops.slice, Spec((24,), float32), flat, (write.constant(23),), steps=(-1,), shape=(24,))),),
+    "a row of it again and again": lambda write, x: (write.step(ops.add, X, write.step(  # beside alike ones
+        ops.slice, ROW, x, tuple(map(write.constant, (0, 0))), steps=(1, 1), shape=(1, 6)),
+        write.step(ops.add, X, *(write.constant(drawn(write.backend, n)) for n in (1, 2)))),),
     "turned": lambda write, x: (write.step(ops.exp, TURNED, write.step(ops.permute_dims, TURNED, x, axes=(1, 0))),),
 }  # fmt: skip
 

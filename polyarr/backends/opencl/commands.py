@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,6 +247,12 @@ class Kernel(Command):
         self._program = program  # a kernel of Intel's does not keep it, and names another then
         self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
         self.has_run = False
+
+    @cached_property
+    def twin(self) -> "Kernel":
+        """The same kernel as another Command, of which more may be known than of every launch."""
+        own = cl.Kernel(self._program, self.name)
+        return Kernel(self._program, own, self._commands, self._launched, self.arguments)
 
     def _first(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
         """The first launch. After it the kernel is called at once, where an event costs little."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.device import Device, room_of
-from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, row_major, steps_of
+from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, lengthened, row_major, steps_of
 from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.source import SCALARS, STRUCTURE
 from polyarr.core.number import evaluate
@@ -199,7 +199,9 @@ def _plan(
         out.shape,
         [_strides_along(o, len(out.shape)) for o in operands] + [steps_of(out.shape, strides or row_major(out.shape))],
     )
+    is_row = steps[-1] == (1,)
     vector = vector_of(device.geometry.vector(max(dtype.itemsize, out.dtype.itemsize)), lengths, steps)
+    lengths, steps = lengthened(lengths, steps, device.geometry.least_axes)
     work, group, block = device.geometry.elements(out.size, vector)
     kinds = [o if o == NUMBER else ABSENT if o is None else _kind(s) for o, s in zip(operands, steps, strict=False)]
     stored, result = types(dtype), types(out.dtype)
@@ -223,13 +225,15 @@ def _plan(
         C_WORD=vector_types(bool_, vector)["WORD"],
         **vector_types(out.dtype, vector, "OUT_"),
     )
-    if start is None and steps[-1] == (1,):
-        program.elementwise.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
+    kernel = program.elementwise
+    if start is None and is_row:  # another launch of the program may have rows that lie elsewhere in an operand
+        kernel = kernel.twin
+        kernel.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
     argument = to_argument(dtype, is_compared=out.dtype == bool_)
     given = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
-    program.elementwise.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else STARTED))
-    return Plan(program.elementwise, work, group, layout.tobytes(), device.plans[room_of](out), argument)
+    kernel.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else STARTED))
+    return Plan(kernel, work, group, layout.tobytes(), device.plans[room_of](out), argument)
 
 
 def _in_place(

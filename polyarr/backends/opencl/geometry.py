@@ -26,6 +26,7 @@ class CpuGeometry:
     block = 16384  # elements that are worth a group
     items_per_unit = 4  # so that a core that comes late takes fewer
     span = 1024  # elements that are worth a work-item that moves them
+    least_axes = 2  # of elementwise kernels: one more costs a division per group, and saves a program to compile
     looks_ahead = True  # whether a faster form is taken where a stretch of elements allows it
     row_files = ""  # how the names of the files of kernels that work row by row end
     groups_per_unit = 8  # of rows: enough to balance, each long enough to be worth its start
@@ -144,6 +145,7 @@ class GpuGeometry:
 
     group, vector_bytes = 256, 16
     items_group = 128
+    least_axes = 1
     looks_ahead = False
 
     row_files = "_gpu"

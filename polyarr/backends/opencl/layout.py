@@ -124,6 +124,12 @@ def collapse(shape: Shape, strides: Sequence[Strides]) -> tuple[Shape, tuple[Str
     return tuple(length for length, _ in axes), tuple(zip(*(steps for _, steps in axes), strict=True))
 
 
+def lengthened(lengths: Shape, steps: Sequence[Strides], least: int) -> tuple[Shape, tuple[Strides, ...]]:
+    """With axes of one element before the others, where there are fewer than so many."""
+    more = least - len(lengths)
+    return (1,) * more + lengths, tuple((0,) * more + own for own in steps)
+
+
 @lru_cache(maxsize=8192)
 def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
     """The strides that show an array under another shape of the same size, or None if there are none.

@@ -11,7 +11,8 @@
 //          X_IS, Y_IS, C_IS           what an operand is: ABSENT, NUMBER (passed by value), or an array whose step
 //                                     along the last axis is 0 (REPEATED), 1 (DENSE) or any (STRIDED)
 //          OUT_IS                     DENSE or STRIDED, likewise
-//          NDIM                       number of axes, at least 1, after axes that can be one have become one
+//          NDIM                       number of axes, at least 1, after axes that can be one have become one; those of a
+//                                     CPU are 2 or more, the first of one element if need be
 //          INDEX                      unsigned type that counts out's elements
 //          T, ACC, LOAD, DTYPE        type of x and y: stored, computed with, how to read it, polyarr's name
 //          FLOATING, SIGNED, BOOLEAN  see expressions.cl
