@@ -102,7 +102,7 @@ def boxed(backend, monkeypatch, request):
     """Whatever suits the kernels is played; how much was."""
     device, layers = devices.select(backend.name), []
 
-    def run(device, layer, out, saved, x, y, bias, epilogue, shared):
+    def run(device, layer, out, saved, x, y, bias, epilogue, names, known):
         layers.append(layer)
         arrays = [copy.download(device, a) for a in (x, y)]
         result = np.array(copy.download(device, out))
@@ -147,6 +147,44 @@ def test_boxes_meet_what_windows_meet(boxed, shape, kernel, stride, padding, dil
 
 
 @on_opencl
+@pytest.mark.parametrize(("dtype", "is_kept"), [("float16", True), ("bfloat16", False)])
+def test_a_layers_gradients_take_the_parts_of_its_forward_pass(backend, monkeypatch, dtype, is_kept) -> None:
+    """Those of float16, which take no more room than what they are of; and of g its peak, and then its parts."""
+    device, calls = devices.select(backend.name), []
+
+    def run(device, layer, out, saved, x, y, bias, epilogue, names, known):
+        calls.append((names, [*known]))
+        for name in names:
+            known[name] = parts.InParts(device.upload(np.zeros(8, pa.finfo(dtype).dtype)), device.upload(np.zeros(3)))
+
+    for name, value in {"is_sound": lambda *_: True, "_plan": lambda *_: True, "LEAST_FILLED": 0, "run": run}.items():
+        monkeypatch.setattr(conv_wgmma, name, value)
+    monkeypatch.setattr(conv_wgmma, "LEAST_DIVIDED", dict.fromkeys((2, 3), 0))
+    device.plans.renew()
+    x, w, g = (device.upload(np.ones(shape, np.float32)) for shape in ((1, 8, 8, 64), (64, 3, 3, 64), (1, 8, 8, 64)))
+    where = {"stride": (1, 1), "padding": ((1, 1),) * 2, "dilation": (1, 1), "groups": 1, "activation": None}
+    _, saved = conv.conv(device, pa.Spec(x.shape, float32), x._replace(peaks=g), w, None, **where)
+    conv.conv_backward(device, g._replace(peaks=x), saved, x, w, None, wanted=(True, True, False), **where)
+    device.plans.renew()
+    before = ["x", "weight"] if is_kept else []
+    assert calls == [
+        (("x", "weight"), ["x"]), (("g", "x"), [*before, "g"]),
+        (("g", "weight"), [*before, "g"] if is_kept else ["g", "x"]),
+    ]  # fmt: skip
+
+
+@on_opencl
+def test_a_captured_function_does_not_rely_on_what_was_told_of_an_input(backend, monkeypatch) -> None:
+    """Another run may bring another array, of which nobody told anything."""
+    device, seen = devices.select(backend.name), []
+    monkeypatch.setattr(conv, "known_of", lambda of=conv.known_of, **arrays: seen.append(of(**arrays)) or seen[-1])
+    x, w = pa.ones((1, 4, 4, 2)), pa.ones((3, 1, 1, 2))
+    x = pa.Array(x.backend, x.buf._replace(peaks=device.upload(np.zeros(3, np.uint32))), x.spec)
+    pa.compile(ops.conv)(x, w)
+    assert [[*known] for known in seen] == [["x"], []]  # while it is traced, and while commands are recorded
+
+
+@on_opencl
 @pytest.mark.parametrize(("rows", "columns"), [(5, 64), (1000, 128), (3, 192)])
 def test_thirds_beside_each_other_have_all_bits(backend, rows, columns) -> None:
     """Of an operand whose parts are side by side in every row, and of one whose parts follow each other."""
@@ -154,16 +192,18 @@ def test_thirds_beside_each_other_have_all_bits(backend, rows, columns) -> None:
     x = (generator.standard_normal((rows, columns)) * 10.0 ** generator.integers(-20, 20, (rows, columns))).astype("f")
     y = generator.standard_normal((7, 64)).astype(np.float32)
     left, right = device.upload(x), device.upload(y)
-    fours = (rows * columns // 4, columns // 4), (7 * 16, 7 * 16)
-    found = parts.divided_beside(device, left.memory, right.memory, fours, parts.THIRDS, None)
-    for memory, shape, axis, whole in ((found.left, (rows, 3, columns), 1, x), (found.right, (3, 7, 64), 0, y)):
-        halves = np.empty(shape, np.uint16)
-        device.commands.transfer((halves.nbytes,), None, halves, memory)
+    given = parts.Whole("x", left.memory, rows * columns // 4, columns // 4), parts.Whole("y", right.memory, 112, 112)
+    found = parts.divided_beside(device, given, parts.THIRDS, known := {})
+    for each, shape, axis, whole in zip(found, ((rows, 3, columns), (3, 7, 64)), (1, 0), (x, y), strict=True):
+        thirds = each.parts.memory, np.empty(shape, np.uint16)
+        device.commands.transfer((thirds[1].nbytes,), None, thirds[1], thirds[0])
         device.commands.finish()
-        np.testing.assert_array_equal((halves.astype(np.uint32) << 16).view("f").astype(float).sum(axis), whole)
-    again = parts.divided_beside(device, left.memory, left.memory, (fours[0], fours[0]), parts.THIRDS, found)
-    assert again.left is found.left
-    assert parts.divided_beside(device, left.memory, left.memory, (fours[0], fours[0]), parts.THIRDS, again) is again
+        np.testing.assert_array_equal((thirds[1].astype(np.uint32) << 16).view("f").astype(float).sum(axis), whole)
+        assert not device.read_words(each.told.memory, 2).any()
+    third = parts.Whole("g", left.memory, rows * columns // 4, columns // 4)
+    again = parts.divided_beside(device, (third, given[0]), parts.THIRDS, known)
+    assert again[1] is found[0] and [*known] == ["x", "y", "g"]
+    assert parts.divided_beside(device, (third, given[1]), parts.THIRDS, known) == (again[0], found[1])
 
 
 @pytest.mark.parametrize("sums", [False, True])

@@ -15,9 +15,9 @@ from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
 
 pytest.importorskip("pyopencl")
-conv, copy, device_module, devices, geometry, product, table = (
+batch_norm, conv, copy, device_module, devices, geometry, product, table = (
     import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("conv", "copy", "device", "devices", "geometry", "product", "table")
+    for name in ("batch_norm", "conv", "copy", "device", "devices", "geometry", "product", "table")
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "float64": 1e-13}
@@ -152,6 +152,28 @@ def test_batch_norm(kinds, kind, shape, offset, activation):
         return *found, *pull(given)
 
     beside(kinds[kind], value_and_gradients, hosts, "float32")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("shape", [(3, 70, 64), (5, 3), (1000, 130)])
+def test_batch_norm_tells_the_largest_magnitude_of_what_it_writes(monkeypatch, kinds, kind, shape):
+    """Where products divide their operands by it; a number that is not finite counts as nothing."""
+    device = kinds[kind].upload.__self__
+    monkeypatch.setattr(batch_norm, "divides", lambda _: True)
+    device.plans.renew()
+    g, host = random(shape, "float32", 1), random(shape, "float32", 2)
+    host[0, ..., 0] = np.inf
+    x, row = device.upload(host), (shape[-1],)
+    out = tuple(pa.Spec(s, x.dtype) for s in (shape, row, row))
+    (y, *_), saved = batch_norm.batch_norm(device, out, x, None, None, eps=1e-5, activation="relu")
+    given = (device.upload(g), None, None), saved, x, None, None
+    wanted = {"wanted": (True, False, False), "eps": 1e-5, "activation": "relu"}
+    for found in (y, batch_norm.batch_norm_backward(device, *given, **wanted)[0]):
+        values = copy.download(device, found)
+        assert not np.isfinite(values[..., 0]).all()
+        largest = np.abs(values[np.isfinite(values)]).max()
+        assert copy.download(device, found.peaks)[2] == largest.view(np.uint32) != 0
+    device.plans.renew()
 
 
 def test_more_windows_than_a_walk_counts_are_refused():

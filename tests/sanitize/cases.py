@@ -3,18 +3,20 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
 import polyarr
 from polyarr import ops
-from polyarr.backends.opencl import attention
+from polyarr.backends.opencl import attention, batch_norm
 from polyarr.backends.opencl.attention_parts import divide, make_parts, walks
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
 from polyarr.backends.opencl.measure import peak_rate
-from polyarr.backends.opencl.parts import THIRDS, divided, divided_beside
+from polyarr.backends.opencl.parts import THIRDS, Whole, divided, divided_beside
 from polyarr.backends.opencl.product import Operand, Problem
+from polyarr.core.spec import Spec
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
 BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.replace("copysign", "")}
@@ -289,8 +291,19 @@ def thirds_of_attention(q: polyarr.Array, k: polyarr.Array) -> None:
 
 def thirds_beside(x: polyarr.Array, y: polyarr.Array) -> None:
     """The same beside each other in every row of x, and of all of y one after the other."""
-    fours, device = (x.size // 4, x.shape[1] // 4), polyarr.get_backend().upload.__self__
-    divided_beside(device, x.buf.memory, y.buf.memory, (fours, (y.size // 4,) * 2), THIRDS, None)
+    device, fours = polyarr.get_backend().upload.__self__, y.size // 4
+    wholes = Whole("x", x.buf.memory, x.size // 4, x.shape[1] // 4), Whole("y", y.buf.memory, fours, fours)
+    divided_beside(device, wholes, THIRDS, {})
+
+
+def told_batch_norm(x: polyarr.Array, g: polyarr.Array) -> None:
+    """As where operands are divided by their largest magnitude."""
+    device = polyarr.get_backend().upload.__self__
+    out = tuple(Spec(shape, x.dtype) for shape in (x.shape, x.shape[1:], x.shape[1:]))
+    with patch.object(batch_norm, "divides", lambda _: True):
+        _, saved = batch_norm.batch_norm(device, out, x.buf, None, None, eps=0.1)
+        given = (g.buf, None, None), saved, x.buf, None, None
+        batch_norm.batch_norm_backward(device, *given, wanted=(True, False, False), eps=0.1)
 
 
 def convolutions() -> Iterator[Case]:
@@ -310,6 +323,7 @@ def convolutions() -> Iterator[Case]:
             norm = partial(ops.batch_norm, activation=activation)
             name = f"batch_norm {activation or ''} {dtype}"
             yield Case(name, lambda *a, norm=norm: norm(*a)[0], (rows, channel, channel), backward=True)
+    yield Case("batch norm that tells its peak", told_batch_norm, (array(7, 6), array(7, 6)))
     yield Case("windows", partial(ops.windows, kernel=2, stride=2), (x,))
     layer = partial(ops.conv, padding=1, activation="gelu")
     yield Case("conv with bias", layer, (x, array(3, 3, 3, 4), array(3)), backward=True)

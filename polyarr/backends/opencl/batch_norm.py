@@ -10,23 +10,29 @@ from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch as elementwise
 from polyarr.backends.opencl.layout import Buffer, Shape, spec_of
+from polyarr.backends.opencl.parts import divides
 from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import alike, dense_or_none, wide
 from polyarr.backends.opencl.spatial import channels
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, float32, uint32
 
 GROUP, LANES, JOINERS = 256, 32, 64  # work-items of a group on a GPU; side by side at most; of a channel's parts
 LEAST_ROWS, MOST_ROWS = 64, 2048  # of a part of a sum, for each who shares it
 PARTS_PER_UNIT = 4
+PEAKS = Spec((3,), uint32)
 FLAGS = "HAS_WEIGHT", "HAS_BIAS", "WANTS_WEIGHT", "WANTS_BIAS", "GIVEN"
 
 
 class Launches(NamedTuple):
-    """The kernels for one shape: sums over parts of the rows, what joins the parts, and what follows for each place."""
+    """The kernels for one shape: sums over parts of the rows, what joins the parts, and what follows for each place.
+
+    peaks: whether the last one tells the largest magnitude of what it writes.
+    """
 
     sums: LaunchPlan
     join: LaunchPlan
     places: LaunchPlan
+    peaks: bool
 
 
 def batch_norm(
@@ -41,9 +47,10 @@ def batch_norm(
     partials, saved = _partials(device, x, launches), device.empty(Spec((2, x.shape[-1]), wide(x.dtype)))
     y, mean, variance = (device.empty(spec) for spec in out)
     _run(launches.sums, x, partials)
-    _run(launches.join, partials, mean, variance, saved, eps)
-    _run(launches.places, x, weight, bias, saved, y)
-    return (y, mean, variance), saved
+    peaks = device.empty(PEAKS) if launches.peaks else None
+    _run(launches.join, partials, mean, variance, saved, peaks, eps)
+    _run(launches.places, x, weight, bias, saved, y, peaks)
+    return (y._replace(peaks=peaks), mean, variance), saved
 
 
 def batch_norm_backward(
@@ -62,11 +69,11 @@ def batch_norm_backward(
     launches = device.plans[_plan](x.dtype, x.shape, "_gradient", flags, activation)
     partials, factors = _partials(device, x, launches), device.empty(Spec((3, x.shape[-1]), saved.dtype))
     dweight, dbias = (device.empty(Spec(row.shape, x.dtype)) if want else None for want in wanted[1:])
-    dx = device.empty(spec_of(x))
+    dx, peaks = device.empty(spec_of(x)), device.empty(PEAKS) if launches.peaks else None
     _run(launches.sums, gy, x, weight, bias, saved, partials)
-    _run(launches.join, partials, weight, saved, gmean, gvariance, dweight, dbias, factors)
-    _run(launches.places, gy, x, weight, bias, saved, factors, dx)
-    return dx, dweight, dbias
+    _run(launches.join, partials, weight, saved, gmean, gvariance, dweight, dbias, factors, peaks)
+    _run(launches.places, gy, x, weight, bias, saved, factors, dx, peaks)
+    return dx._replace(peaks=peaks), dweight, dbias
 
 
 def _partials(device: Device, x: Buffer, launches: Launches) -> Buffer:
@@ -91,7 +98,9 @@ def _plan(
     each = min(max(-(-rows // max(1, wanted)), LEAST_ROWS), MOST_ROWS * slices)
     parts, told = -(-rows // each), {name: int(flag) for name, flag in zip_longest(FLAGS, flags, fillvalue=False)}
     told |= {"ACTIVATION": activation or "none", "ACTIVATES": int(activation is not None), "FLOATING": 1}
-    kernels = device.build("batch_norm", **macros, LANES=lanes, SLICES=slices, JOINERS=joiners, **told).kernels
+    peaks = dtype == float32 and divides(device)
+    told |= {"LANES": lanes, "SLICES": slices, "JOINERS": joiners, "PEAKS": int(peaks)}
+    kernels = device.build("batch_norm", **macros, **told).kernels
     work, group = (side * lanes, parts * slices), (lanes, slices)
     sums, places = (
         LaunchPlan(kernels[name], work, group, (rows, count, each))
@@ -99,7 +108,7 @@ def _plan(
     )
     numbers = (rows, count, parts) if which else (rows, count, each, parts)
     join = LaunchPlan(kernels[f"batch_norm{which}_join"], (count * joiners,), (joiners,), numbers)
-    return Launches(sums, join, places)
+    return Launches(sums, join, places, peaks)
 
 
 def _shared(device: Device, blocks: int) -> tuple[int, int, int]:

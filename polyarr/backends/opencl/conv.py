@@ -33,7 +33,7 @@ from polyarr.backends.opencl.layout import (
 from polyarr.backends.opencl.linear import through_activation
 from polyarr.backends.opencl.matmul import DEEP, SUM, plan_of, product, run
 from polyarr.backends.opencl.mma import PIECE
-from polyarr.backends.opencl.parts import Divided
+from polyarr.backends.opencl.parts import Known, kept, known_again, known_of
 from polyarr.backends.opencl.product import PLAIN, Axes, Epilogue, Operand, Plan, Problem, Windows
 from polyarr.backends.opencl.rows import alike
 from polyarr.backends.opencl.spatial import Padding
@@ -113,21 +113,23 @@ def conv(
     bias = None if bias is None else dense(device, bias)
     saves = activation not in (None, "relu")
     epilogue = Epilogue(bias is not None, activation or "none", saves, precision)
-    y, saved = _convolved(device, out, x, weight, bias, Where(stride, padding, dilation, groups), epilogue)
-    return y, y if activation == "relu" else saved
+    known = known_of(x=x)
+    y, saved = _convolved(device, out, x, weight, bias, Where(stride, padding, dilation, groups), epilogue, known)
+    return y, (y if activation == "relu" else saved, kept(device, known))
 
 
 def conv_backward(
-    device: Device, g: Buffer, saved: Buffer | None, x: Buffer, weight: Buffer, bias: Buffer | None, *,
+    device: Device, g: Buffer, saved: tuple[Buffer | None, Any], x: Buffer, weight: Buffer, bias: Buffer | None, *,
     wanted: tuple[bool, bool, bool], stride: Shape, padding: Padding, dilation: Shape, groups: int,
     activation: str | None, precision: str = "highest",
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
     """The gradients of x, weight and bias."""
+    before, parts = saved
     where = {
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "precision": precision,
-        "shared": [],
+        "known": known_again(parts) | (known_of(g=g) if activation is None else {}),
     }  # fmt: skip
-    rows, dbias = through_activation(device, _rows(device, g), saved, bias if wanted[2] else None, activation)
+    rows, dbias = through_activation(device, _rows(device, g), before, bias if wanted[2] else None, activation)
     gz, dx, dweight = view(rows, g.shape, _strides_of_rows(g.shape, rows.strides[0]), rows.offset), None, None
     if wanted[1]:
         dweight = conv_weight_gradient(device, spec_of(weight), gz, x, shape=weight.shape[1:-1], **where)
@@ -150,12 +152,13 @@ def conv_product(
 ) -> Buffer:  # fmt: skip
     """For every window of x and every filter, the sum of their products."""
     epilogue = PLAIN._replace(precision=precision)
-    return _convolved(device, out, x, weight, None, Where(stride, padding, dilation, groups), epilogue)[0]
+    return _convolved(device, out, x, weight, None, Where(stride, padding, dilation, groups), epilogue, {})[0]
 
 
 def _convolved(
-    device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, where: Where, epilogue: Epilogue
-) -> tuple[Buffer, Buffer | None]:
+    device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, where: Where, epilogue: Epilogue,
+    known: Known,
+) -> tuple[Buffer, Buffer | None]:  # fmt: skip
     """The product through an epilogue, which is that of one group."""
     if not out.size or not prod(weight.shape):
         return _zeros(device, out), None
@@ -170,11 +173,11 @@ def _convolved(
         rows, (n, c), boxed = _rows(device, x), filters.shape, None
         if out.dtype == float32:  # parts beside each other are made sooner, and of g for both gradients
             line = Spec((1, rows.shape[0], n), out.dtype)
-            boxed = _boxed(device, line, _line(rows), filters, bias, (n, 1, c), POINTWISE, epilogue)
+            boxed = _boxed(device, line, _line(rows), filters, bias, (n, 1, c), POINTWISE, epilogue, known)
         result = Spec((rows.shape[0], n), out.dtype)
         found = boxed or product(device, result, rows, swapped(filters), bias, epilogue)
         return reshaped(found[0], out.shape), found[1] and reshaped(found[1], out.shape)
-    boxed = _boxed(device, out, x, filters, bias, weight.shape, where, epilogue)
+    boxed = _boxed(device, out, x, filters, bias, weight.shape, where, epilogue, known)
     if boxed is not None:
         return boxed
     if where.is_pointwise(weight.shape):
@@ -194,7 +197,7 @@ def _convolved(
 
 def _boxed(
     device: Device, out: Spec, x: Buffer, filters: Buffer, bias: Buffer | None, weight: Shape, where: Where,
-    epilogue: Epilogue,
+    epilogue: Epilogue, known: Known,
 ) -> tuple[Buffer, Buffer | None] | None:  # fmt: skip
     """The product by boxes of images, where there are kernels for that."""
     if where.groups > 1 or len(where.stride) > 2:
@@ -209,13 +212,13 @@ def _boxed(
         return None
     result, saved = device.empty(out), device.empty(out) if epilogue.save else None
     x = _whole_strides(device, x, where.stride)
-    conv_wgmma.run(device, layer, result, saved, x, filters, bias, epilogue, [])
+    conv_wgmma.run(device, layer, result, saved, x, filters, bias, epilogue, ("x", "weight"), known)
     return result, saved
 
 
 def conv_input_gradient(
     device: Device, out: Spec, g: Buffer, weight: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
-    dilation: Shape, groups: int, precision: str = "highest", shared: list[Divided] | None = None,
+    dilation: Shape, groups: int, precision: str = "highest", known: Known | None = None,
 ) -> Buffer:  # fmt: skip
     """The gradient of x: a convolution of g for each remainder of a place by the strides."""
     epilogue, where = PLAIN._replace(precision=precision), Where(stride, padding, dilation, groups)
@@ -223,18 +226,18 @@ def conv_input_gradient(
         return _zeros(device, out)
     if where.is_depthwise(weight.shape):
         return depthwise.input_gradient(device, out, g, weight, **where.of_axes)
-    shared = [] if shared is None else shared
+    known = {} if known is None else known
     if where.is_pointwise(weight.shape) and set(stride) == {1}:
         rows, filters = _rows(device, g), _filters(device, weight)
         boxed, every_place = None, [[EACH_PLACE._replace(places=rows.shape[0])]]
         if out.dtype == float32:
             line, single = Spec((1, rows.shape[0], out.shape[-1]), out.dtype), (filters.shape[0], 1, filters.shape[1])
             given = _line(rows), reshaped(filters, single)
-            boxed = _boxed_phases(device, line, *given, every_place, POINTWISE, epilogue, shared)
+            boxed = _boxed_phases(device, line, *given, every_place, POINTWISE, epilogue, known)
         return _of_rows(device, out, rows, filters, epilogue) if boxed is None else reshaped(boxed, out.shape)
     told = zip(shape, weight.shape[1:-1], stride, padding, dilation, strict=True)
     axes = [_phases(length, kernel, step, pads[0], apart) for length, kernel, step, pads, apart in told]
-    boxed = _boxed_phases(device, out, g, weight, axes, where, epilogue, shared)
+    boxed = _boxed_phases(device, out, g, weight, axes, where, epilogue, known)
     if boxed is not None:
         return boxed
     around = tuple(
@@ -260,7 +263,7 @@ def conv_input_gradient(
 
 def _boxed_phases(
     device: Device, out: Spec, g: Buffer, weight: Buffer, axes: list[list[Phase]], where: Where, epilogue: Epilogue,
-    shared: list[Divided],
+    known: Known,
 ) -> Buffer | None:  # fmt: skip
     """The gradient of x by boxes of g, each phase written to its places, where there are kernels for that."""
     if where.groups > 1 or len(axes) > 2:
@@ -288,7 +291,7 @@ def _boxed_phases(
     result = device.empty(out) if len(met) == len(layers) else _zeros(device, out)
     g, weight = dense(device, g), dense(device, weight)
     for layer in met:
-        conv_wgmma.run(device, layer, result, None, g, weight, None, epilogue, shared)
+        conv_wgmma.run(device, layer, result, None, g, weight, None, epilogue, ("g", "weight"), known)
     return result
 
 
@@ -298,7 +301,7 @@ def _part_of(out: Spec, phase: tuple[Phase, ...]) -> Spec:
 
 def conv_weight_gradient(
     device: Device, out: Spec, g: Buffer, x: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
-    dilation: Shape, groups: int, precision: str = "highest", shared: list[Divided] | None = None,
+    dilation: Shape, groups: int, precision: str = "highest", known: Known | None = None,
 ) -> Buffer:  # fmt: skip
     """The gradient of the weight: for each of its elements a sum over all windows."""
     epilogue, where = PLAIN._replace(precision=precision), Where(stride, padding, dilation, groups)
@@ -313,14 +316,14 @@ def conv_weight_gradient(
             shape=wider[:-1], precision=precision, **where.unpadded._asdict(),
         )  # fmt: skip
         return dense(device, window(found, out.shape, (0,) * out.ndim, (1,) * out.ndim))
-    rows, shared = _rows(device, g), [] if shared is None else shared
+    rows, known = _rows(device, g), {} if known is None else known
     if where.is_pointwise(out.shape) and set(stride) == {1}:
         columns, boxed = _rows(device, x), None
         if out.dtype == float32:
             single = Spec((out.shape[0], 1, out.shape[-1]), out.dtype)
-            boxed = _boxed_sums(device, single, _line(rows), _line(columns), POINTWISE, epilogue, shared)
+            boxed = _boxed_sums(device, single, _line(rows), _line(columns), POINTWISE, epilogue, known)
         return _of_rows(device, out, swapped(rows), columns, epilogue) if boxed is None else reshaped(boxed, out.shape)
-    boxed = _boxed_sums(device, out, g, x, where, epilogue, shared)
+    boxed = _boxed_sums(device, out, g, x, where, epilogue, known)
     if boxed is not None:
         return boxed
     if where.is_pointwise(out.shape):
@@ -339,7 +342,7 @@ def conv_weight_gradient(
 
 
 def _boxed_sums(
-    device: Device, out: Spec, g: Buffer, x: Buffer, where: Where, epilogue: Epilogue, shared: list[Divided]
+    device: Device, out: Spec, g: Buffer, x: Buffer, where: Where, epilogue: Epilogue, known: Known
 ) -> Buffer | None:
     """The gradient of the weight by boxes of g and x, where there are kernels for that."""
     if where.groups > 1 or len(where.stride) > 2:
@@ -353,7 +356,7 @@ def _boxed_sums(
         return None
     result = device.empty(out)
     x = _whole_strides(device, x, where.stride)
-    conv_wgmma.run(device, layer, result, None, dense(device, g), x, None, epilogue, shared)
+    conv_wgmma.run(device, layer, result, None, dense(device, g), x, None, epilogue, ("g", "x"), known)
     return result
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.layout import ALIGNMENT, Buffer, Shape
-from polyarr.backends.opencl.parts import DTYPES, WALKS, Divided, divided_beside
+from polyarr.backends.opencl.parts import DTYPES, WALKS, Known, Whole, divided_beside
 from polyarr.backends.opencl.product import Arrays, Epilogue, Operand, Problem, blocks_in
 from polyarr.backends.opencl.product_check import agree
 from polyarr.backends.opencl.tensor_map import tensor_map
@@ -142,16 +142,16 @@ def _takes(device: Device, dtype: np.dtype, layers: tuple[Layer, ...], epilogue:
 
 def run(
     device: Device, layer: Layer, out: Buffer, saved: Buffer | None, x: Buffer, y: Buffer, bias: Buffer | None,
-    epilogue: Epilogue, shared: list[Divided],
+    epilogue: Epilogue, names: tuple[str, str], known: Known,
 ) -> None:  # fmt: skip
     """Write a layer's result, or a part of it. x is images and y filters; or, of sums, the gradient and the images.
 
-    All are dense. shared has the parts of the operands that were multiplied last, and then of these: where a call has
-    several products of the same operand, it is divided once.
+    All are dense. names are those of x and y in known, which has operands in parts, and then these: where a call, and
+    its gradient, have several products of the same operand, it is divided once.
     """
     launch, sums = device.plans[_plan](out.dtype, layer, epilogue)
     workspace = device.empty(sums) if sums else out
-    launch(tuple(buf and buf.memory for buf in (x, y, bias, workspace, out, saved)), shared)
+    launch(tuple(buf and buf.memory for buf in (x, y, bias, workspace, out, saved)), names, known)
 
 
 def _plan(device: Device, dtype: np.dtype, layer: Layer, epilogue: Epilogue) -> Any:
@@ -189,15 +189,17 @@ def _launch(device: Device, dtype: np.dtype, layer: Layer, choice: Choice, macro
     places = device.upload(np.array(entries, np.int32)).memory
     images = _structure(layer, box, first, parts)
     fours = _fours(layer)
-    found = launch_of(device, kernel, p, choice, walks, p.n, maps, places, images)
+    multiply = launch_of(device, kernel, p, choice, walks, p.n, maps, places, images)
 
-    def launch(arrays: Arrays, shared: list[Divided]) -> None:
+    def launch(arrays: Arrays, names: tuple[str, str], known: Known) -> None:
         x, y, *others = arrays
-        peaks = None
+        told = None, None
         if parts > 1:
-            shared[:] = [divided_beside(device, x, y, fours, parts, shared[0] if shared else None)]
-            x, y, peaks = shared[0][2:]
-        found((x, y, *others), peaks, 0, 0)
+            left, right = Whole(names[0], x, *fours[0]), Whole(names[1], y, *fours[1])
+            found = divided_beside(device, (left, right), parts, known)
+            x, y = (each.parts.memory for each in found)
+            told = tuple(each.told.memory for each in found)
+        multiply((x, y, *others), told, 0, 0)
 
     return launch, Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
 
@@ -339,8 +341,9 @@ def _compare(
         results = [device.upload(out) for _ in range(1 + epilogue.save)]
         workspace = device.empty(sums) if sums else results[0]
         given = [device.upload(a).memory for a in (x, y, bias)]
+        given += [workspace.memory, results[0].memory, results[1].memory if epilogue.save else None]
         for _ in range(2):  # words that work-groups wait by must be 0 again after the first time
-            launch((*given, workspace.memory, results[0].memory, results[1].memory if epilogue.save else None), [])
+            launch(tuple(given), ("x", "y"), {})
         found = [device.download(result) for result in results]
     windows = _windows(layer, y if layer.sums else x)
     n = layer.outputs

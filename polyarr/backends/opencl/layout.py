@@ -22,7 +22,10 @@ Axis = tuple[int, tuple[int, ...]]  # its length, and its step in each of severa
 
 
 class Buffer(NamedTuple):
-    """A strided window on device memory. origin is who made it, for faults."""
+    """A strided window on device memory. origin is who made it, for faults.
+
+    peaks: where its maker left its largest magnitude, for who divides it into parts (parts.py); views have none.
+    """
 
     memory: Any
     shape: Shape
@@ -30,6 +33,7 @@ class Buffer(NamedTuple):
     strides: Strides
     offset: int = 0
     origin: Origin | None = None
+    peaks: Any = None
 
     @property
     def ndim(self) -> int:
@@ -169,7 +173,7 @@ def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides |
 def view(buf: Buffer, shape: Shape, strides: Strides, offset: int) -> Buffer:
     """Another window on the memory of a buffer."""
     # As Buffer(...) makes it, in half of the time, and _replace in a quarter.
-    return tuple.__new__(Buffer, (buf.memory, shape, buf.dtype, strides, offset, buf.origin))
+    return tuple.__new__(Buffer, (buf.memory, shape, buf.dtype, strides, offset, buf.origin, None))
 
 
 def reshaped(buf: Buffer, shape: Shape) -> Buffer:

@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.product import Operand, Problem
 from polyarr.core.spec import Spec, bfloat16, float16, uint32
 
 GROUP, ITEMS = (64, 4, 1), 256
 FOUR, WHOLE = 4, 8  # columns of a work-item; 16-bit elements in 16 bytes
+HOPPER = 90
 GROUPS_PER_UNIT = 16
+MOST_KEPT = 256  # parts of the device's memory, of which an operand's may take one from forward to backward
+MOST_GROUPS = 1024  # of those who divide beside each other: each reads what all have found
 MOST_MATRICES = 65535  # groups along the third axis
 HALVES, THIRDS = 2, 3
 DTYPES = {HALVES: float16, THIRDS: bfloat16}
@@ -27,6 +31,17 @@ WALKS = {1: 1, HALVES: 3, THIRDS: 6}  # along k, of numbers in so many parts
 PEAKS = Spec((2,), uint32)
 
 Pair = tuple[int, int]
+
+
+class Whole(NamedTuple):
+    """A dense operand to be divided: what a call names it, and by four how many numbers it has, and in a row."""
+
+    name: str
+    memory: Any
+    fours: int
+    row: int
+
+
 Divide = Callable[[tuple[Any, Any], tuple[int, int]], tuple[Any, Any, Any]]
 
 
@@ -91,44 +106,79 @@ def _thirds(device: Device, vector: int) -> Callable[..., None]:
     return write
 
 
-class Divided(NamedTuple):
-    """Two dense operands, their parts, and the peaks."""
+class InParts(NamedTuple):
+    """A dense operand's parts, beside each other in every row, and what a product must know of them.
 
-    x: Any
-    y: Any
-    left: Any
-    right: Any
-    peaks: Any
+    parts: None where nobody divided it so far, though its peak was found
+    told: words. Of halves the first two are the peak's bits, and behind them are those of which it is the largest; of
+    thirds both are 1 if a number is not finite, here or in what was divided at once, else 0
+    """
+
+    parts: Buffer | None
+    told: Buffer
+
+
+Known = dict[str, InParts]  # operands that were divided, by the names that they have in a call
 
 
 def divided_beside(
-    device: Device, x: Any, y: Any, fours: tuple[Pair, Pair], parts: int, before: Divided | None
-) -> Divided:
-    """The parts of two dense operands, beside each other in every row.
+    device: Device, operands: tuple[Whole, Whole], parts: int, known: Known
+) -> tuple[InParts, InParts]:
+    """Two operands in parts; known has those that need not be divided, and then all."""
+    new = [each for each in operands if each.name not in known or known[each.name].parts is None]
+    if new:
+        found = [known[each.name].told if each.name in known else None for each in new]
+        known |= zip((each.name for each in new), _divided_beside(device, new, parts, found), strict=True)
+    return known[operands[0].name], known[operands[1].name]
 
-    fours: of each operand, how many numbers by four there are, and in a row. before: what may be taken from there.
-    """
-    if before is not None and before.x is x and before.y is y:
-        return before
-    peaks = device.empty(PEAKS).memory
-    device.commands.fill((8,), None, peaks)
-    (x_fours, x_row), y_side = fours
-    rooms = [Spec((parts * FOUR * count,), DTYPES[parts]) for count, _ in fours]
-    if before is not None and before.x is x:
-        left, x_fours = before.left, 0
-        device.commands.copy((4,), None, peaks, before.peaks)
-    else:
-        left = device.empty(rooms[0]).memory
-    right = device.empty(rooms[1]).memory
-    groups = min(-(-max(x_fours, y_side[0]) // ITEMS), GROUPS_PER_UNIT * device.features.compute_units)
-    work, group = (groups * ITEMS,), (ITEMS,)
+
+def _divided_beside(device: Device, new: list[Whole], parts: int, found: list[Buffer | None]) -> list[InParts]:
+    """One or two, by the same launches."""
+    written = [device.empty(Spec((parts * FOUR * each.fours,), DTYPES[parts])) for each in new]
+    x, y, left, right = new[0], new[-1], written[0].memory, written[-1].memory
+    y_fours = y.fours if len(new) == 2 else 0
+    groups = min(-(-max(x.fours, y_fours) // ITEMS), MOST_GROUPS)
+    work, numbers = (groups * ITEMS,), (x.fours, x.row, y_fours, y.row)
     if parts == THIRDS:
+        told = [device.empty(PEAKS)] * 2
+        device.commands.fill((8,), None, told[0].memory)
         program = device.build("matmul_thirds", VECTOR=1)
+        to = told[0].memory, left, right
     else:
+        told = [device.empty(Spec((2 + groups,), uint32)) if each is None else each for each in found]
         program = device.build("matmul_parts", KIND="f16", VECTOR=1)
-        program.find_peaks(work, group, x, y, peaks, x_fours, y_side[0])
-    program.divide_beside(work, group, x, y, peaks, left, right, x_fours, x_row, *y_side)
-    return Divided(x, y, left, right, peaks)
+        peaks, lacking = (told[0].memory, told[-1].memory), [i for i, each in enumerate(found) if each is None]
+        if lacking:
+            first, last = new[lacking[0]], new[lacking[-1]]
+            lengths = first.fours, last.fours if len(lacking) == 2 else 0
+            both = (told[i].memory for i in (lacking[0], lacking[-1]))
+            program.find_peaks(work, (ITEMS,), first.memory, last.memory, *both, *lengths)
+        to = *peaks, told[0].size - 2, told[-1].size - 2, left, right
+    program.divide_beside(work, (ITEMS,), x.memory, y.memory, *to, *numbers)
+    return [*map(InParts, written, told)]
+
+
+def divides(device: Device) -> bool:
+    """True where products of "high" have operands in parts, so that who writes an array had better tell its peak."""
+    return device.features.architecture == HOPPER
+
+
+def known_of(**arrays: Buffer) -> Known:
+    """Of operands by their names, the peaks that their makers told."""
+    return {name: InParts(None, buf.peaks) for name, buf in arrays.items() if buf.peaks is not None}
+
+
+def kept(device: Device, known: Known) -> tuple[tuple[str, Buffer, Buffer], ...]:
+    """What a pair saves of operands in parts, for known_again: halves, which take the room of the operand once more."""
+    most = device.features.global_memory // MOST_KEPT
+    divided = ((name, each) for name, each in known.items() if each.parts is not None)
+    halves = ((name, each) for name, each in divided if each.parts.dtype == DTYPES[HALVES])
+    return tuple((name, *each) for name, each in halves if 2 * each.parts.size <= most)
+
+
+def known_again(saved: tuple[tuple[str, Buffer, Buffer], ...]) -> Known:
+    """What was kept."""
+    return {name: InParts(parts, told) for name, parts, told in saved}
 
 
 def in_whole(columns: int) -> int:

@@ -120,7 +120,7 @@ class FirstRun:
             if self.fed[i] is None:
                 self._values[slot] = self.recording.number(slot, value)
             else:
-                self._values[slot] = self._begun(i, value) if value.offset and i not in exact else value
+                self._values[slot] = self._begun(i, value) if value.offset and i not in exact else _without_peaks(value)
         inputs.clear()
 
     def _fed(self, value: Any) -> Place | None:
@@ -130,7 +130,7 @@ class FirstRun:
         """An input with the number in the place of its offset."""
         offset = self.recording.offset(i, buf)
         self.begins.append((i, offset.slot))
-        return buf._replace(offset=offset)
+        return buf._replace(offset=offset, peaks=None)
 
     def run(self) -> list[Any]:
         """The outputs' values, with Numbers in them, perhaps."""
@@ -295,7 +295,7 @@ class Repetition:
         """The outputs' values in these memories and with these numbers."""
         new, origin = tuple.__new__, self._device.faults.mine().origin  # in half of the time of Buffer(...)
         found = [
-            window if at is None else new(Buffer, (memories[at], *window, origin)) for at, window in self._outputs
+            window if at is None else new(Buffer, (memories[at], *window, origin, None)) for at, window in self._outputs
         ]
         for i, slot in self._told:
             found[i] = found[i]._replace(offset=values[slot]) if type(found[i]) is Buffer else values[slot]
@@ -384,6 +384,11 @@ class _Marked:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _without_peaks(buf: Buffer) -> Buffer:
+    """Another run may bring an array of which nobody has told any."""
+    return buf._replace(peaks=None) if buf.peaks is not None else buf
 
 
 def _told(value: Any) -> Any:

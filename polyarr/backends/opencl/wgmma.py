@@ -162,11 +162,11 @@ def _launch(
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         x, y, *others = arrays
-        peaks = None
+        told = None
         if divide:
-            x, y, peaks = divide((x, y), (x_start, y_start))
+            x, y, told = divide((x, y), (x_start, y_start))
             x_start = y_start = 0
-        multiply((x, y, *others), peaks, x_start, y_start)
+        multiply((x, y, *others), (told, told), x_start, y_start)
 
     sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
     return Plan(launch, sums, 0 if pitch == p.n else pitch)
@@ -174,8 +174,8 @@ def _launch(
 
 def launch_of(
     device: Device, kernel: Kernel, p: Problem, choice: Choice, walks: int, pitch: int, maps: Any, *further: Any
-) -> Callable[[Arrays, Any, int, int], None]:
-    """The launch of a kernel, with arrays, peaks, and where x and y start."""
+) -> Callable[[Arrays, tuple[Any, Any], int, int], None]:
+    """The launch of a kernel, with arrays, what is told of x and of y, and where they start."""
     own_maps, words = device.plans[_scratch]()
     tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
     flags = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
@@ -184,8 +184,8 @@ def launch_of(
     structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
 
-    def launch(arrays: Arrays, peaks: Any, x_start: int, y_start: int) -> None:
-        kernel(work, group, *arrays, peaks, maps, own_maps, words, x_start, y_start, structure, *further)
+    def launch(arrays: Arrays, told: tuple[Any, Any], x_start: int, y_start: int) -> None:
+        kernel(work, group, *arrays, *told, maps, own_maps, words, x_start, y_start, structure, *further)
 
     return launch
 

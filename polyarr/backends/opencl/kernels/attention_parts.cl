@@ -6,6 +6,7 @@
 // Launch   both: see attention_operands.cl
 // Params   KIND f16 | D, see there
 #include "ptx.cl"
+#include "peak.cl"
 #include "attention_operands.cl"
 
 __kernel GROUP void attention_peaks(WHOLE, __global volatile uint *peaks, const int walks, const int batches,

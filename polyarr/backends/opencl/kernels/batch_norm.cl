@@ -10,12 +10,15 @@
 //          mean, variance (channels) and saved (2, channels) of ACC: mean and rstd
 //          factors (3, channels) of ACC: dx = factors[0] * g + factors[1] * (x - mean) + factors[2]
 //          gmean, gvariance (channels) of ACC, read if GIVEN
+//          peaks (3), used if PEAKS: into the last one the bits of the largest finite magnitude of y, or dx; see peak.cl
 // Launch   all but the two that follow: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
 //          batch_norm_join, batch_norm_gradient_join: global (channels * JOINERS), local (JOINERS)
 // Params   spatial.cl's | LANES, SLICES, JOINERS as above, powers of two | HAS_WEIGHT, HAS_BIAS 1 if they are read |
 //          ACTIVATION as in prelude.cl, ACTIVATES 0 if it is none |
-//          WANTS_WEIGHT, WANTS_BIAS 1 to write their gradients | GIVEN 1 if mean and variance have a gradient
+//          WANTS_WEIGHT, WANTS_BIAS 1 to write their gradients | GIVEN 1 if mean and variance have a gradient |
+//          PEAKS 1 if the largest magnitude is wanted, of float32
 #include "spatial.cl"
+#include "peak.cl"
 #if !defined(LANES) || !defined(SLICES) || !defined(JOINERS)
 #error "batch_norm.cl needs LANES, SLICES and JOINERS"
 #endif
@@ -24,6 +27,24 @@
 #endif
 #if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(GIVEN)
 #error "batch_norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and GIVEN"
+#endif
+#ifndef PEAKS
+#error "batch_norm.cl needs PEAKS"
+#endif
+
+#if PEAKS
+#define PEAK_ROOM __local uint largest[LANES * SLICES]; uint most = 0
+#define PEAK_OF(v) EACH_CHANNEL most = MAX(most, finite_bits(v[c]))
+#define PEAK_TELL() { \
+        most = most_in_group(most, largest, get_local_id(1) * LANES + get_local_id(0), LANES * SLICES); \
+        if (get_local_id(0) + get_local_id(1) == 0) atomic_max(peaks + 2, most); \
+    }
+#define PEAK_CLEAR() if (get_global_id(0) == 0) peaks[2] = 0
+#else
+#define PEAK_ROOM
+#define PEAK_OF(v)
+#define PEAK_TELL()
+#define PEAK_CLEAR()
 #endif
 
 // Add up what the slices of a group have, in the first one.
@@ -88,9 +109,10 @@ INLINE ACC joined(__local ACC *shared, ACC v) {
 
 __kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
 void batch_norm_join(__global const ACC *restrict partials, __global ACC *restrict mean, __global ACC *restrict variance,
-                     __global ACC *restrict saved, const ACC eps, const long rows, const long channels,
-                     const long rows_each, const long parts) {
+                     __global ACC *restrict saved, __global uint *peaks, const ACC eps, const long rows,
+                     const long channels, const long rows_each, const long parts) {
     __local ACC shared[JOINERS];
+    PEAK_CLEAR();
     const long channel = get_group_id(0);
     const ACC pivot = partials[channel];
     ACC sum = 0, squares = 0;
@@ -110,24 +132,28 @@ void batch_norm_join(__global const ACC *restrict partials, __global ACC *restri
 
 __kernel GROUP_ATTRIBUTES void batch_norm(__global const T *restrict x, __global const T *restrict weight,
                                           __global const T *restrict bias, __global const ACC *restrict saved,
-                                          __global T *restrict y, const long rows, const long channels,
-                                          const long rows_each) {
+                                          __global T *restrict y, __global volatile uint *peaks, const long rows,
+                                          const long channels, const long rows_each) {
+    PEAK_ROOM;
     MY_ROWS;
-    if (begin == end) return;
     ACC mean[WIDE], scale[WIDE], shift[WIDE];
     EACH_CHANNEL scale[c] = 1, shift[c] = 0;
-    if (HAS_WEIGHT) TAKE(weight, column, scale);
-    if (HAS_BIAS) TAKE(bias, column, shift);
-    EACH_CHANNEL {
-        mean[c] = saved[column + c];
-        scale[c] *= saved[channels + column + c];
+    if (begin < end) {
+        if (HAS_WEIGHT) TAKE(weight, column, scale);
+        if (HAS_BIAS) TAKE(bias, column, shift);
+        EACH_CHANNEL {
+            mean[c] = saved[column + c];
+            scale[c] *= saved[channels + column + c];
+        }
     }
     EACH_ROW {
         ACC v[WIDE];
         TAKE(x, row * channels + column, v);
         EACH_CHANNEL v[c] = ACTIVATE((v[c] - mean[c]) * scale[c] + shift[c]);
+        PEAK_OF(v);
         GIVE(y, row * channels + column, v);
     }
+    PEAK_TELL();
 }
 
 // What g is before the activation.
@@ -183,9 +209,10 @@ __kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
 void batch_norm_gradient_join(__global const ACC *restrict partials, __global const T *restrict weight,
                               __global const ACC *restrict saved, __global const ACC *restrict gmean,
                               __global const ACC *restrict gvariance, __global T *restrict dweight,
-                              __global T *restrict dbias, __global ACC *restrict factors, const long rows,
-                              const long channels, const long parts) {
+                              __global T *restrict dbias, __global ACC *restrict factors, __global uint *peaks,
+                              const long rows, const long channels, const long parts) {
     __local ACC shared[JOINERS];
+    PEAK_CLEAR();
     const long channel = get_group_id(0);
     ACC sum = 0, products = 0;
     EACH_PART {
@@ -207,11 +234,12 @@ __kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g,
                                                    __global const T *restrict weight, __global const T *restrict bias,
                                                    __global const ACC *restrict saved,
                                                    __global const ACC *restrict factors, __global T *restrict dx,
-                                                   const long rows, const long channels, const long rows_each) {
+                                                   __global volatile uint *peaks, const long rows,
+                                                   const long channels, const long rows_each) {
+    PEAK_ROOM;
     MY_ROWS;
-    if (begin == end) return;
     ACC mean[WIDE], by_g[WIDE], by_x[WIDE], shift[WIDE];
-    EACH_CHANNEL {
+    if (begin < end) EACH_CHANNEL {
         mean[c] = saved[column + c];
         by_g[c] = factors[column + c];
         by_x[c] = factors[channels + column + c];
@@ -224,6 +252,8 @@ __kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g,
         TAKE(x, row * channels + column, u);
         BEFORE(v, u);
         EACH_CHANNEL v[c] = by_g[c] * v[c] + by_x[c] * (u[c] - mean[c]) + shift[c];
+        PEAK_OF(v);
         GIVE(dx, row * channels + column, v);
     }
+    PEAK_TELL();
 }

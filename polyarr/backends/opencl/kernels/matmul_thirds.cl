@@ -6,9 +6,10 @@
 // A work-item takes four columns of some rows: of the contiguous axis, whichever that is.
 //
 // Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
-//          told: set to 1 if a number is not finite
+//          told: set to 1 if a number is not finite; of divide_beside two words
 //          parts (3, batch, rows, pitch): high, middle and low, pitch a multiple of 8
-//          or, of divide_beside, (rows, 3, columns) for x (rows, columns) row-major, and likewise for y; lengths by four
+//          or, of divide_beside, (rows, 3, columns) for x (rows, columns) row-major, and likewise for y; lengths by four.
+//          Where there is no y, y_fours is 0
 // Launch   divide: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
 //          divide_beside: global any multiple of 256, local 256
 // Params   VECTOR 1 if fours of columns are aligned
@@ -49,5 +50,8 @@ void divide_beside(__global const float4 *restrict x, __global const float4 *res
         all_finite &= write_parts(x[i], x_parts + (size_t)(i / x_row) * 2 * x_row + i, x_row);
     _Pragma("unroll 4") for (uint i = get_global_id(0); i < y_fours; i += get_global_size(0))
         all_finite &= write_parts(y[i], y_parts + (size_t)(i / y_row) * 2 * y_row + i, y_row);
-    if (!all_finite) atomic_max(told, 1u);
+    if (!all_finite) {
+        atomic_max(told, 1u);
+        atomic_max(told + 1, 1u);
+    }
 }

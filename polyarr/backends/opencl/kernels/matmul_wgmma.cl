@@ -18,8 +18,8 @@
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and all others multiples of 16
 //          bytes; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to; sums, used if SHARES:
 //          128 x COLUMNS floats for each work-group; flags: two words for each, 0 before and after
-//          peaks: what the shifts of x and y follow from, used if WALKS is 3; the first is not 0 if a number is not
-//          finite, used if WALKS is 6
+//          x_told, of which word 0 is x's, and y_told, of which word 1 is y's: what their shifts follow from, used if WALKS
+//          is 3; not 0 if a number is not finite, used if WALKS is 6
 //          maps: tensor maps of x, y, out and saved without addresses; own_maps: 64 words for each work-group
 // Images   IMAGES 1: x is places of images, and so is out; 2: both x and y are, along k. See images.cl
 // Batch    matrix b of x is at (b / inner, b % inner) of its map's outer axes, where x_outer and x_inner are 1, else at 0;
@@ -331,8 +331,8 @@ INLINE void multiply_numbers(const Numbers *a, __global const ushort *x, __globa
 #define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 #define ARGUMENTS \
     __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
-    __global T *saved, __global const uint *peaks, __global const ulong *maps, __global ulong *own_maps, \
-    __global uint *flags, const long x_start, const long y_start, const Numbers a
+    __global T *saved, __global const uint *x_told, __global const uint *y_told, __global const ulong *maps, \
+    __global ulong *own_maps, __global uint *flags, const long x_start, const long y_start, const Numbers a
 #if IMAGES
 __kernel ATTRIBUTES void matmul_of_images(ARGUMENTS, __global const int4 *places, const Images images) {
 #else
@@ -343,7 +343,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     const int group = get_group_id(0);
     const uint local_at = place_of(memory);
 #if WALKS == 6
-    if (peaks[0]) {
+    if (x_told[0] | y_told[1]) {
 #if IMAGES
         multiply_numbers(&images, places, a.m, a.n, a.k, x, y, bias, out, saved);
 #else
@@ -390,7 +390,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     uint adds;
 #endif
 #if WALKS == 3
-    const int shift = -shift_of(peaks[0]) - shift_of(peaks[1]);
+    const int shift = -shift_of(x_told[0]) - shift_of(y_told[1]);
     const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2);  // as one it could be infinite
 #endif
     uint stage = 0, phase = 0, before = 0;

@@ -43,7 +43,3 @@ INLINE float low_of(float v, float high) {
     const float low = (v - high) * LOW_UP;
     return low == low ? low : 0;  // of an infinity
 }
-INLINE uint finite_bits(float v) {
-    const uint bits = as_uint(v) & 0x7fffffffu;
-    return bits < 0x7f800000u ? bits : 0;
-}
