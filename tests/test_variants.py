@@ -276,9 +276,9 @@ def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, how) -> Non
     assert (found.tile.COLUMNS, "in turn" if found.tile.TURNS else "shared" if found.shared else "") == (columns, how)
 
 
-@pytest.mark.parametrize("tile", [*wgmma.COSTS, *wgmma.PARTS_COSTS])
+@pytest.mark.parametrize("tile", dict.fromkeys(tile for costs in wgmma.PARTS_COSTS.values() for tile in costs))
 def test_tiles_fill_a_multiprocessors_local_memory_and_no_more(tile) -> None:
-    stages = tile.STAGES * (wgmma.ROWS + tile.COLUMNS) * 128
+    stages = tile.STAGES * (1 + tile.TOGETHER) * (wgmma.ROWS + tile.COLUMNS) * 128
     assert stages + wgmma.SIDES * (tile.BUFFERS * 8192 + 8) + tile.STAGES * 16 <= 231_424
 
 

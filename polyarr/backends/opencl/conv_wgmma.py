@@ -20,7 +20,6 @@ from polyarr.backends.opencl.product_check import agree
 from polyarr.backends.opencl.tensor_map import tensor_map
 from polyarr.backends.opencl.variants import is_sound, is_sound_program
 from polyarr.backends.opencl.wgmma import (
-    COSTS,
     KINDS,
     LEAST_COPIED,
     LEAST_DIVIDED,
@@ -157,7 +156,7 @@ def run(
 def _plan(device: Device, dtype: np.dtype, layer: Layer, epilogue: Epilogue) -> Any:
     parts = parts_of(dtype, epilogue)
     p = _problem(layer)
-    costs = COSTS if parts == 1 else PARTS_COSTS
+    costs = PARTS_COSTS[parts]
     choice = choose(p._replace(k=WALKS[parts] * p.k), device.features.compute_units, costs)
     macros = _macros(dtype, layer, choice, epilogue)
     check = partial(_check, device, dtype, macros, epilogue)

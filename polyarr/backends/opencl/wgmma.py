@@ -44,6 +44,7 @@ class Tile:
     STAGES: int
     BUFFERS: int
     TURNS: int = 0
+    TOGETHER: int = 0
 
 
 # What a step of k costs with a tile, in the time of a column: narrow ones read x more often than their share. Where
@@ -60,8 +61,12 @@ class Choice(NamedTuple):
     raster: int
 
 
-# With parts there are twice as many sums in registers.
-PARTS_COSTS = {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100}
+# With parts there are twice as many sums in registers, or three times where all products of a step are together.
+PARTS_COSTS = {
+    1: COSTS,
+    HALVES: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 134, Tile(64, 4, 2, TOGETHER=1): 76},
+    THIRDS: {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100},
+}
 
 
 def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS) -> Choice:
@@ -125,7 +130,7 @@ def plan(
         if room(p, parts) > device.features.global_memory // MOST_ROOM:
             return None
         walked = p._replace(k=WALKS[parts] * blocks_in(p.k, STEP) * STEP)
-        choice = choose(walked, device.features.compute_units, PARTS_COSTS)
+        choice = choose(walked, device.features.compute_units, PARTS_COSTS[parts])
     elif any(copies):
         return copies if min(p.m, p.n) >= LEAST_COPIED and operations >= LEAST_COPIED**3 else None
     else:
@@ -179,7 +184,7 @@ def launch_of(
     own_maps, words = device.plans[_scratch]()
     tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
     flags = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
-    steps, in_all = walks * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
+    steps, in_all = (1 if choice.tile.TOGETHER else walks) * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
     numbers = (p.m, p.n, p.k, pitch, steps, *tiles, in_all, choice.shared, choice.raster, p.inner, *flags)
     structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
@@ -243,12 +248,14 @@ def _trial(device: Device) -> None:
 
     Errors:  BackendError if one does not build or computes wrongly
     """
-    (large, wide, middle, small, in_turn), (first, second, _) = COSTS, PARTS_COSTS
+    large, wide, middle, small, in_turn = COSTS
+    (first, _, together), (_, second, _) = PARTS_COSTS[HALVES], PARTS_COSTS[THIRDS]
     cases = (
         (bfloat16, 1, 1, 0, large, 1, "highest"), (bfloat16, 1, 0, 1, wide, 1, "highest"),
         (float16, 0, 0, 1, middle, 1, "highest"), (float16, 0, 1, 0, small, 0, "highest"),
         (bfloat16, 0, 0, 0, in_turn, 0, "highest"),
         (float32, 1, 0, 1, first, 1, "high"), (float32, 0, 1, 1, second, 1, "highest"),
+        (float32, 1, 1, 1, together, 1, "high"),
     )  # fmt: skip
     for dtype, x_along_k, y_along_k, shares, tile, aligned, precision in cases:
         epilogue = Epilogue(True, "relu", True, precision)

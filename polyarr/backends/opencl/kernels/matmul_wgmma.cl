@@ -11,9 +11,12 @@
 // range downwards. Whoever has a tile's last piece adds the others in a fixed order (stream-K), so that results are the
 // same every time. It waits for work-groups of lower numbers only, which start before it.
 //
-// With parts, k is walked several times, with the smallest products first. Of two parts, low by high, high by low, high by
-// high; of three, the six whose parts' places from above sum up to two at most: what is left out is 2^-24 of a product. The
-// matrix units round their sums towards zero, so these are added up in ordinary float32 every few steps.
+// With parts, every stretch of FOLD steps along k is walked several times, with the smallest products first, so that what is
+// read again was read just now. Of two parts, low by high, high by low, high by high; of three, the six whose parts' places
+// from above sum up to two at most: what is left out is 2^-24 of a product. The matrix units round their sums towards zero, so
+// these are added up in ordinary float32 after each stretch; of two parts, after their products with low ones as well.
+// TOGETHER, of two parts, each step has both of x and of y in local memory, and all three products: so every box is copied
+// once. That takes three sums in registers, so that tiles are narrow.
 //
 // Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and all others multiples of 16
 //          bytes; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to; sums, used if SHARES:
@@ -32,12 +35,14 @@
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
 //          SHARES 1 if there are tiles that are cut along k
 //          IMAGES 0, or 1 or 2 as above, where ALIGNED is 1
+//          TOGETHER 1 as above, where WALKS is 3 and COLUMNS at most 128
 //          WALKS along k: 1; 3 or 6 if x and y are two parts of float16, or three of bfloat16, and out is float32
 #include "ptx.cl"
 #include "wgmma.cl"
 #include "images.cl"
-#if !defined(STAGES) || !defined(BUFFERS) || !defined(TURNS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED)
-#error "matmul_wgmma.cl needs STAGES, BUFFERS, TURNS, X_ALONG_K, Y_ALONG_K and ALIGNED"
+#if !defined(STAGES) || !defined(BUFFERS) || !defined(TURNS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED) || \
+    !defined(TOGETHER)
+#error "matmul_wgmma.cl needs STAGES, BUFFERS, TURNS, X_ALONG_K, Y_ALONG_K, ALIGNED and TOGETHER"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(WALKS) || !defined(IMAGES)
 #error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES, WALKS and IMAGES"
@@ -49,11 +54,12 @@
 #define ITEMS (128 * HALVES + 128)
 #define STEP 64  // of k: 128 bytes
 #define X_BYTES (ROWS * 128)
-#define STAGE_BYTES (X_BYTES + COLUMNS * 128)
+#define PART_BYTES (X_BYTES + COLUMNS * 128)  // of one part of x and of y
+#define STAGE_BYTES ((1 + TOGETHER) * PART_BYTES)
 #if WALKS > 1
 #define INPUT ushort
 #define CHUNK 32
-#define FOLD 4  // steps after which sums leave the matrix units
+#define FOLD 4  // steps of a stretch
 // Which parts of x and y a walk multiplies, four bits for each, the first walk's lowest: the high ones are 0.
 #define X_PARTS (WALKS == 3 ? 0x001 : 0x001012)
 #define Y_PARTS (WALKS == 3 ? 0x010 : 0x010210)
@@ -137,6 +143,30 @@ INLINE int next_piece(const Numbers *a, Walk *walk, Piece *piece) {
     return 1;
 }
 
+#define WALKED (WALKS > 1 && !TOGETHER)
+#if WALKED
+// The stretch that a step is in: where it begins, how long it is, and the step's number among those of all its walks.
+typedef struct {
+    int first, length, at;
+} Stretch;
+
+INLINE Stretch stretch_of(const Numbers *a, int step) {
+    const int first = step / (FOLD * WALKS) * FOLD;
+    Stretch s = {first, MIN(FOLD, a->steps / WALKS - first), step - first * WALKS};
+    return s;
+}
+#endif
+
+// Which walk a step belongs to, and how many steps along k it is from the beginning.
+INLINE int2 walk_at(const Numbers *a, int step) {
+#if WALKED
+    const Stretch s = stretch_of(a, step);
+    return (int2)(s.at / s.length, s.first + s.at % s.length);
+#else
+    return (int2)(0, step);
+#endif
+}
+
 // ---- copying in -------------------------------------------------------------------------------------------------
 
 #if IMAGES
@@ -144,31 +174,52 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps,
                     __global const int4 *places) {
     Walk walk = walk_of(a, get_group_id(0));
     Piece piece;
-    const int each = a->steps / WALKS;
     uint stage = 0, phase = 1;
     map_take(maps);
     map_take(maps + 16);
     while (next_piece(a, &walk, &piece)) {
         Boxes boxes;
         boxes_find(&boxes, images, places, piece.row, piece.column);
-        Step next = step_of(images, places, piece.from % each);
+        int2 at = walk_at(a, piece.from);
+        Step next = step_of(images, places, at.y);
         for (int step = piece.from; step < piece.to; step++) {
             const Step now = next;
             const uint x_at = local_at + stage * STAGE_BYTES, y_at = x_at + X_BYTES, full = local_at + FULL_AT + stage * 8;
             barrier_wait(local_at + EMPTY_AT + stage * 8, phase);
-#if WALKS > 1
-            const int walk = step / each, x_part = PART_OF(walk, X_PARTS), y_part = PART_OF(walk, Y_PARTS);
+#if WALKED
+            const int x_part = PART_OF(at.x, X_PARTS), y_part = PART_OF(at.x, Y_PARTS);
 #else
             const int x_part = 0, y_part = 0;
 #endif
-            barrier_expect(full, IMAGES == 1 ? ROWS / 64 * images->box_bytes + COLUMNS * 128 : STAGE_BYTES);
+            const int part_bytes = IMAGES == 1 ? ROWS / 64 * images->box_bytes + COLUMNS * 128 : PART_BYTES;
+            barrier_expect(full, (1 + TOGETHER) * part_bytes);
             boxes_load(x_at, y_at, maps, images, &boxes, now, x_part, y_part, full);
-            next = step_of(images, places, (step + 1) % each);
+            if (TOGETHER) boxes_load(x_at + PART_BYTES, y_at + PART_BYTES, maps, images, &boxes, now, 1, 1, full);
+            at = walk_at(a, MIN(step + 1, a->steps - 1));
+            next = step_of(images, places, at.y);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
 }
 #else
+// A step of x and y from the outer and inner axes of their maps.
+INLINE void parts_load(uint x_at, __global const ulong *maps, const Piece *piece, int k, int x_inner, int x_outer,
+                       int y_inner, int y_outer, uint full) {
+    const uint y_at = x_at + X_BYTES;
+#if X_ALONG_K
+    box_load(x_at, maps, k, piece->row, x_inner, x_outer, full);
+#else
+    UNROLL for (int i = 0; i < ROWS / 64; i++)
+        box_load(x_at + i * 8192, maps, piece->row + i * 64, k, x_inner, x_outer, full);
+#endif
+#if Y_ALONG_K
+    box_load(y_at, maps + 16, k, piece->column, y_inner, y_outer, full);
+#else
+    UNROLL for (int i = 0; i < COLUMNS / 64; i++)
+        box_load(y_at + i * 8192, maps + 16, piece->column + i * 64, k, y_inner, y_outer, full);
+#endif
+}
+
 INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps) {
     Walk walk = walk_of(a, get_group_id(0));
     Piece piece;
@@ -182,26 +233,18 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
         const int x_outer = outer * a->x_outer, y_outer = outer * a->y_outer;
 #endif
         for (int step = piece.from; step < piece.to; step++) {
-#if WALKS > 1
-            const int each = a->steps / WALKS, walk = step / each, k = step % each * STEP;
-            const int x_outer = PART_OF(walk, X_PARTS), y_outer = PART_OF(walk, Y_PARTS);
-#else
-            const int k = step * STEP;
-#endif
-            const uint x_at = local_at + stage * STAGE_BYTES, y_at = x_at + X_BYTES, full = local_at + FULL_AT + stage * 8;
+            const uint at = local_at + stage * STAGE_BYTES, full = local_at + FULL_AT + stage * 8;
             barrier_wait(local_at + EMPTY_AT + stage * 8, phase);
             barrier_expect(full, STAGE_BYTES);
-#if X_ALONG_K
-            box_load(x_at, maps, k, piece.row, x_inner, x_outer, full);
+#if TOGETHER
+            parts_load(at, maps, &piece, step * STEP, x_inner, 0, y_inner, 0, full);
+            parts_load(at + PART_BYTES, maps, &piece, step * STEP, x_inner, 1, y_inner, 1, full);
+#elif WALKS > 1
+            const int2 where = walk_at(a, step);
+            const int x_part = PART_OF(where.x, X_PARTS), y_part = PART_OF(where.x, Y_PARTS);
+            parts_load(at, maps, &piece, where.y * STEP, x_inner, x_part, y_inner, y_part, full);
 #else
-            UNROLL for (int i = 0; i < ROWS / 64; i++)
-                box_load(x_at + i * 8192, maps, piece.row + i * 64, k, x_inner, x_outer, full);
-#endif
-#if Y_ALONG_K
-            box_load(y_at, maps + 16, k, piece.column, y_inner, y_outer, full);
-#else
-            UNROLL for (int i = 0; i < COLUMNS / 64; i++)
-                box_load(y_at + i * 8192, maps + 16, piece.column + i * 64, k, y_inner, y_outer, full);
+            parts_load(at, maps, &piece, step * STEP, x_inner, x_outer, y_inner, y_outer, full);
 #endif
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
@@ -389,6 +432,9 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     float total[COLUMNS / 2];
     uint adds;
 #endif
+#if TOGETHER
+    float low[COLUMNS / 2];
+#endif
 #if WALKS == 3
     const int shift = -shift_of(x_told[0]) - shift_of(y_told[1]);
     const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2);  // as one it could be infinite
@@ -426,6 +472,17 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #endif
             barrier_wait(local_at + FULL_AT + stage * 8, phase);
             PRODUCTS_BEGIN();
+#if TOGETHER
+            UNROLL for (int part = 0; part < STEP / 16; part++) {
+                const uint from = stage * STAGE_BYTES, add = adds | (uint)(part > 0);
+                const ulong left = X_MATRIX(x_at + from, part), right = Y_MATRIX(y_at + from, part);
+                const ulong left_low = X_MATRIX(x_at + from + PART_BYTES, part);
+                const ulong right_low = Y_MATRIX(y_at + from + PART_BYTES, part);
+                PRODUCT(low, left_low, right, add, X_TURNED, Y_TURNED);
+                PRODUCT(low, left, right_low, 1, X_TURNED, Y_TURNED);
+                PRODUCT(sum, left, right, add, X_TURNED, Y_TURNED);
+            }
+#else
             UNROLL for (int part = 0; part < STEP / 16; part++) {
                 const ulong right = Y_MATRIX(y_at + stage * STAGE_BYTES, part);
                 UNROLL for (int b = 0; b < BLOCKS; b++) {
@@ -433,14 +490,24 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
                     PRODUCT(sum + b * COLUMNS / 2, left, right, adds | (uint)(part > 0), X_TURNED, Y_TURNED);
                 }
             }
+#endif
             PRODUCTS_GO();
-#if WALKS > 1
-            const int lows = a.steps / WALKS * (WALKS - 1);  // steps with a part that is not high
-            adds = !((step - piece.from) % FOLD == FOLD - 1 || step == piece.to - 1 || step == lows - 1);
+#if TOGETHER
+            adds = !((step - piece.from) % FOLD == FOLD - 1 || step == piece.to - 1);
             if (adds) {
                 PRODUCTS_WAIT(1);
             } else {
-                const float weight = WALKS == 3 && step < lows ? 1 / LOW_UP : 1;
+                PRODUCTS_WAIT(0);
+                UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] += low[i] * (1 / LOW_UP) + sum[i];
+            }
+#elif WALKS > 1
+            const Stretch s = stretch_of(&a, step);
+            const int is_low = WALKS == 3 && s.at < 2 * s.length;
+            adds = !(s.at == (is_low ? 2 : WALKS) * s.length - 1 || step == piece.to - 1);
+            if (adds) {
+                PRODUCTS_WAIT(1);
+            } else {
+                const float weight = is_low ? 1 / LOW_UP : 1;
                 PRODUCTS_WAIT(0);
                 UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = sum[i] * weight + total[i];
             }
