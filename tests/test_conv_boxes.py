@@ -75,7 +75,8 @@ def played(layer, x, y, count, out):
             for row, (i, (c, dw, r, dh)) in every(range(0, layer.outputs, 64), enumerate(entries[:deep])):
                 for a, b in every(range(count), repeat=2):
                     g = left.load(row + a * layer.outputs, w, 0, h, n)
-                    there = right.load(c + b * layer.channels, w + dw, r, h + dh, n)
+                    c_there = c + row // layer.each * layer.channels + b * layer.wide
+                    there = right.load(c_there, w + dw, r, h + dh, n)
                     total[row : row + 64, i * 64 : i * 64 + 64] += g.T @ there
         out[...] = total[: layer.outputs].reshape(out.shape)
         return
@@ -87,9 +88,10 @@ def played(layer, x, y, count, out):
         for there, other in zip(entries[deep::2], entries[deep + 1 :: 2], strict=True):
             for a, b in every(range(count), repeat=2):
                 c, dw, r, dh = there
-                rows = left.load(c + a * layer.channels, w + dw, r, h + dh, n)
+                begin = first // layer.each * layer.channels
+                rows = left.load(c + begin + a * layer.wide, w + dw, r, h + dh, n)
                 if layer.turned:
-                    filters = right.load(first, *other[:2], b)
+                    filters = right.load(first % layer.each, begin + other[0], other[1], b)
                 else:
                     filters = right.load(other[0], first, 0, b).T
                 total = total + rows @ filters
@@ -140,6 +142,32 @@ def test_boxes_meet_what_windows_meet(boxed, shape, kernel, stride, padding, dil
 
     found = [a.numpy() for a in gradients(pa.asarray(x), pa.asarray(w))]
     assert sum(layer.sums for layer in boxed) == 1 and len(boxed) >= 2
+    pa.set_backend("numpy")
+    expected = gradients(pa.asarray(x.astype(float)), pa.asarray(w.astype(float)))
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, wanted.numpy(), atol=1e-3)
+
+
+GROUPED = (  # channels, filters, groups
+    (64, 64, 16, 1), (128, 128, 32, 1), (128, 256, 2, 2), (192, 384, 3, (2, 1)), (256, 128, 8, 1), (64, 128, 32, 2),
+)  # fmt: skip
+
+
+@on_opencl
+@pytest.mark.parametrize(("channels", "outputs", "groups", "stride"), GROUPED)
+def test_boxes_begin_at_their_groups_channels(boxed, channels, outputs, groups, stride) -> None:
+    """Groups of few channels are multiplied together, amid zeros."""
+    generator, where = np.random.default_rng(0), {"stride": stride, "padding": ((1, 1), (0, 2)), "groups": groups}
+    shapes = (2, 6, 8, channels), (outputs, 3, 2, channels // groups)
+    x, w = (generator.standard_normal(s).astype(np.float32) for s in shapes)
+
+    def gradients(x, w):
+        y, pull = pa.vjp(lambda x, w: ops.conv(x, w, **where), x, w)
+        g = pa.astype(pa.asarray(np.random.default_rng(1).standard_normal(y.shape)), x.dtype)
+        return y, *pull(g)
+
+    found = [a.numpy() for a in gradients(pa.asarray(x), pa.asarray(w))]
+    assert sum(layer.sums for layer in boxed) == 1 and len(boxed) >= 3
     pa.set_backend("numpy")
     expected = gradients(pa.asarray(x.astype(float)), pa.asarray(w.astype(float)))
     for ours, wanted in zip(found, expected, strict=True):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl import conv_wgmma, depthwise, mma
+from polyarr.backends.opencl.conv_groups import amid_others, groups_joined, own_channels
 from polyarr.backends.opencl.copy import dense, write
 from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
@@ -200,18 +201,19 @@ def _boxed(
     epilogue: Epilogue, known: Known,
 ) -> tuple[Buffer, Buffer | None] | None:  # fmt: skip
     """The product by boxes of images, where there are kernels for that."""
-    if where.groups > 1 or len(where.stride) > 2:
+    joined, places = groups_joined(where.groups, weight), _two(out.shape[1:-1], 1)
+    if not joined or len(where.stride) > 2:
         return None
-    places = _two(out.shape[1:-1], 1)
     layer = conv_wgmma.Layer(
-        x.shape[0], x.shape[-1], weight[0], _in_strides(_two(x.shape[1:-1], 1), _two(where.stride, 1)), places,
+        x.shape[0], joined * weight[-1], weight[0], _in_strides(_two(x.shape[1:-1], 1), _two(where.stride, 1)), places,
         _two(where.stride, 1), _elements(weight[1:-1], where), prod(weight[1:-1]),
         start=(0, places[1] * out.shape[-1], out.shape[-1]), target=prod(out.shape[1:]),
+        groups=where.groups // joined, joined=joined,
     )  # fmt: skip
     if not conv_wgmma.takes(device, out.dtype, (layer,), epilogue):
         return None
     result, saved = device.empty(out), device.empty(out) if epilogue.save else None
-    x = _whole_strides(device, x, where.stride)
+    x, filters = _whole_strides(device, x, where.stride), amid_others(device, filters, weight, where.groups, joined)
     conv_wgmma.run(device, layer, result, saved, x, filters, bias, epilogue, ("x", "weight"), known)
     return result, saved
 
@@ -266,9 +268,10 @@ def _boxed_phases(
     known: Known,
 ) -> Buffer | None:  # fmt: skip
     """The gradient of x by boxes of g, each phase written to its places, where there are kernels for that."""
-    if where.groups > 1 or len(axes) > 2:
+    joined = groups_joined(where.groups, weight.shape)
+    if not joined or len(where.stride) > 2:
         return None
-    n, c, (_, wide) = weight.shape[0], weight.shape[-1], _two(out.shape[1:-1], 1)
+    groups, c, (_, wide) = where.groups // joined, out.shape[-1], _two(out.shape[1:-1], 1)
     strides, kernel = _two(where.stride, 1), _two(weight.shape[1:-1], 1)
     layers = []
     for phase in every(*axes):
@@ -282,14 +285,16 @@ def _boxed_phases(
         )  # fmt: skip
         start = (rows.first * wide + columns.first) * c, strides[0] * wide * c, strides[1] * c
         layers.append(conv_wgmma.Layer(
-            g.shape[0], n, c, _two(g.shape[1:-1], 1), (rows.places, columns.places), (1, 1), elements, prod(kernel),
+            g.shape[0], g.shape[-1] // groups, c, _two(g.shape[1:-1], 1), (rows.places, columns.places), (1, 1),
+            elements, prod(kernel),
             turned=True, start=start, target=prod(out.shape[1:]),
+            groups=groups, joined=joined,
         ))  # fmt: skip
     met = tuple(layer for layer in layers if layer.elements)
     if not conv_wgmma.takes(device, out.dtype, met, epilogue):
         return None
     result = device.empty(out) if len(met) == len(layers) else _zeros(device, out)
-    g, weight = dense(device, g), dense(device, weight)
+    g, weight = dense(device, g), amid_others(device, weight, weight.shape, where.groups, joined)
     for layer in met:
         conv_wgmma.run(device, layer, result, None, g, weight, None, epilogue, ("g", "weight"), known)
     return result
@@ -345,19 +350,22 @@ def _boxed_sums(
     device: Device, out: Spec, g: Buffer, x: Buffer, where: Where, epilogue: Epilogue, known: Known
 ) -> Buffer | None:
     """The gradient of the weight by boxes of g and x, where there are kernels for that."""
-    if where.groups > 1 or len(where.stride) > 2:
+    joined, strides = groups_joined(where.groups, out.shape, conv_wgmma.ROWS), _two(where.stride, 1)
+    if not joined or len(where.stride) > 2:
         return None
-    strides = _two(where.stride, 1)
     layer = conv_wgmma.Layer(
-        x.shape[0], x.shape[-1], out.shape[0], _in_strides(_two(x.shape[1:-1], 1), strides), _two(g.shape[1:-1], 1),
-        strides, _elements(out.shape[1:-1], where), prod(out.shape[1:-1]), sums=True,
+        x.shape[0], joined * out.shape[-1], out.shape[0], _in_strides(_two(x.shape[1:-1], 1), strides),
+        _two(g.shape[1:-1], 1), strides, _elements(out.shape[1:-1], where), prod(out.shape[1:-1]), sums=True,
+        groups=where.groups // joined, joined=joined,
     )  # fmt: skip
     if not conv_wgmma.takes(device, out.dtype, (layer,), epilogue):
         return None
-    result = device.empty(out)
+    result = device.empty(Spec((*out.shape[:-1], layer.channels), out.dtype))
     x = _whole_strides(device, x, where.stride)
     conv_wgmma.run(device, layer, result, None, dense(device, g), x, None, epilogue, ("g", "x"), known)
-    return result
+    if joined > 1:
+        result = dense(device, own_channels(result, out.shape, where.groups, joined))
+    return reshaped(result, out.shape)
 
 
 # ---- products ----------------------------------------------------------------------------------------------------

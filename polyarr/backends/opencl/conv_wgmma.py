@@ -38,6 +38,7 @@ from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float32
 
 PLACES = 64  # of a box at most
+NO_GROUP = 2**30  # results of a group, where there is one
 LEAST_FILLED = 0.5  # of the places of boxes, that must be there
 Pair = tuple[int, int]  # along height and width
 Entry = tuple[int, int, int, int]
@@ -54,7 +55,7 @@ class Layer(NamedTuple):
     """A product of windows: of each with filters, or (sums) of all of them with a gradient.
 
     images     how many
-    channels   of a window's elements
+    channels   of a window's elements, that a group sees
     outputs    of the filters, or of the gradient
     lengths    of the windows' images
     windows    how many along each axis; one is `stride` from the next
@@ -63,6 +64,8 @@ class Layer(NamedTuple):
     turned     whether filters are read along their other axis, as gradients of inputs do
     start      where the result begins, and how far apart neighbours of a row and rows are there: (start, row, place)
     target     elements of an image of the result
+    groups     of the images' channels, and of the outputs
+    joined     of how many groups each of these consists, whose filters are zeros beside their own channels
     """
 
     images: int
@@ -77,6 +80,18 @@ class Layer(NamedTuple):
     turned: bool = False
     start: tuple[int, int, int] = (0, 0, 0)
     target: int = 0
+    groups: int = 1
+    joined: int = 1
+
+    @property
+    def each(self) -> int:
+        """Outputs of a group."""
+        return self.outputs // self.groups
+
+    @property
+    def wide(self) -> int:
+        """Channels of the images."""
+        return self.groups * self.channels
 
 
 def places_of(lengths: Pair, stride: Pair) -> Pair:
@@ -126,13 +141,14 @@ def _takes(device: Device, dtype: np.dtype, layers: tuple[Layer, ...], epilogue:
         return False
     parts, operations, room = parts_of(dtype, epilogue), 0, 0
     for layer in layers:
-        if layer.channels % STEP or layer.outputs % (STEP if layer.sums else ALIGNMENT // 2):
+        outputs = {(True, True): ROWS, (False, False): ALIGNMENT // 2}.get((layer.sums, layer.groups > 1), STEP)
+        if layer.channels % STEP or layer.each % outputs:
             return False
         places = layer.images * prod(layer.windows)
         if places < LEAST_FILLED * PLACES * len(boxes_of(layer, box_of(layer))):
             return False
         operations += places * layer.channels * layer.outputs * len(layer.elements)
-        room = 4 * parts * layer.images * prod(layer.lengths) * layer.channels
+        room = 4 * parts * layer.images * prod(layer.lengths) * layer.wide
     least = LEAST_COPIED if parts == 1 else LEAST_DIVIDED[parts]
     if operations < least**3 or (parts > 1 and room > device.features.global_memory // MOST_ROOM):
         return False
@@ -157,6 +173,8 @@ def _plan(device: Device, dtype: np.dtype, layer: Layer, epilogue: Epilogue) -> 
     parts = parts_of(dtype, epilogue)
     p = _problem(layer)
     costs = PARTS_COSTS[parts]
+    if layer.groups > 1 and not layer.sums:  # a tile is of one group
+        costs = {tile: cost for tile, cost in costs.items() if layer.each % tile.COLUMNS == 0}
     choice = choose(p._replace(k=WALKS[parts] * p.k), device.features.compute_units, costs)
     macros = _macros(dtype, layer, choice, epilogue)
     check = partial(_check, device, dtype, macros, epilogue)
@@ -205,7 +223,7 @@ def _launch(device: Device, dtype: np.dtype, layer: Layer, choice: Choice, macro
 
 def _fours(layer: Layer) -> tuple[Pair, Pair]:
     """Of both operands, how many numbers by four there are, and between the parts of one."""
-    images = layer.images * prod(layer.lengths) * layer.channels // 4, layer.channels // 4
+    images = layer.images * prod(layer.lengths) * layer.wide // 4, layer.wide // 4
     if layer.sums:
         return (layer.images * prod(layer.windows) * layer.outputs // 4, layer.outputs // 4), images
     filters = layer.channels * layer.filters * layer.outputs // 4
@@ -230,14 +248,14 @@ def _entries(layer: Layer, box: tuple[int, int, int], parts: int) -> tuple[list[
 def _place(layer: Layer, element: Element, parts: int, channel: int) -> Entry:
     """Where 64 channels of an element are, in the map of the images."""
     (height, row), (width, column) = (divmod(a, s) for a, s in zip(element.apart, layer.stride, strict=True))
-    return column * parts * layer.channels + channel, width, row, height
+    return column * parts * layer.wide + channel, width, row, height
 
 
 def _maps(
     stored: np.dtype, dtype: np.dtype, layer: Layer, box: tuple[int, int, int], tile: Tile, parts: int
 ) -> list[np.ndarray]:
     own = (STEP, box[1], 1, box[0], box[2])
-    images = _image_map(stored, layer.images, layer.lengths, layer.channels, layer.stride, parts, own)
+    images = _image_map(stored, layer.images, layer.lengths, layer.wide, layer.stride, parts, own)
     if layer.sums:
         x = _image_map(stored, layer.images, layer.windows, layer.outputs, (1, 1), parts, own)
         n = len(layer.elements) * layer.channels
@@ -246,8 +264,8 @@ def _maps(
         return [x, images, out, out]
     size, n = stored.itemsize, layer.outputs
     if layer.turned:  # filters (channels, elements, outputs)
-        lengths = n, layer.channels, layer.filters, parts
-        steps, rows = (size * layer.filters * n, size * n, size * prod(lengths[:3])), STEP
+        lengths = layer.each, layer.wide, layer.filters, parts
+        steps, rows = (size * layer.filters * layer.each, size * layer.each, size * prod(lengths[:3])), STEP
     else:  # filters (outputs, elements, channels)
         deep = layer.filters * layer.channels
         lengths, rows = (deep, n, 1, parts), tile.COLUMNS
@@ -276,18 +294,20 @@ def _structure(layer: Layer, box: tuple[int, int, int], first: int, parts: int) 
     start, row, place = layer.start
     if layer.sums:
         y_step = (parts * n, 0, 0, 0)
-        apart = n, c
+        apart = n, layer.wide
     elif layer.turned:
-        y_step = 1, layer.filters * n, n, c * layer.filters * n
-        apart = c, 0
+        y_step = 1, layer.filters * layer.each, layer.each, layer.wide * layer.filters * layer.each
+        apart = layer.wide, 0
     else:
         y_step = layer.filters * c, 1, 0, n * layer.filters * c
-        apart = c, 0
+        apart = layer.wide, 0
     longs = (start, place, row, layer.target, *y_step)
     high, wide = places_of(layer.lengths, layer.stride)
+    one, joined = layer.groups * layer.joined == 1, layer.joined
+    groups = (NO_GROUP, c, NO_GROUP, c) if one else (layer.each, c, layer.each // joined, c // joined)
     ints = (
-        first, first if layer.sums else 0, 128 * prod(box), *apart, box[1], box[0], box[2],
-        layer.windows[1], layer.windows[0], layer.images, layer.stride[1] * parts * c, wide, high, layer.stride[0], 0,
+        first, first if layer.sums else 0, 128 * prod(box), *apart, box[1], box[0], box[2], layer.windows[1],
+        layer.windows[0], layer.images, layer.stride[1] * parts * layer.wide, wide, high, layer.stride[0], *groups, 0,
     )  # fmt: skip
     return np.array(longs, np.int64).tobytes() + np.array(ints, np.int32).tobytes()
 

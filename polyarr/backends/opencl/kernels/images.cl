@@ -12,22 +12,27 @@
 // places   IMAGES 1: for each box its width, height and image; from `deep` on two for each step: where its channels and
 //          element lie from there (channel, width, row, height), and where its rows of y begin (row, matrix)
 //          IMAGES 2: for each 64 columns the channel, width, row and height; from `deep` on each box, as above
+//
+// Groups   every `group` columns of the result (IMAGES 1), or rows (IMAGES 2), which are whole tiles, begin `group_channels`
+//          further among the channels of the images
 #ifndef IMAGES
 #error "images.cl needs IMAGES"
 #endif
 #if IMAGES
 
 // out_start: where out begins. x_apart, y_apart: channels, or matrices of y, from part to part. box: the lengths of a box,
-// images last; count: those of all boxes together. The rest is for multiply_numbers: the lengths of x's (IMAGES 1) or
-// y's map, all but the row's; the steps of out.
+// images last; count: those of all boxes together. group, group_channels: see above; of these, own and own_channels belong to
+// one group, and what is beside them is multiplied by zeros. The rest is for multiply_numbers: the lengths of x's (IMAGES 1)
+// or y's map, all but the row's; the steps of out.
 typedef struct {
     long out_start, out_step[3], y_step[4];
-    int deep, columns, box_bytes, x_apart, y_apart, box[3], count[3], channels, lengths[2], rows, spare;
+    int deep, columns, box_bytes, x_apart, y_apart, box[3], count[3], channels, lengths[2], rows;
+    int group, group_channels, own, own_channels, spare;
 } Images;
 
 typedef struct {
     int4 box[IMAGES == 1 ? 2 : COLUMNS / 64];
-    int row, column;
+    int row, column, first;
 } Boxes;
 
 typedef struct {
@@ -51,7 +56,9 @@ INLINE void image_store(__global const ulong *map, int channel, int4 place, uint
 INLINE void boxes_find(Boxes *boxes, const Images *images, __global const int4 *places, int row, int column) {
     boxes->row = row;
     boxes->column = column;
+    boxes->first = (IMAGES == 1 ? column : row) / images->group * images->group_channels;
 #if IMAGES == 1
+    if (!Y_ALONG_K) boxes->column = column % images->group;
     UNROLL for (int i = 0; i < 2; i++) boxes->box[i] = places[row / 64 + i];
 #else
     UNROLL for (int i = 0; i < COLUMNS / 64; i++) boxes->box[i] = places[MIN(column / 64 + i, images->columns - 1)];
@@ -71,21 +78,22 @@ INLINE void boxes_load(uint x_at, uint y_at, __global const ulong *maps, const I
 #if IMAGES == 1
     UNROLL for (int i = 0; i < 2; i++) {
         const int4 box = boxes->box[i];
-        image_load(x_at + i * 8192, maps, there.x + x_part * images->x_apart, box.x + there.y, there.z, box.y + there.w,
+        image_load(x_at + i * 8192, maps, there.x + boxes->first + x_part * images->x_apart, box.x + there.y, there.z, box.y + there.w,
                    box.z, full);
     }
 #if Y_ALONG_K
     box_load(y_at, maps + 16, step.other.x, boxes->column, 0, y_part, full);
 #else
     UNROLL for (int i = 0; i < COLUMNS / 64; i++)
-        box_load(y_at + i * 8192, maps + 16, boxes->column + i * 64, step.other.x, step.other.y, y_part, full);
+        box_load(y_at + i * 8192, maps + 16, boxes->column + i * 64, step.other.x + boxes->first, step.other.y, y_part,
+                 full);
 #endif
 #else
     UNROLL for (int i = 0; i < 2; i++)
         image_load(x_at + i * 8192, maps, boxes->row + i * 64 + x_part * images->x_apart, there.x, 0, there.y, there.z, full);
     UNROLL for (int i = 0; i < COLUMNS / 64; i++) {
         const int4 box = boxes->box[i];
-        image_load(y_at + i * 8192, maps + 16, box.x + y_part * images->y_apart, there.x + box.y, box.z, there.y + box.w,
+        image_load(y_at + i * 8192, maps + 16, box.x + boxes->first + y_part * images->y_apart, there.x + box.y, box.z, there.y + box.w,
                    there.z, full);
     }
 #endif
@@ -122,17 +130,22 @@ INLINE void multiply_numbers(const Images *images, __global const int4 *places, 
     if (SAVE) saved += images->out_start;
     for (long item = get_global_id(0); item < m * n; item += get_global_size(0)) {
         const long column = item % n, row = item / n;
+        const int in_result = IMAGES == 1 ? column : row, first = in_result / images->group * images->group_channels;
         float v = 0;
         int at[3];
 #if IMAGES == 1
         if (!place_in(images, places[row / 64], row % 64, at)) continue;
+        const int own = in_result % images->group / images->own * images->own_channels;
         for (int i = 0; i < k / 64; i++) {
             const Step step = step_of(images, places, i);
             float sum = 0;
             for (int j = 0; j < 64; j++) {
-                const float left = image_at(images, x, images->x_apart, step.there.x + j, at[0] + step.there.y,
+                const int channel = step.other.x % images->group_channels + j;
+                if (channel < own || channel >= own + images->own_channels) continue;
+                const float left = image_at(images, x, images->x_apart, step.there.x + first + j, at[0] + step.there.y,
                                             step.there.z, at[1] + step.there.w, at[2]);
-                const long from = column * images->y_step[0] + (step.other.x + j) * images->y_step[1] +
+                const long of_column = Y_ALONG_K ? column : column % images->group, of_channel = Y_ALONG_K ? 0 : first;
+                const long from = of_column * images->y_step[0] + (step.other.x + of_channel + j) * images->y_step[1] +
                                   step.other.y * images->y_step[2];
                 sum = fma(left, whole_of(y + from, images->y_step[3]), sum);
             }
@@ -147,7 +160,7 @@ INLINE void multiply_numbers(const Images *images, __global const int4 *places, 
             for (int j = 0; j < 64; j++) {
                 if (!place_in(images, step.there, j, at)) continue;
                 const long line = ((long)at[2] * images->count[1] + at[1]) * images->count[0] + at[0];
-                const float right = image_at(images, y, images->y_apart, there.x + column % 64, at[0] + there.y, there.z,
+                const float right = image_at(images, y, images->y_apart, there.x + first + column % 64, at[0] + there.y, there.z,
                                              at[1] + there.w, at[2]);
                 sum = fma(whole_of(x + line * images->y_step[0] + row, images->x_apart), right, sum);
             }
