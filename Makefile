@@ -72,11 +72,11 @@ $(INTEL)/ready: pyproject.toml
 	ls $(CURDIR)/$(INTEL)/lib/libintelocl.so > $(INTEL)/opencl/intel.icd
 	touch $@
 
-# Language models beside those of transformers, and the encoder, ResNets
-# and convolutions beside PyTorch's: that takes an environment of its own.
+# Language models beside those of transformers, and the encoder, ResNets, convolutions
+# and all other ops beside PyTorch's: that takes an environment of its own.
 test-transformers: $(BESIDE)/ready
 	$(BESIDE)/bin/pytest -q -n $(JOBS) --dist worksteal tests/test_transformers.py tests/test_encoder.py \
-		tests/test_image_models.py tests/test_convolutions_beside_torch.py
+		tests/test_image_models.py tests/test_convolutions_beside_torch.py tests/test_ops_beside_torch.py
 
 $(BESIDE)/ready: pyproject.toml
 	$(PYTHON) -m venv $(BESIDE)

@@ -1,8 +1,8 @@
-"""Convolutions, pools and resizing beside PyTorch's: every sample of its own tests, values and gradients in float64.
+"""Convolutions, pools and resizing beside PyTorch's: every sample of its own tests, values and gradients.
 
-Runs where torch and expecttest are installed: in `make test-transformers`, and in `make test`, too. Some minutes on
-OpenCL, for each form is compiled. What polyarr does not have (indices of maxima, unpooling, "bicubic",
-"nearest-exact") is not compared.
+In float64, and in float32 beside PyTorch's float64. Runs where torch and expecttest are installed: in
+`make test-transformers`, and in `make test`, too. Some minutes on OpenCL, for each form is compiled. What polyarr does
+not have (indices of maxima, unpooling, "bicubic", "nearest-exact") is not compared.
 """
 
 import math
@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import polyarr as pa
+from tests.beside_pytorch import WITHIN, compare, infos, torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("expecttest")  # which torch.testing needs, and torch does not bring
 pytestmark = pytest.mark.filterwarnings("ignore")
 FIRST = {"layout": "channels_first"}
 SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
@@ -91,61 +90,25 @@ OURS = {
     "nn.functional.upsample_nearest": upsample("nearest"),
     "nn.functional.upsample_bilinear": upsample("bilinear", align_corners=True),
 }
-VARIANTS = ("", "nearest", "linear", "bilinear", "trilinear", "area")
+VARIANTS = ("nearest", "linear", "bilinear", "trilinear", "area")
+NAMES = [n for n in OURS if n != "nn.functional.interpolate"] + [f"nn.functional.interpolate.{v}" for v in VARIANTS]
 
 
-def infos():
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return [info for info in op_db if info.name in OURS and info.variant_test_name in VARIANTS]
-
-
-def tensors(sample):
-    """Where in a sample's arguments the tensors are that may have gradients."""
-    given = [sample.input, *sample.args, *sample.kwargs.values()]
-    return [a for a in given if isinstance(a, torch.Tensor)]
+def first(value):
+    """A pool's largest elements, without their places."""
+    return value[0] if isinstance(value, tuple) else value
 
 
-def ours(function, sample, arrays):
-    """What polyarr gives for a sample, with these arrays in the place of its tensors."""
-    left = iter(arrays)
-    taken = [next(left) if isinstance(a, torch.Tensor) else a for a in (sample.input, *sample.args)]
-    named = {n: next(left) if isinstance(a, torch.Tensor) else a for n, a in sample.kwargs.items()}
-    return function(*taken, **named)
-
-
-def check(info, function, sample, rng):
-    """The value, its gradient and the gradient of that are PyTorch's."""
-    inputs = [a.detach().clone().requires_grad_() for a in tensors(sample)]
-    value = ours(lambda *a, **p: info.op(*a, **p), sample, inputs)
-    value = value[0] if isinstance(value, tuple) else value
-    g = torch.from_numpy(np.asarray(rng.standard_normal(value.shape)))
-    theirs = torch.autograd.grad((value * g).sum(), inputs, create_graph=True)
-    turns = [torch.from_numpy(np.asarray(rng.standard_normal(a.shape))) for a in inputs]
-    turned = sum((t.cos() * v).sum() for t, v in zip(theirs, turns, strict=True)) + sum(a.sum() for a in inputs) * 0
-    second = torch.autograd.grad(turned, inputs)
-
-    arrays = [pa.asarray(a.detach().numpy()) for a in inputs]
-    every = tuple(range(len(arrays)))
-    g_, turns_ = pa.asarray(g.numpy()), [pa.asarray(t.numpy()) for t in turns]
-    loss = lambda *a: pa.sum(ours(function, sample, a) * g_)
-    first = pa.grad(loss, argnums=every)
-    found = first(*arrays)
-    dot = lambda *a: sum(pa.sum(pa.cos(t) * v) for t, v in zip(first(*a), turns_, strict=True))
-    pairs = [(ours(function, sample, arrays), value), *zip(found, theirs, strict=True)]
-    pairs += zip(pa.grad(dot, argnums=every)(*arrays), second, strict=True)
-    for mine, other in pairs:
-        np.testing.assert_allclose(mine.numpy(), other.detach().numpy(), rtol=1e-10, atol=1e-10, err_msg=str(sample))
-
-
-@pytest.mark.parametrize("info", infos(), ids=lambda i: f"{i.name.split('.')[-1]}-{i.variant_test_name}")
-def test_every_sample_of_pytorch(backend, info):
-    if pa.float64 not in backend.dtypes:
-        pytest.skip("no float64")
-    axes = next((n for name, n in SPATIAL.items() if info.name.endswith(name)), None)
+@pytest.mark.parametrize("dtype", WITHIN)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_of_pytorch(backend, name, dtype):
+    if dtype not in [d.name for d in backend.dtypes]:
+        pytest.skip(f"no {dtype}")
+    (info,) = (info for info in infos() if f"{info.name}.{info.variant_test_name}".rstrip(".") == name)
+    axes = next((n for end, n in SPATIAL.items() if info.name.endswith(end)), None)
     rng, function = np.random.default_rng(1), OURS[info.name](axes)
     samples = list(info.sample_inputs("cpu", torch.float64, requires_grad=True))
     for sample in samples:
-        check(info, function, sample, rng)
+        compare(lambda *a, **p: first(info.op(*a, **p)), function, sample, rng, dtype)
     COUNTS[backend.name] += len(samples)
-    print(f"{info.formatted_name} on {backend.name}: {len(samples)} samples agree; {COUNTS[backend.name]} so far")
+    print(f"{name} in {dtype} on {backend.name}: {len(samples)} samples agree; {COUNTS[backend.name]} so far")
