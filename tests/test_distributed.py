@@ -88,6 +88,7 @@ def test_bfloat16_on_the_wire(said: dict[str, list]) -> None:
 def test_opencl_sums_through_memory_that_all_ranks_see(said: dict[str, list]) -> None:
     found = alike(said["windows"])
     assert found["name"] == "memory that all ranks see" and found["same"]
+    assert found["late"] == [(len(said["windows"]) - 1) / 2] * 3
 
 
 def test_shared_memory_goes_with_who_shares_it(said: dict[str, list]) -> None:

@@ -70,10 +70,27 @@ def test_results_are_kept_while_the_bucket_is_used_again(backend: Backend) -> No
     assert (backend.download(first) == 2).all() and not backend.download(second).any()
 
 
+def test_a_sum_is_put_off_until_something_else_is_enqueued(backend: Backend) -> None:
+    """So whoever runs a captured function prepares it meanwhile; or until somebody has it done."""
+    reduce, met = reduce_of(backend, 2, 1 << 16, pa.float32)
+    kept, further = [], pa.compile(lambda a: a + 1)
+    for n in range(1, 4):
+        met.clear()
+        (found,) = reduce([pa.full((7,), float(n)).buf], pa.float32, "sum")
+        assert not met
+        if n == 2:
+            backend.together.settle()
+            assert met
+        kept.append(further(pa.Array(backend, found, pa.Spec((7,), pa.float32))))
+        assert met
+    assert [float(pa.max(a)) for a in kept] == [3, 5, 7] == [float(pa.min(a)) for a in kept]
+
+
 def test_faults_are_reported(backend: Backend) -> None:
     reduce, met = reduce_of(backend, 2, 1 << 16, pa.float32)
+    reduce([pa.take(pa.ones(5), pa.asarray([5])).buf], pa.float32, "sum")
     with pytest.raises(IndexError, match="index 5 is out of range"):
-        reduce([pa.take(pa.ones(5), pa.asarray([5])).buf], pa.float32, "sum")
+        backend.together.settle()
     often = len(met)
     assert (backend.download(reduce([pa.ones(1).buf], pa.float32, "sum")[0]) == 2).all()
     assert len(met) == 2 * often  # the others were not left waiting

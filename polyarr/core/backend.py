@@ -126,10 +126,13 @@ class Together(NamedTuple):
     windows  how it is done through memory that all processes of a host see: from the ranks' pieces of it, as bytes, the
              own rank, and what waits until all ranks have called it -> a function as Meeting.join gives one, for any
              floats. None: there is no such way
+    settle   has what was to be reduced reduced by now, as far as that takes the others: it may be put off until
+             something else is enqueued
     """
 
     meeting: Callable[[], Meeting] | None = None
     windows: Callable[[Sequence[np.ndarray], int, Callable[[], Any]], Reduce] | None = None
+    settle: Callable[[], None] = lambda: None
 
 
 class Backend(NamedTuple):

@@ -55,6 +55,7 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
     share  bytes -> the windows of all ranks; None if not all are on one host
     """
     together = backend.together or Together()
+    link.settle = together.settle
     meeting, offer = _offer(together)
     offers = [json.loads(text) for text in link.texts(json.dumps(offer))]
     if any("why" in offer or "library" in offer for offer in offers):

@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -28,6 +28,7 @@ class Link:
     came      how often this rank came to where all meet: who is behind the others is looked for
     state     RUNNING, ALONE or ENDED, for those who look
     told      called before all ranks are ended for a reason that was told
+    settle    called before all meet: what devices have yet to do with the others' comes first, on all ranks
     """
 
     RUNNING, ALONE, ENDED = range(3)
@@ -37,7 +38,8 @@ class Link:
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         self.came, self.state = 0, self.RUNNING
         self.is_watched = False
-        self.told = lambda: None
+        self.told: Callable[[], None] = lambda: None
+        self.settle = self.told
 
     # ---- meeting ---------------------------------------------------------------------------------------------
 
@@ -71,6 +73,7 @@ class Link:
         """The lines of all ranks, in their order; they are of one length."""
         if self.comm is None:
             return [line]
+        self.settle()
         lines = bytearray(len(line) * self.size)
         self.wait(self.comm.Iallgather(bytearray(line), lines), SOON)
         return [bytes(lines[i * len(line) : (i + 1) * len(line)]) for i in range(self.size)]
@@ -84,6 +87,7 @@ class Link:
 
     def spread(self, memory: np.ndarray, root: int) -> None:
         """Have all ranks hold the bytes that root holds."""
+        self.settle()
         self.wait(self.comm.Ibcast(memory, root))
 
     # ---- ending ----------------------------------------------------------------------------------------------

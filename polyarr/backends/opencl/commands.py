@@ -39,12 +39,27 @@ class Commands:
 
         So a caller gets the results at once, and prepares what is next to be enqueued meanwhile.
         """
-        if self.awaited is not None:
+        if self.awaited is None:
+            return
+        with self.lock:
             awaited, self.awaited, recording, self.recording = self.awaited, None, self.recording, None
             try:
-                awaited()
+                if awaited is not None:
+                    awaited()
             finally:
                 self.recording = recording
+
+    def put_off(self, do: Callable[[], None]) -> None:
+        """Have something done before anything else is enqueued, after what was put off before."""
+        before = self.awaited
+
+        def both() -> None:
+            try:
+                before()
+            finally:  # others may wait for it
+                do()
+
+        self.awaited = both if before else do
 
     def finish(self) -> None:
         """Wait until everything that was enqueued has finished."""

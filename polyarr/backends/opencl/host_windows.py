@@ -85,19 +85,25 @@ class Windows:
         device = self._device
         device.faults.follow(bufs)
         with device.lock:
-            own = [self._converted(reshaped(dense(device, b), (b.size,)), wire) for b in reversed(bufs)]
-            others = [self._buckets.laid(own, wire) for _ in self._windows[1:]]
-            shares = [*self._shares(own, others[0], self._marks(own, max(laid.bucket.since for laid in others)))]
-            found, copies = self._buckets.results(others[0], [*reversed(bufs)])
-            device.commands.queue.flush()  # what others wait for must be on its way
-            try:
-                self._exchange(shares, own, others, reduction)
-            except BaseException:
-                for queue in (self._out, self._in):
-                    queue.finish()  # they read and write what nobody may hold any more
-                raise
-            for target, source in copies:
-                self._buckets.copy(target, source)
+            backwards = bufs[::-1]
+            others = [self._buckets.laid(backwards, wire) for _ in self._windows[1:]]
+            found, copies = self._buckets.results(others[0], backwards)
+
+            def finish() -> None:
+                own = [self._converted(reshaped(dense(device, b), (b.size,)), wire) for b in backwards]
+                marks = self._marks(own, max(laid.bucket.since for laid in others))
+                device.commands.queue.flush()  # what others wait for must be on its way
+                try:
+                    self._exchange([*self._shares(own, others[0], marks)], own, others, reduction)
+                except BaseException:
+                    for queue in (self._out, self._in):
+                        queue.finish()  # they read and write what nobody may hold any more
+                    raise
+                for target, source in copies:
+                    self._buckets.copy(target, source)
+
+            device.commands.queue.flush()
+            device.commands.put_off(finish)
         return found[::-1]
 
     def _converted(self, buf: Buffer, wire: np.dtype) -> Buffer:

@@ -18,7 +18,8 @@ from polyarr.core.spec import float16, float32
 
 def together_of(device: Device) -> Together:
     """How a device reduces buffers together with others."""
-    return Together(partial(_prepared, device) if device.features.nvidia else None, partial(through_windows, device))
+    meeting = partial(_prepared, device) if device.features.nvidia else None
+    return Together(meeting, partial(through_windows, device), device.commands.settle)
 
 
 def _prepared(device: Device) -> Meeting:
@@ -49,17 +50,18 @@ def _reduce(
     device.faults.follow(bufs)
     with device.lock:
         laid = buckets.laid(bufs, wire)
-        buckets.put(laid, bufs)
         found, copies = buckets.results(laid, bufs)
 
         def finish() -> None:
-            communicator.wait()
+            try:
+                buckets.put(laid, bufs)
+                device.synchronize()
+            finally:  # what is wrong here is no reason to leave the others waiting
+                communicator.all_reduce(laid.bucket.spans, wire, reduction)
+                communicator.wait()
             for target, source in copies:
                 buckets.copy(target, source)
 
-        try:
-            device.synchronize()
-        finally:  # what is wrong here is no reason to leave the others waiting
-            communicator.all_reduce(laid.bucket.spans, wire, reduction)
-            device.commands.awaited = finish
+        device.commands.queue.flush()
+        device.commands.put_off(finish)
     return found
