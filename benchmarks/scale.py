@@ -66,16 +66,16 @@ class Together:
     """A rank's step: a captured gradient, the mean over ranks, a captured update."""
 
     def __init__(self, recipe, model, world, wire):
-        self.model, self.world, self.wire = model, world, wire
+        self.model, self.world = model, world
         optimizer = recipe.optimizer()
         self.state = optimizer.init(self.model)
-        self.gradients = pa.compile(lambda model, windows: gradients(recipe, model, [windows]))
+        self.gradients = pa.compile(lambda model, windows: gradients(recipe, model, [windows], wire=wire))
         self.update = pa.compile(optimizer.update, donate=("state", "model"))
         self.parts = {"gradient": [], "mean": [], "update": []}
 
     def __call__(self, windows):
         loss, grads = self.gradients(self.model, pa.asarray(windows))
-        loss, grads = self.world.mean((loss, grads), wire=self.wire)
+        loss, grads = self.world.mean((loss, grads))
         self.model, self.state = self.update(grads, self.state, self.model)
         return float(loss)
 
@@ -84,7 +84,7 @@ class Together:
         times = [time.perf_counter()]
         loss, grads = self.gradients(self.model, pa.asarray(windows))
         self._waited(times)
-        loss, grads = self.world.mean((loss, grads), wire=self.wire)
+        loss, grads = self.world.mean((loss, grads))
         self._waited(times)
         self.model, self.state = self.update(grads, self.state, self.model)
         self._waited(times)

@@ -23,7 +23,7 @@ from polyarr.training import (
 from polyarr.training.data import evaluation_windows, shuffled_windows
 from polyarr.training.reporting import reporting
 from polyarr.training.run import perplexity
-from polyarr.training.steps import step_of
+from polyarr.training.steps import gradients, step_of
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 30
 RECIPE = Recipe(
@@ -148,6 +148,21 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
     assert same(resumed.model, whole.model) and same(*states)
     assert {p.dtype for p in pa.tree.leaves(resumed.model)} == {pa.float32}
     assert [row["step"] for row in resumed.history] == [10, 20] and resumed.curve[-1] == whole.curve[-1]
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [("float32", 1), ("bfloat16", 1), ("bfloat16", 2), ("float16", 1)])
+def test_gradients_leave_in_the_dtype_of_the_wire(dtype, parts):
+    """As they would be if they were rounded then; one batch's in bfloat16 are not rounded at all."""
+    recipe = RECIPE.changed(dtype=dtype, accumulation=parts)
+    run = new_run(TEXT, recipe, seed=1)
+    batches = [pa.asarray(part) for part in run.windows(0)]
+    pa.random.seed(3)
+    loss, wide = gradients(recipe, run.model, batches)
+    pa.random.seed(3)
+    loss_too, narrow = gradients(recipe, run.model, batches, wire="bfloat16")
+    assert len(batches) == parts and same(loss, loss_too) and same(narrow, wide.astype("bfloat16"))
+    assert {g.dtype for g in pa.tree.leaves(narrow)} == {pa.bfloat16}
+    assert same(narrow.astype("float32"), wide) == (dtype == "bfloat16" and parts == 1)
 
 
 def test_a_run_computes_as_its_recipe_says(tmp_path, monkeypatch):

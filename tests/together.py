@@ -25,6 +25,7 @@ CASES = {
     "captured": ("opencl", {}, True),
     "parts": ("numpy", {"accumulation": 6, "batch_size": 2, "steps": 3}, False),
     "float16": ("numpy", {"dtype": "float16", "steps": 3}, False),
+    "wire": ("opencl", {}, True),  # gradients travel in bfloat16
     "by the clock": ("numpy", {"eval_every": None, "eval_minutes": 1e-9, "steps": 3, "patience": 9}, True),
     "stale": ("numpy", {"eval_every": 1, "patience": 1, "lr": 1.0, "schedule": "constant"}, False),
 }
@@ -36,6 +37,7 @@ def outcome(name, folder, world=ALONE):
     with pa.use_backend(backend), mock.patch.multiple(loop, READ_EVERY=1, save_curves=lambda *_: None):
         recipe = dataclasses.replace(RECIPE, **{"decay_steps": None, **changes})
         run = new_run(TEXT, recipe, 1, world=world)
+        run.wire = "bfloat16" if name == "wire" else None
         folder.mkdir()
         train(run, folder, compiled=compiled, quiet=True)
         leaves = b"".join(leaf.numpy().tobytes() for leaf in pa.tree.leaves(run.model))

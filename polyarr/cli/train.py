@@ -103,6 +103,7 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--compile/--no-compile", "compiled", default=True, help="Capture a step once and replay it.  [default: compile]"
 )
+@click.option("--wire", type=click.Choice(["bfloat16"]), help="Send gradients to other ranks in half the bytes.")
 @click.option("--tensorboard", is_flag=True, help="Write event files for TensorBoard, too, into --out.")
 @click.option("--quiet", is_flag=True, help="Print errors and warnings only.")
 def command(
@@ -129,6 +130,7 @@ def command(
     overwrite: bool,
     profile: Path | None,
     compiled: bool,
+    wire: str | None,
     tensorboard: bool,
     quiet: bool,
 ) -> None:
@@ -154,6 +156,7 @@ def command(
             run = _new(data, tokens, backend, begun, 1337 if seed is None else seed, out, overwrite, world)
         else:
             run = _resumed(data, backend, out, checkpoint, changes, world)
+        run.wire = wire
     once(world, lambda: [_check_writable(folder) for folder in (out, profile and profile.parent) if folder])
     if not quiet:
         _introduce(run)
@@ -357,6 +360,7 @@ def _introduce(run: Run) -> None:
         click.echo(
             f"{run.world}; each has {parts * windows} of a step's windows{f', {windows} at a time' * (parts > 1)}; the "
             f"learning rate is that of one process, at most {recipe.lr:g}"
+            f"{f'; gradients travel in {run.wire}' if run.wire else ''}"
         )
     if (recipe.dtype, recipe.precision) != (COMPUTED[0], PRECISIONS[0]):
         click.echo(f"computed in {recipe.dtype}, products of float32 with precision {recipe.precision!r}")

@@ -68,7 +68,7 @@ def _go_back(run: Run, folder: Path) -> tuple[str | None, bool]:
 
 def _first(run: Run, done: int) -> str | None:
     """The first layer with nan or inf in the step after so many ones, or in the one before."""
-    step = step_of(run.recipe, run.world)
+    step = step_of(run.recipe, run.world, wire=run.wire)
     while run.step <= done:
         parts = [creation.asarray(part) for part in run.windows(run.step)]
         if run.step >= done - 1:

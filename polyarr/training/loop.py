@@ -112,10 +112,10 @@ def _train(
     run: Run, folder: Path, reports: Reports | Unheard, profiled: AbstractContextManager, compiled: bool
 ) -> None:
     recipe, world = run.recipe, run.world
-    plain, loss_in_all = step_of(recipe, world), summed_loss
+    plain, loss_in_all = step_of(recipe, world, wire=run.wire), summed_loss
     step = plain
     if compiled:
-        step, loss_in_all = step_of(recipe, world, compile), compile(loss_in_all)
+        step, loss_in_all = step_of(recipe, world, compile, run.wire), compile(loss_in_all)
     evaluating = _Due(recipe.eval_every, recipe.eval_minutes, world)
     saving = _Due(recipe.save_every, recipe.save_minutes, world)
     ahead = prefetched(run.windows, run.step)

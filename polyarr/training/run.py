@@ -44,6 +44,7 @@ class Run:
     is_drawn: bool = True  # whether its weights began as its seed draws them
     since: int = 0  # the step from which on the text was this one: losses on two texts do not compare
     world: World = ALONE  # the processes that train it together
+    wire: str | None = None  # the dtype in which they send each other gradients, if it is not the parameters'
     seconds: float = 0.0  # spent on steps, without evaluations
     stopped_by: int = 0  # the signal
 

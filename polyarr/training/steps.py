@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import creation, ops, tree
+from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
 from polyarr.distributed import World
@@ -25,19 +26,22 @@ def _as_it_is(function: Callable, **_: Any) -> Callable:
     return function
 
 
-def step_of(recipe: Recipe, world: World = ALONE, capture: Callable[..., Callable] = _as_it_is) -> Step:
+def step_of(
+    recipe: Recipe, world: World = ALONE, capture: Callable[..., Callable] = _as_it_is, wire: str | None = None
+) -> Step:
     """A step of the recipe's optimiser: (model, state, windows for each part) -> loss, model, state, norm.
 
     norm     that of all gradients together, before they are clipped; of float16's that overflow it is not finite
     world    the processes whose gradients are averaged
     capture  polyarr.compile, for a step that is captured: all of it or, where gradients leave the device for others',
              what is before that and what is after it
+    wire     the dtype in which gradients go to the other processes, "bfloat16"; None: that of the parameters
     """
     optimizer = recipe.optimizer()
 
     def graded(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel]:
         scale = loss_scale(state) if optimizer.loss_scale else None
-        loss, grads = gradients(recipe, model, batches, scale)
+        loss, grads = gradients(recipe, model, batches, scale, None if is_alone else wire)
         return loss if scale is None else loss / scale, grads
 
     def updated(model: LanguageModel, state: State, grads: LanguageModel) -> tuple[LanguageModel, State, Array]:
@@ -57,16 +61,23 @@ def step_of(recipe: Recipe, world: World = ALONE, capture: Callable[..., Callabl
 
 
 def gradients(
-    recipe: Recipe, model: LanguageModel, batches: list[Array], scale: Array | None = None
+    recipe: Recipe, model: LanguageModel, batches: list[Array], scale: Array | None = None, wire: str | None = None
 ) -> tuple[Array, LanguageModel]:
-    """The mean loss of batches and its gradient, as the recipe computes them; both times a scale."""
+    """The mean loss of batches and its gradient, as the recipe computes them; both times a scale.
 
-    def computed(model: LanguageModel, windows: Array) -> Array:
-        loss = loss_of(as_computed(recipe, model), windows)
+    wire  the dtype of the gradient, if it is not that of the parameters
+    """
+
+    def scaled(model: LanguageModel, windows: Array) -> Array:
+        loss = loss_of(model, windows)
         return loss if scale is None else loss * scale
 
     with use_matmul_precision(recipe.precision):
-        return accumulate(computed, model, [(windows,) for windows in batches])
+        if wire == recipe.dtype and len(batches) == 1:  # it need not become wide first
+            return value_and_grad(scaled)(as_computed(recipe, model), *batches)
+        batched = [(windows,) for windows in batches]
+        loss, grads = accumulate(lambda m, windows: scaled(as_computed(recipe, m), windows), model, batched)
+        return loss, grads if wire is None else grads.astype(wire)
 
 
 def as_computed(recipe: Recipe, model: LanguageModel) -> LanguageModel:
