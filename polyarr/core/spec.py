@@ -3,6 +3,7 @@
 import builtins
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -93,6 +94,7 @@ def told(value: Any) -> str:
     return written if written and "\n" not in written and len(written) < 60 else described(value)
 
 
+@cache  # NumPy takes longer to say it than all else that a Spec says
 def dtype_name(dtype: np.dtype | type) -> str:
     """The dtype's name as the standard spells it."""
     return dtype.__name__ if isinstance(dtype, type) else dtype.name
