@@ -19,7 +19,7 @@ DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", 
 ROOMS = [
     (
         r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(",
-        {"commands.py", "launches.py", "host_windows.py"},  # the last has a queue of its own beside the device's
+        {"commands.py", "launches.py", "windows.py"},  # the last has a queue of its own beside the device's
         "cl.enqueue_copy(queue, a, b)",
     ),
     (r"\bpool\.allocate\(", {"device.py"}, "memory = device.pool.allocate(64)"),

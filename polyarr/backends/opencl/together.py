@@ -9,7 +9,7 @@ import numpy as np
 from polyarr.backends.opencl.buckets import Buckets
 from polyarr.backends.opencl.cuda import Cuda, SharedPool
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.host_windows import through_windows
+from polyarr.backends.opencl.windows import through_windows
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
 from polyarr.core.backend import Meeting, Reduce, Together
