@@ -59,6 +59,7 @@ class Commands:
             finally:  # others may wait for it
                 do()
 
+        self.queue.flush()  # the device goes on meanwhile
         self.awaited = both if before else do
 
     def finish(self) -> None:

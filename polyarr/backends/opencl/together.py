@@ -3,23 +3,30 @@
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.buckets import Buckets
+from polyarr.backends.opencl.buckets import Buckets, Laid
 from polyarr.backends.opencl.cuda import Cuda, SharedPool
 from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.windows import through_windows
 from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.nccl import KINDS, Communicator, Nccl, load
+from polyarr.backends.opencl.windows import through_windows
 from polyarr.core.backend import Meeting, Reduce, Together
 from polyarr.core.spec import float16, float32
 
 
 def together_of(device: Device) -> Together:
     """How a device reduces buffers together with others."""
-    meeting = partial(_prepared, device) if device.features.nvidia else None
-    return Together(meeting, partial(through_windows, device), device.commands.settle)
+    windows, settle = partial(through_windows, device), device.commands.settle
+    if not device.features.nvidia:
+        return Together(windows=windows, settle=settle)
+    return Together(partial(_prepared, device), windows, settle)
+
+
+def _cuda_of(device: Device) -> Cuda:
+    return device.pool.cuda if type(device.pool) is SharedPool else Cuda(device.context)
 
 
 def _prepared(device: Device) -> Meeting:
@@ -27,7 +34,7 @@ def _prepared(device: Device) -> Meeting:
 
     Errors:  BackendError if that is not here
     """
-    nccl, cuda = Nccl(load()), device.pool.cuda if type(device.pool) is SharedPool else Cuda(device.context)
+    nccl, cuda = Nccl(load()), _cuda_of(device)
     join = partial(_join, device, nccl, cuda)
     return Meeting(cuda.place, f"NCCL {nccl.version}", frozenset(KINDS), nccl.ticket, join)
 
@@ -36,32 +43,51 @@ def _join(device: Device, nccl: Nccl, cuda: Cuda, ticket: bytes, rank: int, size
     communicator = Communicator(nccl, cuda, ticket, rank, size)
     buckets = Buckets(device, cuda.allocate)
     weakref.finalize(buckets, communicator.end)  # when nobody reduces any more, or the process ends
-    return partial(_reduce, device, buckets, communicator)
+    return Reduction(device, buckets, communicator).reduce
 
 
-def _reduce(
-    device: Device, buckets: Buckets, communicator: Communicator, bufs: Sequence[Buffer], wire: np.dtype, reduction: str
-) -> list[Buffer]:
-    """Reduce buffers in a bucket, of the dtype that travels."""
-    if not any(b.size for b in bufs):
-        return list(bufs)
-    if wire == float16:
-        wire = float32  # NCCL computes in what travels: sums overflow there, and small means lose bits
-    device.faults.follow(bufs)
-    with device.lock:
-        laid = buckets.laid(bufs, wire)
-        found, copies = buckets.results(laid, bufs)
+class Asked(NamedTuple):
+    """What is to be reduced, in a bucket, and what is to be copied from there then."""
 
-        def finish() -> None:
-            try:
-                buckets.put(laid, bufs)
-                device.synchronize()
-            finally:  # what is wrong here is no reason to leave the others waiting
-                communicator.all_reduce(laid.bucket.spans, wire, reduction)
-                communicator.wait()
-            for target, source in copies:
-                buckets.copy(target, source)
+    bufs: Sequence[Buffer]
+    laid: Laid
+    wire: np.dtype
+    reduction: str
+    copies: list[tuple[Buffer, Buffer]]
 
-        device.commands.queue.flush()
-        device.commands.put_off(finish)
-    return found
+
+class Reduction:
+    """Reduces buffers by NCCL, all at once that were asked for since something was enqueued last."""
+
+    def __init__(self, device: Device, buckets: Buckets, communicator: Communicator) -> None:
+        self._device, self._buckets, self._communicator = device, buckets, communicator
+        self._asked: list[Asked] = []
+
+    def reduce(self, bufs: Sequence[Buffer], wire: np.dtype, reduction: str) -> list[Buffer]:
+        """Reduce buffers in a bucket, of the dtype that travels."""
+        if not any(b.size for b in bufs):
+            return list(bufs)
+        if wire == float16:
+            wire = float32  # NCCL computes in what travels: sums overflow there, and small means lose bits
+        self._device.faults.follow(bufs)
+        with self._device.lock:
+            laid = self._buckets.laid(bufs, wire)
+            found, copies = self._buckets.results(laid, bufs)
+            self._asked.append(Asked(bufs, laid, wire, reduction, copies))
+            if len(self._asked) == 1:
+                self._device.commands.put_off(self._finish)
+        return found
+
+    def _finish(self) -> None:
+        asked, self._asked = self._asked, []
+        try:
+            for each in asked:
+                self._buckets.put(each.laid, each.bufs)
+            self._device.synchronize()
+        finally:  # what is wrong here is no reason to leave the others waiting
+            for each in asked:
+                self._communicator.all_reduce(each.laid.bucket.spans, each.wire, each.reduction)
+            self._communicator.wait()
+        for each in asked:
+            for target, source in each.copies:
+                self._buckets.copy(target, source)

@@ -102,7 +102,6 @@ class Windows:
                 for target, source in copies:
                     self._buckets.copy(target, source)
 
-            device.commands.queue.flush()
             device.commands.put_off(finish)
         return found[::-1]
 
