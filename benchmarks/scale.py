@@ -282,7 +282,7 @@ def print_forecast(options, one, many):
         times = {int(n) // 4 * each: t for n, t in many["means"][name.partition(", ")[2]].items()}
         wire = cost.fitted(times, options.ranks)
         work = cost.Work(parts["gradient"], parts["update"], each * many["parameters"])
-        step = cost.overlapped if name.endswith("all ranks see") and not options.wire else cost.by_ring
+        step = cost.overlapped if name.endswith("all ranks see") else cost.by_ring
         expected = step(options.ranks, work, wire)
         measured = next(seconds(many, key) for key in many["steps"] if key.startswith(f"{name}/"))
         split = ", ".join(f"{part} {1e3 * t:.1f}" for part, t in parts.items())
