@@ -1,6 +1,7 @@
 """What each of several ranks does, started with mpiexec; tests/test_distributed.py judges what they print.
 
 mpiexec -n N python ranks.py right BACKEND   every check of this file; rank 0 prints a line of JSON for each
+mpiexec -n N python ranks.py unseen BACKEND  rank 0 prints a sum, the others end without having looked at it
 mpiexec -n N python ranks.py fault HOW       rank 1 does it while the others wait: see FAULTS
 """
 
@@ -333,6 +334,10 @@ def main() -> None:
         if world.rank == 1:
             FAULTS[rest[0]]()
         world.barrier()
+        return
+    if what == "unseen":
+        total = world.all_reduce(pa.full((4,), 1.0 + world.rank), "sum")
+        print(total.numpy().tolist() if world.rank == 0 else "not seen", flush=True)
         return
     for each in CHECKS:
         began = time.monotonic()

@@ -74,7 +74,6 @@ def _joined(backend: str | None, patience: float) -> World:
         share = partial(shared_by, mpi, local) if local.size == link.size else None
         transport = over_devices(link, get_backend(), HostTransport(link), share)
         _unname(local)
-        atexit.register(link.settle)  # others may wait for what this rank asked for last, and never looked at
     return World(link.rank, link.size, local.rank, device, link, transport, places)
 
 
