@@ -340,11 +340,14 @@ def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
         check_kind("attention", name, a, "floating")
         if a.ndim < 2:
             raise ShapeError(f"attention: {name} is {a}; it must have at least two axes")
+    listed = f"attention: q is {q}, k is {k}, v is {v}"
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        listed = f"q is {q}, k is {k}, v is {v}"
-        raise ShapeError(f"attention: {listed}; q and k must agree on the last axis, k and v on the one before")
-    if mask is not None:
+        raise ShapeError(f"{listed}; q and k must agree on the last axis, k and v on the one before")
+    try:
         lead = broadcast("attention", *(Spec_(a.shape[:-2], bool_) for a in (q, k, v)))
+    except ShapeError:
+        raise ShapeError(f"{listed}; the axes before the last two must broadcast") from None
+    if mask is not None:
         scores = Spec_((*lead, q.shape[-2], k.shape[-2]), bool_)
         fits = broadcast("attention", scores, Spec_(mask.shape, bool_)) == scores.shape
         if mask.is_number or mask.dtype not in (bool_, *FLOATS) or not fits:
