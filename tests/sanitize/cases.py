@@ -9,7 +9,7 @@ import numpy as np
 
 import polyarr
 from polyarr import ops
-from polyarr.backends.opencl import attention, batch_norm
+from polyarr.backends.opencl import attention, batch_norm, norm
 from polyarr.backends.opencl.attention_parts import divide, make_parts, walks
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
@@ -382,6 +382,14 @@ def products() -> Iterator[Case]:
 # ---- rows, losses, attention, optimisers -----------------------------------------------------------------------
 
 
+def norm_of_a_sum(*arrays: polyarr.Array) -> None:
+    """Forward, and backward with a gradient that is added."""
+    device, (x, y, weight) = polyarr.get_backend().upload.__self__, [a.buf for a in arrays]
+    total, (_, saved) = norm.layer_norm_of_sum(device, arrays[0].spec, x, y, weight, weight, eps=0.1)
+    wanted = True, True, True
+    norm.layer_norm_backward_and_sum(device, y, saved, total, weight, weight, x, wanted=wanted, eps=0.1)
+
+
 def rows(dtype: str) -> Iterator[Case]:
     for shape in ((5, 1), (3, 7), (3, 37), (9, 70), (1, 1100)) if dtype == "float32" else ((3, 7), (9, 70)):
         x = array(*shape, dtype=dtype)
@@ -396,6 +404,9 @@ def rows(dtype: str) -> Iterator[Case]:
     yield Case(f"dropout {dtype} of arrays", lambda x, key: ops.dropout(x, key, 4, rate=0.3), (x, whole()))
     yield Case(f"layer_norm plain {dtype}", ops.layer_norm, (x,), backward=True)
     yield Case(f"rms_norm plain {dtype}", ops.rms_norm, (x,), backward=True)
+    for shape in ((3, 7), (9, 70)):
+        x = array(*shape, dtype=dtype)
+        yield Case(f"layer_norm of a sum {dtype} {shape}", norm_of_a_sum, (x, x, array(shape[-1], dtype=dtype)))
     for approximate in ("none", "tanh"):
         yield Case(
             f"gelu {approximate} {dtype}", lambda x, a=approximate: ops.gelu(x, approximate=a), (x,), backward=True

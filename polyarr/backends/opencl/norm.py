@@ -38,29 +38,81 @@ def rms_norm_backward(
     return _backward(device, g, saved, x, weight, None, (*wanted, False), centred=0)[:2]
 
 
+# ---- with a sum --------------------------------------------------------------------------------------------------
+
+
+def layer_norm_of_sum(
+    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:
+    """x + added, which is as large as x, and layer_norm of that; weight and bias are of x's dtype."""
+    return _of_sum(device, out, x, added, weight, bias, eps, centred=1)
+
+
+def layer_norm_backward_and_sum(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None, added: Buffer,
+    *, wanted: tuple[bool, bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
+    """The gradients as layer_norm_backward gives them, with `added` added to x's."""
+    return _backward(device, g, saved, x, weight, bias, wanted, 1, added)
+
+
+def rms_norm_of_sum(
+    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, *, eps: float
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:
+    """x + added, and rms_norm of that, as in layer_norm_of_sum."""
+    return _of_sum(device, out, x, added, weight, None, eps, centred=0)
+
+
+def rms_norm_backward_and_sum(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, added: Buffer,
+    *, wanted: tuple[bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None]:  # fmt: skip
+    """The gradients as rms_norm_backward gives them, with `added` added to x's."""
+    return _backward(device, g, saved, x, weight, None, (*wanted, False), 0, added)[:2]
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------
+
+
+def _of_sum(
+    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, bias: Buffer | None, eps: float,
+    centred: int,
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:  # fmt: skip
+    return _launch(device, out, dense(device, x), dense(device, added), weight, bias, eps, centred)
+
+
 def _forward(
     device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, eps: float, centred: int
 ) -> Any:
     if not alike(x, weight, bias):
         return NotImplemented
-    x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
-    plan = _plan(device, "forward", x, weight, bias, centred)
+    return _launch(device, out, dense(device, x), None, weight, bias, eps, centred)[1]
+
+
+def _launch(
+    device: Device, out: Spec, x: Buffer, added: Buffer | None, weight: Buffer | None, bias: Buffer | None, eps: float,
+    centred: int,
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:  # fmt: skip
+    """What is normalised: x, or its sum with `added`; the result, and what is saved."""
+    weight, bias = dense_or_none(device, weight), dense_or_none(device, bias)
+    plan = _plan(device, "forward", x, added, weight, bias, centred)
+    total = x if added is None else device.empty(out)
     y, saved = device.empty(out), device.empty(Spec((plan.numbers[0], 1 + centred), wide(x.dtype)))
-    arrays = x.memory, (weight or x).memory, (bias or x).memory, y.memory, saved.memory
-    plan.kernel(plan.work, plan.group, *arrays, eps, *plan.numbers)
-    return y, saved
+    arrays = x, added or x, weight or x, bias or x, y if added is None else total, y, saved  # the first y: not written
+    plan.kernel(plan.work, plan.group, *[a.memory for a in arrays], eps, *plan.numbers)
+    return total, (y, saved)
 
 
 def _backward(
     device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None,
-    wanted: tuple[bool, bool, bool], centred: int,
+    wanted: tuple[bool, bool, bool], centred: int, added: Buffer | None = None,
 ) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
-    g, x, w = dense(device, g), dense(device, x), dense_or_none(device, weight)
+    g, x, w, added = dense(device, g), dense(device, x), dense_or_none(device, weight), dense_or_none(device, added)
     dx = device.empty(spec_of(x))
-    plan = _plan(device, "backward", x, weight, bias, centred, wanted[1:])
+    plan = _plan(device, "backward", x, added, weight, bias, centred, wanted[1:])
     partials = Spec((groups_of(plan), x.shape[-1]), saved.dtype)
     parts = {name: device.empty(partials) for name, want in zip(("weight", "bias"), wanted[1:], strict=True) if want}
-    arrays = g.memory, x.memory, (w or x).memory, saved.memory, dx.memory
+    arrays = g.memory, x.memory, (added or x).memory, (w or x).memory, saved.memory, dx.memory
     summed = [parts.get(name, saved).memory for name in ("weight", "bias")]  # saved: not written
     plan.kernel(plan.work, plan.group, *arrays, *summed, *plan.numbers)
     sums = column_sums(device, x.dtype, *parts.values()) if parts else []
@@ -69,8 +121,8 @@ def _backward(
 
 
 def _plan(
-    device: Device, which: str, x: Buffer, weight: Buffer | None, bias: Buffer | None, centred: int,
-    wanted: tuple[bool, ...] | None = None,
+    device: Device, which: str, x: Buffer, added: Buffer | None, weight: Buffer | None, bias: Buffer | None,
+    centred: int, wanted: tuple[bool, ...] | None = None,
 ) -> LaunchPlan:  # fmt: skip
     """How to launch; forward shares the program whose backward kernel gives all gradients."""
     present = weight is not None, bias is not None
@@ -78,4 +130,5 @@ def _plan(
     return device.plans[row_plan](
         "norm", which, x.dtype, x.shape, which == "backward", True, CENTRED=centred,
         HAS_WEIGHT=int(present[0]), HAS_BIAS=int(present[1]), WANTS_WEIGHT=int(wants[0]), WANTS_BIAS=int(wants[1]),
+        ADDS=int(added is not None),
     )  # fmt: skip

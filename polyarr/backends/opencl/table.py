@@ -102,9 +102,9 @@ PAIRS = {
 
 def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
     """The whole table for one device."""
-    plain = {op: _following(device, launcher) for op, launcher in KERNELS.items()}
+    plain = {op: following(device, launcher) for op, launcher in KERNELS.items()}
     return plain | {
-        op: Fused(_following(device, forward), _following(device, backward), *needs)
+        op: Fused(following(device, forward), following(device, backward), *needs)
         for op, (forward, backward, *needs) in PAIRS.items()
     }
 
@@ -115,7 +115,7 @@ def halves(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:
         yield from kernel[:2] if isinstance(kernel, Fused) else (kernel,)
 
 
-def _following(device: Device, launcher: Callable) -> Callable:
+def following(device: Device, launcher: Callable) -> Callable:
     """The launcher for the device, which notes whose arrays it is given."""
 
     faults = device.faults

@@ -1,19 +1,21 @@
 // Norms over the last axis: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); that of the root mean
 // square is not CENTRED: its mean is 0. Backward, with n = (x - mean) * rstd and h = g * weight:
 // dx = rstd * (h - mean(h) - n * mean(h * n)), without mean(h) if not CENTRED;
-// dweight = sum over rows of g * n, dbias = sum over rows of g.
+// dweight = sum over rows of g * n, dbias = sum over rows of g. ADDS, x + added is normalised, and is total; dx + added is
+// written backward.
 //
-// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean, rstd;
+// Arrays   x, y, g, dx, added, total (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean,
+//          rstd; added is read, and total written, if ADDS;
 //          dweight, dbias (global size 1, cols) of ACC: each set of LANES work-items sums the rows that it took
 // Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
 // Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
 //          WIDE partial results per work-item | CENTRED 0 or 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
-//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written
+//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written | ADDS 0 or 1
 #if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(CENTRED)
 #error "norm.cl needs a dtype's macros, LANES, WIDE, ROWS and CENTRED"
 #endif
-#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
-#error "norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
+#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(ADDS)
+#error "norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and ADDS"
 #endif
 
 #define SAVED(row, what) saved[(1 + CENTRED) * (row) + (what)]
@@ -39,12 +41,17 @@
 #define SET_DBIAS(c, OPERATION)
 #endif
 
-__kernel ROW_GROUP void norm_forward(__global const T *restrict x, __global const T *restrict weight,
-                                     __global const T *restrict bias, __global T *restrict y,
-                                     __global ACC *restrict saved, const ACC eps,
-                                     const long rows, const long cols, const long rows_each) {
+__kernel ROW_GROUP void norm_forward(__global const T *restrict x, __global const T *restrict added,
+                                     __global const T *restrict weight, __global const T *restrict bias,
+                                     __global T *restrict total, __global T *restrict y, __global ACC *restrict saved,
+                                     const ACC eps, const long rows, const long cols, const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
+#if ADDS
+        __global T *restrict x_row = total + row * cols;
+        EACH_COLUMN(STORE(x_row, c, LOAD(x, row * cols + c) + LOAD(added, row * cols + c));)
+#else
         __global const T *restrict x_row = x + row * cols;
+#endif
         __global T *restrict y_row = y + row * cols;
         ACC squares[WIDE];
 #if CENTRED
@@ -75,7 +82,8 @@ __kernel ROW_GROUP void norm_forward(__global const T *restrict x, __global cons
 }
 
 __kernel ROW_GROUP void norm_backward(__global const T *restrict g, __global const T *restrict x,
-                                      __global const T *restrict weight, __global const ACC *restrict saved,
+                                      __global const T *restrict added, __global const T *restrict weight,
+                                      __global const ACC *restrict saved,
                                       __global T *restrict dx, __global ACC *restrict dweight,
                                       __global ACC *restrict dbias,
                                       const long rows, const long cols, const long rows_each) {
@@ -104,5 +112,8 @@ __kernel ROW_GROUP void norm_backward(__global const T *restrict g, __global con
             STORE(dx_row, c, rstd * (v * WEIGHT(c) - mean_h - n * mean_hn));
             SET_DWEIGHT(c, += v * n);
             SET_DBIAS(c, += v);)
+#if ADDS
+        EACH_COLUMN(STORE(dx_row, c, LOAD(dx_row, c) + LOAD(added, row * cols + c));)
+#endif
     }
 }

@@ -1,22 +1,36 @@
 // Norms over the last axis, as norm.cl has them, for GPUs.
 //
-// Arrays   x, y, g, dx (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean, rstd;
-//          dweight, dbias (groups, cols) of ACC: the sums over the rows that a group took
+// Arrays   x, y, g, dx, added, total (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean,
+//          rstd; added is read, and total written, if ADDS; dweight, dbias (groups, cols) of ACC: the sums over the rows
+//          that a group took
 // Launch   see shares.cl; backward, a set takes rows_each rows
 // Params   those of shares.cl, with EVEN 1 | CENTRED 0 or 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
-//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written
+//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written | ADDS 0 or 1
 #if !defined(CENTRED) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
 #error "norm_gpu.cl needs CENTRED, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
+#endif
+#ifndef ADDS
+#error "norm_gpu.cl needs ADDS"
 #endif
 
 #define SAVED(row, what) saved[(1 + CENTRED) * (row) + (what)]
 
 #include "shares.cl"
 
-__kernel SHARING void norm_forward(__global const T *restrict x, __global const T *restrict weight,
-                                   __global const T *restrict bias, __global T *restrict y,
-                                   __global ACC *restrict saved, const ACC eps,
-                                   const long rows, const long cols, const long rows_each) {
+// What the sum of two arrays is rounded to before it is normalised.
+#define ROUNDED_NOW(DTYPE, v) widen_##DTYPE(narrow_##DTYPE(v))
+#define ROUNDED_AS(DTYPE, v) ROUNDED_NOW(DTYPE, v)
+#define ROUNDED(v) ROUNDED_AS(DTYPE, v)
+#if ADDS
+#define SUMMED total
+#else
+#define SUMMED x
+#endif
+
+__kernel SHARING void norm_forward(__global const T *restrict x, __global const T *restrict added,
+                                   __global const T *restrict weight, __global const T *restrict bias,
+                                   __global T *restrict total, __global T *restrict y, __global ACC *restrict saved,
+                                   const ACC eps, const long rows, const long cols, const long rows_each) {
     __local ACC lanes[ROWS][LANES];
 #if CENTRED
     __local ACC2 pairs[ROWS][LANES];
@@ -28,6 +42,11 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
         READ_SHARE(x, 0, v)
+#if ADDS
+        READ_SHARE(added, 0, w)
+        EACH_OF_SHARE v[k] = ROUNDED(v[k] + w[k]);
+        WRITE_SHARE(total, v)
+#endif
         EACH_OF_SHARE part += CENTRED ? v[k] : v[k] * v[k];
     }
 #if CENTRED
@@ -37,7 +56,7 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
     ACC2 parts = 0;
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
-        READ_AGAIN(x, 0, v)
+        READ_AGAIN(SUMMED, 0, v)
         EACH_OF_SHARE {
             const ACC d = IS_OWN(k) ? v[k] - rough_mean : 0;
             parts += (ACC2)(d, d * d);
@@ -50,7 +69,7 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
 #endif
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
-        READ_AGAIN(x, 0, v)
+        READ_AGAIN(SUMMED, 0, v)
         if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w);
         if (HAS_BIAS) read_share(bias + at, low, high, me, 0, b);
         EACH_OF_SHARE {
@@ -66,7 +85,8 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
 }
 
 __kernel SHARING void norm_backward(__global const T *restrict g, __global const T *restrict x,
-                                    __global const T *restrict weight, __global const ACC *restrict saved,
+                                    __global const T *restrict added, __global const T *restrict weight,
+                                    __global const ACC *restrict saved,
                                     __global T *restrict dx, __global ACC *restrict dweight,
                                     __global ACC *restrict dbias,
                                     const long rows, const long cols, const long rows_each) {
@@ -78,6 +98,10 @@ __kernel SHARING void norm_backward(__global const T *restrict g, __global const
     __local ACC totals[ROWS > 1 ? CHUNK : 1];
     SET_OF_ROWS(rows_each)
     ACC v[SHARE], n[SHARE], w[SHARE];
+#if ADDS
+    ACC other[SHARE];
+    const ACC one = rows != 0;  // see fusion.cl
+#endif
 #if WANTS_WEIGHT
     SUMS_OF_COLUMNS(weight, dweight, cols)
 #endif
@@ -127,6 +151,10 @@ __kernel SHARING void norm_backward(__global const T *restrict g, __global const
 #endif
                 v[k] = rstd * (h - mean_h - unit * mean_hn);
             }
+#if ADDS
+            READ_SHARE(added, 0, other)
+            EACH_OF_SHARE v[k] = ROUNDED(fma(v[k], one, (ACC)-0.0f)) + other[k];
+#endif
             WRITE_SHARE(dx, v)
         }
     }
