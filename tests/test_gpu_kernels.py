@@ -31,7 +31,6 @@ def as_gpu():
     device.geometry = geometry.GpuGeometry(2)
     device.geometry.least_lanes = device.geometry.most_lanes = 4
     device.geometry.row_share = device.geometry.most_held = 8
-    device.geometry.most_values = 16
     device.geometry.sort_tile, device.geometry.sort_long, device.geometry.sort_merges = 64, 1000, 0.5
     return Backend(
         "gpu-kernels", table.make_kernels(device), upload=device.upload, download=partial(copy.download, device),

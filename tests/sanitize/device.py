@@ -55,7 +55,7 @@ def shrink() -> None:
     CpuGeometry.sort_tile = CpuGeometry.sort_span = 64
     GpuGeometry.sort_tile, GpuGeometry.sort_long, GpuGeometry.sort_merges, sort.DIGIT_BYTES = 64, 1000, 0.5, 8
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
-    GpuGeometry.most_values = 16
+    GpuGeometry.most_values = 40
     topk.GROUP = topk.ROOM = 8
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE, matmul.FAR = 1, 32, 8

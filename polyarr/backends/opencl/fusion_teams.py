@@ -20,6 +20,7 @@ from polyarr.backends.opencl.source import STRUCTURE
 
 HOW = {ops.sum: "ADD", ops.max: "LARGEST", ops.min: "LEAST"}
 LONGEST = 1 << 30  # places in a row are ints
+READ = 6  # values of an input that are in registers besides what is held
 
 
 class TeamRows(RowGroup):
@@ -40,7 +41,8 @@ class TeamRows(RowGroup):
         slots, whole = -(-(columns + (0 if is_even else vector - 1)) // step), columns // step
         writer = Writer(self, rows, vector, aligned & (_even(rows, vector) if is_even else rows.dense))
         body, held = writer.text(holds=True)
-        if slots * vector * max(1, len(held)) > self.device.geometry.most_values:
+        read = READ * sum(not self.phases.is_of_rows(v) for v in text.arrays)
+        if slots * vector * max(1, len(held)) + read > self.device.geometry.most_values:
             slots, whole, (body, held) = 0, 0, writer.text(holds=False)
         kernel = self.device.build(
             "fusion_rows_gpu",
@@ -83,18 +85,27 @@ class Writer:
             found += self._group.links(self._phases.of_rows(phase))
             found += self._along_the_row(phase, needed, held)
         found += [f"if (me == 0 && end) {self._text.store(v, 'row')}" for v in self._phases.reduced]
-        return " ".join(found), [f"{self._acc(v)} h{i}[SLOTS][VECTOR];" for v, i in held.items()]
+        rooms = sorted({(i, self._acc(v)) for v, i in held.items()})
+        return " ".join(found), [f"{acc} h{i}[SLOTS][VECTOR];" for i, acc in rooms]
 
     # ---- which elements a phase needs ------------------------------------------------------------------------
 
     def _plans(self) -> tuple[list[dict[int, bool]], dict[int, int]]:
-        """What each phase needs, and what is held from one to another, by value and number."""
+        """What each phase needs, and what is held from one to another, by value and number.
+
+        A value takes the room of one that is needed for the last time where it is computed.
+        """
         there, plans = dict[int, bool](), []
         for phase in range(self._phases.count):
             plans.append(self._needed(phase, there))
             there.update(plans[-1])
-        again = dict.fromkeys(v for needed in plans for v, is_there in needed.items() if is_there)
-        return plans, {v: i for i, v in enumerate(again)}
+        held, rooms = dict[int, int](), list[tuple[str, int]]()  # types, and the phases in which they are free again
+        for v in [v for v in there if any(needed.get(v) for needed in plans)]:  # in the order of their first phases
+            first, *_, last = [phase for phase, needed in enumerate(plans) if v in needed]
+            free = [i for i, (acc, until) in enumerate(rooms) if acc == self._acc(v) and until <= first]
+            held[v] = free[0] if free else len(rooms)
+            rooms[held[v] : held[v] + 1] = [(self._acc(v), last)]
+        return plans, held
 
     def _needed(self, phase: int, there: dict[int, bool]) -> dict[int, bool]:
         """The values of which a phase needs elements, in an order to declare them, and whether they are there."""
