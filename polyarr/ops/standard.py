@@ -112,6 +112,8 @@ def cumulative_sum(x: Array, *, axis: int | None = None, dtype: Any = None, incl
 def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """The running product along axis, which may be omitted for one-dimensional x; after a 1 with include_initial.
 
+    Neighbours are multiplied first, then pairs of them, and so on: where these overflow, a 0 before them gives nan.
+
     Shapes:  n along axis -> n, or n + 1 with include_initial
     Dtypes:  floating -> the same; integer, bool -> int64 or uint64; dtype overrules
     Errors:  ShapeError for an axis that x lacks, or an axis left out where x has several
