@@ -64,7 +64,7 @@ class Choice(NamedTuple):
 # With parts there are twice as many sums in registers, or three times where all products of a step are together.
 PARTS_COSTS = {
     1: COSTS,
-    HALVES: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 134, Tile(64, 4, 2, TOGETHER=1): 76},
+    HALVES: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 120, Tile(64, 4, 2, TOGETHER=1): 66},
     THIRDS: {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100},
 }
 
