@@ -155,6 +155,16 @@ def test_batch_norm(kinds, kind, shape, offset, activation):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("shape", [(2, 3, 0, 4), (2, 0, 3, 4), (0, 3, 3, 4)])
+def test_depthwise_windows_on_nothing_but_pads_are_zeros(kinds, kind, shape):
+    with use_backend(kinds[kind]):
+        y, pull = pa.vjp(lambda x, w: ops.conv(x, w, padding=2, groups=4), pa.ones(shape), pa.ones((4, 2, 3, 1)))
+        dx, dw = pull(pa.ones_like(y))
+        assert y.shape[1:-1] == tuple(n + 4 - k + 1 for n, k in zip(shape[1:-1], (2, 3), strict=True))
+        assert not y.numpy().any() and dx.shape == shape and not dw.numpy().any()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("shape", [(3, 70, 64), (5, 3), (1000, 130)])
 def test_batch_norm_tells_the_largest_magnitude_of_what_it_writes(monkeypatch, kinds, kind, shape):
     """Where products divide their operands by it; a number that is not finite counts as nothing."""

@@ -323,6 +323,9 @@ def convolutions() -> Iterator[Case]:
             norm = partial(ops.batch_norm, activation=activation)
             name = f"batch_norm {activation or ''} {dtype}"
             yield Case(name, lambda *a, norm=norm: norm(*a)[0], (rows, channel, channel), backward=True)
+    for name, shape, kernel in (("runs", (1, 3, 9, 4), (2, 3)), ("long kernels", (1, 2, 12, 4), (1, 9))):
+        layer = partial(ops.conv, groups=4, padding="same")
+        yield Case(f"depthwise with {name}", layer, (array(*shape), array(4, *kernel, 1)), backward=True)
     yield Case("batch norm that tells its peak", told_batch_norm, (array(7, 6), array(7, 6)))
     yield Case("windows", partial(ops.windows, kernel=2, stride=2), (x,))
     layer = partial(ops.conv, padding=1, activation="gelu")

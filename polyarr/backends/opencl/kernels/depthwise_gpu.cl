@@ -1,0 +1,109 @@
+// Convolutions in which every channel has a filter of its own, and the gradient of the filters, for GPUs: a work-item has
+// PLACES neighbours along the last axis, and reads each element for all of the windows that it is part of, where windows
+// are one apart.
+//
+// Arrays   as in depthwise.cl, but filters (channels, elements of the kernel); partials (parts, channels, elements) of ACC
+// Launch   depthwise_places: global (blocks of WIDE channels * runs of PLACES, other places of an image, images)
+//          depthwise_sums: global (LANES * groups of blocks, SLICES * parts, elements of the kernel but along the last
+//          axis), local (LANES, SLICES, 1); each part has rows_each rows of windows, which SLICES share
+// Params   spatial.cl's | PLACES as above | TAPS elements of the kernel along the last axis | SLIDES 1 if windows and
+//          elements are one apart there | TURNED 1 if the last element of a filter comes first | LANES, SLICES as above, powers of two
+#include "spatial.cl"
+#if !defined(PLACES) || !defined(TAPS) || !defined(SLIDES) || !defined(TURNED) || !defined(LANES) || !defined(SLICES)
+#error "depthwise_gpu.cl needs PLACES, TAPS, SLIDES, TURNED, LANES and SLICES"
+#endif
+
+#define UNROLL _Pragma("unroll")
+
+// What follows runs for places p of a run that begins at `first`, and elements t of the kernel; with u, the WIDE channels
+// where they meet, if `there`. Each is read once for all that meet there if SLIDES. What lies outside is not used, but another is
+// read in its stead: so nothing waits for the one before.
+#define READ_AT(x, line, i) TAKE(x, ((line + MAX(MIN(i, g->length[2] - 1), 0)) * g->blocks + block) * WIDE, u)
+#if SLIDES
+#define EACH_MEETING(x, line) \
+    UNROLL for (int j = 0; j < PLACES + TAPS - 1; j++) { \
+        const int i2 = first - g->before[2] + j, there = is_inside(g, 2, i2); \
+        ACC u[WIDE]; \
+        READ_AT(x, line, i2); \
+        UNROLL for (int t = 0; t < TAPS; t++) { const int p = j - t; if (p >= 0 && p < PLACES) {
+#else
+#define EACH_MEETING(x, line) \
+    UNROLL for (int p = 0; p < PLACES; p++) { \
+        UNROLL for (int t = 0; t < TAPS; t++) { { \
+            const int i2 = element_of(g, 2, first + p, t), there = is_inside(g, 2, i2); \
+            ACC u[WIDE]; \
+            READ_AT(x, line, i2);
+#endif
+#define MEETING_END }}}
+
+__kernel void depthwise_places(__global const T *restrict x, __global const T *restrict filters, __global T *restrict y,
+                               const Geometry geometry) {
+    const Geometry *g = &geometry;
+    const uint blocks = g->blocks, me = get_global_id(0), row = get_global_id(1);
+    const int block = me % blocks, first = me / blocks * PLACES, o0 = row / g->out[1], o1 = row % g->out[1];
+    const long image = get_global_id(2);
+    if (first >= g->out[2]) return;
+    const int elements = g->taps[0] * g->taps[1] * TAPS;
+    filters += (long)block * WIDE * elements;
+    ACC sum[PLACES][WIDE];
+    UNROLL for (int p = 0; p < PLACES; p++) EACH_CHANNEL sum[p][c] = 0;
+    for (int k0 = 0; k0 < g->taps[0]; k0++) {
+        const int i0 = element_of(g, 0, o0, k0);
+        if (!is_inside(g, 0, i0)) continue;
+        for (int k1 = 0; k1 < g->taps[1]; k1++) {
+            const int i1 = element_of(g, 1, o1, k1);
+            if (!is_inside(g, 1, i1)) continue;
+            const long line = ((image * g->length[0] + i0) * g->length[1] + i1) * g->length[2];
+            ACC w[TAPS][WIDE];
+            UNROLL for (int t = 0; t < TAPS; t++) {
+                const int element = (k0 * g->taps[1] + k1) * TAPS + t;
+                EACH_CHANNEL w[t][c] = LOAD(filters, c * elements + (TURNED ? elements - 1 - element : element));
+            }
+            EACH_MEETING(x, line) EACH_CHANNEL sum[p][c] = there ? u[c] * w[t][c] + sum[p][c] : sum[p][c]; MEETING_END
+        }
+    }
+    const long to = ((image * g->out[0] + o0) * g->out[1] + o1) * g->out[2] + first;
+    UNROLL for (int p = 0; p < PLACES; p++)
+        if (first + p < g->out[2]) GIVE(y, ((to + p) * g->blocks + block) * WIDE, sum[p]);
+}
+
+__kernel __attribute__((reqd_work_group_size(LANES, SLICES, 1)))
+void depthwise_sums(__global const T *restrict g_out, __global const T *restrict x, __global ACC *restrict partials,
+                    const long rows_each, const Geometry geometry) {
+    __local ACC shared[(SLICES / 2 ? SLICES / 2 : 1) * LANES * WIDE];
+    const Geometry *g = &geometry;
+    const int block = get_global_id(0), tap = get_group_id(2), k0 = tap / g->taps[1], k1 = tap % g->taps[1];
+    const int lane = get_local_id(0), slice = get_local_id(1);
+    const long part = get_group_id(1), rows = g->images * g->out[0] * g->out[1];
+    const long begin = part * rows_each, end = block < g->blocks ? MIN(begin + rows_each, rows) : begin;
+    ACC sum[TAPS][WIDE];
+    UNROLL for (int t = 0; t < TAPS; t++) EACH_CHANNEL sum[t][c] = 0;
+    for (long row = begin + slice; row < end; row += SLICES) {
+        const uint in_images = row / g->out[1];
+        const int o1 = row % g->out[1], o0 = in_images % g->out[0];
+        const long image = in_images / g->out[0];
+        const int i0 = element_of(g, 0, o0, k0), i1 = element_of(g, 1, o1, k1);
+        if (!is_inside(g, 0, i0) || !is_inside(g, 1, i1)) continue;
+        const long line = ((image * g->length[0] + i0) * g->length[1] + i1) * g->length[2];
+        for (int first = 0; first < g->out[2]; first += PLACES) {
+            ACC v[PLACES][WIDE];
+            UNROLL for (int p = 0; p < PLACES; p++)
+                TAKE(g_out, ((row * g->out[2] + MIN(first + p, g->out[2] - 1)) * g->blocks + block) * WIDE, v[p]);
+            EACH_MEETING(x, line)
+                const int counts = there & (first + p < g->out[2]);
+                EACH_CHANNEL sum[t][c] = counts ? u[c] * v[p][c] + sum[t][c] : sum[t][c];
+            MEETING_END
+        }
+    }
+    UNROLL for (int t = 0; t < TAPS; t++) {
+        for (int half_size = SLICES / 2; half_size > 0; half_size /= 2) {
+            barrier(CLK_LOCAL_MEM_FENCE);
+            EACH_CHANNEL if (slice >= half_size && slice < 2 * half_size)
+                shared[((slice - half_size) * LANES + lane) * WIDE + c] = sum[t][c];
+            barrier(CLK_LOCAL_MEM_FENCE);
+            EACH_CHANNEL if (slice < half_size) sum[t][c] += shared[(slice * LANES + lane) * WIDE + c];
+        }
+        if (slice == 0 && block < g->blocks) EACH_CHANNEL
+            partials[((part * g->blocks + block) * WIDE + c) * (g->taps[0] * g->taps[1] * TAPS) + tap * TAPS + t] = sum[t][c];
+    }
+}
