@@ -23,6 +23,7 @@ from polyarr.backends.opencl.layout import Buffer, is_aligned
 from polyarr.backends.opencl.places import SOLE, Sharing, Slot, Uses, slots_for
 from polyarr.backends.opencl.recording import Formula, Offset, Place, Recording, settled
 from polyarr.backends.opencl.shortcuts import with_shortcuts
+from polyarr.backends.opencl.widening import without_widening
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
 from polyarr.core.program import Program, Run, Step, given, last_uses, taken
@@ -37,7 +38,7 @@ class Replay:
 
     def __init__(self, device: Device, program: Program, run: Run) -> None:
         self._device, self._run = device, run
-        program = with_shortcuts(device, program)
+        program = without_widening(with_shortcuts(device, program))
         self._program = program = cast_early(program) if device.commands.is_marked else program
         self._recorded: dict[Any, Repetition] = {}
         self._failures = 0

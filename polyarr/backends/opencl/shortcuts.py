@@ -22,7 +22,7 @@ def with_shortcuts(device: Device, program: Program) -> Program:
     """The program with fewer steps, where launchers of this device take two of them together."""
     steps = Steps(program)
     for n, step in enumerate(program.steps):
-        launcher = _launcher(step)
+        launcher = launcher_of(step)
         if launcher in OF_SUM:
             for m, x, y in steps.sums_of(step.takes[1]):
                 if steps.are_there(m, step.takes[2:]):
@@ -72,11 +72,11 @@ class Steps:
     def _is_sum(self, n: int) -> bool:
         """True for a sum of two arrays, as large as it is, that is joined with nothing yet."""
         step, specs = self._program.steps[n], self._program.specs
-        if self.all[n] is not step or _launcher(step) is not KERNELS[ops.add]:
+        if self.all[n] is not step or launcher_of(step) is not KERNELS[ops.add]:
             return False
         return all(specs.get(v) == specs[step.gives] for v in step.takes[1:])
 
 
-def _launcher(step: Step) -> object:
+def launcher_of(step: Step) -> object:
     """The launcher that a step calls, unless another one was put in its place."""
     return getattr(step.call, "__wrapped__", None)
