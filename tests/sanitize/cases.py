@@ -13,6 +13,7 @@ from polyarr.backends.opencl import attention, batch_norm, norm
 from polyarr.backends.opencl.attention_parts import divide, make_parts, walks
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
+from polyarr.backends.opencl.graphs import chain
 from polyarr.backends.opencl.measure import peak_rate
 from polyarr.backends.opencl.parts import THIRDS, Whole, divided, divided_beside
 from polyarr.backends.opencl.product import Operand, Problem
@@ -50,6 +51,7 @@ def cases() -> Iterator[Case]:
     yield from convolutions()
     yield from groups()
     yield Case("peak", peak, ())
+    yield Case("graphs", lambda: chain(polyarr.get_backend().upload.__self__), ())
     for dtype in NARROW:
         yield from rows(dtype)
         yield from losses(dtype)

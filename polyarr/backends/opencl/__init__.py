@@ -20,6 +20,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.copy import download
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.fusion import fusion_of
+    from polyarr.backends.opencl.graphs import graphs_of
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.noting import noting
     from polyarr.backends.opencl.replay import Replay
@@ -31,7 +32,7 @@ def start(device: str | None = None) -> Backend:
 
     found = select(device)
     if found not in _backends:
-        kernels = make_kernels(found)
+        kernels, found.commands.graphs = make_kernels(found), graphs_of(found)
         _backends[found] = Backend(
             found.name,
             kernels,

@@ -28,6 +28,7 @@ class Commands:
         self.awaited: Callable[[], None] | None = None  # what is to be waited for before anything else is enqueued
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
         self.recording: Any = None  # what is told of every command
+        self.graphs: Any = None  # what runs commands that are enqueued again in another way, where there is one
         # Between host and device; upload does not wait: the event keeps the host's bytes alive.
         self.upload, self.transfer = Transfer("upload", self, _upload), Transfer("transfer", self, _transfer)
         self.copy = Command("copy", self, _copy)
@@ -126,18 +127,24 @@ class Commands:
     def repeat(self, commands: Sequence["Repeated"]) -> None:
         """Enqueue commands again, as Command.__call__ does once."""
         with self.lock:
+            if self.graphs is not None and self.graphs.run(commands):
+                self._note_last(commands)
+                return
             self.settle()
             try:
                 for each in commands:
                     found = each.enqueue()
                     if type(found) is int and found:  # PyOpenCL's call says what is wrong
-                        cl.enqueue_nd_range_kernel(self.queue, each.arguments, each.work, each.group)
+                        own = each.arguments if self.graphs is None else each.arguments.own
+                        cl.enqueue_nd_range_kernel(self.queue, own, each.work, each.group)
             except cl.Error as error:
                 self._note_last(commands[: commands.index(each)])
                 refused = each.command.refused(each.work, each.group, error)
                 each.note(refused)
                 raise refused from error
             self._note_last(commands)
+            if self.graphs is not None:
+                self.graphs.expect(commands)
 
     def _note_last(self, commands: Sequence["Repeated"]) -> None:
         self.last_kernel = commands[-1].command.name if commands else self.last_kernel
@@ -260,15 +267,15 @@ class Kernel(Command):
         arguments: Arguments | None,
     ) -> None:  # fmt: skip
         super().__init__(kernel.function_name, commands, self._first)
-        self._program = program  # a kernel of Intel's does not keep it, and names another then
+        self.program = program  # a kernel of Intel's does not keep it, and names another then
         self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
         self.has_run = False
 
     @cached_property
     def twin(self) -> "Kernel":
         """The same kernel as another Command, of which more may be known than of every launch."""
-        own = cl.Kernel(self._program, self.name)
-        return Kernel(self._program, own, self._commands, self._launched, self.arguments)
+        own = cl.Kernel(self.program, self.name)
+        return Kernel(self.program, own, self._commands, self._launched, self.arguments)
 
     def _first(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
         """The first launch. After it the kernel is called at once, where an event costs little."""
@@ -287,10 +294,11 @@ class Kernel(Command):
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
         """As a Command does it. The arguments are a kernel object of their own, so that nobody else changes them."""
-        own = cl.Kernel(self._program, self.name)
+        own, graphs = cl.Kernel(self.program, self.name), self._commands.graphs
+        arguments = own if graphs is None else graphs.arguments(own, self, work, group)
         for i, arg in enumerate(args):
-            self.set_number(own, i, arg)
-        return again(self._commands.launch, self._commands.queue, own, work, group), own
+            self.set_number(arguments, i, arg)
+        return again(self._commands.launch, self._commands.queue, own, work, group), arguments
 
     def set_number(self, own: cl.Kernel, i: int, value: Any) -> None:
         """Set an argument that is no memory: to what PyOpenCL makes of it where it is called with the types."""

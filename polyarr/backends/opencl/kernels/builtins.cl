@@ -25,6 +25,8 @@ size_t VALUE get_global_size(uint axis);
 size_t VALUE get_group_id(uint axis);
 size_t VALUE get_local_id(uint axis);
 size_t VALUE get_num_groups(uint axis);
+size_t VALUE get_local_size(uint axis);
+size_t VALUE get_global_offset(uint axis);
 void OVERLOADED __attribute__((convergent)) barrier(cl_mem_fence_flags flags);
 
 #define DECLARE_ATOMICS(SPACE, TYPE) \
