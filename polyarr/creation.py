@@ -73,6 +73,8 @@ def _host(obj: Any, dtype: Any) -> np.ndarray:
     try:
         return np.asarray(plain, joined)
     except (OverflowError, ValueError) as error:
+        if "inhomogeneous" in str(error):
+            raise ValueError(f"asarray: got {described(obj)} of rows of several lengths; they must be alike") from None
         kind = OverflowError if isinstance(error, OverflowError) else ValueError
         raise kind(f"asarray: {joined.name} cannot hold an element: {error}") from None
 

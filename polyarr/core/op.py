@@ -229,6 +229,9 @@ class Op:
         flat = [s for i in self.promoted for s in (specs[i] if type(specs[i]) is tuple else (specs[i],)) if s]
         if not flat or (all(s.dtype == flat[0].dtype for s in flat) and not flat[0].is_number):
             return None
+        if all(s.is_number for s in flat) and (lists := [i for i in self.promoted if type(specs[i]) is tuple]):
+            name = self.inputs[lists[0]]
+            raise TypeError(f"{self.name}: {name} is a list of Python numbers; make it an array, by polyarr.asarray")
         dtype = promote(self.name, flat)
         return dtype if any(not s.is_number and s.dtype != dtype for s in flat) else None
 

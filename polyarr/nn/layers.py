@@ -7,9 +7,10 @@ from typing import Any
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import float32
+from polyarr.core.spec import float32, told
 from polyarr.nn.init import Initialiser, constant, normal, uniform
 from polyarr.nn.module import Module
+from polyarr.ops.validation import whole
 
 
 class Linear(Module):
@@ -26,6 +27,8 @@ class Linear(Module):
         activation: str | None = None,
         init: Initialiser | None = None,
     ) -> None:
+        in_features = whole("Linear", "in_features", in_features)
+        out_features = whole("Linear", "out_features", out_features)
         default = uniform(1 / math.sqrt(max(in_features, 1)))
         self.weight = (init or default)((out_features, in_features))
         self.bias = (constant(0) if init else default)((out_features,)) if bias else None
@@ -91,6 +94,8 @@ def checked_rate(layer: str, rate: float) -> float:
 
     Errors:  ValueError unless 0 <= rate <= 1
     """
+    if not isinstance(rate, (int, float)):
+        raise TypeError(f"{layer}: the dropout rate is {told(rate)}; it must be a number from 0 to 1")
     if not 0 <= rate <= 1:
         raise ValueError(f"{layer}: the dropout rate is {rate}; it must be from 0 to 1")
     return rate

@@ -51,9 +51,12 @@ def per_axis(op: str, name: str, value: Any, axes: int, least: int = 1, left: Le
 
 
 def check_whole(op: str, **params: Any) -> None:
-    """TypeError for a float among what must be ints: an op that is called with an equal int first would not notice."""
+    """TypeError for a float or a word among what must be ints, but for the padding "same".
+
+    An op that is called with an equal int first would not notice a float.
+    """
     for name, value in params.items():
-        if any(isinstance(n, float) for n in _leaves(value)):
+        if any(isinstance(n, float) or (isinstance(n, str) and name != "padding") for n in _leaves(value)):
             raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints")
 
 
