@@ -262,6 +262,8 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.stack([1.0, 2.0]), TypeError, "^stack: arrays is a list of Python numbers; make"),
         (lambda x: pa.nn.Linear("3", 2), TypeError, "^Linear: in_features is '3'; it must be an int$"),
         (lambda x: pa.nn.Conv2d(3, "4", 3), TypeError, "^Conv2d: out_channels is '4'; it must be an int or a tuple of"),
+        (lambda x: pa.nn.Sequential([pa.tanh]), TypeError, r"^Sequential: a layer is a list; .* Sequential\(\*layers\)$"),
+        (lambda x: pa.nn.Sequential(pa.tanh, "relu"), TypeError, "^Sequential: a layer is a str; it must be a layer or"),
         (lambda x: pa.nn.Dropout("0.1"), TypeError, "^Dropout: the dropout rate is '0.1'; it must be a number"),
         (lambda x: pa.mean(1.0), TypeError, "^mean: x is a Python float; it must be an array$"),
         (lambda x: pa.pad(1.0, 1), TypeError, "^pad: x is a Python float; it must be an array$"),

@@ -7,7 +7,7 @@ from typing import Any
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import float32, told
+from polyarr.core.spec import described, float32, told
 from polyarr.nn.init import Initialiser, constant, normal, uniform
 from polyarr.nn.module import Module
 from polyarr.ops.validation import whole
@@ -132,6 +132,10 @@ class Sequential(Module):
     """Layers, or any functions of one array, one after the other."""
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
+        for layer in layers:
+            if not callable(layer):
+                hint = "; write Sequential(*layers)" if isinstance(layer, (list, tuple)) else ""
+                raise TypeError(f"Sequential: a layer is {described(layer)}; it must be a layer or a function{hint}")
         self.layers = list(layers)
 
     def __call__(self, x: Any) -> Any:
