@@ -105,22 +105,23 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 }
 
 
-def _rotation(rng: np.random.Generator, lead: tuple, n: int) -> np.ndarray:
-    """Orthogonal matrices, of either sign."""
-    return np.linalg.qr(rng.standard_normal((*lead, n, n)))[0] * rng.choice([-1, 1], (*lead, 1, n))
+def _rotation(rng: np.random.Generator, lead: tuple, n: int, columns: int) -> np.ndarray:
+    """The first columns of orthogonal matrices, of either sign."""
+    drawn, signs = rng.standard_normal((*lead, n, n)), rng.choice([-1, 1], (*lead, 1, n))
+    return np.linalg.qr(drawn[..., :columns])[0] * signs[..., :columns]
 
 
 def _regular(rng: np.random.Generator, shape: tuple) -> np.ndarray:
     """Matrices far from singular ones, whose singular values are far from each other."""
     *lead, m, n = shape
     sizes = np.linspace(1.75, 0.5, min(m, n))
-    left, right = (_rotation(rng, tuple(lead), k)[..., : len(sizes)] for k in (m, n))
+    left, right = (_rotation(rng, tuple(lead), k, len(sizes)) for k in (m, n))
     return left * sizes @ right.swapaxes(-1, -2)
 
 
 def _definite(rng: np.random.Generator, shape: tuple) -> np.ndarray:
     """Matrices whose symmetric part has positive eigenvalues, which are far from each other."""
-    turn, rest = _rotation(rng, shape[:-2], shape[-1]), rng.standard_normal(shape) / (8 * shape[-1])
+    turn, rest = _rotation(rng, shape[:-2], shape[-1], shape[-1]), rng.standard_normal(shape) / (8 * shape[-1])
     return turn * np.linspace(1.75, 0.5, shape[-1]) @ turn.swapaxes(-1, -2) + rest - rest.swapaxes(-1, -2)
 
 
