@@ -225,14 +225,14 @@ def _plan(
         C_WORD=vector_types(bool_, vector)["WORD"],
         **vector_types(out.dtype, vector, "OUT_"),
     )
+    given = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
     kernel = program.elementwise
+    kernel.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else STARTED))
     if start is None and is_row:  # another launch of the program may have rows that lie elsewhere in an operand
         kernel = kernel.twin
         kernel.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
     argument = to_argument(dtype, is_compared=out.dtype == bool_)
-    given = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
-    kernel.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else STARTED))
     return Plan(kernel, work, group, layout.tobytes(), device.plans[room_of](out), argument)
 
 
