@@ -174,6 +174,16 @@ def test_masks_over_arrays_without_elements(shape: tuple, axes: int) -> None:
     assert x.shape == shape
 
 
+@pytest.mark.parametrize(("shape", "mask"), [((3, 4), (0, 4)), ((3, 4), (0,)), ((0, 1), (0, 0)), ((3, 4), (3, 0))])
+def test_masks_without_elements_choose_none(shape: tuple, mask: tuple) -> None:
+    x, key = pa.ones(shape), pa.zeros(mask, dtype=pa.bool)
+    assert x[key].shape == np.ones(shape)[np.zeros(mask, np.bool_)].shape
+    x[key] = 5.0
+    assert x.tolist() == np.ones(shape).tolist()
+    with pytest.raises(IndexError):
+        x[pa.zeros((0, 2), dtype=pa.bool)]
+
+
 # ---- errors ------------------------------------------------------------------------------------------------------
 
 

@@ -93,7 +93,10 @@ def _mask(x: Array, key: Any) -> Array | None:
     if isinstance(key, (list, np.ndarray)) and np.asarray(key).dtype == bool_:
         key = from_numpy(np.asarray(key), x.backend)
     if isinstance(key, Array) and key.dtype == bool_:
-        if key.shape != x.shape[: key.ndim]:
+        covered = x.shape[: key.ndim]
+        if key.shape != covered:
+            if key.ndim <= x.ndim and all(n in (m, 0) for n, m in zip(key.shape, covered, strict=True)):
+                return full(False, x, shape=covered, dtype=bool_)  # to the standard, one without elements chooses none
             raise IndexError(f"indexing: x is {x.spec}, the mask is {key.spec}; the mask must have x's leading axes")
         return key
     return None
