@@ -1,12 +1,12 @@
 """Random problems of attention, beside float64: of the body anywhere, of Hopper's kernels where such a device is."""
 
-from importlib import import_module
 
 import numpy as np
 import pytest
 
 import polyarr as pa
 from tests.attention_problems import Choices, Problem, draw, expected, worst
+from tests.opencl_modules import opencl_modules
 
 ANY = Choices(sizes=(8, 33), longest=100)
 NARROW = Choices(dtypes=("bfloat16", "float16"), sizes=(8, 64, 104))
@@ -39,7 +39,7 @@ def test_the_bounds_are_too_narrow_for_a_slip(slip) -> None:
 @pytest.mark.polyarr_backend("opencl")
 def test_hoppers_kernels_are_as_near_as_the_bounds(backend, monkeypatch) -> None:
     pytest.importorskip("pyopencl")
-    devices, wgmma = (import_module(f"polyarr.backends.opencl.{name}") for name in ("devices", "attention_wgmma"))
+    devices, wgmma = opencl_modules("devices", "attention_wgmma")
     if not wgmma.VARIANT.may_suit(devices.select().features):
         pytest.skip("they are for other devices")
     monkeypatch.setattr(wgmma, "LEAST_DIVIDED", 0)

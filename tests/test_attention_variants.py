@@ -1,7 +1,6 @@
 """Attention's kernels for Hopper: what they take, what happens where they are wrong. They run on such devices alone."""
 
 import struct
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 import polyarr as pa
 from polyarr import ops
 from polyarr.core.spec import Spec
+from tests.opencl_modules import opencl_modules
 
-pytest.importorskip("pyopencl")
-attention, parts, tiled, wgmma, devices, variants = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("attention", "attention_parts", "attention_tiled", "attention_wgmma", "devices", "variants")
+attention, parts, tiled, wgmma, devices, variants = opencl_modules(
+    "attention", "attention_parts", "attention_tiled", "attention_wgmma", "devices", "variants"
 )
 on_opencl = pytest.mark.polyarr_backend("opencl")
 

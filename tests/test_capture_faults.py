@@ -1,6 +1,5 @@
 """Faults planted in what compiles functions: the kit's case `captured` must see each of them."""
 
-import importlib
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from polyarr.capture import captured, passes, run
 from polyarr.capture.trace import Trace
 from polyarr.core.number import Number
 from polyarr.testing.cases import Effort, cases
+from tests.opencl_modules import opencl_modules
 
 CASES = {case.name: case for case in cases() if case.check == "captured"}
 
@@ -111,7 +111,7 @@ def places_baked_in(patch):
 
 
 def replayed(stem):
-    return importlib.import_module(f"polyarr.backends.opencl.{stem}")
+    return opencl_modules(stem)[0]
 
 
 REPLAYED = {

@@ -10,10 +10,11 @@ import pytest
 
 import polyarr as pa
 from polyarr.core.errors import BackendError
+from tests.opencl_modules import opencl_modules
 
 pytest.importorskip("pyopencl")
 on_opencl = pytest.mark.polyarr_backend("opencl")
-commands, devices = (import_module(f"polyarr.backends.opencl.{name}") for name in ("commands", "devices"))
+commands, devices = opencl_modules("commands", "devices")
 DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64"}
 # What is done in one room only, and where; and code that does it elsewhere.
 ROOMS = [

@@ -10,11 +10,10 @@ import pytest
 import polyarr as pa
 from polyarr import ops
 from polyarr.core.spec import bfloat16
+from tests.opencl_modules import opencl_modules
 
-pytest.importorskip("pyopencl")
-conv, conv_wgmma, copy, devices, parts, variants, wgmma = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("conv", "conv_wgmma", "copy", "devices", "parts", "variants", "wgmma")
+conv, conv_wgmma, copy, devices, parts, variants, wgmma = opencl_modules(
+    "conv", "conv_wgmma", "copy", "devices", "parts", "variants", "wgmma"
 )
 PLAIN = import_module("polyarr.backends.opencl.product").PLAIN
 on_opencl = pytest.mark.polyarr_backend("opencl")

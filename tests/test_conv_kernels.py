@@ -1,7 +1,6 @@
 """Convolutions and pools on OpenCL beside their bodies in float64 on NumPy: kernels for CPUs, and those for GPUs."""
 
 from functools import partial
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,11 +12,10 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
+from tests.opencl_modules import opencl_modules
 
-pytest.importorskip("pyopencl")
-batch_norm, conv, copy, device_module, devices, geometry, product, table = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("batch_norm", "conv", "copy", "device", "devices", "geometry", "product", "table")
+batch_norm, conv, copy, device_module, devices, geometry, product, table = opencl_modules(
+    "batch_norm", "conv", "copy", "device", "devices", "geometry", "product", "table"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "float64": 1e-13}

@@ -1,7 +1,6 @@
 """OpenCL's kernels for groups of steps: the bits of the ops, whatever the layout; and faults that the kit must see."""
 
 import re
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -10,9 +9,9 @@ import polyarr as pa
 from polyarr import ops
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
+from tests.opencl_modules import opencl_modules
 
-pytest.importorskip("pyopencl")
-fusion, statements = (import_module(f"polyarr.backends.opencl.{name}") for name in ("fusion", "statements"))
+fusion, statements = opencl_modules("fusion", "statements")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
 

@@ -1,7 +1,6 @@
 """The kernels for GPUs that work along rows, run by whatever OpenCL device there is, with small shares of the work."""
 
 from functools import partial
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,12 +12,11 @@ from polyarr.core.current import use_backend
 from polyarr.core.spec import Spec
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
+from tests.opencl_modules import opencl_modules
 from tests.test_fusion import a_repeated_input_that_is_read_as_dense
 
-pytest.importorskip("pyopencl")
-copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, topk = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "topk")
+copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, topk = opencl_modules(
+    "copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")

@@ -10,6 +10,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.spec import Spec, float32
 from polyarr.models.gpt import GPTModel
 from polyarr.optim import AdamW
+from tests.opencl_modules import opencl_modules
 
 TINY = {
     "vocab_size": 33,
@@ -39,7 +40,7 @@ def test_steps_of_training_leave_nothing_behind(backend: Backend) -> None:
 def device():
     """An OpenCL device with a pool of its own."""
     pytest.importorskip("pyopencl")
-    devices, device = (import_module(f"polyarr.backends.opencl.{name}") for name in ("devices", "device"))
+    devices, device = opencl_modules("devices", "device")
     return device.Device(devices.select().cl_device, "for memory")
 
 

@@ -12,6 +12,7 @@ import pytest
 import polyarr as pa
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
+from tests.opencl_modules import opencl_modules
 from tests.played_cuda import Played
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
@@ -186,7 +187,7 @@ def test_what_goes_wrong_when_ranks_meet_is_one_line(meet: Any, library: Library
     ],
 )
 def test_what_goes_wrong_in_a_reduction_is_one_line(backend: Backend, library: Library, message: str) -> None:
-    nccl, buckets = (import_module(f"polyarr.backends.opencl.{name}") for name in ("nccl", "buckets"))
+    nccl, buckets = opencl_modules("nccl", "buckets")
     played = Played(backend.home.context)
     communicator = nccl.Communicator(nccl.Nccl(library), played, bytes(range(128)), 1, RANKS)
     with pytest.raises(BackendError, match=f"^{message}$"):

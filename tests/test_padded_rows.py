@@ -8,11 +8,10 @@ import pytest
 import polyarr as pa
 from polyarr.core.array import Array
 from polyarr.core.spec import bfloat16
+from tests.opencl_modules import opencl_modules
 
-pytest.importorskip("pyopencl")
-matmul, copy, devices, layout, product, variants = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("matmul", "copy", "devices", "layout", "product", "variants")
+matmul, copy, devices, layout, product, variants = opencl_modules(
+    "matmul", "copy", "devices", "layout", "product", "variants"
 )
 Plans = import_module("polyarr.backends.opencl.plans").Plans
 pytestmark = pytest.mark.polyarr_backend("opencl")

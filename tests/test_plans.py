@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,12 +9,12 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops
+from tests.opencl_modules import opencl_modules
 
 pytest.importorskip("pyopencl")
 on_opencl = pytest.mark.polyarr_backend("opencl")
-attention, device_module, devices, geometry, plans, segments, table = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("attention", "device", "devices", "geometry", "plans", "segments", "table")
+attention, device_module, devices, geometry, plans, segments, table = opencl_modules(
+    "attention", "device", "devices", "geometry", "plans", "segments", "table"
 )
 
 

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.opencl_modules import opencl_modules
+
 cl = pytest.importorskip("pyopencl")
-pocl, devices, source = (import_module(f"polyarr.backends.opencl.{name}") for name in ("pocl", "devices", "source"))
+pocl, devices, source = opencl_modules("pocl", "devices", "source")
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
 SSE = frozenset({"sse2", "sse4_1"})

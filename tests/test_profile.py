@@ -14,6 +14,7 @@ from polyarr.core.op import Op
 from polyarr.core.record import Pair
 from polyarr.profiling.perfetto import trace_of
 from polyarr.profiling.summary import Timed, kernels, ops, shares
+from tests.opencl_modules import opencl_modules
 
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
@@ -283,7 +284,7 @@ def test_planted_faults_of_a_trace_are_found():
 @on_opencl
 def test_the_queue_is_the_plain_one_before_and_after(backend):
     """A queue that notes times costs, so it serves only in a block."""
-    commands, noting = (import_module(f"polyarr.backends.opencl.{n}") for n in ("commands", "noting"))
+    commands, noting = opencl_modules("commands", "noting")
     device = import_module("polyarr.backends.opencl.device").Device
     queue, plain, allocate = backend.handle.queue, commands.Command.__call__, device._allocate
     x = pa.asarray([1.0, 2.0])

@@ -1,6 +1,5 @@
 """Sums that norms take, and gradients of norms that are added to something: one command for both in OpenCL's replay."""
 
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,10 +8,10 @@ import polyarr as pa
 from polyarr import ops
 from polyarr.core.current import use_backend
 from polyarr.testing.compare import bits
+from tests.opencl_modules import opencl_modules
 from tests.test_gpu_kernels import as_gpu  # noqa: F401  a fixture
 
-pytest.importorskip("pyopencl")
-norm, replay, shortcuts = (import_module(f"polyarr.backends.opencl.{name}") for name in ("norm", "replay", "shortcuts"))
+norm, replay, shortcuts = opencl_modules("norm", "replay", "shortcuts")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec
+from tests.opencl_modules import opencl_modules
 
 pytest.importorskip("pyopencl")
 CpuGeometry = import_module("polyarr.backends.opencl.geometry").CpuGeometry
 Plans = import_module("polyarr.backends.opencl.plans").Plans
-pocl, tuning, measure, matmul, speed, devices = (
-    import_module(f"polyarr.backends.opencl.{name}")
-    for name in ("pocl", "tuning", "measure", "matmul", "speed", "devices")
+pocl, tuning, measure, matmul, speed, devices = opencl_modules(
+    "pocl", "tuning", "measure", "matmul", "speed", "devices"
 )
 on_opencl = pytest.mark.polyarr_backend("opencl")
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")

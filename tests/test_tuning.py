@@ -15,6 +15,7 @@ from polyarr.cli import tune as command
 from polyarr.core.errors import BackendError
 from polyarr.core.tuning import Kept, Step, Tuning, Work
 from polyarr.plugins import hookimpl, register_plugin, unregister_plugin
+from tests.opencl_modules import opencl_modules
 
 FLOAT32 = np.dtype("float32")
 
@@ -24,7 +25,7 @@ def opencl():
     """The modules of the backend."""
     pytest.importorskip("pyopencl")
     names = ("tuned", "tune", "tuning", "matmul", "attention_tiled", "devices", "caches", "variants", "plans")
-    return SimpleNamespace(**{name: import_module(f"polyarr.backends.opencl.{name}") for name in names})
+    return SimpleNamespace(**dict(zip(names, opencl_modules(*names), strict=True)))
 
 
 @pytest.fixture

@@ -13,15 +13,14 @@ import pytest
 
 import polyarr as pa
 from polyarr.core.spec import bfloat16
+from tests.opencl_modules import opencl_modules
 
-pytest.importorskip("pyopencl")
-NAMES = (
+(
+    variants, wgmma, mma, matmul, devices, caches, product, product_check, copy, layout, tuning, parts, table,
+) = opencl_modules(
     "variants", "wgmma", "mma", "matmul", "devices", "caches", "product", "product_check", "copy", "layout", "tuning",
     "parts", "table",
 )  # fmt: skip
-variants, wgmma, mma, matmul, devices, caches, product, product_check, copy, layout, tuning, parts, table = (
-    import_module(f"polyarr.backends.opencl.{name}") for name in NAMES
-)
 Plans = import_module("polyarr.backends.opencl.plans").Plans
 tensor_map = import_module("polyarr.backends.opencl.tensor_map").tensor_map
 on_opencl = pytest.mark.polyarr_backend("opencl")

@@ -1,6 +1,5 @@
 """Casts of gradients that OpenCL's replay leaves out, as what reads them widens them anyway."""
 
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,10 +8,10 @@ import polyarr as pa
 from polyarr import nn, ops, optim
 from polyarr.core.current import use_backend
 from polyarr.testing.compare import bits
+from tests.opencl_modules import opencl_modules
 from tests.test_gpu_kernels import as_gpu  # noqa: F401  a fixture
 
-pytest.importorskip("pyopencl")
-replay, table, widening = (import_module(f"polyarr.backends.opencl.{name}") for name in ("replay", "table", "widening"))
+replay, table, widening = opencl_modules("replay", "table", "widening")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 
 

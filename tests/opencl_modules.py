@@ -1,0 +1,16 @@
+"""Modules of the OpenCL backend by their names, for tests that look inside it."""
+
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+
+def opencl_modules(*names: str) -> tuple[ModuleType, ...]:
+    """The modules, whichever room they are in. Who asks is skipped where PyOpenCL is not installed."""
+    pytest.importorskip("pyopencl")
+    package = import_module("polyarr.backends.opencl")
+    below = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    found = {module.name.rpartition(".")[2]: module.name for module in below if not module.ispkg}
+    return tuple(import_module(found[name]) for name in names)
