@@ -34,10 +34,10 @@ import numpy as np
 import report
 
 import polyarr as pa
-from polyarr.backends.opencl import matmul
 from polyarr.backends.opencl.devices import select
-from polyarr.backends.opencl.plans import Plans
-from polyarr.backends.opencl.speed import speed_of
+from polyarr.backends.opencl.products import matmul
+from polyarr.backends.opencl.runtime.plans import Plans
+from polyarr.backends.opencl.tuning.speed import speed_of
 
 try:
     import torch

@@ -59,6 +59,7 @@ LAYERS = {
 TOP = 7
 # Heavy third-party libraries, which only a command or a backend's start may load.
 HEAVY = {"pyopencl", "matplotlib", "safetensors", "tqdm", "hypothesis", "tokenizers", "torch", "mpi4py"}
+RUNTIME = "polyarr.backends.opencl.runtime"  # a device and its driver, below all launchers
 SHARED = "polyarr.backends.kernels"  # what a backend may be made of; it knows none of them
 BACKEND_NAMES = {"numpy", "opencl"}
 MAX_FILE, MAX_FUNCTION = 600, 40
@@ -90,7 +91,7 @@ def imports(node: ast.AST, package: str = "") -> list[str]:
 
 
 def upward(trees: dict[str, ast.AST]) -> list[str]:
-    """Every import of a layer above the importer's, of another backend, or of autograd by a backend."""
+    """Every import of a layer above the importer's, of another backend, of autograd by one, of launchers by runtime."""
     found = []
     for name, tree in trees.items():
         here = layer(name)
@@ -109,7 +110,8 @@ def _strays(name: str, target: str) -> bool:
         return False
     own = ".".join(name.split(".")[:3])
     others = target.startswith("polyarr.backends.") and not f"{target}.".startswith((f"{own}.", f"{SHARED}."))
-    return others or target.startswith("polyarr.autograd")
+    above = name.startswith(f"{RUNTIME}.") and target.startswith(own) and not target.startswith(RUNTIME)
+    return others or above or target.startswith("polyarr.autograd")
 
 
 def in_functions(trees: dict[str, ast.AST]) -> list[str]:
@@ -228,11 +230,11 @@ def test_kernel_files_have_their_launcher_and_header(path: Path) -> None:
     text = path.read_text()
     assert text.lstrip().startswith(("//", "/*"))
     if path.stem not in ("prelude", "functions"):
-        stem = path.parents[1] / f"{path.stem}.py"
-        families = path.stem.removesuffix("_gpu"), path.stem.split("_")[0]
-        users = [*path.parents[1].glob("*.py"), *(set(path.parent.glob("*.cl")) - {path})]
+        launchers = {user.stem: user for user in path.parents[1].rglob("*.py")}  # in whichever room
+        families = path.stem, path.stem.removesuffix("_gpu"), path.stem.split("_")[0]
+        users = [*launchers.values(), *(set(path.parent.glob("*.cl")) - {path})]
         named = any(f'"{path.name}"' in user.read_text() for user in users)  # loaded, or included
-        assert stem.exists() or any((path.parents[1] / f"{name}.py").exists() for name in families) or named
+        assert named or any(name in launchers for name in families)
         assert "#error" in text or "#define" not in text
     assert len(text.splitlines()) <= MAX_FILE
 
@@ -282,6 +284,7 @@ def planted(module: str, source: str) -> dict[str, ast.AST]:
         (upward, "polyarr.backends.opencl.table", "from polyarr.backends.numpy import start"),
         (upward, "polyarr.backends.kernels", "from polyarr.backends.numpy.table import KERNELS"),
         (upward, "polyarr.backends.kernels", "from polyarr.autograd import grad"),
+        (upward, "polyarr.backends.opencl.runtime.device", "from polyarr.backends.opencl.copy import duplicate"),
         (upward, "polyarr.backends.opencl.table", "from polyarr import autograd"),
         (upward, "polyarr.nn.linear", "def f():\n    from polyarr.training import loop"),
         (in_functions, "polyarr.nn.linear", "def f():\n    import json"),

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("platformdirs")
 if find_spec("pyopencl") is None:
     pytest.skip("PyOpenCL is not installed", allow_module_level=True)
-caches = import_module("polyarr.backends.opencl.caches")
+caches = import_module("polyarr.backends.opencl.runtime.caches")
 
 USE = "import polyarr as pa; pa.set_backend('opencl'); print(pa.asarray([1.0, 2.0]).tolist())"
 posix = pytest.mark.skipif(os.name != "posix", reason="owners, modes and limits of files")
@@ -235,7 +235,7 @@ def test_a_users_own_folder_for_pocl_is_taken_and_put_back(tmp_path):
 
 def test_a_binary_that_a_driver_refuses_is_built_anew(tmp_path, backend_device):
     """For the drivers that keep nothing themselves."""
-    compiled = import_module("polyarr.backends.opencl.compiled")
+    compiled = import_module("polyarr.backends.opencl.runtime.compiled")
     store = caches.Store(caches.private(tmp_path / "kernels"))
     source = "__kernel void one(__global int *x) { x[0] = 1; }"
     for content in (None, b"no binary"):
@@ -251,7 +251,7 @@ def test_a_binary_that_a_driver_refuses_is_built_anew(tmp_path, backend_device):
 
 def test_a_program_is_the_same_wherever_pyopencl_is_installed(backend_device):
     """PyOpenCL tells drivers where its headers lie; what they compiled is then found in that environment only."""
-    compiled, cl = import_module("polyarr.backends.opencl.compiled"), import_module("pyopencl")
+    compiled, cl = import_module("polyarr.backends.opencl.runtime.compiled"), import_module("pyopencl")
     compiler = compiled.Compiler(backend_device.context)
     source = "__kernel void one(__global int *x) { x[0] = 1; }"
     program = compiler.build("name", source, ["-cl-std=CL1.2", "-w"])

@@ -32,7 +32,7 @@ ROOMS = [
 @pytest.mark.parametrize(("pattern", "rooms", "planted"), ROOMS, ids=["queue", "memory", "kind of device", "caches"])
 def test_one_room_each(pattern, rooms, planted):
     """For the queue, so that whoever wants to see, time or repeat what runs has one place to stand at."""
-    sources = {path.name: path.read_text() for path in Path(commands.__file__).parent.glob("*.py")}
+    sources = {path.name: path.read_text() for path in Path(commands.__file__).parents[1].rglob("*.py")}
     assert rooms <= set(sources) and re.search(pattern, planted)
     assert {name for name, text in sources.items() if re.search(pattern, text)} - rooms == set()
 
@@ -61,7 +61,7 @@ def test_kernels_copies_fills_and_transfers_are_commands(backend, seen, monkeypa
     assert "copy" in seen
     pa.ops.scatter(x, at, x[:2], axis=0)
     assert "fill" in seen
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.device"), "ON_THEIR_WAY", 1 << 10)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.runtime.device"), "ON_THEIR_WAY", 1 << 10)
     pa.synchronize()  # nothing is on its way
     del seen[:]
     pa.asarray(np.zeros(1 << 7))  # 1 KiB
@@ -106,7 +106,7 @@ def test_kernels_take_what_the_compiler_says(backend, monkeypatch):
 
 # ---- launches without an event -----------------------------------------------------------------------------------
 
-launches = import_module("polyarr.backends.opencl.launches")
+launches = import_module("polyarr.backends.opencl.runtime.launches")
 
 
 @on_opencl

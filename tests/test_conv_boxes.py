@@ -15,7 +15,7 @@ from tests.opencl_modules import opencl_modules
 conv, conv_wgmma, copy, devices, parts, variants, wgmma = opencl_modules(
     "conv", "conv_wgmma", "copy", "devices", "parts", "variants", "wgmma"
 )
-PLAIN = import_module("polyarr.backends.opencl.product").PLAIN
+PLAIN = import_module("polyarr.backends.opencl.products.product").PLAIN
 on_opencl = pytest.mark.polyarr_backend("opencl")
 float32 = np.dtype("float32")
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.polyarr_backend("opencl")
 @pytest.fixture
 def sharing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The backend with a pool of memory that a played CUDA knows."""
-    cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.cuda")
+    cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.runtime.cuda")
     device = backend.home
     if not device.features.is_cpu:
         pytest.skip("CUDA is played on a processor")
@@ -163,7 +163,7 @@ def test_the_pool_counts_reuses_and_gives_back(sharing: Any) -> None:
 
 
 def test_what_cuda_has_no_room_for_is_shared_by_a_copy(sharing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = import_module("polyarr.backends.opencl.cuda")
+    cuda = import_module("polyarr.backends.opencl.runtime.cuda")
 
     def full(nbytes: int) -> Any:
         raise cuda.CudaError("CUDA: cuMemCreate: out of memory")

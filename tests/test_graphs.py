@@ -18,7 +18,7 @@ pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 cl, commands, cuda, graphs = (
     import_module(name)
-    for name in ("pyopencl", *(f"polyarr.backends.opencl.{n}" for n in ("commands", "cuda", "graphs")))
+    for name in ("pyopencl", *(f"polyarr.backends.opencl.{n}" for n in ("runtime.commands", "runtime.cuda", "replay.graphs")))
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 pytest.importorskip("pyopencl")
-layout = import_module("polyarr.backends.opencl.layout")
+layout = import_module("polyarr.backends.opencl.runtime.layout")
 
 MEMORY = np.arange(20000, dtype=np.int16)
 shapes = st.lists(st.integers(1, 4), max_size=4).map(tuple)

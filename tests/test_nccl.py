@@ -48,7 +48,7 @@ class Library:
         ctypes.memmove(ctypes.addressof(ticket._obj), bytes(range(128)), 128)
 
     def _ncclAllReduce(self, source: Any, target: Any, count: Any, kind: Any, how: Any, *rest: Any) -> None:  # noqa: N802
-        nccl = import_module("polyarr.backends.opencl.nccl")
+        nccl = import_module("polyarr.backends.opencl.ranks.nccl")
         dtype = next(d for d, number in nccl.KINDS.items() if number == kind.value)
         self.dtypes.append(dtype)
         memory = (ctypes.c_ubyte * (count.value * dtype.itemsize)).from_address(target.value)
@@ -64,7 +64,7 @@ class Library:
 @pytest.fixture
 def meet(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What joins played ranks: library -> the reduction, and what to look at."""
-    meeting = import_module("polyarr.backends.opencl.together")
+    meeting = import_module("polyarr.backends.opencl.ranks.together")
     device = backend.home
     if not device.features.is_cpu:
         pytest.skip("CUDA is played on a processor")
@@ -106,7 +106,7 @@ def test_float16_is_added_in_float32(meet: Any, backend: Backend) -> None:
 
 
 def test_what_is_larger_than_a_piece_is_cut(meet: Any, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.buckets"), "MOST", 4096)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.ranks.buckets"), "MOST", 4096)
     library = Library()
     all_ranks = meet(library)
     host = [np.arange(n, dtype=np.float32) for n in (5, 3000, 700, 1024, 300)]
@@ -205,14 +205,14 @@ def test_the_communicator_ends_with_who_reduces(meet: Any) -> None:
 
 
 def test_a_library_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    nccl = import_module("polyarr.backends.opencl.nccl")
+    nccl = import_module("polyarr.backends.opencl.ranks.nccl")
     monkeypatch.setattr(nccl, "LIBRARY", "libnccl-missing.so.2")
     with pytest.raises(BackendError, match=r"^NCCL does not load: .*; install it with: pip install 'polyarr\[nccl\]'$"):
         nccl.load()
 
 
 def test_the_wheels_library_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    nccl = import_module("polyarr.backends.opencl.nccl")
+    nccl = import_module("polyarr.backends.opencl.ranks.nccl")
     library = tmp_path / "nvidia" / "nccl" / "lib" / nccl.LIBRARY
     library.parent.mkdir(parents=True)
     library.touch()

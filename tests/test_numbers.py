@@ -195,7 +195,7 @@ def test_a_start_in_memory_stays_there(backend: Backend) -> None:
 @pytest.mark.polyarr_backend("opencl")
 def test_a_training_step_with_its_numbers_in_arrays_moves_nothing(backend: Backend, monkeypatch: Any) -> None:
     """Neither copies to or from the host nor waiting: it can be captured. The bits are those with plain numbers."""
-    commands, before = import_module("polyarr.backends.opencl.commands"), pa.random.get_state()
+    commands, before = import_module("polyarr.backends.opencl.runtime.commands"), pa.random.get_state()
     plain, seen, found = commands.Command.__call__, [], []
 
     def noting(command: Any, *args: Any) -> Any:

@@ -13,7 +13,7 @@ from tests.opencl_modules import opencl_modules
 matmul, copy, devices, layout, product, variants = opencl_modules(
     "matmul", "copy", "devices", "layout", "product", "variants"
 )
-Plans = import_module("polyarr.backends.opencl.plans").Plans
+Plans = import_module("polyarr.backends.opencl.runtime.plans").Plans
 pytestmark = pytest.mark.polyarr_backend("opencl")
 B, T, C, V = 2, 3, 8, 13
 PITCH = {bfloat16: 16, np.dtype("float32"): 16}

@@ -63,8 +63,8 @@ def test_nothing_is_left_to_mend(backend):
 MISNAMED = """
 import ctypes
 import numpy as np, pyopencl as cl
-from polyarr.backends.opencl import pocl
-from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.runtime import pocl
+from polyarr.backends.opencl.runtime.device import Device
 
 device = next(d for p in cl.get_platforms() if p.name == pocl.POCL for d in p.get_devices())
 pocl.name_the_processor(device)
@@ -123,7 +123,7 @@ def test_the_compiler_is_asked_once_for_a_target(backend, monkeypatch, kept):
 @on_opencl
 def test_caches_tell_targets_apart(backend, monkeypatch):
     """The source names the target: neither PoCL's cache nor PyOpenCL's would see the difference."""
-    program, programs, sources = import_module("polyarr.backends.opencl.program"), devices.select().programs, []
+    program, programs, sources = import_module("polyarr.backends.opencl.runtime.program"), devices.select().programs, []
     monkeypatch.setattr(type(programs.compiler), "build", lambda self, name, source, _: sources.append(source) or 1 / 0)
     for target in ("znver3", "skylake-avx512"):
         monkeypatch.setattr(program, "target_of", lambda device, target=target: target)
@@ -158,7 +158,7 @@ def test_an_entry_is_of_the_declarations_too(backend, monkeypatch):
     compiler, names = started_on_pocl_3().programs.compiler, []
     monkeypatch.setattr(type(compiler), "build", lambda self, name, *_: names.append(name) or 1 / 0)
     for text in (source.declarations(), "// others\n"):
-        monkeypatch.setattr("polyarr.backends.opencl.compiled.declarations", lambda text=text: text)
+        monkeypatch.setattr("polyarr.backends.opencl.runtime.compiled.declarations", lambda text=text: text)
         with pytest.raises(ZeroDivisionError):
             devices.select().programs._build("random", {})
     assert names[0] != names[1]

@@ -285,7 +285,7 @@ def test_planted_faults_of_a_trace_are_found():
 def test_the_queue_is_the_plain_one_before_and_after(backend):
     """A queue that notes times costs, so it serves only in a block."""
     commands, noting = opencl_modules("commands", "noting")
-    device = import_module("polyarr.backends.opencl.device").Device
+    device = import_module("polyarr.backends.opencl.runtime.device").Device
     queue, plain, allocate = backend.handle.queue, commands.Command.__call__, device._allocate
     x = pa.asarray([1.0, 2.0])
     held = import_module("polyarr.backends.opencl.devices").select().commands

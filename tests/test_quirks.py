@@ -9,8 +9,8 @@ import pytest
 
 import polyarr as pa
 from polyarr import ops
-from polyarr.backends.opencl import quirks
-from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, QUIRKS, Quirk, quirks_of
+from polyarr.backends.opencl.runtime import quirks
+from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, QUIRKS, Quirk, quirks_of
 from polyarr.cli.doctor import COLOURS
 from polyarr.core.backend import Backend
 
@@ -125,7 +125,7 @@ def test_no_device_is_put_down_to_what_hides_it(backend, monkeypatch):
 @pytest.fixture
 def shrunk(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """The backend, as if its device had little local memory; afterwards no kernel may have asked for more."""
-    plans = import_module("polyarr.backends.opencl.plans")
+    plans = import_module("polyarr.backends.opencl.runtime.plans")
     device, programs = import_module("polyarr.backends.opencl.devices").select(), {}
     monkeypatch.setattr(device, "features", device.features._replace(local_memory=LITTLE))
     monkeypatch.setattr(device.programs, "_programs", programs)
@@ -166,7 +166,7 @@ def test_attention_with_rows_that_fit_nowhere_runs_as_other_ops(shrunk):
 @on_opencl
 def test_tiles_fit_or_there_is_none(shrunk):
     """On GPUs, too: no tile is better than one with which the driver builds nothing."""
-    attention = import_module("polyarr.backends.opencl.attention_tiled")
+    attention = import_module("polyarr.backends.opencl.attention.attention_tiled")
     device = import_module("polyarr.backends.opencl.devices").select()
     for backward in (False, True):
         for width in (16, 64, 200, 1024):

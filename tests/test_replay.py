@@ -168,12 +168,12 @@ def test_memory_serves_again_and_trim_reaches_it(backend, write):
 
 
 def test_places_share_slots_and_few_bytes_are_lost():
-    places, total, needed = import_module("polyarr.backends.opencl.places"), 0, 0
+    places, total, needed = import_module("polyarr.backends.opencl.replay.places"), 0, 0
     for seed in range(300):
         draw, uses = random.Random(seed), {}
         for n in range(12):
             first = draw.randrange(9)
-            place = import_module("polyarr.backends.opencl.recording").Place(draw.choice((1, 2, 4)))
+            place = import_module("polyarr.backends.opencl.replay.recording").Place(draw.choice((1, 2, 4)))
             place.times = 1 << first | 1 << min(9, first + draw.randrange(4))
             uses[place] = [(place, n)]
         slots = places.slots_for(uses)
@@ -313,7 +313,7 @@ def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, m
     with pytest.raises(ZeroDivisionError) as told:
         runs.run([data, 0])
     assert "in step 0" in told.value.__notes__[0] and "file.py:1" in told.value.__notes__[0]
-    module, device = import_module("polyarr.backends.opencl.replay"), backend.home
+    module, device = import_module("polyarr.backends.opencl.replay.replay"), backend.home
     faults = (
         (module.Slot, "lies_in", 3, KeyboardInterrupt),  # of the input, of the output, of what is in between
         (device, "allocate", 2, DeviceMemoryError),
@@ -329,7 +329,7 @@ def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, m
 
 
 def test_an_interrupt_while_arguments_are_bound_leaves_the_program_usable(backend, write, monkeypatch):
-    runs, kernel = Runs(backend, chain(write)), import_module("polyarr.backends.opencl.commands").Kernel
+    runs, kernel = Runs(backend, chain(write)), import_module("polyarr.backends.opencl.runtime.commands").Kernel
     runs.run([drawn(backend, 0)])
     monkeypatch.setattr(kernel, "repeated", failing(kernel.repeated, 2, KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -503,7 +503,7 @@ def test_threads_replay_the_same_program(backend, write):
 
 def test_all_memory_that_launchers_get_is_told_of(backend):
     device, told = backend.home, []
-    room = device.plans[import_module("polyarr.backends.opencl.device").room_of](X)
+    room = device.plans[import_module("polyarr.backends.opencl.runtime.device").room_of](X)
     with device.lock:
         device.commands.recording = SimpleNamespace(allocated=lambda memory, nbytes: told.append((memory, nbytes)))
         try:

@@ -143,7 +143,7 @@ def test_debug_raises_errors_where_they_are_made(backend, monkeypatch, value, at
 @pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False)])
 def test_debug_shows_the_compilers_own_words(backend, monkeypatch, tmp_path, value, shown):
     """And not only that there are some: what it warns of, or, as NVIDIA's does once a build was quiet, the kernel."""
-    cl, program = import_module("pyopencl"), import_module("polyarr.backends.opencl.program")
+    cl, program = import_module("pyopencl"), import_module("polyarr.backends.opencl.runtime.program")
     monkeypatch.setenv("POLYARR_DEBUG", value)
     device = import_module("polyarr.backends.opencl.devices").select()
     source = (
@@ -228,7 +228,8 @@ def test_peaks_are_measured_once(backend):
 @on_opencl
 def test_the_peak_of_products_is_kept_for_the_next_process(backend, monkeypatch, tmp_path):
     """Measured once for each way to compute, whatever is in the file; nobody sees its memory."""
-    from polyarr.backends.opencl import caches, speed
+    from polyarr.backends.opencl.runtime import caches
+    from polyarr.backends.opencl.tuning import speed
 
     kept, device, calls = caches.Store(tmp_path), backend.home, []
     monkeypatch.setattr(speed, "kept_on", lambda *_: kept)
@@ -248,7 +249,8 @@ def test_the_peak_of_products_is_kept_for_the_next_process(backend, monkeypatch,
 
 @on_opencl
 def test_a_peak_that_has_no_room_is_not_known_and_not_kept(backend, monkeypatch, tmp_path):
-    from polyarr.backends.opencl import caches, speed
+    from polyarr.backends.opencl.runtime import caches
+    from polyarr.backends.opencl.tuning import speed
 
     kept = caches.Store(tmp_path)
     monkeypatch.setattr(speed, "kept_on", lambda *_: kept)
@@ -267,7 +269,7 @@ def test_a_peak_that_has_no_room_is_not_known_and_not_kept(backend, monkeypatch,
 def test_peaks_of_a_gpu_are_of_products(backend, monkeypatch):
     from types import SimpleNamespace
 
-    from polyarr.backends.opencl import speed
+    from polyarr.backends.opencl.tuning import speed
 
     asked = []
     monkeypatch.setattr(speed, "remembered", lambda device, *how: asked.append(how) or 5.0)

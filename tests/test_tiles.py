@@ -13,8 +13,8 @@ from polyarr.core.spec import Spec
 from tests.opencl_modules import opencl_modules
 
 pytest.importorskip("pyopencl")
-CpuGeometry = import_module("polyarr.backends.opencl.geometry").CpuGeometry
-Plans = import_module("polyarr.backends.opencl.plans").Plans
+CpuGeometry = import_module("polyarr.backends.opencl.runtime.geometry").CpuGeometry
+Plans = import_module("polyarr.backends.opencl.runtime.plans").Plans
 pocl, tuning, measure, matmul, speed, devices = opencl_modules(
     "pocl", "tuning", "measure", "matmul", "speed", "devices"
 )

@@ -21,8 +21,8 @@ from tests.opencl_modules import opencl_modules
     "variants", "wgmma", "mma", "matmul", "devices", "caches", "product", "product_check", "copy", "layout", "tuning",
     "parts", "table",
 )  # fmt: skip
-Plans = import_module("polyarr.backends.opencl.plans").Plans
-tensor_map = import_module("polyarr.backends.opencl.tensor_map").tensor_map
+Plans = import_module("polyarr.backends.opencl.runtime.plans").Plans
+tensor_map = import_module("polyarr.backends.opencl.products.tensor_map").tensor_map
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
 

@@ -20,8 +20,8 @@ RANK = 1
 def marked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sums has captured functions marked from then on: until the end of a test here, with many marks."""
     monkeypatch.setattr(backend.home.commands, "is_marked", backend.home.commands.is_marked)
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay"), "APART", 1 << 8)
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.early"), "TOGETHER", 1 << 8)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.replay"), "APART", 1 << 8)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.early"), "TOGETHER", 1 << 8)
 
 
 def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype, beside: bool = False) -> Any:

@@ -9,14 +9,16 @@ import numpy as np
 
 import polyarr
 from polyarr import ops
-from polyarr.backends.opencl import attention, batch_norm, norm
-from polyarr.backends.opencl.attention_parts import divide, make_parts, walks
+from polyarr.backends.opencl import norm
+from polyarr.backends.opencl.attention import attention
+from polyarr.backends.opencl.attention.attention_parts import divide, make_parts, walks
+from polyarr.backends.opencl.convolutions import batch_norm
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
-from polyarr.backends.opencl.graphs import chain
-from polyarr.backends.opencl.measure import peak_rate
-from polyarr.backends.opencl.parts import THIRDS, Whole, divided, divided_beside
-from polyarr.backends.opencl.product import Operand, Problem
+from polyarr.backends.opencl.products.parts import THIRDS, Whole, divided, divided_beside
+from polyarr.backends.opencl.products.product import Operand, Problem
+from polyarr.backends.opencl.replay.graphs import chain
+from polyarr.backends.opencl.tuning.measure import peak_rate
 from polyarr.core.spec import Spec
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")

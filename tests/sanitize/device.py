@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import global_norm, matmul, measure, sort, topk
+from polyarr.backends.opencl import global_norm, sort, topk
 from polyarr.backends.opencl.copy import download
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.fusion import fusion_of
-from polyarr.backends.opencl.geometry import CpuGeometry, GpuGeometry, geometry_of
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.products import matmul
+from polyarr.backends.opencl.replay.fusion import fusion_of
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.geometry import CpuGeometry, GpuGeometry, geometry_of
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.table import READS, make_kernels
+from polyarr.backends.opencl.tuning import measure
 from polyarr.core.backend import Backend, Fused
 
 # Oclgrind lacks the instructions that these become.

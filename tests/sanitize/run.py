@@ -181,7 +181,7 @@ def report_unreached(variant: str, called: Counter) -> int:
 
 
 def report_kernels(ran: set[str]) -> int:
-    from polyarr.backends.opencl.source import KERNELS
+    from polyarr.backends.opencl.runtime.source import KERNELS
 
     stated = {
         f"{path.name.removesuffix('.cl')}.{name}"

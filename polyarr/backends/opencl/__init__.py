@@ -19,16 +19,16 @@ def start(device: str | None = None) -> Backend:
     _choose_caches()
     from polyarr.backends.opencl.copy import download
     from polyarr.backends.opencl.devices import select
-    from polyarr.backends.opencl.fusion import fusion_of
-    from polyarr.backends.opencl.graphs import graphs_of
     from polyarr.backends.opencl.handle import handle_of
-    from polyarr.backends.opencl.noting import noting
-    from polyarr.backends.opencl.replay import Replay
+    from polyarr.backends.opencl.ranks.together import together_of
+    from polyarr.backends.opencl.replay.fusion import fusion_of
+    from polyarr.backends.opencl.replay.graphs import graphs_of
+    from polyarr.backends.opencl.replay.replay import Replay
+    from polyarr.backends.opencl.runtime.noting import noting
     from polyarr.backends.opencl.sharing import dlpack_of
-    from polyarr.backends.opencl.speed import peaks_of
     from polyarr.backends.opencl.table import READS, halves, make_kernels, precisions, unordered
-    from polyarr.backends.opencl.together import together_of
-    from polyarr.backends.opencl.tune import tuning_of
+    from polyarr.backends.opencl.tuning.speed import peaks_of
+    from polyarr.backends.opencl.tuning.tune import tuning_of
 
     found = select(device)
     if found not in _backends:
@@ -61,7 +61,7 @@ def start(device: str | None = None) -> Backend:
 
 def _choose_caches() -> None:
     """Load PyOpenCL, and say how it and the drivers may cache. They read this when they are loaded."""
-    from polyarr.backends.opencl.caches import import_pyopencl, is_off
+    from polyarr.backends.opencl.runtime.caches import import_pyopencl, is_off
 
     import_pyopencl()
     if is_off():
@@ -89,8 +89,8 @@ def polyarr_backends(register: Any) -> None:
 def _shared(number: int, count: int) -> str:
     """The device of one of so many processes of this host, which share the cores where they compute on these."""
     _choose_caches()
-    from polyarr.backends.opencl.caches import share_cores
     from polyarr.backends.opencl.devices import share
+    from polyarr.backends.opencl.runtime.caches import share_cores
 
     share_cores(count)
     return share(number)
@@ -117,6 +117,6 @@ def polyarr_diagnose() -> list[tuple[str, str]]:
 @hookimpl
 def polyarr_caches() -> list[str]:
     """The folder of polyarr's entries, and that of NVIDIA's driver."""
-    from polyarr.backends.opencl.caches import nvidia_folder, root
+    from polyarr.backends.opencl.runtime.caches import nvidia_folder, root
 
     return [str(folder) for folder in (root(), nvidia_folder()) if folder.exists()]

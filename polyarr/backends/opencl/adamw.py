@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device, room_of
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import types, vector_types
 from polyarr.backends.opencl.rows import wide
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device, room_of
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.core.number import evaluate
 from polyarr.core.spec import Spec, float64
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from polyarr.backends.opencl import elementwise
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device, room_of
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import STORED, types, vector_types
+from polyarr.backends.opencl.runtime.device import Device, room_of
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import STORED, types, vector_types
 from polyarr.core.spec import Spec
 
 PLACES = 24  # arrays per launch; astype_all.cl repeats its arguments as often

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import Start, launch
-from polyarr.backends.opencl.layout import ALIGNMENT, Buffer, collapse, row_pitch, spec_of, swapped, whole_row
-from polyarr.backends.opencl.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, collapse, row_pitch, spec_of, swapped, whole_row
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}

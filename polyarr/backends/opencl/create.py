@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import types
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import types
 from polyarr.core.number import evaluate
 from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 

@@ -5,11 +5,11 @@ stays on the device.
 """
 
 from polyarr.backends.opencl.copy import dense, in_rows, padded
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import STORED
 from polyarr.backends.opencl.rows import row_plan, wide
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import STORED
 from polyarr.core.spec import Spec
 
 Saved = tuple[Buffer, Buffer]

@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from polyarr.backends.opencl import attention, caches, matmul, random, speed, tuned, variants
-from polyarr.backends.opencl.device import FORKED, Device, Refusal, features_of
-from polyarr.backends.opencl.quirks import INTEL, NVIDIA, POCL, quirks_of
+from polyarr.backends.opencl import random
+from polyarr.backends.opencl.attention import attention
+from polyarr.backends.opencl.products import matmul
+from polyarr.backends.opencl.runtime import caches, variants
+from polyarr.backends.opencl.runtime.device import FORKED, Device, Refusal, features_of
+from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, quirks_of
+from polyarr.backends.opencl.tuning import speed, tuned
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, uint32
 from polyarr.plugins import DeviceInfo

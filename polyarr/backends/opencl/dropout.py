@@ -1,11 +1,11 @@
 """Dropout. Its gradient is dropout under the same mask, which is computed again rather than saved."""
 
-from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
 from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.rows import block_plan
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.spec import Spec
 
 IN_PLACE = (InPlace(0, 1),)

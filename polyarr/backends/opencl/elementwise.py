@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.commands import InPlace
-from polyarr.backends.opencl.device import Device, room_of
-from polyarr.backends.opencl.layout import Buffer, broadcast_strides, collapse, lengthened, row_major, steps_of
-from polyarr.backends.opencl.program import types, vector_types
-from polyarr.backends.opencl.source import SCALARS, STRUCTURE
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device, room_of
+from polyarr.backends.opencl.runtime.layout import Buffer, broadcast_strides, collapse, lengthened, row_major, steps_of
+from polyarr.backends.opencl.runtime.program import types, vector_types
+from polyarr.backends.opencl.runtime.source import SCALARS, STRUCTURE
 from polyarr.core.number import evaluate
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, float64, uint64
 from polyarr.core.spec import bool as bool_

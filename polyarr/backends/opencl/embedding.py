@@ -2,9 +2,9 @@
 
 from polyarr.backends.opencl import index, segments
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import launch
-from polyarr.backends.opencl.layout import Buffer, spec_of
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
 from polyarr.core.spec import Spec
 
 

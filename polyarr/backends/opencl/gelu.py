@@ -1,11 +1,11 @@
 """GELU, forward and backward. Nothing is saved."""
 
-from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import block_plan
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.core.spec import Spec
 
 IN_PLACE = {"gelu_forward": (InPlace(0, 1),), "gelu_backward": (InPlace(0, 2), InPlace(1, 2))}

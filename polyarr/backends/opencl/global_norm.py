@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.program import Program, types
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.program import Program, types
 from polyarr.core.spec import Spec
 
 PLACES = 16  # arrays per launch; global_norm.cl repeats its arguments as often

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.spec import Spec
 
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from polyarr.backends.opencl import segments
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, broadcast
-from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, broadcast
+from polyarr.backends.opencl.runtime.program import Program
 from polyarr.core.spec import Spec
 
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4", 32: "uint8", 64: "uint16"}

@@ -3,10 +3,10 @@
 from typing import Any
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, spec_of
-from polyarr.backends.opencl.plans import LaunchPlan
 from polyarr.backends.opencl.rows import alike, column_sums, dense_or_none, groups_of, row_plan, wide
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.core.spec import Spec
 
 

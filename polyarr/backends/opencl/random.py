@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import astype, launch
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.core.spec import Spec, int64, uint64
 
 WORD = (1 << 64) - 1

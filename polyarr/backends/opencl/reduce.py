@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, collapse, permuted, row_major
-from polyarr.backends.opencl.program import types, vector_types
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, collapse, permuted, row_major
+from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64, int64
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.commands import InPlace
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.plans import LaunchPlan
-from polyarr.backends.opencl.program import types, vector_types
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.core.spec import Spec, float64
 
 LONGEST = 256  # rows that a group adds up one by one where it leaves a partial result

@@ -7,10 +7,10 @@ import numpy as np
 
 from polyarr.backends.opencl import reduce
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, row_major
-from polyarr.backends.opencl.program import types, vector_types
-from polyarr.backends.opencl.source import SCALARS
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, row_major
+from polyarr.backends.opencl.runtime.program import types, vector_types
+from polyarr.backends.opencl.runtime.source import SCALARS
 from polyarr.core.spec import FLOATS, Spec, float32, float64
 
 SUM = reduce.launcher("sum")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl import sort
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
-from polyarr.backends.opencl.program import Program, types
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.program import Program, types
+from polyarr.backends.opencl.runtime.source import SCALARS
 from polyarr.backends.opencl.scan import sum_dtype
-from polyarr.backends.opencl.source import SCALARS
 from polyarr.core.spec import Spec, float32
 
 GROUP = 128  # work-items per group on a GPU, a power of two

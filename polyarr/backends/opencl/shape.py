@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 from polyarr.backends.opencl.copy import dense, duplicate, write
-from polyarr.backends.opencl.device import Device
 from polyarr.backends.opencl.elementwise import Start, astype
-from polyarr.backends.opencl.layout import (
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import (
     Buffer,
     broadcast,
     permuted,

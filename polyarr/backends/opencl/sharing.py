@@ -7,9 +7,9 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from polyarr.backends.opencl.copy import duplicate
-from polyarr.backends.opencl.cuda import LEGACY, Piece, SharedPool
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer
+from polyarr.backends.opencl.runtime.cuda import LEGACY, Piece, SharedPool
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.backend import DLPack
 from polyarr.core.dlpack import CUDA, Shared, memory_of
 from polyarr.core.spec import Spec

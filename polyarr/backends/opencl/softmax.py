@@ -1,9 +1,9 @@
 """Softmax and log-softmax, forward and backward. What is saved is the result."""
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, moved, spec_of
 from polyarr.backends.opencl.rows import row_plan
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, moved, spec_of
 from polyarr.core.spec import Spec
 
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, swapped
-from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, swapped
+from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.scan import cumulative_sum
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 

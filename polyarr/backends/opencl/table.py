@@ -8,9 +8,6 @@ from polyarr import ops
 from polyarr.backends.opencl import (
     adamw,
     astype_all,
-    attention,
-    batch_norm,
-    conv,
     create,
     cross_entropy,
     dropout,
@@ -19,11 +16,7 @@ from polyarr.backends.opencl import (
     gelu,
     global_norm,
     index,
-    int8_linear,
-    linear,
-    matmul,
     norm,
-    pool,
     random,
     reduce,
     scan,
@@ -33,7 +26,10 @@ from polyarr.backends.opencl import (
     sort,
     topk,
 )
-from polyarr.backends.opencl.device import Device
+from polyarr.backends.opencl.attention import attention
+from polyarr.backends.opencl.convolutions import batch_norm, conv, pool
+from polyarr.backends.opencl.products import int8_linear, linear, matmul
+from polyarr.backends.opencl.runtime.device import Device
 from polyarr.core.backend import Fused
 
 KERNELS = {

@@ -3,9 +3,9 @@
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.device import Device
-from polyarr.backends.opencl.layout import Buffer, swapped, window
-from polyarr.backends.opencl.program import Program
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, swapped, window
+from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.sort import INT32, argsort, key_dtype, key_macros
 from polyarr.core.spec import Spec
 

@@ -1,0 +1,1 @@
+"""Attention: portable kernels, those for one query, and those for matrix units."""

@@ -1,0 +1,167 @@
+"""Attention without the matrix of scores: tiles, online softmax, and a backward pass that makes the weights again.
+
+Which kernels: the first variant for some devices that takes it, or else the portable ones: one query has its own.
+"""
+
+import struct
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.attention import attention_decode, attention_tiled, attention_wgmma
+from polyarr.backends.opencl.attention.attention_tiled import Call, Problem
+from polyarr.backends.opencl.copy import dense
+from polyarr.backends.opencl.products.parts import HALVES, THIRDS
+from polyarr.backends.opencl.random import state_of
+from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, is_aligned, row_major, view
+from polyarr.core.spec import Spec, float32
+
+SUM = reduction("sum")
+VARIANTS = (attention_wgmma.VARIANT,)  # for some devices
+
+
+class Saved(NamedTuple):
+    """What forward keeps: the result, the logarithms of the rows' sums, and whether Hopper's kernels made them."""
+
+    out: Buffer
+    lse: Buffer
+    by_hopper: bool
+
+
+def forward(
+    device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
+    key: int | Buffer, counter: int | Buffer, *,
+    causal: bool, scale: float, dropout_rate: float, precision: str = "highest",
+) -> Any:  # fmt: skip
+    """The result, whose memory is laid out (..., t, heads, e) so that joining the heads costs nothing, and a Saved.
+
+    NotImplemented if rows are so long that no tile fits into the device's local memory, forward or backward.
+    """
+    if not device.plans[attention_tiled.fits](q.dtype.itemsize, q.shape[-2], (q.shape[-1], v.shape[-1])):
+        return NotImplemented
+    result = _by_rows(device, out.shape, out.dtype)
+    numbers = key, counter, causal, scale, dropout_rate, precision
+    call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
+    hopper = device.plans[attention_wgmma.plan](call.problem)
+    family = hopper or (attention_decode if attention_decode.takes(call.problem) else attention_tiled)
+    return result, Saved(result, family.forward(device, call, result), hopper is not None)
+
+
+def backward(
+    device: Device, g: Buffer, saved: Saved, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
+    key: int | Buffer, counter: int | Buffer, *, wanted: tuple[bool, ...], causal: bool, scale: float,
+    dropout_rate: float, precision: str = "highest",
+) -> tuple[Buffer | None, ...]:  # fmt: skip
+    """The gradients of q, k and v. There is none for a mask."""
+    lead = g.shape[:-2]
+    gradients = _gradients(device, [Spec((*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v)])
+    given, results = (q, k, v, mask), (saved.out, *gradients)
+    numbers = key, counter, causal, scale, dropout_rate, precision
+    call = _call(device, lead, (*given, g), results, *numbers)
+    family, lse = attention_tiled, saved.lse
+    if saved.by_hopper:
+        family = device.plans[attention_wgmma.plan](call.problem)
+        if family is None:  # for the layout of g
+            call = _call(device, lead, (*given, dense(device, g)), results, *numbers)
+            family = device.plans[attention_wgmma.plan](call.problem)
+        if family is None:  # its backward pass was found wrong here
+            family, lse = attention_tiled, attention_wgmma.for_others(device, call.problem, lse)
+    family.backward(device, call, saved.out, lse, gradients, wanted)
+    found = zip(gradients, (q, k, v), wanted, strict=False)
+    return (*(_unbroadcast(device, dx, x.shape) if want else None for dx, x, want in found), None, None, None)
+
+
+def _call(
+    device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...],
+    key: int | Buffer, counter: int | Buffer, causal: bool, scale: float, rate: float, precision: str,
+) -> Call:  # fmt: skip
+    """One pass, of arrays as they come."""
+    found, at, inner = _laid_out(device, lead, inputs, results)
+    q, k, v, mask, *rest = found
+    state = state_of(device, key, counter, q)
+    problem = Problem(
+        q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
+        tuple([at[i][8:] for i in range(len(found)) if i != 3]),
+        all(map(is_aligned, (q, k, v, *rest))), scale > 0, rate > 0,
+        rate > 0 and bool(state.on_device), _parts(q.dtype, precision),
+    )  # fmt: skip
+    kept = 1 / (1 - rate) if rate < 1 else 0.0
+    numbers = inner, problem.t, problem.s, int(causal), scale, *state.arguments, round(rate * 2**24), kept
+    return Call(problem, found, at, numbers)
+
+
+def _parts(dtype: np.dtype, precision: str) -> int:
+    return 1 if dtype != float32 else THIRDS if precision == "highest" else HALVES
+
+
+# ---- layouts -----------------------------------------------------------------------------------------------------
+
+
+def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
+    """An uninitialised (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
+    found, strides = device.plans[_rows](shape, dtype)
+    return view(device.empty(found), shape, strides, 0)
+
+
+def _gradients(device: Device, specs: list[Spec]) -> tuple[Buffer, ...]:
+    """The same for several. Of those that are alike, heads lie side by side, so that joining them costs nothing."""
+    first, count = specs[0], len(specs)
+    if specs != [first] * count or len(first.shape) < 3:
+        return tuple([_by_rows(device, spec.shape, spec.dtype) for spec in specs])
+    *outer, heads, rows, n = first.shape
+    whole = _by_rows(device, (*outer, count * heads, rows, n), first.dtype)
+    return tuple([view(whole, first.shape, whole.strides, i * heads * n) for i in range(count)])
+
+
+def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec, tuple[int, ...]]:
+    """What is allocated for that, and how far apart its elements lie."""
+    order = [*range(len(shape))]
+    order[-3:-1] = reversed(order[-3:-1])
+    steps = row_major(tuple(shape[i] for i in order))
+    return Spec(tuple(shape[i] for i in order), dtype), tuple(steps[i] for i in order)
+
+
+def _laid_out(
+    device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...]
+) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int]:
+    """The inputs, broadcast (a mask to all scores), the layouts of all arrays, the length of the inner leading axis."""
+    q, k, v, mask, *rest = inputs
+    last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
+    found = [broadcast(x, (*lead, *x.shape[-2:])) for x in last]
+    found.insert(3, found[0] if mask is None else broadcast(mask, (*lead, q.shape[-2], k.shape[-2])))
+    layouts = _steps(lead, tuple([x.strides for x in (*found, *results)]))
+    if layouts is None:
+        found = [dense(device, x) for x in found]
+        layouts = _steps(lead, tuple([x.strides for x in (*found, *results)]))
+    steps, inner = layouts
+    starts = [struct.pack("q", x.offset) for x in (*found, *results)]
+    return tuple(found), tuple([start + step for start, step in zip(starts, steps, strict=True)]), inner
+
+
+def _with_unit_step(device: Device, x: Buffer) -> Buffer:
+    return x if x.strides[-1] == 1 or x.shape[-1] == 1 else dense(device, x)
+
+
+@lru_cache(maxsize=1024)
+def _steps(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[list[bytes], int] | None:
+    """The layouts but for where arrays start, if the leading axes of all join into two, else None."""
+    lengths, steps = collapse(lead, [strides[:-2] for strides in arrays])
+    if len(lengths) > 2:
+        return None
+    pairs = [(0, *step) if len(lengths) == 1 else step for step in steps]
+    return [struct.pack("3q", *pair, a[-2]) for a, pair in zip(arrays, pairs, strict=True)], lengths[-1]
+
+
+def _unbroadcast(device: Device, dx: Buffer, shape: tuple[int, ...]) -> Buffer:
+    """The sum over the axes along which an input of this shape was broadcast."""
+    missing = len(dx.shape) - len(shape)
+    axes = (*range(missing), *(missing + i for i, n in enumerate(shape) if n == 1 != dx.shape[missing + i]))
+    if not axes:
+        return dx
+    kept = (*(1 for _ in range(missing)), *shape)
+    total = SUM(device, Spec(kept, dx.dtype), dx, axis=axes, keepdims=True)
+    return total._replace(shape=shape, strides=total.strides[missing:])

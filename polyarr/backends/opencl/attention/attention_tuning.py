@@ -1,0 +1,131 @@
+"""What `polyarr tune` needs to know of attention: what to try, how to check it, and what to time."""
+
+import random
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.attention.attention import Saved, backward, forward
+from polyarr.backends.opencl.attention.attention_reference import attention
+from polyarr.backends.opencl.attention.attention_tiled import (
+    LOCAL_MEMORY,
+    CpuTile,
+    GpuTile,
+    cpu_bytes,
+    gpu_bytes,
+    shape_class,
+    tiles,
+)
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.tuning.tuned import Case, Tunable
+from polyarr.backends.opencl.tuning.tuning import vector_width
+from polyarr.core.spec import Spec
+from polyarr.core.tuning import Work
+
+FORMS = ("forward", "backward")
+TILES = {"cpu": CpuTile, "gpu": GpuTile}
+SMALL = (2, 64, 96), (3, 37, 53)  # heads, queries, keys
+HEADS_OF_CORE, ROWS_ON_CPU = 4, 512  # at most, of what is timed
+MOST_SUMS = 32  # that a work-item of a GPU keeps in registers
+ERRORS = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 2e-2, "float16": 3e-3}
+
+
+def _case(work: Work) -> Case:
+    """Causal attention, or its gradients alone: forward's result and sums come from the reference."""
+    heads, t, s, length = work.shape
+    dtype, generator, scale = np.dtype(work.dtype), np.random.default_rng(0), length**-0.5
+    q, k, v, g = (
+        generator.standard_normal((heads, rows, length), np.float32).astype(dtype) for rows in (t, s, s, t)
+    )
+    parameters: dict[str, Any] = {"causal": t <= s, "scale": scale, "dropout_rate": 0.0}
+    reference = attention(q, k, v, g, None, t <= s, scale)
+    if work.form == "forward":
+
+        def run(device: Device, buffers: list[Buffer]) -> tuple[Buffer, ...]:
+            return (forward(device, Spec((heads, t, length), dtype), *buffers, None, 0, 0, **parameters)[0],)
+
+        return Case([q, k, v], run, lambda: (reference.out,), ERRORS[work.dtype])
+
+    def pull(device: Device, buffers: list[Buffer]) -> tuple[Buffer, ...]:
+        *inputs, g, out, lse = buffers
+        wanted = (True,) * 3 + (False,) * 3
+        return backward(device, g, Saved(out, lse, False), *inputs, None, 0, 0, wanted=wanted, **parameters)[:3]
+
+    saved = reference.out.astype(dtype), reference.lse.astype(np.promote_types(dtype, np.float32))
+    return Case([q, k, v, g, *saved], pull, lambda: reference[2:], ERRORS[work.dtype])
+
+
+def _fitting(device: Device, work: Work, found: dict[str, Any]) -> Any:
+    kind = TILES[device.geometry.kind]
+    if found.keys() != set(kind._fields) or not all(type(v) is int and 0 < v <= 1024 for v in found.values()):
+        return None
+    tile = kind(**found)
+    return tile if _fits(device, work, tile) else None
+
+
+def _fits(device: Device, work: Work, tile: CpuTile | GpuTile) -> bool:
+    """True if the tile is whole, and its local memory is there."""
+    itemsize, lengths, is_backward = max(4, np.dtype(work.dtype).itemsize), work.shape[-1:] * 2, work.form == "backward"
+    if isinstance(tile, CpuTile):
+        whole = not any(side % step for side in tile[:2] for step in (tile.LANES * tile.VECTORS, tile.ROWS))
+        return (
+            whole and tile.LANES in (2, 4, 8, 16)
+            and cpu_bytes(tile, itemsize, lengths, is_backward) <= device.features.local_memory
+        )  # fmt: skip
+    whole = not tile.OWN % tile.TY and not tile.STREAM % tile.TX and tile.TX * tile.TY <= device.features.max_work_group
+    room = min(device.features.local_memory, LOCAL_MEMORY)
+    return whole and gpu_bytes(tile, itemsize, lengths, is_backward) <= room
+
+
+def _space(device: Device, work: Work) -> Iterator[CpuTile | GpuTile]:
+    """Tiles whose sums registers hold, in an order that is the same every time."""
+    found: list[Any] = list({"cpu": _cpu_space, "gpu": _gpu_space}[device.geometry.kind](device, work))
+    random.Random(0).shuffle(found)  # who has no time for all tries different ones
+    yield from (tile for tile in found if _fits(device, work, tile))
+
+
+def _cpu_space(device: Device, work: Work) -> Iterator[CpuTile]:
+    sides, lanes = (16, 32, 64, 128), max(2, vector_width(device) * 4 // max(4, np.dtype(work.dtype).itemsize))
+    registers = 32 if vector_width(device) == 16 else 16
+    for queries, keys, rows, vectors in product(sides, sides, (4, 6, 8), (1, 2, 3, 4)):
+        if 4 <= rows * vectors and (rows + 1) * vectors < registers:
+            yield CpuTile(queries, keys, rows, lanes, vectors)
+
+
+def _gpu_space(device: Device, work: Work) -> Iterator[GpuTile]:
+    for own, stream, across, down in product((16, 32, 64, 128), (16, 32, 64), (8, 16), (8, 16)):
+        if 2 <= own // down * (stream // across) <= MOST_SUMS:
+            yield GpuTile(own, stream, across, down)
+
+
+def _small(device: Device, work: Work) -> tuple[Work, ...]:
+    return tuple(work._replace(shape=(*shape, work.shape[-1])) for shape in SMALL)
+
+
+def _timed(device: Device, work: Work) -> Work:
+    if not device.geometry.is_timed_in_part:
+        return work
+    heads, *rows, length = work.shape
+    heads = min(heads, HEADS_OF_CORE * device.features.compute_units)
+    return work._replace(shape=(heads, *(min(n, ROWS_ON_CPU) for n in rows), length))
+
+
+def _shape(device: Device, work: Work) -> str:
+    _, t, s, length = work.shape
+    return shape_class(t, s, (length, length), work.form == "backward")
+
+
+def _operations(work: Work) -> int:
+    """Of the products, as if nothing were hidden."""
+    return prod(work.shape) * (4 if work.form == "forward" else 10)
+
+
+TUNABLE = Tunable(
+    "attention", FORMS, tiles,
+    stem=lambda device: f"attention_{device.geometry.kind}",
+    fitting=_fitting, space=_space, small=_small, timed=_timed, shape=_shape, case=_case, operations=_operations,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Convolutions, pools and batch norm: work on windows of images."""

@@ -1,0 +1,43 @@
+"""Groups of channels that are multiplied as one on matrix units, whose tiles are wider than a group of few channels.
+
+Filters of joined groups see the channels of all of them, with zeros but for their own.
+"""
+
+from math import prod
+
+from polyarr.backends.opencl.convolutions.conv_wgmma import STEP
+from polyarr.backends.opencl.copy import dense, write
+from polyarr.backends.opencl.elementwise import launch
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, Shape, reshaped, view
+from polyarr.core.spec import Spec
+
+
+def groups_joined(groups: int, weight: Shape, rows: int = STEP) -> int:
+    """How many groups make one that has channels for whole steps, and filters for so many rows; 0 if none do."""
+    if groups == 1:
+        return 1
+    n, c = weight[0] // groups, weight[-1]
+    for count in range(1, groups + 1):
+        if groups % count == c * count % STEP == n * count % (STEP if count == groups else rows) == 0:
+            return count
+    return 0
+
+
+def own_channels(joined: Buffer, weight: Shape, groups: int, count: int) -> Buffer:
+    """Of filters that see so many groups, the elements of their own: (groups / count, count, ...), a view."""
+    (n, *kernel, c), row = weight, count * weight[-1]
+    each, size = n // groups, prod(kernel) * row
+    shape = groups // count, count, each, prod(kernel), c
+    return view(joined, shape, (count * each * size, each * size + c, size, row, 1), 0)
+
+
+def amid_others(device: Device, filters: Buffer, weight: Shape, groups: int, count: int) -> Buffer:
+    """Filters as those of so many groups each; dense."""
+    filters = dense(device, filters)
+    if count == 1:
+        return filters
+    joined = launch(device, Spec((*weight[:-1], count * weight[-1]), filters.dtype), 0)
+    own = own_channels(joined, weight, groups, count)
+    write(device, own, reshaped(filters, own.shape))
+    return joined

@@ -1,0 +1,1 @@
+"""Matrix products and linear layers: portable kernels, and those for matrix units."""

@@ -1,0 +1,25 @@
+"""What comes after the sums of a linear layer of bytes: scales, a bias and an activation."""
+
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.products.product import Epilogue
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import types
+
+
+def scaling_plan(
+    device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, epilogue: Epilogue
+) -> LaunchPlan:
+    """The launch that makes the layer's result of a product of x and the codes as floats."""
+    cut = device.geometry.items(rows * n)
+    kernel = device.build("int8_scaling", **macros_of(dtype, bias, epilogue)).int8_scaling
+    return LaunchPlan(kernel, cut.work, cut.group, (rows * n, n, cut.each))
+
+
+def macros_of(dtype: np.dtype, bias: np.dtype, epilogue: Epilogue) -> dict[str, Any]:
+    """Those that say what follows a sum; a bias is read as it is stored."""
+    stored = types(bias)
+    return {**epilogue.macros(dtype), "BIAS_T": stored["T"], "BIAS_LOAD": stored["LOAD"]}

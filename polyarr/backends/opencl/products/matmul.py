@@ -1,0 +1,412 @@
+"""Matrix products: which kernel, which tiles, how many work-groups. Transposed operands are read in place."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from math import log2
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.copy import dense, in_whole_rows, padded
+from polyarr.backends.opencl.products import mma, wgmma
+from polyarr.backends.opencl.products.product import (
+    PLAIN,
+    Arrays,
+    Copies,
+    Epilogue,
+    Operand,
+    Plan,
+    Problem,
+    Windows,
+    blocks_in,
+    kernel_of,
+    problem_of,
+)
+from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, Shape, broadcast, is_aligned, pieces, reshaped, swapped
+from polyarr.backends.opencl.runtime.program import STORED
+from polyarr.backends.opencl.runtime.source import SCALARS
+from polyarr.backends.opencl.shape import concat
+from polyarr.backends.opencl.tuning.measure import Launcher
+from polyarr.backends.opencl.tuning.tuned import best
+from polyarr.backends.opencl.tuning.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup, vector_width
+from polyarr.core.spec import Spec, float32, float64
+
+THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
+GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
+LEAST_SLICE = 256  # a part of k that is worth its own work-group
+EVEN = 0.9  # how busy the units must be if each tile is one work-group's
+DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts
+MOST_PARTS = 2**14
+SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
+FAR = 1024  # elements between rows of x, a page, from which a CPU packs it for as many columns
+LOCAL = 2**19 - 2**14  # bytes of local memory for a CPU's panels: most of the second cache
+LEAST_WORK = 2**20  # multiply-adds for which it is worth to wake another thread
+LEAST_COLUMNS = 48  # for which a row of x is read in the time that their multiply-adds take
+LEAST_SHARE = 2**18  # multiply-adds that are worth a turn of their own
+TURNS = 8  # of a thread that takes its part of a product piece by piece
+PARTS = sorted(2**power * odd for power in range(12) for odd in (1, 3))  # numbers of them that are tried
+PACKING = {False: 12, True: 20}  # what an element costs to pack, in multiply-adds, by whether it lies along k
+READING = {False: 2, True: 6}  # and to read in place for a share, by whether rows are far apart
+SUM = reduction("sum")
+
+NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
+
+
+def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = "highest") -> Buffer:
+    """The product of the two last axes; the others broadcast. A vector is a row on the left, a column on the right."""
+    epilogue = PLAIN if precision == PLAIN.precision else PLAIN._replace(precision=precision)
+    if x.ndim > 1 and y.ndim > 1:
+        return product(device, out, x, y, None, epilogue)[0]
+    shape = (*out.shape, 1) if y.ndim == 1 else out.shape
+    shape = (*shape[:-1], 1, shape[-1]) if x.ndim == 1 else shape
+    x = broadcast(x, (1, *x.shape)) if x.ndim == 1 else x
+    y = swapped(broadcast(y, (1, *y.shape))) if y.ndim == 1 else y
+    return reshaped(product(device, Spec(shape, out.dtype), x, y, None, epilogue)[0], out.shape)
+
+
+def product(
+    device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
+) -> tuple[Buffer, Buffer | None]:
+    """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense.
+
+    Rows of the result may be padded if the epilogue says so.
+    """
+    if x.shape[-1] >= 2 * DEEP and epilogue._replace(pads=False) == PLAIN and out.dtype in (float32, float64):
+        room = (x.size + y.size) // (4 * max(out.size, 1))  # for partial results: a quarter of what x and y take
+        parts = min(x.shape[-1] // device.geometry.product_part, MOST_PARTS, room)
+        if parts > 1:
+            return _in_parts(device, out, x, y, parts), None
+    return _product(device, out, x, y, bias, epilogue)
+
+
+def _in_parts(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Buffer:
+    """A product of great depth: the products of parts of k, and of what is left over, added as sum adds."""
+    depth, lead = x.shape[-1], len(out.shape) - 2
+    length = depth // parts
+    products = []
+    for first, count, each in ((0, parts, length), (parts * length, 1, depth - parts * length)):
+        pair = (pieces(_with_batch(a, lead), axis, first, count, each) for a, axis in ((x, -1), (y, -2)))
+        products.append(_product(device, Spec((count, *out.shape), out.dtype), *pair, None, PLAIN)[0])
+    stacked = concat(device, Spec((parts + 1, *out.shape), out.dtype), tuple(products), axis=0)
+    return SUM(device, out, stacked, axis=(0,))
+
+
+def _with_batch(matrices: Buffer, lead: int) -> Buffer:
+    """With as many leading axes, the missing ones of length 1."""
+    return broadcast(matrices, (1,) * (lead + 2 - matrices.ndim) + matrices.shape)
+
+
+def _product(
+    device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None, epilogue: Epilogue
+) -> tuple[Buffer, Buffer | None]:
+    plan = _find_plan(device, out, x, y, epilogue) if out.size else NO_WORK
+    if plan is None:
+        return _product(device, out, *_repaired(device, out, x, y), bias, epilogue)
+    if isinstance(plan, Copies):
+        x, y = (in_whole_rows(device, buf) if copy else buf for buf, copy in ((x, plan.x), (y, plan.y)))
+        return _product(device, out, x, y, bias, epilogue)
+    return run(device, out, plan, x, y, bias, epilogue)
+
+
+def run(
+    device: Device, out: Spec, plan: Plan, x: Buffer, y: Buffer, bias: Buffer | None, epilogue: Epilogue
+) -> tuple[Buffer, Buffer | None]:
+    """Launch a plan: the result, and what activation was applied to if that is saved."""
+    result = padded(device, out, plan.pitch) if plan.pitch else device.empty(out)
+    saved = device.empty(out) if epilogue.save else None
+    sums = device.empty(plan.sums) if plan.sums else result
+    arrays = tuple(buf and buf.memory for buf in (x, y, bias, sums, result, saved))
+    plan.launch(arrays, x.offset, y.offset)
+    return result, saved
+
+
+def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | Copies | None:
+    aligned = is_aligned(x), is_aligned(y)  # then elements are read 16 bytes at once
+    return device.plans[_plan](out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
+
+
+def _repaired(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, Buffer]:
+    """The operands as a kernel reads them: contiguous along an axis or, if both were, without repeats."""
+    if 1 in x.strides[-2:] and 1 in y.strides[-2:]:
+        return _repeated(device, out, x), _repeated(device, out, y)
+    return tuple(buf if 1 in buf.strides[-2:] else dense(device, buf) for buf in (x, y))
+
+
+def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
+    """A dense copy that repeats what broadcasting would repeat."""
+    return dense(device, broadcast(buf, out.shape[:-2] + buf.shape[-2:]))
+
+
+# ---- the plan ----------------------------------------------------------------------------------------------
+
+
+def _plan(
+    device: Device, out: Spec, x_shape: Shape, x_strides: Shape, y_shape: Shape, y_strides: Shape,
+    aligned: tuple[bool, bool], epilogue: Epilogue,
+) -> Plan | Copies | None:  # fmt: skip
+    """How to run a product, or None if an operand must be copied first."""
+    problem = problem_of(out.shape, x_shape, x_strides, y_shape, y_strides)
+    if problem is None:
+        return None
+    too_far = max(problem.x.step, problem.y.step) > device.geometry.largest_step
+    if min(problem.m, problem.n) <= THIN_ROWS or too_far:
+        return _thin_plan(device, out.dtype, problem, epilogue)
+    if 1 not in (problem.x.kept, problem.x.deep) or 1 not in (problem.y.kept, problem.y.deep):
+        return None
+    return plan_of(device, out.dtype, problem, aligned, epilogue)
+
+
+def plan_of(
+    device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan | Copies:
+    """How a product runs whose operands are each contiguous along an axis."""
+    for variant in VARIANTS:
+        plan = variant.plan(device, dtype, problem, aligned, epilogue)
+        if plan is not None:
+            return plan
+    return FAMILIES[device.geometry.kind].plan(device, dtype, problem, aligned, epilogue)
+
+
+def _batch_strides(p: Problem) -> tuple[int, ...]:
+    return p.inner, p.x.outer, p.x.inner, p.y.outer, p.y.inner
+
+
+def _cpu_plan(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan:
+    """A work-group for each core, which takes shares of rows and columns until there are none left."""
+    params = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)[0]
+    workers = workers_for(p, device.features.compute_units)
+    launch = _cpu_launch(device, dtype, p, epilogue, params, shares(params, p, workers), workers)
+    stored, accumulator = STORED[dtype]
+    return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), SCALARS[accumulator]))
+
+
+def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]) -> Launcher:
+    """A plain product of row-major matrices (m, k) @ (k, n) on one core, for measuring."""
+    m, n, k = lengths
+    problem = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(1, n, 0, 0))
+    return partial(_cpu_launch(device, dtype, problem, PLAIN, params, (m, n), 1), x_start=0, y_start=0)
+
+
+def _cpu_launch(
+    device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue, params: CpuMatmul, share: tuple[int, int],
+    workers: int,
+) -> Callable[[Arrays, int, int], None]:  # fmt: skip
+    """The launch of a product with this tile, in shares of so many rows and columns, which workers take in turn."""
+    stored, accumulator = STORED[dtype]
+    same, (rows, columns) = stored == accumulator, share
+    finish, direct = not same or epilogue != PLAIN, same and _in_place(p, columns)
+    count, itemsize = blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch, SCALARS[accumulator].itemsize
+    workers = min(workers, count)
+    x_room, y_room = params.room(params.ROWS if direct else rows, columns, p.k)
+    # What a thread used last is in its caches; memory of a group's own may come from another's.
+    most = min(device.features.local_memory, LOCAL) // itemsize
+    local = most if x_room + y_room <= most else 0
+    flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
+    program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **p.macros, **asdict(params))
+    kernel, windows = kernel_of(program, p)
+    panels = 0 if local else workers * (x_room + y_room) * itemsize  # bytes
+    dealing = device.plans[_dealt](), count, max(1, count // (TURNS * workers))
+    scalars, batch = (p.m, p.n, p.k, rows, columns, x_room + y_room, y_room), _batch_strides(p)
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        memory, steps = device.scratch(panels) if panels else None, (x_start, p.x.step, y_start, p.y.step)
+        kernel((workers,), (1,), *arrays, memory, *dealing, *scalars, *steps, *batch, *windows)
+
+    return launch
+
+
+def _dealt(device: Device) -> Any:
+    """The words by which work-groups share a product, 0 in between: one kernel runs after the other."""
+    return device.empty_words(2)
+
+
+def _in_place(p: Problem, columns: int) -> bool:
+    """True if a CPU reads x as it lies as fast as packed: rows that are near each other, or for few columns."""
+    if p.windows and not p.of_y:
+        return True
+    return columns < FAR or p.x.step < FAR if p.x.along_k else p.m * p.k <= SMALL
+
+
+def workers_for(p: Problem, cores: int) -> int:
+    """How many work-groups a product keeps busy."""
+    return max(1, min(cores, p.batch * p.m * max(p.n, LEAST_COLUMNS) * p.k // LEAST_WORK))
+
+
+def shares(params: CpuMatmul, p: Problem, workers: int) -> tuple[int, int]:
+    """Rows and columns that are dealt to a work-group at a time: few to pack for, small enough to end together."""
+    if workers == 1 or p.batch >= TURNS * workers:
+        return p.m, p.n
+    most = max(1, min(TURNS * workers, p.batch * p.m * p.n * p.k // LEAST_SHARE) // p.batch)
+    cuts = [parts for parts in PARTS if parts <= most]
+    return min(
+        (
+            (_share(p.m, high, params.ROWS), _share(p.n, wide, params.WIDE))
+            for high in cuts
+            for wide in cuts
+            if high * wide <= most
+        ),
+        key=lambda share: _cpu_time(params, p, *share, workers),
+    )
+
+
+def _cpu_time(params: CpuMatmul, p: Problem, rows: int, columns: int, workers: int) -> float:
+    """How long a product takes, in multiply-adds.
+
+    With all cores alone at it, but for an eighth of the time, when one core has something else to do as well.
+    """
+    count = blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch
+    rows, columns = min(rows, p.m), min(columns, p.n)
+    turns = blocks_in(count, workers)
+    disturbed = next(t for t in range(turns, 2 * turns + 1) if (workers - 1) * t + t // 2 >= count)
+    width = params.VECTORS * params.WIDE
+    spare = -columns % width / 2  # what is missing from a tile takes half of its time
+    reading = READING[p.x.step >= FAR] if _in_place(p, columns) else PACKING[p.x.along_k]
+    return (7 * turns + disturbed) * (rows * (columns + spare) + PACKING[p.y.along_k] * columns + reading * rows)
+
+
+def _share(length: int, parts: int, multiple: int) -> int:
+    """A part of length, rounded up to a multiple."""
+    return blocks_in(blocks_in(length, parts), multiple) * multiple
+
+
+def _gpu_plan(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan:
+    """A tile for each work-group; where they are few, or the last ones would run alone, the work-groups share them."""
+    found = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)
+    params, groups = gpu_tiles(found, p, device.features.compute_units)
+    return _gpu_launch(device, dtype, p, aligned, epilogue, params, groups)
+
+
+def _gpu_launch(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue, params: GpuMatmul,
+    groups: int,
+) -> Plan:  # fmt: skip
+    tiles = _gpu_tiles(params, p)
+    shared = groups != tiles
+    widths = {
+        "X_VECTOR": _vector(dtype, p.x, p.m, p.k, aligned[0], None if p.of_y else p.windows),
+        "Y_VECTOR": _vector(dtype, p.y, p.n, p.k, aligned[1], p.windows if p.of_y else None),
+        "OUT_VECTOR": 4 if dtype == float32 and p.n % 4 == 0 else 1,
+    }
+    flags = {"FLOAT32": int(dtype == float32), "SPLIT": int(shared), **p.macros, **widths}
+    program = device.build("matmul_gpu", **epilogue.macros(dtype), **flags, **asdict(params))
+    kernel, windows = kernel_of(program, p)
+    work, join_work, group = (groups * params.items,), (tiles * params.items, params.ITEM_M // 4), (params.items,)
+    scalars, batch = (p.m, p.n, p.k, tiles), _batch_strides(p)
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch, *windows)
+        if shared:
+            program.matmul_join(join_work, (*group, 1), *arrays[2:], *scalars, groups)
+
+    accumulator = SCALARS[STORED[dtype][1]]
+    return Plan(launch, Spec((2 * groups, params.TILE_M, params.TILE_N), accumulator) if shared else None)
+
+
+def gpu_tiles(candidates: tuple[GpuMatmul, ...], p: Problem, units: int) -> tuple[GpuMatmul, int]:
+    """The largest tiles that keep all units busy, and how many work-groups: as many as tiles if these do not share."""
+    slots = GROUPS_PER_UNIT * units
+    for params in candidates:
+        tiles, steps = _gpu_tiles(params, p), blocks_in(p.k, params.TILE_K)
+        if tiles >= EVEN * blocks_in(tiles, units) * units:
+            return params, tiles
+        if tiles * steps * params.TILE_K >= slots * LEAST_SLICE:
+            return params, slots
+    return params, max(tiles, min(slots, tiles * p.k // LEAST_SLICE))
+
+
+def _gpu_tiles(params: GpuMatmul, p: Problem) -> int:
+    return blocks_in(p.m, params.TILE_M) * blocks_in(p.n, params.TILE_N) * p.batch
+
+
+def _vector(
+    dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool, windows: Windows | None
+) -> int:
+    """4 if the operand's contiguous rows can be read as vectors of 4."""
+    steps: tuple[int, ...] = operand.outer, operand.inner
+    if windows is None:
+        steps += (k if operand.along_k else length, operand.step)
+    even = not any(step % 4 for step in steps) and (windows is None or windows.comes_in(4, operand.along_k))
+    return 4 if dtype == float32 and aligned and even else 1
+
+
+def _thin_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -> Plan:
+    """Few rows, or few columns: then the product of the transposes."""
+    tall = p.n < p.m
+    out_strides, bias_strides = (p.n, 1), (0, 1)
+    if tall:
+        p = transposed(p)
+        out_strides, bias_strides = (1, p.m), (1, 0)
+    lanes = FAMILIES[device.geometry.kind].thin_lanes(device, p.y.along_k)
+    program = device.build("matmul_thin", **epilogue.macros(dtype), **p.macros, **lanes)
+    span = lanes["ROWS"] if p.y.along_k else lanes["LANES"] * lanes["WIDE"]
+    each = device.geometry.thin_columns(p.n, p.y.along_k)
+    work = blocks_in(p.n, span * each) * lanes["LANES"], lanes["ROWS"], p.batch
+    scalars, batch = (p.m, p.n, p.k, each, *out_strides, *bias_strides), _batch_strides(p)
+
+    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
+        x, y, bias, _, out, saved = arrays
+        if tall:
+            x, y, x_start, y_start = y, x, y_start, x_start
+        program.matmul(
+            work, (lanes["LANES"], lanes["ROWS"], 1), x, y, bias, out, saved, *scalars,
+            x_start, p.x.kept, p.x.deep, y_start, p.y.kept, p.y.deep, *batch,
+        )  # fmt: skip
+
+    return Plan(launch, None)
+
+
+def transposed(p: Problem) -> Problem:
+    """The transposed product."""
+    return p._replace(m=p.n, n=p.m, x=p.y, y=p.x)
+
+
+def _cpu_thin_lanes(device: Device, along_k: bool) -> dict[str, int]:
+    return {"LANES": 1, "ROWS": 1, "WIDE": (1 if along_k else 4) * vector_width(device)}
+
+
+def _gpu_thin_lanes(device: Device, along_k: bool) -> dict[str, int]:
+    return {"LANES": 32, "ROWS": 4 if along_k else 8, "WIDE": 4 if along_k else 1}
+
+
+class Family(NamedTuple):
+    """The kernels for a kind of device: the plan of a product, and the lanes of a thin one."""
+
+    plan: Callable[..., Plan]
+    thin_lanes: Callable[[Device, bool], dict[str, int]]
+
+
+VARIANTS = (wgmma.VARIANT, mma.VARIANT)  # kernels for some devices; the first that takes a product computes it
+FAMILIES = {"cpu": Family(_cpu_plan, _cpu_thin_lanes), "gpu": Family(_gpu_plan, _gpu_thin_lanes)}
+
+
+# ---- which tiles -------------------------------------------------------------------------------------------
+
+FORMS = {(True, False): "NN", (True, True): "NT", (False, False): "TN", (False, True): "TT"}  # by who is along k
+LARGE = 256  # rows, columns and depth from when on a CPU's tiles are as good for any product
+
+
+def tiles(
+    device: Device, dtype: np.dtype, form: str, batch: int, m: int, n: int, k: int
+) -> tuple[MatmulParams, ...]:
+    """The best known parameters: what was measured for products like this one, or else those of the package."""
+    found = best(device, "matmul", dtype, shape_class(device, form, m, n, k)) if batch == 1 else None
+    return (found,) if found else device.plans[lookup](dtype)
+
+
+def _form(p: Problem) -> str:
+    return FORMS[p.x.along_k, p.y.along_k]
+
+
+def shape_class(device: Device, form: str, *lengths: int) -> str:
+    """Lengths to the next power of two. Where operands are packed all forms are alike, and all large ones."""
+    near = [2 ** round(log2(max(length, 1))) for length in lengths]
+    if device.geometry.packs:
+        form, near = "any", [min(length, LARGE) for length in near]
+    return f"{form} {' x '.join(map(str, near))}"

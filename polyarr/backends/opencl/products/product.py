@@ -1,0 +1,182 @@
+"""A matrix product as kernels see it: batches of matrices with strides, what follows a sum, and a launch that waits."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.products.tensor_map import LARGEST_STEP
+from polyarr.backends.opencl.runtime.commands import Kernel
+from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Shape, broadcast_strides, joined
+from polyarr.backends.opencl.runtime.program import Program, types
+from polyarr.core.spec import FLOATS, Spec
+
+Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
+
+
+class Operand(NamedTuple):
+    """How a kernel walks a batch of matrices: strides along the kept axis, k, and two batch axes."""
+
+    kept: int
+    deep: int
+    outer: int
+    inner: int
+
+    @property
+    def along_k(self) -> bool:
+        """True to read it as contiguous along k."""
+        return self.deep == 1
+
+    @property
+    def step(self) -> int:
+        """The stride that need not be 1."""
+        return self.kept if self.along_k else self.deep
+
+
+class Axes(NamedTuple):
+    """A row-major walk of four axes: their lengths, and how far apart neighbours along each lie."""
+
+    lengths: Shape
+    steps: Shape
+
+    def fields(self) -> list[np.ndarray]:
+        """The fields of Axes in kernels/windows.cl."""
+        shifts = [(length - 1).bit_length() for length in self.lengths]
+        magic = [((1 << 32) * ((1 << s) - n)) // n + 1 for n, s in zip(self.lengths, shifts, strict=True)]
+        return [np.array((*self.lengths, *magic, *shifts), np.uint32), np.array(self.steps, np.int64)]
+
+
+class Windows(NamedTuple):
+    """Where the elements of an operand are that is made of windows: the sum of a place for i and one for k.
+
+    It is contiguous along k if it is x, along i if it is y.
+    """
+
+    kept: Axes
+    deep: Axes
+
+    @property
+    def structure(self) -> bytes:
+        """What kernels are given."""
+        return b"".join(field.tobytes() for axes in self for field in axes.fields())
+
+    def comes_in(self, count: int, along_k: bool) -> bool:
+        """True if so many neighbours lie side by side everywhere, and begin at multiples of that."""
+        along, other = (self.deep, self.kept) if along_k else (self.kept, self.deep)
+        numbers = (along.lengths[-1], *along.steps[:-1], *other.steps)
+        return along.steps[-1] == 1 and not any(number % count for number in numbers)
+
+
+class Problem(NamedTuple):
+    """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n).
+
+    windows: where an operand's elements are if strides cannot tell: x's, or y's if of_y. Its own strides then say only
+    along which axis it is contiguous, and how far matrices are apart.
+    """
+
+    batch: int
+    inner: int
+    m: int
+    n: int
+    k: int
+    x: Operand
+    y: Operand
+    windows: Windows | None = None
+    of_y: bool = False
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """How kernels walk the operands."""
+        walked = 0 if self.windows is None else 2 if self.of_y else 1
+        return {"X_ALONG_K": int(self.x.along_k), "Y_ALONG_K": int(self.y.along_k), "WINDOWS": walked}
+
+
+class Epilogue(NamedTuple):
+    """What happens to a sum before it is written, and how precise a sum of float32 must be.
+
+    pads: whether rows of the result may lie further apart than they are long. Whoever asks for that reads it so.
+    """
+
+    bias: bool = False
+    activation: str = "none"
+    save: bool = False
+    precision: str = "highest"
+    pads: bool = False
+
+    def macros(self, dtype: np.dtype) -> dict[str, Any]:
+        """The macros that the kernels share."""
+        flags = {"BIAS": int(self.bias), "SAVE": int(self.save), "ACTIVATION": self.activation}
+        return {**types(dtype), "FLOATING": int(dtype in FLOATS), **flags}
+
+
+PLAIN = Epilogue()
+
+
+def blocks_in(length: int, size: int) -> int:
+    """How many blocks of a size cover a length."""
+    return -(-length // size)
+
+
+class Copies(NamedTuple):
+    """Instead of a plan: whether x, and whether y, is to be copied into rows of whole 16 bytes first."""
+
+    x: bool
+    y: bool
+
+
+class Plan(NamedTuple):
+    """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves.
+
+    pitch is how far apart rows of the result lie; 0 where it is dense.
+    """
+
+    launch: Callable[[Arrays, int, int], None]
+    sums: Spec | None
+    pitch: int = 0
+
+
+def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shape) -> Problem | None:
+    """The product with as few batch axes as possible. None if more than two are left."""
+    m, n, k = out[-2], out[-1], x[-1]
+    if k == 0:  # nothing is read, whatever the strides
+        x_strides, y_strides = (0,) * len(x_strides), (0,) * len(y_strides)
+    batch = out[:-2]
+    steps = (broadcast_strides(s[:-2], t[:-2], len(batch)) for s, t in ((x, x_strides), (y, y_strides)))
+    axes = joined(zip(batch, zip(*steps, strict=True), strict=True))
+    row = x_strides[-2]
+    # Rows of a batch that meet the same y are rows of one taller matrix.
+    while axes and axes[-1][1][1] == 0 and (m == 1 or axes[-1][1][0] == row * m):
+        length, (stride, _) = axes.pop()
+        row = stride if m == 1 else row
+        m *= length
+    if len(axes) > 2:
+        return None
+    (outer, (x_outer, y_outer)), (inner, (x_inner, y_inner)) = [(1, (0, 0))] * (2 - len(axes)) + axes
+    left = _operand(row, x_strides[-1], m, k)
+    right = _operand(y_strides[-1], y_strides[-2], n, k)
+    return Problem(
+        outer * inner, inner, m, n, k, Operand(*left, x_outer, x_inner), Operand(*right, y_outer, y_inner)
+    )  # fmt: skip
+
+
+def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
+    """The strides along the kept axis and along k. The stride of an axis of length 1 is free: let it help."""
+    if k <= 1 and kept != 1:
+        return kept, 1
+    if length == 1 and deep != 1:
+        return 1, deep
+    return kept, deep
+
+
+def kernel_of(program: Program, p: Problem) -> tuple[Kernel, tuple[bytes, ...]]:
+    """The kernel for an operand of strides or of windows, and its last arguments."""
+    return (program.matmul_of_windows, (p.windows.structure,)) if p.windows else (program.matmul, ())
+
+
+def to_copy(p: Problem, aligned: tuple[bool, bool]) -> Copies:
+    """Whether x, and y, cannot be read by 16 bytes at once as they lie: all axes but one need such steps."""
+    return Copies(*(
+        not each or op.step <= 0
+        or any(s < 0 or s % (ALIGNMENT // 2) or 2 * s >= LARGEST_STEP for s in (op.step, op.outer, op.inner))
+        for op, each in zip((p.x, p.y), aligned, strict=True)
+    ))  # fmt: skip

@@ -1,0 +1,37 @@
+"""Tensor maps: 128 bytes by which NVIDIA's Hopper copies boxes of a tensor, encoded without the vendor's library.
+
+The layout was learnt by comparing with what cuTensorMapEncodeTiled writes. Boxes arrive in rows of 128 bytes whose
+16-byte pieces are exchanged (the swizzle of 128 bytes); elements outside of the tensor arrive as zeros.
+"""
+
+import numpy as np
+
+from polyarr.backends.opencl.runtime.layout import ALIGNMENT
+from polyarr.core.spec import bfloat16, float16, float32
+
+WORDS = 16  # of 64 bits; the first is the tensor's address
+CODES = {float16: 6, float32: 7, bfloat16: 10}
+PLAIN = 0x46000  # zeros outside, the swizzle, 128 bytes at once into the second cache
+END = 0x400
+LARGEST_LENGTH, LARGEST_STEP = 2**32, 2**36  # elements of an axis; bytes
+
+
+def tensor_map(
+    dtype: np.dtype, lengths: tuple[int, ...], steps: tuple[int, ...], box: tuple[int, ...], address: int = 0
+) -> np.ndarray:
+    """The map of a tensor of 2 to 5 axes, the contiguous one first: their lengths, the others' steps in bytes.
+
+    Steps and the address are multiples of ALIGNMENT, rows of a box 128 bytes. The address may be filled in later.
+    """
+    words = [0] * WORDS
+    words[0] = address
+    words[1] = PLAIN | CODES[dtype] << 7 | (len(lengths) - 1) << 4
+    for axis, step in enumerate(steps, 1):
+        words[1 + axis // 2] |= step // ALIGNMENT << 32 * (axis % 2)
+    for axis, length in enumerate(lengths):
+        words[4 + axis // 2] |= (length - 1) << 32 * (axis % 2)
+    words[6] |= (box[0] - 1) << 56
+    for axis, length in enumerate(box[1:]):
+        words[7] |= (length - 1) << 8 * axis
+    words[8], words[9] = int(np.prod(box)) * dtype.itemsize, END
+    return np.array(words, np.uint64)

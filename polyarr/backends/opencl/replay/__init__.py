@@ -1,0 +1,1 @@
+"""Captured programs: noted, their steps joined in one kernel, and run again without their launchers."""

@@ -1,0 +1,124 @@
+"""One kernel for several steps of a program that go through the same elements: those that are elementwise here."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.elementwise import STEPS, others_of, usual, vector_of
+from polyarr.backends.opencl.replay.fusion_rows import LoneRows, kind_of_reduction
+from polyarr.backends.opencl.replay.fusion_teams import TeamRows
+from polyarr.backends.opencl.replay.groups import Group, Layouts, Plan
+from polyarr.backends.opencl.replay.statements import dtype_of, expression_of
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import broadcast_strides, collapse, row_major, steps_of
+from polyarr.backends.opencl.runtime.program import types, vector_types
+from polyarr.backends.opencl.runtime.source import STRUCTURE
+from polyarr.core.program import Fusion, Kind, Program, Step
+from polyarr.core.spec import FLOATS, Spec
+
+ROW_GROUPS = {"cpu": LoneRows, "gpu": TeamRows}
+MOST = 16  # arrays that a kernel takes and gives
+TYPED = ("NEXTAFTER", "TO_INTEGER")  # what depends on how operands or results are stored
+
+
+def fusion_of(device: Device) -> Fusion:
+    """What of programs becomes one kernel on a device."""
+    return Fusion(partial(_kind, device), partial(_made, device), MOST)
+
+
+def _made(device: Device, group: Program, kind: Kind) -> Group:
+    return (ROW_GROUPS[device.geometry.kind] if kind.reduced else ElementGroup)(device, group, kind)
+
+
+def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kind | None:
+    """calls is the type in which the functions compute that an expression calls; "" if it calls none."""
+    expression = expression_of(step, specs)
+    if expression is None:
+        return kind_of_reduction(device, step, specs)
+    if "(" not in expression:
+        return Kind(out.shape)
+    dtype = dtype_of(specs, out)
+    accumulator = types(dtype)["ACC"]
+    if dtype not in FLOATS or expression.startswith(TYPED) or usual(device, expression, accumulator):
+        return None
+    return Kind(out.shape, accumulator)
+
+
+class ElementGroup(Group):
+    """Steps that are elementwise: see fusion.cl."""
+
+    def plan(self, layouts: Layouts) -> Plan | None:
+        """As in Group."""
+        (shape, size), geometry = (self.specs[0].shape, self.specs[0].size), self.device.geometry
+        strides = [broadcast_strides(own, steps, len(shape)) for own, _, steps in layouts]
+        lengths, (*steps, out) = collapse(shape, [*strides, steps_of(shape, row_major(shape))])
+        dtypes = [dtype for _, dtype, _ in layouts] + [spec.dtype for spec in self.specs]
+        vector = vector_of(geometry.vector(max(dtype.itemsize for dtype in dtypes)), lengths, (*steps, out))
+        work, group, block = geometry.elements(size, vector)
+        unique = list(dict.fromkeys(steps)) or [out]
+        layout = np.array([*lengths, *(n for s in unique for n in s), size, block], np.int64)
+        if not self.fits(layout):
+            return None
+        arrays = [(unique.index(s), STEPS.get(s[-1], "STRIDED")) for s in steps]
+        kernel = self.device.build(
+            "fusion",
+            **self.statements.macros([at for at, _ in arrays]),
+            **self._moves(arrays),
+            **self._vector_moves(arrays, vector),
+            LINKS=" ".join(self.statements.links.values()),
+            NDIM=len(lengths),
+            ARRAYS=len(unique),
+            INDEX="uint" if size < 1 << 31 else "ulong",
+            WG=group[0],
+            PER_ITEM=geometry.per_item(vector),
+            VECTOR=vector,
+        ).fusion
+        kernel.arguments, kernel.in_place = (*self.statements.arguments, STRUCTURE), self._in_place(lengths, arrays)
+        return Plan(kernel, work, group, layout.tobytes())
+
+    def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:
+        """The inputs that the only result may be written over: of several, one may be written before all is read."""
+        if len(lengths) > 1 or len(self.specs) > 1:
+            return ()
+        first, size = len(self.statements.numbers), self.specs[0].dtype.itemsize
+        fits = [self.group.specs[v].dtype.itemsize == size for v in self.statements.arrays]
+        named = [(first + 2 * i, kind) for i, (_, kind) in enumerate(arrays)]
+        at = [i for (i, kind), is_fitting in zip(named, fits, strict=True) if kind == "DENSE" and is_fitting]
+        return tuple(InPlace(i, first + 2 * len(arrays), (i + 1,), others=others_of(named)) for i in at)
+
+    def _moves(self, arrays: list[tuple[int, str]]) -> dict[str, str]:
+        """One element at a time."""
+        text = self.statements
+        loads = [text.load(v, *array) for v, array in zip(text.arrays, arrays, strict=True)]
+        stores = [text.store(v, "i + (j)") for v in self.group.outputs]
+        return {"LOADS(j)": " ".join(loads), "STORES(j)": " ".join(stores)}
+
+    def _vector_moves(self, arrays: list[tuple[int, str]], vector: int) -> dict[str, str]:
+        """VECTOR elements at a time."""
+        specs, names = self.group.specs, self.statements.names
+        inputs = [(i, specs[v].dtype, *arrays[i]) for i, v in enumerate(self.statements.arrays)]
+        outputs = [(i, specs[v].dtype, names[v]) for i, v in enumerate(self.group.outputs)]
+        each = dict.fromkeys([d for _, d, *_ in inputs] + [d for _, d, _ in outputs])
+        reads = [
+            f"{types(d)['ACC']} r{i}[VECTOR]; "
+            + (
+                f"read_{d.name}(p{i}, o{i} + b{at}, o{i} + b{at} + count, r{i});" if kind == "DENSE"
+                else f"EACH_OF_VECTOR r{i}[k] = {types(d)['LOAD']}(p{i}, o{i} + b{at});"
+            )
+            for i, d, at, kind in inputs
+        ]  # fmt: skip
+        return {
+            "FUNCTIONS": " ".join(_vector(dtype, vector) for dtype in each) if vector > 1 else "",
+            "OFFSETS": " | ".join(["0", *(f"o{i}" for i, *_ in inputs)]),
+            "READS": " ".join([*reads, *(f"{types(d)['ACC']} w{i}[VECTOR];" for i, d, _ in outputs)]),
+            "PICK": " ".join(f"const {types(d)['ACC']} v{i} = r{i}[k];" for i, d, *_ in inputs),
+            "PUT": " ".join(f"w{i}[k] = {name};" for i, _, name in outputs),
+            "WRITES": " ".join(f"write_{d.name}(q{i}, i, i + count, w{i});" for i, d, _ in outputs),
+        }
+
+
+def _vector(dtype: np.dtype, count: int) -> str:
+    found: dict[str, Any] = {**types(dtype), **vector_types(dtype, count)}
+    return "DEFINE_VECTOR({DTYPE}, {DTYPE}, {T}, {RAW}, {ACC}, {WORD})".format(**found)

@@ -1,0 +1,248 @@
+"""Groups of steps that go through the same rows, some of which reduce them: softmax and norms, say.
+
+A row is gone through in phases. What a step needs of a row's reductions decides in which phase it computes; in each
+phase the next reductions are joined, in the order of the kernels that reduce_rows of reduce.py would launch.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr import ops
+from polyarr.backends.opencl.elementwise import STEPS
+from polyarr.backends.opencl.reduce import is_by_rows
+from polyarr.backends.opencl.replay.groups import Group, Layouts, Plan
+from polyarr.backends.opencl.replay.statements import ARITHMETIC
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import broadcast_strides, collapse, is_gapless
+from polyarr.backends.opencl.runtime.program import types
+from polyarr.backends.opencl.runtime.source import STRUCTURE
+from polyarr.core.program import Kind, Program, Step
+from polyarr.core.spec import Spec
+
+JOINS = {ops.sum: "ADDED", ops.max: "GREATEST", ops.min: "SMALLEST"}
+WORTH = 16384  # elements that are worth a group
+
+
+def kind_of_reduction(device: Device, step: Step, specs: tuple[Spec, ...]) -> Kind | None:
+    """The kind of a reduction of the last axes, whose sums are of the dtype that is stored; None for all else."""
+    if step.op not in JOINS:
+        return None
+    (x,), axes = specs, step.params["axis"]
+    is_last = axes == tuple(range(x.ndim - len(axes), x.ndim)) and step.params["keepdims"]
+    accumulator = types(x.dtype)["ACC"]
+    is_exact = ARITHMETIC.get(accumulator) == x.dtype == step.params.get("dtype", x.dtype)
+    if not axes or not is_last or not is_exact or not is_by_rows(device, x, axes):
+        return None
+    return Kind(x.shape, accumulator, len(axes))
+
+
+class Phases:
+    """The phases of a group.
+
+    count   how many
+    direct  the inputs that are joined
+    kept    the other values that are joined
+    dtype   of what is joined
+    """
+
+    def __init__(self, group: Program, kind: Kind) -> None:
+        self._group, self._reduced = group, kind.reduced
+        self.makers = {step.gives: step for step in group.steps}
+        self.of = self._of()
+        self.count = max(self.of.values()) + 1
+        joined = dict.fromkeys(step.takes[1] for step in group.steps if step.op in JOINS)
+        self.kept = [v for v in joined if v in self.makers]
+        self.direct = [v for v in joined if v not in self.makers]
+        self.dtype = group.specs[next(iter(joined))].dtype
+
+    def _of(self) -> dict[int, int]:
+        """The phase in which a value is computed. An input is there in the first."""
+        found: dict[int, int] = {}
+        for step in self._group.steps:
+            found[step.gives] = max(found.get(v, 0) for v in step.takes[1:]) + (step.op in JOINS)
+        return found
+
+    def is_of_rows(self, v: int) -> bool:
+        """True for a value that is the same along a row."""
+        return all(n == 1 for n in self._group.specs[v].shape[-self._reduced :])
+
+    def of_rows(self, phase: int) -> list[int]:
+        """What has an element for each row, and can be computed from what was joined before a phase."""
+        steps = [step for step in self._group.steps if step.op not in JOINS and self.of[step.gives] == phase]
+        return [step.gives for step in steps if self.is_of_rows(step.gives)]
+
+    def joins(self, phase: int) -> list[Step]:
+        """The reductions that are joined in a phase."""
+        return [step for step in self._group.steps if step.op in JOINS and self.of[step.gives] == phase + 1]
+
+    def stored(self, phase: int) -> list[int]:
+        """The outputs with all elements that are computed in a phase."""
+        return [v for v in self._group.outputs if self.of[v] == phase and not self.is_of_rows(v)]
+
+    @property
+    def reduced(self) -> list[int]:
+        """The outputs that are reductions' results."""
+        return [v for v in self._group.outputs if self.makers[v].op in JOINS]
+
+
+class Rows(NamedTuple):
+    """Where arrays lie, for a kernel that goes through rows.
+
+    shape   of the rows, and how long each is
+    steps   the steps that arrays have along that, each once
+    at      of each array, which of the steps
+    along   what the last of its steps is called, as in elementwise.cl
+    dense   the arrays without gaps that have all elements
+    """
+
+    shape: tuple[int, ...]
+    steps: list[tuple[int, ...]]
+    at: dict[int, int]
+    along: dict[int, str]
+    dense: set[int]
+
+    @property
+    def columns(self) -> int:
+        """The length of a row."""
+        return self.shape[-1]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return prod(self.shape[:-1])
+
+    def layout(self, *more: int) -> np.ndarray:
+        """The layout of the kernels: lengths, steps, the number of rows, and more."""
+        return np.array([*self.shape, *(n for s in self.steps for n in s), self.count, *more], np.int64)
+
+    @property
+    def macros(self) -> dict[str, int | str]:
+        """What places.cl needs, and the kernels with it."""
+        is_small = self.count * self.columns < 1 << 31
+        return {"NDIM": len(self.shape), "ARRAYS": len(self.steps), "INDEX": "uint" if is_small else "ulong"}
+
+
+class RowGroup(Group):
+    """Steps of which some reduce the last axes."""
+
+    def __init__(self, device: Device, group: Program, kind: Kind) -> None:
+        super().__init__(device, group, kind)
+        self.phases = Phases(group, kind)
+
+    def plan(self, layouts: Layouts) -> Plan | None:
+        """As in Group; None where what is reduced at once is not dense, for then eager calls add in another order."""
+        rows = self._rows([layout[:3] for layout in layouts])
+        return self.plan_of(rows, layouts) if rows is not None and rows.dense.issuperset(self.phases.direct) else None
+
+    @abstractmethod
+    def plan_of(self, rows: Rows, layouts: Layouts) -> Plan | None:
+        """The plan for arrays that lie like that."""
+
+    def _rows(self, windows: list[tuple[Any, ...]]) -> Rows | None:
+        """None where the reduced axes do not run together in all arrays."""
+        shape, reduced = self.kind.shape, self.kind.reduced
+        strides = [broadcast_strides(own, steps, len(shape)) for own, _, steps in windows]
+        outer, outer_steps = collapse(shape[:-reduced], [s[:-reduced] for s in strides])
+        (*more, columns), last_steps = collapse(shape[-reduced:], [s[-reduced:] for s in strides])
+        if more:
+            return None
+        steps = [(*s, last) for s, (last,) in zip(outer_steps, last_steps, strict=True)]
+        unique, arrays = list(dict.fromkeys(steps)), self.statements.arrays
+        return Rows(
+            (*outer, columns), unique,
+            {v: unique.index(s) for v, s in zip(arrays, steps, strict=True)},
+            {v: STEPS.get(s[-1], "STRIDED") for v, s in zip(arrays, steps, strict=True)},
+            {v for v, (own, _, s) in zip(arrays, windows, strict=True) if own == shape and is_gapless(own, s)},
+        )  # fmt: skip
+
+    def loads(self, rows: Rows) -> dict[int, str]:
+        """What declares an input's element j."""
+        return {v: self.statements.load(v, rows.at[v], rows.along[v]) for v in self.statements.arrays}
+
+    def of_rows(self, loads: dict[int, str]) -> list[str]:
+        """What declares the inputs that have an element for each row."""
+        return [load.replace("(j)", "0") for v, load in loads.items() if self.phases.is_of_rows(v)]
+
+    def links(self, values: Iterable[int]) -> list[str]:
+        """What declares what ops give."""
+        return [self.statements.links[v] for v in values]
+
+
+class LoneRows(RowGroup):
+    """Rows that one work-item each goes through: see fusion_rows.cl.
+
+    What a reduction joins is kept for later phases, in memory that stays in the cache; anything else that they need is
+    computed again.
+    """
+
+    def plan_of(self, rows: Rows, layouts: Layouts) -> Plan | None:
+        """As in RowGroup."""
+        text, phases, geometry = self.statements, self.phases, self.device.geometry
+        groups = max(1, min(rows.count, geometry.row_groups(rows.count, True), -(-rows.count * rows.columns // WORTH)))
+        layout = rows.layout(-(-rows.count // groups))
+        if not self.fits(layout):
+            return None
+        kernel = self.device.build(
+            "fusion_rows",
+            **text.macros([*rows.at.values()]), **rows.macros, PHASES=self._text(rows), KEPT=len(phases.kept),
+            A=types(phases.dtype)["ACC"], VECTORS=int(geometry.has_vectors), STRIDE=1, LANES=1,
+            PARTIALS=geometry.partials,
+        ).fusion_rows  # fmt: skip
+        kernel.arguments = *text.arguments, None, STRUCTURE
+        room = Spec((max(groups * len(phases.kept) * rows.columns, 1),), phases.dtype)
+        return Plan(kernel, (groups,), (1,), layout.tobytes(), room)
+
+    def _text(self, rows: Rows) -> str:
+        """All phases."""
+        phases, loads = self.phases, self.loads(rows)
+        found = self.of_rows(loads)
+        for phase in range(phases.count):
+            found += self.links(phases.of_rows(phase))
+            joins = phases.joins(phase)
+            found += self._through_the_row(phase, [s.takes[1] for s in joins], loads)
+            found += [self._join(step, rows) for step in joins]
+        found += [self.statements.store(v, "row") for v in phases.reduced]
+        return " ".join(found)
+
+    def _through_the_row(self, phase: int, joined: list[int], loads: dict[int, str]) -> list[str]:
+        """The loop over a row's elements, in which what is joined next and what is computed first now is written."""
+        stored, all_kept, text = self.phases.stored(phase), self.phases.kept, self.statements
+        kept = [v for v in dict.fromkeys(joined) if v in all_kept and self.phases.of[v] == phase]
+        if not stored and not kept:
+            return []
+        statements = self._declared([*kept, *stored], phase, loads)
+        statements += [f"KEEP({all_kept.index(v)}, j, {text.names[v]});" for v in kept]
+        statements += [text.store(v, "i + j") for v in stored]
+        return ["for (long j = 0; j < columns; j++) {", *statements, "}"]
+
+    def _declared(self, wanted: list[int], phase: int, loads: dict[int, str]) -> list[str]:
+        """What declares the elements of these values and of all that they are made of, in a phase."""
+        found, phases, text = dict[int, str](), self.phases, self.statements
+
+        def declare(v: int) -> None:
+            if v in found or v not in text.names or phases.is_of_rows(v):
+                return
+            if v in loads:
+                found[v] = loads[v]
+            elif v in phases.kept and phases.of[v] < phase:
+                found[v] = f"const T {text.names[v]} = KEPT_AT({phases.kept.index(v)}, j);"
+            else:
+                for operand in phases.makers[v].takes[1:]:
+                    declare(operand)
+                found[v] = text.links[v]
+
+        for v in wanted:
+            declare(v)
+        return [*found.values()]
+
+    def _join(self, step: Step, rows: Rows) -> str:
+        x, how = step.takes[1], JOINS[step.op]
+        if x in self.phases.kept:
+            source = f"kept, KEPT_FROM({self.phases.kept.index(x)})"
+        else:
+            source = f"p{self.statements.arrays.index(x)}, o{self.statements.arrays.index(x)} + b{rows.at[x]}"
+        return f"const A {self.statements.names[step.gives]} = join_row({source}, 1, 0, columns, 0, lanes, {how});"

@@ -1,0 +1,268 @@
+"""Replays as graphs of CUDA, whose driver needs for a whole graph what it needs for one launch.
+
+Where memory is OpenCL's and CUDA's (cuda.py), CUDA can run what OpenCL has compiled: the text that OpenCL's compiler
+writes is assembled again as a module of CUDA. A run becomes a graph where it follows one of the same commands with
+nothing in between, as when tokens are written one after the other; all else is launched by OpenCL as ever, because the
+device needs 150 us and more to change from one driver's work to the other's.
+"""
+
+import ctypes
+import re
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from polyarr.backends.opencl.runtime.commands import Commands, Kernel, Repeated
+from polyarr.backends.opencl.runtime.cuda import Cuda, CudaError, SharedPool
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.variants import Variant, is_sound, verdict
+from polyarr.core.errors import BackendError
+
+FEWEST = 16  # commands that are worth a graph
+# Registers that only OpenCL sets: where groups and work-items begin, which is 0 here, and how many groups there are.
+COUNTS = {f"%envreg{6 + i}": f"%nctaid.{axis}" for i, axis in enumerate("xyz")}
+REGISTERS = {f"%envreg{i}": "0" for i in range(6)} | COUNTS
+REGISTER = re.compile(r"%envreg\d+")
+
+
+class _Node(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS of cuda.h, in its first version."""
+
+    _fields_ = (
+        ("function", c_void_p), ("groups", c_uint * 3), ("items", c_uint * 3), ("room", c_uint),
+        ("arguments", c_void_p), ("more", c_void_p),
+    )  # fmt: skip
+
+
+class Arguments:
+    """A kernel's arguments, which stay: OpenCL's, and as bytes for a node of a graph.
+
+    has_changed  since the graph was told
+    unknown      those that are memory which CUDA does not know
+    graph        the node's
+    """
+
+    def __init__(self, own: Any, kernel: Kernel, work: tuple[int, ...], group: tuple[int, ...] | None) -> None:
+        self.own, self.kernel = own, kernel
+        self.has_changed, self.unknown, self.graph = True, set[int](), None
+        self._kept: list[Any] = [None] * kernel.cl_kernel.num_args
+        self._places = (c_void_p * len(self._kept))()
+        self.node = _Node(arguments=ctypes.addressof(self._places))
+        self.node.items[:] = (*(group or work), 1, 1)[:3]
+        self.node.groups[:] = (*(n // each for n, each in zip(work, group or work, strict=True)), 1, 1)[:3]
+        self.is_cut = group is not None
+
+    def set_arg(self, i: int, value: Any) -> None:
+        """As PyOpenCL's."""
+        self.own.set_arg(i, value)
+        if value is None or hasattr(value, "int_ptr"):
+            held = getattr(value, "cuda", None)
+            (self.unknown.discard if held or value is None else self.unknown.add)(i)
+            self._put(i, struct.pack("Q", held.piece.address if held else 0))
+        else:
+            self._put(i, np.asarray(value).tobytes())
+
+    def _set_arg_buf(self, i: int, value: bytes) -> None:
+        self.own._set_arg_buf(i, value)
+        self._put(i, bytes(value))
+
+    def _set_arg_buf_pack_multi(self, packed: tuple[int, bytes, Any]) -> None:
+        self.own._set_arg_buf_pack_multi(packed)
+        i, code, value = packed
+        self._put(i, struct.pack(code.decode(), value))
+
+    def _put(self, i: int, value: bytes) -> None:
+        kept = self._kept[i]
+        if kept is None or len(kept) != len(value):
+            self._kept[i] = kept = ctypes.create_string_buffer(len(value))
+            self._places[i] = ctypes.addressof(kept)
+        kept.raw = value
+        self.has_changed = True
+
+    @property
+    def is_known(self) -> bool:
+        """True if CUDA can be given all of them."""
+        return self.is_cut and not self.unknown and None not in self._kept
+
+
+class Graph:
+    """Commands as one graph: each waits for the one before it."""
+
+    def __init__(self, cuda: Cuda, commands: Sequence[Repeated], function_of: Callable[[Kernel], int]) -> None:
+        self.commands, self.is_current = commands, True
+        self._cuda, self._nodes = cuda, list[tuple[Arguments, c_void_p]]()
+        graph, self._made, before = c_void_p(), c_void_p(), None
+        cuda("cuGraphCreate", byref(graph), 0)
+        weakref.finalize(self, _destroyed, cuda, "cuGraphDestroy", graph).atexit = False  # not before: it has the nodes
+        for each in commands:
+            arguments, node = each.arguments, c_void_p()
+            arguments.node.function = function_of(arguments.kernel)
+            waits = (c_void_p * 1)(before) if before else None
+            cuda("cuGraphAddKernelNode", byref(node), graph, waits, c_size_t(bool(before)), byref(arguments.node))
+            self._nodes.append((arguments, node))
+            before = node.value
+        cuda("cuGraphInstantiateWithFlags", byref(self._made), graph, c_uint64(0))
+        weakref.finalize(self, _destroyed, cuda, "cuGraphExecDestroy", self._made).atexit = False
+        for arguments, _ in self._nodes:
+            if arguments.graph is not None:
+                arguments.graph.is_current = False
+            arguments.graph, arguments.has_changed = self, False
+
+    def launch(self, stream: c_void_p) -> None:
+        """Run it, with the arguments as they are."""
+        for arguments, node in self._nodes:
+            if arguments.has_changed:
+                self._cuda("cuGraphExecKernelNodeSetParams", self._made, node, byref(arguments.node))
+                arguments.has_changed = False
+        self._cuda("cuGraphLaunch", self._made, stream)
+
+
+def _destroyed(cuda: Cuda, name: str, handle: c_void_p) -> None:
+    with cuda.current():
+        cuda(name, handle)
+
+
+class Graphs:
+    """What runs commands of a device as graphs. is_sound says whether that gives the right results on it, once."""
+
+    arguments = Arguments
+
+    def __init__(self, commands: Commands, cuda: Cuda, is_sound: Callable[[], bool]) -> None:
+        self._commands, self._cuda, self._is_sound = commands, cuda, is_sound
+        self._stream: c_void_p | None = None
+        self._modules = dict[int, tuple[c_void_p, Any]]()
+        self.last: Sequence[Repeated] | None = None  # what was run last, if nothing was enqueued since
+        self._refused: Sequence[Repeated] | None = None
+
+    def run(self, commands: Sequence[Repeated]) -> bool:
+        """Run commands again as a graph; False if OpenCL is to launch them.
+
+        Errors:  CudaError if the driver refuses what it took before
+        """
+        is_next = self._commands.awaited in (self.forget, self.wait) and self.last is commands
+        if not is_next or self._refused is commands:
+            return False
+        graph = commands[0].arguments.graph if type(commands[0].arguments) is Arguments else None
+        if graph is None or graph.commands is not commands or not graph.is_current:
+            graph = self._made(commands)
+        if graph is None:
+            self._refused = commands
+            return False
+        if self._commands.awaited == self.forget:
+            self._commands.finish()
+        with self._cuda.current():
+            graph.launch(self._stream)
+        self.last, self._commands.awaited = commands, self.wait
+        return True
+
+    def expect(self, commands: Sequence[Repeated]) -> None:
+        """OpenCL has been given commands: they may come again."""
+        if len(commands) >= FEWEST:
+            self.last, self._commands.awaited = commands, self.forget
+
+    def forget(self) -> None:
+        """Something else is about to be enqueued."""
+        self.last = None
+
+    def wait(self) -> None:
+        """The same, behind a graph."""
+        self.last = None
+        self._cuda.wait_for(self._stream.value)
+
+    def _made(self, commands: Sequence[Repeated]) -> Graph | None:
+        """The graph; None if there can be none."""
+        if not all(type(each.arguments) is Arguments and each.arguments.is_known for each in commands):
+            return None
+        try:
+            if not self._is_sound():
+                return None
+            with self._cuda.current():
+                self._stream = self._stream or c_void_p(self._cuda.stream())
+                return Graph(self._cuda, commands, self._function)
+        except CudaError:
+            return None
+
+    def _function(self, kernel: Kernel) -> int:
+        module = self._modules.get(id(kernel.program))
+        if module is None:
+            module = c_void_p(), kernel.program
+            self._cuda("cuModuleLoadData", byref(module[0]), text_for_cuda(assembly_of(kernel.program)).encode())
+            self._modules[id(kernel.program)] = module
+        function = c_void_p()
+        self._cuda("cuModuleGetFunction", byref(function), module[0], kernel.name.encode())
+        return function.value or 0
+
+
+def assembly_of(program: cl.Program) -> str:
+    """What OpenCL's compiler wrote."""
+    return program.binaries[0].decode().rstrip("\0")
+
+
+def text_for_cuda(text: str) -> str:
+    """The same with registers that CUDA sets, too.
+
+    Errors:  CudaError if it reads others
+    """
+    unknown = {*REGISTER.findall(text)} - REGISTERS.keys()
+    if unknown:
+        raise CudaError(f"CUDA: the text reads {', '.join(sorted(unknown))}")
+    return REGISTER.sub(lambda found: REGISTERS[found[0]], text)
+
+
+# ---- whether it works --------------------------------------------------------------------------------------------
+
+
+def graphs_of(device: Device) -> Graphs | None:
+    """What runs a device's commands as graphs; None where CUDA does not know its memory."""
+    if type(device.pool) is not SharedPool:
+        return None
+    sound = lru_cache(maxsize=1)(lambda: is_sound(device, VARIANT) and not verdict(device, VARIANT))
+    return Graphs(device.commands, device.pool.cuda, sound)
+
+
+def check(device: Device) -> None:
+    """Run kernels that write down where each work-item is, by OpenCL and as graphs.
+
+    Errors:  BackendError if the results are not the same
+    """
+    if type(device.pool) is not SharedPool:
+        raise BackendError("there is no memory that is CUDA's, too")
+    commands = device.commands
+    commands.graphs = graphs = Graphs(commands, device.pool.cuda, lambda: True)
+    found, kernel, (memory, listed) = [], *chain(device)
+    for in_a_row in (False, True):
+        device.write_words(memory, np.zeros(ITEMS, np.int32))
+        for turn in range(3):
+            if not in_a_row:
+                commands.settle()
+            for n, each in enumerate(listed):
+                kernel.set_number(each.arguments, 3, turn + n)
+            commands.repeat(listed)
+            were_graphs = commands.awaited == graphs.wait
+        found.append(device.read_words(memory, ITEMS))
+    if not were_graphs:
+        raise BackendError("no graph could be made")
+    if not np.array_equal(*found):
+        raise BackendError("a graph gave other results than OpenCL")
+
+
+def chain(device: Device) -> tuple[Kernel, tuple[Any, list[Repeated]]]:
+    """A kernel, the memory that it changes, and some launches of it."""
+    kernel, memory = device.build("graphs").graph_check, device.empty_words(ITEMS)
+    listed = []
+    for work, group in (((12, 6, 4), (4, 2, 1)), ((ITEMS,), (32,))) * (FEWEST // 2):
+        args = memory, struct.pack("3i", 5, 6, 7), 0.5, 0
+        kernel(work, group, *args)
+        enqueue, arguments = kernel.repeated(work, group, args)
+        listed.append(Repeated(enqueue, arguments, work, group, kernel, lambda error: None))
+    return kernel, (memory, listed)
+
+
+ITEMS = 288  # of each launch
+VARIANT = Variant("graphs", "graphs", lambda features: features.nvidia, lambda *_: None, check)

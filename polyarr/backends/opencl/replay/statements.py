@@ -1,0 +1,120 @@
+"""A group of steps as C: one statement for each op, out of the expression that it has of its own."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr import ops
+from polyarr.backends.opencl.elementwise import EXPRESSIONS, INT64, WHERE, arithmetic, conversion, to_argument
+from polyarr.backends.opencl.runtime.program import types
+from polyarr.backends.opencl.runtime.source import SCALARS
+from polyarr.core.program import Program, Step
+from polyarr.core.spec import Spec, float32, float64
+from polyarr.core.spec import bool as bool_
+
+OPS = {getattr(ops, name): expression for name, expression in EXPRESSIONS.items()} | {ops.where: WHERE}
+NAMES = {1: ("x",), 2: ("x", "y"), 3: ("c", "x", "y")}  # of an op's operands in its expression
+ARITHMETIC = {"float": float32, "double": float64}  # the dtype whose functions compute in such a type
+ALONG = {"REPEATED": "", "DENSE": " + (j)"}
+
+
+class Operand(NamedTuple):
+    """A number that a kernel takes: which value it is, how it becomes an argument, and the argument's C type."""
+
+    value: int
+    argument: Callable[[Any], Any]
+    type: str
+
+
+def expression_of(step: Step, specs: tuple[Spec, ...]) -> str | None:
+    """What a step computes, in C; None if it is not elementwise. specs are those of its inputs."""
+    if step.op is ops.astype:
+        return conversion(specs[0].dtype, step.params["dtype"])
+    return OPS.get(step.op)
+
+
+def dtype_of(specs: tuple[Spec, ...], out: Spec) -> np.dtype:
+    """The dtype of an expression's x and y."""
+    return next((s.dtype for s in specs[-2:] if not s.is_number), out.dtype)
+
+
+class Statements:
+    """The statements of a group, and what moves its arrays' elements.
+
+    names    what the values are called: arrays' elements, and results
+    arrays   the inputs that are arrays
+    numbers  the numbers that the kernel takes first
+    """
+
+    def __init__(self, group: Program, calls: str) -> None:
+        self.group, self.numbers, self._dtype = group, list[Operand](), ARITHMETIC.get(calls, float32)
+        self.arrays = [v for v in group.inputs if v in group.specs]
+        self.names = {v: f"v{i}" for i, v in enumerate((*self.arrays, *(step.gives for step in group.steps)))}
+        elementwise = [step for step in group.steps if expression_of(step, self._specs(step)) is not None]
+        self.links = {step.gives: self._link(step) for step in elementwise}
+
+    def _specs(self, step: Step) -> tuple[Spec, ...]:
+        return tuple([self.group.spec(v) for v in step.takes[1:]])  # type: ignore[misc]
+
+    def _link(self, step: Step) -> str:
+        """One op: a statement of its own, and its result rounded to what it is stored as."""
+        specs, out = self._specs(step), self.group.specs[step.gives]
+        dtype, names = dtype_of(specs, out), NAMES[len(specs)]
+        parts = [
+            f"const {'int' if name == 'c' else types(dtype)['ACC']} {name} = {self._operand(v, dtype, out)};"
+            for name, v in zip(names, step.takes[1:], strict=True)
+        ]
+        kind, result, value = out.dtype.name, self.names[step.gives], expression_of(step, specs) or ""
+        if out.dtype == float32 and ("(" in value or "/" in value):
+            value = f"SETTLED({value})"
+        assign = f"{result} = widen_{kind}(narrow_{kind}({value}));"
+        return f"{types(out.dtype)['ACC']} {result}; {{ {' '.join(parts)} {assign} }}"
+
+    def _operand(self, v: int, dtype: np.dtype, out: Spec) -> str:
+        if v in self.names:
+            return self.names[v]
+        argument = to_argument(dtype, is_compared=out.dtype == bool_)
+        self.numbers.append(Operand(v, argument, types(dtype)["ACC"]))
+        return f"n{len(self.numbers) - 1}"
+
+    # ---- the kernel's arguments ------------------------------------------------------------------------------
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The types of numbers, inputs and outputs."""
+        places = (None, INT64) * len(self.arrays) + (None,) * len(self.group.outputs)
+        return *(SCALARS[n.type] for n in self.numbers), *places
+
+    def macros(self, strides: list[int]) -> dict[str, Any]:
+        """Parameters, and the functions that statements call; strides: for each array, which of the strides it has."""
+        stored = types(self._dtype)
+        bases = [f"const long b{i} = distance_to(place, layout.steps[{i}]);" for i in sorted({*strides})]
+        numbers = [f"const {n.type} n{i}," for i, n in enumerate(self.numbers)]
+        return {
+            "T": stored["T"], "ACC": stored["ACC"], "LOAD": stored["LOAD"], "OUT_T": stored["T"],
+            "DTYPE": self._dtype.name, **arithmetic(self._dtype),
+            "PARAMETERS": " ".join((*numbers, *self._pointers())), "BASES": " ".join(bases),
+        }  # fmt: skip
+
+    def _pointers(self) -> Iterator[str]:
+        for i, v in enumerate(self.arrays):
+            yield f"__global const {self.types(v)['T']} *restrict p{i}, const long o{i},"
+        for i, v in enumerate(self.group.outputs):
+            yield f"__global {self.types(v)['T']} *restrict q{i},"
+
+    # ---- elements --------------------------------------------------------------------------------------------
+
+    def types(self, v: int) -> dict[str, str]:
+        """The macros of a value's dtype."""
+        return types(self.group.specs[v].dtype)
+
+    def load(self, v: int, stride: int, along: str) -> str:
+        """Declares element j of an array beyond its base; along says what its step there is called."""
+        i, kind = self.arrays.index(v), self.types(v)
+        step = ALONG.get(along, f" + (j) * layout.steps[{stride}][NDIM - 1]")
+        return f"const {kind['ACC']} {self.names[v]} = {kind['LOAD']}(p{i}, o{i} + b{stride}{step});"
+
+    def store(self, v: int, at: str) -> str:
+        """Writes an output's element."""
+        return f"{self.types(v)['STORE']}(q{self.group.outputs.index(v)}, {at}, {self.names[v]});"

@@ -1,0 +1,53 @@
+"""Casts to float32 that only kernels wait for which read narrow floats as well, to the same bits.
+
+Gradients of a model that was cast are such: the norm of all of them, and AdamW, widen what they read.
+"""
+
+from typing import Any
+
+from polyarr import ops
+from polyarr.backends.opencl.replay.shortcuts import launcher_of
+from polyarr.backends.opencl.table import KERNELS
+from polyarr.core.program import Program, Step, flat
+from polyarr.core.spec import NARROW, float32
+
+
+def without_widening(program: Program) -> Program:
+    """The program without these casts: half of the memory of gradients, and a quarter of what is moved for them."""
+    names: dict[int, int] = {}
+    for step in program.steps:
+        if _widens(step, program) and _is_only_read(step.gives, program):
+            names.update(zip(step.gives, step.takes[1], strict=True))
+    if not names:
+        return program
+    kept = [step for step in program.steps if step.gives is None or names.keys().isdisjoint(flat(step.gives))]
+    return program._replace(steps=tuple([step._replace(takes=_renamed(step.takes, names)) for step in kept]))
+
+
+def _widens(step: Step, program: Program) -> bool:
+    if launcher_of(step) is not KERNELS[ops.astype_all] or step.params["dtype"] != float32:
+        return False
+    return all(program.specs[v].dtype in NARROW for v in step.takes[1])
+
+
+def _is_only_read(values: tuple[int, ...], program: Program) -> bool:
+    """True if nobody but the norm of all of them, or AdamW as gradients, takes these values."""
+    own = set(values)
+    if not own.isdisjoint(program.outputs):
+        return False
+    for step in program.steps:
+        launcher, others = launcher_of(step), {*flat(step.takes)}
+        if launcher is KERNELS[ops.global_norm] and own >= {
+            *step.takes[1]
+        }:  # of several dtypes, it adds in another order
+            continue
+        if launcher is KERNELS[ops.adamw]:
+            others = {*flat((*step.takes[:2], *step.takes[3:]))}
+        if not own.isdisjoint(others):
+            return False
+    return True
+
+
+def _renamed(values: Any, names: dict[int, int]) -> Any:
+    """A step's takes, with other numbers."""
+    return tuple([_renamed(v, names) for v in values]) if type(values) is tuple else names.get(values, values)

@@ -1,0 +1,230 @@
+"""Building programs, with what was compiled before: by the driver itself, as binaries, or in PoCL's own files.
+
+A program has a name, the checksum of all that its source is. What is saved under the name goes through `caches.Store`,
+so that a driver gets it whole or not at all.
+"""
+
+import io
+import os
+import re
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+import pyopencl as cl
+
+from polyarr.backends.opencl.runtime.caches import Store, lacks, run_folder, store_of
+from polyarr.backends.opencl.runtime.quirks import NVIDIA, POCL
+from polyarr.backends.opencl.runtime.source import declarations
+from polyarr.core.errors import BackendError
+
+LIFTED = "//@ "  # a comment in the assembly until the driver is to see it
+# What belongs to a kernel's head, and stands in its body behind another mark.
+HEADED = re.compile(r"(\.reqntid[^\n]*\n)((?:(?!\.entry).)*?)//\^ ([^\n]*)\n", re.DOTALL)
+TARGET = re.compile(r"(\.target\s+sm_\d+)\b")  # to which an a adds what only that architecture has
+STAMP = "last_accessed"  # what PoCL writes into the folder of a program that it builds
+
+
+class Compiler:
+    """For a driver that keeps what it compiles, and checks it."""
+
+    def __init__(self, context: cl.Context) -> None:
+        self._context = context
+
+    def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
+        """What the driver is to be given for a source; of all that, a program's name is the checksum."""
+        return source, options
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """The built program."""
+        # Not by PyOpenCL's own Program, which adds the folder of its headers to the options: drivers would take a
+        # program for another one wherever PyOpenCL is installed anew.
+        program = cl._cl._Program(self._context, source)
+        program.build(" ".join(options).encode())
+        return cl.Program(program)
+
+    def launched(self, name: str) -> None:
+        """A kernel of a program is about to run for the first time."""
+
+    def keep(self) -> None:
+        """The queue is empty: save what has run since the last time."""
+
+    def keep_all(self) -> None:
+        """The process ends."""
+
+
+class NvidiaCompiler(Compiler):
+    """For NVIDIA's, whose compiler writes a text that the driver assembles in a second step.
+
+    What only a processor itself can do, and not all like it, stands behind LIFTED in inline assembly.
+    """
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """With what stands behind LIFTED, if anything does."""
+        program = super().build(name, source, options)
+        if LIFTED not in source:
+            return program
+        text = program.binaries[0].decode().rstrip("\0").replace(LIFTED, "")
+        text = HEADED.sub(r"\1\3\n\2", text)
+        text = TARGET.sub(r"\1a", text, count=1)
+        return cl.Program(self._context, self._context.devices, [text.encode()]).build()
+
+
+class BinaryCompiler(Compiler):
+    """For a driver that keeps nothing: its binaries are saved."""
+
+    def __init__(self, context: cl.Context, store: Store) -> None:
+        super().__init__(context)
+        self._store, self._built, self._launched = store, dict[str, cl.Program](), set[str]()
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """From its binary, if there is one that the driver takes."""
+        binary = self._store.load(name)
+        if binary is not None:
+            with suppress(cl.Error):
+                return cl.Program(self._context, self._context.devices, [binary]).build(options)
+        self._built[name] = program = super().build(name, source, options)
+        return program
+
+    def launched(self, name: str) -> None:
+        """Only what was built here is to be saved."""
+        if name in self._built:
+            self._launched.add(name)
+
+    def keep(self) -> None:
+        """Save the binaries of what has run."""
+        while self._launched:
+            name = self._launched.pop()
+            self._store.save(name, self._built.pop(name).binaries[0])
+
+
+class PoclCompiler(Compiler):
+    """For PoCL, which keeps files in a folder per program, adds to them when kernels run, and trusts them blindly.
+
+    reads_declarations: of all functions of OpenCL C, for each program, unless it is told that they were read.
+    """
+
+    _known: ClassVar[set[str]] = set()  # the folders in the run folder that were seen
+
+    def __init__(self, context: cl.Context, store: Store, reads_declarations: bool) -> None:
+        super().__init__(context)
+        self._store, self._reads_declarations = store, reads_declarations
+        found = run_folder()
+        self._run, self._trouble = (None, found) if isinstance(found, str) else (found.path, "")
+        self._made: dict[str, Path] = {}  # PoCL's folder of a program
+        self._kept: dict[str, set[str]] = {}  # the files in a program's entry
+        self._launched: set[str] = set()  # since the last time that the queue was empty
+
+    def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
+        """With the declarations that kernels need, where PoCL would read all that there are."""
+        return (declarations() + source, [*options, "-D_OPENCL_H_"]) if self._reads_declarations else (source, options)
+
+    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+        """With its entry unpacked before.
+
+        Errors:  BackendError where there is no room to compile
+        """
+        self._make_room()
+        self._unpack(name)
+        program = super().build(name, source, options)
+        self._find(name)
+        return program
+
+    def launched(self, name: str) -> None:
+        """PoCL compiles a kernel when it runs.
+
+        Errors:  BackendError where there is no room to compile
+        """
+        self._make_room()
+        self._launched.add(name)
+
+    def keep(self) -> None:
+        """Save the programs of which a kernel has run."""
+        if self._launched:
+            names, self._launched = self._launched, set()
+            self._keep(names)
+
+    def keep_all(self) -> None:
+        """Kernels may have been compiled for more sizes of work-groups than the first."""
+        self._keep(set(self._made))
+
+    def _make_room(self) -> None:
+        lacking = lacks(self._run) if self._run else ""
+        if trouble := f"{self._run}: {lacking}" if lacking else self._trouble:  # PoCL would die of it
+            raise BackendError(f"opencl: no kernel can be compiled, for want of a folder to do it in: {trouble}")
+
+    def _unpack(self, name: str) -> None:
+        content = self._store.load(name) if self._run else None
+        if content is None:
+            return
+        try:
+            entry = zipfile.ZipFile(io.BytesIO(content))
+        except zipfile.BadZipFile:  # of somebody who knows how checksums are made
+            self._store.forget(name)
+            return
+        files = entry.namelist()
+        # What is there already was loaded, perhaps, and a library must not change under those who run it.
+        missing = [file for file in files if not (self._run / file).exists()]
+        try:
+            entry.extractall(self._run, missing)
+        except OSError:  # no room: PoCL must not find a part of a file
+            for file in missing:
+                (self._run / file).unlink(missing_ok=True)
+            return
+        self._made[name], self._kept[name] = self._run.joinpath(*Path(files[0]).parts[:2]), set(files)
+        self._known.add(str(self._made[name]))
+
+    def _find(self, name: str) -> None:
+        """Which folder is the program's, after it was built."""
+        if self._run is None or (name in self._made and (self._made[name] / STAMP).exists()):
+            return
+        new = {folder for folder in self._unknown() if (folder / STAMP).exists()}
+        self._known.update(map(str, new))
+        self._made.pop(name, None)
+        self._kept.pop(name, None)
+        if len(new) == 1:  # otherwise somebody else builds programs, too
+            self._made[name] = new.pop()
+
+    def _unknown(self) -> list[Path]:
+        """The folders of programs that were not seen: what is looked through after each build may hold thousands."""
+        found = []
+        for first in filter(os.DirEntry.is_dir, os.scandir(self._run)):
+            found += [Path(folder.path) for folder in os.scandir(first) if folder.path not in self._known]
+        return found
+
+    def _keep(self, names: set[str]) -> None:
+        for name in names & self._made.keys():
+            paths = [p for p in self._made[name].rglob("*") if p.is_file() and p.name != STAMP]
+            files = {str(p.relative_to(self._run)): p for p in paths}
+            if files.keys() != self._kept.get(name):
+                self._save(name, files)
+
+    def _save(self, name: str, files: dict[str, Path]) -> None:
+        content = io.BytesIO()
+        with suppress(OSError), zipfile.ZipFile(content, "w") as entry:
+            for file, path in sorted(files.items()):
+                entry.write(path, file)
+            entry.close()
+            self._store.save(name, content.getvalue())
+            self._kept[name] = set(files)
+
+
+def compiler_of(context: cl.Context, device: cl.Device) -> Compiler:
+    """How programs are built for a device."""
+    platform = device.platform
+    if NVIDIA in platform.name:
+        return NvidiaCompiler(context)
+    told = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
+    store = store_of("\n".join(told))
+    if POCL not in platform.name:
+        return BinaryCompiler(context, store)
+    return PoclCompiler(context, store, reads_declarations=device.driver_version.startswith("3.0"))
+
+
+def _processor(device: cl.Device) -> str:
+    """What the processor can do: of two with one name, one may not run what was compiled for the other."""
+    if not device.type & cl.device_type.CPU or not Path("/proc/cpuinfo").exists():
+        return ""
+    with open("/proc/cpuinfo") as file:
+        return next((line for line in file if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,290 @@
+"""Memory that is OpenCL's and CUDA's, on NVIDIA's devices: so others who compute on CUDA share arrays without a copy.
+
+CUDA's driver, which comes with OpenCL's, allocates and gives a file descriptor, of which OpenCL makes a buffer. It is
+called by ctypes; nothing else of CUDA is needed.
+"""
+
+import contextlib
+import ctypes
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
+from typing import Any, NamedTuple
+
+import pyopencl as cl
+
+from polyarr.backends.opencl.runtime.quirks import NVIDIA
+from polyarr.core.errors import BackendError
+from polyarr.settings import is_on
+
+LEGACY = 1  # the stream that waits for all others, and they for it
+DEVICE, DESCRIPTOR, READ_WRITE, ALONE = 1, 1, 3, 1  # words of CUDA's
+EXTERNAL_MEMORY = 0x2060  # CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR
+GRAIN = 2 << 20  # what CUDA allocates is a multiple of it
+CHUNK = 64 << 20  # so much at once, of which smaller pieces are cut
+MOST = 256 << 20  # OpenCL was seen to take so much as one buffer; 622 MB end the process
+
+
+class CudaError(BackendError):
+    """The driver refuses."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("kind", c_int), ("number", c_int))
+
+
+class _Flags(ctypes.Structure):
+    _fields_ = (("compression", c_ubyte), ("rdma", c_ubyte), ("usage", c_ushort), ("reserved", c_ubyte * 4))
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp of cuda.h."""
+
+    _fields_ = (("pinned", c_int), ("handle", c_int), ("location", _Location), ("windows", c_void_p), ("flags", _Flags))
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc of cuda.h."""
+
+    _fields_ = (("location", _Location), ("rights", c_int))
+
+
+class Cuda:
+    """CUDA's driver, for the device of an OpenCL context."""
+
+    def __init__(self, context: cl.Context) -> None:
+        try:
+            self._driver = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise BackendError(f"CUDA's driver does not load: {error}") from error
+        self._loader = ctypes.CDLL(cl._cl.__file__)  # that of OpenCL, with what PyOpenCL does not show
+        self._loader.clCreateBufferWithProperties.restype = c_void_p
+        self._opencl, self._context, number = context, c_void_p(), c_int()
+        device = context.devices[0]
+        self.place = f"{device.pci_domain_id_nv:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv:02x}.0"
+        self("cuInit", 0)
+        self("cuDeviceGetByPCIBusId", byref(number), self.place.encode())
+        self("cuDevicePrimaryCtxRetain", byref(self._context), number)
+        self.number = number.value
+
+    def __call__(self, name: str, *args: Any) -> None:
+        """Call a function of the driver."""
+        if status := getattr(self._driver, name)(*args):
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorString(status, byref(text))
+            raise CudaError(f"CUDA: {name}: {(text.value or b'').decode() or status}")
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """A block with the context that CUDA's libraries use."""
+        self("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def wait(self) -> None:
+        """Wait until all work on the device has finished that CUDA was given."""
+        with self.current():
+            self("cuCtxSynchronize")
+
+    def wait_for(self, stream: int) -> None:
+        """Wait until a stream's work has finished."""
+        with self.current():
+            self("cuStreamSynchronize", c_void_p(stream))
+
+    def stream(self) -> int:
+        """A stream that waits for no other."""
+        made = c_void_p()
+        with self.current():
+            self("cuStreamCreate", byref(made), ALONE)
+        return made.value or 0
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy between addresses, on a stream."""
+        with self.current():
+            self("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
+
+    def allocate(self, nbytes: int) -> "Chunk":
+        """Memory that both know.
+
+        Errors:  CudaError if there is no room
+        """
+        size, none = c_size_t(nbytes), c_uint64(0)
+        handle, address, descriptor = c_uint64(), c_uint64(), c_int()
+        here = _Location(DEVICE, self.number)
+        wanted, access = _Properties(1, DESCRIPTOR, here, None, _Flags()), _Access(here, READ_WRITE)
+        with contextlib.ExitStack() as undo:
+            self("cuMemCreate", byref(handle), size, byref(wanted), none)
+            undo.callback(self, "cuMemRelease", handle)
+            self("cuMemExportToShareableHandle", byref(descriptor), handle, DESCRIPTOR, none)
+            self("cuMemAddressReserve", byref(address), size, c_size_t(0), none, none)
+            undo.callback(self, "cuMemAddressFree", address, size)
+            self("cuMemMap", address, size, c_size_t(0), handle, none)
+            undo.callback(self, "cuMemUnmap", address, size)
+            self("cuMemSetAccess", address, size, byref(access), c_size_t(1))
+            buffer = self._imported(descriptor.value, nbytes)
+            undo.callback(buffer.release)
+            return Chunk(buffer, address.value, undo.pop_all())
+
+    def _imported(self, descriptor: int, nbytes: int) -> cl.Buffer:
+        status, properties = c_int(), (c_uint64 * 3)(EXTERNAL_MEMORY, descriptor, 0)
+        made = self._loader.clCreateBufferWithProperties(
+            c_void_p(self._opencl.int_ptr), properties, c_uint64(cl.mem_flags.READ_WRITE), c_size_t(nbytes), None,
+            byref(status),
+        )  # fmt: skip
+        if status.value or not made:
+            os.close(descriptor)  # otherwise it is OpenCL's
+            raise CudaError(f"OpenCL takes no memory of CUDA's: error {status.value}")
+        return cl.Buffer.from_int_ptr(made, retain=False)
+
+
+class Chunk:
+    """Some memory, as OpenCL's buffer and by CUDA's address; `end` is where it was not cut yet."""
+
+    def __init__(self, buffer: cl.Buffer, address: int, owner: contextlib.ExitStack) -> None:
+        self.buffer, self.address, self.size = buffer, address, buffer.size
+        self.end = self.used = 0
+        self.close = owner.close
+
+
+class Piece:
+    """A part of a chunk, for one array at a time. lent: CUDA may still work on it when the array is gone."""
+
+    __slots__ = ("address", "buffer", "chunk", "lent", "size")
+
+    def __init__(self, chunk: Chunk, start: int, size: int) -> None:
+        self.chunk, self.size, self.address, self.lent = chunk, size, chunk.address + start, False
+        self.buffer = chunk.buffer.get_sub_region(start, size)  # takes ten times as long as all else here
+
+
+class Held:
+    """What the memory of an array has as `cuda`: when that is gone, its piece goes back to the pool."""
+
+    __slots__ = ("_back", "piece")
+
+    def __init__(self, piece: Piece, back: deque) -> None:
+        self.piece, self._back = piece, back
+
+    def __del__(self) -> None:
+        self._back.append(self.piece)  # in whatever thread: so nothing else is done here
+
+
+class Adopted(NamedTuple):
+    """The same of memory that came back from others: its owner keeps it."""
+
+    piece: Piece
+    owner: Any
+
+
+class SharedPool:
+    """A memory pool like PyOpenCL's, of memory that CUDA knows; what is too large is `plain`'s.
+
+    Whoever calls it holds the device's lock.
+    """
+
+    def __init__(self, cuda: Cuda, plain: Any, alignment: int) -> None:
+        self.cuda, self._plain, self._alignment = cuda, plain, max(512, alignment)
+        self._chunks: list[Chunk] = []
+        self._free: defaultdict[int, list[Piece]] = defaultdict(list)
+        self._lent: defaultdict[int, list[Piece]] = defaultdict(list)
+        self._back: deque[Piece] = deque()
+        self._active = 0
+
+    def allocate(self, nbytes: int) -> Any:
+        """A buffer."""
+        size = self._rounded(nbytes)
+        if size > MOST:
+            return self._plain.allocate(nbytes)
+        self._gather()
+        if not self._free[size] and self._lent[size]:
+            self._settle()
+        try:
+            piece = self._free[size].pop() if self._free[size] else self._cut(size)
+        except CudaError:  # no room, or too many files
+            return self._plain.allocate(nbytes)
+        piece.chunk.used += 1
+        self._active += size
+        return _buffer(piece, Held(piece, self._back))
+
+    def adopt(self, start: int, end: int, owner: Any) -> Any:
+        """A buffer of memory between two addresses that is the pool's and that owner keeps; None if it is not."""
+        for chunk in self._chunks:
+            if chunk.address <= start and end <= chunk.address + chunk.size:
+                first = (start - chunk.address) // self._alignment * self._alignment
+                size = min(-(-(end - chunk.address) // 64) * 64, chunk.size) - first  # whole vectors, as elsewhere
+                piece = Piece(chunk, first, size)
+                return _buffer(piece, Adopted(piece, owner))
+        return None
+
+    def free_held(self) -> None:
+        """Give back what nobody uses."""
+        self._gather()
+        self._settle()
+        unused = [chunk for chunk in self._chunks if not chunk.used]
+        self._chunks = [chunk for chunk in self._chunks if chunk.used]
+        for pieces in self._free.values():
+            pieces[:] = [piece for piece in pieces if piece.chunk.used]
+        for chunk in unused:
+            chunk.close()
+        self._plain.free_held()
+
+    @property
+    def active_bytes(self) -> int:
+        """In use by arrays."""
+        self._gather()
+        return self._active + self._plain.active_bytes
+
+    @property
+    def managed_bytes(self) -> int:
+        """Taken from the drivers."""
+        return sum(chunk.size for chunk in self._chunks) + self._plain.managed_bytes
+
+    def _rounded(self, nbytes: int) -> int:
+        """Few sizes, so that pieces fit again; at most an eighth is wasted."""
+        step = max(self._alignment, 1 << max(nbytes.bit_length() - 4, 0))
+        return -(-nbytes // step) * step
+
+    def _cut(self, size: int) -> Piece:
+        for chunk in self._chunks:
+            if chunk.end + size <= chunk.size:
+                break
+        else:
+            chunk = self.cuda.allocate(CHUNK if 2 * size <= CHUNK else -(-size // GRAIN) * GRAIN)
+            self._chunks.append(chunk)
+        chunk.end += size
+        return Piece(chunk, chunk.end - size, size)
+
+    def _gather(self) -> None:
+        """Take back the pieces that nobody holds any more."""
+        while self._back:
+            piece = self._back.popleft()
+            piece.chunk.used -= 1
+            self._active -= piece.size
+            (self._lent if piece.lent else self._free)[piece.size].append(piece)
+
+    def _settle(self) -> None:
+        """Wait for CUDA, which may still be reading what was lent to it."""
+        if any(self._lent.values()):
+            self.cuda.wait()
+            for size, pieces in self._lent.items():
+                for piece in pieces:
+                    piece.lent = False
+                self._free[size] += pieces
+            self._lent.clear()
+
+
+def _buffer(piece: Piece, holder: Any) -> Any:
+    """The piece's memory as a new object, which lives as long as the array."""
+    memory = cl.Buffer.from_int_ptr(piece.buffer.int_ptr, retain=True)
+    memory.cuda = holder
+    return memory
+
+
+def pool_of(context: cl.Context, plain: Any) -> Any:
+    """The pool for a context: `plain`, unless POLYARR_CUDA_MEMORY is set and its device is NVIDIA's."""
+    device = context.devices[0]
+    if not is_on("POLYARR_CUDA_MEMORY") or NVIDIA not in device.platform.name:
+        return plain
+    return SharedPool(Cuda(context), plain, device.mem_base_addr_align // 8)

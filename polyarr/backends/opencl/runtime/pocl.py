@@ -1,0 +1,162 @@
+"""Have PoCL compile for the processor that it runs on.
+
+PoCL compiles for the processor that LLVM names, and links its built-in functions from a library that it picks by the
+processor's features. The two can disagree: an LLVM that does not know a processor calls it "generic", for which PoCL
+builds nothing (pocl/pocl issues 512 and 1049), or by the name of its forerunner, which lacks AVX-512 (Zen 4 is
+"znver3"). Then vectors are passed in other registers than the library takes them from, and sin(double8) is wrong or
+crashes. No setting names another processor, so where the compiler itself says that its registers are not as wide as the
+library's, the name in the device record of this process is replaced by that of the oldest processor with the library's
+features. See docs/decisions/0002-pocl-on-new-processors.md.
+"""
+
+import ctypes
+import hashlib
+import itertools
+import re
+import sys
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pyopencl as cl
+
+from polyarr.backends.opencl.runtime.caches import store_of
+from polyarr.backends.opencl.runtime.quirks import POCL
+
+RECORD_BYTES = 1024  # the names lie in the first part of PoCL's device record
+UNKNOWN = 1  # floats in a register, where the compiler does not say
+ANSWERS = {str(floats).encode(): floats for floats in (UNKNOWN, 4, 8, 16)}
+
+
+class Processor(NamedTuple):
+    """What a processor must have for LLVM's name of it, and how many floats its registers hold."""
+
+    features: frozenset[str]
+    name: str
+    floats: int
+
+
+# The most capable first; mirrors PoCL's choice of built-in library.
+PROCESSORS = (
+    Processor(frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}), "skylake-avx512", 16),
+    Processor(frozenset({"avx2", "fma"}), "haswell", 8),
+    Processor(frozenset({"avx"}), "sandybridge", 8),
+    Processor(frozenset({"sse4_1"}), "penryn", 4),
+    Processor(frozenset({"sse2"}), "x86-64", 4),
+)
+_names = {p.name: ctypes.create_string_buffer(p.name.encode()) for p in PROCESSORS}  # PoCL keeps the pointer
+_given: dict[int, str] = {}  # what devices are called now, by their records
+
+# The compiler's own answer, in a property that can be read without running anything.
+QUESTION = """
+#if defined(__AVX512F__)
+#define FLOATS 16
+#elif defined(__AVX__)
+#define FLOATS 8
+#elif defined(__SSE__)
+#define FLOATS 4
+#else
+#define FLOATS 1
+#endif
+__kernel __attribute__((reqd_work_group_size(FLOATS, 1, 1))) void registers(void) {}
+"""
+
+
+def name_the_processor(device: cl.Device) -> None:
+    """Give a PoCL device a name for its processor that fits the built-in library. Others are left alone."""
+    name = target_of(device)
+    if not name or sys.platform != "linux":
+        return
+    better = better_name(name, compiled_floats(device), features_of_processor())
+    slot = _slot(device.int_ptr, name) if better else None
+    if better and slot is not None:
+        ctypes.c_void_p.from_address(slot).value = ctypes.addressof(_names[better])
+        _given[device.int_ptr] = better
+
+
+def better_name(name: str, floats: int, features: frozenset[str]) -> str | None:
+    """The name that fits the library for these features, or None to keep the one by which registers hold `floats`."""
+    fitting = next((p for p in PROCESSORS if p.features <= features), None)
+    if fitting is None or floats in (fitting.floats, UNKNOWN) or name == fitting.name:
+        return None
+    return fitting.name
+
+
+def target_of(device: cl.Device) -> str:
+    """The processor that PoCL compiles for, by LLVM's name; empty for other drivers."""
+    if POCL not in device.platform.name:
+        return ""
+    return _given.get(device.int_ptr) or device.version.strip().rpartition("-gnu-")[2]
+
+
+def compiled_floats(device: cl.Device) -> int:
+    """How many floats a register holds for which the compiler compiles; UNKNOWN, or 0 if it compiles nothing."""
+    return _answer(device, target_of(device))
+
+
+@lru_cache
+def _answer(device: cl.Device, target: str) -> int:
+    """The compiler's answer for this target: from an earlier process, because asking takes half a second."""
+    driver = f"{device.platform.name} {device.driver_version} {device.version}"
+    name = hashlib.sha256(f"{driver} {target}{QUESTION}".encode()).hexdigest()
+    store = store_of("what compilers were asked")
+    known = store.load(name)
+    if known in ANSWERS:
+        return ANSWERS[known]
+    floats = _ask(device, target)
+    if floats:  # what is wrong with a compiler may be mended
+        store.save(name, str(floats).encode())
+    return floats
+
+
+def _ask(device: cl.Device, target: str) -> int:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)
+            source = f"// {target}{QUESTION}"  # so that no cache answers for another target
+            kernel = cl.Program(cl.Context([device]), source).build(["-w"]).registers
+    except cl.Error:
+        return 0
+    return kernel.get_work_group_info(cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE, device)[0]
+
+
+def features_of_processor() -> frozenset[str]:
+    """What the system says that the processor can do."""
+    return frozenset(_processor_says("flags").split())
+
+
+def processor_name() -> str:
+    """The processor, with the numbers that tell its generation where a virtual machine hides its name."""
+    family, model = _processor_says("cpu family"), _processor_says("model")
+    name = _processor_says("model name") or "unknown processor"
+    return f"{name} (family {family}, model {model})" if family else name
+
+
+def _processor_says(key: str) -> str:
+    """One line of /proc/cpuinfo; empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    found = re.search(rf"^{key}[ \t]*:(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _slot(record: int, name: str) -> int | None:
+    """The address of the pointer to the processor's name, which follows the one to the x86-64 target triple."""
+    with open("/proc/self/mem", "rb", buffering=0) as memory:  # a bad address is an error here, not a crash
+
+        def read(address: int, length: int) -> bytes:
+            try:
+                memory.seek(address)
+                return memory.read(length)
+            except (OSError, OverflowError, ValueError):
+                return b""
+
+        wanted = name.encode() + b"\0"
+        words = memoryview(read(record, RECORD_BYTES)).cast("Q")
+        for i, (triple, present) in enumerate(itertools.pairwise(words)):
+            if read(triple, 7) == b"x86_64-" and read(present, len(wanted)) == wanted:
+                return record + 8 * (i + 1)
+    return None

@@ -1,0 +1,122 @@
+"""Building kernels: macros, #line, the cache, and kernel objects that are fetched once."""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from polyarr.backends.opencl.runtime.commands import Commands, Kernel
+from polyarr.backends.opencl.runtime.compiled import compiler_of
+from polyarr.backends.opencl.runtime.pocl import target_of
+from polyarr.backends.opencl.runtime.source import Arguments, arguments_of, source_of
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import bfloat16, float16, float32, float64
+from polyarr.core.spec import bool as bool_
+from polyarr.settings import is_on
+
+# The C types of a dtype: T is how an element is stored, ACC what arithmetic on it is done in.
+STORED = {
+    bool_: ("uchar", "int"),
+    np.dtype("int8"): ("char", "int"),
+    np.dtype("int16"): ("short", "int"),
+    np.dtype("int32"): ("int", "int"),
+    np.dtype("int64"): ("long", "long"),
+    np.dtype("uint8"): ("uchar", "uint"),
+    np.dtype("uint16"): ("ushort", "uint"),
+    np.dtype("uint32"): ("uint", "uint"),
+    np.dtype("uint64"): ("ulong", "ulong"),
+    float16: ("half", "float"),
+    bfloat16: ("ushort", "float"),
+    float32: ("float", "float"),
+    float64: ("double", "double"),
+}
+
+
+def types(dtype: np.dtype) -> dict[str, str]:
+    """The macros T, ACC, LOAD and STORE for one dtype. LOAD(p, i) is an ACC; STORE(p, i, v) rounds v to T."""
+    stored, acc = STORED[dtype]
+    return {"T": stored, "ACC": acc, "LOAD": f"load_{dtype.name}", "STORE": f"store_{dtype.name}"}
+
+
+WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
+
+
+def vector_types(dtype: np.dtype, count: int, prefix: str = "") -> dict[str, str]:
+    """What DEFINE_VECTOR needs for vectors of so many elements, besides T and ACC."""
+    raw = "ushort" if dtype == float16 else STORED[dtype][0]
+    names = {"DTYPE": dtype.name, "RAW": raw, "WORD": WORDS.get(count * dtype.itemsize, "none")}
+    return {prefix + name: value for name, value in names.items()}
+
+
+class Program:
+    """A built program: its kernels are its attributes, each fetched once."""
+
+    def __init__(
+        self, program: cl.Program, commands: Commands, launched: Callable[[], None],
+        arguments: dict[str, Arguments | None],
+    ) -> None:  # fmt: skip
+        kernels = {k.function_name: k for k in program.all_kernels()}
+        self.kernels = {name: Kernel(program, k, commands, launched, arguments[name]) for name, k in kernels.items()}
+        vars(self).update(self.kernels)
+
+    def __getattr__(self, name: str) -> Kernel:
+        raise AttributeError(f"the program has no kernel {name!r}; it has {sorted(self.kernels)}")
+
+
+class ProgramCache:
+    """Programs by file and macros, for one device, of which the macros `known` tell. Compilers keep them on disk."""
+
+    def __init__(self, context: cl.Context, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
+        self._device, self._commands, self._known = device, commands, known
+        self.compiler = compiler_of(context, device)
+        self._programs: dict[Any, Program] = {}
+
+    def get(self, stem: str, defines: dict[str, Any]) -> Program:
+        """The program of kernels/<stem>.cl under these macros."""
+        key = (stem, *defines.items())
+        program = self._programs.get(key)
+        if program is None:
+            with self._commands.lock:
+                program = self._programs.get(key) or self._build(stem, defines)
+                self._programs[key] = program
+        return program
+
+    def _build(self, stem: str, defines: dict[str, Any]) -> Program:
+        source = self.text(stem, defines)
+        debug = is_on("POLYARR_DEBUG")
+        # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
+        options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]
+        source, options = self.compiler.completed(source, options)
+        name = hashlib.sha256("\n".join([*options, source]).encode()).hexdigest()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", cl.CompilerWarning)  # says only that there is a log
+                program = self.compiler.build(name, source, options)
+            log = program.get_build_info(self._device, cl.program_build_info.LOG) if debug else ""
+            if log.strip():
+                warnings.warn(f"{stem}.cl: {log.strip()}", cl.CompilerWarning, stacklevel=2)
+            launched = partial(self.compiler.launched, name)
+            return Program(program, self._commands, launched, arguments_of(stem, defines))
+        except cl.Error as error:
+            device, given = self._device.name.strip(), " ".join(f"{k}={v}" for k, v in defines.items())
+            raise BackendError(
+                f"{stem}.cl does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
+            ) from error
+
+    def text(self, stem: str, defines: dict[str, Any]) -> str:
+        """What the compiler gets: what is known of the device, the macros, the files."""
+        macros = {**self._known, **defines}
+        target = f"// {target_of(self._device)}\n"  # caches must not take one processor's binary for another's
+        return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source_of(stem)
+
+
+def _compiler_log(text: str) -> str:
+    """The compiler's own lines in PyOpenCL's error, each once; all of it if there are none."""
+    _, _, log = text.partition("\nBuild on ")
+    log = log.partition("\n(options: ")[0].partition("\n")[2]
+    lines = dict.fromkeys(line.rstrip() for line in log.splitlines() if line.strip() and " failed to build" not in line)
+    return "\n".join(lines) or text

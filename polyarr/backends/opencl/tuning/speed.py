@@ -1,0 +1,174 @@
+"""What a device can do at most, and how near to it a CPU comes in a matrix product."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.products.matmul import VARIANTS, matmul, one_block, tiles
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import swapped
+from polyarr.backends.opencl.runtime.pocl import processor_name, target_of
+from polyarr.backends.opencl.runtime.source import source_of
+from polyarr.backends.opencl.runtime.variants import kept_on
+from polyarr.backends.opencl.tuning.measure import TIMED, checked_run, peak_rate, rate_of
+from polyarr.backends.opencl.tuning.tuning import CpuMatmul, vector_width
+from polyarr.core.errors import BackendError
+from polyarr.core.precision import PRECISIONS, as_kernel_takes, products_in
+from polyarr.core.spec import Spec, bfloat16, float16, float32
+
+COPIED, COPIES = 2**28, 5  # bytes that a copy moves, more than caches hold, and how often
+MULTIPLIED = float32, bfloat16, float16
+SIDES = 2048, 4096, 8192  # of the products that are timed; as many matrices of their size should have room
+ROOM_FOR, LONG = 32, 2e-3  # seconds, after which none is larger
+TURNS, CALLS = 5, 3
+ENTRY = "peaks"  # in the store of what is kept of a driver
+FAR = 0.5  # of the peak: a product that does not reach it has the wrong tile, or the machine is busy
+
+
+class Speed(NamedTuple):
+    """GFLOP/s in float32 on one core: of a product with this tile, and at most."""
+
+    product: float
+    peak: float
+    tile: CpuMatmul
+    processor: str
+    target: str
+    floats: int
+
+    def __str__(self) -> str:
+        tile = f"{self.tile.ROWS} rows of {self.tile.VECTORS} x {self.tile.WIDE}, depth {self.tile.DEPTH}"
+        target = f"compiled for {self.target}" if self.target else "compiled as the driver chooses"
+        return (
+            f"{self.product:.0f} GFLOP/s on one core, {self.product / self.peak:.0%} of its peak of {self.peak:.0f} "
+            f"({self.processor}, {target}, {self.floats} floats in a register, tile {tile})"
+        )
+
+
+def speed_of(device: Device) -> Speed:
+    """Time one product on a CPU."""
+    tile = device.plans[tiles](float32, "NN", 1, TIMED, TIMED, TIMED)[0]
+    with device.lock:
+        run, peak = checked_run(device, float32, tile, one_block), peak_rate(device, float32)
+        rate = rate_of(device, run) if run else 0.0
+    return Speed(rate, peak, tile, processor_name(), target_of(device.cl_device), vector_width(device))
+
+
+class Measured(Mapping):
+    """Rates by their unit, each of which is measured when it is first asked for."""
+
+    def __init__(self, how: dict[str, Callable[[], float]]) -> None:
+        self._how, self._found = how, dict[str, float]()
+
+    def __getitem__(self, unit: str) -> float:
+        if unit not in self._found:
+            self._found[unit] = self._how[unit]()
+        return self._found[unit]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._how)
+
+    def __len__(self) -> int:
+        return len(self._how)
+
+
+def peaks_of(device: Device) -> Measured:
+    """What a device can do at most: on a CPU multiply-adds in float32 on all cores, on a GPU products; bytes copied."""
+    copying = {"GB/s": partial(_copying, device)}
+    if device.geometry.is_measured:
+        return Measured({"GFLOP/s": partial(_arithmetic, device), **copying})
+    ways = [(dtype, word) for dtype in MULTIPLIED for word in (PRECISIONS if dtype == float32 else PRECISIONS[:1])]
+    return Measured({products_in(dtype.name, word): partial(remembered, device, dtype, word) for dtype, word in ways}
+                    | copying)  # fmt: skip
+
+
+def remembered(device: Device, dtype: np.dtype, precision: str) -> float:
+    """GFLOP/s of products, which are measured once on each driver, and again when their kernels are others.
+
+    0 where there was no room to measure it.
+    """
+    stems = [f"matmul_{device.geometry.kind}", *(variant.stem for variant in VARIANTS)]
+    text = "\n".join(map(source_of, dict.fromkeys(stems)))
+    name = f"{products_in(dtype.name, precision)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    store = kept_on(device, ENTRY)
+    try:
+        known = dict(json.loads(store.load(ENTRY) or b"{}"))
+    except ValueError:
+        known = {}
+    if name not in known:
+        try:
+            known[name] = round(product_rate(device, dtype, precision), 1)
+        except BackendError:
+            return 0.0
+        store.save(ENTRY, json.dumps(known).encode())
+    return known[name]
+
+
+def product_rate(device: Device, dtype: np.dtype, precision: str = PRECISIONS[0]) -> float:
+    """GFLOP/s of the fastest of some large products, by whatever kernels take them.
+
+    The products grow until one takes a while: what the largest reach is lost in small ones at the edges.
+
+    Errors:  BackendError if the device has no room
+    """
+    best, generator = 0.0, np.random.default_rng(0)
+    block = generator.standard_normal((64, 1024), np.float32).astype(dtype)
+    told = as_kernel_takes({"precision": precision}, ("high",))
+    with device.unnoted():
+        for side in SIDES:
+            if ROOM_FOR * side**2 * dtype.itemsize > device.features.global_memory:
+                break
+            host = np.resize(block, (side, side))  # of numbers, for zeros take less power
+            x, y, out = device.upload(host), swapped(device.upload(host)), Spec((side, side), dtype)
+            matmul(device, out, x, y, **told)
+            device.synchronize()
+            took = []
+            for _ in range(TURNS):
+                began = time.perf_counter()
+                for _ in range(CALLS):
+                    matmul(device, out, x, y, **told)
+                device.synchronize()
+                took.append((time.perf_counter() - began) / CALLS)
+            best = max(best, 2e-9 * side**3 / min(took))
+            if min(took) > LONG:
+                break
+    return best
+
+
+def _arithmetic(device: Device) -> float:
+    with device.lock:
+        return peak_rate(device, float32) * device.features.compute_units
+
+
+def _copying(device: Device) -> float:
+    with device.lock:
+        words = device.empty(Spec((min(COPIED, device.features.max_allocation // 4) // 4,), float32))
+        copied, size = device.empty(Spec(words.shape, float32)), words.size * 4
+        device.fill_zero(words)
+        times = []
+        for _ in range(COPIES):
+            device.commands.finish()
+            began = time.perf_counter()
+            device.commands.copy((size,), None, copied.memory, words.memory)
+            device.commands.finish()
+            times.append(time.perf_counter() - began)
+    return 2e-9 * size / min(times)
+
+
+def diagnose(device: Device) -> list[tuple[str, str]]:
+    """One line for `polyarr doctor`; none where the peak cannot be measured."""
+    if not device.geometry.is_measured:
+        return []
+    speed = speed_of(device)
+    if not speed.product:
+        return [("error", f"{device.name}: a float32 product comes out wrong with {speed.tile}")]
+    text = f"{device.name}: a float32 product runs at {speed}"
+    if speed.product >= FAR * speed.peak:
+        return [("ok", text)]
+    remedy = f"far below it: if the machine is idle, look for a better tile with: polyarr tune --device {device.name}"
+    return [("warning", f"{text}; {remedy}")]
+

@@ -1,0 +1,353 @@
+"""What `polyarr tune` measured: entries in a user's file, each for a device, driver, kernel, dtype and class of shapes.
+
+An entry is used only where all of that is as it was, and after its parameters were checked once on this driver.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyopencl as cl
+
+from polyarr.backends.opencl.copy import download
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.plans import Plans
+from polyarr.backends.opencl.runtime.pocl import processor_name, target_of
+from polyarr.backends.opencl.runtime.source import source_of
+from polyarr.backends.opencl.runtime.variants import Verdicts
+from polyarr.core.errors import BackendError
+from polyarr.core.tuning import Kept, Work
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where of two processes that write at once one is lost
+    fcntl = None  # type: ignore[assignment]
+try:
+    from platformdirs import user_config_dir
+except ImportError:  # then there is no user file
+    user_config_dir = None
+
+KEY = "tuned"  # of the list in the file
+
+
+class Entry(NamedTuple):
+    """What was measured, with work of this form and size. kernel is the checksum of the text that was compiled."""
+
+    device: str
+    driver: str
+    kernel: str
+    op: str
+    dtype: str
+    shape: str  # the class of shapes
+    form: str
+    size: list
+    parameters: dict
+    figures: dict
+    date: str
+
+    @property
+    def what(self) -> tuple[str, ...]:
+        """What there is one entry for at most: the next one, of a newer driver, say, takes its place."""
+        return self.device, self.op, self.dtype, self.shape
+
+
+class Case(NamedTuple):
+    """A piece of work as it runs: host arrays, what computes results from their buffers, and how to check these.
+
+    expected gives the results in float64, of which each may differ by `error` of its largest magnitude.
+    """
+
+    arrays: list[np.ndarray]
+    run: Callable[[Device, list[Any]], tuple[Any, ...]]
+    expected: Callable[[], tuple[np.ndarray, ...]]
+    error: float
+
+
+class Tunable(NamedTuple):
+    """An op whose kernels have parameters.
+
+    forms       that its work may have
+    lookup      what launchers ask, as device.plans[lookup](...): it gives a tuple, the best parameters first
+    stem        (device) -> the kernels' file
+    fitting     (device, work, parameters as a dict) -> parameters; None if they are none, or do not fit
+    space       (device, work) -> parameters to try, the likeliest first
+    small       (device, work) -> problems by which parameters are checked: the first one takes the programs of the work
+                itself, another one is odd
+    timed       (device, work) -> what is timed in its place, where all of it would take too long
+    shape       (device, work) -> its class of shapes
+    case        (work) -> Case
+    operations  (work) -> how many
+    """
+
+    op: str
+    forms: tuple[str, ...]
+    lookup: Callable[..., tuple[Any, ...]]
+    stem: Callable[[Device], str]
+    fitting: Callable[[Device, Work, dict], Any]
+    space: Callable[[Device, Work], Iterator[Any]]
+    small: Callable[[Device, Work], tuple[Work, ...]]
+    timed: Callable[[Device, Work], Work]
+    shape: Callable[[Device, Work], str]
+    case: Callable[[Work], Case]
+    operations: Callable[[Work], int]
+
+
+class NoParametersError(BackendError):
+    """Work runs on kernels that have no parameters, such as a variant's."""
+
+
+TUNABLES: dict[str, Tunable] = {}  # by their ops; tune.py fills it: they launch what looks up parameters here
+
+
+# ---- trying ----------------------------------------------------------------------------------------------------
+
+
+class Trial:
+    """Launches of an op that are planned with certain parameters; None for those that are used without any of this."""
+
+    def __init__(self, device: Device, tunable: Tunable, parameters: Any) -> None:
+        self._device, self._plans, self.is_asked = device, device.plans, parameters is None
+        if parameters is not None:
+            self._plans, self._parameters = Plans(device), parameters
+            self._plans[Verdicts] = device.plans[Verdicts]  # what is known of the driver
+            self._plans[tunable.lookup] = self._given
+
+    def _given(self, *_: Any) -> tuple[Any, ...]:
+        self.is_asked = True
+        return (self._parameters,)
+
+    def run(self, case: Case, buffers: list[Any]) -> tuple[Any, ...]:
+        """The results of a case.
+
+        Errors:  BackendError if a kernel does not build, or the device does not take the launch
+        """
+        with self._device.lock:
+            before, self._device.plans = self._device.plans, self._plans
+            try:
+                return case.run(self._device, buffers)
+            except cl.Error as error:
+                raise BackendError(str(error)) from error
+            finally:
+                self._device.plans = before
+
+
+def check(device: Device, tunable: Tunable, work: Work, parameters: Any, problems: int | None = None) -> None:
+    """Compute some small problems, or all of them, between canaries, and compare with NumPy.
+
+    Errors:  BackendError if a kernel does not build, a result is wrong, or something else was written to
+    """
+    for small in tunable.small(device, work)[:problems]:
+        case = tunable.case(small)
+        trial = Trial(device, tunable, parameters)
+        with device.guarded():
+            results = trial.run(case, [device.upload(x) for x in case.arrays])
+            found = [download(device, result) for result in results]
+        if not trial.is_asked:
+            raise NoParametersError(f"{small} runs on kernels without parameters")
+        for ours, expected in zip(found, case.expected(), strict=True):
+            error, most = np.abs(ours.astype(np.float64) - expected).max(), case.error * np.abs(expected).max()
+            if not error <= most:  # a nan is wrong, too
+                raise BackendError(f"{small} is wrong by {error:.1e}; at most {most:.1e}")
+
+
+# ---- looking up ------------------------------------------------------------------------------------------------
+
+
+def device_of(device: Device) -> str:
+    """What an entry calls a device: on a CPU the processor is told as well, whose name a driver may not know."""
+    name = device.cl_device.name.strip()
+    return f"{processor_name()}; {name}" if device.geometry.is_measured else name
+
+
+def driver_of(device: Device) -> str:
+    """The driver, and what it compiles for if it is told."""
+    driver = f"{device.cl_device.platform.name.strip()} {device.cl_device.driver_version.strip()}"
+    target = target_of(device.cl_device)
+    return f"{driver} for {target}" if target else driver
+
+
+@cache
+def kernel_of(stem: str) -> str:
+    """The checksum of a file of kernels with all that it includes."""
+    return hashlib.sha256(source_of(stem).encode()).hexdigest()[:16]
+
+
+def best(device: Device, op: str, dtype: np.dtype, shape: str) -> Any:
+    """The parameters that were measured for a class of shapes; None if there are none that may be used."""
+    for entry in _read_once():
+        if entry.what == (device_of(device), op, dtype.name, shape) and not problem_of(device, entry):
+            return _fitting(device, entry)
+    return None
+
+
+def problem_of(device: Device, entry: Entry) -> str:
+    """Why an entry is set aside; empty if it is used. Its parameters are checked once on each driver."""
+    tunable = TUNABLES.get(entry.op)
+    if entry.device != device_of(device):
+        return "it is another device's"
+    if tunable is None:
+        return f"{entry.op} has no parameters"
+    if entry.driver != driver_of(device):
+        return f"it was measured with {entry.driver}"
+    if entry.kernel != kernel_of(tunable.stem(device)):
+        return "its kernel has changed since"
+    parameters = _fitting(device, entry)
+    if parameters is None:
+        return "the device cannot take its parameters"
+
+    def find() -> str:
+        try:
+            check(device, tunable, work_of(entry), parameters)
+        except BackendError as error:
+            return str(error).partition("\n")[0]
+        return ""
+
+    told = json.dumps([*entry.what, entry.kernel, entry.form, entry.size, entry.parameters])
+    return device.plans[Verdicts]().get(f"{KEY} {hashlib.sha256(told.encode()).hexdigest()[:32]}", find)
+
+
+def entry(device: Device, work: Work, shape: str, parameters: Any, figures: dict[str, Any]) -> Entry:
+    """What is to be kept of a measurement, today and with these kernels."""
+    told = asdict(parameters) if is_dataclass(parameters) else parameters._asdict()
+    kernel, today = kernel_of(TUNABLES[work.op].stem(device)), time.strftime("%Y-%m-%d")
+    return Entry(
+        device_of(device), driver_of(device), kernel, work.op, work.dtype, shape, work.form, list(work.shape), told,
+        figures, today,
+    )  # fmt: skip
+
+
+def work_of(entry: Entry) -> Work:
+    """The work that was measured."""
+    return Work(entry.op, entry.dtype, tuple(entry.size), entry.form)
+
+
+def _fitting(device: Device, entry: Entry) -> Any:
+    return TUNABLES[entry.op].fitting(device, work_of(entry), entry.parameters)
+
+
+def kept(device: Device) -> list[Kept]:
+    """Everything in the user's file, with what is wrong with it here."""
+    return [
+        Kept(e.op, e.dtype, e.shape, e.device, e.parameters, e.figures, e.date, problem_of(device, e))
+        for e in _read_once()
+    ]
+
+
+def diagnose(device: Device) -> list[tuple[str, str]]:
+    """Lines for `polyarr doctor`: what was measured on a device, and what of it is set aside."""
+    own = [(entry, problem_of(device, entry)) for entry in _read_once() if entry.device == device_of(device)]
+    aside = [
+        ("warning", f"{device.name}: what was tuned for {e.op} {e.dtype} {e.shape} is set aside: {problem}; "
+         f"tune again: polyarr tune --device {device.name} --ops {e.op}")
+        for e, problem in own if problem
+    ]  # fmt: skip
+    used = len(own) - len(aside)
+    return [("ok", f"{device.name}: {used} measured choices of kernels are used ({user_file()})")] * bool(used) + aside
+
+
+# ---- the file --------------------------------------------------------------------------------------------------
+
+
+def user_file() -> Path | None:
+    """Where entries are kept; None without platformdirs."""
+    return Path(user_config_dir("polyarr"), "tuned.json") if user_config_dir else None
+
+
+def read_user_file() -> list[Entry]:
+    """The user's entries; none if there is no file.
+
+    Errors:  ValueError if the file is no such list; OSError if it cannot be read
+    """
+    file = user_file()
+    if file is None or not file.exists():
+        return []
+    try:
+        whole = json.loads(file.read_text())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return entries_of(whole.get(KEY) if isinstance(whole, dict) else None)
+
+
+def entries_of(found: Any) -> list[Entry]:
+    """A list from JSON as entries.
+
+    Errors:  ValueError if it is no such list
+    """
+    if not isinstance(found, list) or not all(isinstance(each, dict) and _is_entry(each) for each in found):
+        raise ValueError(f"it must hold a list {KEY!r} of entries with {', '.join(Entry._fields)}")
+    return [Entry(**each) for each in found]
+
+
+def _is_entry(found: dict[str, Any]) -> bool:
+    return found.keys() == set(Entry._fields) and all(
+        isinstance(found[name], kind) for name, kind in Entry.__annotations__.items()
+    ) and all(type(n) is int and 0 < n < 2**31 for n in found["size"])  # fmt: skip
+
+
+def change(entries: list[Entry], without: tuple[str, ...] | None = None) -> None:
+    """Put entries in the place of those that they renew, and take one away: one reads, changes and writes at a time.
+
+    Errors:  ValueError or OSError if the file cannot be read or written, which is left as it is
+    """
+    file = user_file()
+    if file is None:
+        raise OSError("there is nowhere to keep what was measured: pip install platformdirs")
+    gone = {entry.what for entry in entries} | {without}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(file.parent):
+        before = read_user_file()
+        after = [entry for entry in before if entry.what not in gone] + entries
+        if after != before:
+            _write(file, after)
+    _read_once.cache_clear()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Other processes, and threads, wait."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write(file: Path, entries: list[Entry]) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False) as new:
+        try:
+            json.dump({KEY: [entry._asdict() for entry in entries]}, new, indent=1)
+            new.close()
+            os.replace(new.name, file)
+        except BaseException:
+            Path(new.name).unlink(missing_ok=True)
+            raise
+
+
+def diagnose_file() -> list[tuple[str, str]]:
+    """A line for `polyarr doctor` if the user's file cannot be used."""
+    try:
+        read_user_file()
+    except (OSError, ValueError) as error:
+        return [("warning", f"{user_file()} is not used: {error}; mend or delete it")]
+    return []
+
+
+@cache
+def _read_once() -> list[Entry]:
+    try:
+        return read_user_file()
+    except (OSError, ValueError):  # `polyarr doctor` says so
+        return []
