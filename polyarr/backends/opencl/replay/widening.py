@@ -36,14 +36,12 @@ def _is_only_read(values: tuple[int, ...], program: Program) -> bool:
     if not own.isdisjoint(program.outputs):
         return False
     for step in program.steps:
-        launcher, others = launcher_of(step), {*flat(step.takes)}
-        if launcher is KERNELS[ops.global_norm] and own >= {
-            *step.takes[1]
-        }:  # of several dtypes, it adds in another order
-            continue
+        launcher, taken = launcher_of(step), flat(step.takes)
+        if launcher is KERNELS[ops.global_norm] and own.issuperset(step.takes[1]):
+            continue  # but of several dtypes, which it adds in another order
         if launcher is KERNELS[ops.adamw]:
-            others = {*flat((*step.takes[:2], *step.takes[3:]))}
-        if not own.isdisjoint(others):
+            taken = flat((*step.takes[:2], *step.takes[3:]))
+        if not own.isdisjoint(taken):
             return False
     return True
 
