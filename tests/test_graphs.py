@@ -12,14 +12,13 @@ from polyarr.core.errors import BackendError
 from polyarr.models.generation import generate
 from polyarr.models.gpt import GPTModel
 from polyarr.testing.compare import bits
+from tests.opencl_modules import opencl_modules
 from tests.played_cuda import Played
 
 pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.polyarr_backend("opencl")
-cl, commands, cuda, graphs = (
-    import_module(name)
-    for name in ("pyopencl", *(f"polyarr.backends.opencl.{n}" for n in ("runtime.commands", "runtime.cuda", "replay.graphs")))
-)
+cl = import_module("pyopencl")
+commands, cuda, graphs = opencl_modules("commands", "cuda", "graphs")
 
 
 class Driver(Played):
