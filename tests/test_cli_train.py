@@ -226,8 +226,8 @@ WRONG = {
     "device": (("train", "--data", "a.txt", "--backend", "opencl:99", "--out", "new"), 1, "opencl:99"),
     "steps": (("train", "--steps", "0"), 2, "'--steps'"),
     "learning rate": (("train", *SHORT, "--lr", "-1"), 1, "polyarr: Recipe: lr is -1.0; it must be a number above 0"),
-    "out is a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt"), 1, "polyarr: a.txt: "),
-    "out below a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt/run"), 1, "polyarr: a.txt"),
+    "out is a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt"), 1, "polyarr: a.txt: Not a directory"),
+    "out below a file": (("train", *SHORT, "--data", "a.txt", "--out", "a.txt/run"), 1, "a.txt/run: Not a directory"),
     "out holds a run": (("train", *SHORT, "--data", "a.txt", "--out", "run"), 2, "run holds a run already"),
     "resume nothing": (
         ("train", "--resume", "--out", "new", "--backend", "numpy"),

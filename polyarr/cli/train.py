@@ -1,5 +1,6 @@
 """`polyarr train`: a small GPT on a text, from the first batch to a saved model and a picture of its loss."""
 
+import errno
 import hashlib
 import json
 import os
@@ -336,6 +337,8 @@ def choose_backend(name: str | None, begin: Callable[[str], T] = set_backend) ->
 
 def _check_writable(out: Path) -> None:
     """Raise OSError unless files can be made in out, which is created."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out))
     out.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=out):

@@ -31,6 +31,8 @@ def bound_by_name(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, 
 
 def accepted(op: Any, name: str, a: Any) -> Any:
     if type(a) in (list, tuple):
+        if any(type(member) in (list, tuple) for member in a):
+            raise TypeError(f"{op.name}: {name} is a list of lists; make it an array, by polyarr.asarray")
         return tuple(accepted(op, name, member) for member in a)
     if isinstance(a, np.generic) and a.dtype.kind in "biuf":
         return a.item()
