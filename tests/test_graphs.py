@@ -18,7 +18,7 @@ from tests.played_cuda import Played
 pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 cl = import_module("pyopencl")
-commands, cuda, graphs = opencl_modules("commands", "cuda", "graphs")
+commands, cuda, graphs, plans = opencl_modules("commands", "cuda", "graphs", "plans")
 
 
 class Driver(Played):
@@ -100,6 +100,7 @@ def played(backend, monkeypatch):
         return str(len(driver.programs))
 
     monkeypatch.setattr(device, "pool", cuda.SharedPool(driver, plain, 128))
+    monkeypatch.setattr(device, "plans", plans.Plans(device))  # some keep memory, which was another pool's
     monkeypatch.setattr(graphs, "assembly_of", noted)
     monkeypatch.setattr(graphs, "FEWEST", 3)
     made = graphs.Graphs(device.commands, driver, lambda: driver.is_sound)

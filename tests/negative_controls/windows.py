@@ -68,7 +68,8 @@ plant(
     "forward-conv",
 )
 plant("windows: dilation ignored", {ops.windows: elsewhere(ops.windows, no_dilation)},
-      "forward-windows", "forward-conv_product", "forward-max_pool")  # fmt: skip
+      "forward-windows", "forward-conv_product")  # fmt: skip
+plant("max_pool: dilation ignored", {ops.max_pool: elsewhere(ops.max_pool, no_dilation)}, "forward-max_pool")
 
 
 def short(op):
