@@ -93,7 +93,7 @@ def test_opencl_sums_through_memory_that_all_ranks_see(said: dict[str, list]) ->
 
 def test_who_ends_without_looking_leaves_nobody_waiting(mpiexec: str) -> None:
     out, err = started(mpiexec, 3, "unseen", "opencl").communicate(timeout=ENDS_WITHIN)
-    assert sorted(out.splitlines()) == ["[6.0, 6.0, 6.0, 6.0]", "not seen", "not seen"] and "polyarr:" not in err
+    assert out.count("[6.0, 6.0, 6.0, 6.0]") == 1 and out.count("not seen") == 2 and "polyarr:" not in err
 
 
 def test_shared_memory_goes_with_who_shares_it(said: dict[str, list]) -> None:
