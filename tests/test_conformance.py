@@ -13,14 +13,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from hypothesis import strategies as st
 
 import polyarr
-from polyarr import ops, plugins
+from polyarr import plugins
 from polyarr.cli import main
-from polyarr.core.spec import DTYPES
-from polyarr.testing import CheckFailure, Data, Sample
-from polyarr.testing import cases as drawing
+from polyarr.testing import CheckFailure
 from polyarr.testing.cases import KINDS, OF_BACKEND, cases, columns
 from polyarr.testing.page import SYMBOLS, render
 from polyarr.testing.report import OUTCOMES, Result, grouped, verdict
@@ -566,36 +563,3 @@ def test_the_page_counts_the_cases():
     text = (ROOT / "docs" / "conformance.md").read_text()
     listed = dict(re.findall(r"^\| `(core|autograd|nn|gpt)` \| (\d+) \|$", text, re.MULTILINE))
     assert listed == {level: str(n) for level, n in Counter(case.level for case in cases()).items()}
-
-
-def test_of_each_op_with_a_case_of_aliases_some_inputs_are_alike():
-    """Where none ever are, the case runs on no backend, and says that these lack a dtype."""
-    for op, entry in drawing.SAMPLES.items():
-        strategy = KINDS["alias"].draws(op, entry, entry.usual)
-        if strategy is not None:
-            assert drawing._drawn(drawing._Drawing(strategy, frozenset(DTYPES), 0, 4)), op.name
-
-
-def test_an_example_that_fails_whenever_it_is_tried_is_not_called_unsteady(monkeypatch):
-    """Hypothesis may draw others when it searches for a smaller one."""
-    bad, good = (Sample((Data((n,)),)) for n in (5, 1))
-    tried = []
-
-    def check(op, backend, sample):
-        tried.append(sample)
-        if sample == bad:
-            raise CheckFailure("the fault")
-
-    monkeypatch.setattr(drawing, "_drawn", lambda _: [good, bad])
-    effort = drawing.Effort(4, 0)
-    with pytest.raises(CheckFailure, match=r"^the fault$"):
-        drawing._examine(check, ops.exp, st.just(good), 1, None, polyarr.get_backend("numpy"), effort)
-    assert tried.count(good) > 1 and tried.count(bad) == 2
-
-    def now_and_then(op, backend, sample):
-        if sample == bad and not tried:
-            check(op, backend, sample)
-
-    tried.clear()
-    with pytest.raises(CheckFailure, match="not the same every time; once: the fault"):
-        drawing._examine(now_and_then, ops.exp, st.just(good), 1, None, polyarr.get_backend("numpy"), effort)
