@@ -1,14 +1,15 @@
 """How fast is attention, beside PyTorch's on the same device?
 
-    python benchmarks/attention.py [--dtype float32,bfloat16] [--precision high] [--only training] [--json FILE]
-                                   [--png FILE]
+    python benchmarks/attention.py [--dtype float32,bfloat16] [--precision high] [--captured] [--only training]
+                                   [--json FILE] [--png FILE]
 
 Forward, and forward with backward, of what GPT-2 is trained with and of other shapes; one query over many keys, as when
 a token is generated. polyarr runs on the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor
 if that device is one; of PyTorch's kernels for scaled_dot_product_attention each row has the one that was fastest in
 it. Both take turns in one process as in rows.py, after polyarr's results were compared with PyTorch's in float64.
 TFLOP/s count the products that are needed: two forward, five backward, half of each where later keys are not seen.
---precision is polyarr's alone, for float32. Needs PyTorch: pip install torch
+--precision is polyarr's alone, for float32. Short calls wait for the host: with --captured polyarr's side is compiled
+and PyTorch's a graph of CUDA. Needs PyTorch: pip install torch
 """
 
 import argparse
@@ -22,6 +23,7 @@ import numpy as np
 import report
 import torch
 import torch.nn.functional as F  # noqa: N812  the name it has everywhere
+from captured import captured
 from rows import Row, agree, measure, sides
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -63,8 +65,24 @@ ON_CPU = (
 )  # fmt: skip
 
 
-def rows(shape: Shape, dtype: str, precision: str | None, where: str) -> Iterator[Row]:
-    """Forward and, of more than one query, forward with backward; a row's nbytes are its operations."""
+class Work(NamedTuple):
+    """The same for both: polyarr's of its arrays, PyTorch's, and PyTorch's in float64."""
+
+    name: str
+    ours: Callable[..., Any]
+    arrays: list[pa.Array]
+    theirs: Callable[[], Any]
+    exact: Callable[[], Any]
+    operations: float
+
+    @property
+    def row(self) -> Row:
+        """As rows.py takes it; its bytes are the operations."""
+        return Row(self.name, lambda: self.ours(*self.arrays), self.theirs, self.operations, self.exact)
+
+
+def works(shape: Shape, dtype: str, precision: str | None, where: str) -> Iterator[Work]:
+    """Forward and, of more than one query, forward with backward."""
     group = shape.heads // shape.shared
 
     def attend(q: pa.Array, k: pa.Array, v: pa.Array) -> pa.Array:
@@ -82,7 +100,7 @@ def rows(shape: Shape, dtype: str, precision: str | None, where: str) -> Iterato
     shared = shape.batch, shape.shared, shape.keys, shape.size
     (*xs, g), (*ts, h) = made(dtype, where, (wide, shared, shared, wide))
     exact, leaves = [t.double().requires_grad_() for t in ts], [t.detach().requires_grad_() for t in ts]
-    yield Row(shape.name, lambda: attend(*xs), lambda: theirs(*ts), shape.operations, lambda: theirs(*exact))
+    yield Work(shape.name, attend, xs, lambda: theirs(*ts), lambda: theirs(*exact), shape.operations)
     if shape.queries == 1:
         return
 
@@ -90,11 +108,12 @@ def rows(shape: Shape, dtype: str, precision: str | None, where: str) -> Iterato
         out = theirs(*arrays)
         return [out, *torch.autograd.grad(out, arrays, h.to(out.dtype))]
 
-    def ours() -> list[pa.Array]:
-        out, pull = pa.vjp(attend, *xs)
-        return [out, *pull(g)]
+    def ours(*arrays: pa.Array) -> list[pa.Array]:
+        out, pull = pa.vjp(attend, *arrays[:3])
+        return [out, *pull(arrays[3])]
 
-    yield Row(f"{shape.name}, backward too", ours, lambda: both(leaves), 3.5 * shape.operations, lambda: both(exact))
+    name, operations = f"{shape.name}, backward too", 3.5 * shape.operations
+    yield Work(name, ours, [*xs, g], lambda: both(leaves), lambda: both(exact), operations)
 
 
 def made(dtype: str, where: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[pa.Array], list[torch.Tensor]]:
@@ -114,13 +133,17 @@ def fastest(row: Row, wait: dict[str, Callable[[], Any]]) -> SDPBackend:
     return min(times, key=times.__getitem__)
 
 
-def measured(row: Row, dtype: str, wait: dict[str, Callable[[], Any]], turns: int) -> dict[str, Any]:
+def measured(work: Work, dtype: str, wait: dict[str, Callable[[], Any]], options: Any) -> dict[str, Any]:
     """One row, shown when it is found."""
+    row = work.row
     try:
         agree(row, dtype)
         kernel = fastest(row, wait)
         with sdpa_kernel(kernel):
-            seconds = measure(row, wait, turns)
+            if options.captured:
+                ours, theirs = captured(work.ours, work.arrays, work.theirs)
+                row = row._replace(polyarr=ours, torch=theirs)
+            seconds = measure(row, wait, options.turns)
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         print(f"{row.name:30} {error!s:.200}", flush=True)
         return {"name": row.name, "dtype": dtype, "error": str(error)}
@@ -134,18 +157,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", default="float32,bfloat16", help="the dtypes, separated by commas")
     parser.add_argument("--precision", choices=("highest", "high", "medium"), help="of polyarr's float32")
+    parser.add_argument("--captured", action="store_true", help="both sides captured, on a GPU")
     parser.add_argument("--only", default="", help="rows whose name contains this, or one of several, separated by |")
     parser.add_argument("--turns", type=int, default=9, help="how often each is timed")
     parser.add_argument("--threads", type=int, help="for PyTorch, on a processor")
     options = report.parsed(parser)
     name, peer, where, wait = sides(options.threads)
+    if options.captured and where != "cuda":
+        parser.error("--captured needs a GPU: PyTorch has graphs of CUDA only")
     found = []
     for dtype in options.dtype.split(","):
         print(f"{dtype:30}   polyarr us  PyTorch us   ratio  TFLOP/s  PyTorch's kernel")
         for shape in ON_GPU if where == "cuda" else ON_CPU:
-            for row in rows(shape, dtype, options.precision, where):
-                if any(part in row.name for part in options.only.split("|")):
-                    found.append(measured(row, dtype, wait, options.turns))
+            for work in works(shape, dtype, options.precision, where):
+                if any(part in work.name for part in options.only.split("|")):
+                    found.append(measured(work, dtype, wait, options))
     shown = {f"{row['name']} ({row['dtype']})": row["seconds"] for row in found if "seconds" in row}
     report.write(options, {"device": name, "peer": peer, "rows": found}, f"Attention on {name}", "seconds", shown)
     if wrong := [f"{row['name']} ({row['dtype']})" for row in found if "error" in row]:

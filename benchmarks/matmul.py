@@ -1,7 +1,7 @@
 """How fast are matrix products, beside NumPy's and PyTorch's on the same device?
 
-    python benchmarks/matmul.py [--turns 15] [--threads 2] [--only 1024] [--dtype bfloat16,float32] [--json FILE]
-                                [--png FILE] [--pieces 1,2,4,8]
+    python benchmarks/matmul.py [--turns 15] [--threads 2] [--only 1024] [--dtype bfloat16,float32] [--captured]
+                                [--json FILE] [--png FILE] [--pieces 1,2,4,8]
 
 Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays.
 All take turns in one process, after their results were found to agree. polyarr runs on the OpenCL device that
@@ -16,7 +16,8 @@ NumPy's products, on the cores on which the next is timed. PyTorch is optional: 
 has one, and all wait for the last; polyarr's own choice is 8. All of it takes half a minute on two cores.
 
 On a GPU the peer is PyTorch on CUDA, without tf32, and the shapes are GPT-2's. A turn is a burst of products with one
-wait at its end, after some that do not count: the first after the other's turn pay for the change.
+wait at its end, after some that do not count: the first after the other's turn pay for the change. Short ones wait for
+the host: with --captured polyarr's are eight of a compiled function and PyTorch's as many of a graph of CUDA.
 """
 
 import argparse
@@ -67,6 +68,7 @@ ON_GPU = [
 ]
 SETTLE = 3  # runs before the first that counts
 BURST = 4e-3  # seconds of a turn on a GPU
+SEVERAL = 8  # products in a captured function
 ERROR = {"float32": 5e-6, "bfloat16": 3e-3, "float16": 5e-4}  # of the whole result, by its norm
 
 
@@ -169,20 +171,29 @@ def error_of(found, a, b):
     return float((found.double() - exact).norm() / exact.norm())
 
 
-def row_on_gpu(name, m, n, k, layout, dtype, turns):
+def several(x, y, a, b, is_transposed):
+    """Functions that compute several products with one y, captured; of different x, as equal ones would be one."""
+    from captured import captured  # which needs PyTorch
+
+    xs, each = ([(z.T + i).T if is_transposed else z + i for i in range(SEVERAL)] for z in (x, a))
+    return captured(lambda y, *xs: [x @ y for x in xs], [y, *xs], lambda: [a @ b for a in each])
+
+
+def row_on_gpu(name, m, n, k, layout, dtype, turns, is_captured):
     """TFLOP/s by medians and by the best runs; polyarr's result must be as good as the dtype allows."""
     x, a = pair(*((k, m) if layout == "TN" else (m, k)), dtype, layout == "TN")
     y, b = pair(*((n, k) if layout == "NT" else (k, n)), dtype, layout == "NT")
     found = torch.from_numpy((x @ y).astype(pa.float32).numpy()).cuda()
     errors = {"polyarr": error_of(found, a, b), "PyTorch": error_of(a @ b, a, b)}
     assert errors["polyarr"] < ERROR[dtype], f"{name}: the result is wrong by {errors['polyarr']:.1e}"
-    runs = {"polyarr": (lambda: x @ y, pa.synchronize), "PyTorch": (lambda: a @ b, torch.cuda.synchronize)}
+    ours, theirs = several(x, y, a, b, layout == "TN") if is_captured else (lambda: x @ y, lambda: a @ b)
+    runs = {"polyarr": (ours, pa.synchronize), "PyTorch": (theirs, torch.cuda.synchronize)}
     calls = {who: max(3, min(60, int(BURST / burst(*run, 3)))) for who, run in runs.items()}
     times = {who: [] for who in runs}
     for _ in range(turns):
         for who, run in runs.items():
             times[who].append(burst(*run, calls[who]))
-    work = 2e-12 * m * n * k
+    work = 2e-12 * m * n * k * (SEVERAL if is_captured else 1)
     return {
         "name": name, "shape": [m, n, k], "layout": layout, "dtype": dtype, "error": errors,
         "median": {who: work / statistics.median(found) for who, found in times.items()},
@@ -201,7 +212,7 @@ def main_on_gpu(device, options):
         for name, m, n, k, layout in ON_GPU:
             if options.only and options.only not in name:
                 continue
-            found = row_on_gpu(name, m, n, k, layout, dtype, options.turns)
+            found = row_on_gpu(name, m, n, k, layout, dtype, options.turns, options.captured)
             median, best, error = found["median"], found["best"], found["error"]
             ratio, by_best = (each["polyarr"] / each["PyTorch"] for each in (median, best))
             print(
@@ -221,6 +232,7 @@ def main():
     parser.add_argument("--threads", type=int, help="for PyTorch; NumPy's are set by OPENBLAS_NUM_THREADS")
     parser.add_argument("--only", help="products whose name contains this")
     parser.add_argument("--dtype", default="bfloat16,float32", help="on a GPU")
+    parser.add_argument("--captured", action="store_true", help="on a GPU: both sides captured")
     parser.add_argument("--pieces", default="", help="on a CPU: other numbers of pieces for each core")
     options = report.parsed(parser)
     if torch is not None and options.threads:
