@@ -17,7 +17,7 @@ has one, and all wait for the last; polyarr's own choice is 8. All of it takes h
 
 On a GPU the peer is PyTorch on CUDA, without tf32, and the shapes are GPT-2's. A turn is a burst of products with one
 wait at its end, after some that do not count: the first after the other's turn pay for the change. Short ones wait for
-the host: with --captured polyarr's are eight of a compiled function and PyTorch's as many of a graph of CUDA.
+the host: with --captured polyarr's are some of a compiled function and PyTorch's as many of a graph of CUDA.
 """
 
 import argparse
@@ -68,7 +68,6 @@ ON_GPU = [
 ]
 SETTLE = 3  # runs before the first that counts
 BURST = 4e-3  # seconds of a turn on a GPU
-SEVERAL = 8  # products in a captured function
 ERROR = {"float32": 5e-6, "bfloat16": 3e-3, "float16": 5e-4}  # of the whole result, by its norm
 
 
@@ -172,11 +171,11 @@ def error_of(found, a, b):
 
 
 def several(x, y, a, b, is_transposed):
-    """Functions that compute several products with one y, captured; of different x, as equal ones would be one."""
-    from captured import captured  # which needs PyTorch
+    """Functions that compute several products with one y, captured."""
+    from captured import SEVERAL, captured  # which needs PyTorch
 
-    xs, each = ([(z.T + i).T if is_transposed else z + i for i in range(SEVERAL)] for z in (x, a))
-    return captured(lambda y, *xs: [x @ y for x in xs], [y, *xs], lambda: [a @ b for a in each])
+    xs = [(x.T + i).T if is_transposed else x + i for i in range(SEVERAL)]
+    return SEVERAL, *captured(lambda x, y: x @ y, xs, [y], lambda: a @ b)
 
 
 def row_on_gpu(name, m, n, k, layout, dtype, turns, is_captured):
@@ -186,14 +185,15 @@ def row_on_gpu(name, m, n, k, layout, dtype, turns, is_captured):
     found = torch.from_numpy((x @ y).astype(pa.float32).numpy()).cuda()
     errors = {"polyarr": error_of(found, a, b), "PyTorch": error_of(a @ b, a, b)}
     assert errors["polyarr"] < ERROR[dtype], f"{name}: the result is wrong by {errors['polyarr']:.1e}"
-    ours, theirs = several(x, y, a, b, layout == "TN") if is_captured else (lambda: x @ y, lambda: a @ b)
+    plain = 1, lambda: x @ y, lambda: a @ b
+    products, ours, theirs = several(x, y, a, b, layout == "TN") if is_captured else plain
     runs = {"polyarr": (ours, pa.synchronize), "PyTorch": (theirs, torch.cuda.synchronize)}
     calls = {who: max(3, min(60, int(BURST / burst(*run, 3)))) for who, run in runs.items()}
     times = {who: [] for who in runs}
     for _ in range(turns):
         for who, run in runs.items():
             times[who].append(burst(*run, calls[who]))
-    work = 2e-12 * m * n * k * (SEVERAL if is_captured else 1)
+    work = 2e-12 * m * n * k * products
     return {
         "name": name, "shape": [m, n, k], "layout": layout, "dtype": dtype, "error": errors,
         "median": {who: work / statistics.median(found) for who, found in times.items()},
