@@ -322,9 +322,7 @@ def _examine(
         raise
 
 
-def _shrink(
-    drawing: _Drawing, check: Callable[[Sample], None], where: str, sample: Sample, first: Exception
-) -> None:
+def _shrink(drawing: _Drawing, check: Callable[[Sample], None], where: str, sample: Sample, first: Exception) -> None:
     """Raise the error of the smallest example that fails, or of sample; the first one, if it fails now and then."""
     try:
         drawing.given_to(check, (Phase.generate, Phase.shrink))

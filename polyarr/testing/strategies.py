@@ -528,14 +528,16 @@ def _apart(inputs: tuple) -> tuple:
     return tree.map(lambda a: replace(a, seed=a.seed + next(more)) if isinstance(a, Data) else a, inputs)
 
 
-def one_axis(ndim: int) -> SearchStrategy[int]:
-    """An axis, counted from either end; the last one first, which is the longest of the first shapes."""
-    return st.sampled_from((*range(-1, -ndim - 1, -1), *range(ndim)))
+def one_axis(shape: tuple) -> SearchStrategy[int]:
+    """An axis, counted from either end, most often one that has several elements; the last one first."""
+    all_axes = (*range(-1, -len(shape) - 1, -1), *range(len(shape)))
+    longer = [axis for axis in all_axes if shape[axis] > 1]
+    return st.sampled_from((*longer, *longer, *all_axes))
 
 
-def axes(ndim: int) -> SearchStrategy:
-    """None, one axis (counted from either end) or several."""
-    if not ndim:
+def axes(shape: tuple) -> SearchStrategy:
+    """One axis (counted from either end), None or several."""
+    if not shape:
         return st.sampled_from((None, ()))
-    some = st.lists(st.integers(0, ndim - 1), unique=True, max_size=ndim).map(tuple)
-    return st.one_of(st.none(), one_axis(ndim), some)
+    some = st.lists(st.integers(0, len(shape) - 1), unique=True, max_size=len(shape)).map(tuple)
+    return st.one_of(one_axis(shape), st.none(), some)

@@ -90,8 +90,8 @@ def fixed(**params: SearchStrategy) -> Callable[[tuple], SearchStrategy]:
 
 def axis_params(*, none: bool = False, **more: SearchStrategy) -> Callable[[tuple], SearchStrategy]:
     def params(shape: tuple) -> SearchStrategy:
-        one = one_axis(len(shape))
-        return st.fixed_dictionaries({"axis": st.one_of(st.none(), one) if none else one, **more})
+        one = one_axis(shape)
+        return st.fixed_dictionaries({"axis": st.one_of(one, st.none()) if none else one, **more})
 
     return params
 

@@ -132,8 +132,8 @@ TRANSPOSES: tuple[Call, ...] = (
 _entry(ops.conv_transpose, TRANSPOSES, "reduction")
 
 POOLS: tuple[Call, ...] = (
-    ((2, 7, 6, 3), {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}),
-    ((1, 9, 2), {"kernel": 3}),
+    ((2, 8, 6, 3), {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}),
+    ((1, 9, 2), {"kernel": 2}),
     ((1, 4, 5, 6, 2), {"kernel": 2, "padding": 1, "ceil_mode": True}),
     ((2, 8, 7, 33), {"kernel": 3, "stride": 2, "ceil_mode": True, "padding": ((0, 1), (1, 0))}),
     ((1, 6, 5, 1), {"kernel": 4, "stride": 3, "padding": 2, "ceil_mode": True}),

@@ -69,7 +69,7 @@ _orders = (2.0, 1, 3.0, 0, float("inf"), -float("inf"), 0.5)
 
 def _norm_params(orders: Sequence[float]) -> Callable:
     return lambda shape: st.fixed_dictionaries(
-        {"axis": axes(len(shape)), "keepdims": st.booleans(), "ord": st.sampled_from(orders)}
+        {"axis": axes(shape), "keepdims": st.booleans(), "ord": st.sampled_from(orders)}
     )
 
 

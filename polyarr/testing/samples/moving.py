@@ -24,7 +24,7 @@ from polyarr.testing.samples.entry import (
     numbers,
     with_params,
 )
-from polyarr.testing.strategies import SHAPES, Sample, axes, datas, remembered, samples
+from polyarr.testing.strategies import SHAPES, Sample, axes, datas, one_axis, remembered, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
@@ -122,6 +122,18 @@ SAMPLES[ops.random_bits] = Entry(
     special="",
 )
 
+
+def _cuts(shape: tuple) -> SearchStrategy:
+    """Equal parts, of which there may be one, or places to cut at, of which some may be past the end."""
+
+    def along(axis: int) -> SearchStrategy:
+        parts = min(n for n in range(2, shape[axis] + 1) if shape[axis] % n == 0)
+        cuts = st.sampled_from((parts, (1,), 1, (1, 1), (0, 5)))
+        return st.fixed_dictionaries({"axis": st.just(axis), "indices_or_sections": cuts})
+
+    return one_axis(shape).flatmap(remembered(along))
+
+
 _moving(ops.reshape, SHAPES, _reshapes, lambda x, *, shape: x.reshape(shape))
 _moving(
     ops.permute_dims,
@@ -145,18 +157,18 @@ _moving(
 )
 _moving(ops.matrix_transpose, MATRICES, fixed(), lambda x: x.swapaxes(-1, -2))
 _moving(ops.moveaxis, SHAPES, _axis_moves, lambda x, *, source, destination: np.moveaxis(x, source, destination))
-_moving(ops.flip, SHAPES, lambda s: axes(len(s)).map(lambda a: {"axis": a}), lambda x, *, axis: np.flip(x, axis))
+_moving(ops.flip, SHAPES, lambda s: axes(s).map(lambda a: {"axis": a}), lambda x, *, axis: np.flip(x, axis))
 _moving(ops.unstack, SMALL, axis_params(), lambda x, *, axis: tuple(np.moveaxis(x, axis, 0)))
 _moving(
     ops.split,
     ((6,), (12, 2), (6, 33), (2, 3, 4)),
-    fixed(axis=st.just(0), indices_or_sections=st.sampled_from((1, 2, (1,), (1, 1), (0, 5)))),
+    _cuts,
     lambda x, *, indices_or_sections, axis: np.split(x, indices_or_sections, axis),
 )
 _moving(
     ops.pad,
     SHAPES,
-    fixed(pad_width=st.sampled_from(((0, 0), (1, 2), (3, 0))), constant_values=st.sampled_from((0, 1))),
+    fixed(pad_width=st.sampled_from(((1, 2), (0, 0), (3, 0))), constant_values=st.sampled_from((1, 0))),
     lambda x, *, pad_width, constant_values: (
         np.pad(x, [pad_width] * x.ndim, constant_values=constant_values) if x.ndim else x
     ),
@@ -164,7 +176,7 @@ _moving(
 _moving(
     ops.roll,
     LONG,
-    axis_params(none=True, shift=st.sampled_from((0, 1, -1, 5, -40))),
+    axis_params(none=True, shift=st.sampled_from((5, 1, -1, 0, -40))),
     lambda x, *, shift, axis: np.roll(x, shift, axis),
 )
 _moving(
@@ -176,31 +188,42 @@ _moving(
 _moving(
     ops.repeat,
     LONG,
-    axis_params(none=True, repeats=st.sampled_from((1, 2, 3, 0))),
+    axis_params(none=True, repeats=st.sampled_from((2, 1, 3, 0))),
     lambda x, *, repeats, axis: np.repeat(x, repeats, axis),
 )
 for _op, _fn in ((ops.tril, np.tril), (ops.triu, np.triu)):
-    _moving(_op, MATRICES, fixed(k=st.sampled_from((0, 1, -1, 3, -40))), lambda x, *, k, fn=_fn: fn(x, k))
+    _moving(_op, MATRICES, fixed(k=st.sampled_from((1, 0, -1, 3, -40))), lambda x, *, k, fn=_fn: fn(x, k))
 
 SAMPLES[ops.slice_update] = Entry(_updates(ANY), _updates(("normal",)), ref.window_update, "exact", dtypes("any"), True)
+# Shapes of what is joined, and along which axis.
 _joined = [
-    ((2, 3), (1, 3), (4, 3)),
-    ((31,), (33,), (1,)),
-    ((0, 2), (3, 2)),
-    ((5, 32),),
-    ((2, 33), (2, 33)),
-    ((1, 2, 3), (2, 2, 3)),
+    (((2, 3), (1, 3), (4, 3)), 0),
+    (((3, 2), (3, 33), (3, 1)), 1),
+    (((31,), (33,), (1,)), -1),
+    (((2, 5, 3), (2, 1, 3)), -2),
+    (((0, 2), (3, 2)), 0),
+    (((5, 32),), 1),
+    (((2, 33), (2, 33)), 0),
+    (((1, 2, 3), (2, 2, 3)), -3),
 ]
+
+
+def _concats(values: Sequence[str] = ANY) -> Cases:
+    return lambda dtype: st.sampled_from(_joined).flatmap(
+        remembered(lambda joined: lists([joined[0]], st.just({"axis": joined[1]}), values)(dtype))
+    )
+
+
 SAMPLES[ops.concat] = Entry(
-    lists(_joined, st.just({"axis": 0})),
-    lists(_joined, st.just({"axis": 0}), ("normal",)),
+    _concats(),
+    _concats(("normal",)),
     lambda arrays, *, axis: np.concatenate(arrays, axis),
     "exact",
     dtypes("any"),
     True,
 )
 _stacked = [(s,) * n for s in ((), (3,), (2, 33), (0, 2)) for n in (1, 3)]
-_places = st.sampled_from((0, -1)).map(lambda a: {"axis": a})
+_places = st.sampled_from((-1, 0)).map(lambda a: {"axis": a})
 SAMPLES[ops.stack] = Entry(
     lists(_stacked, _places),
     lists(_stacked, _places, ("normal",)),
