@@ -88,14 +88,25 @@ def test_the_gradient_of_bias_and_activation(gpu):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("shape", [(3, 50), (1, 500), (2, 5000)], ids=["one tile", "merges", "by digits"])
-def test_sorts_are_stable_and_have_nan_last(gpu, shape):
-    host = np.round(normal(*shape) * 5)
-    host[:, ::7] = np.nan
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
+@pytest.mark.parametrize(
+    "shape", [(3, 50), (5, 70), (1, 500), (2, 5000)], ids=["one tile", "a full one", "merges", "by digits"]
+)
+def test_sorts_are_stable_and_have_nan_last(gpu, shape, dtype):
+    """And give the elements as they are: the signs of zeros, too."""
+    host = np.round(normal(*shape) * 5) * 0.5
+    if np.dtype(dtype).kind == "f":
+        host[:, ::7], host[:, 1::7] = np.nan, -0.0
+    else:
+        host = np.abs(host)
+    host = host.astype(dtype)
     for descending in (False, True):
-        key = np.where(np.isnan(host), np.inf, host)
+        key = np.where(np.isnan(host), np.inf, host.astype(float))
         expected = np.argsort(-key if descending else key, axis=1, kind="stable")
-        np.testing.assert_array_equal(ops.argsort(pa.asarray(host), descending=descending).numpy(), expected)
+        x = pa.asarray(host)
+        np.testing.assert_array_equal(ops.argsort(x, descending=descending).numpy(), expected)
+        found = ops.sort(x, descending=descending).numpy()
+        assert found.tobytes() == np.take_along_axis(host, expected, 1).tobytes()
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "all alike", "ascending"])
@@ -103,13 +114,15 @@ def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
     """Where more elements are as good as the bound than there is room for, too."""
     monkeypatch.setattr(topk, "GROUP", 16)
     monkeypatch.setattr(topk, "ROOM", 16)
+    monkeypatch.setattr(topk, "SHORT", 200)
     host = {
         "normal": normal(2, 300), "ties": np.round(normal(2, 300)), "all alike": np.ones((2, 300), np.float32),
         "ascending": np.arange(600, dtype=np.float32).reshape(2, 300),
     }[kind]  # fmt: skip
-    order = np.argsort(-host, axis=1, kind="stable")
-    for k in (1, 9, 16):
-        np.testing.assert_array_equal(ops.topk(pa.asarray(host), k=k)[1].numpy(), order[:, :k])
+    for n in (300, 200):  # chosen; sorted
+        order = np.argsort(-host[:, :n], axis=1, kind="stable")
+        for k in (1, 9, 16):
+            np.testing.assert_array_equal(ops.topk(pa.asarray(host[:, :n]), k=k)[1].numpy(), order[:, :k])
 
 
 @pytest.mark.parametrize(("rows", "n", "depth"), [(1, 131, 1028), (3, 5, 33), (2, 17001, 8), (9, 7, 40)])

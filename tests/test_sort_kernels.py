@@ -33,3 +33,5 @@ def test_rows_of_any_length_are_numpys(backend, dtype):
         np.testing.assert_array_equal(pa.argsort(x).numpy(), up, err_msg=f"{length}")
         down = length - 1 - np.argsort(wide[:, ::-1], axis=1, kind="stable")[:, ::-1]
         np.testing.assert_array_equal(pa.argsort(x, descending=True).numpy(), down, err_msg=f"{length}")
+        for order, found in ((up, pa.sort(x)), (down, pa.sort(x, descending=True))):
+            assert found.numpy().tobytes() == np.take_along_axis(host, order, 1).tobytes(), f"{length}"

@@ -154,16 +154,20 @@ def argsort(x, *, axis=-1, descending=False, stable=True):
 argsort.vjp(x=None)
 
 
-@composed(widen=False)
+def _canonical_sort(x, *, axis, descending, stable):
+    check_kind("sort", "x", x, "real")
+    return {"axis": one_axis("sort", x, axis), "descending": bool(descending), "stable": True}
+
+
+@composed(canonical=_canonical_sort, widen=False)
 def sort(x, *, axis=-1, descending=False, stable=True):
-    """x in order along axis.
+    """x in order along axis, as argsort has it.
 
     Shapes:  any -> the same
     Dtypes:  real -> the same
     Errors:  ShapeError for an axis that x lacks
     Grads:   x
     """
-    axis = one_axis("sort", x, axis)
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
 

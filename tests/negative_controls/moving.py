@@ -156,6 +156,14 @@ plant(
 )
 
 
+def always_up(out, x, *, axis, descending, stable):
+    order = KERNELS[ops.argsort](out, x, axis=axis, descending=False, stable=stable)
+    return np.take_along_axis(x, order, axis)
+
+
+plant({"forward-sort": differs()}, {ops.sort: always_up}, "what is sorted downwards goes up")
+
+
 # ---- random bits ---------------------------------------------------------------------------------------------
 
 

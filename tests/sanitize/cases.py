@@ -233,7 +233,9 @@ def sorts() -> Iterator[Case]:
     yield Case("argsort merges", lambda x: ops.argsort(x), (whole(1, 530, below=9),))
     for dtype in ("int8", "float32"):
         yield Case(f"argsort {dtype} by digits", lambda x: ops.argsort(x), (whole(2, 1100, below=90, dtype=dtype),))
-    for shape, k in (((3, 200), 7), ((5, 4), 1), ((1, 70), 0), ((2, 6), 5)):
+    for n in (37, 530, 1100):
+        yield Case(f"sort of {n}", lambda x: ops.sort(x), (whole(2, n, below=90),))
+    for shape, k in (((2, 1100), 7), ((3, 200), 7), ((5, 4), 1), ((1, 70), 0), ((2, 6), 5)):
         yield Case(f"topk {k} of {shape}", lambda x, k=k: ops.topk(x, k=k), (array(*shape),))
 
 

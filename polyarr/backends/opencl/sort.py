@@ -1,4 +1,4 @@
-"""argsort: tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length.
+"""sort and argsort: tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length.
 
 A CPU sorts long tiles by one digit after the other, short ones by insertion and merging. Where a row has very many
 tiles, GPUs sort all of it by digits instead.
@@ -15,7 +15,7 @@ from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.scan import cumulative_sum
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
-EACH, LEAST_TILE = 8, 64  # elements that a GPU's work-item sorts by itself, and that are worth a team of work-items
+EACH, LEAST_TILE = 16, 64  # elements that a GPU's work-item sorts by itself, and that are worth a team of work-items
 DIGIT, DIGIT_GROUP, DIGIT_BYTES = 8, 256, 64  # bits that are sorted at once; work-items that do, bytes of keys of each
 DIGIT_ROOM = 48 << 10  # bytes of local memory for that
 UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
@@ -25,20 +25,30 @@ INT32 = np.dtype("int32")
 
 def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
     """The order that sorts x along axis, with nan as the largest value."""
-    last = x.ndim - 1
-    x = dense(device, swapped(x, axis, last))
-    result = device.empty(Spec(x.shape, out.dtype))
-    if result.size:
-        FAMILIES[device.geometry.kind](device, x, descending, result)
-    return swapped(result, axis, last)
+    return _sorted(device, out, x, axis, descending, False)
+
+
+def sort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
+    """x in that order."""
+    return _sorted(device, out, x, axis, descending, True)
 
 
 def order(device: Device, x: Buffer) -> Buffer:
     """The order that sorts a dense 1-d x, as int32."""
-    return FAMILIES[device.geometry.kind](device, x, False, None)
+    return FAMILIES[device.geometry.kind](device, x, False, None, False)
 
 
-def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+def _sorted(device: Device, out: Spec, x: Buffer, axis: int, descending: bool, values: bool) -> Buffer:
+    """The elements along axis in order, or their order: the first of them, if out is shorter there."""
+    last = x.ndim - 1
+    x = dense(device, swapped(x, axis, last))
+    result = device.empty(Spec((*x.shape[:last], out.shape[axis]), out.dtype))
+    if result.size:
+        FAMILIES[device.geometry.kind](device, x, descending, result, values)
+    return swapped(result, axis, last)
+
+
+def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
     """Whole tiles by one work-item after the other, which then merge spans. Gives the order as int32, too."""
     n, program = x.shape[-1], device.plans[_program](x.dtype, descending)
     tile, span = device.geometry.sort_tile, device.geometry.sort_span
@@ -53,26 +63,28 @@ def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer |
         memories = memories[2:] + memories[:2]
         width *= 2
     if result is not None:
-        program.widen((result.size,), None, memories[1].memory, result.memory)
+        kept = result.shape[-1]
+        program.finish((result.size,), None, x.memory, memories[1].memory, result.memory, n, int(values), kept)
     return memories[1]
 
 
-def _sort_on_gpu(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+def _sort_on_gpu(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
     """Without a result, gives the order as int32."""
     n, geometry = x.shape[-1], device.geometry
-    merges, digits = (-(-n // geometry.sort_tile) - 1).bit_length(), x.dtype.itemsize * 8 // DIGIT
+    merges, digits = (-(-n // _tile(device, x)) - 1).bit_length(), x.dtype.itemsize * 8 // DIGIT
     by_digits = n >= geometry.sort_long and merges > geometry.sort_merges * digits
     by_digits = by_digits and device.features.local_memory >= DIGIT_ROOM
-    return (_sort_by_digits if by_digits else _sort_in_teams)(device, x, descending, result)
+    return (_sort_by_digits if by_digits else _sort_in_teams)(device, x, descending, result, values)
 
 
-def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
     """Digit by digit, from the lowest on: each time all elements move to where those with their digit are due."""
     n, itemsize = x.shape[-1], x.dtype.itemsize
     program, tile = device.plans[_digit_program](x.dtype, descending)
     rows, tiles, passes = x.size // n, -(-n // tile), itemsize * 8 // DIGIT
     counted = Spec((rows, tiles << DIGIT), INT32)
     work, group, out = (rows * tiles * DIGIT_GROUP,), (DIGIT_GROUP,), (result or x).memory  # x, which is not written
+    kept = (result or x).shape[-1]
     source, target = None, None
     for turn in range(passes):
         first, last = int(turn == 0), int(turn == passes - 1 and result is not None)
@@ -82,8 +94,8 @@ def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer 
         program.count_digits(work, group, keys, counts.memory, n, tiles, shift, first)
         sums = cumulative_sum(device, counted, counts, axis=1, dtype=INT32)
         to = [b.memory for b in target or (x, x)]
-        numbers = n, tiles, shift, first, last
-        program.by_digit(work, group, keys, index, *to, out, counts.memory, sums.memory, *numbers)
+        numbers = n, tiles, shift, first, last, int(values), kept
+        program.by_digit(work, group, keys, index, *to, x.memory, out, counts.memory, sums.memory, *numbers)
     return result or target[1]
 
 
@@ -94,26 +106,32 @@ def _digit_program(device: Device, dtype: np.dtype, descending: bool) -> tuple[P
     return program, DIGIT_GROUP * sizes["EACH"]
 
 
-def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer | None) -> Buffer:
+def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
     """Tiles by teams of work-items, which then merge runs tile by tile."""
     n = x.shape[-1]
-    tile = min(device.geometry.sort_tile, max(LEAST_TILE, 1 << (n - 1).bit_length()))
+    tile = min(_tile(device, x), max(LEAST_TILE, 1 << (n - 1).bit_length()))
     program, teams, group = device.plans[_gpu_program](x.dtype, descending, tile)
     tiles = x.size // n * -(-n // tile)
     work, out = (-(-tiles // teams) * group,), (result or x).memory  # x, which is not written, without one
+    kept = (result or x).shape[-1]
     last = int(n <= tile and result is not None)
     source, spare = (None, None) if last else (_pair(device, x), None)
     memories = [b.memory for b in source or (x, x)]
-    program.sort_tiles(work, (group,), x.memory, *memories, out, n, tiles, last)
+    program.sort_tiles(work, (group,), x.memory, *memories, out, n, tiles, last, int(values), kept)
     width = tile
     while width < n:
         last = int(2 * width >= n and result is not None)
         target = source if last else spare or _pair(device, x)
         memories = [b.memory for b in (*source, *target)]
-        program.merge_tiles(work, (group,), *memories, out, n, width, tiles, last)
+        program.merge_tiles(work, (group,), *memories, x.memory, out, n, width, tiles, last, int(values), kept)
         source, spare = target, source
         width *= 2
     return result if last else source[1]
+
+
+def _tile(device: Device, x: Buffer) -> int:
+    """Elements of a tile, whose keys and places, 4, 8 or 16 bytes, fit into local memory."""
+    return device.geometry.sort_tile // (2 if x.dtype.itemsize > 4 else 1)
 
 
 def _pair(device: Device, x: Buffer) -> tuple[Buffer, Buffer]:

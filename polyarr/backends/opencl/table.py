@@ -54,6 +54,7 @@ KERNELS = {
     ops.scatter: index.scatter,
     ops.scatter_add: index.scatter_add,
     ops.argsort: sort.argsort,
+    ops.sort: sort.sort,
     ops.argtopk: topk.argtopk,
     ops.int8_linear: int8_linear.int8_linear,
     ops.matrix_product: matmul.matmul,

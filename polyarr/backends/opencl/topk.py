@@ -4,7 +4,7 @@ import numpy as np
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, swapped, window
+from polyarr.backends.opencl.runtime.layout import Buffer, swapped
 from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.sort import INT32, argsort, key_dtype, key_macros
 from polyarr.core.spec import Spec
@@ -12,6 +12,7 @@ from polyarr.core.spec import Spec
 GROUP, ROOM = 256, 2048  # work-items that share a row on a GPU, and elements of which they can choose
 FAR = 2**30  # elements of a row that an int counts with room to spare
 FEW = 2  # a sort is faster than heaps of more than one in so many elements
+SHORT = 1024  # elements that a GPU sorts faster than a group chooses from them
 
 
 def argtopk(device: Device, out: Spec, x: Buffer, *, k: int, axis: int) -> Buffer:
@@ -22,8 +23,7 @@ def argtopk(device: Device, out: Spec, x: Buffer, *, k: int, axis: int) -> Buffe
 
 
 def _by_sort(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
-    order = argsort(device, Spec(x.shape, out.dtype), x, axis=axis, descending=True)
-    return window(order, out.shape, (0,) * x.ndim, (1,) * x.ndim)
+    return argsort(device, out, x, axis=axis, descending=True)
 
 
 def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
@@ -42,7 +42,7 @@ def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer
 
 def _by_bounds(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
     """A group for each row."""
-    if k > GROUP or x.shape[axis] >= FAR:
+    if k > GROUP or not SHORT < x.shape[axis] < FAR:
         return _by_sort(device, out, x, k, axis)
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))

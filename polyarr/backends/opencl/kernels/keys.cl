@@ -7,6 +7,12 @@
 #error "keys.cl needs KEY, BITS, KIND, INFINITY_BITS and DESCENDING"
 #endif
 
+// What a sort gives at place `to` for the element at `from` of the row x: the element, or where it was.
+#define GIVE(out, to, x, from, values) { \
+        if (values) ((__global KEY *)(out))[to] = (x)[from]; \
+        else ((__global long *)(out))[to] = (from); \
+    }
+
 #define SIGN ((KEY)((KEY)1 << (BITS - 1)))
 
 static inline KEY key_of(KEY x) {

@@ -1,11 +1,11 @@
-// The order that sorts each row, equal elements in their own order, nan after everything else.
+// Each row in order, equal elements in their own order, nan after everything else.
 //
 // Elements are read as keys: see keys.cl. A row lies in keys and index as sorted runs, whose width a merge doubles.
 //
 // Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from
 // Launch   sort_tiles_serial: one work-item per span of tiles, group 1.
 //          merge_runs: one work-item per span outputs, at least rows * ceil(n / span); span divides width.
-//          widen: one work-item per element
+//          finish: one work-item for each of the first `kept` of each row; `values` 1 for the elements in order, 0 for the order
 // Params   those of keys.cl
 #if !defined(KEY) || !defined(DESCENDING)
 #error "sort.cl needs what keys.cl needs"
@@ -133,6 +133,8 @@ __kernel void merge_runs(__global const KEY *restrict keys, __global const int *
           to_keys + start + at, to_index + start + at, MIN(span, end - at));
 }
 
-__kernel void widen(__global const int *restrict index, __global long *restrict out) {
-    out[get_global_id(0)] = index[get_global_id(0)];
+__kernel void finish(__global const KEY *restrict x, __global const int *restrict index, __global void *restrict out,
+                     const long n, const int values, const long kept) {
+    const long i = get_global_id(0), row = i / kept * n;
+    GIVE(out, i, x + row, index[row + i % kept], values)
 }

@@ -1,11 +1,12 @@
-// The order that sorts long rows, for GPUs: by one digit of the keys after the other, from the lowest on. For each digit,
+// Long rows in order, for GPUs: by one digit of the keys after the other, from the lowest on. For each digit,
 // count_digits counts how often each tile has each value; running sums of the counts say where the elements of a tile with
 // that value begin; by_digit puts them there, in the order that they have.
 //
-// Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from; out (rows, n)
+// Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from; out (rows, kept)
 //          counts, sums (rows, 1 << DIGIT, tiles of a row): how many, and how many up to and including these
 // Launch   local WG, a work-group for each tile of WG * EACH elements of each row. shift is where the digit begins; `first` 1
-//          to read x, else keys and index; `last` 1 to write out, else keys and index
+//          to read x, else keys and index; `last` 1 to write out, else keys and index; `values` 1 for the elements in
+//          order, 0 for the order; `kept` of each row, from the first on
 // Params   those of keys.cl | WG | EACH elements of a work-item, at most 2^16 / WG
 #include "keys.cl"
 #if !defined(WG) || !defined(EACH)
@@ -45,9 +46,10 @@ void count_digits(__global const KEY *restrict keys, __global int *restrict coun
 
 __kernel SORTING
 void by_digit(__global const KEY *restrict from_keys, __global const int *restrict from_index,
-              __global KEY *restrict to_keys, __global int *restrict to_index, __global long *restrict out,
-              __global const int *restrict counts, __global const int *restrict totals, const long n,
-              const long tiles, const int shift, const int first, const int last) {
+              __global KEY *restrict to_keys, __global int *restrict to_index, __global const KEY *restrict x,
+              __global void *restrict out, __global const int *restrict counts, __global const int *restrict totals, const long n,
+              const long tiles, const int shift, const int first, const int last, const int values,
+              const long kept) {
     __local KEY keys[AT(TILE)];
     __local int index[AT(TILE)], sums[WG], starts[VALUES];
     __local ushort places[PLACE(COUNTED * WG)];
@@ -112,12 +114,12 @@ void by_digit(__global const KEY *restrict from_keys, __global const int *restri
     SYNC;
     for (int i = me; i < count; i += WG) {
         const KEY key = keys[AT(i)];
-        const long to = row * n + starts[DIGIT_OF(key)] + i;
+        const long to = starts[DIGIT_OF(key)] + i;
         if (last) {
-            out[to] = index[AT(i)];
+            if (to < kept) GIVE(out, row * kept + to, x + row * n, index[AT(i)], values)
         } else {
-            to_keys[to] = key;
-            to_index[to] = index[AT(i)];
+            to_keys[row * n + to] = key;
+            to_index[row * n + to] = index[AT(i)];
         }
     }
 }
