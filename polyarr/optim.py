@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,8 @@ from polyarr import ops, tree
 from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
 from polyarr.core.number import Number, evaluate
-from polyarr.core.spec import FLOATS, float32, float64
+from polyarr.core.spec import FLOATS, float32, float64, told
+from polyarr.ops.validation import number, within
 
 Schedule = Callable[[int], float]
 State = dict[str, Any]
@@ -45,12 +46,12 @@ class LossScale:
 
     def __post_init__(self) -> None:
         for name, fits, range_ in (
-            ("first", self.first > 0, "above 0"),
-            ("growth", self.growth >= 1, "at least 1"),
-            ("backoff", 0 < self.backoff < 1, "above 0 and below 1"),
-            ("every", self.every >= 1, "at least 1"),
+            ("first", lambda n: n > 0, "above 0"),
+            ("growth", lambda n: n >= 1, "at least 1"),
+            ("backoff", lambda n: 0 < n < 1, "above 0 and below 1"),
+            ("every", lambda n: n >= 1, "at least 1"),
         ):
-            if not fits:
+            if not fits(number("LossScale", name, getattr(self, name))):
                 raise ValueError(f"LossScale: {name} is {getattr(self, name)}; it must be {range_}")
 
     def init(self, like: Array | None = None) -> dict[str, Array]:
@@ -93,12 +94,23 @@ class Optimizer:
     moments = ()  # the names of what is kept per parameter
 
     def __post_init__(self) -> None:
-        betas = {f"betas[{i}]": beta for i, beta in enumerate(getattr(self, "betas", ()))}
-        found = {name: getattr(self, name, None) for name in ("lr", "weight_decay", "clip", "momentum", "eps")}
-        for name, value in {**found, **betas}.items():
-            if isinstance(value, (int, float)) and not (0 <= value < 1 if name in betas else value >= 0):
-                range_ = "at least 0 and below 1" if name in betas else "at least 0"
-                raise ValueError(f"{type(self).__name__}: {name} is {value}; it must be {range_}")
+        name = type(self).__name__
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        for key in ("lr", "weight_decay", "clip", "momentum", "eps"):
+            value = given.get(key, 0)
+            stands_for_number = isinstance(value, (Array, Number)) or (key == "lr" and callable(value))
+            if not stands_for_number and not (key == "clip" and value is None):
+                within(name, key, value, 0)
+        betas = given.get("betas", (0, 0))
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise TypeError(f"{name}: betas is {told(betas)}; it must be two numbers")
+        for i, beta in enumerate(betas):
+            if not 0 <= number(name, f"betas[{i}]", beta) < 1:
+                raise ValueError(f"{name}: betas[{i}] is {beta}; it must be at least 0 and below 1")
+        if not callable(self.decays):
+            raise TypeError(f"{name}: decays is {told(self.decays)}; it must be a function of a name and an array")
+        if not isinstance(self.loss_scale, LossScale | None):
+            raise TypeError(f"{name}: loss_scale is {told(self.loss_scale)}; it must be a LossScale or None")
 
     def init(self, model: Any) -> State:
         """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
@@ -268,6 +280,10 @@ class _Warmup:
     warmup: int
     steps: int
     min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            number(type(self).__name__, f.name, getattr(self, f.name))
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:

@@ -14,7 +14,7 @@ from polyarr.core.number import Number
 from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64, told
 from polyarr.ops.create import shape_of
 from polyarr.ops.shape import one_axis
-from polyarr.ops.validation import check_array, number, whole
+from polyarr.ops.validation import check_array, number, whole, within
 
 TWO_PI = 2 * math.pi
 _MASK = 2**64 - 1
@@ -139,10 +139,11 @@ def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any =
 
     Shapes:  -> shape
     Dtypes:  -> dtype, floating
+    Errors:  ValueError for a negative std
     Source:  Box, Muller 1958
     """
     shape, dtype = shape_of("random.normal", shape), as_dtype(dtype)
-    mean, std = number("random.normal", "mean", mean), number("random.normal", "std", std)
+    mean, std = number("random.normal", "mean", mean), within("random.normal", "std", std, 0)
     wide = float64 if dtype == float64 else float32
     size = math.prod(shape)
     words = bits((2, (size + 1) // 2)).astype(wide)
@@ -174,9 +175,7 @@ def bernoulli(p: float, shape: Any = ()) -> Array:
     Dtypes:  -> bool
     Errors:  ValueError unless 0 <= p <= 1
     """
-    p = number("random.bernoulli", "p", p)
-    if not 0 <= p <= 1:
-        raise ValueError(f"random.bernoulli: p is {p}; it must be from 0 to 1")
+    p = within("random.bernoulli", "p", p, 0, 1)
     return (bits(shape) >> 8) < round(p * 2**24)
 
 

@@ -191,6 +191,53 @@ NUMBERS = {
 }
 
 
+# Numbers that are at least 0, or from 0 to 1; beyond, the result would be nan, or nothing that anybody asked for.
+AT_LEAST_0 = {
+    "layer_norm: eps": lambda x, a: pa.layer_norm(x, eps=a),
+    "rms_norm: eps": lambda x, a: pa.rms_norm(x, eps=a),
+    "batch_norm: eps": lambda x, a: pa.ops.batch_norm(x, eps=a),
+    "batch_norm_inference: eps": lambda x, a: pa.ops.batch_norm_inference(x, x[0], x[0], eps=a),
+    "group_norm: eps": lambda x, a: pa.ops.group_norm(x, groups=1, eps=a),
+    "instance_norm: eps": lambda x, a: pa.ops.instance_norm(x[None], eps=a),
+    "random.normal: std": lambda x, a: pa.random.normal(std=a),
+    "LayerNorm: eps": lambda x, a: pa.nn.LayerNorm(3, a),
+    "RMSNorm: eps": lambda x, a: pa.nn.RMSNorm(3, a),
+    "BatchNorm: eps": lambda x, a: pa.nn.BatchNorm(3, a),
+    "GroupNorm: eps": lambda x, a: pa.nn.GroupNorm(1, 3, a),
+    "InstanceNorm: eps": lambda x, a: pa.nn.InstanceNorm(3, a),
+    "SGD: lr": lambda x, a: pa.optim.SGD(lr=a),
+    "SGD: momentum": lambda x, a: pa.optim.SGD(momentum=a),
+    "Adam: clip": lambda x, a: pa.optim.Adam(clip=a),
+    "Adam: eps": lambda x, a: pa.optim.Adam(eps=a),
+    "AdamW: weight_decay": lambda x, a: pa.optim.AdamW(weight_decay=a),
+}
+FROM_0_TO_1 = {
+    "dropout: rate": lambda x, a: pa.dropout(x, 1, 1, rate=a),
+    "cross_entropy: label_smoothing": lambda x, a: pa.cross_entropy(x, pa.asarray([0, 1]), label_smoothing=a),
+    "linear_cross_entropy: label_smoothing": lambda x, a: pa.ops.linear_cross_entropy(
+        x, x, pa.asarray([0, 1]), label_smoothing=a
+    ),
+    "random.bernoulli: p": lambda x, a: pa.random.bernoulli(a),
+    "Dropout: the dropout rate": lambda x, a: pa.nn.Dropout(a),
+    "MultiHeadAttention: the dropout rate": lambda x, a: pa.nn.MultiHeadAttention(4, 2, drop_rate=a),
+    "BatchNorm: momentum": lambda x, a: pa.nn.BatchNorm(3, momentum=a),
+}
+
+
+@pytest.mark.parametrize("name", AT_LEAST_0)
+@pytest.mark.parametrize("given", (-1, math.nan, "abc", [1.0]), ids=lambda a: type(a).__name__)
+def test_what_is_below_0(name: str, given: object) -> None:
+    error, due = (ValueError, "at least 0") if isinstance(given, (int, float)) else (TypeError, "a number")
+    refused(lambda x: AT_LEAST_0[name](x, given), error, rf"^{name} is .*; it must be {due}$")
+
+
+@pytest.mark.parametrize("name", FROM_0_TO_1)
+@pytest.mark.parametrize("given", (-0.5, 2, math.nan, "abc", None), ids=str)
+def test_what_is_not_from_0_to_1(name: str, given: object) -> None:
+    error, due = (ValueError, "from 0 to 1") if isinstance(given, (int, float)) else (TypeError, "a number")
+    refused(lambda x: FROM_0_TO_1[name](x, given), error, rf"^{name} is .*; it must be {due}$")
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("given", (*WRONG[:-1], None, [1.0]), ids=lambda a: type(a).__name__)
 def test_what_is_no_array(name: str, given: object) -> None:
@@ -268,6 +315,12 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.nn.Sequential([pa.tanh]), TypeError, r"^Sequential: a layer is a list; .*\(\*layers\)$"),
         (lambda x: pa.nn.Sequential(pa.tanh, "relu"), TypeError, "^Sequential: a layer is a str; it must be a layer"),
         (lambda x: pa.nn.Dropout("0.1"), TypeError, "^Dropout: the dropout rate is '0.1'; it must be a number"),
+        (lambda x: pa.optim.Adam(betas=0.9), TypeError, r"^Adam: betas is 0\.9; it must be two numbers$"),
+        (lambda x: pa.optim.Adam(betas=(0.9, None)), TypeError, r"^Adam: betas\[1\] is None; it must be a number$"),
+        (lambda x: pa.optim.SGD(decays=True), TypeError, "^SGD: decays is True; it must be a function of a name and"),
+        (lambda x: pa.optim.SGD(loss_scale=8.0), TypeError, r"^SGD: loss_scale is 8\.0; it must be a LossScale or N"),
+        (lambda x: pa.optim.LossScale(every="1"), TypeError, "^LossScale: every is '1'; it must be a number$"),
+        (lambda x: pa.optim.warmup_cosine(0.1, "2", 3), TypeError, "^warmup_cosine: warmup is '2'; it must be a num"),
         (lambda x: pa.mean(1.0), TypeError, "^mean: x is a Python float; it must be an array$"),
         (lambda x: pa.pad(1.0, 1), TypeError, "^pad: x is a Python float; it must be an array$"),
         (lambda x: pa.gelu(None), TypeError, "^gelu: x is None; it must be an array$"),

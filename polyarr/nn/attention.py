@@ -5,9 +5,10 @@ from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import float32, int32
 from polyarr.nn.init import Initialiser
-from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear, checked_rate
+from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear
 from polyarr.nn.module import Module
 from polyarr.nn.rotary import Turns, rotary
+from polyarr.ops.validation import within
 
 
 class KeyValueCache(Module):
@@ -85,7 +86,7 @@ class MultiHeadAttention(Module):
                 f"MultiHeadAttention: n_heads is {n_heads}, n_kv_heads is {n_kv_heads}; it must divide n_heads"
             )
         self.head_size = emb_dim // n_heads if head_size is None else head_size
-        self.causal, self.drop_rate = causal, checked_rate("MultiHeadAttention", drop_rate)
+        self.causal, self.drop_rate = causal, within("MultiHeadAttention", "the dropout rate", drop_rate, 0, 1)
         rows = (n_heads + 2 * self.n_kv_heads) * self.head_size
         self.qkv = Linear(emb_dim, rows, bias=qkv_bias, init=init)
         self.out = Linear(n_heads * self.head_size, emb_dim, bias=out_bias, init=out_init)

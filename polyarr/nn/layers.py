@@ -7,10 +7,10 @@ from typing import Any
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import described, float32, told
+from polyarr.core.spec import described, float32
 from polyarr.nn.init import Initialiser, constant, normal, uniform
 from polyarr.nn.module import Module
-from polyarr.ops.validation import whole
+from polyarr.ops.validation import whole, within
 
 
 class Linear(Module):
@@ -56,7 +56,7 @@ class LayerNorm(Module):
     def __init__(self, emb_dim: int, eps: float = 1e-5, bias: bool = True) -> None:
         self.weight = constant(1)((emb_dim,))
         self.bias = constant(0)((emb_dim,)) if bias else None
-        self.eps = eps
+        self.eps = within("LayerNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
         """(..., emb_dim) -> the same"""
@@ -68,7 +68,7 @@ class RMSNorm(Module):
 
     def __init__(self, emb_dim: int, eps: float = 1e-6) -> None:
         self.weight = constant(1)((emb_dim,))
-        self.eps = eps
+        self.eps = within("RMSNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
         """(..., emb_dim) -> the same"""
@@ -82,23 +82,11 @@ class Dropout(Module):
     """
 
     def __init__(self, rate: float) -> None:
-        self.rate = checked_rate("Dropout", rate)
+        self.rate = within("Dropout", "the dropout rate", rate, 0, 1)
 
     def __call__(self, x: Array) -> Array:
         """any -> the same"""
         return ops.dropout(x, *random.draw(), rate=self.rate) if self.training and self.rate else x
-
-
-def checked_rate(layer: str, rate: float) -> float:
-    """The rate of a dropout.
-
-    Errors:  ValueError unless 0 <= rate <= 1
-    """
-    if not isinstance(rate, (int, float)):
-        raise TypeError(f"{layer}: the dropout rate is {told(rate)}; it must be a number from 0 to 1")
-    if not 0 <= rate <= 1:
-        raise ValueError(f"{layer}: the dropout rate is {rate}; it must be from 0 to 1")
-    return rate
 
 
 class GELU(Module):

@@ -23,6 +23,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.nn.init import constant
 from polyarr.nn.module import Module
 from polyarr.ops.nn import ACTIVATIONS
+from polyarr.ops.validation import within
 
 
 class Statistics(Module):
@@ -93,7 +94,8 @@ class BatchNorm(Module):
     ) -> None:
         self.weight, self.bias = constant(1)((channels,)), constant(0)((channels,))
         self.statistics = Statistics(channels)
-        self.eps, self.momentum, self.activation = eps, momentum, activation
+        self.eps, self.activation = within("BatchNorm", "eps", eps, 0), activation
+        self.momentum = within("BatchNorm", "momentum", momentum, 0, 1)
 
     def __call__(self, x: Array) -> Array:
         """(..., channels) -> the same"""
@@ -121,7 +123,7 @@ class GroupNorm(Module):
 
     def __init__(self, groups: int, channels: int, eps: float = 1e-5) -> None:
         self.weight, self.bias = constant(1)((channels,)), constant(0)((channels,))
-        self.groups, self.eps = groups, eps
+        self.groups, self.eps = groups, within("GroupNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
         """(B, ..., channels) -> the same"""
@@ -137,7 +139,7 @@ class InstanceNorm(Module):
     def __init__(self, channels: int, eps: float = 1e-5, affine: bool = False) -> None:
         self.weight = constant(1)((channels,)) if affine else None
         self.bias = constant(0)((channels,)) if affine else None
-        self.eps = eps
+        self.eps = within("InstanceNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
         """(B, ..., channels) -> the same"""

@@ -12,7 +12,7 @@ from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.nn import check_reduction, cross_entropy, linear, reduced, softmax
 from polyarr.ops.shape import concat, expand_dims, matrix_transpose, reshape, slice
-from polyarr.ops.validation import whole
+from polyarr.ops.validation import whole, within
 
 AT_ONCE = 1 << 29  # bytes of logits
 WHOLE = 128  # parts are multiples of so many rows, which is what kernels of products take at once
@@ -52,12 +52,14 @@ def linear_cross_entropy(
 
     Shapes:  x (..., k), weight (v, k), targets (...) -> (), or (...) with reduction "none"
     Dtypes:  x and weight floating and promoted, targets integer -> theirs, but float32 for float16 and bfloat16
-    Errors:  ShapeError if the shapes do not fit, or without classes; ValueError for another reduction, or rows_at_once
-             below 1; IndexError, at the next read, for a target that is no class
+    Errors:  ShapeError if the shapes do not fit, or without classes; ValueError for another reduction, rows_at_once
+             below 1, or a label_smoothing that is not from 0 to 1; IndexError, at the next read, for a target that is
+             no class
     Grads:   x, weight
     Source:  Hsu et al. 2024, arXiv:2410.10989
     """
     _check_head(x, weight, targets, reduction)
+    within("linear_cross_entropy", "label_smoothing", label_smoothing, 0, 1)
     settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
     losses = [
         cross_entropy(linear(some, weight, precision=precision), at, **settings)

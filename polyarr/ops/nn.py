@@ -34,7 +34,7 @@ from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, n
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import axis_of, max, mean, sum
 from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril
-from polyarr.ops.validation import number
+from polyarr.ops.validation import number, within
 
 
 def _canonical_axis(x, *, axis):
@@ -73,8 +73,9 @@ def log_softmax(x, *, axis=-1):
     return subtract(centred, log(sum(exp(centred), axis=axis, keepdims=True)))
 
 
-def _check_last(op: str, x, **named) -> None:
-    """Every named array that is there has x's last axis as its only one."""
+def check_norm(op: str, x, eps, **named) -> None:
+    """Every named array that is there has x's last axis as its only one; eps is at least 0."""
+    within(op, "eps", eps, 0)
     check_kind(op, "x", spec_of(x), "floating")
     if not x.shape:
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least one axis")
@@ -93,11 +94,11 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
 
     Shapes:  x (..., n), weight (n,) or None, bias (n,) or None -> (..., n)
     Dtypes:  floating; weight and bias may differ -> x's
-    Errors:  ShapeError if weight or bias is not (n,)
+    Errors:  ShapeError if weight or bias is not (n,); ValueError for an eps below 0
     Grads:   x, weight, bias
     Source:  Ba, Kiros, Hinton 2016, arXiv:1607.06450
     """
-    _check_last("layer_norm", x, weight=weight, bias=bias)
+    check_norm("layer_norm", x, eps, weight=weight, bias=bias)
     centred = subtract(x, mean(x, axis=-1, keepdims=True))
     variance = mean(square(centred), axis=-1, keepdims=True)
     y = multiply(centred, rsqrt(add(variance, eps)))
@@ -113,11 +114,11 @@ def rms_norm(x, weight=None, *, eps=1e-6):
 
     Shapes:  x (..., n), weight (n,) or None -> (..., n)
     Dtypes:  floating; weight may differ -> x's
-    Errors:  ShapeError if weight is not (n,)
+    Errors:  ShapeError if weight is not (n,); ValueError for an eps below 0
     Grads:   x, weight
     Source:  Zhang, Sennrich 2019, arXiv:1910.07467
     """
-    _check_last("rms_norm", x, weight=weight)
+    check_norm("rms_norm", x, eps, weight=weight)
     y = multiply(x, rsqrt(add(mean(square(x), axis=-1, keepdims=True), eps)))
     return y if weight is None else like(multiply(y, weight), x)
 
@@ -244,9 +245,7 @@ def dropout(x, key, counter, *, rate):
     Source:  Srivastava et al. 2014, JMLR 15
     """
     check_kind("dropout", "x", spec_of(x), "floating")
-    rate = number("dropout", "rate", rate)
-    if not 0 <= rate <= 1:
-        raise ValueError(f"dropout: rate is {rate}; it must be from 0 to 1")
+    rate = within("dropout", "rate", rate, 0, 1)
     scale = 1 / (1 - rate) if rate < 1 else 0.0
     return where(_kept(x, key, counter, x.shape, rate), multiply(x, scale), 0)
 
@@ -273,7 +272,8 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     Shapes:  logits (..., v), targets (...) -> (), or (...) with reduction "none"
     Dtypes:  logits floating, targets integer -> logits', but float32 for float16 and bfloat16
     Errors:  ShapeError if targets is not logits' leading shape, or without classes; ValueError for another
-             reduction; IndexError, at the next read, for a target that is no class
+             reduction, or a label_smoothing that is not from 0 to 1; IndexError, at the next read, for a target that
+             is no class
     Grads:   logits
     """
     check_kind("cross_entropy", "logits", spec_of(logits), "floating")
@@ -285,7 +285,7 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
             f"cross_entropy: targets is {spec_of(targets)}, logits is {spec_of(logits)}; "
             f"targets must be {list(logits.shape[:-1])}"
         )
-    label_smoothing = number("cross_entropy", "label_smoothing", label_smoothing)
+    label_smoothing = within("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
     check_reduction("cross_entropy", reduction)
     logits, counted, classes = _wide(logits), not_equal(targets, ignore_index), logits.shape[-1]
     # Whatever an ignored row holds, a nan say, neither its loss nor its gradient comes from it.

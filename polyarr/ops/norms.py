@@ -8,9 +8,9 @@ import math
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import NARROW, check_kind, float32
+from polyarr.core.spec import NARROW, float32
 from polyarr.ops.elementwise import add, astype, like, multiply, rsqrt, square, subtract
-from polyarr.ops.nn import ACTIVATIONS, check_activation
+from polyarr.ops.nn import ACTIVATIONS, check_activation, check_norm
 from polyarr.ops.reduce import mean
 from polyarr.ops.shape import reshape
 from polyarr.ops.validation import whole
@@ -25,12 +25,13 @@ def batch_norm(x, weight=None, bias=None, *, eps=1e-5, activation=None):
 
     Shapes:  x (..., c), weight (c,) or None, bias (c,) or None -> x's, (c,), (c,)
     Dtypes:  floating; weight and bias may differ -> x's; mean and variance are float32 for float16 and bfloat16
-    Errors:  ShapeError if weight or bias is not (c,), or a channel has no element; ValueError for an unknown activation
+    Errors:  ShapeError if weight or bias is not (c,), or a channel has no element; ValueError for an unknown
+             activation, or an eps below 0
     Grads:   x, weight, bias
     Source:  Ioffe, Szegedy 2015, arXiv:1502.03167
     """
     check_activation("batch_norm", activation)
-    _check("batch_norm", x, weight=weight, bias=bias)
+    _check("batch_norm", x, eps, weight=weight, bias=bias)
     others = tuple(range(len(x.shape) - 1))
     if 0 in x.shape[:-1]:
         raise ShapeError(f"batch_norm: x is {spec_of(x)}; each channel must have at least one element")
@@ -50,12 +51,12 @@ def batch_norm_inference(x, mean, variance, weight=None, bias=None, *, eps=1e-5)
 
     Shapes:  x (..., c), mean and variance (c,), weight (c,) or None, bias (c,) or None -> x's
     Dtypes:  floating; the others may differ from x -> x's
-    Errors:  ShapeError if one of the others is not (c,)
+    Errors:  ShapeError if one of the others is not (c,); ValueError for an eps below 0
     Grads:   x, mean, variance, weight, bias
     Source:  Ioffe, Szegedy 2015, arXiv:1502.03167
     """
     named = {"mean": mean, "variance": variance, "weight": weight, "bias": bias}
-    _check("batch_norm_inference", x, **named)
+    _check("batch_norm_inference", x, eps, **named)
     rstd = rsqrt(add(variance, eps))
     scale = rstd if weight is None else multiply(rstd, weight)
     return like(_scaled(subtract(x, mean), scale, bias), x)
@@ -69,11 +70,11 @@ def group_norm(x, weight=None, bias=None, *, groups, eps=1e-5):
 
     Shapes:  x (b, ..., c), weight (c,) or None, bias (c,) or None -> x's
     Dtypes:  floating; weight and bias may differ -> x's
-    Errors:  ShapeError if weight or bias is not (c,), or groups does not divide c
+    Errors:  ShapeError if weight or bias is not (c,), or groups does not divide c; ValueError for an eps below 0
     Grads:   x, weight, bias
     Source:  Wu, He 2018, arXiv:1803.08494
     """
-    _check("group_norm", x, weight=weight, bias=bias)
+    _check("group_norm", x, eps, weight=weight, bias=bias)
     groups, channels = whole("group_norm", "groups", groups), x.shape[-1]
     if groups < 1 or channels % groups:
         raise ShapeError(f"group_norm: x is {spec_of(x)}, groups is {groups}; it must divide the {channels} channels")
@@ -92,26 +93,21 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5):
 
     Shapes:  x (b, ..., c), weight (c,) or None, bias (c,) or None -> x's
     Dtypes:  floating; weight and bias may differ -> x's
-    Errors:  ShapeError if weight or bias is not (c,), or x has no axis of places
+    Errors:  ShapeError if weight or bias is not (c,), or x has no axis of places; ValueError for an eps below 0
     Grads:   x, weight, bias
     Source:  Ulyanov, Vedaldi, Lempitsky 2016, arXiv:1607.08022
     """
-    _check("instance_norm", x, weight=weight, bias=bias)
+    _check("instance_norm", x, eps, weight=weight, bias=bias)
     if len(x.shape) < 3:
         raise ShapeError(f"instance_norm: x is {spec_of(x)}; it must have an axis beside batch and channels")
     return group_norm(x, weight, bias, groups=x.shape[-1], eps=eps) if x.shape[-1] else x
 
 
-def _check(op: str, x, **named) -> None:
-    """x has channels, and what is there of the named arrays a number for each of them."""
-    check_kind(op, "x", spec_of(x), "floating")
+def _check(op: str, x, eps, **named) -> None:
+    """x has channels, and what is there of the named arrays a number for each of them; eps is at least 0."""
     if len(x.shape) < 2:
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have an axis for the batch and one for channels")
-    for name, a in named.items():
-        if a is not None:
-            check_kind(op, name, spec_of(a), "floating")
-        if a is not None and a.shape != x.shape[-1:]:
-            raise ShapeError(f"{op}: {name} is {spec_of(a)}, x is {spec_of(x)}; {name} must be {list(x.shape[-1:])}")
+    check_norm(op, x, eps, **named)
 
 
 def _scaled(x, weight, bias):

@@ -1,5 +1,6 @@
 """Arguments of functions and parameters of ops: taken as ints or numbers, and what is said of one of a wrong kind."""
 
+import math
 import operator
 from typing import Any
 
@@ -51,6 +52,15 @@ def number(op: str, name: str, value: Any) -> float:
         return float(value)
     except TypeError:
         raise TypeError(f"{op}: {name} is {told(value)}; it must be a number") from None
+
+
+def within(op: str, name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """value as a number, or TypeError; ValueError for nan, and for one that is not from low to high."""
+    found = number(op, name, value)
+    if not low <= found <= high:
+        due = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise ValueError(f"{op}: {name} is {found}; it must be {due}")
+    return found
 
 
 def check_fits(op: str, name: str, number: Any, dtype: np.dtype) -> None:
