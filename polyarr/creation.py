@@ -19,10 +19,12 @@ from polyarr.core.spec import (
     as_dtype,
     bfloat16,
     check_number,
+    check_size,
     described,
     float32,
     int64,
     promote,
+    told,
 )
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
@@ -225,9 +227,10 @@ def linspace(
 
     Errors:  TypeError for what is no number; ShapeError for a negative num; OverflowError if an element is beyond dtype
     """
-    start, stop = number("linspace", "start", start), number("linspace", "stop", stop)
+    start, stop = float(number("linspace", "start", start)), float(number("linspace", "stop", stop))
     dtype = as_dtype(float32 if dtype is None else dtype)
-    (num,) = shape_of("linspace", num, "num")
+    (num,) = shape_of("linspace", whole("linspace", "num", num), "num")
+    check_size("linspace", Spec((num,), dtype))
     with np.errstate(all="ignore"):  # what is not finite, or spans more than a float holds, is inf and nan
         found = np.linspace(start, stop, num, endpoint=endpoint)
     for end in (found[0], found[-1]) if num and dtype in INTEGERS else ():
@@ -248,8 +251,8 @@ def eye(
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
     """One array per one-dimensional input, each spread over the grid that all of them span."""
-    if indexing not in ("xy", "ij"):
-        raise ValueError(f"meshgrid: indexing is {indexing!r}; it must be 'xy' or 'ij'")
+    if not isinstance(indexing, str) or indexing not in ("xy", "ij"):
+        raise ValueError(f"meshgrid: indexing is {told(indexing)}; it must be 'xy' or 'ij'")
     for a in arrays:
         check_array("meshgrid", "an input", a)
     n = len(arrays)

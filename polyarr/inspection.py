@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from polyarr.core.array import Array, spec_of
 from polyarr.core.current import get_backend
 from polyarr.core.spec import (
@@ -54,13 +56,14 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 def isdtype(dtype: Any, kind: Any) -> bool:
     """True if dtype is of a kind: a dtype, one of the standard's names ("real floating"), or a tuple of those.
 
-    Errors:  ValueError for an unknown name
+    Errors:  ValueError for an unknown name; DtypeError if dtype is none
     """
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str) and kind not in _GROUPS and kind not in (d.name for d in DTYPES):
         raise ValueError(f"isdtype: kind is {kind!r}; it must be a dtype or one of {', '.join(_GROUPS)}")
-    return dtype in _GROUPS[kind] if isinstance(kind, str) and kind in _GROUPS else dtype == as_dtype(kind)
+    found = dtype if isinstance(dtype, np.dtype) else as_dtype(dtype)
+    return found in _GROUPS[kind] if isinstance(kind, str) and kind in _GROUPS else found == as_dtype(kind)
 
 
 class NamespaceInfo:

@@ -253,7 +253,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None 
         found = ops.sum(values, axis=-1) if ord == "nuc" else (ops.max if ord == 2 else ops.min)(values, axis=-1)
         return found[..., None, None] if keepdims else found
     sums = {1: -2, -1: -2, float("inf"): -1, -float("inf"): -1}
-    if ord not in sums:
+    if not isinstance(ord, (str, int, float)) or ord not in sums:
         raise ValueError(f"matrix_norm: ord is {told(ord)}; it must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
     norms = ops.vector_norm(x, axis=sums[ord], keepdims=True, ord=1)
     return (ops.max if ord > 0 else ops.min)(norms, axis=(-2, -1), keepdims=keepdims)
@@ -281,6 +281,7 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     """
     for name, x in (("x1", x1), ("x2", x2)):
         check_array("cross", name, x)
+    axis = whole("cross", "axis", axis)
     x1, x2 = ops.broadcast_arrays(x1, x2) if axis >= 0 else (x1, x2)
     if any(not -x.ndim <= axis < x.ndim or x.shape[axis] != 3 for x in (x1, x2)):
         raise ShapeError(f"cross: x1 is {spec_of(x1)}, x2 is {spec_of(x2)}; axis {axis} must have three elements")

@@ -77,14 +77,22 @@ def set_state(state: tuple[int, int]) -> None:
 
     Errors:  TypeError if it is no tuple of a seed and a counter
     """
-    if not isinstance(state, (tuple, list)) or len(state) != 2:
-        raise TypeError(f"random.set_state: state is {told(state)}; it must be a tuple that get_state gave")
-    _generator().restart(*(part if type(part) is Array else whole("random.set_state", "state", part) for part in state))
+    _generator().restart(*_checked("random.set_state", state))
 
 
 def restored(state: tuple[int, int]) -> AbstractContextManager[None]:
-    """Draw from a state inside the block, and go on as if nothing had happened after it."""
-    return drawing_from(Generator(*state))
+    """Draw from a state inside the block, and go on as if nothing had happened after it.
+
+    Errors:  TypeError if it is no tuple of a seed and a counter
+    """
+    return drawing_from(Generator(*_checked("random.restored", state)))
+
+
+def _checked(name: str, state: Any) -> tuple[Any, Any]:
+    if not isinstance(state, (tuple, list)) or len(state) != 2:
+        raise TypeError(f"{name}: state is {told(state)}; it must be a tuple that get_state gave")
+    seed, counter = (p if isinstance(p, (Array, Number)) else whole(name, "state", p) for p in state)
+    return seed, counter
 
 
 @contextmanager
@@ -104,7 +112,7 @@ def draw() -> tuple[int, int]:
 
 def reserve(count: int) -> tuple[int, int]:
     """The state now, after which so many draws are left out: a compiled function makes them."""
-    return _generator().reserve(count)
+    return _generator().reserve(whole("random.reserve", "count", count))
 
 
 def bits(shape: Any) -> Array:

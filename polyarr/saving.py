@@ -16,7 +16,7 @@ from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, Spec, bfloat16, described
+from polyarr.core.spec import DTYPES, Spec, bfloat16, described, told
 from polyarr.extras import extra
 
 try:
@@ -79,6 +79,8 @@ def load(path: str | os.PathLike[str], *, device: str | Backend | None = None) -
 def _path(op: str, path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{op}: path is {described(path)}; it must be a str or a pathlib.Path")
+    if not Path(path).name:
+        raise ValueError(f"{op}: path is {told(os.fspath(path))}; it must name a file")
     return Path(path)
 
 

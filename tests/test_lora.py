@@ -172,7 +172,7 @@ def test_what_cannot_be_is_refused_in_one_line(on_numpy):
             nn.lora(model, **wrong)
     with pytest.raises(ValueError, match="lora: match is 3; it must be a pattern for paths of layers"):
         nn.lora(model, match=3)
-    with pytest.raises(ValueError, match="lora: model is 'list'; it must be a Module"):
+    with pytest.raises(TypeError, match="lora: model is a list; it must be a Module"):
         nn.lora([model])
     with pytest.raises(ValueError, match="dropout rate is 2; it must be from 0 to 1"):
         nn.lora(model, dropout=2)

@@ -76,7 +76,8 @@ def test_where_takes_two_numbers() -> None:
     assert pa.where(mask, float("inf"), 0).tolist()[1] == [float("inf")] * 3
     refused(lambda x: pa.where(mask, 2**70, 0), OverflowError, "^where: x is an int of 71 bits")
     refused(lambda x: pa.where(mask, 0, 2**70), OverflowError, "^where: y is an int of 71 bits")
-    refused(lambda x: pa.where(True, 1, 0), DtypeError, "got only Python numbers")
+    for condition in (True, None, [True, False], np.ones(2, bool)):
+        refused(lambda x, c=condition: pa.where(c, 1, 0), TypeError, "^where: condition is .*must be a polyarr array")
 
 
 def test_an_array_without_elements_shows_its_shape() -> None:
@@ -315,6 +316,44 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.nn.Sequential([pa.tanh]), TypeError, r"^Sequential: a layer is a list; .*\(\*layers\)$"),
         (lambda x: pa.nn.Sequential(pa.tanh, "relu"), TypeError, "^Sequential: a layer is a str; it must be a layer"),
         (lambda x: pa.nn.Dropout("0.1"), TypeError, "^Dropout: the dropout rate is '0.1'; it must be a number"),
+        (lambda x: pa.clip([None]), TypeError, "^clip: x is a list; it must be an array or a Python number$"),
+        (lambda x: pa.clip([x]), TypeError, "^clip: x is a list; it must be an array or a Python number$"),
+        (lambda x: pa.clip(x > 1), DtypeError, r"^clip: x is bool\[2, 3\]; its dtype must be real-valued$"),
+        (lambda x: pa.astype(300, "int8"), OverflowError, "^astype: x is 300; int8 holds -128 to 127"),
+        (lambda x: pa.full_like(x, x), ShapeError, r"^full: value is float32\[2, 3\]; it must be a number, or an arra"),
+        (lambda x: pa.ops.arange(None, 1, size=2, dtype="int8"), TypeError, "^arange: start is None; it must be a Pyt"),
+        (lambda x: pa.ops.arange(0, 1, size=(2, 3), dtype="int8"), TypeError, r"^arange: size is \(2, 3\); it must be"),
+        (lambda x: pa.repeat(x, [1, 2], axis=0), TypeError, r"^repeat: repeats is \(1, 2\); it must be an int$"),
+        (lambda x: pa.repeat(x, -1), ShapeError, r"^repeat: repeats is \[-1\]; lengths must not be negative$"),
+        (lambda x: pa.linspace(0, 1, [1, 2]), TypeError, r"^linspace: num is \[1, 2\]; it must be an int$"),
+        (lambda x: pa.linspace(0, 1, 10**30), ShapeError, r"^linspace: the result would be float32\[10{30}\]; an arr"),
+        (lambda x: pa.meshgrid(x[0], indexing=[x]), ValueError, "^meshgrid: indexing is a list; it must be 'xy' or"),
+        (lambda x: x[[[1], [1, 2]]], IndexError, "^indexing: an index is a list of rows of several lengths; they must"),
+        (lambda x: pa.isdtype("float", "bool8"), ValueError, "^isdtype: kind is 'bool8'; it must be a dtype or one of"),
+        (lambda x: pa.isdtype("abc", "integral"), DtypeError, "^no dtype 'abc'; polyarr has"),
+        (lambda x: pa.linalg.cross(x, x, axis=None), TypeError, "^cross: axis is None; it must be an int$"),
+        (lambda x: pa.linalg.matrix_norm(x, ord=[1]), ValueError, r"^matrix_norm: ord is \[1\]; it must be 'fro', "),
+        (lambda x: pa.matmul(x, x, precision=np.ones(2)), ValueError, "^matmul: precision is a numpy.ndarray; it must"),
+        (lambda x: pa.ops.slice(x, (0, 0), steps=(1, 1), shape=None), TypeError, "^slice: shape is None; it must be"),
+        (lambda x: pa.save("", x), ValueError, "^save: path is ''; it must name a file$"),
+        (lambda x: pa.compile([x]), TypeError, "^compile: a list is no plain function; what runs later cannot be"),
+        (lambda x: pa.random.restored((1, "a")), TypeError, r"^random\.restored: state is 'a'; it must be an int$"),
+        (lambda x: pa.random.reserve(1.5), TypeError, r"^random\.reserve: count is 1\.5; it must be an int$"),
+        (lambda x: pa.nn.Linear(2, 3, init="normal"), TypeError, "^Linear: init is 'normal'; it must be a function of"),
+        (lambda x: pa.nn.Linear(2, 3, init=lambda s: x), ShapeError, r"^Linear: init gave float32\[2, 3\]; it must"),
+        (lambda x: pa.nn.Conv1d(2, 3, 1, init=1), TypeError, "^Conv1d: init is 1; it must be a function of a shape"),
+        (lambda x: pa.nn.Conv2d(3, 4, None), TypeError, "^Conv2d: kernel_size is None; it must be an int or a tuple"),
+        (lambda x: pa.nn.Conv1d(2, 3, [x]), TypeError, "^Conv1d: kernel_size is a list; it must be an int or a tuple"),
+        (lambda x: pa.nn.constant("a"), TypeError, r"^nn\.constant: value is 'a'; it must be a number$"),
+        (lambda x: pa.nn.MultiHeadAttention(4, "2"), TypeError, "^MultiHeadAttention: n_heads is '2'; it must be an i"),
+        (lambda x: pa.nn.PositionalEncoding(4)(None), TypeError, "^PositionalEncoding: x is None; it must be a pol"),
+        (lambda x: pa.nn.KeyValueCache(1, 1, 1, 1, "a"), TypeError, "^KeyValueCache: like is a str; it must be a poly"),
+        (lambda x: pa.nn.turns(x, 0, 1), ValueError, "^turns: head_size is 0, theta is 10000.0; they must be above 0"),
+        (lambda x: pa.nn.turns(None, 2, 1), TypeError, "^turns: like is None; it must be a polyarr array"),
+        (lambda x: pa.nn.LoRALinear(None, 1, 1.0), TypeError, "^LoRALinear: base is None; it must be a Linear layer$"),
+        (lambda x: pa.nn.merge_lora(x), TypeError, r"^merge_lora: model is float32\[2, 3\]; it must be a Module$"),
+        (lambda x: pa.nn.quantised([x]), TypeError, "^quantised: model is a list; it must be a Module$"),
+        (lambda x: pa.nn.Int8Linear(None), TypeError, "^Int8Linear: weight is None; it must be a polyarr array"),
         (lambda x: pa.optim.Adam(betas=0.9), TypeError, r"^Adam: betas is 0\.9; it must be two numbers$"),
         (lambda x: pa.optim.Adam(betas=(0.9, None)), TypeError, r"^Adam: betas\[1\] is None; it must be a number$"),
         (lambda x: pa.optim.SGD(decays=True), TypeError, "^SGD: decays is True; it must be a function of a name and"),

@@ -19,6 +19,7 @@ from polyarr.core.current import get_backend, stand_in
 from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.program import Program
+from polyarr.core.spec import told
 from polyarr.core.tape import reads, records
 
 P = ParamSpec("P")
@@ -190,7 +191,7 @@ def compile(
     if fn is None:
         return functools.partial(compile, captures=captures, **options)
     if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        raise TypeError(f"compile: {fn!r} is no plain function; what runs later cannot be captured")
+        raise TypeError(f"compile: {told(fn)} is no plain function; what runs later cannot be captured")
     known = inspect.signature(fn).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for option, names in options.items():

@@ -51,7 +51,7 @@ def use_matmul_precision(precision: str) -> Iterator[None]:
 
 
 def _checked(name: str, precision: Any) -> str:
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise ValueError(f"{name}: precision is {told(precision)}; it must be 'highest', 'high' or 'medium'")
     return precision
 

@@ -8,7 +8,7 @@ from polyarr.nn.init import Initialiser
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear
 from polyarr.nn.module import Module
 from polyarr.nn.rotary import Turns, rotary
-from polyarr.ops.validation import within
+from polyarr.ops.validation import check_array, whole, within
 
 
 class KeyValueCache(Module):
@@ -18,6 +18,8 @@ class KeyValueCache(Module):
     """
 
     def __init__(self, batch: int, n_heads: int, size: int, head_size: int, like: Array | None = None) -> None:
+        if like is not None:
+            check_array("KeyValueCache", "like", like)
         shape, dtype = (2, batch, n_heads, size, head_size), float32 if like is None else like.dtype
         self.both = ops.full(0, like, shape=shape, dtype=dtype)  # (2, B, H, S, D)
 
@@ -78,15 +80,16 @@ class MultiHeadAttention(Module):
         init: Initialiser | None = None,
         out_init: Initialiser | None = None,
     ) -> None:
+        name = "MultiHeadAttention"
+        emb_dim, n_heads = whole(name, "emb_dim", emb_dim), whole(name, "n_heads", n_heads)
         if n_heads < 1 or (head_size is None and emb_dim % n_heads):
-            raise ValueError(f"MultiHeadAttention: emb_dim is {emb_dim}, n_heads is {n_heads}; it must divide emb_dim")
-        self.n_heads, self.n_kv_heads = n_heads, n_heads if n_kv_heads is None else n_kv_heads
-        if self.n_kv_heads < 1 or n_heads % self.n_kv_heads:
-            raise ValueError(
-                f"MultiHeadAttention: n_heads is {n_heads}, n_kv_heads is {n_kv_heads}; it must divide n_heads"
-            )
-        self.head_size = emb_dim // n_heads if head_size is None else head_size
-        self.causal, self.drop_rate = causal, within("MultiHeadAttention", "the dropout rate", drop_rate, 0, 1)
+            raise ValueError(f"{name}: emb_dim is {emb_dim}, n_heads is {n_heads}; it must divide emb_dim")
+        n_kv_heads = n_heads if n_kv_heads is None else whole(name, "n_kv_heads", n_kv_heads)
+        if n_kv_heads < 1 or n_heads % n_kv_heads:
+            raise ValueError(f"{name}: n_heads is {n_heads}, n_kv_heads is {n_kv_heads}; it must divide n_heads")
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
+        self.head_size = emb_dim // n_heads if head_size is None else whole(name, "head_size", head_size)
+        self.causal, self.drop_rate = causal, within(name, "the dropout rate", drop_rate, 0, 1)
         rows = (n_heads + 2 * self.n_kv_heads) * self.head_size
         self.qkv = Linear(emb_dim, rows, bias=qkv_bias, init=init)
         self.out = Linear(n_heads * self.head_size, emb_dim, bias=out_bias, init=out_init)

@@ -9,9 +9,9 @@ from typing import Any
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.nn.init import Initialiser, constant, uniform
+from polyarr.nn.init import Initialiser, begun, constant, uniform
 from polyarr.nn.module import Module
-from polyarr.ops.spatial import check_whole
+from polyarr.ops.spatial import check_whole, per_axis
 
 
 class _Convolution(Module):
@@ -39,16 +39,14 @@ class _Convolution(Module):
         name = type(self).__name__
         check_whole(name, in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, groups=groups)
         check_whole(name, stride=stride, padding=padding, dilation=dilation)
-        kernel = (kernel_size,) * self.axes if isinstance(kernel_size, int) else kernel_size
-        if not isinstance(kernel, (tuple, list)) or len(kernel) != self.axes or not all(k and k > 0 for k in kernel):
-            raise ShapeError(f"{name}: kernel_size is {kernel_size}; it must be a positive int or {self.axes} of them")
+        kernel = per_axis(name, "kernel_size", kernel_size, self.axes)
         if groups < 1 or in_channels % groups or out_channels % groups:
             given = f"in_channels is {in_channels}, out_channels is {out_channels}, groups is {groups}"
             raise ShapeError(f"{name}: {given}; it must divide both")
         first, last = (in_channels, out_channels) if self.is_transposed else (out_channels, in_channels)
         shape = (first, *kernel, last // groups)
         default = uniform(1 / math.sqrt(max(math.prod(shape[1:]), 1)))
-        self.weight = (init or default)(shape)
+        self.weight = begun(name, init or default, *shape)
         self.bias = (constant(0) if init else default)((out_channels,)) if bias else None
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.activation = activation

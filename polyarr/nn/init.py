@@ -6,7 +6,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from polyarr import creation, random
-from polyarr.core.spec import Spec, float32
+from polyarr.core.errors import ShapeError
+from polyarr.core.spec import Spec, described, float32, told
+from polyarr.ops.validation import number
 
 Initialiser = Callable[[tuple[int, ...]], Any]
 _only_shapes: ContextVar[bool] = ContextVar("polyarr_only_shapes", default=False)
@@ -37,7 +39,21 @@ def uniform(bound: float) -> Initialiser:
 
 def constant(value: float) -> Initialiser:
     """The same number everywhere."""
-    return lambda shape: _made(shape, lambda: creation.full(shape, float(value)))
+    value = float(number("nn.constant", "value", value))
+    return lambda shape: _made(shape, lambda: creation.full(shape, value))
+
+
+def begun(layer: str, init: Initialiser, *shape: int) -> Any:
+    """What a parameter of a layer begins with.
+
+    Errors:  TypeError for what is no initialiser; ShapeError for one that gives another shape
+    """
+    if not callable(init):
+        raise TypeError(f"{layer}: init is {told(init)}; it must be a function of a shape, such as nn.normal(0.02)")
+    made = init(shape)
+    if getattr(made, "shape", None) != shape:
+        raise ShapeError(f"{layer}: init gave {described(made)}; it must be {list(shape)}")
+    return made
 
 
 def _made(shape: tuple[int, ...], draw: Callable[[], Any]) -> Any:

@@ -8,9 +8,9 @@ from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import described, float32
-from polyarr.nn.init import Initialiser, constant, normal, uniform
+from polyarr.nn.init import Initialiser, begun, constant, normal, uniform
 from polyarr.nn.module import Module
-from polyarr.ops.validation import whole, within
+from polyarr.ops.validation import check_array, whole, within
 
 
 class Linear(Module):
@@ -30,7 +30,7 @@ class Linear(Module):
         in_features = whole("Linear", "in_features", in_features)
         out_features = whole("Linear", "out_features", out_features)
         default = uniform(1 / math.sqrt(max(in_features, 1)))
-        self.weight = (init or default)((out_features, in_features))
+        self.weight = begun("Linear", init or default, out_features, in_features)
         self.bias = (constant(0) if init else default)((out_features,)) if bias else None
         self.activation = activation
 
@@ -43,7 +43,7 @@ class Embedding(Module):
     """A row of weight for each index."""
 
     def __init__(self, num_embeddings: int, emb_dim: int, init: Initialiser | None = None) -> None:
-        self.weight = (init or normal())((num_embeddings, emb_dim))
+        self.weight = begun("Embedding", init or normal(), num_embeddings, emb_dim)
 
     def __call__(self, indices: Array) -> Array:
         """(...) integers -> (..., emb_dim)"""
@@ -192,10 +192,11 @@ class PositionalEncoding(Module):
     """
 
     def __init__(self, emb_dim: int) -> None:
-        self.emb_dim = emb_dim
+        self.emb_dim = whole("PositionalEncoding", "emb_dim", emb_dim)
 
     def __call__(self, x: Array) -> Array:
         """(..., T, emb_dim) -> the same"""
+        check_array("PositionalEncoding", "x", x)
         if x.ndim < 2 or x.shape[-1] != self.emb_dim:
             raise ShapeError(f"PositionalEncoding: x is {x.spec}; it must be [..., T, {self.emb_dim}]")
         length, pairs = x.shape[-2], (self.emb_dim + 1) // 2

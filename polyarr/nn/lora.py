@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from polyarr import ops, tree
 from polyarr.core.array import Array, spec_of
-from polyarr.core.spec import float64
+from polyarr.core.spec import described, float64, told
 from polyarr.nn.init import constant, uniform
 from polyarr.nn.layers import Dropout, Linear
 from polyarr.nn.module import Module
@@ -28,6 +28,8 @@ class LoRALinear(Module):
     """
 
     def __init__(self, base: Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
+        if not isinstance(base, Linear):
+            raise TypeError(f"LoRALinear: base is {described(base)}; it must be a Linear layer")
         self.base = base.copy().freeze()
         rows, columns = base.weight.shape
         self.a = _beside(base.weight, uniform(max(columns, 1) ** -0.5)((rank, columns)))
@@ -70,18 +72,19 @@ def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None =
     alpha    what the adapters give counts alpha / rank times; None: once
     dropout  the probability with which training drops what goes into an adapter
 
-    Errors:  ValueError if no Linear layer matches, the model has adapters already, or a number is out of range
+    Errors:  ValueError if no Linear layer matches, the model has adapters already, or a number is out of range;
+             TypeError for what is no Module
     Source:  Hu et al. 2021, arXiv:2106.09685
     """
+    check_module("lora", model)
     alpha = rank if alpha is None else alpha
     for name, value, fits, range_ in (
         ("rank", rank, type(rank) is int and rank > 0, "a positive int"),
         ("alpha", alpha, type(alpha) in (int, float) and 0 < alpha < math.inf, "a positive number"),
         ("match", match, isinstance(match, str), "a pattern for paths of layers"),
-        ("model", type(model).__name__, isinstance(model, Module), "a Module"),
     ):
         if not fits:
-            raise ValueError(f"lora: {name} is {value!r}; it must be {range_}")
+            raise ValueError(f"lora: {name} is {told(value)}; it must be {range_}")
     model = model.copy().freeze()
     chosen = _chosen(model, match)
 
@@ -92,8 +95,18 @@ def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None =
 
 
 def merge_lora(model: M) -> M:
-    """The model with its adapters added to the weights that they are beside, and nothing frozen."""
+    """The model with its adapters added to the weights that they are beside, and nothing frozen.
+
+    Errors:  TypeError for what is no Module
+    """
+    check_module("merge_lora", model)
     return replaced(model, lambda _, layer: layer.merged() if type(layer) is LoRALinear else layer).unfreeze()
+
+
+def check_module(name: str, model: Any) -> None:
+    """Raise TypeError unless model is a Module."""
+    if not isinstance(model, Module):
+        raise TypeError(f"{name}: model is {described(model)}; it must be a Module")
 
 
 def _chosen(model: Module, match: str) -> set[str]:

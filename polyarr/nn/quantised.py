@@ -5,8 +5,9 @@ from typing import Any, TypeVar
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import NARROW, float32, int8
-from polyarr.nn.lora import merge_lora, replaced
+from polyarr.nn.lora import check_module, merge_lora, replaced
 from polyarr.nn.module import Module
+from polyarr.ops.validation import check_array
 
 M = TypeVar("M", bound=Module)
 _LARGEST = 127
@@ -21,6 +22,7 @@ class Int8Linear(Module):
     """
 
     def __init__(self, weight: Array, bias: Array | None = None, activation: str | None = None) -> None:
+        check_array("Int8Linear", "weight", weight)
         wide = ops.astype(weight, dtype=float32) if weight.dtype in NARROW else weight
         scale = ops.max(ops.abs(wide), axis=1) / _LARGEST  # (out,); of a row with a nan it is one
         self.scale = ops.where(scale == 0, 1.0, scale)
@@ -42,6 +44,8 @@ def quantised(model: M) -> M:
 
     What it computes is close to what the model does, and it is not to be trained.
     """
+
+    check_module("quantised", model)
 
     def change(_: str, layer: Any) -> Int8Linear:
         return Int8Linear(layer.weight, layer.bias, layer.activation)

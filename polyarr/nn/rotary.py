@@ -6,6 +6,7 @@ from typing import NamedTuple
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import float32, float64, int32
+from polyarr.ops.validation import check_array, number, whole
 
 
 class RotaryScaling(NamedTuple):
@@ -52,8 +53,13 @@ def turns(
 
     Pair i of a position turns by position * theta^(-2 i / head_size).
 
+    Errors:  ValueError for a head_size or theta that is not above 0; TypeError for what is no number
     Source:  Su et al. 2021, arXiv:2104.09864
     """
+    check_array("turns", "like", like)
+    head_size, count = whole("turns", "head_size", head_size), whole("turns", "count", count)
+    if head_size < 1 or not number("turns", "theta", theta) > 0:
+        raise ValueError(f"turns: head_size is {head_size}, theta is {theta}; they must be above 0")
     dtype = float64 if like.dtype == float64 else float32
     pairs = head_size // 2
     rate = ops.exp(ops.arange(0, -2 * math.log(theta) / head_size, like, size=pairs, dtype=dtype))  # (D / 2,)

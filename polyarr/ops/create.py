@@ -7,9 +7,9 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import primitive
-from polyarr.core.spec import Spec, as_dtype, check_kind, float32, int64
+from polyarr.core.spec import Spec, as_dtype, check_kind, described, float32, int64
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.validation import check_array, wholes
+from polyarr.ops.validation import check_array, whole, wholes
 
 NATURAL = {bool: bool_, int: int64, float: float32}  # the dtypes of Python's numbers, the narrowest kind first
 
@@ -31,10 +31,12 @@ def full(value, like=None, *, shape, dtype):
 
     Shapes:  -> shape
     Dtypes:  -> dtype
-    Errors:  ShapeError for a negative length
+    Errors:  ShapeError for a negative length, or a value that has axes
     Grads:   none
     """
     check_kind("full", "value", value, "any")
+    if value.shape:
+        raise ShapeError(f"full: value is {value}; it must be a number, or an array without axes")
     shape, dtype = shape_of("full", shape), as_dtype(dtype)
     return Spec(shape, dtype), {"shape": shape, "dtype": dtype}
 
@@ -48,7 +50,10 @@ def arange(start, step, like=None, *, size, dtype):
     Errors:  ShapeError for a negative size
     Grads:   none
     """
-    return Spec(shape_of("arange", size), as_dtype(dtype)), {"dtype": as_dtype(dtype)}
+    for name, given in (("start", start), ("step", step)):
+        if type(given) is not Spec or not given.is_number:
+            raise TypeError(f"arange: {name} is {described(given)}; it must be a Python number")
+    return Spec(shape_of("arange", whole("arange", "size", size)), as_dtype(dtype)), {"dtype": as_dtype(dtype)}
 
 
 full.vjp(value=None, like=None)

@@ -6,6 +6,7 @@ decide, such as equal and bitwise_and, are in logic.py. VJPs stand under the ops
 
 import math
 
+from polyarr.core.array import spec_of
 from polyarr.core.errors import DtypeError
 from polyarr.core.number import NUMBERS, evaluate
 from polyarr.core.op import composed, primitive
@@ -500,6 +501,7 @@ def clip(x, min=None, max=None):
     Grads:   x (1 within the closed interval, 0 outside), min and max (where they are taken)
     Source:  array API standard 2024.12
     """
+    check_kind("clip", "x", spec_of(x), "real")
     x = x if min is None else maximum(x, min)
     return x if max is None else minimum(x, max)
 
@@ -532,7 +534,7 @@ def where(condition, x, y):
     return Spec(broadcast("where", condition, x, y), next(s.dtype for s in (x, y) if not s.is_number))
 
 
-@primitive
+@primitive(fits="x")
 def astype(x, *, dtype):
     """x converted to dtype. Floating-point to integer cuts the fraction off; to bool asks whether x is not 0.
 

@@ -90,8 +90,8 @@ def _mask(x: Array, key: Any) -> Array | None:
     if type(key) in (SLICE, int):
         return None
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
-    if isinstance(key, (list, np.ndarray)) and np.asarray(key).dtype == bool_:
-        key = from_numpy(np.asarray(key), x.backend)
+    if isinstance(key, (list, np.ndarray)) and (host := _on_host(key)).dtype == bool_:
+        key = from_numpy(host, x.backend)
     if isinstance(key, Array) and key.dtype == bool_:
         covered = x.shape[: key.ndim]
         if key.shape != covered:
@@ -100,6 +100,13 @@ def _mask(x: Array, key: Any) -> Array | None:
             raise IndexError(f"indexing: x is {x.spec}, the mask is {key.spec}; the mask must have x's leading axes")
         return key
     return None
+
+
+def _on_host(key: Any) -> np.ndarray:
+    try:
+        return np.asarray(key)
+    except ValueError:
+        raise IndexError("indexing: an index is a list of rows of several lengths; they must be alike") from None
 
 
 def _masked_rows(x: Array, mask: Array) -> Any:
@@ -200,8 +207,8 @@ def _as_key(x: Array, k: Any) -> Any:
     if type(k) in PLAIN or k is Ellipsis:
         return k
     if isinstance(k, (list, np.ndarray)):
-        host = np.asarray(k) if np.asarray(k).size else np.zeros(np.shape(k), np.int64)
-        k = from_numpy(host, x.backend)
+        host = _on_host(k)
+        k = from_numpy(host if host.size else host.astype(np.int64), x.backend)
     if isinstance(k, Array) or stands_for_array(k):
         if k.dtype not in INTEGERS:
             raise IndexError(f"indexing: an index is {spec_of(k)}; it must be an integer array, or one bool mask alone")

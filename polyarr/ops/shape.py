@@ -87,6 +87,7 @@ def _check_number(op: str, name: str, a) -> None:
 
 
 def _check_starts(op: str, x: Spec, starts, steps, shape) -> None:
+    steps, shape = wholes(op, "steps", steps), wholes(op, "shape", shape)
     if type(starts) is not tuple or not len(starts) == len(steps) == len(shape) == x.ndim:
         raise ShapeError(f"{op}: x is {x}; starts, steps and the window's shape must have {x.ndim} entries")
     for start in starts:
@@ -413,7 +414,8 @@ def repeat(x, *, repeats, axis=None):
     """
     if axis is None:
         return repeat(reshape(x, shape=(-1,)), repeats=repeats, axis=0)
-    at, (times,) = one_axis("repeat", x, axis), shape_of("repeat", repeats)
+    at, times = one_axis("repeat", x, axis), whole("repeat", "repeats", repeats)
+    shape_of("repeat", times, "repeats")
     spread = (*x.shape[: at + 1], times, *x.shape[at + 1 :])
     stretched = broadcast_to(expand_dims(x, axis=at + 1), shape=spread)
     return reshape(stretched, shape=(*x.shape[:at], x.shape[at] * times, *x.shape[at + 1 :]))

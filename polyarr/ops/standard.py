@@ -56,6 +56,8 @@ def where(condition: Array, x: Any, y: Any) -> Array:
     Grads:   x, y
     """
     given = {type(a.item() if isinstance(a, np.generic) else a) for a in (x, y)}
+    if given <= NATURAL.keys():
+        check_array("where", "condition", condition)
     if type(condition) in (Array, Spec) and given <= NATURAL.keys():
         kind = [k for k in NATURAL if k in given][-1]
         x, y = kind(x), kind(y)
