@@ -33,14 +33,14 @@ def test_the_readme(folder):
     unused = ("serve", "doctor", "tune", "conformance")
     first, trained_model, *commands = follow(ROOT / "README.md", folder, unused)
     assert "Array(" in first and float(re.search(r"Array\(([\d.e-]+),", trained_model)[1]) < 0.1
-    assert "ROMEO:" in commands[1]
+    assert len(commands[1]) > 300  # characters, which it drew
     assert load_pretrained(folder / "mine").config.n_layers == 1
 
 
 def test_train_your_own(folder):
     found = follow(ROOT / "docs" / "train-your-own.md", folder)
-    assert found[2].startswith("ROMEO:") and found[2] != found[3] and "loss" in found[1]
-    assert found[5].splitlines()[-1] or "ROMEO:" in found[5]
+    assert len(found[2]) > 200 < len(found[3]) and found[2] != found[3] and "loss" in found[1]
+    assert "ROMEO: B" in found[5]  # what the text begins with, too
     assert 0 < float(re.search(r"^loss ([\d.]+)$", found[6], re.M)[1]) < 2.5
     assert {path.name for path in (folder / "runs" / "first").iterdir()} >= {"best.safetensors", "loss.png"}
 
