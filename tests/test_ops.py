@@ -1,6 +1,7 @@
 """What of the ops is not for the conformance kit: what they say of themselves, equal numbers, bodies for kernels."""
 
 import pydoc
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +25,15 @@ def test_equal_numbers_have_no_deviation(backend: Backend, shape: tuple) -> None
     """Although their mean is off by a rounding."""
     x = pa.full(shape, 100.3)
     assert not ops.std(x, axis=0).numpy().any() and not ops.var(x).numpy().any()
+
+
+def test_any_and_all_take_a_byte_an_element(on_numpy: Backend) -> None:
+    x = pa.ones((1000, 1000), dtype="bool")
+    for fn, y, most in ((pa.any, x, 0.1), (pa.all, x, 1.1), (pa.any, x.astype("float32"), 1.1)):
+        tracemalloc.start()
+        assert fn(y, axis=0).tolist() == [True] * 1000
+        assert tracemalloc.get_traced_memory()[1] < most * x.size + 100_000
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

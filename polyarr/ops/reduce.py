@@ -255,7 +255,7 @@ def any(x, *, axis=None, keepdims=False):
     Grads:   none
     """
     axis = axes_of("any", x, axis)
-    return not_equal(sum(astype(not_equal(x, _zero(x)), dtype="int32"), axis=axis, keepdims=keepdims), 0)
+    return not_equal(sum(hits(x), axis=axis, keepdims=keepdims), 0)  # which adds up bytes, to an int64
 
 
 @composed(widen=False)
@@ -268,11 +268,12 @@ def all(x, *, axis=None, keepdims=False):
     Grads:   none
     """
     axis = axes_of("all", x, axis)
-    return equal(sum(astype(equal(x, _zero(x)), dtype="int32"), axis=axis, keepdims=keepdims), 0)
+    return equal(sum(equal(x, False if x.dtype == bool_ else 0), axis=axis, keepdims=keepdims), 0)
 
 
-def _zero(x):
-    return False if x.dtype == bool_ else 0
+def hits(x):
+    """Where x is not 0, as bools."""
+    return x if x.dtype == bool_ else not_equal(x, 0)
 
 
 @composed

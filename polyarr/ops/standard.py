@@ -13,13 +13,11 @@ import numpy as np
 
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import NARROW, Spec, as_dtype, float32, int64
-from polyarr.core.spec import bool as bool_
+from polyarr.core.spec import NARROW, Spec, as_dtype, float32
 from polyarr.ops import elementwise, index, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import multiply, subtract
-from polyarr.ops.logic import not_equal
 from polyarr.ops.shape import one_axis
 from polyarr.ops.validation import check_array, check_fits, whole
 
@@ -170,8 +168,7 @@ def count_nonzero(x: Array, *, axis: Any = None, keepdims: bool = False) -> Arra
     Grads:   none
     """
     check_array("count_nonzero", "x", x)
-    hits = not_equal(x, False if x.dtype == bool_ else 0)
-    return reduce.sum(hits, axis=axis, keepdims=keepdims, dtype=int64)
+    return reduce.sum(reduce.hits(x), axis=axis, keepdims=keepdims)
 
 
 def _with_length(x: Array, axis: int, length: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from polyarr.backends.kernels import (
     reduction,
     window,
 )
-from polyarr.core.spec import FLOATS, Spec, float64
+from polyarr.core.spec import FLOATS, INTEGERS, Spec, float64
 
 BLOCK = 64  # numbers that may be added one by one
 NUMPY = Library(np)
@@ -61,10 +61,12 @@ def ufunc(fn: Callable) -> Callable:
 
 
 def short_sum(fn: Callable) -> Callable:
-    """A kernel out of np.sum or np.prod, which reduces few numbers as they lie."""
+    """A kernel out of np.sum or np.prod, which reduces few numbers as they lie, and integers however many."""
     long = long_sum(NUMPY, fn)
 
     def kernel(out: Spec, x: np.ndarray, *, axis: tuple, keepdims: bool, dtype: np.dtype) -> np.ndarray:
+        if dtype in INTEGERS and x.dtype.kind in "biu":
+            return np.asarray(fn(x, axis=axis, keepdims=keepdims, dtype=dtype))
         if dtype != x.dtype or math.prod(x.shape[i] for i in axis) > BLOCK:
             return long(out, x, axis=axis, keepdims=keepdims, dtype=dtype)
         added = fn(x, axis=axis, keepdims=keepdims, dtype=float64 if dtype in FLOATS else dtype)
