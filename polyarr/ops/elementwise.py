@@ -538,6 +538,9 @@ def where(condition, x, y):
 def astype(x, *, dtype):
     """x converted to dtype. Floating-point to integer cuts the fraction off; to bool asks whether x is not 0.
 
+    What nan, an infinity or any float beyond an integer dtype becomes differs between backends and devices, as between
+    processors: some integer.
+
     Shapes:  any -> the same
     Dtypes:  any -> dtype
     Errors:  DtypeError for an unknown dtype

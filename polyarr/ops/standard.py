@@ -25,6 +25,9 @@ from polyarr.ops.validation import check_array, check_fits, whole
 def astype(x: Array, dtype: Any, *, copy: bool = True, device: Any = None) -> Array:
     """x converted to dtype, and brought to device if one is given. Without copy, x itself where nothing changes.
 
+    Of floats, an integer dtype gets what is before the point, and bool whether they are not 0. What nan, an infinity or
+    any float beyond an integer dtype becomes differs between backends and devices: some integer.
+
     Shapes:  any -> the same
     Dtypes:  any -> dtype
     Errors:  DtypeError for an unknown dtype
