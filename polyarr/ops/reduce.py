@@ -64,7 +64,7 @@ def _reduced(op: str, x: Spec, axis, keepdims: bool, dtype) -> tuple[Spec, dict]
     return Spec(shape, dtype), {"axis": axes, "keepdims": bool(keepdims)}
 
 
-def _accumulated(op: str, x: Spec, dtype) -> np.dtype:
+def _accumulated(x: Spec, dtype) -> np.dtype:
     """The dtype of a sum or product: the given one, else int64 or uint64 for integers and bools."""
     if dtype is not None:
         return as_dtype(dtype)
@@ -82,7 +82,7 @@ def sum(x, *, axis=None, keepdims=False, dtype=None):
     Errors:  ShapeError for an axis that x lacks
     Grads:   x
     """
-    out, params = _reduced("sum", x, axis, keepdims, _accumulated("sum", x, dtype))
+    out, params = _reduced("sum", x, axis, keepdims, _accumulated(x, dtype))
     return out, {**params, "dtype": out.dtype}
 
 
@@ -95,7 +95,7 @@ def prod(x, *, axis=None, keepdims=False, dtype=None):
     Errors:  ShapeError for an axis that x lacks
     Grads:   x; products that hold one zero have the gradient of that element alone
     """
-    out, params = _reduced("prod", x, axis, keepdims, _accumulated("prod", x, dtype))
+    out, params = _reduced("prod", x, axis, keepdims, _accumulated(x, dtype))
     return out, {**params, "dtype": out.dtype}
 
 
@@ -179,7 +179,7 @@ def cumulative_sum(x, *, axis=None, dtype=None):
     """
     if axis is None and x.ndim != 1:
         raise ShapeError(f"cumulative_sum: x is {x}; axis must be given unless x has one axis")
-    dtype = _accumulated("cumulative_sum", x, dtype)
+    dtype = _accumulated(x, dtype)
     return Spec(x.shape, dtype), {"axis": axis_of("cumulative_sum", x, 0 if axis is None else axis), "dtype": dtype}
 
 

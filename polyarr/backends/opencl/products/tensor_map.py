@@ -13,7 +13,7 @@ WORDS = 16  # of 64 bits; the first is the tensor's address
 CODES = {float16: 6, float32: 7, bfloat16: 10}
 PLAIN = 0x46000  # zeros outside, the swizzle, 128 bytes at once into the second cache
 END = 0x400
-LARGEST_LENGTH, LARGEST_STEP = 2**32, 2**36  # elements of an axis; bytes
+LARGEST_STEP = 2**36  # bytes
 
 
 def tensor_map(

@@ -38,9 +38,6 @@ class Features(NamedTuple):
 
     is_cpu: bool
     fp64: bool
-    fp16: bool
-    subgroups: bool
-    int64_atomics: bool
     local_memory: int
     max_work_group: int
     compute_units: int
@@ -52,13 +49,9 @@ class Features(NamedTuple):
 
 def features_of(device: cl.Device) -> Features:
     """Read a device's features; a driver that cannot answer an optional query lacks the feature."""
-    extensions = device.extensions.split()
     return Features(
         is_cpu=bool(device.type & cl.device_type.CPU),
-        fp64="cl_khr_fp64" in extensions,
-        fp16="cl_khr_fp16" in extensions,
-        subgroups="cl_khr_subgroups" in extensions,
-        int64_atomics="cl_khr_int64_base_atomics" in extensions,
+        fp64="cl_khr_fp64" in device.extensions.split(),
         local_memory=device.local_mem_size,
         max_work_group=device.max_work_group_size,
         compute_units=device.max_compute_units,
