@@ -46,7 +46,7 @@ static inline void update_block(__global const T *p, __global const G *restrict 
                                 __global const M *v, __global T *p_new, __global M *m_new, __global M *v_new,
                                 const size_t block, const size_t n, const Step s) {
     // Nothing says `restrict` here, as p_new may be p; but no element is touched by two turns, whatever is the same.
-    _Pragma("clang loop vectorize(assume_safety)") EACH_RUN_OF_BLOCK(i, block, n) {
+    WIDELY _Pragma("clang loop vectorize(assume_safety)") EACH_RUN_OF_BLOCK(i, block, n) {
         ACC value[VECTOR], gradient[VECTOR], first[VECTOR], second[VECTOR];
         read_p(p, i, end, value);
         read_g(g, i, end, gradient);

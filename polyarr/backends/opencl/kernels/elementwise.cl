@@ -180,17 +180,18 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
         for (long first = 0, last; first < run; first = last) {
             last = MIN(first + SPAN, run);
             int usual = 1;
+            WIDELY
             for (long j = first; j < last; j++) {
                 const ACC x = X_AT(x_base, j), y = Y_AT(y_base, j);
                 usual &= IS_USUAL;
             }
             if (usual)
-                for (long j = first; j < last; j++) COMPUTE(j, USUAL)
+                WIDELY for (long j = first; j < last; j++) COMPUTE(j, USUAL)
             else
-                for (long j = first; j < last; j++) COMPUTE(j, EXPRESSION)
+                WIDELY for (long j = first; j < last; j++) COMPUTE(j, EXPRESSION)
         }
 #else
-        for (long j = 0; j < run; j++) COMPUTE(j, EXPRESSION)
+        WIDELY for (long j = 0; j < run; j++) COMPUTE(j, EXPRESSION)
 #endif
     }
 #else

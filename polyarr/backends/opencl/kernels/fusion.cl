@@ -59,7 +59,7 @@ void fusion(PARAMETERS const Layout layout) {
         locate((INDEX)i, layout.shape, place);
         run = MIN(layout.shape[NDIM - 1] - (long)place[NDIM - 1], stop - i);
         BASES
-        for (long j = 0; j < run; j++) {
+        WIDELY for (long j = 0; j < run; j++) {
             LOADS(j)
             LINKS
             STORES(j)

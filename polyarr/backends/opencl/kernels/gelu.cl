@@ -14,7 +14,7 @@
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 
 __kernel BLOCK_GROUP void gelu_forward(__global const T *restrict x, __global T *restrict y, const long n) {
-    EACH_RUN_OF_BLOCK(i, get_group_id(0), n) {
+    WIDELY EACH_RUN_OF_BLOCK(i, get_group_id(0), n) {
         ACC v[VECTOR];
         read_vector(x, i, end, v);
         EACH_OF_VECTOR v[k] = ACTIVATE(v[k]);
@@ -24,7 +24,7 @@ __kernel BLOCK_GROUP void gelu_forward(__global const T *restrict x, __global T 
 
 __kernel BLOCK_GROUP void gelu_backward(__global const T *restrict g, __global const T *restrict x,
                                         __global T *restrict dx, const long n) {
-    EACH_RUN_OF_BLOCK(i, get_group_id(0), n) {
+    WIDELY EACH_RUN_OF_BLOCK(i, get_group_id(0), n) {
         ACC v[VECTOR], slope[VECTOR];
         read_vector(x, i, end, slope);
         read_vector(g, i, end, v);

@@ -23,13 +23,13 @@ static inline __attribute__((always_inline))
 void take(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz, ACC *part,
           size_t i, int columns) {
     ACC v[WIDE], before[WIDE];  // private, so that the compiler vectorises each loop
-    for (int w = 0; w < columns; w++) v[w] = LOAD(g, i + w * LANES);
+    WIDELY for (int w = 0; w < columns; w++) v[w] = LOAD(g, i + w * LANES);
     if (ACTIVATES) {
-        for (int w = 0; w < columns; w++) before[w] = LOAD(z, i + w * LANES);
-        for (int w = 0; w < columns; w++) v[w] *= SLOPE(before[w]);
-        for (int w = 0; w < columns; w++) STORE(gz, i + w * LANES, v[w]);
+        WIDELY for (int w = 0; w < columns; w++) before[w] = LOAD(z, i + w * LANES);
+        WIDELY for (int w = 0; w < columns; w++) v[w] *= SLOPE(before[w]);
+        WIDELY for (int w = 0; w < columns; w++) STORE(gz, i + w * LANES, v[w]);
     }
-    for (int w = 0; w < columns; w++) part[w] += v[w];
+    WIDELY for (int w = 0; w < columns; w++) part[w] += v[w];
 }
 
 __kernel __attribute__((reqd_work_group_size(LANES, SLICES, 1)))

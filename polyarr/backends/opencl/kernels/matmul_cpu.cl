@@ -279,10 +279,10 @@ INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const 
 INLINE void finish_part(__global const ACC *sums, __global const T *bias, __global T *out, __global T *saved,
                         int columns) {
     ACC before[COLUMNS], after[COLUMNS];
-    for (int c = 0; c < columns; c++) before[c] = sums[c] + (BIAS ? LOAD(bias, c) : 0);
-    for (int c = 0; c < columns; c++) after[c] = ACTIVATE(before[c]);
-    if (SAVE) for (int c = 0; c < columns; c++) STORE(saved, c, before[c]);
-    for (int c = 0; c < columns; c++) STORE(out, c, after[c]);
+    WIDELY for (int c = 0; c < columns; c++) before[c] = sums[c] + (BIAS ? LOAD(bias, c) : 0);
+    WIDELY for (int c = 0; c < columns; c++) after[c] = ACTIVATE(before[c]);
+    if (SAVE) WIDELY for (int c = 0; c < columns; c++) STORE(saved, c, before[c]);
+    WIDELY for (int c = 0; c < columns; c++) STORE(out, c, after[c]);
 }
 
 INLINE void finish(__global const ACC *sums, __global const T *bias, __global T *out, __global T *saved,
@@ -338,9 +338,7 @@ INLINE void multiply(__global const T *x, const long x_step, __global const T *y
         }
 }
 
-// Without being told, a compiler for AVX-512 may cut vectors of 512 bits in two and run out of registers.
-#define ATTRIBUTES __attribute__((reqd_work_group_size(1, 1, 1))) \
-    __attribute__((min_vector_width(8 * sizeof(ACC) * WIDE)))
+#define ATTRIBUTES __attribute__((reqd_work_group_size(1, 1, 1)))
 #define ARGUMENTS \
     __global const T *x, __global const T *y, __global const T *bias, __global ACC *sums, __global T *out, \
     __global T *saved, __global ACC *panels, __global volatile uint *dealt, const uint shares, const uint at_once, \

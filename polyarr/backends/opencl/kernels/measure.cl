@@ -11,7 +11,7 @@
 #define JOIN_NAMES(a, b) JOIN_NOW(a, b)
 typedef JOIN_NAMES(T, WIDE) vector __attribute__((aligned(4)));
 
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) __attribute__((min_vector_width(8 * sizeof(T) * WIDE)))
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void peak(__global T *out, const long rounds, const T factor, const T addend) {
     const vector left = factor, right = addend;
     vector sum[SUMS];

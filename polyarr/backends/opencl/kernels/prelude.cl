@@ -4,6 +4,15 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
+// A compiler for AVX-512 leaves half of each register empty unless it is told: with this, kernels may have vectors of 512
+// bits, and a loop behind WIDELY is made of such.
+#if IS_CPU && defined(__AVX512F__)
+#define __kernel __kernel __attribute__((min_vector_width(512)))
+#define WIDELY _Pragma("clang loop vectorize_width(16)")
+#else
+#define WIDELY
+#endif
+
 // PoCL calls its built-in min and max; these are inlined.
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))

@@ -217,7 +217,7 @@ class LoneRows(RowGroup):
         statements = self._declared([*kept, *stored], phase, loads)
         statements += [f"KEEP({all_kept.index(v)}, j, {text.names[v]});" for v in kept]
         statements += [text.store(v, "i + j") for v in stored]
-        return ["for (long j = 0; j < columns; j++) {", *statements, "}"]
+        return ["WIDELY for (long j = 0; j < columns; j++) {", *statements, "}"]
 
     def _declared(self, wanted: list[int], phase: int, loads: dict[int, str]) -> list[str]:
         """What declares the elements of these values and of all that they are made of, in a phase."""
