@@ -116,20 +116,23 @@ static inline void store_bfloat16(__global ushort *p, size_t i, float v) { p[i] 
 
 #define ROUND_BY_ADDING 12582912.0f  // 1.5 * 2^23: the sum's low bits are x rounded to an integer
 
-// x = n ln2 + r with |r| <= ln2 / 2. Returns n, and exp(r) - 1 in *excess.
+// x = n ln2 + r with |r| <= ln2 / 2. Returns n and a multiple of 2^22, and exp(r) - 1 in *excess.
 static inline int split_exp(float x, float *excess) {
     const float shifted = x * 1.44269504f + ROUND_BY_ADDING;
     const float n = shifted - ROUND_BY_ADDING;
     const float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;  // ln2 in two parts, the first exact times n
     const float p = (((1.394678111e-3f * r + 8.366774875e-3f) * r + 4.166627759e-2f) * r + 1.666654157e-1f) * r + 0.5f;
     *excess = r * r * p + r;
-    return as_int(shifted) - as_int(ROUND_BY_ADDING);
+    return as_int(shifted);
 }
 
-static inline float two_to_the(int n) { return as_float((uint)(n + 127) << 23); }
+// Of n the 9 lowest bits count.
+static inline float two_to_the(int n) { return as_float(((uint)n << 23) + 0x3f800000u); }
 
 static inline float exp_fast(float x) {
-    const float bounded = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;  // 0 and inf lie beyond; a nan stays
+    // The result is inf from 89 on, and 0 below -104; at -176 both factors are 0, whereas a product too small to be a float
+    // takes some processors a hundred times as long as others. A nan stays.
+    const float least = x < -176.0f ? -176.0f : x, bounded = least > 89.0f ? 89.0f : least;
     float excess;
     const int n = split_exp(bounded, &excess);
     const int half_n = n >> 1;  // 2^n in two factors, because n may be 128 or less than -126
