@@ -176,11 +176,19 @@ static inline float tan_after(int n, float r, float x) {
     return is_finite(x) ? as_float(as_uint(y) ^ (as_uint(x) & 0x80000000u)) : NAN;
 }
 
-// As quarter_turns, for a below 2^17: n pi/2 is exact in its first part.
+// As quarter_turns, for a below 2^17. What is taken off first leaves a float where products are not rounded; with them,
+// what the second rounds off is a part of the third.
 static inline int few_quarter_turns(float a, float *r) {
+#ifdef __FMA__
+    const float shifted = __builtin_fmaf(a, (float)(2 / PI), ROUND_BY_ADDING), n = shifted - ROUND_BY_ADDING;
+    const float first = __builtin_fmaf(-n, 1.57079637f, a), second = __builtin_fmaf(-n, -4.37113883e-8f, first);
+    *r = __builtin_fmaf(-n, -1.71512489e-15f, second);
+    return as_int(shifted);
+#else
     const double n = ((double)a * (2 / PI) + 6755399441055744.0) - 6755399441055744.0;
     *r = (float)(((double)a - n * 1.5707963267341256) - n * 6.0771005065061922e-11);
     return (int)n;
+#endif
 }
 
 #define DEFINE_TURNING(NAME) \
