@@ -29,6 +29,8 @@ typedef VECTOR_OF(ACC, LANES) __attribute__((aligned(sizeof(ACC)))) vector;
 #define BATCH 8              // blocks of random words at a time
 #define ONE_ITEM __attribute__((reqd_work_group_size(1, 1, 1)))
 
+#define EACH_SUM _Pragma("unroll") for (int i = 0; i < ROWS; i++) _Pragma("unroll") for (int w = 0; w < VECTORS; w++)
+
 // ---- tiles ------------------------------------------------------------------------------------------------------
 
 // c[r][n] = (add ? c[r][n] : 0) + sum over k < depth of a[r * a_row + k * a_step] * b[k][n], for r < rows, a multiple
@@ -39,21 +41,30 @@ static inline void multiply(__local ACC *restrict c, const int rows, const int c
     for (int n = 0; n < columns; n += PANEL)
         for (int r = 0; r < rows; r += ROWS) {
             vector sum[ROWS][VECTORS];
-            for (int i = 0; i < ROWS; i++)
-                for (int w = 0; w < VECTORS; w++) sum[i][w] = 0;
+            EACH_SUM sum[i][w] = 0;
             for (int k = 0; k < depth; k++) {
                 __local const vector *right = (__local const vector *)(b + k * columns + n);
                 __local const ACC *left = a + r * a_row + k * a_step;
-#pragma unroll
-                for (int i = 0; i < ROWS; i++)
-#pragma unroll
-                    for (int w = 0; w < VECTORS; w++) sum[i][w] = left[i * a_row] * right[w] + sum[i][w];
+                EACH_SUM sum[i][w] = left[i * a_row] * right[w] + sum[i][w];
             }
-            for (int i = 0; i < ROWS; i++) {
-                __local vector *into = (__local vector *)(c + (r + i) * columns + n);
-                for (int w = 0; w < VECTORS; w++) into[w] = add ? into[w] + sum[i][w] : sum[i][w];
+            EACH_SUM {
+                __local vector *into = (__local vector *)(c + (r + i) * columns + n) + w;
+                *into = add ? *into + sum[i][w] : sum[i][w];
             }
         }
+}
+
+// The sum of the products of two rows of DV elements.
+static inline ACC product(__local const ACC *a, __global const T *b) {
+    ACC part[LANES];
+    int d = 0;
+    for (int l = 0; l < LANES; l++) part[l] = 0;
+    for (; d + LANES <= DV; d += LANES)
+        _Pragma("unroll") for (int l = 0; l < LANES; l++) part[l] += a[d + l] * LOAD(b, d + l);
+    for (; d < DV; d++) part[0] += a[d] * LOAD(b, d);
+    for (int half_of_them = LANES / 2; half_of_them > 0; half_of_them /= 2)
+        for (int l = 0; l < half_of_them; l++) part[l] += part[l + half_of_them];
+    return part[0];
 }
 
 static inline void clear(__local ACC *restrict tile, const int length) {
@@ -65,7 +76,7 @@ static inline void clear(__local ACC *restrict tile, const int length) {
 static inline void pack(__local ACC *restrict tile, const int width, __global const T *restrict x, const long row,
                         const int rows, const int columns) {
     for (int r = 0; r < rows; r++) {
-        for (int c = 0; c < columns; c++) tile[r * width + c] = LOAD(x + r * row, c);
+        WIDELY for (int c = 0; c < columns; c++) tile[r * width + c] = LOAD(x + r * row, c);
         for (int c = columns; c < width; c++) tile[r * width + c] = 0;
     }
     clear(tile + rows * width, (CEIL(rows, ROWS) - rows) * width);
@@ -164,13 +175,13 @@ __kernel ONE_ITEM void attention_forward(
 
         for (int i = 0; i < BQ; i++) base[i] = top[i];
         for (int j = 0; j < keys; j++)
-            for (int i = 0; i < BQ; i++) base[i] = MAX(ps[j * BQ + i], base[i]);
+            WIDELY for (int i = 0; i < BQ; i++) base[i] = MAX(ps[j * BQ + i], base[i]);
         for (int i = 0; i < BQ; i++) shrink[i] = top[i] == base[i] ? 1 : EXP(top[i] - base[i]);
         for (int i = 0; i < BQ; i++) top[i] = base[i];
         for (int i = 0; i < BQ; i++) base[i] = top[i] == -INFINITY ? 0 : top[i];  // no key so far: not inf - inf
         for (int i = 0; i < BQ; i++) sum[i] *= shrink[i];
         for (int j = 0; j < keys; j++)
-            for (int i = 0; i < BQ; i++) {
+            WIDELY for (int i = 0; i < BQ; i++) {
                 const ACC p = EXP(ps[j * BQ + i] - base[i]);
                 ps[j * BQ + i] = p;
                 sum[i] += p;
@@ -238,10 +249,7 @@ __kernel ONE_ITEM void attention_backward(
             pack(qs, DP, q + q0 * q_at.w, q_at.w, queries, D);
             for (int n = 0; n < queries * DP; n++) qs[n] *= scale;  // as forward does: the scores are the same bits
             pack(gs, DVP, dout + q0 * dout_at.w, dout_at.w, queries, DV);
-            for (int i = 0; i < queries; i++) {
-                delta[i] = 0;
-                for (int d = 0; d < DV; d++) delta[i] += gs[i * DVP + d] * LOAD(out + (q0 + i) * out_at.w, d);
-            }
+            for (int i = 0; i < queries; i++) delta[i] = product(gs + i * DVP, out + (q0 + i) * out_at.w);
             multiply(ps, CEIL(queries, ROWS), BK, 0, qs, DP, 1, kt, D);
             multiply(ds, CEIL(queries, ROWS), BK, 0, gs, DVP, 1, vt, DV);
             hide(ps, BK, 1, queries, keys, mask + q0 * mask_at.w + k0 * mask_step, mask_at.w, mask_step, q0, k0,
@@ -249,20 +257,20 @@ __kernel ONE_ITEM void attention_backward(
             for (int i = 0; i < queries; i++) {
                 __local ACC *restrict p = ps + i * BK, *restrict dp = ds + i * BK;
                 const ACC row_lse = lse[q0 + i], row_delta = delta[i];
-                for (int j = 0; j < BK; j++) p[j] = EXP(p[j] - row_lse);
+                WIDELY for (int j = 0; j < BK; j++) p[j] = EXP(p[j] - row_lse);
 #if DROPOUT
                 draw(keep, keys, (ulong)(batch * t + q0 + i) * s + k0, dropout, kept);
                 for (int j = 0; j < keys; j++) dp[j] = p[j] * (dp[j] * keep[j] - row_delta);
                 for (int j = 0; j < keys; j++) p[j] *= keep[j];
 #else
-                for (int j = 0; j < BK; j++) dp[j] = p[j] * (dp[j] - row_delta);
+                WIDELY for (int j = 0; j < BK; j++) dp[j] = p[j] * (dp[j] - row_delta);
 #endif
             }
             multiply(dvs, CEIL(keys, ROWS), DVP, 1, ps, 1, BK, gs, queries);
             multiply(dks, CEIL(keys, ROWS), DP, 1, ds, 1, BK, qs, queries);
             multiply(dqs, CEIL(queries, ROWS), DP, 0, ds, BK, 1, ks, keys);
             for (int i = 0; i < queries; i++)
-                for (int d = 0; d < D; d++) partial[(q0 + i) * partial_at.w + d] += dqs[i * DP + d] * scale;
+                WIDELY for (int d = 0; d < D; d++) partial[(q0 + i) * partial_at.w + d] += dqs[i * DP + d] * scale;
         }
         for (int j = 0; j < keys; j++) {
             for (int d = 0; d < D; d++) STORE(dk + (k0 + j) * dk_at.w, d, dks[j * DP + d]);
