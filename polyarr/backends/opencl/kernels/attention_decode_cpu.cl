@@ -41,7 +41,7 @@ typedef VECTOR(ACC, LANES) Vector;
 // into vectors, and an unrolled one into single elements.
 #if NARROW
 #define READ(v, row, COUNT) \
-    for (int d = 0; d < (COUNT) * LANES; d++) ((ACC *)v)[d] = LOAD(row, d)
+    WIDELY for (int d = 0; d < (COUNT) * LANES; d++) ((ACC *)v)[d] = LOAD(row, d)
 #else
 #define READ(v, row, COUNT) \
     UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE v[i][l] = LOAD(row, i * LANES + l)
@@ -92,7 +92,9 @@ static inline void products(const Vector *query, const ACC *rest, __global const
 static inline void add_rows(ACC *sums, const ACC *weights, __global const T *v, const long step, const int keys) {
     int first = 0;
     while (first + 8 * LANES <= DV) ADD_ROWS(8)
-    while (first + LANES <= DV) ADD_ROWS(1)
+    if (first + 4 * LANES <= DV) ADD_ROWS(4)
+    if (first + 2 * LANES <= DV) ADD_ROWS(2)
+    if (first + LANES <= DV) ADD_ROWS(1)
     for (; first < DV; first++)
         for (int j = 0; j < keys; j++)
             if (weights[j] != 0) sums[first] += weights[j] * LOAD(v + j * step, first);
