@@ -35,7 +35,11 @@ void find_peak(__global const float *x, __global volatile uint *peaks, const int
 
 INLINE uint most_of_all(__global const float4 *restrict x, uint fours) {
     uint bits = 0;
-    _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0)) bits = MAX(bits, most_bits(x[i]));
+    const uint grid = get_global_size(0);
+    uint i = get_global_id(0);
+    for (; i + (BATCH - 1) * grid < fours; i += BATCH * grid)
+        UNROLL for (int b = 0; b < BATCH; b++) bits = MAX(bits, most_bits(x[i + b * grid]));
+    for (; i < fours; i += grid) bits = MAX(bits, most_bits(x[i]));
     return bits;
 }
 
@@ -81,8 +85,7 @@ INLINE void write_beside(__global const float4 *restrict x, __global uint *peaks
     bits = most_in_group(bits, largest, get_local_id(0), 256);
     if (get_global_id(0) < 2) peaks[get_global_id(0)] = bits;
     const float scale = power_of_2(shift_of(bits));
-    _Pragma("unroll 4") for (uint i = get_global_id(0); i < fours; i += get_global_size(0))
-        write_parts(x[i] * scale, parts + (size_t)(i / row) * row + i, row);
+    EACH_FOUR_BESIDE(x, fours, row, 2, write_parts(v * scale, parts + at, row))
 }
 
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))

@@ -46,10 +46,8 @@ void divide_beside(__global const float4 *restrict x, __global const float4 *res
                    __global uint2 *restrict x_parts, __global uint2 *restrict y_parts, const uint x_fours, const uint x_row,
                    const uint y_fours, const uint y_row) {
     int all_finite = 1;
-    _Pragma("unroll 4") for (uint i = get_global_id(0); i < x_fours; i += get_global_size(0))
-        all_finite &= write_parts(x[i], x_parts + (size_t)(i / x_row) * 2 * x_row + i, x_row);
-    _Pragma("unroll 4") for (uint i = get_global_id(0); i < y_fours; i += get_global_size(0))
-        all_finite &= write_parts(y[i], y_parts + (size_t)(i / y_row) * 2 * y_row + i, y_row);
+    EACH_FOUR_BESIDE(x, x_fours, x_row, 3, all_finite &= write_parts(v, x_parts + at, x_row))
+    EACH_FOUR_BESIDE(y, y_fours, y_row, 3, all_finite &= write_parts(v, y_parts + at, y_row))
     if (!all_finite) {
         atomic_max(told, 1u);
         atomic_max(told + 1, 1u);

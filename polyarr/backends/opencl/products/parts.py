@@ -9,6 +9,7 @@ Thirds: x = high + middle + low, with all 24 bits and float32's range. Products 
 """
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ FOUR, WHOLE = 4, 8  # columns of a work-item; 16-bit elements in 16 bytes
 HOPPER = 90
 GROUPS_PER_UNIT = 16
 MOST_KEPT = 256  # parts of the device's memory, of which an operand's may take one from forward to backward
-MOST_GROUPS = 1024  # of those who divide beside each other: each reads what all have found
+BESIDE_PER_UNIT = 4  # groups of those who divide beside each other, all at once: each reads what all have found
 MOST_MATRICES = 65535  # groups along the third axis
 HALVES, THIRDS = 2, 3
 DTYPES = {HALVES: float16, THIRDS: bfloat16}
@@ -121,15 +122,13 @@ class InParts(NamedTuple):
 Known = dict[str, InParts]  # operands that were divided, by the names that they have in a call
 
 
-def divided_beside(
-    device: Device, operands: tuple[Whole, Whole], parts: int, known: Known
-) -> tuple[InParts, InParts]:
-    """Two operands in parts; known has those that need not be divided, and then all."""
+def divided_beside(device: Device, operands: tuple[Whole, ...], parts: int, known: Known) -> tuple[InParts, ...]:
+    """One or two operands in parts; known has those that need not be divided, and then all."""
     new = [each for each in operands if each.name not in known or known[each.name].parts is None]
     if new:
         found = [known[each.name].told if each.name in known else None for each in new]
         known |= zip((each.name for each in new), _divided_beside(device, new, parts, found), strict=True)
-    return known[operands[0].name], known[operands[1].name]
+    return tuple(known[each.name] for each in operands)
 
 
 def _divided_beside(device: Device, new: list[Whole], parts: int, found: list[Buffer | None]) -> list[InParts]:
@@ -137,7 +136,7 @@ def _divided_beside(device: Device, new: list[Whole], parts: int, found: list[Bu
     written = [device.empty(Spec((parts * FOUR * each.fours,), DTYPES[parts])) for each in new]
     x, y, left, right = new[0], new[-1], written[0].memory, written[-1].memory
     y_fours = y.fours if len(new) == 2 else 0
-    groups = min(-(-max(x.fours, y_fours) // ITEMS), MOST_GROUPS)
+    groups = _groups_beside(device, max(x.fours, y_fours), x.row if x.fours > y_fours else y.row)
     work, numbers = (groups * ITEMS,), (x.fours, x.row, y_fours, y.row)
     if parts == THIRDS:
         told = [device.empty(PEAKS)] * 2
@@ -156,6 +155,13 @@ def _divided_beside(device: Device, new: list[Whole], parts: int, found: list[Bu
         to = *peaks, told[0].size - 2, told[-1].size - 2, left, right
     program.divide_beside(work, (ITEMS,), x.memory, y.memory, *to, *numbers)
     return [*map(InParts, written, told)]
+
+
+def _groups_beside(device: Device, fours: int, row: int) -> int:
+    """No more than run at once, of which all together take whole rows of the larger operand, if they can."""
+    most, whole = BESIDE_PER_UNIT * device.features.compute_units, row // gcd(row, ITEMS)
+    groups = min(-(-fours // ITEMS), most)
+    return groups // whole * whole or groups
 
 
 def divides(device: Device) -> bool:
