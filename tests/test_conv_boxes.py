@@ -12,8 +12,8 @@ from polyarr import ops
 from polyarr.core.spec import bfloat16
 from tests.opencl_modules import opencl_modules
 
-conv, conv_wgmma, copy, devices, parts, variants, wgmma = opencl_modules(
-    "conv", "conv_wgmma", "copy", "devices", "parts", "variants", "wgmma"
+conv, conv_pieces, conv_wgmma, copy, devices, parts, variants, wgmma = opencl_modules(
+    "conv", "conv_pieces", "conv_wgmma", "copy", "devices", "parts", "variants", "wgmma"
 )
 PLAIN = import_module("polyarr.backends.opencl.products.product").PLAIN
 on_opencl = pytest.mark.polyarr_backend("opencl")
@@ -98,6 +98,15 @@ def played(layer, x, y, count, out):
             out_map.store(total[:, i - first : i - first + wide], i, w, h, n)
 
 
+def whole(device, a, known):
+    """An operand of a product, or the numbers that its halves are."""
+    found = copy.download(device, a)
+    if known is None or known.parts is not a:
+        return found
+    halves, bits = found.reshape(*found.shape[:-1], 2, -1).astype(np.float32), device.read_words(known.told.memory, 1)
+    return (halves[..., 0, :] + halves[..., 1, :] / 2048) * np.float32(2.0 ** -min(141 - (int(bits[0]) >> 23), 126))
+
+
 @pytest.fixture(params=[1, 3])
 def boxed(backend, monkeypatch, request):
     """Whatever suits the kernels is played; how much was."""
@@ -105,14 +114,16 @@ def boxed(backend, monkeypatch, request):
 
     def run(device, layer, out, saved, x, y, bias, epilogue, names, known):
         layers.append(layer)
-        arrays = [copy.download(device, a) for a in (x, y)]
-        result = np.array(copy.download(device, out))
-        played(layer, *arrays, request.param, result)
-        copy.write(device, out, device.upload(result))
+        arrays = [whole(device, a, known.get(name)) for a, name in zip((x, y), names, strict=True)]
+        found = copy.download(device, out)
+        result = np.array(found, np.float32)
+        played(layer, *(a.astype(np.float32) for a in arrays), request.param, result)
+        copy.write(device, out, device.upload(result.astype(found.dtype)))
 
     monkeypatch.setattr(conv_wgmma, "is_sound", lambda *_: True)
     monkeypatch.setattr(conv_wgmma, "_plan", lambda *_: True)
     monkeypatch.setattr(conv_wgmma, "LEAST_DIVIDED", dict.fromkeys((2, 3), 0))
+    monkeypatch.setattr(conv_wgmma, "LEAST_COPIED", 0)
     monkeypatch.setattr(conv_wgmma, "LEAST_FILLED", 0)
     monkeypatch.setattr(conv_wgmma, "run", run)
     device.plans.renew()
@@ -171,6 +182,47 @@ def test_boxes_begin_at_their_groups_channels(boxed, channels, outputs, groups, 
     expected = gradients(pa.asarray(x.astype(float)), pa.asarray(w.astype(float)))
     for ours, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, wanted.numpy(), atol=1e-3)
+
+
+FEW = (  # images, kernel, stride, padding
+    ((2, 12, 8, 3), (7, 7), (2, 2), ((3, 3), (3, 3))), ((1, 9, 12, 3), (3, 3), (1, 1), ((0, 2), (1, 0))),
+    ((3, 8, 8, 1), (7, 7), (2, 1), ((1, 1), (3, 3))), ((2, 7, 12, 2), (5, 4), (3, 2), ((2, 2), (2, 2))),
+    ((2, 20, 4), (9,), (2,), ((4, 4),)), ((1, 10, 4, 5), (8, 2), (1, 3), ((0, 0), (1, 1))),
+)  # fmt: skip
+
+
+def halved(device, operands, count, known):
+    """Halves of numbers that need only one, with a largest number of 1; as divided_beside, which has PTX."""
+    (each,) = operands
+    x = np.empty((each.fours // each.row, 1, 4 * each.row), np.float32)
+    device.commands.transfer((x.nbytes,), None, x, each.memory)
+    device.commands.finish()
+    halves = np.concatenate([x * 2.0**14, x * 0], 1).astype(np.float16)
+    return (parts.InParts(device.upload(halves), device.upload(np.array([127 << 23] * 2, np.uint32))),)
+
+
+@on_opencl
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("shape", "kernel", "stride", "padding"), FEW)
+def test_windows_of_few_channels_are_pieces_of_many(boxed, monkeypatch, dtype, shape, kernel, stride, padding) -> None:
+    """Of 16-bit floats, and of float32 in halves, which the gradient takes that were kept."""
+    device, stored = devices.select(), bfloat16 if dtype == "bfloat16" else float32
+    monkeypatch.setattr(conv_pieces, "divided_beside", halved)
+    told = {"stride": stride, "padding": padding, "dilation": (1,) * len(kernel), "groups": 1}
+    generator = np.random.default_rng(0)
+    x, w = (generator.integers(-3, 4, s).astype(np.float32) for s in (shape, (64, *kernel, shape[-1])))
+    pa.set_backend("numpy")
+    y, pull = pa.vjp(lambda w: ops.conv(pa.asarray(x.astype(float)), w, **told), pa.asarray(w.astype(float)))
+    g = generator.integers(-3, 4, y.shape).astype(np.float32)
+    images, filters, gy = (device.upload(a.astype(stored)) for a in (x, w, g))
+    told |= {"activation": None, "precision": "high"}
+    found, saved = conv.conv(device, pa.Spec(y.shape, stored), images, filters, None, **told)
+    monkeypatch.setattr(conv_pieces, "divided_beside", None)
+    _, dw, _ = conv.conv_backward(device, gy, saved, images, filters, None, wanted=(False, True, False), **told)
+    assert [layer.sums for layer in boxed] == [False, True] and {layer.channels for layer in boxed} == {64}
+    for ours, wanted in ((found, y), (dw, *pull(pa.asarray(g.astype(float))))):
+        rtol = 2.0**-8 if stored == bfloat16 else 1e-6
+        np.testing.assert_allclose(copy.download(device, ours).astype(float), wanted.numpy(), rtol=rtol, atol=1e-6)
 
 
 @on_opencl

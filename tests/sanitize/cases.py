@@ -12,7 +12,7 @@ from polyarr import ops
 from polyarr.backends.opencl import norm
 from polyarr.backends.opencl.attention import attention
 from polyarr.backends.opencl.attention.attention_parts import divide, make_parts, walks
-from polyarr.backends.opencl.convolutions import batch_norm
+from polyarr.backends.opencl.convolutions import batch_norm, conv_pieces
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
 from polyarr.backends.opencl.products.parts import THIRDS, Whole, divided, divided_beside
@@ -312,6 +312,13 @@ def told_batch_norm(x: polyarr.Array, g: polyarr.Array) -> None:
         batch_norm.batch_norm_backward(device, *given, wanted=(True, False, False), eps=0.1)
 
 
+def pieces(x: polyarr.Array) -> None:
+    """Of images, and of two parts of as many numbers."""
+    device, cut = polyarr.get_backend().upload.__self__, conv_pieces.cut_of((3, 4, 3, 2), (2, 1), (1, 1))
+    for parts in (1, 2):
+        conv_pieces.gathered(device, x.buf._replace(shape=(2, 5 // parts, 6, 2)), cut, (3, 5), (2, 1), (1, 1), parts)
+
+
 def convolutions() -> Iterator[Case]:
     """Of all sides, in groups, and depthwise; pools, and batch norm."""
     x, where = array(1, 4, 3, 4), {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2)}
@@ -332,6 +339,7 @@ def convolutions() -> Iterator[Case]:
     for name, shape, kernel in (("runs", (1, 3, 9, 4), (2, 3)), ("long kernels", (1, 2, 12, 4), (1, 9))):
         layer = partial(ops.conv, groups=4, padding="same")
         yield Case(f"depthwise with {name}", layer, (array(*shape), array(4, *kernel, 1)), backward=True)
+    yield Case("pieces of few channels", pieces, (array(2, 5, 6, 2),))
     yield Case("batch norm that tells its peak", told_batch_norm, (array(7, 6), array(7, 6)))
     yield Case("windows", partial(ops.windows, kernel=2, stride=2), (x,))
     layer = partial(ops.conv, padding=1, activation="gelu")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.convolutions import conv_wgmma, depthwise
+from polyarr.backends.opencl.convolutions import conv_pieces, conv_wgmma, depthwise
 from polyarr.backends.opencl.convolutions.conv_groups import amid_others, groups_joined, own_channels
 from polyarr.backends.opencl.convolutions.spatial import Padding
 from polyarr.backends.opencl.convolutions.spread import lay, spread
@@ -166,6 +166,10 @@ def _convolved(
         return _zeros(device, out), None
     if where.is_depthwise(weight.shape):
         return depthwise.product(device, out, x, weight, **where.of_axes), None
+    if where.groups == 1:
+        in_pieces = conv_pieces.product(device, out, x, weight, bias, epilogue, known, **where.of_axes)
+        if in_pieces is not None:
+            return in_pieces
     wider = _wider(device, out.dtype, weight.shape, where)
     if wider:
         x, where = _widened(device, x, wider, out.shape[1:-1], where), where.unpadded
@@ -315,6 +319,11 @@ def conv_weight_gradient(
         return _zeros(device, out)
     if where.is_depthwise(out.shape):
         return depthwise.weight_gradient(device, out, g, x, **where.of_axes)
+    known = {} if known is None else known
+    if groups == 1:
+        in_pieces = conv_pieces.weight_gradient(device, out, g, x, epilogue, known, **where.of_axes)
+        if in_pieces is not None:
+            return in_pieces
     wider = _wider(device, out.dtype, out.shape, where)
     if wider:
         found = conv_weight_gradient(
@@ -322,7 +331,7 @@ def conv_weight_gradient(
             shape=wider[:-1], precision=precision, **where.unpadded._asdict(),
         )  # fmt: skip
         return dense(device, window(found, out.shape, (0,) * out.ndim, (1,) * out.ndim))
-    rows, known = _rows(device, g), {} if known is None else known
+    rows = _rows(device, g)
     if where.is_pointwise(out.shape) and set(stride) == {1}:
         columns, boxed = _rows(device, x), None
         if out.dtype == float32:
