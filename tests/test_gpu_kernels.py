@@ -15,8 +15,8 @@ from polyarr.testing.compare import bits
 from tests.opencl_modules import opencl_modules
 from tests.test_fusion import a_repeated_input_that_is_read_as_dense
 
-copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, topk = opencl_modules(
-    "copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "topk"
+conv, copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, telling, topk = opencl_modules(
+    "conv", "copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "telling", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
@@ -296,3 +296,30 @@ def test_the_kit_sees_it(gpu, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(Exception, match="have other bits than the ops"):
         JOINED(gpu, Effort())
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7, 4), (1, 2, 3, 5), (2, 1, 40, 33)])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_group_tells_a_convolution_the_largest_magnitude(backend, as_gpu, monkeypatch, kind, shape) -> None:
+    """Of what is finite; and nothing of it changes what is computed."""
+    home, seen = as_gpu if kind == "gpu" else pa.get_backend(), []
+    device = home.upload.__self__
+    monkeypatch.setattr(telling, "divides", lambda _: True)
+    monkeypatch.setattr(telling, "_divides", lambda step: step.op is ops.conv and step.part == "forward")
+    monkeypatch.setattr(conv, "known_of", lambda of=conv.known_of, **arrays: seen.append(of(**arrays)) or {})
+    x, y = normal(*shape), 100 * normal(*shape, seed=1)
+    x[0, 0, 0, :3] = np.inf, -np.inf, np.nan
+    y[-1, -1, -1, -1] = -1e5
+
+    def fn(x, y, w):
+        total = ops.relu(x) + y
+        return ops.conv(total, w), total * 2
+
+    with use_backend(home):
+        given = [pa.asarray(a) for a in (x, y, normal(2, 1, 1, shape[-1]))]
+        compiled = pa.compile(fn)
+        assert bits(compiled(*given)) == bits(fn(*given)) == bits(compiled(*given))
+    (told,) = (known["x"].told for known in seen if known)
+    total = np.where(x < 0, 0, x) + y
+    expected = np.abs(total[np.isfinite(total)]).max().view(np.uint32)
+    assert device.read_words(told.memory, 3).view(np.uint32)[2] == expected

@@ -16,6 +16,8 @@
 //          INDEX              unsigned type that counts elements
 //          WG, PER_ITEM       work-items per group, and vectors per work-item on a GPU
 //          VECTOR             elements of a vector. More than one as in elementwise.cl
+//          TELLS              1 if the largest finite magnitude of TOLD, a float32 value, is wanted: then there is an array
+//                             peaks (3) behind the outputs, into whose last word its bits go; 0 before
 //          and those of expressions.cl, whose ACC is that of the ops that call functions
 #if !defined(PARAMETERS) || !defined(FUNCTIONS) || !defined(BASES) || !defined(LOADS) || !defined(LINKS)
 #error "fusion.cl needs PARAMETERS, FUNCTIONS, BASES, LOADS and LINKS"
@@ -26,10 +28,22 @@
 #if !defined(NDIM) || !defined(ARRAYS) || !defined(INDEX) || !defined(WG) || !defined(PER_ITEM) || !defined(VECTOR)
 #error "fusion.cl needs NDIM, ARRAYS, INDEX, WG, PER_ITEM and VECTOR"
 #endif
+#if !defined(TELLS) || !defined(TOLD)
+#error "fusion.cl needs TELLS and TOLD"
+#endif
 
 #include "functions.cl"
 #include "expressions.cl"
 #include "places.cl"
+#include "peak.cl"
+
+#if TELLS
+#define PEAKS __global volatile uint *peaks,
+#define PEAK most = MAX(most, finite_bits(TOLD));
+#else
+#define PEAKS
+#define PEAK
+#endif
 
 // An op by itself rounds its result: no product and sum of two ops may become one operation.
 #pragma OPENCL FP_CONTRACT OFF
@@ -50,8 +64,12 @@ typedef struct {
 FUNCTIONS
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void fusion(PARAMETERS const Layout layout) {
+void fusion(PARAMETERS PEAKS const Layout layout) {
     INDEX place[NDIM];
+#if TELLS
+    __local uint largest[WG];
+    uint most = 0;
+#endif
     const float one = layout.block != 0;
 #if WG == 1
     const long start = (long)get_group_id(0) * layout.block, stop = MIN(start + layout.block, layout.size);
@@ -62,6 +80,7 @@ void fusion(PARAMETERS const Layout layout) {
         WIDELY for (long j = 0; j < run; j++) {
             LOADS(j)
             LINKS
+            PEAK
             STORES(j)
         }
     }
@@ -81,6 +100,7 @@ void fusion(PARAMETERS const Layout layout) {
                 EACH_OF_VECTOR {
                     PICK
                     LINKS
+                    PEAK
                     PUT
                 }
                 WRITES
@@ -91,9 +111,14 @@ void fusion(PARAMETERS const Layout layout) {
                 for (int j = 0; j < count; j++) {
                     LOADS(j)
                     LINKS
+                    PEAK
                     STORES(j)
                 }
         }
     }
+#endif
+#if TELLS  // a look costs less than writing, which mostly nobody has to
+    most = most_in_group(most, largest, get_local_id(0), WG);
+    if (get_local_id(0) == 0 && most > peaks[2]) atomic_max(peaks + 2, most);
 #endif
 }

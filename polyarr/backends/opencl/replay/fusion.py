@@ -8,7 +8,7 @@ import numpy as np
 from polyarr.backends.opencl.elementwise import STEPS, others_of, usual, vector_of
 from polyarr.backends.opencl.replay.fusion_rows import LoneRows, kind_of_reduction
 from polyarr.backends.opencl.replay.fusion_teams import TeamRows
-from polyarr.backends.opencl.replay.groups import Group, Layouts, Plan
+from polyarr.backends.opencl.replay.groups import PEAKS, Group, Layouts, Plan
 from polyarr.backends.opencl.replay.statements import dtype_of, expression_of
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device
@@ -49,6 +49,12 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
 class ElementGroup(Group):
     """Steps that are elementwise: see fusion.cl."""
 
+    def telling(self, output: int | None) -> "ElementGroup":
+        """A group that tells the largest magnitude of an output of float32, or of none."""
+        group = ElementGroup(self.device, self.group, self.kind)
+        group.tells = output
+        return group
+
     def plan(self, layouts: Layouts) -> Plan | None:
         """As in Group."""
         (shape, size), geometry = (self.specs[0].shape, self.specs[0].size), self.device.geometry
@@ -74,9 +80,13 @@ class ElementGroup(Group):
             WG=group[0],
             PER_ITEM=geometry.per_item(vector),
             VECTOR=vector,
+            TELLS=int(self.tells is not None),
+            TOLD="none" if self.tells is None else self.statements.names[self.group.outputs[self.tells]],
         ).fusion
-        kernel.arguments, kernel.in_place = (*self.statements.arguments, STRUCTURE), self._in_place(lengths, arrays)
-        return Plan(kernel, work, group, layout.tobytes())
+        room, last = (None, ()) if self.tells is None else (PEAKS, (None,))
+        kernel.arguments = (*self.statements.arguments, *last, STRUCTURE)
+        kernel.in_place = self._in_place(lengths, arrays)
+        return Plan(kernel, work, group, layout.tobytes(), room)
 
     def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:
         """The inputs that the only result may be written over: of several, one may be written before all is read."""

@@ -11,8 +11,9 @@ from polyarr.backends.opencl.runtime.device import Device, room_of
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.number import evaluate
 from polyarr.core.program import Kind, Program, taken
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, uint32
 
+PEAKS = Spec((3,), uint32)  # of a result whose largest magnitude is told
 ARGUMENTS = 1024  # bytes that OpenCL promises for those of a kernel
 Layouts = tuple[tuple[Any, ...], ...]  # shape, dtype and strides of each array, and what else its plan depends on
 
@@ -28,7 +29,12 @@ class Plan(NamedTuple):
 
 
 class Group(ABC):
-    """Several steps as one kernel, which is built for each combination of layouts."""
+    """Several steps as one kernel, which is built for each combination of layouts.
+
+    tells   the output whose largest magnitude the kernel leaves in its plan's room, as batch_norm.cl does; mostly None
+    """
+
+    tells: int | None = None
 
     def __init__(self, device: Device, group: Program, kind: Kind) -> None:
         self.device, self.group, self.kind = device, group, kind
@@ -64,7 +70,11 @@ class Group(ABC):
         numbers = [evaluate(n.argument, values[n.value]) for n in self.statements.numbers]
         results = device.fresh_all(self.specs, self._rooms)
         places = [part for b in arrays for part in b[PLACE]] + [r.memory for r in results]
-        places += [] if plan.room is None else [device.empty(plan.room).memory]
+        room = None if plan.room is None else device.empty(plan.room)
+        places += [] if room is None else [room.memory]
+        if self.tells is not None:
+            device.fill_zero(room)
+            results[self.tells] = results[self.tells]._replace(peaks=room)
         plan.kernel(plan.work, plan.group, *numbers, *places, plan.layout)
         return tuple(results)
 

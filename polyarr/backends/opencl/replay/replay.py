@@ -20,6 +20,7 @@ from polyarr.backends.opencl.replay.early import cast_early
 from polyarr.backends.opencl.replay.places import SOLE, Sharing, Slot, Uses, slots_for
 from polyarr.backends.opencl.replay.recording import Formula, Offset, Place, Recording, settled
 from polyarr.backends.opencl.replay.shortcuts import with_shortcuts
+from polyarr.backends.opencl.replay.telling import with_told_peaks
 from polyarr.backends.opencl.replay.widening import without_widening
 from polyarr.backends.opencl.runtime.commands import Commands, Mark, Repeated
 from polyarr.backends.opencl.runtime.device import Device
@@ -38,7 +39,7 @@ class Replay:
 
     def __init__(self, device: Device, program: Program, run: Run) -> None:
         self._device, self._run = device, run
-        program = without_widening(with_shortcuts(device, program))
+        program = with_told_peaks(device, without_widening(with_shortcuts(device, program)))
         self._program = program = cast_early(program) if device.commands.is_marked else program
         self._recorded: dict[Any, Repetition] = {}
         self._failures = 0
