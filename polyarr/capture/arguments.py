@@ -1,6 +1,8 @@
 """The arguments of a compiled function: what is fed to it at every run, and the key under which it was captured."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -53,13 +55,17 @@ def builder(template: Any) -> Callable[[Iterator[Any]], Any]:
     found = children(template)
     if found is None:
         return next
-    parts = [(name, builder(child)) for name, child in found.items()]
-    kind = type(template)
-    if kind is dict:
-        return lambda leaves: {name: part(leaves) for name, part in parts}
-    if kind is list or kind is tuple:
-        return lambda leaves: kind([part(leaves) for _, part in parts])
-    return lambda leaves: rebuild(template, {name: part(leaves) for name, part in parts})
+    kind, names, parts = type(template), [*found], [*map(builder, found.values())]
+    if all(part is next for part in parts):  # mostly
+        if kind is list or kind is tuple:
+            return lambda leaves: kind(islice(leaves, len(names)))
+        members = lambda leaves: dict(zip(names, leaves))  # noqa: B905  names end first
+    else:
+        members = lambda leaves: dict(zip(names, [part(leaves) for part in parts], strict=True))
+        if kind is list or kind is tuple:
+            return lambda leaves: kind(members(leaves).values())
+    made = getattr(template, "tree_rebuild", None) or partial(rebuild, template)
+    return members if kind is dict else lambda leaves: made(members(leaves))
 
 
 def form(tree: Any) -> list[Any]:

@@ -77,11 +77,15 @@ class Captured(NamedTuple):
         return watched.run(self.program, self.backend, inputs)
 
     def _leaves(self, outputs: list[Any]) -> Iterator[Any]:
+        leaves, backend, new = list[Any](), self.backend, object.__new__
         for at, spec, constant in self.results:
-            if at is None:
-                yield constant
-            else:
-                yield outputs[at] if spec is None else Array(self.backend, outputs[at], spec)
+            if spec is None:
+                leaves.append(constant if at is None else outputs[at])
+            else:  # as Array(...) makes it, in half of the time
+                array = new(Array)
+                array.backend, array.buf, array.spec, array.node = backend, outputs[at], spec, None
+                leaves.append(array)
+        return iter(leaves)
 
 
 watch.stand_in(Captured, "outputs", Captured._watched)

@@ -7,6 +7,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
@@ -24,6 +25,7 @@ from polyarr.core.tape import reads, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+BACKEND, NODE = attrgetter("backend"), attrgetter("node")
 MANY = 8  # captures of one function, after which it is likely that something changes from call to call
 
 
@@ -86,7 +88,7 @@ class Compiled(Generic[P, R]):
             except RecursionError:
                 raise CaptureError(f"compile: an argument of {_name(self.fn)} contains itself; give a tree") from None
         arrays = [leaf for leaf in fed if type(leaf) is Array]
-        if records() and any(a.node is not None for a in arrays):
+        if records() and any(map(NODE, arrays)):
             return self.fn(*args, **kwargs)  # the tape has to see what it does
         backend = self._backend(arrays)
         if form is None:
@@ -127,6 +129,8 @@ class Compiled(Generic[P, R]):
         if not arrays:
             return get_backend()
         first = arrays[0].backend
+        if first is not DONATED and [*map(BACKEND, arrays)].count(first) == len(arrays):
+            return first
         for a in arrays:
             if a.backend is DONATED:
                 refuse_donated()

@@ -5,6 +5,7 @@ same things in the same order, but makes no key; what it does not know it does n
 """
 
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from polyarr.capture.arguments import NAMES, PLAIN, is_fed
@@ -13,6 +14,7 @@ from polyarr.tree import children
 
 Test = Callable[[Any, list[Any]], bool]
 FIXED = {*PLAIN, float, complex, bytes}  # types whose values stay as they are
+SPEC = attrgetter("spec")
 _NOTHING = object()  # is no value
 
 
@@ -22,7 +24,7 @@ def test_of(tree: Any, numbers: bool = True) -> Test | None:
     if is_fed(tree, numbers):
         return _array(tree.spec) if kind is Array else _number(kind)
     if kind is list or kind is tuple:
-        return _listed(kind, [test_of(child, numbers) for child in tree])
+        return _listed(kind, [test_of(child, numbers) for child in tree], tree)
     if kind is dict:
         return _named(kind, tree, lambda tree: tree, tree, numbers)
     found = None if tree is None else children(tree)
@@ -59,7 +61,7 @@ def _setting(due: Any) -> Test | None:
     return lambda value, fed: value is due or (is_plain and type(value) is kind and value == due)
 
 
-def _listed(kind: type, tests: list[Test | None]) -> Test | None:
+def _listed(kind: type, tests: list[Test | None], members: Any) -> Test | None:
     if None in tests:
         return None
 
@@ -68,7 +70,17 @@ def _listed(kind: type, tests: list[Test | None]) -> Test | None:
             return False
         return all([test(child, fed) for child, test in zip(tree, tests, strict=True)])  # type: ignore[misc]
 
-    return has_form
+    specs = [member.spec for member in members if type(member) is Array]
+    if len(specs) != len(tests):
+        return has_form
+
+    def are_arrays(tree: Any, fed: list[Any]) -> bool:
+        if type(tree) is not kind or len(tree) != len(specs) or {*map(type, tree)} != {Array}:
+            return False
+        fed += tree
+        return [*map(SPEC, tree)] == specs
+
+    return are_arrays if specs else has_form
 
 
 def _named(kind: type, own: dict[Any, Any], of: Callable, found: dict[Any, Any], numbers: bool) -> Test | None:
@@ -76,24 +88,23 @@ def _named(kind: type, own: dict[Any, Any], of: Callable, found: dict[Any, Any],
     tests = [test_of(v, numbers) if name in found else _setting(v) for name, v in own.items()]
     if None in tests or not NAMES.issuperset(map(type, own)):  # 1 and True are one name
         return None
-    names, members = [*own], list(zip(own, own.values(), tests, strict=True))
-    settings = [(i, v) for i, (name, v, _) in enumerate(members) if name not in found]
-    places, due = [i for i, _ in settings], [id(v) for _, v in settings]  # objects that `settings` keeps alive
+    names, settings = [*own], [name for name in own if name not in found]
+    pick = itemgetter(*settings, settings[0]) if settings else lambda now: ()  # of one name a tuple, too
+    kept = pick(own)  # so that their identities stay their own
+    due = [*map(id, kept)]
     inner = [
-        (i, v.spec if type(v) is Array else None, test) for i, (name, v, test) in enumerate(members) if name in found
-    ]
+        (name, v.spec if type(v) is Array else None, test)
+        for (name, v), test in zip(own.items(), tests, strict=True) if name in found
+    ]  # fmt: skip
 
-    def has_form(tree: Any, fed: list[Any], settings: Any = settings) -> bool:
+    def has_form(tree: Any, fed: list[Any], kept: Any = kept) -> bool:
         if type(tree) is not kind:
             return False
         now = of(tree)
-        if [*now] != names:
+        if [*now] != names or [*map(id, pick(now))] != due:
             return False
-        values = [*now.values()]
-        if [id(values[i]) for i in places] != due:
-            return False
-        for i, spec, test in inner:
-            value = values[i]
+        for name, spec, test in inner:
+            value = now[name]
             if spec is not None and type(value) is Array and value.spec is spec:  # mostly, and a call takes longer
                 fed.append(value)
             elif not test(value, fed):  # type: ignore[misc]

@@ -42,7 +42,7 @@ class Module:
     def tree_rebuild(self, children: dict[str, Any]) -> Self:
         """A shallow copy with other children."""
         new = object.__new__(type(self))
-        vars(new).update(vars(self) | children)
+        new.__dict__ = vars(self) | children
         return new
 
     def parameters(self) -> dict[str, Any]:
