@@ -103,7 +103,7 @@ def inputs_written_over_that_are_read_later(patch):
 
 
 def inputs_written_over_that_were_not_given_away(patch):
-    patch.setattr(replayed("replay"), "getrefcount", lambda value: replayed("replay").SOLE)
+    patch.setattr(replayed("replay"), "getrefcount", lambda value: replayed("replay").ALONE)
 
 
 def places_baked_in(patch):

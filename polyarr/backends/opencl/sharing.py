@@ -31,7 +31,7 @@ def _piece(memory: Any) -> Piece:
     try:
         return memory.cuda.piece
     except AttributeError:
-        raise BufferError("memory that CUDA does not know: more than 256 MB, or there was no room") from None
+        raise BufferError("memory that CUDA does not know: more than 448 MB, or there was no room") from None
 
 
 def _lent(device: Device, buf: Buffer, stream: int | None, copy: bool) -> np.ndarray:
@@ -41,7 +41,7 @@ def _lent(device: Device, buf: Buffer, stream: int | None, copy: bool) -> np.nda
         if copy or min(buf.strides, default=0) < 0:  # other libraries know no negative strides
             buf = duplicate(device, buf)
         piece = _piece(buf.memory)
-        piece.lent = True
+        piece.lent, device.lendings = True, device.lendings + 1
         if stream != UNORDERED:
             device.synchronize()
     return np.asarray(_Memory(buf, piece.address)).view(buf.dtype)

@@ -5,13 +5,15 @@ for the last time. So may an output in an input's memory; whether an input may b
 """
 
 from collections.abc import Iterator, Sequence
-from sys import getrefcount
 from typing import Any, NamedTuple
 
 import pyopencl as cl
 
 from polyarr.backends.opencl.replay.recording import Noted, Place
+from polyarr.backends.opencl.runtime.device import Device
 
+LITTLE = 512  # bytes of memory that may serve whatever fits
+BLOCK = 256 << 20  # bytes that a block has at most, unless it is one slot
 Uses = list[tuple[Any, int]]  # where memory is an argument: whose, and which
 
 
@@ -39,12 +41,48 @@ class Slot:
         self.handle, self.kept = 0, None
 
     def may_be(self, memory: Any) -> bool:
-        """True for memory that is as large, or not much larger, and on which no other library may still compute."""
-        return _fits(self.nbytes, memory.size) and not hasattr(memory, "cuda")
+        """True for memory that is as large, or not much larger."""
+        return _fits(self.nbytes, memory.size)
+
+
+class Block:
+    """Slots side by side in one memory, so that a run asks for few.
+
+    slots   with where they begin
+    handle  as a slot's
+    """
+
+    def __init__(self, device: Device, slots: Sequence[tuple[int, Slot]], nbytes: int) -> None:
+        self._device, self.slots, self.nbytes, self.handle = device, slots, nbytes, 0
+
+    def lies_in(self, memory: Any) -> None:
+        """As a slot does."""
+        self.handle, is_whole = 0, len(self.slots) == 1
+        for start, slot in self.slots:
+            slot.lies_in(memory if is_whole else self._device.part(memory, start, slot.nbytes))
+        self.handle = memory.int_ptr
+
+    def forget(self) -> None:
+        """As a slot does."""
+        self.handle = 0
+        for _, slot in self.slots:
+            slot.forget()
+
+
+def blocks_of(slots: Sequence[Slot], device: Device) -> list[Block]:
+    """Slots, large ones first, in few blocks."""
+    found, row, end = list[Block](), list[tuple[int, Slot]](), 0
+    for slot in slots:
+        if row and end + slot.nbytes > BLOCK:
+            found.append(Block(device, row, end))
+            row, end = [], 0
+        row = [*row, (end, slot)]
+        end += -(-slot.nbytes // device.part_alignment) * device.part_alignment
+    return [*found, Block(device, row, end)] if row else found
 
 
 def _fits(nbytes: int, size: int) -> bool:
-    return nbytes <= size <= 2 * nbytes
+    return nbytes <= size <= max(2 * nbytes, LITTLE)
 
 
 def slots_for(uses: dict[Place, Uses]) -> list[Slot]:
@@ -133,11 +171,3 @@ def _pairs(noted: Noted) -> Iterator[tuple[Place, Place, bool]]:
         alike = [others.get(i) for i, arg in enumerate(args) if arg is args[pair.old] and i != pair.old]
         if all(map(is_start, (*pair.begins, *alike))):
             yield args[pair.old], args[pair.new], pair.is_copy
-
-
-def _held() -> int:
-    memory = object()
-    return getrefcount(memory)
-
-
-SOLE = _held()  # what getrefcount says of what only a local variable holds

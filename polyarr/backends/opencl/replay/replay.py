@@ -11,18 +11,20 @@ The pool mostly gives the same slots again; then they are bound already.
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import compress, pairwise, repeat
+from operator import attrgetter
 from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.copy import duplicate
 from polyarr.backends.opencl.replay.early import cast_early
-from polyarr.backends.opencl.replay.places import SOLE, Sharing, Slot, Uses, slots_for
+from polyarr.backends.opencl.replay.places import Block, Sharing, Slot, Uses, blocks_of, slots_for
 from polyarr.backends.opencl.replay.recording import Formula, Offset, Place, Recording, settled
 from polyarr.backends.opencl.replay.shortcuts import with_shortcuts
 from polyarr.backends.opencl.replay.telling import with_told_peaks
 from polyarr.backends.opencl.replay.widening import without_widening
 from polyarr.backends.opencl.runtime.commands import Commands, Mark, Repeated
+from polyarr.backends.opencl.runtime.cuda import is_lent
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, is_aligned
 from polyarr.core.errors import CaptureError
@@ -52,25 +54,28 @@ class Replay:
         device = self._device
         with device.lock:
             if not device.is_watched:
-                layout = self._layout(inputs)
+                layout, memories, handles = self._layout(inputs)
                 found = self._recorded.get(layout)
                 if found is not None:
-                    return found.run(inputs)
+                    return found.run(inputs, memories, handles)
+                memories.clear()  # whose array was given away may be free in the middle of the run
                 if self._failures < TRIALS and len(self._recorded) < MOST:
                     return self._record(layout, inputs)
         return self._run(inputs)
 
-    def _layout(self, inputs: list[Any]) -> Any:
-        """What commands depend on: inputs' strides, how they begin, and what shares memory among them and constants."""
-        windows = tuple([
-            None if type(b) is not Buffer else self._window(i, b) if b.offset else b.strides
-            for i, b in enumerate(inputs)
-        ])  # fmt: skip
-        handles = [b.memory.int_ptr for b in inputs if type(b) is Buffer]
+    def _layout(self, inputs: list[Any]) -> tuple[Any, list[Any], list[int]]:
+        """What commands depend on: inputs' strides, how they begin, what shares memory. And that, and its handles."""
+        bufs = [b for b in inputs if type(b) is Buffer]
+        windows = tuple(map(STRIDES, bufs))
+        if any(map(OFFSET, bufs)):
+            arrays = [(i, b) for i, b in enumerate(inputs) if type(b) is Buffer]
+            windows = tuple([self._window(i, b) if b.offset else b.strides for i, b in arrays])
+        memories = [*map(MEMORY, bufs)]
+        handles = [*map(HANDLE, memories)]
         if len({*handles, *self._constants}) == len(handles) + len(self._constants):
-            return windows
+            return windows, memories, handles
         first = self._constants.copy()
-        return windows, tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])
+        return (windows, tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])), memories, handles
 
     def _window(self, i: int, buf: Buffer) -> tuple[Any, ...]:
         """Of an input that does not begin at the beginning of its memory."""
@@ -193,19 +198,38 @@ class FirstRun:
 # ---- the runs after it -------------------------------------------------------------------------------------------
 
 
+class Arrangement(NamedTuple):
+    """What follows from which inputs may be written over.
+
+    asked     what that was decided by: their handles, how many refer to their memory, and what others have been lent
+    results   where each output of `fresh` lies, counted through inputs and what is allocated
+    slots     of these, in that order
+    sizes     of the results that are allocated
+    commands  that are enqueued
+    """
+
+    asked: tuple[list[int], list[int], int]
+    results: list[int]
+    slots: list[Any]
+    sizes: list[int]
+    commands: list[Repeated]
+
+
 class Repetition:
     """Every other run with the same layout.
 
-    outputs   the windows on the memory of a run, by number; without one, what is the same every time
+    shown     which outputs are arrays, the numbers of the memories that they lie in, and their windows on these
+    same      what is the same every time in the place of other outputs
     told      which outputs are numbers, or begin at one
     commands  what is enqueued, by number
-    last      the commands that were left out at the last run, and those that were not
+    lists     of them those that are enqueued, by what is left out
     settings  where numbers are arguments: what sets them, whose, which, and the number
-    fed       the places of inputs: which input, where it is an argument, and what may be written over it
-    fresh     those of outputs, in memory that is new at every run
-    own       memory that is needed during a run only
-    all       the slots of what is fed, of fresh and of own, in that order
+    fed       the slots of inputs
+    overs     of inputs that may be written over: which, and by what
+    fresh     the slots of outputs, in memory that is new at every run, or an input's
+    own       memory that is needed during a run only, and its sizes
     fixed     memory that stays the same, as far as it is in outputs
+    last      how the last run's memory was arranged, and `where` it was: what is so again is bound already
     """
 
     def __init__(self, device: Device, program: Program, first: FirstRun, outputs: list[Any]) -> None:
@@ -217,49 +241,94 @@ class Repetition:
         shown = dict.fromkeys(recording.place(b.memory) for b in outputs if type(b) is Buffer)
         fresh, fixed = [p for p in shown if p.nbytes], [p for p in shown if p.memory is not None]
         at = {place: i for i, place in enumerate((*places, *fresh, *fixed))}
-        self._outputs = [
-            (at[recording.place(value.memory)], value[1:5]) if type(value) is Buffer else (None, value)
-            for value in outputs
-        ]
+        shown_at = [(i, value) for i, value in enumerate(outputs) if type(value) is Buffer]
+        self._shown, self._same = [i for i, _ in shown_at], [None if type(v) is Buffer else v for v in outputs]
+        self._lain = [at[recording.place(value.memory)] for _, value in shown_at]
+        self._windows = [*zip(*[value[1:5] for _, value in shown_at], strict=True)]
         told = [(i, value.offset if type(value) is Buffer else value) for i, value in enumerate(outputs)]
         self._told = [(i, number.slot) for i, number in told if isinstance(number, Number)]
         self._fixed, self._places = [place.memory for place in fixed], fresh
         self._slots = {place: Slot(place.nbytes) for place in (*places, *fresh, recording.fault[0])}
         alone = {p: first.sizes[p] for p, count in Counter(places).items() if count == 1 and p not in shown}
         self._sharing = Sharing(recording.noted, alone, first.given, fresh)
-        given, over = [i for i, place in enumerate(fed) if place is not None], self._sharing.over
-        self._fed = [(i, self._slots[place], over.get(place)) for i, place in zip(given, places, strict=True)]
+        over = self._sharing.over
+        self._fed = [self._slots[place] for place in places]
+        self._overs = [(at, over[place]) for at, place in enumerate(places) if place in over]
+        self._is_over = [place in over for place in places]
         self._fresh, self._fault = [self._slots[place] for place in fresh], self._slots[recording.fault[0]]
         self._commands: dict[int, Repeated] = {}
-        self._last: tuple[set[int], list[Repeated]] = (set(), [])
+        self._lists: dict[frozenset[int], list[Repeated]] = {}
+        self._last: Arrangement | None = None
+        self._where = list[int]()
         self._settings: list[tuple[Any, ...]] = []
-        self._own: list[Slot] = []
+        self._own, self._sizes = list[Block](), list[int]()
         self._marked: list[_Marked] = []
-        self._all: tuple[Slot, ...] = ()
         self._is_bound = False
 
-    def run(self, inputs: list[Any]) -> list[Any]:
-        """The outputs' values. Whoever calls it holds the device's lock."""
+    def run(self, inputs: list[Any], memories: list[Any], handles: list[int]) -> list[Any]:
+        """The outputs' values, from inputs with their memories and these handles. The device's lock is held."""
         device, (fault, time) = self._device, self._recording.fault
         if not self._is_bound:
             self._bind()
         values = self._count(inputs)
         device.faults.follow(inputs)
-        memories, results, spared = self._taken(inputs)
-        own = device.allocate([slot.nbytes for slot in self._own])
+        inputs.clear()
         if fault.times:
             memory, values[time.slot] = device.faults.call()
             if memory.int_ptr != self._fault.handle:
                 self._fault.lies_in(memory)
-        for slot, memory in zip(self._all, (*memories, *results, *own), strict=True):
-            if memory.int_ptr != slot.handle:  # mostly it is the same; to call for it takes longer
-                slot.lies_in(memory)
+        found = self._arranged(memories, handles)
+        memories += device.allocate(found.sizes) + device.allocate(self._sizes, for_run=True)
+        if self._last is not found:  # to make room memory was given back to the driver, and nothing is bound any more
+            for slot, at in zip(self._fresh, found.results, strict=True):
+                slot.lies_in(memories[at])
+            self._last, self._where = found, [slot.handle for slot in found.slots]
+        self._lie(found.slots, memories, [*handles, *map(HANDLE, memories[len(handles) :])])
         for set_number, subject, i, slot in self._settings:
             set_number(subject, i, values[slot])
-        device.commands.repeat(self._without(spared))
+        device.commands.repeat(found.commands)
+        results = [memories[at] for at in found.results]
         if device.commands.is_marked:
             self._say_when(results)
-        return self._found([*memories, *results, *self._fixed], values)
+        return self._found([*memories[: len(handles)], *results, *self._fixed], values)
+
+    def _arranged(self, memories: list[Any], handles: list[int]) -> "Arrangement":
+        """That of the last time, unless inputs that may be written over lie elsewhere, or others have them, too."""
+        counts = map(getrefcount, memories)
+        asked = [*compress(handles, self._is_over)], [*compress(counts, self._is_over)], self._device.lendings
+        if self._last is not None and self._last.asked == asked:
+            return self._last
+        self._last = None
+        places, spared = dict[int, int](), set[int]()
+        for (at, over), handle, count in zip(self._overs, *asked[:2], strict=True):
+            fresh = self._fresh[over.fresh]
+            may_be = fresh.handle == handle or fresh.may_be(memories[at])
+            if may_be and count == ALONE and not is_lent(memories[at]):
+                places[over.fresh] = at
+                spared |= set() if over.spared is None else {over.spared}
+                if fresh.handle != handle:
+                    fresh.lies_in(memories[at])
+        missing = [n for n in range(len(self._fresh)) if n not in places]
+        places |= {n: at for at, n in enumerate(missing, len(handles))}
+        new = [self._fresh[n] for n in missing]
+        key = frozenset(spared)
+        if key not in self._lists:  # each stays one list, which is known again
+            self._lists[key] = [command for n, command in self._commands.items() if n not in spared]
+        results = [places[n] for n in range(len(self._fresh))]
+        slots = [*self._fed, *new, *self._own]
+        self._last = Arrangement(asked, results, slots, [slot.nbytes for slot in new], self._lists[key])
+        self._where = [slot.handle for slot in self._last.slots]
+        return self._last
+
+    def _lie(self, slots: list[Any], memories: list[Any], handles: list[int]) -> None:
+        """Bind arguments to other memory, where it is not that of the last time."""
+        if handles == self._where:
+            return
+        last, self._last = self._last, None  # in case that something comes in between
+        for n in [n for n, (handle, before) in enumerate(zip(handles, self._where, strict=True)) if handle != before]:
+            if slots[n].handle != handles[n]:
+                slots[n].lies_in(memories[n])
+        self._where, self._last = handles, last
 
     def _say_when(self, results: list[Any]) -> None:
         """Note when results are there: whoever reads them in another queue need not wait for all of this run."""
@@ -269,44 +338,19 @@ class Repetition:
             for i in marked.fresh:
                 results[i].ready = marked.mark
 
-    def _taken(self, inputs: list[Any]) -> tuple[list[Any], list[Any], set[int]]:
-        """The memory of inputs; that for outputs, an input's where nobody else has it; what is to be left out then."""
-        memories, results, spared = list[Any](), [None] * len(self._fresh), set[int]()
-        for i, _, over in self._fed:
-            buf, inputs[i] = inputs[i], None
-            memory = buf.memory
-            if over is not None and getrefcount(buf) == SOLE:
-                del buf
-                fresh = self._fresh[over.fresh]
-                if getrefcount(memory) == SOLE and (fresh.handle == memory.int_ptr or fresh.may_be(memory)):
-                    results[over.fresh] = memory
-                    if over.spared is not None:
-                        spared.add(over.spared)
-            memories.append(memory)
-        inputs.clear()
-        missing = [n for n, memory in enumerate(results) if memory is None]
-        for n, memory in zip(missing, self._device.allocate([self._fresh[n].nbytes for n in missing]), strict=True):
-            results[n] = memory
-        return memories, results, spared
-
-    def _without(self, spared: set[int]) -> list[Repeated]:
-        """The commands but for these, which are mostly those of the last time."""
-        if spared != self._last[0] or not self._last[1]:
-            self._last = spared, [command for n, command in self._commands.items() if n not in spared]
-        return self._last[1]
-
     def _found(self, memories: list[Any], values: list[Any]) -> list[Any]:
         """The outputs' values in these memories and with these numbers."""
-        new, origin = tuple.__new__, self._device.faults.mine().origin  # in half of the time of Buffer(...)
-        found = [
-            window if at is None else new(Buffer, (memories[at], *window, origin, None)) for at, window in self._outputs
-        ]
+        fields = [memories[at] for at in self._lain], *self._windows, repeat(self._device.faults.mine().origin)
+        found = self._same.copy()
+        for i, buf in zip(self._shown, map(_made, zip(*fields, repeat(None))), strict=True):
+            found[i] = buf
         for i, slot in self._told:
             found[i] = found[i]._replace(offset=values[slot]) if type(found[i]) is Buffer else values[slot]
         return found
 
     def forget(self) -> None:
         """Memory is given back to the driver: keep none alive."""
+        self._last = None
         for slot in (*self._slots.values(), *self._own):
             slot.forget()
 
@@ -351,8 +395,9 @@ class Repetition:
                     uses[self._sharing.home(arg)].append((subject, i))
         for place, slot in self._slots.items():
             slot.uses = uses.pop(place, [])
-        self._own, self._commands, self._settings = slots_for(uses), commands, settings
-        self._all = *[slot for _, slot, _ in self._fed], *self._fresh, *self._own
+        self._own = blocks_of(slots_for(uses), self._device)
+        self._sizes = [block.nbytes for block in self._own]
+        self._commands, self._settings = commands, settings
         self._device.replays.add(self)
         self._is_bound = True
 
@@ -421,4 +466,7 @@ def _listed() -> int:
     return max(getrefcount(value) for value, _ in zip([object()], [None], strict=True))
 
 
+_made = partial(tuple.__new__, Buffer)  # as Buffer(*fields), in a fraction of the time
+HANDLE, MEMORY, STRIDES, OFFSET = map(attrgetter, ("int_ptr", "memory", "strides", "offset"))
+ALONE = next(map(getrefcount, [object()]))  # what it says of what one list holds that is gone through so
 LISTED = _listed()  # what getrefcount says in a loop of what only the list that is gone through holds

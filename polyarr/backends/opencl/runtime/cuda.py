@@ -23,7 +23,7 @@ DEVICE, DESCRIPTOR, READ_WRITE, ALONE = 1, 1, 3, 1  # words of CUDA's
 EXTERNAL_MEMORY = 0x2060  # CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR
 GRAIN = 2 << 20  # what CUDA allocates is a multiple of it
 CHUNK = 64 << 20  # so much at once, of which smaller pieces are cut
-MOST = 256 << 20  # OpenCL was seen to take so much as one buffer; 622 MB end the process
+MOST = 448 << 20  # OpenCL was seen to take 510 MB as one buffer; 512 and more end the process
 
 
 class CudaError(BackendError):
@@ -128,6 +128,21 @@ class Cuda:
             undo.callback(buffer.release)
             return Chunk(buffer, address.value, undo.pop_all())
 
+    def allocate_alone(self, nbytes: int) -> int:
+        """The address of memory that only CUDA knows.
+
+        Errors:  CudaError if there is no room
+        """
+        address = c_uint64()
+        with self.current():
+            self("cuMemAlloc_v2", byref(address), c_size_t(nbytes))
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Give such memory back, when all that uses it has finished."""
+        with self.current():
+            self("cuMemFree_v2", c_uint64(address))
+
     def _imported(self, descriptor: int, nbytes: int) -> cl.Buffer:
         status, properties = c_int(), (c_uint64 * 3)(EXTERNAL_MEMORY, descriptor, 0)
         made = self._loader.clCreateBufferWithProperties(
@@ -171,11 +186,24 @@ class Held:
         self._back.append(self.piece)  # in whatever thread: so nothing else is done here
 
 
+class Alone(NamedTuple):
+    """Memory that only CUDA knows."""
+
+    address: int
+    size: int
+
+
 class Adopted(NamedTuple):
     """The same of memory that came back from others: its owner keeps it."""
 
-    piece: Piece
+    piece: Piece | Alone
     owner: Any
+
+
+def is_lent(memory: Any) -> bool:
+    """True for memory on which CUDA may still work for others, though nobody here refers to it."""
+    held = getattr(memory, "cuda", None)
+    return held is not None and (type(held) is not Held or held.piece.lent)
 
 
 class SharedPool:
@@ -190,6 +218,7 @@ class SharedPool:
         self._free: defaultdict[int, list[Piece]] = defaultdict(list)
         self._lent: defaultdict[int, list[Piece]] = defaultdict(list)
         self._back: deque[Piece] = deque()
+        self._twins: dict[int, Alone] = {}  # by the handle of what they stand for
         self._active = 0
 
     def allocate(self, nbytes: int) -> Any:
@@ -208,6 +237,30 @@ class SharedPool:
         self._active += size
         return _buffer(piece, Held(piece, self._back))
 
+    def allocate_for_run(self, nbytes: int) -> Any:
+        """A buffer for what one run writes and reads, and nobody else.
+
+        What is too large to be shared is there twice: a run that is OpenCL's has the one, one that is CUDA's the other.
+        """
+        memory = self.allocate(nbytes)
+        if hasattr(memory, "cuda"):
+            return memory
+        twin = self._twins.get(memory.int_ptr)
+        if twin is None or twin.size != nbytes:
+            try:
+                self._untwin(memory.int_ptr)
+                twin = self._twins[memory.int_ptr] = Alone(self.cuda.allocate_alone(nbytes), nbytes)
+            except CudaError:  # no room
+                return memory
+        both = cl.Buffer.from_int_ptr(memory.int_ptr, retain=True)
+        both.cuda = Adopted(twin, memory)
+        return both
+
+    def _untwin(self, handle: int) -> None:
+        twin = self._twins.pop(handle, None)
+        if twin is not None:
+            self.cuda.free(twin.address)
+
     def adopt(self, start: int, end: int, owner: Any) -> Any:
         """A buffer of memory between two addresses that is the pool's and that owner keeps; None if it is not."""
         for chunk in self._chunks:
@@ -217,6 +270,17 @@ class SharedPool:
                 piece = Piece(chunk, first, size)
                 return _buffer(piece, Adopted(piece, owner))
         return None
+
+    def part(self, memory: Any, start: int, nbytes: int) -> Any:
+        """A part of a buffer of this pool, from a multiple of the alignment on; it keeps nothing of it."""
+        piece = memory.cuda.piece if hasattr(memory, "cuda") else None
+        if type(piece) is Piece:
+            inner = Piece(piece.chunk, piece.address - piece.chunk.address + start, nbytes)
+            return _buffer(inner, Adopted(inner, None))
+        found = cl.Buffer.from_int_ptr(memory.int_ptr, retain=True).get_sub_region(start, nbytes)
+        if piece is not None:
+            found.cuda = Adopted(Alone(piece.address + start, nbytes), None)
+        return found
 
     def free_held(self) -> None:
         """Give back what nobody uses."""
@@ -228,6 +292,8 @@ class SharedPool:
             pieces[:] = [piece for piece in pieces if piece.chunk.used]
         for chunk in unused:
             chunk.close()
+        for handle in [*self._twins]:
+            self._untwin(handle)
         self._plain.free_held()
 
     @property
@@ -239,7 +305,8 @@ class SharedPool:
     @property
     def managed_bytes(self) -> int:
         """Taken from the drivers."""
-        return sum(chunk.size for chunk in self._chunks) + self._plain.managed_bytes
+        own = sum(piece.size for piece in (*self._chunks, *self._twins.values()))
+        return own + self._plain.managed_bytes
 
     def _rounded(self, nbytes: int) -> int:
         """Few sizes, so that pieces fit again; at most an eighth is wasted."""

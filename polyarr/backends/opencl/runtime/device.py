@@ -15,7 +15,7 @@ import pyopencl as cl
 import pyopencl.tools
 
 from polyarr.backends.opencl.runtime.commands import Commands
-from polyarr.backends.opencl.runtime.cuda import pool_of
+from polyarr.backends.opencl.runtime.cuda import SharedPool, pool_of
 from polyarr.backends.opencl.runtime.faults import Faults
 from polyarr.backends.opencl.runtime.geometry import geometry_of
 from polyarr.backends.opencl.runtime.layout import Buffer, row_major
@@ -122,6 +122,8 @@ class Device:
         self.queue, self.lock = self.commands.queue, self.commands.lock
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
         self.pool = pool_of(self.context, cl.tools.MemoryPool(self._allocator))
+        self.part_alignment = max(64, cl_device.mem_base_addr_align // 8)  # where a part of a memory may begin
+        self.lendings = 0  # how often memory of the pool was lent to other libraries
         self._peak = 0  # the most bytes that were in use
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         self._scratch: tuple[int, Any] = (0, None)  # its size in bytes
@@ -203,22 +205,29 @@ class Device:
                 self.commands.recording.allocated(memory, nbytes)
             return memory
 
-    def allocate(self, sizes: Sequence[int]) -> list[Any]:
-        """Memory of so many bytes each.
+    def allocate(self, sizes: Sequence[int], for_run: bool = False) -> list[Any]:
+        """Memory of so many bytes each; for what one run of a program writes and reads, and nobody else, if for_run.
 
         Errors:  DeviceMemoryError if there is no room
         """
         pool, rounded = self.pool, [(nbytes + 63) & ~63 for nbytes in sizes]
+        take = pool.allocate_for_run if for_run and type(pool) is SharedPool else pool.allocate
         with self.lock:
             if self._guards is None and pool.managed_bytes + sum(rounded) <= self.features.global_memory:
                 with suppress(cl.Error):
-                    found = [pool.allocate(nbytes) for nbytes in rounded]
+                    found = [take(nbytes) for nbytes in rounded]
                     self._peak = max(self._peak, pool.active_bytes)
                     if self.commands.recording is not None:
                         for memory, nbytes in zip(found, rounded, strict=True):
                             self.commands.recording.allocated(memory, nbytes)
                     return found
             return [self._allocate(nbytes) for nbytes in sizes]
+
+    def part(self, memory: Any, start: int, nbytes: int) -> Any:
+        """So many bytes of memory that was allocated, from start on, a multiple of part_alignment."""
+        if type(self.pool) is SharedPool:
+            return self.pool.part(memory, start, nbytes)
+        return cl.Buffer.from_int_ptr(memory.int_ptr, retain=True).get_sub_region(start, nbytes)
 
     def _from_driver(self, nbytes: int) -> Any:
         """Where the pool has no room, once what it holds for nobody was given back."""
@@ -305,7 +314,7 @@ class Device:
                 self._guards = around
 
     def _between_canaries(self, own: int, nbytes: int) -> Any:
-        margin = max(256, self.cl_device.mem_base_addr_align // 8)  # where a part of a memory may begin
+        margin = max(256, self.part_alignment)
         whole = self._allocator(margin + nbytes + margin)
         self.commands.transfer((whole.size,), None, whole, np.full(whole.size, CANARY, np.uint8))
         self._guards.append(_Guarded(whole, margin, own))
