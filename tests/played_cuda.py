@@ -14,7 +14,7 @@ class Played:
     number, place = 0, "0000:00:00.0"
 
     def __init__(self, context: Any) -> None:
-        self._context, self.log, self.chunks = context, [], []
+        self._context, self.log, self.chunks, self.alone = context, [], [], {}
 
     def allocate(self, nbytes: int) -> Any:
         cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.runtime.cuda")
@@ -42,3 +42,15 @@ class Played:
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.log.append(f"copy {nbytes}")
         ctypes.memmove(target, source, nbytes)
+
+    def move(self, address: int, host: int, nbytes: int, stream: int, from_host: bool) -> None:
+        self.log.append(f"move {nbytes} {'from' if from_host else 'to'} the host")
+        ctypes.memmove(*((address, host) if from_host else (host, address)), nbytes)
+
+    def allocate_alone(self, nbytes: int) -> int:
+        chunk = self.allocate(nbytes)
+        self.alone[chunk.address] = chunk
+        return chunk.address
+
+    def free(self, address: int) -> None:
+        del self.alone[address]

@@ -70,16 +70,20 @@ class Driver(Played):
             work = tuple(n * each for n, each in zip(groups, items, strict=True))
             cl.enqueue_nd_range_kernel(self.device.commands.queue, kernel, work, items)
 
+    def move(self, *args):
+        self.device.commands.queue.finish()  # which runs the graphs
+        super().move(*args)
+
     def _copied(self, node):
         (of,) = [a for a in gc.get_objects() if type(a) is graphs.Arguments and a.node is node]
-        values = [bytes(kept.raw) for kept in of._kept]
+        values = [bytes(kept) for kept in of._kept]
         arguments = list(zip(of.kernel.arguments or [None] * len(values), values, strict=True))
         return self.kernels[node.function - 1], arguments, tuple(node.items), tuple(node.groups)
 
     def _memory(self, value):
         if not (address := int.from_bytes(value, "little")):
             return None
-        for chunk in self.device.pool._chunks:
+        for chunk in (*self.device.pool._chunks, *self.alone.values()):
             if chunk.address <= address < chunk.address + chunk.size:
                 return chunk.buffer.get_sub_region(address - chunk.address, chunk.size - (address - chunk.address))
         raise AssertionError(f"no memory at {address}")
@@ -135,7 +139,43 @@ def test_runs_in_a_row_are_graphs(played):
     assert bits(in_a_row(compiled, *args, 6)) == expected
     assert played.launches == 4, "the first is recorded, the second launched by OpenCL"
     assert bits(in_a_row(compiled, *args, 6)) == expected
-    assert played.launches == 9, "the first comes after what was read in between"
+    assert played.launches == 10, "and what is read in between changes nothing"
+
+
+def test_what_is_read_and_written_in_between_changes_nothing(played):
+    rng = np.random.default_rng(1)
+    compiled, (_, weight), xs = pa.compile(step), arrays(), rng.standard_normal((7, 5, 5), dtype=np.float32)
+    expected = [bits(step(pa.asarray(x), weight, k)) for k, x in enumerate(xs)]
+    assert [bits(compiled(pa.asarray(x), weight, k)) for k, x in enumerate(xs)] == expected
+    assert played.launches == 5
+    assert played.log.count("move 100 from the host") == 4, "what comes behind a graph comes by CUDA"
+    assert played.log.count("move 100 to the host") == 5
+
+
+def test_what_a_run_needs_and_is_too_large_to_be_shared_is_there_twice(played, monkeypatch):
+    compiled = pa.compile(lambda x, k: pa.sum(pa.softmax(x @ x * k, axis=-1) @ x) * k)
+    x = pa.asarray(np.random.default_rng(0).standard_normal((40, 40), dtype=np.float32))
+    expected = [bits(compiled.fn(x, k + 0.5)) for k in range(6)]
+    pa.synchronize()
+    monkeypatch.setattr(cuda, "MOST", 6400)  # x and what is made of it are larger
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.places"), "BLOCK", 1)
+    assert [bits(compiled(x, k + 0.5)) for k in range(6)] == expected
+    assert played.launches == 4 and len(played.alone) == 2
+    played.device.trim()
+    assert not played.alone
+    assert [bits(compiled(x, k + 0.5)) for k in range(6)] == expected
+
+
+def test_what_was_given_away_is_written_over_unless_others_may_still_read_it(played):
+    compiled, (x, _) = pa.compile(lambda x: pa.exp(-x), donate="x"), arrays()
+    same = []
+    for n in range(5):
+        before = x.buf.memory.int_ptr
+        if n == 3:
+            sharing._lent(played.device, x.buf, None, False)
+        x = compiled(x)
+        same.append(x.buf.memory.int_ptr == before)
+    assert same == [False, True, True, False, True], "the first run is the capture's"
 
 
 def test_with_something_in_between_there_are_none(played):
@@ -198,7 +238,7 @@ def test_the_check_sees_faults(played, monkeypatch, plant):
     monkeypatch.setattr(graphs, "FEWEST", 16)
     if plant is None:
         graphs.check(played.device)
-        assert played.launches == 2
+        assert played.launches == 6
         return
     plant(monkeypatch)
     with pytest.raises(BackendError, match="a graph gave other results than OpenCL"):

@@ -2,17 +2,19 @@
 
 Where memory is OpenCL's and CUDA's (cuda.py), CUDA can run what OpenCL has compiled: the text that OpenCL's compiler
 writes is assembled again as a module of CUDA. A run becomes a graph where it follows one of the same commands with
-nothing in between, as when tokens are written one after the other; all else is launched by OpenCL as ever, because the
-device needs 150 us and more to change from one driver's work to the other's.
+nothing in between but what is read and written by the host, as when tokens are written one after the other; all else is
+launched by OpenCL as ever, because the device needs 150 us and more to change from one driver's work to the other's.
 """
 
 import ctypes
 import re
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import byref, c_size_t, c_uint, c_uint64, c_void_p
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -62,9 +64,11 @@ class Arguments:
         """As PyOpenCL's."""
         self.own.set_arg(i, value)
         if value is None or hasattr(value, "int_ptr"):
-            held = getattr(value, "cuda", None)
+            held, cell = getattr(value, "cuda", None), self._kept[i]
             (self.unknown.discard if held or value is None else self.unknown.add)(i)
-            self._put(i, struct.pack("Q", held.piece.address if held else 0))
+            if type(cell) is not c_uint64:
+                self._keep(i, cell := c_uint64())
+            cell.value, self.has_changed = held.piece.address if held else 0, True
         else:
             self._put(i, np.asarray(value).tobytes())
 
@@ -79,11 +83,12 @@ class Arguments:
 
     def _put(self, i: int, value: bytes) -> None:
         kept = self._kept[i]
-        if kept is None or len(kept) != len(value):
-            self._kept[i] = kept = ctypes.create_string_buffer(len(value))
-            self._places[i] = ctypes.addressof(kept)
-        kept.raw = value
-        self.has_changed = True
+        if type(kept) in (NoneType, c_uint64) or len(kept) != len(value):
+            self._keep(i, kept := ctypes.create_string_buffer(len(value)))
+        kept.raw, self.has_changed = value, True
+
+    def _keep(self, i: int, cell: Any) -> None:
+        self._kept[i], self._places[i] = cell, ctypes.addressof(cell)
 
     @property
     def is_known(self) -> bool:
@@ -134,7 +139,7 @@ class Graphs:
     arguments = Arguments
 
     def __init__(self, commands: Commands, cuda: Cuda, is_sound: Callable[[], bool]) -> None:
-        self._commands, self._cuda, self._is_sound = commands, cuda, is_sound
+        self._commands, self._queue, self._cuda, self._is_sound = commands, commands.queue, cuda, is_sound
         self._stream: c_void_p | None = None
         self._modules = dict[int, tuple[c_void_p, Any]]()
         self.last: Sequence[Repeated] | None = None  # what was run last, if nothing was enqueued since
@@ -165,6 +170,26 @@ class Graphs:
         """OpenCL has been given commands: they may come again."""
         if len(commands) >= FEWEST:
             self.last, self._commands.awaited = commands, self.forget
+
+    def move(self, target: Any, source: Any) -> bool:
+        """Copy between host and device behind a graph, by CUDA as well; False if OpenCL is to do it."""
+        if self._commands.awaited != self.wait:
+            return False
+        from_host = isinstance(source, np.ndarray)
+        held, host = getattr(target if from_host else source, "cuda", None), source if from_host else target
+        if held is None:
+            return False
+        self._cuda.move(held.piece.address, host.ctypes.data, host.nbytes, self._stream.value, from_host)
+        return True
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What OpenCL is given in this block changes nothing about which commands were run last."""
+        is_so = self._commands.awaited == self.forget and self._commands.queue is self._queue
+        last = self.last if is_so else None
+        yield
+        if last is not None:
+            self.expect(last)
 
     def forget(self) -> None:
         """Something else is about to be enqueued."""
@@ -236,7 +261,7 @@ def check(device: Device) -> None:
     commands = device.commands
     commands.graphs = graphs = Graphs(commands, device.pool.cuda, lambda: True)
     found, kernel, (memory, listed) = [], *chain(device)
-    for in_a_row in (False, True):
+    for in_a_row in (False, True, True):  # and what is written and read in between comes by CUDA at last
         device.write_words(memory, np.zeros(ITEMS, np.int32))
         for turn in range(3):
             if not in_a_row:
@@ -248,7 +273,7 @@ def check(device: Device) -> None:
         found.append(device.read_words(memory, ITEMS))
     if not were_graphs:
         raise BackendError("no graph could be made")
-    if not np.array_equal(*found):
+    if not (np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])):
         raise BackendError("a graph gave other results than OpenCL")
 
 

@@ -241,9 +241,20 @@ class Command:
 
 
 class Transfer(Command):
-    """One between host and device."""
+    """One between host and device. Commands that come again after it may still be a graph."""
 
     moves_from_host = True
+
+    def __call__(self, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> cl.Event | None:
+        """As any command, or by whoever runs graphs."""
+        commands, graphs = self._commands, self._commands.graphs
+        if graphs is None or commands.recording is not None or 0 in work:
+            return super().__call__(work, group, *args)
+        with commands.lock:
+            if graphs.move(*args):
+                return None
+            with graphs.kept():
+                return super().__call__(work, group, *args)
 
 
 class Moved:

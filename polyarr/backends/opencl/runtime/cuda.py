@@ -106,6 +106,15 @@ class Cuda:
         with self.current():
             self("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
 
+    def move(self, address: int, host: int, nbytes: int, stream: int, from_host: bool) -> None:
+        """Copy from the host, which may go on, or to it, and wait; behind a stream's work."""
+        device, name = c_uint64(address), "cuMemcpyHtoDAsync_v2" if from_host else "cuMemcpyDtoHAsync_v2"
+        pair = (device, c_void_p(host)) if from_host else (c_void_p(host), device)
+        with self.current():
+            self(name, *pair, c_size_t(nbytes), c_void_p(stream))
+            if not from_host:
+                self("cuStreamSynchronize", c_void_p(stream))
+
     def allocate(self, nbytes: int) -> "Chunk":
         """Memory that both know.
 
