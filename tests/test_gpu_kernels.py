@@ -114,7 +114,7 @@ def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
     """Where more elements are as good as the bound than there is room for, too."""
     monkeypatch.setattr(topk, "GROUP", 16)
     monkeypatch.setattr(topk, "ROOM", 16)
-    monkeypatch.setattr(topk, "SHORT", 200)
+    monkeypatch.setattr(topk, "SHORT", 800)
     host = {
         "normal": normal(2, 300), "ties": np.round(normal(2, 300)), "all alike": np.ones((2, 300), np.float32),
         "ascending": np.arange(600, dtype=np.float32).reshape(2, 300),

@@ -12,7 +12,7 @@ from polyarr.core.spec import Spec
 GROUP, ROOM = 256, 2048  # work-items that share a row on a GPU, and elements of which they can choose
 FAR = 2**30  # elements of a row that an int counts with room to spare
 FEW = 2  # a sort is faster than heaps of more than one in so many elements
-SHORT = 1024  # elements that a GPU sorts faster than a group chooses from them
+SHORT = 4096  # bytes of a row that a GPU sorts faster than a group chooses from them, if it is one tile
 
 
 def argtopk(device: Device, out: Spec, x: Buffer, *, k: int, axis: int) -> Buffer:
@@ -42,7 +42,8 @@ def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer
 
 def _by_bounds(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
     """A group for each row."""
-    if k > GROUP or not SHORT < x.shape[axis] < FAR:
+    short = min(SHORT // x.dtype.itemsize, device.geometry.sort_tile)
+    if k > GROUP or not short < x.shape[axis] < FAR:
         return _by_sort(device, out, x, k, axis)
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))
