@@ -146,7 +146,7 @@ def test_what_does_not_fit(on_numpy, tokens, keep, error, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"drop_rate": 2.0}, r"^EncoderConfig: drop_rate is 2.0; it must be from 0 to 1$"),
+        ({"drop_rate": 2.0}, r"^EncoderConfig: drop_rate is 2.0; it must be a number from 0 to 1$"),
         ({"hidden_dim": 0}, r"^EncoderConfig: hidden_dim is 0; it must be a positive int or None$"),
         ({"activation": "tanh"}, r"^EncoderConfig: activation is 'tanh'; it must be one of relu, gelu, gelu_tanh$"),
         ({"n_heads": 5}, r"^EncoderConfig: emb_dim is 12, n_heads is 5; it must divide emb_dim$"),

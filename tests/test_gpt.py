@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import nn, optim
+from polyarr import models, nn, optim
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.models import generation
 from polyarr.models.generation import generate
 from polyarr.models.gpt import GPT_CONFIG_124M, PRESETS, GPTConfig, GPTModel
+from polyarr.training import new_run
 
 SMALL = {
     "vocab_size": 11,
@@ -76,7 +77,7 @@ def test_the_tutorials_keys_are_the_configuration():
         ({"emb_dim": 9}, "GPTConfig: emb_dim is 9, n_heads is 2; it must divide emb_dim"),
         ({"n_layers": 0}, "GPTConfig: n_layers is 0; it must be a positive int"),
         ({"n_heads": 2.0}, "GPTConfig: n_heads is 2.0; it must be a positive int"),
-        ({"drop_rate": 1.5}, "GPTConfig: drop_rate is 1.5; it must be from 0 to 1"),
+        ({"drop_rate": 1.5}, "GPTConfig: drop_rate is 1.5; it must be a number from 0 to 1"),
         ({"qkv_bias": "no"}, "GPTConfig: qkv_bias is 'no'; it must be True or False"),
     ],
 )
@@ -225,3 +226,26 @@ def test_generation_reads_nothing_from_the_device():
 def test_wrong_settings_are_refused_at_once(settings, message):
     with pytest.raises(ValueError, match=message):
         generation.stream(**{"model": None, "tokens": tokens(1, 2), "max_new_tokens": 1, **settings})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: m(None), "^GPTModel: tokens is None; it must be a polyarr array"),
+        (lambda m, x: m.with_context("4"), "^with_context: length is '4'; it must be an int$"),
+        (lambda m, x: GPTModel(None), "^GPTConfig: config is None; it must be a mapping of its fields$"),
+        (lambda m, x: generate(None, x, 1), "^generate: model is None; it must be a LanguageModel, such as a GPT"),
+        (lambda m, x: generate(m, [1, 2], 1), "^generate: tokens is a list; it must be a polyarr array"),
+        (lambda m, x: generate(m, x, 1.5), r"^generate: max_new_tokens is 1\.5; it must be an int$"),
+        (lambda m, x: generate(m, x, 1, vocab_size="a"), "^generate: vocab_size is 'a'; it must be an int$"),
+        (lambda m, x: m.load_parameters(None), "^load_parameters: named is None; it must be a mapping from dotted"),
+        (lambda m, x: m.with_arrays([x]), "^with_arrays: named is a list; it must be a mapping from dotted names"),
+        (lambda m, x: models.LeNet("28"), "^LeNet: size is '28'; it must be an int$"),
+        (lambda m, x: models.LeNet(channels=None), "^Conv2d: in_channels is None; it must be an int$"),
+        (lambda m, x: new_run(3, None, seed=1), "^new_run: corpus is a int; it must be a Corpus$"),
+        (lambda m, x: new_run("abc", {}, seed=1), "^new_run: recipe is a dict; it must be a Recipe$"),
+    ],
+)
+def test_what_is_of_another_kind(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(small(), tokens(1, 2))

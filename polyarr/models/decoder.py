@@ -8,9 +8,10 @@ from polyarr import ops
 from polyarr.autograd import checkpoint
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.spec import INTEGERS
+from polyarr.core.spec import INTEGERS, described, told
 from polyarr.nn import Embedding, Int8Linear, KeyValueCache, Linear, Module, quantised
 from polyarr.nn.attention import unpadded
+from polyarr.ops.validation import check_array, whole
 
 LONGEST = 2**31 - 1  # what an array can be indexed with
 
@@ -41,24 +42,30 @@ class Config:
         for name, largest in self._largest.items():
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                self._refuse(f"{name} is {value!r}; it must be a positive int")
+                self._refuse(f"{name} is {told(value)}; it must be a positive int")
             if value > largest:
                 self._refuse(f"{name} is {value}; it must be at most {largest:,}")
         for f in fields(self):
             if f.type is bool and not isinstance(getattr(self, f.name), bool):
-                self._refuse(f"{f.name} is {getattr(self, f.name)!r}; it must be True or False")
+                self._refuse(f"{f.name} is {told(getattr(self, f.name))}; it must be True or False")
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(f"{type(self).__name__}: {reason}")
+
+    def _check_number(self, name: str, value: Any, least: float, most: float) -> None:
+        if type(value) not in (int, float) or not least <= value <= most:
+            self._refuse(f"{name} is {told(value)}; it must be a number from {least:g} to {most:g}")
 
     @classmethod
     def of(cls, config: "Self | Mapping[str, Any]") -> Self:
         """The configuration that a mapping with these keys describes.
 
-        Errors:  ValueError for keys that are missing or unknown, and as the class
+        Errors:  ValueError for keys that are missing or unknown, and as the class; TypeError for what is no mapping
         """
         if isinstance(config, cls):
             return config
+        if not isinstance(config, Mapping):
+            raise TypeError(f"{cls.__name__}: config is {described(config)}; it must be a mapping of its fields")
         known = {f.name: f.default for f in fields(cls)}
         missing = [name for name, default in known.items() if default is MISSING and name not in config]
         unknown = [str(name) for name in config if name not in known]
@@ -142,7 +149,7 @@ class LanguageModel(Module):
 
         Errors:  ValueError unless length is from 1 to the model's own
         """
-        if not 1 <= length <= self.config.context_length:
+        if not 1 <= whole("with_context", "length", length) <= self.config.context_length:
             own = self.config.context_length
             raise ValueError(f"with_context: length is {length}; it must be from 1 to {own}, the model's own")
         model = self.copy()
@@ -178,6 +185,7 @@ class LanguageModel(Module):
 
     def _check(self, tokens: Array, position: int | None) -> None:
         name, length = type(self).__name__, self.config.context_length
+        check_array(name, "tokens", tokens)
         if tokens.dtype not in INTEGERS:
             raise DtypeError(f"{name}: tokens is {spec_of(tokens)}; its dtype must be integer")
         start = position if isinstance(position, int) else 0  # another at each run: then only the positions can tell

@@ -22,6 +22,7 @@ from polyarr.nn import (
     PositionalEncoding,
     normal,
 )
+from polyarr.ops.validation import check_array
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
 IGNORED = -100  # a target that counts nothing, as cross_entropy has it
@@ -46,8 +47,7 @@ class EncoderConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.drop_rate) not in (int, float) or not 0 <= self.drop_rate <= 1:
-            self._refuse(f"drop_rate is {self.drop_rate!r}; it must be from 0 to 1")
+        self._check_number("drop_rate", self.drop_rate, 0, 1)
         if self.hidden_dim is not None and (type(self.hidden_dim) is not int or self.hidden_dim < 1):
             self._refuse(f"hidden_dim is {self.hidden_dim!r}; it must be a positive int or None")
         if self.activation not in ACTIVATIONS:
@@ -103,6 +103,7 @@ class Encoder(Module):
 
     def _check(self, tokens: Array, keep: Array | None) -> None:
         length = self.config.context_length
+        check_array("Encoder", "tokens", tokens)
         if tokens.dtype not in INTEGERS:
             raise DtypeError(f"Encoder: tokens is {spec_of(tokens)}; its dtype must be integer")
         if len(tokens.shape) != 2 or tokens.shape[1] > length:

@@ -7,10 +7,11 @@ from polyarr import ops, random
 from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import INTEGERS, float32
+from polyarr.core.spec import INTEGERS, described, float32, told
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.sampling import Sampling, choose, penalised, seen_in, with_token
 from polyarr.nn import KeyValueCache
+from polyarr.ops.validation import check_array, whole
 
 _BLOCK = 1024  # draws of a row that are made at once
 _ROOM = 256  # caches have room for a multiple of so many tokens, so that one capture serves texts of many lengths
@@ -60,6 +61,8 @@ def stream(
     """
     how = Sampling(**sampling)
     _check(tokens, max_new_tokens, padding, seed, vocab_size)
+    if not isinstance(model, LanguageModel):
+        raise TypeError(f"generate: model is {described(model)}; it must be a LanguageModel, such as a GPTModel")
     size = min(vocab_size or model.config.vocab_size, model.config.vocab_size)
     draws = _draws(tokens, seed) if how.temperature else None
     return _drawn(step or next_token(), model, tokens, max_new_tokens, padding, draws, how, size)
@@ -152,6 +155,7 @@ def _draws(tokens: Array, seed: int | Sequence[int] | None) -> Iterator[tuple[Ar
 def _check(
     tokens: Array, count: int, padding: Array | None, seed: int | Sequence[int] | None, vocab_size: int | None
 ) -> None:
+    check_array("generate", "tokens", tokens)
     if len(tokens.shape) != 2 or tokens.shape[1] < 1:
         raise ShapeError(f"generate: tokens is {spec_of(tokens)}; it must be [batch, at least 1]")
     rows = tokens.shape[0]
@@ -159,9 +163,12 @@ def _check(
         raise ShapeError(f"generate: padding is {spec_of(padding)}; it must be {rows} integers")
     seeds = list(seed) if isinstance(seed, Sequence) else [] if seed is None else [seed]
     for wrong, text in (
-        (count < 0, f"max_new_tokens is {count}; it must not be negative"),
-        (vocab_size is not None and vocab_size < 1, f"vocab_size is {vocab_size}; it must be at least 1"),
-        (not all(type(one) is int for one in seeds), f"seed is {seed!r}; it must be an int, or one for each row"),
+        (whole("generate", "max_new_tokens", count) < 0, f"max_new_tokens is {count}; it must not be negative"),
+        (
+            vocab_size is not None and whole("generate", "vocab_size", vocab_size) < 1,
+            f"vocab_size is {vocab_size}; it must be at least 1",
+        ),
+        (not all(type(one) is int for one in seeds), f"seed is {told(seed)}; it must be an int, or one for each row"),
         (
             isinstance(seed, Sequence) and len(seeds) != rows,
             f"there are {len(seeds)} seeds; it must be one for each of {rows} rows",

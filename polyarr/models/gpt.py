@@ -36,8 +36,7 @@ class GPTConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.drop_rate) not in (int, float) or not 0 <= self.drop_rate <= 1:
-            self._refuse(f"drop_rate is {self.drop_rate!r}; it must be from 0 to 1")
+        self._check_number("drop_rate", self.drop_rate, 0, 1)
         if self.emb_dim % self.n_heads:
             self._refuse(f"emb_dim is {self.emb_dim}, n_heads is {self.n_heads}; it must divide emb_dim")
 

@@ -3,6 +3,7 @@
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.nn import Conv2d, Linear, MaxPool, Module
+from polyarr.ops.validation import whole
 
 
 class LeNet(Module):
@@ -24,6 +25,7 @@ class LeNet(Module):
         padding: str = "valid",
         widths: tuple[int, int] = (6, 16),
     ) -> None:
+        size = whole("LeNet", "size", size)
         left = (size // 2 - (4 if padding == "valid" else 0)) // 2
         if left < 1:
             raise ValueError(f"LeNet: size is {size}, padding is {padding!r}; the second pool must leave something")

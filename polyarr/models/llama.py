@@ -102,10 +102,6 @@ class LlamaConfig(Config):
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", self._checked_scaling(self.rope_scaling))
 
-    def _check_number(self, name: str, value: Any, least: float, most: float) -> None:
-        if type(value) not in (int, float) or not least <= value <= most:
-            self._refuse(f"{name} is {value!r}; it must be a number from {least:g} to {most:g}")
-
     def _checked_scaling(self, given: Any) -> RotaryScaling:
         names, values = RotaryScaling._fields, tuple(given) if isinstance(given, (list, tuple)) else ()
         if len(values) != len(names):

@@ -6,7 +6,7 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.core.array import Array
-from polyarr.core.spec import NARROW, float32, int32
+from polyarr.core.spec import NARROW, float32, int32, told
 
 _HOTTEST = 3e38  # as a temperature: all are equally likely, and float32 still holds it
 
@@ -42,7 +42,7 @@ class Sampling:
             ("repetition_penalty", _within(self.repetition_penalty, lambda r: 0 < r < math.inf), "above 0"),
         ):
             if not is_right:
-                raise ValueError(f"Sampling: {name} is {getattr(self, name)!r}; it must be {due}")
+                raise ValueError(f"Sampling: {name} is {told(getattr(self, name))}; it must be {due}")
 
     @property
     def numbers(self) -> dict[str, float]:

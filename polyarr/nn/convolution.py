@@ -12,6 +12,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.nn.init import Initialiser, begun, constant, uniform
 from polyarr.nn.module import Module
 from polyarr.ops.spatial import check_whole, per_axis
+from polyarr.ops.validation import whole
 
 
 class _Convolution(Module):
@@ -37,10 +38,10 @@ class _Convolution(Module):
         init: Initialiser | None = None,
     ) -> None:
         name = type(self).__name__
-        check_whole(name, in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, groups=groups)
-        check_whole(name, stride=stride, padding=padding, dilation=dilation)
+        check_whole(name, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
         kernel = per_axis(name, "kernel_size", kernel_size, self.axes)
-        if groups < 1 or in_channels % groups or out_channels % groups:
+        in_channels, out_channels = whole(name, "in_channels", in_channels), whole(name, "out_channels", out_channels)
+        if whole(name, "groups", groups) < 1 or in_channels % groups or out_channels % groups:
             given = f"in_channels is {in_channels}, out_channels is {out_channels}, groups is {groups}"
             raise ShapeError(f"{name}: {given}; it must divide both")
         first, last = (in_channels, out_channels) if self.is_transposed else (out_channels, in_channels)

@@ -9,7 +9,7 @@ from polyarr import creation, ops, tree
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.spec import FLOATS, Spec, as_dtype
+from polyarr.core.spec import FLOATS, Spec, as_dtype, described
 
 _SETTINGS = {bool, int, float, str, type(None)}  # types of which nothing is a child
 _SHOWN = 3  # names listed in an error
@@ -71,6 +71,7 @@ class Module:
 
         Errors:  ValueError for names that are missing or unknown; ShapeError for another shape
         """
+        _check_mapping("load_parameters", named)
         own = self.named_parameters()
         named = tree.by_name(dict(named))
         if own.keys() != named.keys():
@@ -114,6 +115,7 @@ class Module:
 
         Errors:  ValueError for a name that is unknown; ShapeError for another shape or dtype
         """
+        _check_mapping("with_arrays", named)
         leaves = self.named_parameters()
         if unknown := [name for name in named if name not in leaves]:
             raise ValueError(f"with_arrays: {_listed('unknown', unknown)[0]}; names must be of named_parameters()")
@@ -192,6 +194,11 @@ def _listed(what: str, names: list[str]) -> list[str]:
 def _like(leaf: Any, value: Any) -> Array:
     backend = leaf.backend if type(leaf) is Array else None
     return creation.asarray(value, dtype=leaf.dtype, device=backend)
+
+
+def _check_mapping(method: str, named: Any) -> None:
+    if not isinstance(named, Mapping):
+        raise TypeError(f"{method}: named is {described(named)}; it must be a mapping from dotted names to arrays")
 
 
 def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:

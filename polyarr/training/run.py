@@ -10,6 +10,7 @@ import numpy as np
 
 from polyarr import random
 from polyarr.core.current import get_backend
+from polyarr.core.spec import described
 from polyarr.distributed import World
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
@@ -103,6 +104,9 @@ def new_run(
     Errors:  ValueError if the model's sizes are not the recipe's, or for adapters as nn.lora
     """
     corpus = Corpus.of_text(corpus) if isinstance(corpus, str) else corpus
+    for name, value, kind in (("corpus", corpus, Corpus), ("recipe", recipe, Recipe)):
+        if not isinstance(value, kind):
+            raise TypeError(f"new_run: {name} is {described(value)}; it must be a {kind.__name__}")
     shared(recipe, world.size)
     begun = _begun(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model, world)
     tokens = corpus.tokenizer, corpus.train, corpus.validation
