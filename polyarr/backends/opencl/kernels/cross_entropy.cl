@@ -65,7 +65,7 @@ __kernel ROW_GROUP void cross_entropy_backward(__global const ACC *restrict g, _
             EACH_COLUMN(STORE(dx_row, c, 0);)
         } else {
             const ACC m = saved[2 * row], log_sum = saved[2 * row + 1], spread = smoothing / cols, factor = FACTOR(row);
-            EACH_COLUMN(STORE(dx_row, c, LOGIT_SLOPE(LOAD(x_row, c)) * factor);)
+            EACH_COLUMN_WIDELY(STORE(dx_row, c, LOGIT_SLOPE(LOAD(x_row, c)) * factor);)
             if (target % LANES == me)  // whoever wrote column t writes it again
                 STORE(dx_row, target, (LOGIT_SLOPE(LOAD(x_row, target)) - (1 - smoothing)) * factor);
         }

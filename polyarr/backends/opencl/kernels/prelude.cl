@@ -9,6 +9,7 @@
 #if IS_CPU && defined(__AVX512F__)
 #define __kernel __kernel __attribute__((min_vector_width(512)))
 #define WIDELY _Pragma("clang loop vectorize_width(16)")
+#define WIDE_LOOPS 16  // iterations that such a loop needs
 #else
 #define WIDELY
 #endif
@@ -31,7 +32,9 @@ static inline void note_fault(FAULT, long index, long limit) {
 // SUM += V and what the additions before rounded off, which LOST, 0 at first, holds (Kahan's summation). An infinity
 // loses nothing: the difference of two would be a nan.
 #define ADD_KEEPING(TYPE, SUM, LOST, V) { \
-        const TYPE added = (V) - (LOST), next = (SUM) + added, error = (next - (SUM)) - added; \
+        const TYPE added = (V) - (LOST); \
+        const TYPE next = (SUM) + added; \
+        const TYPE error = (next - (SUM)) - added; \
         (LOST) = error == error ? error : 0; \
         (SUM) = next; \
     }
@@ -289,11 +292,18 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
 
 // Runs statements for each column c of one's share of the row; w is the partial result that it belongs to. They are
 // one macro argument, so no comma may stand outside parentheses: OpenCL C has no variadic macros. Unrolled,
-// so that the partial results live in registers.
-#define EACH_COLUMN(STATEMENTS) { \
+// so that the partial results live in registers; EACH_COLUMN_WIDELY, where a column takes longer than that is worth,
+// leaves the loop to WIDELY if it is long enough.
+#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("unroll"), STATEMENTS)
+#if defined(WIDE_LOOPS) && WIDE >= WIDE_LOOPS
+#define EACH_COLUMN_WIDELY(STATEMENTS) COLUMN_LOOPS(WIDELY, STATEMENTS)
+#else
+#define EACH_COLUMN_WIDELY EACH_COLUMN
+#endif
+#define COLUMN_LOOPS(HOW, STATEMENTS) { \
         size_t base = 0; \
         for (; base + WIDE * LANES <= columns; base += WIDE * LANES) \
-            _Pragma("unroll") for (int w = 0; w < WIDE; w++) { \
+            HOW for (int w = 0; w < WIDE; w++) { \
                 const size_t c = base + w * LANES + me; \
                 STATEMENTS \
             } \
@@ -331,7 +341,7 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
     ACC part[WIDE];
     for (int w = 0; w < WIDE; w++) part[w] = 0;
     const ACC m = row_largest(x, columns, me, lane);
-    EACH_COLUMN(part[w] += EXP(LOAD(x, c) - m);)
+    EACH_COLUMN_WIDELY(part[w] += EXP(LOAD(x, c) - m);)
     *sum = row_sum(part, me, lane);
     return m;
 }

@@ -14,25 +14,29 @@ __kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T
     EACH_ROW(rows, cols, rows_each) {
         __global const T *restrict x_row = x + row * cols;
         __global T *restrict y_row = y + row * cols;
-#if IN_LOGS
-        ACC sum;
-        const ACC m = row_exponentials(x_row, columns, me, lane, &sum);
-        const ACC log_sum = log(sum);
-        EACH_COLUMN(STORE(y_row, c, LOAD(x_row, c) - m - log_sum);)
-#else
         const ACC m = row_largest(x_row, columns, me, lane);
         ACC part[WIDE];
         for (int w = 0; w < WIDE; w++) part[w] = 0;
-        if (sizeof(T) == sizeof(ACC)) {  // y can hold the exponentials until their sum is known
-            EACH_COLUMN(const ACC e = EXP(LOAD(x_row, c) - m); part[w] += e; STORE(y_row, c, e);)
+        if (sizeof(T) == sizeof(ACC)) {  // y can hold what there is until the sum is known, and is fetched meanwhile
+#if IN_LOGS
+            EACH_COLUMN_WIDELY(const ACC d = LOAD(x_row, c) - m; part[w] += EXP(d); STORE(y_row, c, d);)
+            const ACC log_sum = log(row_sum(part, me, lane));
+            EACH_COLUMN(STORE(y_row, c, LOAD(y_row, c) - log_sum);)
+#else
+            EACH_COLUMN_WIDELY(const ACC e = EXP(LOAD(x_row, c) - m); part[w] += e; STORE(y_row, c, e);)
             const ACC factor = 1 / row_sum(part, me, lane);
             EACH_COLUMN(STORE(y_row, c, LOAD(y_row, c) * factor);)
-        } else {
-            EACH_COLUMN(part[w] += EXP(LOAD(x_row, c) - m);)
-            const ACC factor = 1 / row_sum(part, me, lane);
-            EACH_COLUMN(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
-        }
 #endif
+        } else {
+            EACH_COLUMN_WIDELY(part[w] += EXP(LOAD(x_row, c) - m);)
+#if IN_LOGS
+            const ACC log_sum = log(row_sum(part, me, lane));
+            EACH_COLUMN(STORE(y_row, c, LOAD(x_row, c) - m - log_sum);)
+#else
+            const ACC factor = 1 / row_sum(part, me, lane);
+            EACH_COLUMN_WIDELY(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
+#endif
+        }
     }
 }
 
@@ -48,7 +52,7 @@ __kernel ROW_GROUP void softmax_backward(__global const T *restrict g, __global 
 #if IN_LOGS
         EACH_COLUMN(part[w] += LOAD(g_row, c);)
         const ACC sum = row_sum(part, me, lane);
-        EACH_COLUMN(STORE(dx_row, c, LOAD(g_row, c) - EXP(LOAD(y_row, c)) * sum);)
+        EACH_COLUMN_WIDELY(STORE(dx_row, c, LOAD(g_row, c) - EXP(LOAD(y_row, c)) * sum);)
 #else
         EACH_COLUMN(part[w] += LOAD(g_row, c) * LOAD(y_row, c);)
         const ACC sum = row_sum(part, me, lane);
