@@ -275,26 +275,17 @@ INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const 
 
 // ---- bias, activation, rounding ---------------------------------------------------------------------------
 
-// At most COLUMNS elements of a row, by way of private copies: as these cannot overlap, the loops vectorise.
-INLINE void finish_part(__global const ACC *sums, __global const T *bias, __global T *out, __global T *saved,
-                        int columns) {
-    ACC before[COLUMNS], after[COLUMNS];
-    WIDELY for (int c = 0; c < columns; c++) before[c] = sums[c] + (BIAS ? LOAD(bias, c) : 0);
-    WIDELY for (int c = 0; c < columns; c++) after[c] = ACTIVATE(before[c]);
-    if (SAVE) WIDELY for (int c = 0; c < columns; c++) STORE(saved, c, before[c]);
-    WIDELY for (int c = 0; c < columns; c++) STORE(out, c, after[c]);
-}
-
 INLINE void finish(__global const ACC *sums, __global const T *bias, __global T *out, __global T *saved,
                    long top, long left, long n, int rows, int columns) {
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c += COLUMNS) {
-            const long column = left + c, i = (top + r) * n + column;
-            __global const T *bias_here = BIAS ? bias + column : bias;
-            __global T *saved_here = SAVE ? saved + i : saved;
-            if (c + COLUMNS <= columns) finish_part(sums + i, bias_here, out + i, saved_here, COLUMNS);
-            else finish_part(sums + i, bias_here, out + i, saved_here, columns - c);
+    for (int r = 0; r < rows; r++) {
+        const long first = (top + r) * n + left;
+        // An element of out may be that of sums, and is written after that was read.
+        WIDELY _Pragma("clang loop vectorize(assume_safety)") for (int c = 0; c < columns; c++) {
+            const ACC v = sums[first + c] + (BIAS ? LOAD(bias, left + c) : 0);
+            if (SAVE) STORE(saved, first + c, v);
+            STORE(out, first + c, ACTIVATE(v));
         }
+    }
 }
 
 // One share: some rows and columns of one product.
