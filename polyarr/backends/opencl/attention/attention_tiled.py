@@ -210,11 +210,12 @@ def _tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], *, ba
 def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile | None:
     """The largest tile that fits, with the processor's vectors, unless short rows or few queries leave them empty."""
     lanes = max(4, vector_width(device) * 4 // itemsize)
+    rows = 8 if vector_width(device) == 16 and not backward else 4  # as many sums as 32 registers hold, or 16
     while lanes > 4 and (lanes >= max(lengths) or (not backward and lanes >= t)):
         lanes //= 2
     for side in CPU_SIDES if t > 128 else CPU_SIDES[1:]:
         wide = min(lanes, side // 2)
-        tile = CpuTile(BQ=2 * wide if t <= 2 * wide else side, BK=side, ROWS=4, LANES=wide, VECTORS=2)
+        tile = CpuTile(BQ=2 * wide if t <= 2 * wide else side, BK=side, ROWS=rows, LANES=wide, VECTORS=2)
         if cpu_bytes(tile, itemsize, lengths, backward) <= device.features.local_memory:
             return tile
     return None
