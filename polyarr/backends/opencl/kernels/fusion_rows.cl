@@ -30,6 +30,42 @@
 #define KEPT_AT(k, j) kept[KEPT_FROM(k) + (j)]
 #define KEEP(k, j, v) KEPT_AT(k, j) = (v)
 
+// name = the sum over a row of value, which is computed between SUM_BEGINS(name) and SUM_ENDS(value) for element j; in the
+// order of join_row.
+#define EACH_EIGHT _Pragma("unroll") for (int p = 0; p < PARTIALS / 8; p++)
+#define SUM_BEGINS(name) \
+    A name = 0; \
+    { \
+        A *total = &name; \
+        const int is_short = columns < 16; \
+        Vector all = 0; \
+        for (long chunk = 0; chunk < columns; chunk += CHUNK) { \
+            const long stop = MIN(chunk + CHUNK, columns); \
+            Vector partial[PARTIALS / 8]; \
+            EACH_EIGHT partial[p] = 0; \
+            for (long at = chunk; at < stop; at += PARTIALS) { \
+                const int count = (int)MIN((long)PARTIALS, stop - at); \
+                A block[PARTIALS] __attribute__((aligned(64))); \
+                WIDELY for (int w = 0; w < count; w++) { \
+                    const long j = at + w;
+#define SUM_ENDS(value) \
+                    block[w] = value; \
+                } \
+                int w = 0; \
+                if (count == PARTIALS) { \
+                    EACH_EIGHT partial[p] += ((const Vector *)block)[p]; \
+                    w = PARTIALS; \
+                } \
+                for (; !is_short && w + 8 <= count; w += 8) partial[0] += *(const Vector *)(block + w); \
+                for (; w < count; w++) *total += block[w]; \
+            } \
+            _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2) \
+                _Pragma("unroll") for (int p = 0; p < step; p++) partial[p] += partial[p + step]; \
+            all += partial[0]; \
+        } \
+        for (int j = 0; !is_short && j < 8; j++) *total += all[j]; \
+    }
+
 typedef struct {
     long shape[NDIM], steps[ARRAYS][NDIM];  // lengths, then every input's strides
     long rows, block;

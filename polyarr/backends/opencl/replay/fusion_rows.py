@@ -203,20 +203,35 @@ class LoneRows(RowGroup):
         for phase in range(phases.count):
             found += self.links(phases.of_rows(phase))
             joins = phases.joins(phase)
-            found += self._through_the_row(phase, [s.takes[1] for s in joins], loads)
-            found += [self._join(step, rows) for step in joins]
+            summed = next((step for step in joins if self._is_made_here(step, phase)), None)
+            found += self._through_the_row(phase, joins, loads, summed)
+            found += [self._join(step, rows) for step in joins if step is not summed]
         found += [self.statements.store(v, "row") for v in phases.reduced]
         return " ".join(found)
 
-    def _through_the_row(self, phase: int, joined: list[int], loads: dict[int, str]) -> list[str]:
-        """The loop over a row's elements, in which what is joined next and what is computed first now is written."""
+    def _is_made_here(self, step: Step, phase: int) -> bool:
+        """True for a sum of what is computed in this phase: it needs no loop of its own."""
+        x = step.takes[1]
+        return step.op is ops.sum and x in self.phases.kept and self.phases.of[x] == phase
+
+    def _through_the_row(
+        self, phase: int, joins: list[Step], loads: dict[int, str], summed: Step | None
+    ) -> list[str]:  # fmt: skip
+        """The loop over a row's elements, in which what is joined next and what is computed first now is written.
+
+        summed is joined at once, and kept only if somebody else takes it.
+        """
         stored, all_kept, text = self.phases.stored(phase), self.phases.kept, self.statements
-        kept = [v for v in dict.fromkeys(joined) if v in all_kept and self.phases.of[v] == phase]
-        if not stored and not kept:
+        joined = [v for v in dict.fromkeys(s.takes[1] for s in joins) if v in all_kept and self.phases.of[v] == phase]
+        takers = [v for step in self.phases.makers.values() if step is not summed for v in step.takes[1:]]
+        kept = [v for v in joined if v in takers]
+        if not stored and not joined:
             return []
-        statements = self._declared([*kept, *stored], phase, loads)
+        statements = self._declared([*joined, *stored], phase, loads)
         statements += [f"KEEP({all_kept.index(v)}, j, {text.names[v]});" for v in kept]
         statements += [text.store(v, "i + j") for v in stored]
+        if summed is not None:
+            return [f"SUM_BEGINS({text.names[summed.gives]})", *statements, f"SUM_ENDS({text.names[summed.takes[1]]})"]
         return ["WIDELY for (long j = 0; j < columns; j++) {", *statements, "}"]
 
     def _declared(self, wanted: list[int], phase: int, loads: dict[int, str]) -> list[str]:
