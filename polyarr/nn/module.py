@@ -42,7 +42,7 @@ class Module:
     def tree_rebuild(self, children: dict[str, Any]) -> Self:
         """A shallow copy with other children."""
         new = object.__new__(type(self))
-        new.__dict__ = vars(self) | children
+        object.__setattr__(new, "__dict__", vars(self) | children)  # whatever __setattr__ a subclass has
         return new
 
     def parameters(self) -> dict[str, Any]:
