@@ -2,16 +2,16 @@
 
     python benchmarks/train_step.py [--backend opencl] [--steps 60] [--threads 2]
     python benchmarks/train_step.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
-                                    [--precision high] [--steps 20] [--torch-compile] [--bodies]
+                                    [--precision high] [--steps 20] [--torch-compile] [--bodies] [--donate]
     either with                     [--json FILE] [--png FILE]
 
 polyarr's step is that of `polyarr train`, captured by polyarr.compile, but gives nothing away; beside it the same one
-eagerly. With another dtype PyTorch computes under autocast; with another precision it stays at float32. All do forward,
-backward, clipping and AdamW from the same weights, on the same batches, in one process, taking turns. The first losses
-must agree, or nothing is timed. "bodies" is the same model, captured, without kernels for whole functions such as norms
-but for products and attention: the rest is computed as the ops' definitions say. Every step is timed until its results
-are there; "host" is the time until the call returned, with the rest of the work under way. PyTorch is optional:
-pip install torch
+eagerly, and "donated" the one that does. With another dtype PyTorch computes under autocast; with another precision it
+stays at float32. All do forward, backward, clipping and AdamW from the same weights, on the same batches, in one
+process, taking turns. The first losses must agree, or nothing is timed. "bodies" is the same model, captured, without
+kernels for whole functions such as norms but for products and attention: the rest is computed as the ops' definitions
+say. Every step is timed until its results are there; "host" is the time until the call returned, with the rest of the
+work under way. PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -151,6 +151,7 @@ def main():
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--precision", default="highest", choices=["highest", "high"])
     parser.add_argument("--batch-size", type=int, help="windows a step, instead of the preset's")
+    parser.add_argument("--donate", action="store_true", help="also one that is given model and state")
     parser.add_argument("--bodies", action="store_true", help="also from the ops' definitions")
     parser.add_argument("--torch-compile", action="store_true", help="PyTorch's model by torch.compile, too")
     options = report.parsed(parser)
@@ -166,6 +167,9 @@ def main():
         "polyarr": PolyarrStep(recipe, model, pa.compile(step), backend),
         "polyarr eager": PolyarrStep(recipe, model, step, backend),
     }
+    if options.donate:
+        own = pa.tree.map(lambda a: a + 0, model)
+        steps["polyarr donated"] = PolyarrStep(recipe, own, pa.compile(step, donate=("model", "state")), backend)
     if options.bodies:
         steps["polyarr bodies"] = PolyarrStep(recipe, model, pa.compile(step), of_bodies(backend))
     if torch is None:
