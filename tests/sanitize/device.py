@@ -55,7 +55,7 @@ def shrink() -> None:
     CpuGeometry.block, CpuGeometry.span, CpuGeometry.least_part = 64, 8, 16
     CpuGeometry.part, GpuGeometry.part = 512, 256
     CpuGeometry.sort_tile = CpuGeometry.sort_span = 64
-    GpuGeometry.sort_tile, GpuGeometry.sort_long, GpuGeometry.sort_merges, sort.DIGIT_BYTES = 64, 1000, 0.5, 8
+    GpuGeometry.sort_tile, GpuGeometry.sort_long, GpuGeometry.sort_merges, sort.DIGIT_GROUP = 64, 1000, 0.5, 16
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
     GpuGeometry.most_values = 40
     topk.GROUP = topk.ROOM = 8

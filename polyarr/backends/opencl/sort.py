@@ -16,8 +16,7 @@ from polyarr.backends.opencl.scan import cumulative_sum
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
 EACH, LEAST_TILE = 16, 64  # elements that a GPU's work-item sorts by itself, and that are worth a team of work-items
-DIGIT, DIGIT_GROUP, DIGIT_BYTES = 8, 256, 64  # bits that are sorted at once; work-items that do, bytes of keys of each
-DIGIT_ROOM = 48 << 10  # bytes of local memory for that
+DIGIT, DIGIT_GROUP = 8, 256  # bits that are sorted at once, and work-items that do
 UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
 INT32 = np.dtype("int32")
@@ -73,15 +72,14 @@ def _sort_on_gpu(device: Device, x: Buffer, descending: bool, result: Buffer | N
     n, geometry = x.shape[-1], device.geometry
     merges, digits = (-(-n // _tile(device, x)) - 1).bit_length(), x.dtype.itemsize * 8 // DIGIT
     by_digits = n >= geometry.sort_long and merges > geometry.sort_merges * digits
-    by_digits = by_digits and device.features.local_memory >= DIGIT_ROOM
     return (_sort_by_digits if by_digits else _sort_in_teams)(device, x, descending, result, values)
 
 
 def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
     """Digit by digit, from the lowest on: each time all elements move to where those with their digit are due."""
     n, itemsize = x.shape[-1], x.dtype.itemsize
-    program, tile = device.plans[_digit_program](x.dtype, descending)
-    rows, tiles, passes = x.size // n, -(-n // tile), itemsize * 8 // DIGIT
+    program = device.plans[_digit_program](x.dtype, descending)
+    rows, tiles, passes = x.size // n, -(-n // (DIGIT_GROUP * EACH)), itemsize * 8 // DIGIT
     counted = Spec((rows, tiles << DIGIT), INT32)
     work, group, out = (rows * tiles * DIGIT_GROUP,), (DIGIT_GROUP,), (result or x).memory  # x, which is not written
     kept = (result or x).shape[-1]
@@ -99,11 +97,8 @@ def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer 
     return result or target[1]
 
 
-def _digit_program(device: Device, dtype: np.dtype, descending: bool) -> tuple[Program, int]:
-    """With how many elements a tile has."""
-    sizes = {"WG": DIGIT_GROUP, "EACH": min(16, DIGIT_BYTES // dtype.itemsize)}
-    program = device.build("sort_digits", **key_macros(dtype, descending), **sizes)
-    return program, DIGIT_GROUP * sizes["EACH"]
+def _digit_program(device: Device, dtype: np.dtype, descending: bool) -> Program:
+    return device.build("sort_digits", **key_macros(dtype, descending), ITEM_BITS=DIGIT, TEAM=DIGIT_GROUP, EACH=EACH)
 
 
 def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
@@ -166,5 +161,6 @@ def _gpu_program(device: Device, dtype: np.dtype, descending: bool, tile: int) -
     """With how many teams a group has, and how many work-items."""
     team = tile // EACH
     teams = max(1, 128 // team)
-    program = device.build("sort_gpu", **key_macros(dtype, descending), TEAM=team, TEAMS=teams, EACH=EACH)
+    sizes = {"ITEM_BITS": 8 * dtype.itemsize, "TEAM": team, "TEAMS": teams, "EACH": EACH}
+    program = device.build("sort_gpu", **key_macros(dtype, descending), **sizes)
     return program, teams, team * teams

@@ -167,7 +167,7 @@ class GpuGeometry:
     adds_atomically = True
     sums_few, least_part = False, 4096
     sort_tile = 2048
-    sort_long, sort_merges = 1 << 20, 2.4  # elements of a long row, and merges that take it as long as a digit
+    sort_long, sort_merges = 1 << 20, 1.6  # elements of a long row, and merges that take it as long as a digit
     tile, tile_rows, most_batches = 32, 8, 65535  # the last: groups along the third axis
 
     product_part = 2**6  # a kernel adds up one by one
