@@ -72,7 +72,7 @@ def test_the_only_result_is_written_over_what_is_given_away(backend):
             assert run == 0 or (address in addresses) == (count == 1)
 
 
-SHAPES = ((5, 33), (7, 1000), (3, 4, 2), (1, 64), (300, 17), (2, 8000))
+SHAPES = ((5, 33), (7, 1000), (3, 4, 2), (1, 64), (300, 17), (2, 8000), (2, 8203))
 
 
 @pytest.mark.parametrize("op", (ops.softmax, ops.log_softmax, ops.layer_norm, ops.rms_norm), ids=lambda op: op.name)

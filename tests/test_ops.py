@@ -36,6 +36,13 @@ def test_any_and_all_take_a_byte_an_element(on_numpy: Backend) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize(("op", "exact"), [(ops.sin, np.sin), (ops.cos, np.cos), (ops.tan, np.tan)])
+def test_sines_keep_their_digits_next_to_multiples_of_a_quarter_turn(backend: Backend, op: Any, exact: Any) -> None:
+    near = (np.arange(1, 100_000) * (np.pi / 2)).astype(np.float32)
+    x = np.concatenate([near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))])
+    np.testing.assert_allclose(op(pa.asarray(x)).numpy(), exact(x.astype(np.float64)), rtol=5e-7)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(("op", "exact"), [(ops.asinh, np.arcsinh), (ops.acosh, np.arccosh)])
 def test_inverse_hyperbolic_functions_as_other_ops(on_numpy: Backend, op: Op, exact: np.ufunc, dtype: str) -> None:
