@@ -9,6 +9,8 @@
 #error "softmax.cl needs a dtype's macros, LANES, WIDE, ROWS and IN_LOGS"
 #endif
 
+#define HELD 4096  // exponentials that stay in the first cache, where y cannot hold them
+
 __kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T *restrict y,
                                         const long rows, const long cols, const long rows_each) {
     EACH_ROW(rows, cols, rows_each) {
@@ -28,13 +30,23 @@ __kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T
             EACH_COLUMN(STORE(y_row, c, LOAD(y_row, c) * factor);)
 #endif
         } else {
-            EACH_COLUMN_WIDELY(part[w] += EXP(LOAD(x_row, c) - m);)
 #if IN_LOGS
+            EACH_COLUMN_WIDELY(part[w] += EXP(LOAD(x_row, c) - m);)
             const ACC log_sum = log(row_sum(part, me, lane));
-            EACH_COLUMN(STORE(y_row, c, LOAD(x_row, c) - m - log_sum);)
+            EACH_COLUMN_WIDELY(STORE(y_row, c, LOAD(x_row, c) - m - log_sum);)
 #else
+            ACC held[HELD];
+            if (columns <= HELD) {
+                EACH_COLUMN_WIDELY(const ACC e = EXP(LOAD(x_row, c) - m); part[w] += e; held[c] = e;)
+            } else {
+                EACH_COLUMN_WIDELY(part[w] += EXP(LOAD(x_row, c) - m);)
+            }
             const ACC factor = 1 / row_sum(part, me, lane);
-            EACH_COLUMN_WIDELY(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
+            if (columns <= HELD) {
+                EACH_COLUMN_WIDELY(STORE(y_row, c, held[c] * factor);)
+            } else {
+                EACH_COLUMN_WIDELY(STORE(y_row, c, EXP(LOAD(x_row, c) - m) * factor);)
+            }
 #endif
         }
     }
