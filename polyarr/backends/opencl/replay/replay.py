@@ -396,6 +396,8 @@ class Repetition:
         for place, slot in self._slots.items():
             slot.uses = uses.pop(place, [])
         self._own = blocks_of(slots_for(uses), self._device)
+        if len(self._own) > 1:  # so the pool would hold the memory of the first run, in other pieces, besides
+            self._device.give_back()
         self._sizes = [block.nbytes for block in self._own]
         self._commands, self._settings = commands, settings
         self._device.replays.add(self)

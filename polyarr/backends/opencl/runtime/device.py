@@ -257,8 +257,12 @@ class Device:
         return memory
 
     def trim(self) -> None:
-        """Give memory that no array uses back to the driver."""
+        """Give memory that no array uses back to the driver, and before that what only unreachable arrays use."""
         gc.collect()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give memory that no array uses back to the driver."""
         with self.lock:
             self.commands.finish()
             for replay in self.replays:
