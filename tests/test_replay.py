@@ -169,6 +169,19 @@ def test_memory_serves_again_and_trim_reaches_it(backend, write):
     runs.check(x)
 
 
+def test_blocks_take_the_place_of_the_first_runs_memory(backend, write, monkeypatch):
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.places"), "BLOCK", 1)
+    runs, x, device = Runs(backend, chain(write, 20)), drawn(backend, 0), backend.home
+    if hasattr(device.pool, "cuda"):
+        pytest.skip("what CUDA shares comes in chunks")
+    lost = [device.empty(X) for _ in range(100)]
+    del lost
+    for _ in range(2):
+        runs.run([x])
+    assert device.pool.managed_bytes - device.pool.active_bytes < 50 * 128
+    runs.check(x)
+
+
 def test_blocks_hold_slots_side_by_side(backend, monkeypatch):
     places, device = import_module("polyarr.backends.opencl.replay.places"), backend.home
     monkeypatch.setattr(places, "BLOCK", 1 << 12)
