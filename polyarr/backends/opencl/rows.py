@@ -27,7 +27,7 @@ def row_plan(
     """
     rows, cols = rows_of(shape)
     geometry = device.geometry
-    macros = geometry.row_macros(cols, dtype.itemsize, lined_up)
+    macros = geometry.row_macros(rows, cols, dtype.itemsize, lined_up)
     if "VECTOR" in macros:
         macros = {**macros, **vector_types(dtype, macros["VECTOR"])}
     sets = -(-rows // macros["ROWS"])

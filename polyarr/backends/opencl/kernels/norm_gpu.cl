@@ -27,6 +27,12 @@
 #define SUMMED x
 #endif
 
+// Whether the weights are asked for with the row, of which a work-item has little: it waits once then, not twice.
+#define WEIGHTS_FIRST (HELD && SHARE <= 8)
+#define READ_WEIGHTS \
+    if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w); \
+    if (HAS_BIAS) read_share(bias + at, low, high, me, 0, b);
+
 __kernel SHARING void norm_forward(__global const T *restrict x, __global const T *restrict added,
                                    __global const T *restrict weight, __global const T *restrict bias,
                                    __global T *restrict total, __global T *restrict y, __global ACC *restrict saved,
@@ -38,13 +44,16 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
     SET_OF_ROWS(1)
     const size_t row = first_row;
     AT_ROW(row, rows, cols)
-    ACC v[SHARE], w[SHARE], b[SHARE], part = 0;
+    ACC v[SHARE], other[SHARE], w[SHARE], b[SHARE], part = 0;
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
+#if WEIGHTS_FIRST
+        READ_WEIGHTS
+#endif
         READ_SHARE(x, 0, v)
 #if ADDS
-        READ_SHARE(added, 0, w)
-        EACH_OF_SHARE v[k] = ROUNDED(v[k] + w[k]);
+        READ_SHARE(added, 0, other)
+        EACH_OF_SHARE v[k] = ROUNDED(v[k] + other[k]);
         WRITE_SHARE(total, v)
 #endif
         EACH_OF_SHARE part += CENTRED ? v[k] : v[k] * v[k];
@@ -70,8 +79,9 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
         READ_AGAIN(SUMMED, 0, v)
-        if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w);
-        if (HAS_BIAS) read_share(bias + at, low, high, me, 0, b);
+#if !WEIGHTS_FIRST
+        READ_WEIGHTS
+#endif
         EACH_OF_SHARE {
             const ACC scaled = (v[k] - mean) * rstd * (HAS_WEIGHT ? w[k] : 1);
             v[k] = HAS_BIAS ? scaled + b[k] : scaled;

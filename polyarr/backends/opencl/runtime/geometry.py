@@ -85,7 +85,7 @@ class CpuGeometry:
         """A work-item each."""
         return Cut((total,), (1,), 1)
 
-    def row_macros(self, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
+    def row_macros(self, rows: int, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
         """LANES work-items share a row, ROWS rows share a work-group, WIDE partial results per work-item."""
         wide = 8 if cols <= 128 else 16 if cols <= 512 else 32  # folding many costs more than a short row itself
         return {"LANES": 1, "WIDE": wide, "ROWS": 1}
@@ -151,6 +151,7 @@ class GpuGeometry:
     row_files = "_gpu"
     row_items, groups_per_unit = 128, 2
     row_share, most_held = 24, 32  # elements of a row that a work-item should take at once, and that it can hold
+    few_rows_share = 8  # the same where rows leave most units idle: then a row's time is that of its steps
     least_lanes, most_lanes = 8, 512
     most_values = 64  # elements that it can hold of all that steps of a group give
     linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
@@ -204,14 +205,14 @@ class GpuGeometry:
 
     one_each = items
 
-    def row_macros(self, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
-        """What shares.cl needs for rows of this length; lined_up if all rows must lie in vectors in the same way."""
+    def row_macros(self, rows: int, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
+        """What shares.cl needs for so many rows of this length; lined_up if all must lie in vectors in the same way."""
         vector = self.vector(itemsize)
         even = cols % vector == 0
         if lined_up and not even:
             vector, even = 1, True
-        lanes = self.least_lanes
-        while lanes < self.most_lanes and lanes * self.row_share < cols:
+        lanes, share = self.least_lanes, self.row_share if rows > self.units else self.few_rows_share
+        while lanes < self.most_lanes and lanes * share < cols:
             lanes *= 2
         slots = -(-(cols + (0 if even else 2 * (vector - 1))) // (vector * lanes))
         held = slots * vector <= self.most_held
