@@ -15,8 +15,8 @@ from polyarr.testing.compare import bits
 from tests.opencl_modules import opencl_modules
 from tests.test_fusion import a_repeated_input_that_is_read_as_dense
 
-conv, copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, telling, topk = opencl_modules(
-    "conv", "copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "telling", "topk"
+conv, copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, telling, thin, topk = opencl_modules(
+    "conv", "copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "telling", "thin", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
@@ -80,6 +80,53 @@ def test_rows(gpu, rows, columns, dtype):
         for got, expected in both(fn, *hosts, dtype=getattr(pa, dtype)):
             scale = np.abs(expected).max() * (2e-5 if dtype == "float32" else 4e-3)
             np.testing.assert_allclose(got, expected, rtol=0, atol=scale, err_msg=name)
+
+
+def placed(host, dtype, gap, turned):
+    """host in the dtype behind `gap` nans, its last two axes the other way in memory if it is to be turned."""
+    wanted = host.swapaxes(-1, -2) if turned else host
+    behind = pa.astype(pa.asarray(np.append(np.full(gap, np.nan), wanted)), dtype)
+    found = ops.reshape(behind[gap:], shape=wanted.shape)
+    return ops.matrix_transpose(found) if turned else found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("form", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize(
+    "lengths", [(1, 1100, 5), (3, 72, 40), (2, 37, 4), (9, 24, 1), (6, 520, 9), (8, 0, 3)],
+    ids=["one row", "few", "odd", "few columns", "in steps", "of nothing"],
+)  # fmt: skip
+def test_products_of_few_rows(gpu, lengths, form, dtype):
+    """Read by vectors where all rows begin at multiples of them, else by smaller ones or one by one; in batches."""
+    m, k, n = lengths
+    tolerance = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 1e-6, "float64": 1e-14}[dtype]
+    for gap in (0, 1, 4):
+        x, y = placed(normal(2, m, k), dtype, gap, form[0] == "T"), placed(normal(2, k, n), dtype, gap, form[1] == "T")
+        expected = x.astype("float64").numpy() @ y.astype("float64").numpy()
+        found = ops.matrix_product(x, y).astype("float64").numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=str(gap))
+
+
+@pytest.mark.parametrize("form", ["NN", "NT"])
+def test_columns_that_no_group_takes_are_seen(gpu, monkeypatch, form):
+    """A planted fault: groups are said to take twice as many columns as they do."""
+    real = thin._gpu_cut
+    twice = thin.FAMILIES["gpu"]._replace(cut=lambda *args: real(*args)._replace(columns=2 * real(*args).columns))
+    monkeypatch.setitem(thin.FAMILIES, "gpu", twice)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        test_products_of_few_rows(gpu, (3, 72, 1531), form, "float32")
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["NN", "NT"])
+def test_what_is_no_number_stays_in_its_row_and_column(gpu, turned):
+    x, y = normal(3, 40), normal(40, 37, seed=1)
+    x[1, 39], y[38, 5] = np.inf, np.nan
+    found = ops.matrix_product(pa.asarray(x), placed(y, "float32", 0, turned)).numpy()
+    clean = ops.matrix_product(pa.asarray(np.where(x == np.inf, 0, x)), placed(np.nan_to_num(y), "float32", 0, turned))
+    others = np.ix_([0, 2], np.arange(37) != 5)
+    np.testing.assert_array_equal(found[others], clean.numpy()[others])
+    assert np.isnan(found[:, 5]).all()
+    assert np.isinf(np.delete(found[1], 5)).all()
 
 
 def test_the_gradient_of_bias_and_activation(gpu):

@@ -84,7 +84,7 @@ def pads(device, dtype, p, aligned, epilogue):
     """The plan of a variant that pads rows: the portable kernels', and a copy."""
     if not epilogue.pads:
         return None
-    launch = matmul.FAMILIES[device.geometry.kind].plan(device, dtype, p, aligned, epilogue)
+    launch = matmul.FAMILIES[device.geometry.kind](device, dtype, p, aligned, epilogue)
 
     def and_copy(arrays, x_start, y_start):
         *others, out, saved = arrays

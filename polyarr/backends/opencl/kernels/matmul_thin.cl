@@ -1,16 +1,15 @@
-// Matrix product with few rows, such as one vector: out = activation(x @ y + bias), for a batch. It is bound
+// Matrix product with few rows, such as one vector: out = activation(x @ y + bias), for a batch, on CPUs. It is bound
 // by reading y, which is read once. A tall matrix times one with few columns is the same, transposed.
 //
 // Arrays   x (batch, m, k), y (batch, k, n), out, saved (batch, m, n), each with any strides, saved what
 //          activation is applied to; bias with a stride for the rows and one for the columns of out
 // Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
-// Launch   local (LANES, ROWS, 1), global that times (groups of columns, 1, batch). A group has
-//          columns_each * ROWS columns if Y_ALONG_K, else LANES * WIDE
+// Launch   local (1, 1, 1), global (groups of columns, 1, batch). A group has columns_each columns if Y_ALONG_K, else
+//          WIDE
 // Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes
 //          X_ALONG_K, Y_ALONG_K 1 if the stride along k is 1; if not Y_ALONG_K the stride along n should be
 //          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          LANES work-items side by side along the contiguous axis of y, ROWS along the other (powers of two)
-//          WIDE sums that a work-item keeps
+//          WIDE sums that a work-item keeps | LANES, ROWS 1
 #if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_thin.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
 #endif
@@ -38,63 +37,52 @@ __kernel ROW_GROUP void matmul(
         const long bias_column, const long x_start, const long x_row, const long x_deep, const long y_start,
         const long y_column, const long y_deep, const long inner, const long x_outer, const long x_inner,
         const long y_outer, const long y_inner) {
-    __local ACC lanes[LANES * ROWS];
-    const int me = get_local_id(0), turn = get_local_id(1);
+    __local ACC lanes[1];
+    const int me = 0;
     const long b = get_group_id(2);
     x += x_start + (b / inner) * x_outer + (b % inner) * x_inner;
     y += y_start + (b / inner) * y_outer + (b % inner) * y_inner;
 #if Y_ALONG_K
-    const long first = get_group_id(0) * columns_each * ROWS + turn;
-    for (long i = 0, column = first; i < columns_each; i++, column += ROWS) {
+    for (long i = 0, column = get_group_id(0) * columns_each; i < columns_each; i++, column++) {
         const long depth = column < n ? k : 0;
         __global const T *row = y + (column < n ? column * y_column : 0);
         for (long r = 0; r < m; r++) {
             ACC total[WIDE], lost[WIDE];
             for (int w = 0; w < WIDE; w++) total[w] = lost[w] = 0;
-            for (long begin = 0; begin < depth; begin += CHUNK * WIDE * LANES) {
+            for (long begin = 0; begin < depth; begin += CHUNK * WIDE) {
                 // What EACH_COLUMN visits: of y transposed.
-                const size_t columns = MIN(CHUNK * WIDE * LANES, depth - begin);
+                const size_t columns = MIN(CHUNK * WIDE, depth - begin);
                 ACC part[WIDE];
                 for (int w = 0; w < WIDE; w++) part[w] = 0;
                 EACH_COLUMN(part[w] += X(r, begin + c) * LOAD(row, begin + c);)
                 for (int w = 0; w < WIDE; w++) ADD_KEEPING(ACC, total[w], lost[w], part[w])
             }
-            const ACC sum = row_sum(total, me, lanes + turn * LANES);
-            if (me == 0 && column < n) WRITE(r, column, sum)
+            const ACC sum = row_sum(total, me, lanes);
+            if (column < n) WRITE(r, column, sum)
         }
     }
 #else
-    const long first = get_group_id(0) * (LANES * WIDE) + me;
-    const int whole = first - me + LANES * WIDE <= n;
+    const long first = get_group_id(0) * WIDE;
+    const int whole = first + WIDE <= n;
     for (long r = 0; r < m; r++) {
         ACC total[WIDE], lost[WIDE];
         for (int w = 0; w < WIDE; w++) total[w] = lost[w] = 0;
-        for (long begin = 0; begin < k; begin += CHUNK * ROWS) {
-            const long end = MIN(begin + CHUNK * ROWS, k);
+        for (long begin = 0; begin < k; begin += CHUNK) {
+            const long end = MIN(begin + CHUNK, k);
             ACC part[WIDE];
             for (int w = 0; w < WIDE; w++) part[w] = 0;
-            for (long d = begin + turn; d < end; d += ROWS) {
+            for (long d = begin; d < end; d++) {
                 const ACC left = X(r, d);
                 __global const T *row = y + d * y_deep + first * y_column;
-                if (whole) for (int w = 0; w < WIDE; w++) part[w] += left * LOAD(row, w * LANES * y_column);
+                if (whole) for (int w = 0; w < WIDE; w++) part[w] += left * LOAD(row, w * y_column);
                 else
                     for (int w = 0; w < WIDE; w++)
-                        if (first + w * LANES < n) part[w] += left * LOAD(row, w * LANES * y_column);
+                        if (first + w < n) part[w] += left * LOAD(row, w * y_column);
             }
             for (int w = 0; w < WIDE; w++) ADD_KEEPING(ACC, total[w], lost[w], part[w])
         }
-        for (int w = 0; w < WIDE; w++) {
-            ACC sum = total[w];
-            if (ROWS > 1) {
-                lanes[turn * LANES + me] = sum;
-                barrier(CLK_LOCAL_MEM_FENCE);
-                sum = 0;
-                for (int t = 0; t < ROWS; t++) sum += lanes[t * LANES + me];
-                barrier(CLK_LOCAL_MEM_FENCE);
-            }
-            const long column = first + w * LANES;
-            if (turn == 0 && column < n) WRITE(r, column, sum)
-        }
+        for (int w = 0; w < WIDE; w++)
+            if (first + w < n) WRITE(r, first + w, total[w])
     }
 #endif
 }

@@ -1,13 +1,12 @@
 """A linear layer whose weight is int8: few rows read it in place, for many it becomes a matrix of floats."""
 
-from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.elementwise import astype
+from polyarr.backends.opencl.products import thin
 from polyarr.backends.opencl.products.int8_scaling import macros_of, scaling_plan
 from polyarr.backends.opencl.products.matmul import product
 from polyarr.backends.opencl.products.product import Epilogue
@@ -15,7 +14,6 @@ from polyarr.backends.opencl.rows import wide
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, swapped
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
-from polyarr.backends.opencl.runtime.program import vector_types
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import Spec
 
@@ -38,7 +36,7 @@ def int8_linear(
         plan, given = device.plans[scaling_plan](x.dtype, bias.dtype, rows, n, epilogue), [_product(device, x, weight)]
     else:
         given = [x, dense(device, weight)]
-        plan = device.plans[_plan](x.dtype, bias.dtype, rows, n, depth, epilogue)
+        plan = device.plans[FAMILIES[device.geometry.kind]](x.dtype, bias.dtype, rows, n, depth, epilogue)
     plan.kernel(plan.work, plan.group, *[b.memory for b in (*given, scale, bias, y)], *plan.numbers)
     return y
 
@@ -55,39 +53,13 @@ def _as_wide(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
     return dense(device, buf) if buf.dtype == due else astype(device, Spec(buf.shape, due), buf, dtype=due)
 
 
-def _plan(
+def _cpu_plan(
     device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue
 ) -> LaunchPlan:
-    family = FAMILIES[device.geometry.kind]
-    lanes = family.lanes(device, dtype, n, depth)
-    program = device.build(family.file, **macros_of(dtype, bias, epilogue), **lanes)
-    each = lanes.get("AHEAD") or device.geometry.thin_columns(n, True)
-    work = lanes["LANES"], -(-n // (each * lanes["ROWS"])) * lanes["ROWS"]
-    return LaunchPlan(program.int8_linear, work, (lanes["LANES"], lanes["ROWS"]), (rows, n, depth, each))
-
-
-def _cpu_lanes(device: Device, dtype: np.dtype, n: int, depth: int) -> dict[str, Any]:
     # One vector of sums is not enough for a CPU: it would wait for each sum before the next.
-    return {"LANES": 1, "ROWS": 1, "WIDE": 4 * vector_width(device)}
+    lanes, each = {"LANES": 1, "ROWS": 1, "WIDE": 4 * vector_width(device)}, device.geometry.thin_columns(n, True)
+    program = device.build("int8_linear", **macros_of(dtype, bias, epilogue), **lanes)
+    return LaunchPlan(program.int8_linear, (1, -(-n // each)), (1, 1), (rows, n, depth, each))
 
 
-def _gpu_lanes(device: Device, dtype: np.dtype, n: int, depth: int) -> dict[str, Any]:
-    vector = 1 if depth % VECTOR or dtype.itemsize * VECTOR > 16 else VECTOR
-    ahead = AHEAD if n > MANY else 1
-    return {
-        "LANES": 32, "ROWS": 4, "WIDE": 1, "AHEAD": ahead, "VECTOR": vector, **vector_types(dtype, vector),
-        "CODES": "char" + str(vector) * (vector > 1),
-    }  # fmt: skip
-
-
-VECTOR, AHEAD, MANY = 4, 4, 1 << 14  # codes that a work-item reads at once; columns of a line, where there are many
-
-
-class Family(NamedTuple):
-    """The kernel for a kind of device, and how its work-items go along a row of weights."""
-
-    file: str
-    lanes: Callable[[Device, np.dtype, int, int], dict[str, Any]]
-
-
-FAMILIES = {"cpu": Family("int8_linear", _cpu_lanes), "gpu": Family("int8_linear_gpu", _gpu_lanes)}
+FAMILIES = {"cpu": _cpu_plan, "gpu": thin.plan_of_bytes}

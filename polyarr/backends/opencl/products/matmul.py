@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense, in_whole_rows, padded
-from polyarr.backends.opencl.products import mma, wgmma
+from polyarr.backends.opencl.products import mma, thin, wgmma
 from polyarr.backends.opencl.products.product import (
     PLAIN,
     Arrays,
@@ -31,10 +31,9 @@ from polyarr.backends.opencl.runtime.source import SCALARS
 from polyarr.backends.opencl.shape import concat
 from polyarr.backends.opencl.tuning.measure import Launcher
 from polyarr.backends.opencl.tuning.tuned import best
-from polyarr.backends.opencl.tuning.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup, vector_width
+from polyarr.backends.opencl.tuning.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup
 from polyarr.core.spec import Spec, float32, float64
 
-THIN_ROWS = 4  # up to as many rows a product is bound by reading the other operand
 GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
 LEAST_SLICE = 256  # a part of k that is worth its own work-group
 EVEN = 0.9  # how busy the units must be if each tile is one work-group's
@@ -152,9 +151,12 @@ def _plan(
     if problem is None:
         return None
     too_far = max(problem.x.step, problem.y.step) > device.geometry.largest_step
-    if min(problem.m, problem.n) <= THIN_ROWS or too_far:
-        return _thin_plan(device, out.dtype, problem, epilogue)
-    if 1 not in (problem.x.kept, problem.x.deep) or 1 not in (problem.y.kept, problem.y.deep):
+    is_contiguous = 1 in (problem.x.kept, problem.x.deep) and 1 in (problem.y.kept, problem.y.deep)
+    if thin.takes(device, problem) or too_far:
+        faster = is_contiguous and not too_far and thin.is_for_matrix_units(out.dtype, problem)
+        found = by_variant(device, out.dtype, problem, aligned, epilogue) if faster else None
+        return found or thin.plan(device, out.dtype, problem, aligned, epilogue)
+    if not is_contiguous:
         return None
     return plan_of(device, out.dtype, problem, aligned, epilogue)
 
@@ -163,11 +165,17 @@ def plan_of(
     device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies:
     """How a product runs whose operands are each contiguous along an axis."""
-    for variant in VARIANTS:
-        plan = variant.plan(device, dtype, problem, aligned, epilogue)
-        if plan is not None:
-            return plan
-    return FAMILIES[device.geometry.kind].plan(device, dtype, problem, aligned, epilogue)
+    family = FAMILIES[device.geometry.kind]
+    found = by_variant(device, dtype, problem, aligned, epilogue)
+    return found or family(device, dtype, problem, aligned, epilogue)
+
+
+def by_variant(
+    device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan | Copies | None:
+    """The plan of the first variant that takes it."""
+    plans = (variant.plan(device, dtype, problem, aligned, epilogue) for variant in VARIANTS)
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def _batch_strides(p: Problem) -> tuple[int, ...]:
@@ -336,54 +344,8 @@ def _vector(
     return 4 if dtype == float32 and aligned and even else 1
 
 
-def _thin_plan(device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue) -> Plan:
-    """Few rows, or few columns: then the product of the transposes."""
-    tall = p.n < p.m
-    out_strides, bias_strides = (p.n, 1), (0, 1)
-    if tall:
-        p = transposed(p)
-        out_strides, bias_strides = (1, p.m), (1, 0)
-    lanes = FAMILIES[device.geometry.kind].thin_lanes(device, p.y.along_k)
-    program = device.build("matmul_thin", **epilogue.macros(dtype), **p.macros, **lanes)
-    span = lanes["ROWS"] if p.y.along_k else lanes["LANES"] * lanes["WIDE"]
-    each = device.geometry.thin_columns(p.n, p.y.along_k)
-    work = blocks_in(p.n, span * each) * lanes["LANES"], lanes["ROWS"], p.batch
-    scalars, batch = (p.m, p.n, p.k, each, *out_strides, *bias_strides), _batch_strides(p)
-
-    def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        x, y, bias, _, out, saved = arrays
-        if tall:
-            x, y, x_start, y_start = y, x, y_start, x_start
-        program.matmul(
-            work, (lanes["LANES"], lanes["ROWS"], 1), x, y, bias, out, saved, *scalars,
-            x_start, p.x.kept, p.x.deep, y_start, p.y.kept, p.y.deep, *batch,
-        )  # fmt: skip
-
-    return Plan(launch, None)
-
-
-def transposed(p: Problem) -> Problem:
-    """The transposed product."""
-    return p._replace(m=p.n, n=p.m, x=p.y, y=p.x)
-
-
-def _cpu_thin_lanes(device: Device, along_k: bool) -> dict[str, int]:
-    return {"LANES": 1, "ROWS": 1, "WIDE": (1 if along_k else 4) * vector_width(device)}
-
-
-def _gpu_thin_lanes(device: Device, along_k: bool) -> dict[str, int]:
-    return {"LANES": 32, "ROWS": 4 if along_k else 8, "WIDE": 4 if along_k else 1}
-
-
-class Family(NamedTuple):
-    """The kernels for a kind of device: the plan of a product, and the lanes of a thin one."""
-
-    plan: Callable[..., Plan]
-    thin_lanes: Callable[[Device, bool], dict[str, int]]
-
-
 VARIANTS = (wgmma.VARIANT, mma.VARIANT)  # kernels for some devices; the first that takes a product computes it
-FAMILIES = {"cpu": Family(_cpu_plan, _cpu_thin_lanes), "gpu": Family(_gpu_plan, _gpu_thin_lanes)}
+FAMILIES = {"cpu": _cpu_plan, "gpu": _gpu_plan}
 
 
 # ---- which tiles -------------------------------------------------------------------------------------------

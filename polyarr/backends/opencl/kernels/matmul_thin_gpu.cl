@@ -1,0 +1,176 @@
+// Matrix product with few rows, as matmul_thin.cl has it, for GPUs: out = activation(x @ y * scale + bias). It is bound
+// by reading y, so a work-item asks for AHEAD vectors of it before it uses the first, and each is used for M rows.
+//
+// Arrays   those of matmul_thin.cl; scale (n) of ACC
+// Launch   local (LANES, LINES, 1), global that times (groups of columns, 1, batch). A group has LINES * COLUMNS
+//          columns if Y_ALONG_K, else LANES * VECTOR
+// Params   those of matmul_thin.cl but WIDE and ROWS | M rows that are made at once
+//          Y_ALONG_K 1: LANES work-items share COLUMNS columns, for each of LINES; M * COLUMNS is at most LANES. x is
+//          contiguous along k if VECTOR is not 1. Y_ALONG_K 0: LINES work-items share VECTOR columns, and COLUMNS is 1
+//          VECTOR elements along the contiguous axis of y that are read at once, 1 unless all its rows, and x's if both
+//          are contiguous along k, begin at multiples of as many and are as long; DTYPE, RAW, WORD as DEFINE_VECTOR has
+//          them | Y_T, Y_DTYPE, Y_RAW, Y_WORD the same of y | SCALES 1 if there is a scale | BIAS_T, BIAS_LOAD of the
+//          bias | KEEPS 1 where a work-item adds so many terms that one running sum would lose digits
+#if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
+#error "matmul_thin_gpu.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
+#endif
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
+#error "matmul_thin_gpu.cl needs BIAS, SAVE and ACTIVATION"
+#endif
+#if !defined(LANES) || !defined(LINES) || !defined(COLUMNS) || !defined(M) || !defined(AHEAD) || !defined(KEEPS)
+#error "matmul_thin_gpu.cl needs LANES, LINES, COLUMNS, M, AHEAD and KEEPS"
+#endif
+#if !defined(VECTOR) || !defined(DTYPE) || !defined(RAW) || !defined(WORD)
+#error "matmul_thin_gpu.cl needs VECTOR, DTYPE, RAW and WORD"
+#endif
+
+#if !defined(Y_T) || !defined(Y_DTYPE) || !defined(Y_RAW) || !defined(Y_WORD)
+#error "matmul_thin_gpu.cl needs Y_T, Y_DTYPE, Y_RAW and Y_WORD"
+#endif
+#if !defined(SCALES) || !defined(BIAS_T) || !defined(BIAS_LOAD)
+#error "matmul_thin_gpu.cl needs SCALES, BIAS_T and BIAS_LOAD"
+#endif
+
+#define GROUP (LANES * LINES)
+#define OUTPUTS (LINES * COLUMNS * M)  // of a group, where a line shares columns
+#define WIDTH (LANES * VECTOR)         // columns of a group, where lines share them
+#define FOLDS MIN(8, MIN(LANES, GROUP / OUTPUTS))  // work-items that add what a line has of one
+#define ASKS_FOR_ALL (M * AHEAD <= 8)            // whether there is room for all of x that is used at once
+#define EACH_AHEAD _Pragma("unroll") for (int a = 0; a < AHEAD; a++)
+#define EACH_ROW _Pragma("unroll") for (int i = 0; i < M; i++)
+#define EACH_COLUMN_OF_LINE _Pragma("unroll") for (int j = 0; j < COLUMNS; j++)
+#define WIDEN_NOW(dtype) widen_##dtype
+#define WIDEN(dtype) WIDEN_NOW(dtype)
+typedef union { WORD word; RAW each[VECTOR]; } Left;
+typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
+
+// What lies at p, or zeros. There is something to read in any case, so that nothing waits for a branch.
+#define ASK_FOR(stored, WORD, p, is_due) { \
+        stored.word = *(__global const WORD *)(p); \
+        if (!(is_due)) stored.word = (WORD)(0); \
+    }
+#define X_AT(r, d) (x + MIN(r, m - 1) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
+#define SCALE(c) (SCALES ? scale[c] : 1)
+#define ADDED(r, c) (BIAS ? BIAS_LOAD(bias, (r) * bias_row + (c) * bias_column) : 0)
+
+// A work-item's sums: of parts, of which what rounding loses is kept, where there are many terms.
+#define EACH_SUM(high, wide) \
+    _Pragma("unroll") for (int g = 0; g < high; g++) _Pragma("unroll") for (int h = 0; h < wide; h++)
+#if KEEPS
+#define SUMS(name, high, wide) \
+    ACC name[high][wide], name##_lost[high][wide]; \
+    EACH_SUM(high, wide) name[g][h] = name##_lost[g][h] = 0;
+#define PARTS(name, high, wide) ACC name##_part[high][wide]; EACH_SUM(high, wide) name##_part[g][h] = 0;
+#define PART(name) name##_part
+#define ADD_PARTS(name, high, wide) \
+    EACH_SUM(high, wide) ADD_KEEPING(ACC, name[g][h], name##_lost[g][h], name##_part[g][h])
+#else
+#define SUMS(name, high, wide) ACC name[high][wide]; EACH_SUM(high, wide) name[g][h] = 0;
+#define PARTS(name, high, wide)
+#define PART(name) name
+#define ADD_PARTS(name, high, wide)
+#endif
+
+#define WRITE(r, c, sum, factor, added) { \
+        const ACC v = SCALES ? (sum) * (factor) + (added) : (sum) + (added); \
+        const size_t place = b * m * n + (r) * out_row + (c) * out_column; \
+        if (SAVE) STORE(saved, place, v); \
+        STORE(out, place, ACTIVATE(v)); \
+    }
+
+__kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
+        __global const T *restrict x, __global const Y_T *restrict y, __global const ACC *restrict scale,
+        __global const BIAS_T *restrict bias, __global T *restrict out, __global T *restrict saved, const long m,
+        const long n, const long k, const long out_row, const long out_column, const long bias_row,
+        const long bias_column, const long x_start, const long x_row, const long x_deep, const long y_start,
+        const long y_column, const long y_deep, const long inner, const long x_outer, const long x_inner,
+        const long y_outer, const long y_inner) {
+    const int me = get_local_id(0), line = get_local_id(1), flat = line * LANES + me;
+    const long b = get_group_id(2);
+    x += x_start + (b / inner) * x_outer + (b % inner) * x_inner;
+    y += y_start + (b / inner) * y_outer + (b % inner) * y_inner;
+#if Y_ALONG_K
+    __local ACC sums[OUTPUTS * (LANES + 1)];
+    const long begin_of_group = get_group_id(0) * (LINES * COLUMNS), first = begin_of_group + line * COLUMNS;
+    for (long r = 0; r < m; r += M) {
+        const long row = r + flat % M, column = begin_of_group + flat / M;  // whose sum this work-item writes
+        const int writes = flat < OUTPUTS && row < m && column < n;
+        const ACC factor = writes ? SCALE(column) : 0, added = writes ? ADDED(row, column) : 0;
+        SUMS(total, COLUMNS, M)
+        for (long d = me * VECTOR; d < k; d += AHEAD * LANES * VECTOR) {
+            Right right[AHEAD][COLUMNS];
+            Left left[ASKS_FOR_ALL ? AHEAD : 1][M];
+            PARTS(total, COLUMNS, M)
+            EACH_AHEAD {
+                const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
+                EACH_COLUMN_OF_LINE
+                    ASK_FOR(right[a][j], Y_WORD, y + MIN(first + j, n - 1) * y_column + near, at < k)
+                if (ASKS_FOR_ALL) EACH_ROW ASK_FOR(left[a][i], WORD, X_AT(r + i, near), at < k)
+            }
+            EACH_AHEAD {
+                const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
+                const int here = ASKS_FOR_ALL ? a : 0;
+                if (!ASKS_FOR_ALL) EACH_ROW ASK_FOR(left[here][i], WORD, X_AT(r + i, near), at < k)
+                EACH_COLUMN_OF_LINE EACH_ROW {
+                    ACC dot = 0;
+                    EACH_OF_VECTOR dot += WIDEN(DTYPE)(left[here][i].each[k]) * WIDEN(Y_DTYPE)(right[a][j].each[k]);
+                    PART(total)[j][i] += dot;
+                }
+            }
+            ADD_PARTS(total, COLUMNS, M)
+        }
+        EACH_COLUMN_OF_LINE EACH_ROW sums[((line * COLUMNS + j) * M + i) * (LANES + 1) + me] = total[j][i];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (flat < OUTPUTS * FOLDS) {
+            __local ACC *of_line = sums + flat / FOLDS * (LANES + 1) + flat % FOLDS;
+            ACC sum = *of_line;
+            _Pragma("unroll") for (int l = FOLDS; l < LANES; l += FOLDS) sum += of_line[l];
+            *of_line = sum;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (writes) {
+            ACC sum = 0;
+            _Pragma("unroll") for (int l = 0; l < FOLDS; l++) sum += sums[flat * (LANES + 1) + l];
+            WRITE(row, column, sum, factor, added)
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);  // sums may serve the next rows
+    }
+#else
+    __local ACC sums[LINES][WIDTH];
+    const long begin_of_group = get_group_id(0) * WIDTH, first = begin_of_group + me * VECTOR;
+    for (long r = 0; r < m; r += M) {
+        SUMS(total, M, VECTOR)
+        __global const Y_T *own = y + MIN(first, n - VECTOR) * y_column;
+        const long depth = k;
+        for (long d = line; d < depth; d += AHEAD * LINES) {
+            Right right[AHEAD];
+            PARTS(total, M, VECTOR)
+            EACH_AHEAD {
+                const long at = d + a * LINES;
+                ASK_FOR(right[a], Y_WORD, own + MIN(at, depth - 1) * y_deep, at < depth)
+            }
+            EACH_AHEAD {
+                const long at = d + a * LINES;
+                EACH_ROW {
+                    const ACC left = at < depth ? LOAD(X_AT(r + i, at), 0) : 0;
+                    EACH_OF_VECTOR PART(total)[i][k] += left * WIDEN(Y_DTYPE)(right[a].each[k]);
+                }
+            }
+            ADD_PARTS(total, M, VECTOR)
+        }
+        EACH_ROW {
+            EACH_OF_VECTOR sums[line][me * VECTOR + k] = total[i][k];
+            barrier(CLK_LOCAL_MEM_FENCE);
+            for (int c = flat; c < WIDTH; c += GROUP) {
+                const long row = r + i, column = begin_of_group + c;
+                if (row < m && column < n) {
+                    ACC sum = 0;
+                    for (int l = 0; l < LINES; l++) sum += sums[l][c];
+                    WRITE(row, column, sum, SCALE(column), ADDED(row, column))
+                }
+            }
+            barrier(CLK_LOCAL_MEM_FENCE);
+        }
+    }
+#endif
+}
