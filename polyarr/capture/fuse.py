@@ -5,7 +5,6 @@ other by way of a third; and steps that may report a bad index keep their order,
 """
 
 from collections.abc import Iterable, Iterator
-from math import prod
 from typing import NamedTuple
 
 from polyarr.core.program import Fusion, Kind, Program, Step, flat
@@ -24,7 +23,6 @@ def fused(program: Program, fusion: Fusion) -> Program:
                     groups.join_alike(groups.home[groups.maker[v]], groups.home[i])
         for i in reversed(range(len(program.steps))):
             groups.join_only_user(groups.home[i])
-    groups.join_beside(fusion.beside)
     return _rebuilt(program, fusion, groups)
 
 
@@ -84,19 +82,6 @@ class Groups:
             if one and other and _is_by_rows(one, other) and self._may_join(a, b, one, other):
                 self._join(a, b, one, other)
 
-    def join_beside(self, beside: int) -> None:
-        """Make one of groups that need nothing of each other and have fewer elements than are worth a command."""
-        open_for = dict[Kind, int]()
-        for b in list(self.all):
-            kind = self.all[b].kind
-            if kind is None or kind.reduced or prod(kind.shape) >= beside:
-                continue
-            a = open_for.get(kind)
-            if a is not None and self._may_join(a, b, kind, kind):
-                self._join(a, b, kind, kind)
-            else:
-                open_for[kind] = b
-
     def edges(self, steps: Iterable[int]) -> tuple[list[int], list[int]]:
         """The values that steps take from elsewhere, and those of their own that somebody else needs."""
         inside = set(steps)
@@ -126,7 +111,7 @@ class Groups:
         return len(steps) <= LONGEST and sum(map(len, self.edges(steps))) <= self._most
 
     def _join(self, a: int, b: int, kind: Kind, others: Kind) -> None:
-        """Make one of group a and group b, which waits for it or needs nothing of it."""
+        """Make one of group a and group b, which waits for it."""
         one, other = self.all[a], self.all.pop(b)
         own = one.own | other.own
         before, after = (one.before | other.before) & ~own, (one.after | other.after) & ~own
@@ -135,8 +120,7 @@ class Groups:
         for i in other.steps:
             self.home[i] = a
         # Mostly everybody knows all that now: b waits for nothing else than a does, or nothing waits for a but by b.
-        is_new = other.before & ~(one.before | one.own) and one.after & ~(other.after | other.own)
-        if is_new or (one.before & ~(other.before | other.own) and other.after & ~(one.after | one.own)):
+        if other.before & ~(one.before | one.own) and one.after & ~(other.after | other.own):
             for g in {self.home[i] for i in _bits(after)}:
                 self.all[g] = self.all[g]._replace(before=self.all[g].before | before | own)
             for g in {self.home[i] for i in _bits(before)}:

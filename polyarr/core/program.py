@@ -137,18 +137,16 @@ class Kind(NamedTuple):
 class Fusion(NamedTuple):
     """How a backend makes one command of several steps that go through the same elements and give one array each.
 
-    kind    (step, its inputs' Specs, its result's) -> None: it stays alone
-    make    (group, its kind) -> what runs it: (Specs of the outputs, *inputs) -> a tuple of the outputs. A group is a
-            Program. Its values have the shape that the group goes through, or one that is broadcast to it; its outputs
-            have that shape, or are results of what reduces. Bits are those of the steps
-    most    how many arrays a group may take and give
-    beside  with fewer elements than that, steps that need nothing of each other are one command as well
+    kind  (step, its inputs' Specs, its result's) -> None: it stays alone
+    make  (group, its kind) -> what runs it: (Specs of the outputs, *inputs) -> a tuple of the outputs. A group is a
+          Program. Its values have the shape that the group goes through, or one that is broadcast to it; its outputs
+          have that shape, or are results of what reduces. Bits are those of the steps
+    most  how many arrays a group may take and give
     """
 
     kind: Callable[[Step, tuple[Spec, ...], Spec], Kind | None]
     make: Callable[[Program, Kind], Callable[..., tuple[Any, ...]]]
     most: int
-    beside: int = 0
 
 
 def flat(values: Any) -> Iterator[int]:

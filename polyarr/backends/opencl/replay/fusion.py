@@ -20,13 +20,12 @@ from polyarr.core.spec import FLOATS, Spec
 
 ROW_GROUPS = {"cpu": LoneRows, "gpu": TeamRows}
 MOST = 16  # arrays that a kernel takes and gives
-BESIDE = {"cpu": 0, "gpu": 2**16}  # elements that are worth a launch of their own
 TYPED = ("NEXTAFTER", "TO_INTEGER")  # what depends on how operands or results are stored
 
 
 def fusion_of(device: Device) -> Fusion:
     """What of programs becomes one kernel on a device."""
-    return Fusion(partial(_kind, device), partial(_made, device), MOST, BESIDE[device.geometry.kind])
+    return Fusion(partial(_kind, device), partial(_made, device), MOST)
 
 
 def _made(device: Device, group: Program, kind: Kind) -> Group:
