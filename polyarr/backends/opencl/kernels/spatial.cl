@@ -22,20 +22,14 @@ typedef struct {
     int at[3], block;
 } Place;
 
-#define FIND_PLACE(INTEGER) { \
-        INTEGER rest = item; \
-        place->block = rest % (INTEGER)g->blocks; \
-        rest /= (INTEGER)g->blocks; \
-        for (int a = 2; a >= 0; a--) { \
-            place->at[a] = rest % (INTEGER)lengths[a]; \
-            rest /= (INTEGER)lengths[a]; \
-        } \
-        place->image = rest; \
-    }
-
-// By divisions of 32 bits where they do: those of 64 take a GPU several times as long as all else about a place.
 INLINE void find_place(Place *place, const Geometry *g, const int *lengths, long item) {
-    if (item < 1L << 31 && g->blocks < 1L << 31) FIND_PLACE(uint) else FIND_PLACE(ulong)
+    place->block = item % g->blocks;
+    item /= g->blocks;
+    for (int a = 2; a >= 0; a--) {
+        place->at[a] = item % lengths[a];
+        item /= lengths[a];
+    }
+    place->image = item;
 }
 
 // The place of the next item, without a division.
