@@ -122,7 +122,7 @@ def boxed(backend, monkeypatch, request):
 
     monkeypatch.setattr(conv_wgmma, "is_sound", lambda *_: True)
     monkeypatch.setattr(conv_wgmma, "_plan", lambda *_: True)
-    monkeypatch.setattr(conv_wgmma, "LEAST_DIVIDED", dict.fromkeys((2, 3), 0))
+    monkeypatch.setattr(conv_wgmma, "LEAST_DIVIDED", 0)
     monkeypatch.setattr(conv_wgmma, "LEAST_COPIED", 0)
     monkeypatch.setattr(conv_wgmma, "LEAST_FILLED", 0)
     monkeypatch.setattr(conv_wgmma, "run", run)
@@ -238,7 +238,7 @@ def test_a_layers_gradients_take_the_parts_of_its_forward_pass(backend, monkeypa
 
     for name, value in {"is_sound": lambda *_: True, "_plan": lambda *_: True, "LEAST_FILLED": 0, "run": run}.items():
         monkeypatch.setattr(conv_wgmma, name, value)
-    monkeypatch.setattr(conv_wgmma, "LEAST_DIVIDED", dict.fromkeys((2, 3), 0))
+    monkeypatch.setattr(conv_wgmma, "LEAST_DIVIDED", 0)
     device.plans.renew()
     x, w, g = (device.upload(np.ones(shape, np.float32)) for shape in ((1, 8, 8, 64), (64, 3, 3, 64), (1, 8, 8, 64)))
     where = {"stride": (1, 1), "padding": ((1, 1),) * 2, "dilation": (1, 1), "groups": 1, "activation": None}

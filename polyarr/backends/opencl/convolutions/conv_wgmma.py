@@ -19,7 +19,6 @@ from polyarr.backends.opencl.products.tensor_map import tensor_map
 from polyarr.backends.opencl.products.wgmma import (
     KINDS,
     LEAST_COPIED,
-    LEAST_DIVIDED,
     MOST_ROOM,
     PARTS_COSTS,
     ROWS,
@@ -40,6 +39,7 @@ from polyarr.core.spec import Spec, float32
 PLACES = 64  # of a box at most
 NO_GROUP = 2**30  # results of a group, where there is one
 LEAST_FILLED = 0.5  # of the places of boxes, that must be there
+LEAST_DIVIDED = 900  # as that of products, whose operands are not shared by gradients, nor saved
 Pair = tuple[int, int]  # along height and width
 Entry = tuple[int, int, int, int]
 
@@ -149,7 +149,7 @@ def _takes(device: Device, dtype: np.dtype, layers: tuple[Layer, ...], epilogue:
             return False
         operations += places * layer.channels * layer.outputs * len(layer.elements)
         room = 4 * parts * layer.images * prod(layer.lengths) * layer.wide
-    least = LEAST_COPIED if parts == 1 else LEAST_DIVIDED[parts]
+    least = LEAST_COPIED if parts == 1 else LEAST_DIVIDED
     if operations < least**3 or (parts > 1 and room > device.features.global_memory // MOST_ROOM):
         return False
     return all(device.plans[_plan](dtype, layer, epilogue) is not None for layer in layers)
