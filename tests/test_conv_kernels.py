@@ -152,6 +152,26 @@ def test_batch_norm(kinds, kind, shape, offset, activation):
     beside(kinds[kind], value_and_gradients, hosts, "float32")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "padding", "dilation"),
+    [
+        ((2, 5, 9, 8), (3, 3), 1, 1, 1), ((1, 6, 11, 16), (3, 3), 2, ((1, 0), (0, 2)), 1), ((2, 30, 24), (5,), 1, 2, 2),
+        ((1, 9, 8, 40), (7, 7), 1, 3, 1), ((1, 3, 4, 6, 8), (2, 2, 3), (1, 2, 1), 1, 1),
+        ((3, 4, 9, 12), (1, 7), 1, 0, 1),
+    ],
+)  # fmt: skip
+def test_depthwise_by_vectors_of_channels(kinds, shape, kernel, stride, padding, dilation, dtype) -> None:
+    """With filters that a work-item of a GPU holds, and with more of them."""
+    where = {"stride": stride, "padding": padding, "dilation": dilation, "groups": shape[-1]}
+
+    def sides(x, w):
+        y, pull = pa.vjp(lambda x, w: ops.conv(x, w, **where), x, w)
+        return y, *pull(y)
+
+    beside(kinds["gpu"], sides, (random(shape, dtype, 0), random((shape[-1], *kernel, 1), dtype, 1)), dtype)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("shape", [(2, 3, 0, 4), (2, 0, 3, 4), (0, 3, 3, 4)])
 def test_depthwise_windows_on_nothing_but_pads_are_zeros(kinds, kind, shape):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.convolutions.spatial import Padding, channels, geometry, plan
+from polyarr.backends.opencl.convolutions.spatial import AXES, Padding, channels, geometry, plan
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
@@ -19,9 +19,10 @@ SUM = reduction("sum")
 LEAST_ROWS = 4  # rows of windows that are worth a part of a sum
 ITEMS = {"cpu": 8, "gpu": 1024}  # work-items of a sum that a unit should have
 # On GPUs: work-items of a group, those side by side at most, groups of a sum that a unit should have; elements of the
-# kernel along the last axis, places of a work-item, and numbers that it holds of them, all at most.
+# kernel along the last axis, places of a work-item, and numbers that it holds of them, of filters, and of their sums,
+# all at most.
 GROUP, LANES, GROUPS = 128, 32, 32
-MOST_TAPS, MOST_PLACES, HELD = 7, 4, 32
+MOST_TAPS, MOST_PLACES, HELD, HELD_OF_FILTERS, HELD_OF_SUMS = 7, 4, 32, 80, 40
 
 
 def product(device: Device, out: Spec, x: Buffer, weight: Buffer, **where: Any) -> Buffer:
@@ -109,10 +110,10 @@ def _run_plan(
     padding: Padding, dilation: Shape,
 ) -> tuple[LaunchPlan, bytes]:  # fmt: skip
     wide, macros = channels(device, dtype, x[-1])
-    runs = _run_macros(x[-1] // wide, wide, kernel, stride, dilation) | {"TURNED": int(turned)}
+    runs = _run_macros(x[-1] // wide, wide, kernel, stride, dilation, HELD_OF_FILTERS)
     group, items = device.geometry.items_group, x[-1] // wide * -(-out[-2] // runs["PLACES"])
     work = -(-items // group) * group, prod(out[1:-2]), out[0]
-    program = device.build("depthwise_gpu", **macros, **runs)
+    program = device.build("depthwise_gpu", **macros, **runs | {"TURNED": int(turned)})
     told = geometry(x, out, kernel, stride, padding, dilation, wide)
     return LaunchPlan(program.depthwise_places, work, (group, 1, 1), ()), told
 
@@ -123,8 +124,8 @@ def _run_sum_plan(
 ) -> tuple[LaunchPlan, int, bytes]:  # fmt: skip
     wide, macros = channels(device, dtype, x[-1])
     blocks, rows = x[-1] // wide, prod(out[:-2])
-    runs = _run_macros(blocks, wide, kernel, stride, dilation)
-    lanes, slices, others = runs["LANES"], runs["SLICES"], prod(kernel[:-1])
+    runs = _run_macros(blocks, wide, kernel, stride, dilation, HELD_OF_SUMS)
+    lanes, slices, others = runs["LANES"], runs["SLICES"], 1 if runs["HOLDS"] else prod(kernel[:-1])
     sides = -(-blocks // lanes)
     wanted = max(1, GROUPS * device.features.compute_units // (sides * others))
     each = max(-(-rows // wanted), slices)
@@ -142,8 +143,12 @@ def _takes_runs(device: Device, windowed: Shape, places: Shape, kernel: Shape) -
     return windowed[-2] > 0 and kernel[-1] <= MOST_TAPS and max(counts) <= most
 
 
-def _run_macros(blocks: int, wide: int, kernel: Shape, stride: Shape, dilation: Shape) -> dict[str, int]:
+def _run_macros(
+    blocks: int, wide: int, kernel: Shape, stride: Shape, dilation: Shape, most_held: int
+) -> dict[str, int]:
     """The macros of kernels/depthwise_gpu.cl."""
     lanes, slides = min(LANES, 1 << (blocks - 1).bit_length()), int(stride[-1] == dilation[-1] == 1)
-    runs = {"PLACES": min(MOST_PLACES, HELD // wide), "TAPS": kernel[-1], "SLIDES": slides, "TURNED": 0}
-    return {**runs, "LANES": lanes, "SLICES": GROUP // lanes}
+    taps = dict(zip(("TAPS_0", "TAPS_1", "TAPS"), (1,) * (AXES - len(kernel)) + kernel, strict=True))
+    holds = int(prod(kernel) * wide <= most_held)
+    runs = {"PLACES": min(MOST_PLACES, HELD // wide), "HOLDS": holds, "SLIDES": slides, "TURNED": 0}
+    return {**taps, **runs, "LANES": lanes, "SLICES": GROUP // lanes}

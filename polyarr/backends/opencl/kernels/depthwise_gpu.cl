@@ -4,16 +4,28 @@
 //
 // Arrays   as in depthwise.cl, but filters (channels, elements of the kernel); partials (parts, channels, elements) of ACC
 // Launch   depthwise_places: global (blocks of WIDE channels * runs of PLACES, other places of an image, images)
-//          depthwise_sums: global (LANES * groups of blocks, SLICES * parts, elements of the kernel but along the last
-//          axis), local (LANES, SLICES, 1); each part has rows_each rows of windows, which SLICES share
-// Params   spatial.cl's | PLACES as above | TAPS elements of the kernel along the last axis | SLIDES 1 if windows and
+//          depthwise_sums: global (LANES * groups of blocks, SLICES * parts, 1 if HOLDS, or else elements of the kernel but
+//          along the last axis), local (LANES, SLICES, 1); each part has rows_each rows of windows, which SLICES share
+// Params   spatial.cl's | PLACES as above | TAPS_0, TAPS_1, TAPS elements of the kernel along each axis | HOLDS 1 if a
+//          work-item holds all elements of its filters, or sums of all of them | SLIDES 1 if windows and
 //          elements are one apart there | TURNED 1 if the last element of a filter comes first | LANES, SLICES as above, powers of two
 #include "spatial.cl"
+#if !defined(TAPS_0) || !defined(TAPS_1) || !defined(HOLDS)
+#error "depthwise_gpu.cl needs TAPS_0, TAPS_1 and HOLDS"
+#endif
 #if !defined(PLACES) || !defined(TAPS) || !defined(SLIDES) || !defined(TURNED) || !defined(LANES) || !defined(SLICES)
 #error "depthwise_gpu.cl needs PLACES, TAPS, SLIDES, TURNED, LANES and SLICES"
 #endif
 
 #define UNROLL _Pragma("unroll")
+#define ELEMENTS (TAPS_0 * TAPS_1 * TAPS)
+#if HOLDS
+#define UNROLL_HELD UNROLL
+#define OTHERS (TAPS_0 * TAPS_1)
+#else
+#define UNROLL_HELD
+#define OTHERS 1
+#endif
 
 // What follows runs for places p of a run that begins at `first`, and elements t of the kernel; with u, the WIDE channels
 // where they meet, if `there`. Each is read once for all that meet there if SLIDES. What lies outside is not used, but another is
@@ -43,21 +55,27 @@ __kernel void depthwise_places(__global const T *restrict x, __global const T *r
     const int block = me % blocks, first = me / blocks * PLACES, o0 = row / g->out[1], o1 = row % g->out[1];
     const long image = get_global_id(2);
     if (first >= g->out[2]) return;
-    const int elements = g->taps[0] * g->taps[1] * TAPS;
-    filters += (long)block * WIDE * elements;
+    filters += (long)block * WIDE * ELEMENTS;
+#if HOLDS
+    ACC held[ELEMENTS * WIDE];
+    UNROLL for (int i = 0; i < ELEMENTS; i++) TAKE(filters, i * WIDE, (held + i * WIDE));
+#define FILTER(i) held[i]
+#else
+#define FILTER(i) LOAD(filters, i)
+#endif
     ACC sum[PLACES][WIDE];
     UNROLL for (int p = 0; p < PLACES; p++) EACH_CHANNEL sum[p][c] = 0;
-    for (int k0 = 0; k0 < g->taps[0]; k0++) {
+    UNROLL_HELD for (int k0 = 0; k0 < TAPS_0; k0++) {
         const int i0 = element_of(g, 0, o0, k0);
         if (!is_inside(g, 0, i0)) continue;
-        for (int k1 = 0; k1 < g->taps[1]; k1++) {
+        UNROLL_HELD for (int k1 = 0; k1 < TAPS_1; k1++) {
             const int i1 = element_of(g, 1, o1, k1);
             if (!is_inside(g, 1, i1)) continue;
             const long line = ((image * g->length[0] + i0) * g->length[1] + i1) * g->length[2];
             ACC w[TAPS][WIDE];
             UNROLL for (int t = 0; t < TAPS; t++) {
-                const int element = (k0 * g->taps[1] + k1) * TAPS + t;
-                EACH_CHANNEL w[t][c] = LOAD(filters, c * elements + (TURNED ? elements - 1 - element : element));
+                const int element = (k0 * TAPS_1 + k1) * TAPS + t;
+                EACH_CHANNEL w[t][c] = FILTER(c * ELEMENTS + (TURNED ? ELEMENTS - 1 - element : element));
             }
             EACH_MEETING(x, line) EACH_CHANNEL sum[p][c] = there ? u[c] * w[t][c] + sum[p][c] : sum[p][c]; MEETING_END
         }
@@ -72,38 +90,41 @@ void depthwise_sums(__global const T *restrict g_out, __global const T *restrict
                     const long rows_each, const Geometry geometry) {
     __local ACC shared[(SLICES / 2 ? SLICES / 2 : 1) * LANES * WIDE];
     const Geometry *g = &geometry;
-    const int block = get_global_id(0), tap = get_group_id(2), k0 = tap / g->taps[1], k1 = tap % g->taps[1];
-    const int lane = get_local_id(0), slice = get_local_id(1);
+    const int block = get_global_id(0), lane = get_local_id(0), slice = get_local_id(1);
     const long part = get_group_id(1), rows = g->images * g->out[0] * g->out[1];
     const long begin = part * rows_each, end = block < g->blocks ? MIN(begin + rows_each, rows) : begin;
-    ACC sum[TAPS][WIDE];
-    UNROLL for (int t = 0; t < TAPS; t++) EACH_CHANNEL sum[t][c] = 0;
+    ACC sum[OTHERS][TAPS][WIDE];
+    UNROLL for (int o = 0; o < OTHERS; o++) UNROLL for (int t = 0; t < TAPS; t++) EACH_CHANNEL sum[o][t][c] = 0;
     for (long row = begin + slice; row < end; row += SLICES) {
         const uint in_images = row / g->out[1];
         const int o1 = row % g->out[1], o0 = in_images % g->out[0];
         const long image = in_images / g->out[0];
-        const int i0 = element_of(g, 0, o0, k0), i1 = element_of(g, 1, o1, k1);
-        if (!is_inside(g, 0, i0) || !is_inside(g, 1, i1)) continue;
-        const long line = ((image * g->length[0] + i0) * g->length[1] + i1) * g->length[2];
         for (int first = 0; first < g->out[2]; first += PLACES) {
             ACC v[PLACES][WIDE];
             UNROLL for (int p = 0; p < PLACES; p++)
                 TAKE(g_out, ((row * g->out[2] + MIN(first + p, g->out[2] - 1)) * g->blocks + block) * WIDE, v[p]);
-            EACH_MEETING(x, line)
-                const int counts = there & (first + p < g->out[2]);
-                EACH_CHANNEL sum[t][c] = counts ? u[c] * v[p][c] + sum[t][c] : sum[t][c];
-            MEETING_END
+            UNROLL for (int o = 0; o < OTHERS; o++) {
+                const int tap = o + get_group_id(2), i0 = element_of(g, 0, o0, tap / TAPS_1);
+                const int i1 = element_of(g, 1, o1, tap % TAPS_1);
+                if (!is_inside(g, 0, i0) || !is_inside(g, 1, i1)) continue;
+                const long line = ((image * g->length[0] + i0) * g->length[1] + i1) * g->length[2];
+                EACH_MEETING(x, line)
+                    const int counts = there & (first + p < g->out[2]);
+                    EACH_CHANNEL sum[o][t][c] = counts ? u[c] * v[p][c] + sum[o][t][c] : sum[o][t][c];
+                MEETING_END
+            }
         }
     }
-    UNROLL for (int t = 0; t < TAPS; t++) {
+    UNROLL for (int o = 0; o < OTHERS; o++) UNROLL for (int t = 0; t < TAPS; t++) {
         for (int half_size = SLICES / 2; half_size > 0; half_size /= 2) {
             barrier(CLK_LOCAL_MEM_FENCE);
             EACH_CHANNEL if (slice >= half_size && slice < 2 * half_size)
-                shared[((slice - half_size) * LANES + lane) * WIDE + c] = sum[t][c];
+                shared[((slice - half_size) * LANES + lane) * WIDE + c] = sum[o][t][c];
             barrier(CLK_LOCAL_MEM_FENCE);
-            EACH_CHANNEL if (slice < half_size) sum[t][c] += shared[(slice * LANES + lane) * WIDE + c];
+            EACH_CHANNEL if (slice < half_size) sum[o][t][c] += shared[(slice * LANES + lane) * WIDE + c];
         }
-        if (slice == 0 && block < g->blocks) EACH_CHANNEL
-            partials[((part * g->blocks + block) * WIDE + c) * (g->taps[0] * g->taps[1] * TAPS) + tap * TAPS + t] = sum[t][c];
+        const long element = (o + get_group_id(2)) * TAPS + t;
+        if (slice == 0 && block < g->blocks)
+            EACH_CHANNEL partials[((part * g->blocks + block) * WIDE + c) * ELEMENTS + element] = sum[o][t][c];
     }
 }
