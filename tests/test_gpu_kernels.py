@@ -15,8 +15,11 @@ from polyarr.testing.compare import bits
 from tests.opencl_modules import opencl_modules
 from tests.test_fusion import a_repeated_input_that_is_read_as_dense
 
-conv, copy, device_module, devices, fusion, fusion_teams, geometry, replay, table, telling, thin, topk = opencl_modules(
-    "conv", "copy", "device", "devices", "fusion", "fusion_teams", "geometry", "replay", "table", "telling", "thin", "topk"
+conv, copy, devices, fusion, fusion_teams, geometry = opencl_modules(
+    "conv", "copy", "devices", "fusion", "fusion_teams", "geometry"
+)
+device_module, replay, table, telling, thin, topk = opencl_modules(
+    "device", "replay", "table", "telling", "thin", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
