@@ -96,8 +96,8 @@ def placed(host, dtype, gap, turned):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("form", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize(
-    "lengths", [(1, 1100, 5), (3, 72, 40), (2, 37, 4), (9, 24, 1), (6, 520, 9), (8, 0, 3)],
-    ids=["one row", "few", "odd", "few columns", "in steps", "of nothing"],
+    "lengths", [(1, 1100, 5), (3, 72, 40), (2, 37, 4), (9, 24, 1), (11, 40, 259), (3, 0, 5)],
+    ids=["one row", "few", "odd", "few columns", "in turns", "of nothing"],
 )  # fmt: skip
 def test_products_of_few_rows(gpu, lengths, form, dtype):
     """Read by vectors where all rows begin at multiples of them, else by smaller ones or one by one; in batches."""

@@ -17,7 +17,8 @@ MOST_ROWS = 8  # that a GPU's work-items make of what they read
 MOST_AHEAD = 4  # vectors of a column that a GPU's work-item asks for at once
 FEW_LANES, MOST_LANES = 32, 128  # work-items that share a column
 MANY_COLUMNS = 2**14  # from when on there are enough of them
-WIDE_ROWS = 4  # of so many columns, that a GPU makes as fast as it reads
+WIDE_ROWS = 4  # of any product; and of so many columns, that a GPU makes as fast as it reads
+LEAST_COLUMNS = 256  # from when on all units have some to read
 MOST_TERMS = 128  # that are added one by one
 ITEMS = 128  # of a GPU's group
 DEEP_ITEMS = 256  # the same where they share a column's terms and lie along a row
@@ -38,8 +39,11 @@ class Cut(NamedTuple):
 
 
 def takes(device: Device, p: Problem) -> bool:
-    """True if this is a product of few rows or columns."""
-    return min(p.m, p.n) <= FAMILIES[device.geometry.kind].most_rows
+    """True if rows, or columns, are few: more than four only where there is much to read, and along k."""
+    tall = p.n < p.m
+    rows, columns, read = (p.n, p.m, p.x) if tall else (p.m, p.n, p.y)
+    many = read.along_k and columns * p.batch >= LEAST_COLUMNS
+    return rows <= (FAMILIES[device.geometry.kind].most_rows if many else WIDE_ROWS)
 
 
 def is_for_matrix_units(dtype: np.dtype, p: Problem) -> bool:
