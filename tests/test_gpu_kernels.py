@@ -15,11 +15,11 @@ from polyarr.testing.compare import bits
 from tests.opencl_modules import opencl_modules
 from tests.test_fusion import a_repeated_input_that_is_read_as_dense
 
-conv, copy, devices, fusion, fusion_teams, geometry = opencl_modules(
-    "conv", "copy", "devices", "fusion", "fusion_teams", "geometry"
+attention_decode, conv, copy, devices, fusion, fusion_teams = opencl_modules(
+    "attention_decode", "conv", "copy", "devices", "fusion", "fusion_teams"
 )
-device_module, replay, table, telling, thin, topk = opencl_modules(
-    "device", "replay", "table", "telling", "thin", "topk"
+device_module, geometry, replay, table, telling, thin, topk = opencl_modules(
+    "device", "geometry", "replay", "table", "telling", "thin", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
@@ -229,11 +229,19 @@ def test_updates_of_few_and_of_many_to_a_slice(gpu, dtype, slices, updates, colu
         np.testing.assert_allclose(found.numpy().astype(np.float64), expected, rtol=2**-8 if dtype == "bfloat16" else 0)
 
 
-@pytest.mark.parametrize("kind", ["backend", "gpu"])
+@pytest.mark.parametrize("kind", ["a cpu's", "one group's", "one small group's", "some groups'", "many groups'"])
 @pytest.mark.parametrize("mask", ["none", "bool", "added"])
-def test_the_keys_of_one_query(request, kind, mask):
-    """Some groups, or blocks, see none of them; one query sees nothing at all."""
-    chosen = request.getfixturevalue(kind)
+def test_the_keys_of_one_query(request, monkeypatch, as_gpu, kind, mask):
+    """Some groups, or blocks, see none of them; one query sees nothing at all. A small group takes turns."""
+    chosen = request.getfixturevalue("backend" if kind == "a cpu's" else "gpu")
+    if kind in ("some groups'", "many groups'"):
+        monkeypatch.setattr(attention_decode, "MOST_WHOLE", 0)
+    if kind == "many groups'":
+        for name, number in (("MOST_KEYS", 2), ("FEWEST_KEYS", 2), ("ITEMS", 32)):
+            monkeypatch.setattr(attention_decode, name, number)
+    if kind == "one small group's":
+        monkeypatch.setattr(attention_decode, "MOST_ITEMS", 128)
+    as_gpu.upload.__self__.plans.pop(attention_decode._gpu_cut, None)
     q, k, v = normal(3, 2, 1, 17), normal(3, 1, 150, 17, seed=1), normal(3, 1, 150, 20, seed=2)
     hidden = np.arange(150) < 70
     hidden = np.stack([hidden, ~hidden, hidden | True])[:, None, None]  # (3, 1, 1, 150)

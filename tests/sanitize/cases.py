@@ -468,11 +468,12 @@ def attentions(dtype: str) -> Iterator[Case]:
 
 
 def decodes(dtype: str) -> Iterator[Case]:
-    masks = None, array(70, dtype="bool"), array(2, 1, 1, 70, dtype=dtype)
-    # The second in whole vectors.
-    for mask, (length, columns) in zip(masks, ((37, 76), (40, 72), (5, 20)), strict=True):
-        q, k, v = (array(2, 1, *shape, dtype=dtype) for shape in ((1, length), (70, length), (70, columns)))
-        kind = "no mask" if mask is None else f"{mask.dtype.name} mask"
+    masks = None, array(70, dtype="bool"), array(2, 1, 1, 70, dtype=dtype), array(60, dtype="bool")
+    # The second and the last in whole vectors; the last's are few enough for one group.
+    for mask, (length, columns) in zip(masks, ((37, 76), (40, 72), (5, 20), (8, 16)), strict=True):
+        keys = 60 if columns == 16 else 70
+        q, k, v = (array(2, 1, *shape, dtype=dtype) for shape in ((1, length), (keys, length), (keys, columns)))
+        kind = f"{keys} keys, " + ("no mask" if mask is None else f"{mask.dtype.name} mask")
         yield Case(f"attention {dtype} of one query, {kind}", partial(attend, mask=mask, causal=False), (q, k, v))
 
 

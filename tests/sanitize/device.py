@@ -9,6 +9,7 @@ import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl import global_norm, sort, topk
+from polyarr.backends.opencl.attention import attention_decode
 from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.products import matmul
 from polyarr.backends.opencl.replay.fusion import fusion_of
@@ -59,6 +60,8 @@ def shrink() -> None:
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
     GpuGeometry.most_values = 40
     topk.GROUP = topk.ROOM = 8
+    attention_decode.MOST_WHOLE, attention_decode.MOST_ITEMS, attention_decode.ITEMS = 64, 64, 32
+    attention_decode.FEWEST_KEYS = 16
     global_norm.BLOCK = 1000
     matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE, matmul.FAR = 1, 32, 8
     matmul.LOCAL, matmul.LEAST_WORK, matmul.LEAST_SHARE = 2048, 512, 64
