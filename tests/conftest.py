@@ -4,6 +4,7 @@ A test without a device is unmarked; a test with the `backend` fixture runs once
 --polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough makes hypothesis thorough.
 """
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,12 @@ settings.register_profile("thorough", max_examples=200, **_common)
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the profile."""
     settings.load_profile("thorough" if config.getoption("polyarr_thorough") else "fast")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are no garbage, so that nobody who collects it needs to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
