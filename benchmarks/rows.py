@@ -76,7 +76,12 @@ class Bench:
         y, pull = pa.vjp(fn, *xs)
         t = torch_fn(*ts)
         gx, gt = self.array("g", *y.shape) if g is None else g
-        return Row(name, lambda: pull(gx), lambda: torch.autograd.grad(t, ts, gt, retain_graph=True), nbytes)
+
+        def exact() -> tuple[torch.Tensor, ...]:  # PyTorch adds rows up in bfloat16 on a processor
+            wide = [t.detach().double().requires_grad_() for t in ts]
+            return torch.autograd.grad(torch_fn(*wide), wide, gt.double())
+
+        return Row(name, lambda: pull(gx), lambda: torch.autograd.grad(t, ts, gt, retain_graph=True), nbytes, exact)
 
 
 # ---- the rows ------------------------------------------------------------------------------------------------------
