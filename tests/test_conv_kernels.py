@@ -137,7 +137,10 @@ def test_the_gradient_of_what_no_window_takes_is_zero(kinds):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@pytest.mark.parametrize(("shape", "offset"), [((5, 3, 7, 6), 0), ((300, 8), 100)], ids=["images", "far from 0"])
+@pytest.mark.parametrize(
+    ("shape", "offset"), [((5, 3, 7, 6), 0), ((300, 8), 100), ((1500, 33), 10)],
+    ids=["images", "far from 0", "many parts of odd rows"],
+)  # fmt: skip
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 def test_batch_norm(kinds, kind, shape, offset, activation):
     """With gradients of the mean and of the variance as well."""
