@@ -203,7 +203,7 @@ WRONG = {
     "precision": ("precision=3", "Recipe: precision is 3; it must be one of highest, high, medium"),
     "schedule": ("schedule=cos", "Recipe: schedule is 'cos'; it must be one of cosine, linear, constant"),
     "flag": ("recompute=1", "Recipe: recompute is 1; it must be true or false"),
-    "date": ("lr=1979-05-27", "Recipe: lr is a datetime.date; it must be"),
+    "date": ("lr=1979-05-27", "Recipe: lr is datetime.date(1979, 5, 27); it must be"),
 }
 
 

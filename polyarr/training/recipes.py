@@ -9,7 +9,6 @@ import numpy as np
 
 from polyarr import nn
 from polyarr.core.precision import PRECISIONS
-from polyarr.core.spec import told
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import config_of
 from polyarr.optim import AdamW, LossScale, Schedule, warmup_cosine, warmup_linear
@@ -157,7 +156,7 @@ class _Allowed(NamedTuple):
         if value is None and _DEFAULTS[name] is None:
             return None
         if not self.fits(value):
-            raise ValueError(f"Recipe: {name} is {told(value)}; it must be {self.words}")
+            raise ValueError(f"Recipe: {name} is {value!r}; it must be {self.words}")
         return self.kept(value)
 
 
