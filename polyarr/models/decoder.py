@@ -54,7 +54,7 @@ class Config:
 
     def _check_number(self, name: str, value: Any, least: float, most: float) -> None:
         if type(value) not in (int, float) or not least <= value <= most:
-            self._refuse(f"{name} is {told(value)}; it must be a number from {least:g} to {most:g}")
+            self._refuse(f"{name} is {value!r}; it must be a number from {least:g} to {most:g}")
 
     @classmethod
     def of(cls, config: "Self | Mapping[str, Any]") -> Self:
