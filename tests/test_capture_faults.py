@@ -1,5 +1,6 @@
 """Faults planted in what compiles functions: the kit's case `captured` must see each of them."""
 
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -78,6 +79,11 @@ def arguments_written_over(patch):
     patch.setattr(captured, "runner", runner)
 
 
+def twins_for_ever(patch):
+    """Arguments that were one array when they were captured are."""
+    patch.setattr(import_module("polyarr.capture.compile"), "sharing", lambda fed: None)
+
+
 FAULTS = {
     freed_too_early: (ops.layer_norm, "object has no attribute|unsupported operand"),
     numbers_baked_in: (ops.add, "compiled, with other numbers: the result has other bits"),
@@ -85,6 +91,7 @@ FAULTS = {
     params_left_out: (ops.argsort, "compiled, when it is captured: the result with another parameter has other bits"),
     outputs_in_memory_of_its_own: (ops.exp, "compiled, after further runs: the result has other bits"),
     arguments_written_over: (ops.exp, "compiled, when it is captured: an argument was written over"),
+    twins_for_ever: (ops.subtract, "compiled, where two inputs were one array: the result has other bits"),
 }
 
 

@@ -45,6 +45,17 @@ def read(tree: Any, fed: list[Any], key: list[Any], numbers: bool = True) -> Non
         key.append(_constant(tree))
 
 
+def sharing(fed: list[Any]) -> tuple[int, ...] | None:
+    """For each array that is fed, which of them is the first that is the same one; None if all are different."""
+    if len({*map(id, fed)}) == len(fed):  # mostly
+        return None
+    handles = [id(leaf) for leaf in fed if type(leaf) is Array]
+    if len({*handles}) == len(handles):
+        return None
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])
+
+
 def is_fed(leaf: Any, numbers: bool) -> bool:
     """True for a leaf that read puts into fed."""
     return type(leaf) is Array or (numbers and type(leaf) in (int, float))

@@ -36,7 +36,6 @@ class Captured(NamedTuple):
     backend   of the arrays; held, so that its id in the key stays its own
     build     makes the result out of its leaves; `results` says what each of them is
     effects   (place among what is fed, output's place, Spec) of the arguments whose handles the function rebinds
-    same      for what is fed, the first place that has the same handle; looked at where a handle is rebound
     draws     how many random draws a run makes
     """
 
@@ -46,12 +45,7 @@ class Captured(NamedTuple):
     build: Callable[[Iterator[Any]], Any]
     results: tuple[Result, ...]
     effects: tuple[tuple[int, int, Spec], ...]
-    same: tuple[int, ...]
     draws: int
-
-    def is_other(self, fed: list[Any]) -> bool:
-        """True where handles are rebound that are shared otherwise than at capture: only the function itself can."""
-        return bool(self.effects) and _same(fed) != self.same
 
     def call(self, fed: list[Any], gone: list[Array]) -> Any:
         """The function's result for these arrays and numbers. `gone` are the arrays that the caller gives away."""
@@ -156,7 +150,7 @@ class _Capture:
     """fn's one run on a trace, and what stands for what is fed to it."""
 
     def __init__(self, trace: Trace, captures: Any) -> None:
-        self.trace, self.fed, self.stands = trace, list[Any](), list[_Stand]()
+        self.trace, self.stands = trace, list[_Stand]()
         self.captures, self.own = captures, [a for a in tree.leaves(captures) if type(a) is Array]
         is_read = ops.random_bits in trace.target.reads  # otherwise what is in memory becomes a number at every run
         state = [
@@ -173,7 +167,6 @@ class _Capture:
         return tree.unflatten(value, [self._stand(a) if is_fed(a, numbers) else a for a in leaves])
 
     def _stand(self, leaf: Any) -> Any:
-        self.fed.append(leaf)
         if type(leaf) is not Array:
             number = self.trace.number(leaf)
             self.stands.append(_Stand(number.slot))
@@ -200,7 +193,6 @@ class _Capture:
             stand_in.reset(token)
             put_back(containers)
             for a, then, slot in before:
-                self.fed.append(a)
                 self.stands.append(_Stand(slot, a.snapshot(), then.buf))
                 a.rebind(then)
 
@@ -233,12 +225,7 @@ class _Capture:
             run = backend.replay(program, run)
         template = tree.unflatten(value, [leaf.constant if leaf.at is None else _ARRAY for leaf in results])
         build, draws = builder(template), self.generator.draws
-        return Captured(program, run, backend, build, results, effects, _same(self.fed), draws)
+        return Captured(program, run, backend, build, results, effects, draws)
 
 
 _ARRAY = Spec((), float)  # stands for an array or a number in the template of a result: a Module takes it for a child
-
-
-def _same(fed: list[Any]) -> tuple[int, ...]:
-    first: dict[int, int] = {}
-    return tuple([first.setdefault(id(leaf), i) if type(leaf) is Array else i for i, leaf in enumerate(fed)])

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
-from polyarr.capture.arguments import read
+from polyarr.capture.arguments import read, sharing
 from polyarr.capture.captured import DONATED, Captured, captured, refuse_donated
 from polyarr.capture.familiar import test_of
 from polyarr.core.array import Array, spec_of
@@ -38,12 +38,14 @@ class Form(NamedTuple):
 
     around    what of it is not in the arguments
     tests     for each argument, and for what is captured by name, if it is like that: see familiar.py; None: not yet
+    same      which of the arrays are one: fn sees one then, and what it does to that it does to both
     gone      which of what is fed the caller gives away
     captured  what runs
     """
 
     around: tuple[Any, ...]
     tests: list[Any] | None
+    same: tuple[int, ...] | None
     gone: list[int]
     captured: Captured
 
@@ -54,7 +56,7 @@ class Form(NamedTuple):
         if None in self.tests or not all([test(value, fed) for test, value in zip(self.tests, given, strict=True)]):
             return False
         first = next((leaf.backend for leaf in fed if type(leaf) is Array), None)
-        return self.captured.backend is (first or get_backend())
+        return self.captured.backend is (first or get_backend()) and sharing(fed) == self.same
 
 
 class Compiled(Generic[P, R]):
@@ -92,9 +94,8 @@ class Compiled(Generic[P, R]):
             return self.fn(*args, **kwargs)  # the tape has to see what it does
         backend = self._backend(arrays)
         if form is None:
-            form = self._form((*key, id(backend)), around, gone, backend, args, kwargs)
-        if form.captured.is_other(fed):
-            return self.fn(*args, **kwargs)
+            same = sharing(fed)
+            form = self._form((*key, same, id(backend)), around, same, gone, backend, args, kwargs)
         return form.captured.call(fed, [fed[i] for i in form.gone])
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -140,15 +141,16 @@ class Compiled(Generic[P, R]):
         return first
 
     def _form(
-        self, key: tuple, around: tuple, gone: list[int], backend: Backend, args: tuple, kwargs: dict[str, Any]
-    ) -> Form:
+        self, key: tuple, around: tuple, same: tuple[int, ...] | None, gone: list[int], backend: Backend,
+        args: tuple, kwargs: dict[str, Any],
+    ) -> Form:  # fmt: skip
         """What was captured under a key; when it is met for the second time, how it is recognised from then on."""
         given = [(name, value, name not in self.constants) for name, value in (*self._named(args), *kwargs.items())]
         with self._lock:
             form = self._forms.get(key)
             if form is None:
                 found = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures)
-                form = self._forms[key] = Form(around, None, gone, found)
+                form = self._forms[key] = Form(around, None, same, gone, found)
                 if len(self._forms) == self.many + 1:
                     _warn(self.fn, self.many)
             else:

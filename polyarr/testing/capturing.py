@@ -28,6 +28,8 @@ def check_captured(op: Op, backend: Backend, sample: Sample) -> None:
         raise Lacking(f"{backend.name} says that what {op.name} needs adds in no fixed order")
     for template in (sample, *_with_a_number(op, sample)):
         _compare(op, backend, template)
+    for twins in itertools.islice(sample.with_twins(), 1):
+        _compare_twins(op, backend, twins, sample)
     if backend.replay is not None:  # which may write over what is given away
         _give_away(op, backend, sample, lambda args: ())
         _give_away(op, backend, sample, lambda args: tree.map(_twice, args))
@@ -62,6 +64,18 @@ def _compare(op: Op, backend: Backend, sample: Sample) -> None:
         kept.append((before, got))
     for before, got in kept:
         _compare_bits(op, backend, "after further runs", before, bits(got))
+
+
+def _compare_twins(op: Op, backend: Backend, twins: Sample, apart: Sample) -> None:
+    """The same bits whether two inputs are one array or not, whichever was captured."""
+    for order in ((twins, apart), (apart, twins)):
+        compiled = polyarr.compile(lambda args: (op(*args, **apart.params),))
+        for found in (*order, *order):
+            due = _outcome(lambda: (op(*found.arrays(backend), **found.params),))  # noqa: B023  called at once
+            if isinstance(due, type):
+                return
+            moment = "where two inputs are one array" if found is twins else "where two inputs were one array"
+            _compare_bits(op, backend, moment, bits(due), bits(compiled(found.arrays(backend))))
 
 
 def _give_away(op: Op, backend: Backend, sample: Sample, then: Callable[[tuple], Any]) -> None:
