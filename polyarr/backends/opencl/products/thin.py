@@ -112,7 +112,7 @@ def _gpu_cut(
 ) -> Cut:
     """Work-items share columns, so that all of them together read as much at once as memory can give."""
     vector = _vector(device, dtype, p, aligned)
-    rows = min(_power(p.m), MOST_ROWS)
+    rows = min(_power(p.m), MOST_ROWS if dtype.itemsize < 8 else WIDE_ROWS)  # whose sums fit into 32 KB
     share = _gpu_along_k if p.y.along_k else _gpu_along_n
     lanes, lines, columns, ahead = share(device, p, vector, rows)
     stored, weight = STORED[dtype][0], weight or dtype
