@@ -110,6 +110,20 @@ def test_products_of_few_rows(gpu, lengths, form, dtype):
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=str(gap))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("form", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("lengths", [(1, 72, 40), (3, 770, 24), (4, 6, 1), (2, 1024, 33)], ids=str)
+def test_where_operands_begin_changes_no_bit_of_a_product(gpu, lengths, form, dtype):
+    """As a captured function may copy what is a slice elsewhere."""
+    m, k, n = lengths
+    operands = (normal(2, m, k), form[0] == "T"), (normal(2, k, n, seed=1), form[1] == "T")
+    found = [
+        bits(ops.matrix_product(*[placed(host, dtype, gap, turned) for host, turned in operands]))
+        for gap in (0, 1, 2, 4)
+    ]
+    assert found[1:] == found[:1] * 3
+
+
 @pytest.mark.parametrize("form", ["NN", "NT"])
 def test_columns_that_no_group_takes_are_seen(gpu, monkeypatch, form):
     """A planted fault: groups are said to take twice as many columns as they do."""

@@ -5,10 +5,11 @@
 // Launch   local (LANES, LINES, 1), global that times (groups of columns, 1, batch). A group has LINES * COLUMNS
 //          columns if Y_ALONG_K, else LANES * VECTOR
 // Params   those of matmul_thin.cl but WIDE and ROWS | M rows that are made at once
-//          Y_ALONG_K 1: LANES work-items share COLUMNS columns, for each of LINES; M * COLUMNS is at most LANES. x is
-//          contiguous along k if VECTOR is not 1. Y_ALONG_K 0: LINES work-items share VECTOR columns, and COLUMNS is 1
-//          VECTOR elements along the contiguous axis of y that are read at once, 1 unless all its rows, and x's if both
-//          are contiguous along k, begin at multiples of as many and are as long; DTYPE, RAW, WORD as DEFINE_VECTOR has
+//          Y_ALONG_K 1: LANES work-items share COLUMNS columns, for each of LINES; M * COLUMNS is at most LANES.
+//          Y_ALONG_K 0: LINES work-items share VECTOR columns, and COLUMNS is 1
+//          VECTOR elements of y that a work-item takes side by side, along k or along n, which is a multiple of as many:
+//          the order of sums does not depend on where they lie | BY_WORD, Y_BY_WORD 1 if x, y has them side by side in
+//          memory, from a multiple of as many on, so that they are read at once; DTYPE, RAW, WORD as DEFINE_VECTOR has
 //          them | Y_T, Y_DTYPE, Y_RAW, Y_WORD the same of y | SCALES 1 if there is a scale | BIAS_T, BIAS_LOAD of the
 //          bias | KEEPS 1 where a work-item adds so many terms that one running sum would lose digits
 #if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
@@ -23,7 +24,9 @@
 #if !defined(VECTOR) || !defined(DTYPE) || !defined(RAW) || !defined(WORD)
 #error "matmul_thin_gpu.cl needs VECTOR, DTYPE, RAW and WORD"
 #endif
-
+#if !defined(BY_WORD) || !defined(Y_BY_WORD)
+#error "matmul_thin_gpu.cl needs BY_WORD and Y_BY_WORD"
+#endif
 #if !defined(Y_T) || !defined(Y_DTYPE) || !defined(Y_RAW) || !defined(Y_WORD)
 #error "matmul_thin_gpu.cl needs Y_T, Y_DTYPE, Y_RAW and Y_WORD"
 #endif
@@ -44,11 +47,15 @@
 typedef union { WORD word; RAW each[VECTOR]; } Left;
 typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 
-// What lies at p, or zeros. There is something to read in any case, so that nothing waits for a branch.
-#define ASK_FOR(stored, WORD, p, is_due) { \
-        stored.word = *(__global const WORD *)(p); \
+// What lies at p, and `step` elements apart, or zeros. There is something to read in any case, so that nothing waits for a
+// branch.
+#define ASK_FOR(stored, WORD, RAW, by_word, p, step, is_due) { \
+        if (by_word) stored.word = *(__global const WORD *)(p); \
+        else EACH_OF_VECTOR stored.each[k] = ((__global const RAW *)(p))[k * (step)]; \
         if (!(is_due)) stored.word = (WORD)(0); \
     }
+#define ASK_FOR_X(stored, p, is_due) ASK_FOR(stored, WORD, RAW, BY_WORD, p, X_ALONG_K ? 1 : x_deep, is_due)
+#define ASK_FOR_Y(stored, p, is_due) ASK_FOR(stored, Y_WORD, Y_RAW, Y_BY_WORD, p, Y_ALONG_K ? y_deep : y_column, is_due)
 #define X_AT(r, d) (x + MIN(r, m - 1) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
 #define SCALE(c) (SCALES ? scale[c] : 1)
 #define ADDED(r, c) (BIAS ? BIAS_LOAD(bias, (r) * bias_row + (c) * bias_column) : 0)
@@ -104,13 +111,13 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
             EACH_AHEAD {
                 const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
                 EACH_COLUMN_OF_LINE
-                    ASK_FOR(right[a][j], Y_WORD, y + MIN(first + j, n - 1) * y_column + near, at < k)
-                if (ASKS_FOR_ALL) EACH_ROW ASK_FOR(left[a][i], WORD, X_AT(r + i, near), at < k)
+                    ASK_FOR_Y(right[a][j], y + MIN(first + j, n - 1) * y_column + near, at < k)
+                if (ASKS_FOR_ALL) EACH_ROW ASK_FOR_X(left[a][i], X_AT(r + i, near), at < k)
             }
             EACH_AHEAD {
                 const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
                 const int here = ASKS_FOR_ALL ? a : 0;
-                if (!ASKS_FOR_ALL) EACH_ROW ASK_FOR(left[here][i], WORD, X_AT(r + i, near), at < k)
+                if (!ASKS_FOR_ALL) EACH_ROW ASK_FOR_X(left[here][i], X_AT(r + i, near), at < k)
                 EACH_COLUMN_OF_LINE EACH_ROW {
                     ACC dot = 0;
                     EACH_OF_VECTOR dot += WIDEN(DTYPE)(left[here][i].each[k]) * WIDEN(Y_DTYPE)(right[a][j].each[k]);
@@ -147,7 +154,7 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
             PARTS(total, M, VECTOR)
             EACH_AHEAD {
                 const long at = d + a * LINES;
-                ASK_FOR(right[a], Y_WORD, own + MIN(at, depth - 1) * y_deep, at < depth)
+                ASK_FOR_Y(right[a], own + MIN(at, depth - 1) * y_deep, at < depth)
             }
             EACH_AHEAD {
                 const long at = d + a * LINES;

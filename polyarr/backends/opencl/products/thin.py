@@ -111,7 +111,7 @@ def _gpu_cut(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], weight: np.dtype | None = None
 ) -> Cut:
     """Work-items share columns, so that all of them together read as much at once as memory can give."""
-    vector = _vector(device, dtype, p, aligned)
+    vector = _vector(device, dtype, p)
     rows = min(_power(p.m), MOST_ROWS if dtype.itemsize < 8 else WIDE_ROWS)  # whose sums fit into 32 KB
     share = _gpu_along_k if p.y.along_k else _gpu_along_n
     lanes, lines, columns, ahead = share(device, p, vector, rows)
@@ -121,6 +121,7 @@ def _gpu_cut(
         "LANES": lanes, "LINES": lines, "COLUMNS": columns, "M": rows, "AHEAD": ahead, "VECTOR": vector,
         "KEEPS": int(p.k > MOST_TERMS * shared_by), "SCALES": 0, "BIAS_T": stored, "BIAS_LOAD": f"load_{dtype.name}",
         "Y_T": STORED[weight][0], **vector_types(dtype, vector), **vector_types(weight, vector, "Y_"),
+        **_by_word(p, vector, aligned),
     }  # fmt: skip
     span = lines * columns if p.y.along_k else lanes * vector
     return Cut("matmul_thin_gpu", macros, (lanes, lines, 1), span, more=(None,))
@@ -145,18 +146,21 @@ def _gpu_along_n(device: Device, p: Problem, vector: int, rows: int) -> tuple[in
     return lanes, lines, 1, max(1, min(2 * MOST_AHEAD, blocks_in(p.k, lines)))
 
 
-def _vector(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool]) -> int:
-    """Elements that can be read at once, of operands that begin so."""
-    steps = (p.y.step, p.y.outer, p.y.inner)
-    if p.y.along_k:
-        fits = all(aligned) and p.x.along_k
-        steps = (*steps, p.k, p.x.kept if p.m > 1 else 0, p.x.outer, p.x.inner)
-    else:
-        fits, steps = aligned[1] and p.y.kept == 1, (*steps, p.n)
-    vector = device.geometry.vector(dtype.itemsize) if fits else 1
-    while any(step % vector for step in steps):
+def _vector(device: Device, dtype: np.dtype, p: Problem) -> int:
+    """Elements of y that a work-item takes side by side. Lengths alone decide, as the order of sums does with it."""
+    length, vector = p.k if p.y.along_k else p.n, device.geometry.vector(dtype.itemsize)
+    while length % vector:
         vector //= 2
     return vector
+
+
+def _by_word(p: Problem, vector: int, aligned: tuple[bool, bool]) -> dict[str, int]:
+    """Whether x and y have so many elements side by side, from a multiple of as many on."""
+    x_steps = (p.x.kept if p.m > 1 else 0, p.x.outer, p.x.inner)
+    x = p.x.along_k and p.y.along_k and aligned[0] and not any(step % vector for step in x_steps)
+    y = (p.y.along_k or p.y.kept == 1) and aligned[1]
+    y = y and not any(step % vector for step in (p.y.step, p.y.outer, p.y.inner))
+    return {"BY_WORD": int(x or vector == 1), "Y_BY_WORD": int(y or vector == 1)}
 
 
 def _power(length: int) -> int:
