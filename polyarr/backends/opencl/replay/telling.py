@@ -25,5 +25,5 @@ def _divides(step: Step) -> bool:
 def _telling(program: Program, step: Step, divided: set[int]) -> Step:
     if not isinstance(step.call, ElementGroup):
         return step
-    told = (i for i, v in enumerate(flat(step.gives)) if v in divided and program.specs[v].dtype == float32)
-    return step._replace(call=step.call.telling(next(told, None)))
+    told = [i for i, v in enumerate(flat(step.gives)) if v in divided and program.specs[v].dtype == float32]
+    return step._replace(call=step.call.telling(told[0])) if told else step
