@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from polyarr import ops, tree
 from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
@@ -102,10 +104,10 @@ class Optimizer:
             if not stands_for_number and not (key == "clip" and value is None):
                 within(name, key, value, 0)
         betas = given.get("betas", (0, 0))
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        if not isinstance(betas, (tuple, list, np.ndarray)) or len(betas) != 2:
             raise TypeError(f"{name}: betas is {told(betas)}; it must be two numbers")
         for i, beta in enumerate(betas):
-            if not 0 <= number(name, f"betas[{i}]", beta) < 1:
+            if not isinstance(beta, Number) and not 0 <= number(name, f"betas[{i}]", beta) < 1:
                 raise ValueError(f"{name}: betas[{i}] is {beta}; it must be at least 0 and below 1")
         if not callable(self.decays):
             raise TypeError(f"{name}: decays is {told(self.decays)}; it must be a function of a name and an array")
@@ -283,7 +285,9 @@ class _Warmup:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            number(type(self).__name__, f.name, getattr(self, f.name))
+            value = getattr(self, f.name)
+            if not isinstance(value, Number):
+                number(type(self).__name__, f.name, value)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:
