@@ -512,6 +512,21 @@ def test_refusals_name_the_line(backend, fn, says):
     assert "test_compile.py:" in str(caught.value) or fn(OUTSIDE[0], 1) is OUTSIDE[0]
 
 
+def test_a_refusal_names_no_line_of_a_generated_function():
+    with pytest.raises(pa.CaptureError, match=r"^compile: \S*test_compile.py:\d+ asks for the value"):
+        pa.compile(lambda first: pa.optim.LossScale(first=first).growth)(8.0)
+
+
+def test_a_schedule_may_have_numbers_that_change(backend):
+    def step(w, lr):
+        optimizer = pa.optim.SGD(lr=pa.optim.warmup_cosine(lr, 2, 5))
+        return optimizer.update({"w": w}, optimizer.init({"w": w}), {"w": w})[0]["w"]
+
+    compiled, w = pa.compile(step), pa.ones((2,))
+    for lr in (0.5, 0.25):
+        assert bits(compiled(w, lr)) == bits(step(w, lr))
+
+
 def test_what_a_capture_leaked_says_so(backend):
     kept = []
     fn = pa.compile(lambda x, n: kept.extend([x, n]) or x + 1)

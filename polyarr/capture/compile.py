@@ -193,7 +193,7 @@ def compile(
              array that it was not given or changes a container that it was given; TypeError for what is no plain
              function, and for a name that is none of its arguments
     """
-    options = {"constants": _names(constants), "donate": _names(donate)}
+    options = {"constants": _names("constants", constants), "donate": _names("donate", donate)}
     if fn is None:
         return functools.partial(compile, captures=captures, **options)
     if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
@@ -206,8 +206,11 @@ def compile(
     return Compiled(fn, options["constants"], captures, options["donate"])
 
 
-def _names(given: str | Iterable[str]) -> frozenset[str]:
-    return frozenset([given] if isinstance(given, str) else given)
+def _names(option: str, given: str | Iterable[str]) -> frozenset[str]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"compile: {option} is {told(given)}; it must be an argument's name, or several")
+    return frozenset(names)
 
 
 def _positional(fn: Callable) -> tuple[tuple[str, ...], str]:

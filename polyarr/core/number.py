@@ -25,9 +25,14 @@ _INSIDE = tuple(f"{PACKAGE}/{part}" for part in _MACHINERY)
 def place(*, inside: str | tuple[str, ...] = _INSIDE) -> str:
     """Where the innermost caller is whose file's path does not begin so: file:line."""
     frame: Any = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+    while frame.f_back is not None and (frame.f_code.co_filename.startswith(inside) or _is_generated(frame.f_code)):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_generated(code: Any) -> bool:
+    """True of what dataclasses write."""
+    return code.co_filename == "<string>" and code.co_name == "__init__"
 
 
 def users_place() -> str:

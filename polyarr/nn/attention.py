@@ -112,6 +112,7 @@ class MultiHeadAttention(Module):
         With a cache, x is from `position` on, after what the cache has seen; None: there was nothing before. With
         `turned`, queries and keys have rotary embeddings.
         """
+        check_array("MultiHeadAttention", "x", x)
         if x.ndim != 3:
             raise ShapeError(f"MultiHeadAttention: x is {x.spec}; it must be [batch, time, channels]")
         t = x.shape[1]

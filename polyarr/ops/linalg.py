@@ -182,6 +182,7 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     Errors:  ShapeError if x has fewer than two axes
     Grads:   x
     """
+    check_array("diagonal", "x", x)
     if len(x.shape) < 2:
         raise ShapeError(f"diagonal: x is {spec_of(x)}; it must have at least two axes")
     (*lead, m, n), k = x.shape, whole("diagonal", "offset", offset)

@@ -331,7 +331,7 @@ def _wide(x):
 
 def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate, precision):
     _check_attention(q, k, v, mask)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(number("attention", "scale", scale))
+    scale = 1 / math.sqrt(q.shape[-1] or 1) if scale is None else float(number("attention", "scale", scale))
     return {"scale": scale, "causal": bool(causal)}
 
 

@@ -10,6 +10,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.number import check
 from polyarr.core.spec import Spec, check_number, described, may_not_fit, told
 
+LARGEST = int(np.finfo(np.float64).max)
 ARRAY = "it must be a polyarr array (see polyarr.asarray)"
 
 
@@ -43,9 +44,13 @@ def wholes(op: str, name: str, value: Any) -> tuple[int, ...]:
 def number(op: str, name: str, value: Any) -> float:
     """A Python int or float, out of one or out of anything that is a single number, such as an array without axes."""
     try:
-        return operator.index(value)
+        found = operator.index(value)
     except TypeError:
         pass
+    else:
+        if abs(found) > LARGEST:
+            raise OverflowError(f"{op}: {name} is an int beyond 10**{len(str(abs(found))) - 1}; no float is as large")
+        return found
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError

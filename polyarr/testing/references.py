@@ -330,7 +330,7 @@ def attention(
     q: Any, k: Any, v: Any, mask: Any, key: int, counter: int, *, causal: bool, scale: Any, dropout_rate: float
 ) -> np.ndarray:
     """Softmax of the scores where a query may see, times v."""
-    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale)
     t, s = scores.shape[-2:]
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
