@@ -189,17 +189,17 @@ NUMBERS = {
     "random.normal: std": lambda x, a: pa.random.normal(std=a),
     "random.uniform: low": lambda x, a: pa.random.uniform(low=a),
     "var: correction": lambda x, a: pa.var(x, correction=a),
-}
-
-
-# Numbers that are at least 0, or from 0 to 1; beyond, the result would be nan, or nothing that anybody asked for.
-AT_LEAST_0 = {
     "layer_norm: eps": lambda x, a: pa.layer_norm(x, eps=a),
     "rms_norm: eps": lambda x, a: pa.rms_norm(x, eps=a),
     "batch_norm: eps": lambda x, a: pa.ops.batch_norm(x, eps=a),
     "batch_norm_inference: eps": lambda x, a: pa.ops.batch_norm_inference(x, x[0], x[0], eps=a),
     "group_norm: eps": lambda x, a: pa.ops.group_norm(x, groups=1, eps=a),
     "instance_norm: eps": lambda x, a: pa.ops.instance_norm(x[None], eps=a),
+}
+
+
+# Numbers that are at least 0, or from 0 to 1; beyond, the result would be nan, or nothing that anybody asked for.
+AT_LEAST_0 = {
     "random.normal: std": lambda x, a: pa.random.normal(std=a),
     "LayerNorm: eps": lambda x, a: pa.nn.LayerNorm(3, a),
     "RMSNorm: eps": lambda x, a: pa.nn.RMSNorm(3, a),

@@ -74,8 +74,8 @@ def log_softmax(x, *, axis=-1):
 
 
 def check_norm(op: str, x, eps, **named) -> None:
-    """Every named array that is there has x's last axis as its only one; eps is at least 0."""
-    within(op, "eps", eps, 0)
+    """Every named array that is there has x's last axis as its only one; eps is a number, perhaps below 0."""
+    number(op, "eps", eps)
     check_kind(op, "x", spec_of(x), "floating")
     if not x.shape:
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least one axis")
@@ -94,7 +94,7 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
 
     Shapes:  x (..., n), weight (n,) or None, bias (n,) or None -> (..., n)
     Dtypes:  floating; weight and bias may differ -> x's
-    Errors:  ShapeError if weight or bias is not (n,); ValueError for an eps below 0
+    Errors:  ShapeError if weight or bias is not (n,)
     Grads:   x, weight, bias
     Source:  Ba, Kiros, Hinton 2016, arXiv:1607.06450
     """
@@ -114,7 +114,7 @@ def rms_norm(x, weight=None, *, eps=1e-6):
 
     Shapes:  x (..., n), weight (n,) or None -> (..., n)
     Dtypes:  floating; weight may differ -> x's
-    Errors:  ShapeError if weight is not (n,); ValueError for an eps below 0
+    Errors:  ShapeError if weight is not (n,)
     Grads:   x, weight
     Source:  Zhang, Sennrich 2019, arXiv:1910.07467
     """

@@ -26,7 +26,7 @@ def batch_norm(x, weight=None, bias=None, *, eps=1e-5, activation=None):
     Shapes:  x (..., c), weight (c,) or None, bias (c,) or None -> x's, (c,), (c,)
     Dtypes:  floating; weight and bias may differ -> x's; mean and variance are float32 for float16 and bfloat16
     Errors:  ShapeError if weight or bias is not (c,), or a channel has no element; ValueError for an unknown
-             activation, or an eps below 0
+             activation
     Grads:   x, weight, bias
     Source:  Ioffe, Szegedy 2015, arXiv:1502.03167
     """
@@ -51,7 +51,7 @@ def batch_norm_inference(x, mean, variance, weight=None, bias=None, *, eps=1e-5)
 
     Shapes:  x (..., c), mean and variance (c,), weight (c,) or None, bias (c,) or None -> x's
     Dtypes:  floating; the others may differ from x -> x's
-    Errors:  ShapeError if one of the others is not (c,); ValueError for an eps below 0
+    Errors:  ShapeError if one of the others is not (c,)
     Grads:   x, mean, variance, weight, bias
     Source:  Ioffe, Szegedy 2015, arXiv:1502.03167
     """
@@ -70,7 +70,7 @@ def group_norm(x, weight=None, bias=None, *, groups, eps=1e-5):
 
     Shapes:  x (b, ..., c), weight (c,) or None, bias (c,) or None -> x's
     Dtypes:  floating; weight and bias may differ -> x's
-    Errors:  ShapeError if weight or bias is not (c,), or groups does not divide c; ValueError for an eps below 0
+    Errors:  ShapeError if weight or bias is not (c,), or groups does not divide c
     Grads:   x, weight, bias
     Source:  Wu, He 2018, arXiv:1803.08494
     """
@@ -93,7 +93,7 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5):
 
     Shapes:  x (b, ..., c), weight (c,) or None, bias (c,) or None -> x's
     Dtypes:  floating; weight and bias may differ -> x's
-    Errors:  ShapeError if weight or bias is not (c,), or x has no axis of places; ValueError for an eps below 0
+    Errors:  ShapeError if weight or bias is not (c,), or x has no axis of places
     Grads:   x, weight, bias
     Source:  Ulyanov, Vedaldi, Lempitsky 2016, arXiv:1607.08022
     """
