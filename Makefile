@@ -3,9 +3,10 @@ PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INTEL := .venv-intel
 BESIDE := .venv-transformers
+SKIPS := build/skips
 JOBS ?= 2
 
-.PHONY: venv demo docs stubs test types suite sanitized beside thorough test-intel test-transformers sanitize bench clean
+.PHONY: venv demo docs stubs test types suite sanitized beside thorough test-intel test-mesa test-transformers sanitize bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,8 +34,10 @@ stubs: venv
 
 test: venv
 	$(BIN)/ruff check .
+	rm -rf $(SKIPS)
 	$(MAKE) --jobs=2 types suite sanitized
 	$(MAKE) beside
+	$(BIN)/python -m tests.skips $(SKIPS)/*.json
 
 types: venv
 	$(BIN)/mypy
@@ -43,7 +46,7 @@ types: venv
 # another's; each is one core's work, without more threads that wait for products.
 suite: export OPENBLAS_NUM_THREADS := 1
 suite: venv
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --skips $(SKIPS)/make-suite.json
 
 # Beside the tests, for it keeps one core busy only.
 sanitized: venv
@@ -51,8 +54,10 @@ sanitized: venv
 
 # What compares with transformers, where its environment is there; without it, nothing is downloaded for it.
 beside:
-	@if [ -f $(BESIDE)/ready ]; then $(MAKE) test-transformers; else \
-		echo "not compared with transformers; for that, once: make test-transformers"; fi
+	@if [ -f $(BESIDE)/ready ]; then $(MAKE) test-transformers; fi
+
+# As tests/conftest.py has it.
+thorough test-intel: export POLYARR_CHECK_LAUNCHES := 1
 
 # The conformance kit with many more examples.
 thorough: venv
@@ -72,10 +77,21 @@ $(INTEL)/ready: pyproject.toml
 	ls $(CURDIR)/$(INTEL)/lib/libintelocl.so > $(INTEL)/opencl/intel.icd
 	touch $@
 
+# The conformance kit on Mesa's OpenCL with llvmpipe, which compiles on any CPU as on AMD's and Intel's GPUs: with the
+# kernels for GPUs, which it gets, and with those for CPUs. Of these long loops end too early there (docs/opencl-drivers.md).
+test-mesa: MESA_KIT = $(BIN)/pytest -q -n $(JOBS) --pyargs polyarr.testing.conformance --polyarr-backend=opencl
+test-mesa: export RUSTICL_ENABLE := llvmpipe
+test-mesa: venv
+	@$(BIN)/polyarr devices | grep -q rusticl || { echo "Mesa's OpenCL is not installed: apt-get install" \
+		"mesa-opencl-icd, and register it where OCL_ICD_VENDORS points to, if that is set"; exit 1; }
+	POLYARR_DEVICE=rusticl POLYARR_KERNELS=gpu $(MESA_KIT)
+	POLYARR_DEVICE=rusticl POLYARR_KERNELS=cpu $(MESA_KIT) -k "not large and not sweep"
+
 # Language models beside those of transformers, and the encoder, ResNets, convolutions
 # and all other ops beside PyTorch's: that takes an environment of its own.
 test-transformers: $(BESIDE)/ready
-	$(BESIDE)/bin/pytest -q -n $(JOBS) --dist worksteal tests/test_transformers.py tests/test_encoder.py \
+	$(BESIDE)/bin/pytest -q -n $(JOBS) --dist worksteal --skips $(SKIPS)/make-test-transformers.json \
+		tests/test_transformers.py tests/test_text_beside_transformers.py tests/test_conversations.py tests/test_encoder.py \
 		tests/test_image_models.py tests/test_convolutions_beside_torch.py tests/test_ops_beside_torch.py
 
 $(BESIDE)/ready: pyproject.toml

@@ -1,15 +1,15 @@
-"""How fast is attention, beside PyTorch's on the same device?
+"""Attention, compared with PyTorch on the same device.
 
     python benchmarks/attention.py [--dtype float32,bfloat16] [--precision high] [--captured] [--only training]
                                    [--json FILE] [--png FILE]
 
-Forward, and forward with backward, of what GPT-2 is trained with and of other shapes; one query over many keys, as when
-a token is generated. polyarr runs on the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor
-if that device is one; of PyTorch's kernels for scaled_dot_product_attention each row has the one that was fastest in
-it. Both take turns in one process as in rows.py, after polyarr's results were compared with PyTorch's in float64.
-TFLOP/s count the products that are needed: two forward, five backward, half of each where later keys are not seen.
---precision is polyarr's alone, for float32. Short calls wait for the host: with --captured polyarr's side is compiled
-and PyTorch's a graph of CUDA. Needs PyTorch: pip install torch
+Rows: forward, and forward with backward, for GPT-2's training shapes and others; decoding with one query and many keys.
+polyarr runs on the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the CPU if that device is one. Each
+row uses the fastest of PyTorch's scaled_dot_product_attention kernels for it. Both alternate in one process as in
+rows.py, after polyarr's results were compared with PyTorch's in float64. TFLOP/s count the necessary products: two
+forward, five backward, half of each with a causal mask. --precision applies to polyarr only, for float32. Short calls
+are bound by the host: with --captured polyarr's side is compiled and PyTorch's is a CUDA graph. Needs PyTorch: pip
+install torch
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import report
 import torch
-import torch.nn.functional as F  # noqa: N812  the name it has everywhere
+import torch.nn.functional as F  # noqa: N812  the customary name
 from captured import SEVERAL, captured
 from rows import Row, agree, measure, sides
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -34,7 +34,7 @@ KERNELS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EF
 
 
 class Shape(NamedTuple):
-    """What is computed."""
+    """Sizes of one attention call."""
 
     name: str
     batch: int
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
     @property
     def operations(self) -> float:
-        """Of the two products of the forward pass."""
+        """Return the floating-point operations of the two products of the forward pass."""
         return 4.0 * self.batch * self.heads * self.queries * self.keys * self.size * (0.5 if self.causal else 1)
 
 
@@ -66,7 +66,7 @@ ON_CPU = (
 
 
 class Work(NamedTuple):
-    """The same for both: polyarr's of its arrays, PyTorch's, and PyTorch's in float64."""
+    """The same computation three times: polyarr's, PyTorch's, and PyTorch's in float64."""
 
     name: str
     ours: Callable[..., Any]
@@ -77,12 +77,12 @@ class Work(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """As rows.py takes it; its bytes are the operations."""
+        """Return it as a Row of rows.py, with operations in the field for bytes."""
         return Row(self.name, lambda: self.ours(*self.arrays), self.theirs, self.operations, self.exact)
 
 
 def works(shape: Shape, dtype: str, precision: str | None, where: str) -> Iterator[Work]:
-    """Forward and, of more than one query, forward with backward."""
+    """Yield the forward pass and, for more than one query, forward with backward."""
     group = shape.heads // shape.shared
 
     def attend(q: pa.Array, k: pa.Array, v: pa.Array) -> pa.Array:
@@ -117,24 +117,24 @@ def works(shape: Shape, dtype: str, precision: str | None, where: str) -> Iterat
 
 
 def made(dtype: str, where: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[pa.Array], list[torch.Tensor]]:
-    """The same normal numbers for both."""
+    """Return equal normal numbers for both libraries."""
     hosts = [np.random.default_rng(i).standard_normal(shape, dtype=np.float32) for i, shape in enumerate(shapes)]
     ours = [pa.astype(pa.asarray(host), getattr(pa, dtype)) for host in hosts]
     return ours, [torch.from_numpy(host).to(where, getattr(torch, dtype)) for host in hosts]
 
 
 def fastest(row: Row, wait: dict[str, Callable[[], Any]]) -> SDPBackend:
-    """That of PyTorch's kernels which takes least time."""
+    """Return the fastest of PyTorch's kernels."""
     times = {}
     for kernel in KERNELS:
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(kernel):  # it may refuse these
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings(), sdpa_kernel(kernel):  # it may refuse inputs
             warnings.simplefilter("ignore")
             times[kernel] = measure(row._replace(polyarr=lambda: None), wait, 1)["PyTorch"]
     return min(times, key=times.__getitem__)
 
 
 def measured(work: Work, dtype: str, wait: dict[str, Callable[[], Any]], options: Any) -> dict[str, Any]:
-    """One row, shown when it is found."""
+    """Measure one row and print it."""
     row = work.row
     try:
         agree(row, dtype)

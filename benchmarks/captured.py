@@ -1,4 +1,4 @@
-"""Both sides captured, polyarr's by pa.compile and PyTorch's as a graph of CUDA: the hosts then hardly count."""
+"""Captured calls on both sides, by pa.compile and as a CUDA graph, so that the hosts' time hardly counts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,16 +7,16 @@ import torch
 
 import polyarr as pa
 
-SETTLE = 3  # runs before PyTorch's graph is recorded, so that its libraries have chosen their kernels
+SETTLE = 3  # runs before PyTorch's graph is recorded, in which its libraries select kernels
 SEVERAL = 8  # calls of either side in one run
 
 
 def captured(
     ours: Callable[..., Any], firsts: Sequence[pa.Array], rest: Sequence[pa.Array], theirs: Callable[[], Any]
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Functions that do ours(first, *rest) for all firsts, and theirs() as often, on one GPU, recorded once.
+    """Return functions that run ours(first, *rest) for all firsts, and theirs() as often, captured, on one GPU.
 
-    The firsts are different arrays: what is computed twice from one array would be computed once.
+    The firsts are distinct arrays: equal calls would be computed only once.
     """
     compiled = pa.compile(lambda firsts, rest: [ours(first, *rest) for first in firsts])
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()

@@ -1,12 +1,12 @@
-"""What does polyarr.compile bring: how long are a training step and a token, for the host and by the clock?
+"""polyarr.compile against eager mode: host time and wall time of a training step and of a generated token.
 
     python benchmarks/compile.py [--backend opencl] [--preset shakespeare-char] [--rounds 30] [--json FILE] [--png FILE]
 
-Eager and compiled take turns in one process, one call each; of each, medians. Host is the CPU time of the thread that
-calls, in which the results are not waited for: what Python and enqueueing cost. Wall ends when the results are there.
-The losses and the tokens of both must be the same to the last bit, or nothing is timed. A step is forward, backward,
-clipping and AdamW, and gives model and state away; a token is drawn from a model that has a cache of its whole context.
-Peak is the most memory in use in a process of its own, above what there was before the first call.
+Eager and compiled calls alternate in one process; the table has medians. "Host" is the CPU time of the calling thread
+until the call returns: Python and enqueueing. "Wall" ends when the results are computed. The losses and tokens of both
+must be equal bit for bit, or nothing is timed. A step is forward, backward, clipping and AdamW, with model and state
+donated; a token comes from a model with a KV cache of the whole context. "Peak" is the peak memory of a separate
+process, minus the memory before the first call.
 """
 
 import argparse
@@ -28,7 +28,7 @@ WAYS = {"eager": lambda fn, donate: fn, "compiled": lambda fn, donate: pa.compil
 
 
 class Training:
-    """A training step; a call gives its loss, unread."""
+    """A training step; a call returns its loss without waiting."""
 
     def __init__(self, recipe, way):
         pa.random.seed(0)
@@ -43,7 +43,7 @@ class Training:
 
 
 class Decoding:
-    """A token after another; a call gives it, unread. Where the context ends, the text begins anew."""
+    """Greedy decoding; a call returns the next token without waiting. After the last position the text starts again."""
 
     def __init__(self, recipe, way):
         pa.random.seed(0)
@@ -64,7 +64,7 @@ class Decoding:
 
 
 def measured(kind, recipe, rounds):
-    """By way: the first call's seconds, and milliseconds of the host and of the wall for the others."""
+    """Return, by mode, the seconds of the first call, and host and wall milliseconds of the others."""
     calls = {name: kind(recipe, way) for name, way in WAYS.items()}
     states = dict.fromkeys(calls, (1, 0))
     first, host, wall, found = {}, {n: [] for n in WAYS}, {n: [] for n in WAYS}, {n: [] for n in WAYS}
@@ -90,7 +90,7 @@ def measured(kind, recipe, rounds):
 
 
 def peak(kind, recipe, way, backend):
-    """The megabytes of a few calls; None where the backend does not tell."""
+    """Return the peak memory of a few calls in megabytes; None if the backend does not report it."""
     pa.set_backend(backend)
     call = kind(recipe, WAYS[way])
     pa.synchronize()

@@ -1,12 +1,12 @@
-"""How fast are convolutions, beside PyTorch's on the same device?
+"""Convolutions, compared with PyTorch on the same device.
 
     python benchmarks/conv.py [--dtype float32,high,bfloat16] [--batch N] [--only 3x3] [--turns 9]
                               [--json FILE] [--png FILE]
 
-A layer's forward pass, the gradient of its input and that of its weight; resnet.py times whole steps. "high" is float32
-with that precision, for which PyTorch may use tf32. PyTorch has the channels last. polyarr runs on the OpenCL device
-that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor if that is one. Both take turns in one process. Needs
-PyTorch: pip install torch
+Rows: a layer's forward pass, and the gradients of its input and of its weight; resnet.py times whole steps. "high" is
+float32 with that precision, for which PyTorch may use tf32. PyTorch uses channels-last memory. polyarr runs on the
+OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the CPU if that is one. Both alternate in one process.
+Needs PyTorch: pip install torch
 """
 
 import argparse
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import report
 import torch
-import torch.nn.functional as F  # noqa: N812  the name it has everywhere
+import torch.nn.functional as F  # noqa: N812  the customary name
 from rows import Row, measure, sides
 
 import polyarr as pa
 from polyarr import ops
 
-CLOSE = {"float32": 2e-4, "high": 4e-3, "bfloat16": 2e-2}  # of the largest result; cuDNN's own sums are rough
+CLOSE = {"float32": 2e-4, "high": 4e-3, "bfloat16": 2e-2}  # relative to the largest result; cuDNN's sums are inaccurate
 
 
 class Layer(NamedTuple):
-    """x is (batch, length, length, channels)."""
+    """A convolution layer; x is (batch, length, length, channels)."""
 
     name: str
     channels: int
@@ -38,7 +38,7 @@ class Layer(NamedTuple):
 
     @property
     def where(self) -> dict[str, int]:
-        """As both libraries take it."""
+        """Return stride, padding and groups as both libraries take them."""
         return {"stride": self.stride, "padding": self.kernel // 2, "groups": self.groups}
 
 
@@ -52,7 +52,7 @@ LAYERS = (
 
 
 def pair(host: np.ndarray, dtype: str, where: str) -> tuple[pa.Array, torch.Tensor]:
-    """The same numbers for both, channels last in memory; PyTorch's with its channels as the second axis."""
+    """Return equal numbers for both, channels last in memory; PyTorch's second axis is the channels."""
     name = "float32" if dtype == "high" else dtype
     t = torch.from_numpy(host).to(where, getattr(torch, name))
     return pa.astype(pa.asarray(host), getattr(pa, name)), t.movedim(-1, 1) if host.ndim == 4 else t
@@ -75,7 +75,7 @@ def rows_of(layer: Layer, dtype: str, batch: int, where: str) -> Iterator[Row]:
 
     flops = 2 * g.size * w.size / layer.outputs
     yield Row("forward", lambda: ops.conv(x, w, **given), lambda: F.conv2d(t, v, **layer.where), flops)
-    if layer.channels > 3:  # nobody wants that of an image
+    if layer.channels > 3:  # the gradient of an image is not needed
         yield Row("input", lambda: ops.conv_input_gradient(g, w, shape=x.shape[1:-1], **given),
                   lambda: backward(True, False), flops)  # fmt: skip
     yield Row("weight", lambda: ops.conv_weight_gradient(g, x, shape=shape, **given),

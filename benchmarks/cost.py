@@ -1,9 +1,9 @@
-"""What a step costs on many ranks: a model with a latency and a bandwidth, fitted to measured reductions.
+"""A model of a data-parallel step's time: latency and bandwidth, fitted to measured all-reduces.
 
-ring        2 (n - 1) messages of 1/n each, one after the other: the least that goes over every wire
-tree        up and down a tree of log2(n) levels, in pieces, so that all levels work at once
-sharded     as a ring, but each rank updates 1/n of the parameters, between its halves
-overlapped  a ring, as much of which as fits goes on under the backward pass
+ring        2 (n - 1) messages of 1/n of the bytes each, one after the other: the minimal traffic on every link
+tree        up and down a tree of log2(n) levels, in chunks, so that all levels work at once
+sharded     a ring, but each rank updates 1/n of the parameters between reduce-scatter and all-gather
+overlapped  a ring, as much of which as fits runs during the backward pass
 """
 
 import math
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-BACKWARD = 2 / 3  # of the gradient's time, as products go
+BACKWARD = 2 / 3  # fraction of a gradient's time, judging by its products
 
 
 class Wire(NamedTuple):
-    """Seconds that a message takes at least, and bytes a second beyond that."""
+    """Latency of a message in seconds, and bandwidth in bytes per second."""
 
     latency: float
     bandwidth: float
 
 
 class Work(NamedTuple):
-    """What a rank does in a step, in seconds, and how many bytes of gradients there are."""
+    """Seconds of a rank's work in a step, and the bytes of its gradients."""
 
     gradient: float
     update: float
@@ -31,17 +31,17 @@ class Work(NamedTuple):
 
 
 def ring(ranks: int, nbytes: float, wire: Wire) -> float:
-    """Seconds of an all-reduce around a ring."""
+    """Return the seconds of a ring all-reduce."""
     return 2 * (ranks - 1) * (wire.latency + nbytes / ranks / wire.bandwidth)
 
 
 def tree(ranks: int, nbytes: float, wire: Wire) -> float:
-    """Seconds of an all-reduce up and down a tree."""
+    """Return the seconds of a tree all-reduce."""
     return 2 * math.ceil(math.log2(ranks)) * wire.latency + (2 * nbytes / wire.bandwidth if ranks > 1 else 0.0)
 
 
 def fitted(seconds: Mapping[int, float], ranks: int) -> Wire:
-    """The wire that explains the times of reductions of so many bytes best, as a ring; errors count as ratios."""
+    """Return the latency and bandwidth that best explain the times of ring all-reduces by size; errors are relative."""
     sizes, times = np.array([*seconds]), np.array([*seconds.values()])
     terms = 2 * (ranks - 1) * np.stack([np.ones(len(sizes)), sizes / ranks], axis=1) / times[:, None]
     (latency, slowness), *_ = np.linalg.lstsq(terms, np.ones(len(sizes)), rcond=None)
@@ -49,22 +49,22 @@ def fitted(seconds: Mapping[int, float], ranks: int) -> Wire:
 
 
 def by_ring(ranks: int, work: Work, wire: Wire) -> float:
-    """Seconds of a step whose gradients go around a ring."""
+    """Return the seconds of a step with a ring all-reduce."""
     return work.gradient + ring(ranks, work.nbytes, wire) + work.update
 
 
 def by_tree(ranks: int, work: Work, wire: Wire) -> float:
-    """Seconds of a step whose gradients go up and down a tree."""
+    """Return the seconds of a step with a tree all-reduce."""
     return work.gradient + tree(ranks, work.nbytes, wire) + work.update
 
 
 def sharded(ranks: int, work: Work, wire: Wire) -> float:
-    """Seconds of a step in which each rank updates its share of the parameters."""
+    """Return the seconds of a step in which each rank updates its share of the parameters."""
     return work.gradient + ring(ranks, work.nbytes, wire) + work.update / ranks
 
 
 def overlapped(ranks: int, work: Work, wire: Wire) -> float:
-    """Seconds of a step whose gradients go around a ring while the backward pass makes more of them."""
+    """Return the seconds of a step whose ring all-reduce overlaps the backward pass."""
     backward = BACKWARD * work.gradient
     return work.gradient - backward + max(backward, ring(ranks, work.nbytes, wire)) + work.update
 
@@ -75,10 +75,10 @@ WAYS: dict[str, Callable[[int, Work, Wire], float]] = {
 
 
 def efficiency(way: str, ranks: int, work: Work, wire: Wire) -> float:
-    """How much of so many ranks' work is done, each with the batch of one: 1 if nothing is lost."""
+    """Return the weak-scaling efficiency with one batch per rank: 1 if nothing is lost."""
     return (work.gradient + work.update) / WAYS[way](ranks, work, wire)
 
 
 def scaled(work: Work, parameters: float, others: float) -> Work:
-    """The work of a model with another number of parameters, on as many tokens: all grows as the parameters do."""
+    """Return the work of a model with another number of parameters on the same tokens: it grows in proportion."""
     return Work(*(part * others / parameters for part in work))

@@ -1,17 +1,16 @@
-"""How many tokens a second does a GPT write, one by one: eagerly, captured by polyarr.compile, and beside PyTorch?
+"""Decoding speed of a GPT, token by token: eager, captured by polyarr.compile, and compared with PyTorch.
 
     python benchmarks/decode.py [--preset shakespeare-char] [--backend opencl] [--batch-size 1] [--tokens 128]
                                 [--turns 5] [--threads 2] [--int8]
     python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16]
     either with                 [--json FILE] [--png FILE]
 
-All write the likeliest token after another from the same random weights, from a text's beginning on, in one process,
-and take turns. polyarr has a cache of the whole context's length, which it writes over where it is compiled; PyTorch's
-eager model has one that grows with the text. With transformers its model of the same weights writes, too, by its own
-`generate`, greedily. A turn is timed until its tokens are there; nothing is read before. "host" is CPU time of the
-thread that calls. polyarr's tokens must be the same both ways, and first logits must agree, or nothing is timed; in
-float32 transformers' text should be the same, and how far it is so is printed. Both are optional: pip install torch
-transformers
+All decode greedily from the same random weights, from the start of a text, alternating in one process. polyarr's KV
+cache has the length of the whole context and is overwritten in place if compiled; PyTorch's eager model has one that
+grows. If transformers is installed, its model of the same weights decodes with its own `generate`. A turn is timed
+until its tokens are computed; nothing is read before. "host" is the CPU time of the calling thread. polyarr's tokens
+must be equal in both modes, and first logits must agree, or nothing is timed; for float32 the agreement with
+transformers' text is printed. Both are optional: pip install torch transformers
 """
 
 import argparse
@@ -38,10 +37,10 @@ OTHERS = {"PyTorch", "transformers"}
 
 
 class Writer:
-    """What writes token after token, a call for each, once it began."""
+    """A model that decodes one token per call after begin()."""
 
     def write(self, count):
-        """So many tokens, each on its device."""
+        """Decode `count` tokens, each of which stays on its device."""
         self.begin()
         found = []
         for _ in range(count):
@@ -51,7 +50,7 @@ class Writer:
 
 
 class Polyarr(Writer):
-    """A text of one token; a call gives the next one's logits."""
+    """polyarr's model; a call returns the logits of the next token."""
 
     def __init__(self, model, batch, way):
         self.model, self.batch, self.way, self.step = model, batch, way, way(self.following)
@@ -75,7 +74,7 @@ class Polyarr(Writer):
 
 
 class PyTorch(Writer, TorchStep if torch else object):
-    """The same, with a cache to which every token adds."""
+    """PyTorch's eager model, with a KV cache that grows with every token."""
 
     def __init__(self, recipe, model, device, batch, dtype):
         super().__init__(recipe, model, device)
@@ -111,7 +110,7 @@ class PyTorch(Writer, TorchStep if torch else object):
 
 
 class Transformers(Writer):
-    """transformers' model of the same weights, by its own generate."""
+    """transformers' model of the same weights, with its own generate."""
 
     def __init__(self, model, device, batch, dtype):
         with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +136,7 @@ class Transformers(Writer):
 
 
 def turn(writer, count):
-    """A text's tokens, the seconds that it took, and the seconds of CPU time of the thread that wrote it."""
+    """Return a text's tokens, its wall-clock seconds, and the CPU seconds of the calling thread."""
     pa.synchronize()
     began, host_began = time.perf_counter(), time.thread_time()
     found = writer.write(count)
@@ -147,7 +146,7 @@ def turn(writer, count):
 
 
 def check(writers, dtype):
-    """The first logits agree."""
+    """Check that the first logits agree."""
     found = {}
     for name, writer in writers.items():
         writer.begin()
@@ -161,7 +160,7 @@ def check(writers, dtype):
 
 
 def measured(writers, count, turns):
-    """By name: tokens a second, best and by the median, and the host's microseconds for one."""
+    """Return, by name, the best and median tokens per second, and the host's microseconds per token."""
     seconds, host, texts = ({name: [] for name in writers} for _ in range(3))
     for i in range(turns + 1):
         for name, writer in writers.items():

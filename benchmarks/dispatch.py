@@ -1,11 +1,11 @@
-"""How long does the host take for an op on 16 elements, beside NumPy and PyTorch?
+"""Host time per op on 16 elements, compared with NumPy and PyTorch.
 
     python benchmarks/dispatch.py [--turns 15] [--only slice] [--json FILE] [--png FILE]
 
-What is timed is the host alone: the calls, not what a device does afterwards, nor the wait for it. Rows: ops that are
-not recorded, ops that are recorded for a gradient, views and slices, gradients, and a whole small training step.
-polyarr runs on NumPy and on the OpenCL device that POLYARR_DEVICE names; PyTorch (optional) on CUDA if that is there.
-All take turns in one process, after their results were found to agree.
+Only the host's calls are timed, neither the device's work afterwards nor waiting for it. Rows: ops that are not
+recorded, ops recorded for a gradient, views and slices, gradients, and a whole small training step. polyarr runs on
+NumPy and on the OpenCL device that POLYARR_DEVICE names; PyTorch (optional) on CUDA if available. All alternate in one
+process, after their results were compared.
 """
 
 import argparse
@@ -24,18 +24,20 @@ try:
 except ImportError:
     torch = None
 
-CALLS, STEPS = 200, 10  # of a turn, for an op and for a step
-TENSORS = 150  # that AdamW updates: as many as GPT-2 has
+CALLS, STEPS = 200, 10  # calls per turn, of an op and of a step
+TENSORS = 150  # tensors that AdamW updates: as many as GPT-2 has
 SHAPE = (4, 4)
-LAYERS = ((32, 16), (32,), (1, 32), (1,))  # of the model that is trained: two layers
+LAYERS = ((32, 16), (32,), (1, 32), (1,))  # parameters of the trained model: two layers
 
 
 class Side(NamedTuple):
-    """A library: arrays of 16 elements, how to wait, how to have ops recorded, and what it trains with.
+    """A library: arrays of 16 elements, and functions to wait, to record ops, and to train.
 
-    recorded  (run) -> run(x), while ops on x are recorded; None where nothing is
-    gradient  (x, y) -> the gradient of sum(x * y) by x
-    step      a step of training a small model; update, of AdamW alone for many tensors
+    Attributes:
+        recorded: (run) -> run(x) while ops on x are recorded; None if nothing is recorded.
+        gradient: (x, y) -> the gradient of sum(x * y) with respect to x.
+        step: Runs a training step of a small model.
+        update: Runs AdamW alone, for many tensors.
     """
 
     name: str
@@ -171,7 +173,7 @@ def _examples() -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows(sides: list[Side]) -> Iterator[tuple[str, dict[str, Callable[[], float]]]]:
-    """A row's name, and by side what gives the host's seconds of a call."""
+    """Yield a row's name, and by side a function that returns the host's seconds per call."""
     for name, op in OPS.items():
         yield name, {s.name: lambda s=s, op=op: _loop(s, lambda x: op(s, x), s.x, CALLS) for s in sides}
     for name in RECORDED:
@@ -188,7 +190,7 @@ def rows(sides: list[Side]) -> Iterator[tuple[str, dict[str, Callable[[], float]
 
 
 def _loop(side: Side, run: Callable[[Any], Any], x: Any, calls: int) -> float:
-    """Seconds of a call, without what the device does after the last one."""
+    """Return the seconds per call, without the device's work after the last one."""
     run(x)
     side.wait()
     began = time.perf_counter()

@@ -1,11 +1,11 @@
-"""What do ops of a compiled function cost that become one kernel, beside the kernel that somebody wrote by hand?
+"""Fused ops of a compiled function, compared with eager ops and with a kernel written by hand.
 
     python benchmarks/fusion.py [--backend opencl] [--rounds 25] [--size 8e6] [--json FILE] [--png FILE]
 
-Eager and compiled do the same ops, and give the same bits, or nothing is timed. Of tanh(a * b + c) * d the third is a
-kernel in OpenCL C; of softmax, layer norm and rms norm, which run from their bodies here, the backend's own pair, on
-about as many elements as --size says. A GPU wants 1e8: it cuts few long rows into parts, and does not join those. All
-take turns in one process; a turn is several calls, of which the last is waited for. Medians, in milliseconds a call.
+Eager and compiled functions run the same ops and must give the same bits, or nothing is timed. The third column is an
+OpenCL C kernel for tanh(a * b + c) * d, and the backend's own Fused kernels for softmax, layer norm and rms norm, whose
+decompositions are compiled here, on about --size elements. Use 1e8 for a GPU: it splits few long rows, which are not
+fused. All alternate in one process; a turn is several calls with one wait at the end. Medians in milliseconds per call.
 """
 
 import argparse
@@ -26,7 +26,7 @@ __kernel void by_hand(__global const float *restrict a, __global const float *re
     y[i] = tanh(a[i] * b[i] + c[i]) * d[i];
 }
 """
-CALLS = 4  # in a turn
+CALLS = 4  # calls per turn
 
 
 def array(*shape, seed=0):
@@ -38,7 +38,7 @@ def chain(a, b, c, d):
 
 
 def by_hand(handle, args):
-    """A call of the kernel in SOURCE."""
+    """Return a call of the kernel in SOURCE."""
     import pyopencl as cl
 
     kernel, y = cl.Program(handle.context, SOURCE).build().by_hand, handle.empty(args[0].spec)
@@ -47,7 +47,7 @@ def by_hand(handle, args):
 
 
 def rows(size):
-    """By name: eager and compiled calls of the same, and what they are held against."""
+    """Return, by name, eager and compiled calls, and the kernel that they are compared with."""
     args = [array(SIZE, seed=i) for i in range(4)]
     compiled, handle = pa.compile(chain), pa.get_backend().handle
     found = {"eager": lambda: chain(*args), "compiled": lambda: compiled(*args)}
@@ -65,7 +65,7 @@ def of_body(op, *args):
 
 
 def measured(ways, rounds):
-    """By way, the median milliseconds of a call."""
+    """Return the median milliseconds per call, by variant."""
     if ways["eager"]().numpy().tobytes() != ways["compiled"]().numpy().tobytes():
         raise SystemExit("eager and compiled differ")
     times = {name: [] for name in ways}

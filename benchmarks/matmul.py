@@ -1,23 +1,23 @@
-"""How fast are matrix products, beside NumPy's and PyTorch's on the same device?
+"""Matrix products, compared with NumPy and PyTorch on the same device.
 
     python benchmarks/matmul.py [--turns 15] [--threads 2] [--only 1024] [--dtype bfloat16,float32] [--captured]
                                 [--json FILE] [--png FILE] [--pieces 1,2,4,8]
 
-Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays.
-All take turns in one process, after their results were found to agree. polyarr runs on the OpenCL device that
-POLYARR_DEVICE names.
+Square products and those of a GPT's training step: NN is x @ y, NT is x @ y^T, TN is x^T @ y, of row-major arrays. All
+alternate in one process, after their results were compared. polyarr runs on the OpenCL device that POLYARR_DEVICE
+names.
 
-On a CPU each product of float32 is timed until its result is there, with the tile that `polyarr tune` found, or else
-the package's. NumPy chooses its own kernels: OPENBLAS_CORETYPE is unset where it is set. Threads that
-have nothing to do sleep, those of the peers too: OpenBLAS' would else go on for tens of milliseconds after each of
-NumPy's products, on the cores on which the next is timed. PyTorch is optional: pip install torch
+On a CPU each float32 product is timed until its result is computed, with the tile sizes of `polyarr tune` or else the
+default ones. NumPy selects its own kernels: OPENBLAS_CORETYPE is removed from the environment. Idle threads sleep, also
+those of the peers: OpenBLAS' would otherwise spin for tens of milliseconds after each of NumPy's products, on the cores
+of the next measurement. PyTorch is optional: pip install torch
 
---pieces times the same products cut in other ways as well, into so many pieces for each core at most: with 1 each core
-has one, and all wait for the last; polyarr's own choice is 8. All of it takes half a minute on two cores.
+--pieces also times the same products split into at most so many pieces per core: with 1 all cores wait for the slowest;
+polyarr's default is 8. All of it takes half a minute on two cores.
 
 On a GPU the peer is PyTorch on CUDA, without tf32, and the shapes are GPT-2's. A turn is a burst of products with one
-wait at its end, after some that do not count: the first after the other's turn pay for the change. Short ones wait for
-the host: with --captured polyarr's are some of a compiled function and PyTorch's as many of a graph of CUDA.
+wait at its end, after some untimed ones, because the first ones of a turn are slower. Short products are bound by the
+host: with --captured, several of polyarr's are in a compiled function and as many of PyTorch's in a CUDA graph.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 
-# NumPy reads OPENBLAS_CORETYPE once, as libraries do what lets idle threads sleep: polyarr is timed on the same cores.
+# NumPy reads OPENBLAS_CORETYPE once, and libraries read once whether idle threads sleep: set both before the imports.
 if os.environ.pop("OPENBLAS_CORETYPE", None) or "OPENBLAS_THREAD_TIMEOUT" not in os.environ:
     os.environ.update(OPENBLAS_THREAD_TIMEOUT="4", OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", KMP_BLOCKTIME="0")
     os.execv(sys.executable, [sys.executable, *sys.argv])
@@ -66,13 +66,13 @@ ON_GPU = [
     *((f"head {n} d x", TOKENS, WIDTH, n, "NN") for n in (VOCABULARY, 50304)),
     *((f"head {n} d w", n, WIDTH, TOKENS, "TN") for n in (VOCABULARY, 50304)),
 ]
-SETTLE = 3  # runs before the first that counts
-BURST = 4e-3  # seconds of a turn on a GPU
-ERROR = {"float32": 5e-6, "bfloat16": 3e-3, "float16": 5e-4}  # of the whole result, by its norm
+SETTLE = 3  # untimed runs
+BURST = 4e-3  # target seconds of a turn on a GPU
+ERROR = {"float32": 5e-6, "bfloat16": 3e-3, "float16": 5e-4}  # tolerance of the relative error, by norms
 
 
 def operands(m, n, k, layout):
-    """x (m, k) and y (k, n) as NumPy arrays: views of row-major ones, one perhaps transposed."""
+    """Return x (m, k) and y (k, n) as NumPy arrays: views of row-major ones, one perhaps transposed."""
     generator = np.random.default_rng(m + n + k)
     x = generator.standard_normal((k, m) if layout == "TN" else (m, k), dtype=np.float32)
     y = generator.standard_normal((n, k) if layout == "NT" else (k, n), dtype=np.float32)
@@ -80,12 +80,12 @@ def operands(m, n, k, layout):
 
 
 def on_polyarr(host):
-    """The same view on polyarr: what is transposed stays so, and is not copied."""
+    """Return the same view on polyarr: a transposed array stays a view."""
     return pa.asarray(host) if host.flags.c_contiguous else pa.asarray(host.T).T
 
 
 def in_pieces(device, pieces, function):
-    """The function with products cut into so many pieces for each core at most: its plans are its own."""
+    """Return the function with products split into at most so many pieces per core, with launch plans of its own."""
     plans = Plans(device)
 
     def run():
@@ -100,7 +100,7 @@ def in_pieces(device, pieces, function):
 
 
 def contenders(x, y, pieces):
-    """Functions that compute x @ y and wait, by the name of who does."""
+    """Return functions that compute x @ y and wait, by name."""
     left, right = on_polyarr(x), on_polyarr(y)
 
     def polyarr():
@@ -117,7 +117,7 @@ def contenders(x, y, pieces):
 
 
 def measure(functions, turns):
-    """Seconds of each function, by name, taken in turns."""
+    """Return the seconds of each function, by name; they alternate."""
     times = {name: [] for name in functions}
     for turn in range(SETTLE + turns):
         for name, function in functions.items():
@@ -129,7 +129,7 @@ def measure(functions, turns):
 
 
 def row(name, m, n, k, layout, turns, pieces):
-    """GFLOP/s by medians and by the best runs, of everyone; the results must agree."""
+    """Return median and best GFLOP/s of all; the results must agree."""
     x, y = operands(m, n, k, layout)
     functions = contenders(x, y, pieces)
     for who in functions.keys() - {"NumPy", "PyTorch"}:
@@ -146,7 +146,7 @@ def row(name, m, n, k, layout, turns, pieces):
 
 
 def burst(run, wait, calls):
-    """Seconds of one of so many calls."""
+    """Return the seconds per call of `calls` calls."""
     for _ in range(SETTLE):
         run()
     wait()
@@ -158,28 +158,28 @@ def burst(run, wait, calls):
 
 
 def pair(rows, columns, dtype, is_transposed):
-    """The same normal numbers on polyarr and on PyTorch."""
+    """Return equal normal numbers on polyarr and on PyTorch."""
     a = torch.randn(rows, columns, device="cuda").to(getattr(torch, dtype))
     x = pa.asarray(a.float().cpu().numpy()).astype(getattr(pa, dtype))
     return (x.T, a.T) if is_transposed else (x, a)
 
 
 def error_of(found, a, b):
-    """How far a product is from that of float64."""
+    """Return the relative error of a product against float64."""
     exact = a.double() @ b.double()
     return float((found.double() - exact).norm() / exact.norm())
 
 
 def several(x, y, a, b, is_transposed):
-    """Functions that compute several products with one y, captured."""
-    from captured import SEVERAL, captured  # which needs PyTorch
+    """Return captured functions that compute several products with one y."""
+    from captured import SEVERAL, captured  # needs PyTorch
 
     xs = [(x.T + i).T if is_transposed else x + i for i in range(SEVERAL)]
     return SEVERAL, *captured(lambda x, y: x @ y, xs, [y], lambda: a @ b)
 
 
 def row_on_gpu(name, m, n, k, layout, dtype, turns, is_captured):
-    """TFLOP/s by medians and by the best runs; polyarr's result must be as good as the dtype allows."""
+    """Return median and best TFLOP/s; polyarr's result must be as accurate as the dtype allows."""
     x, a = pair(*((k, m) if layout == "TN" else (m, k)), dtype, layout == "TN")
     y, b = pair(*((n, k) if layout == "NT" else (k, n)), dtype, layout == "NT")
     found = torch.from_numpy((x @ y).astype(pa.float32).numpy()).cuda()
@@ -202,7 +202,7 @@ def row_on_gpu(name, m, n, k, layout, dtype, turns, is_captured):
 
 
 def main_on_gpu(device, options):
-    """The table of a GPU."""
+    """Print the table for a GPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     driver = device.cl_device.driver_version.strip()
     print(f"polyarr on {device.cl_device.name.strip()}, driver {driver}; PyTorch {torch.__version__}")
@@ -251,7 +251,7 @@ def main():
 
 
 def main_on_cpu(device, options):
-    """The table of a CPU."""
+    """Print the table for a CPU."""
     speed = speed_of(device)
     print(f"polyarr on {device.cl_device.name.strip()}, {device.features.compute_units} cores: {speed}")
     print(f"NumPy {np.__version__}", end="")
@@ -268,7 +268,7 @@ def main_on_cpu(device, options):
 
 
 def show(found):
-    """One line of the table."""
+    """Print one line of the table."""
     median, best = found["median"], found["best"]
     m, n, k = found["shape"]
     line = f"{found['name']:12} {f'{m} x {n} x {k}':18} {found['layout']}"

@@ -1,15 +1,15 @@
-"""What benchmarks share: the options --json and --png, and what they write."""
+"""Options --json and --png of the benchmarks, and the files that they write."""
 
 import argparse
 import importlib.util
 import json
 from typing import Any
 
-WIDTH, ROW = 8, 0.32  # inches of a picture, and of each row in it
+WIDTH, ROW = 8, 0.32  # inches: width of a picture, height of each row in it
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options, with those that say where to write what was measured, besides the table."""
+    """Return the parsed options, including those for output files."""
     parser.add_argument("--json", metavar="FILE", help="write everything to this file as well")
     parser.add_argument("--png", metavar="FILE", help="draw a picture as well; needs matplotlib")
     options = parser.parse_args()
@@ -21,7 +21,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def write(
     options: argparse.Namespace, found: dict[str, Any], title: str, unit: str, rows: dict[str, dict[str, float]]
 ) -> None:
-    """Write all that was found as JSON, and rows, by who was measured, as a picture, where that is wanted."""
+    """Write the measurements as JSON, and the rows by contender as a picture, if requested."""
     if options.json:
         with open(options.json, "w") as file:
             json.dump(found, file, indent=1, default=str)
@@ -30,7 +30,7 @@ def write(
 
 
 def _draw(path: str, title: str, unit: str, rows: dict[str, dict[str, float]]) -> None:
-    """A group of bars for each row, on a scale of powers of ten."""
+    """Draw a group of bars for each row on a logarithmic scale."""
     from matplotlib.figure import Figure
 
     who = list(dict.fromkeys(name for row in rows.values() for name in row))

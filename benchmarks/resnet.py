@@ -1,15 +1,15 @@
-"""How long is a training step of a ResNet or a LeNet, beside PyTorch's eager step of the same model?
+"""Training steps of ResNets and LeNet, compared with PyTorch's eager step of the same model.
 
     python benchmarks/resnet.py [--model resnet-18] [--batch-size 16] [--size 64] [--backend opencl] [--steps 20]
     python benchmarks/resnet.py --model lenet --batch-size 64 --size 8
     python benchmarks/resnet.py --model resnet-50 --batch-size 64 --size 224 --torch-device cuda [--precision high]
     any with                    [--dtype bfloat16] [--threads 2] [--json FILE] [--png FILE]
 
-polyarr's step is captured by polyarr.compile and gives nothing away. PyTorch computes with the channels last in memory,
-as polyarr does; with another dtype under autocast, with precision "high" in tf32. Both do forward, backward, running
-statistics and SGD with momentum from the same weights, on the same images, in one process, taking turns. On a CPU the
-first steps of a turn are not timed: the other's threads wait there for more work, on the same cores, before they sleep.
-The first losses must agree, or nothing is timed. PyTorch is optional: pip install torch
+polyarr's step is captured by polyarr.compile and donates nothing. PyTorch uses channels-last memory, as polyarr does;
+other dtypes run under autocast, precision "high" in tf32. Both run forward, backward, running statistics and SGD with
+momentum from the same weights on the same images, alternating in one process. On a CPU the first steps of a turn are
+not timed: the other library's threads still spin on the same cores. The first losses must agree, or nothing is timed.
+PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -25,18 +25,18 @@ from polyarr.models import LeNet, ResNetModel
 from polyarr.models.resnet import PRESETS, ResNetConfig
 
 WARM_UP, TURNS = 3, 10
-UNTIMED = {"cpu": 2, "cuda": 0}  # steps at the beginning of a turn
+UNTIMED = {"cpu": 2, "cuda": 0}  # untimed steps at the start of a turn
 LR, MOMENTUM = 0.01, 0.9
 
 try:
     import torch
-    import torch.nn.functional as F  # noqa: N812  the name it has everywhere
+    import torch.nn.functional as F  # noqa: N812  the customary name
 except ImportError:
     torch = None
 
 
 class PolyarrStep:
-    """A training step in polyarr; a call gives the loss, which is still being computed."""
+    """A training step in polyarr; a call returns the loss without waiting."""
 
     def __init__(self, model, dtype, batches):
         self.model, self.optimizer = model, optim.SGD(LR, momentum=MOMENTUM)
@@ -63,7 +63,7 @@ class PolyarrStep:
 
 
 def torch_resnet(config: ResNetConfig):
-    """The same network in PyTorch, with torchvision's names."""
+    """Return the same network in PyTorch, with torchvision's names."""
     conv, norm = torch.nn.Conv2d, torch.nn.BatchNorm2d
 
     class Block(torch.nn.Module):
@@ -111,7 +111,7 @@ def torch_resnet(config: ResNetConfig):
 
 
 def torch_lenet(model):
-    """The same network in PyTorch."""
+    """Return the same network in PyTorch."""
 
     class Net(torch.nn.Module):
         def __init__(self):
@@ -133,11 +133,11 @@ def torch_lenet(model):
 
 
 class TorchStep:
-    """The same step in PyTorch, on the same weights."""
+    """The same training step in PyTorch, from the same weights."""
 
     def __init__(self, model, dtype, batches, device):
         net = torch_lenet(model) if isinstance(model, LeNet) else torch_resnet(model.config)
-        with torch.no_grad():  # both have their parameters in the same order, but for shortcuts and heads
+        with torch.no_grad():  # both have the same order of parameters, except for shortcuts and heads
             for theirs, ours in paired(net, model):
                 host = np.array(ours.numpy())
                 theirs.copy_(torch.from_numpy(np.moveaxis(host, -1, 1) if host.ndim == 4 else host))
@@ -164,7 +164,7 @@ class TorchStep:
 
 
 def paired(net, model):
-    """PyTorch's parameters and ours."""
+    """Return PyTorch's parameters with polyarr's."""
     if isinstance(model, LeNet):
         ours = model.named_parameters()
     else:
@@ -179,7 +179,7 @@ def paired(net, model):
 
 
 def measure(steps, count, dtype, untimed):
-    """The times of each step function, by name, taken in turns."""
+    """Return the times of each step function, by name; they alternate."""
     losses = {}
     for name, step in steps.items():
         started = time.perf_counter()
@@ -188,7 +188,7 @@ def measure(steps, count, dtype, untimed):
     for found in losses.values():
         tolerance = 1e-4 if dtype == "float32" else 2e-2
         np.testing.assert_allclose(found[0], losses["polyarr"][0], rtol=tolerance, err_msg="the two models differ")
-        # A deep network's first steps magnify rounding: see docs/images.md.
+        # A deep network's first steps amplify rounding errors: see docs/images.md.
         np.testing.assert_allclose(found, losses["polyarr"], rtol=5e-2, err_msg="the two steps differ")
     times = {name: [] for name in steps}
     turn = -(-count // TURNS)
@@ -196,7 +196,7 @@ def measure(steps, count, dtype, untimed):
         for name, step in steps.items():
             for i in range(untimed + turn):
                 started = time.perf_counter()
-                float(step(i % WARM_UP))  # in its queue this comes after everything else
+                float(step(i % WARM_UP))  # waits for all earlier work in the queue
                 times[name].append(time.perf_counter() - started)
             del times[name][-untimed - turn : -turn]
     return times

@@ -1,13 +1,13 @@
-"""How fast are ops that move more than they compute, beside PyTorch's on the same device?
+"""Memory-bound ops, compared with PyTorch on the same device.
 
     python benchmarks/rows.py [--dtype float32,bfloat16] [--rows N] [--only softmax] [--turns 9] [--json FILE]
                               [--png FILE]
 
-Row by row: norms, softmax, losses, sorts, reductions; element by element; and what a training step does beside its
-products. polyarr runs on the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the processor if that
-device is one. Both take turns in one process, after their results were found to agree. A turn enqueues an op several
-times and waits once, after three calls that do not count. GB/s are the bytes that an op has to read and write, by
-polyarr's time; they are given beside those of PyTorch's copy of as much. Needs PyTorch: pip install torch
+Rows: norms, softmax, losses, sorts, reductions; elementwise ops; and the parts of a training step besides its matrix
+products. polyarr runs on the OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the CPU if that device is
+one. Both alternate in one process, after their results were compared. A turn enqueues an op several times and waits
+once, after three untimed calls. GB/s are the bytes that an op has to read and write, divided by polyarr's time; next to
+them is the rate of PyTorch's copy of as many bytes. Needs PyTorch: pip install torch
 """
 
 import argparse
@@ -19,36 +19,36 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's threads that have nothing to do sleep
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads of PyTorch sleep
 
 import numpy as np
 import report
 import torch
-import torch.nn.functional as F  # noqa: N812  the name it has everywhere
+import torch.nn.functional as F  # noqa: N812  the customary name
 
 import polyarr as pa
 from polyarr import ops
 from polyarr.backends.opencl.devices import select
 
-WIDTH, HIDDEN, VOCABULARY = 768, 3072, 50257  # of GPT-2
-SETTLE = 3  # calls before those that count: the first after the other's turn pay for the change
-BURST = 4e-3  # seconds that a turn should take, so that waiting for its end does not count
-SHOWN = 1 << 20  # results that are compared, at most, of one array
-CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}  # of the largest result
+WIDTH, HIDDEN, VOCABULARY = 768, 3072, 50257  # GPT-2's
+SETTLE = 3  # untimed calls at the start of a turn, which are slower
+BURST = 4e-3  # target seconds of a turn, long enough to hide the final wait
+SHOWN = 1 << 20  # largest number of compared elements per array
+CLOSE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}  # tolerance relative to the largest result
 
 
 class Row(NamedTuple):
-    """The same work for both, and the bytes that it has to move."""
+    """The same work for both libraries, and the bytes that it has to move."""
 
     name: str
     polyarr: Callable[[], Any]
     torch: Callable[[], Any]
     nbytes: float
-    expected: Callable[[], Any] | None = None  # what PyTorch gives in more digits, where its own has too few
+    expected: Callable[[], Any] | None = None  # PyTorch's result in higher precision, if its own is inaccurate
 
 
 class Bench:
-    """Arrays for both, of one dtype: as many rows as the device needs to be busy."""
+    """Arrays of one dtype for both libraries, with enough rows to occupy the device."""
 
     def __init__(self, dtype: str, rows: int, tokens: int, where: str) -> None:
         self.dtype, self.rows, self.tokens, self.where = dtype, rows, tokens, where
@@ -56,28 +56,28 @@ class Bench:
         self.array = cache(self._array)
 
     def _array(self, name: str, *shape: int) -> tuple[pa.Array, torch.Tensor]:
-        """The same normal numbers for both; the name tells several arrays of one shape apart."""
+        """Return equal normal numbers for both; the name distinguishes arrays of one shape."""
         generator = np.random.default_rng(sum(map(ord, name)))
         block = generator.standard_normal((min(shape[0], 64), *shape[1:]), dtype=np.float32)
         host = np.resize(block, shape) if len(shape) > 1 else generator.standard_normal(shape, dtype=np.float32)
         return self.both(host)
 
     def both(self, host: np.ndarray) -> tuple[pa.Array, torch.Tensor]:
-        """Floats in the dtype of the bench, integers as they are."""
+        """Return an array for both: floats in the bench's dtype, integers unchanged."""
         x, t = pa.asarray(host), torch.from_numpy(host).to(self.where)
         if host.dtype == np.float32:
             x, t = pa.astype(x, getattr(pa, self.dtype)), t.to(getattr(torch, self.dtype))
         return x, t
 
     def pulled(self, name: str, fn: Any, torch_fn: Any, arrays: list, nbytes: float, g: tuple | None = None) -> Row:
-        """The backward half of fn alone; g is what it starts from."""
+        """Return the row of fn's backward pass alone; g is its cotangent."""
         xs, ts = zip(*arrays, strict=True)
         ts = [t.detach().requires_grad_() for t in ts]
         y, pull = pa.vjp(fn, *xs)
         t = torch_fn(*ts)
         gx, gt = self.array("g", *y.shape) if g is None else g
 
-        def exact() -> tuple[torch.Tensor, ...]:  # PyTorch adds rows up in bfloat16 on a processor
+        def exact() -> tuple[torch.Tensor, ...]:  # PyTorch accumulates rows in bfloat16 on CPUs
             wide = [t.detach().double().requires_grad_() for t in ts]
             return torch.autograd.grad(torch_fn(*wide), wide, gt.double())
 
@@ -185,7 +185,7 @@ def orders(b: Bench) -> Iterator[Row]:
 
 
 def training(b: Bench) -> Iterator[Row]:
-    """What a step of GPT-2 has beside its products and its attention."""
+    """Yield the parts of a GPT-2 step besides its products and its attention."""
     (x, t), (c, d) = b.array("hidden", b.tokens, HIDDEN), b.array("bias", HIDDEN)
     depth = b.array("in", b.tokens, 1)[0], b.array("weight", HIDDEN, 1)[0]
     g = b.array("g", b.tokens, HIDDEN)
@@ -210,7 +210,7 @@ def training(b: Bench) -> Iterator[Row]:
 
 
 def steps(b: Bench) -> Iterator[Row]:
-    """AdamW and the norm of all gradients, over the shapes of GPT-2 (on a processor, of a tenth of it)."""
+    """Yield AdamW and the gradient norm, for the shapes of GPT-2 (on a CPU, of a tenth of it)."""
     width, layers = (WIDTH, 12) if b.where == "cuda" else (WIDTH // 2, 4)
     vocabulary = VOCABULARY if b.where == "cuda" else 4096
     block = [(width,)] * 6 + [(3 * width, width), (width, width), (4 * width, width), (4 * width,), (width, 4 * width)]
@@ -230,7 +230,7 @@ def steps(b: Bench) -> Iterator[Row]:
 
 
 def unseen(function: Callable) -> Callable[[], None]:
-    """The function, which is random, without its result."""
+    """Return the function without its result, which is random."""
     return lambda: (function(), None)[1]
 
 
@@ -241,12 +241,12 @@ FAMILIES = (elementwise, norms, softmaxes, losses, reductions, orders, training)
 
 
 def arrays_of(found: Any) -> list:
-    """What a function gave, as a flat list."""
+    """Return a function's result as a flat list."""
     return [found] if isinstance(found, pa.Array | torch.Tensor) else list(found) if found is not None else []
 
 
 def agree(row: Row, dtype: str) -> None:
-    """Compare the two results, where PyTorch gives one."""
+    """Compare the two results, if PyTorch returns one."""
     theirs = arrays_of((row.expected or row.torch)())
     for mine, other in zip(arrays_of(row.polyarr()), theirs, strict=False):
         assert mine.shape == tuple(other.shape), f"{row.name}: {mine.shape}, PyTorch has {tuple(other.shape)}"
@@ -262,7 +262,7 @@ def agree(row: Row, dtype: str) -> None:
 
 
 def measure(row: Row, wait: dict[str, Callable[[], Any]], turns: int) -> dict[str, float]:
-    """The median seconds of a call, by name."""
+    """Return the median seconds per call, by name."""
     functions = {"polyarr": row.polyarr, "PyTorch": row.torch}
     times: dict[str, list[float]] = {name: [] for name in functions}
     calls = {name: 1 for name in functions}
@@ -284,7 +284,7 @@ def measure(row: Row, wait: dict[str, Callable[[], Any]], turns: int) -> dict[st
 
 
 def copy_rates(b: Bench, wait: dict[str, Callable[[], Any]], turns: int) -> Callable[[float], float]:
-    """What gives the bytes per second of PyTorch's copy of so many bytes in all, half of them read."""
+    """Return a function from bytes (read and written) to the bytes per second of PyTorch's copy."""
     x, t = b.array("x", b.rows, 1024)
 
     @cache
@@ -320,7 +320,7 @@ def main() -> None:
 
 
 def sides(threads: int | None) -> tuple[str, str, str, dict[str, Callable[[], Any]]]:
-    """Choose polyarr's device; its name, PyTorch's, what PyTorch calls the place, and what waits for either."""
+    """Select polyarr's device; return its name, PyTorch's, PyTorch's device string, and functions that wait."""
     if threads:
         torch.set_num_threads(threads)
     device = select()
@@ -334,7 +334,7 @@ def sides(threads: int | None) -> tuple[str, str, str, dict[str, Callable[[], An
 
 
 def measured(b: Bench, wait: dict[str, Callable[[], Any]], options: Any) -> Iterator[dict[str, Any]]:
-    """All rows of one dtype, shown as they are found."""
+    """Measure all rows of one dtype, and print each."""
     rate = copy_rates(b, wait, options.turns)
     print(f"{b.dtype:24}   polyarr us  PyTorch us   ratio    GB/s  of a copy")
     for family in FAMILIES:

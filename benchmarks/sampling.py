@@ -1,11 +1,11 @@
-"""What does it cost to draw a token, beside taking the likeliest one?
+"""Cost of sampling a token, compared with greedy decoding.
 
     python benchmarks/sampling.py [--preset gpt2-124m] [--backend opencl] [--dtype float32] [--tokens 12] [--turns 5]
                                   [--json FILE] [--png FILE]
 
-Texts of random weights by polyarr.models.stream, whose time includes the prompt. Random weights make all tokens about
-equally likely, which is the worst case for top-p: it keeps most of the vocabulary. All kinds take turns in one process,
-and a turn is timed until its tokens are there.
+Texts are generated from random weights by polyarr.models.stream; times include the prompt. Random weights make all
+tokens about equally likely, which is the worst case for top-p: it keeps most of the vocabulary. All methods alternate
+in one process, and a turn is timed until its tokens are computed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ COLUMNS = "ms", "of greedy's", "CPU ms", "least CPU ms"
 
 
 def turn(model, step, count, how):
-    """Seconds of wall-clock time and of the process's CPU time for a text."""
+    """Return the seconds of wall-clock time and of the process's CPU time for a text."""
     tokens = pa.asarray(np.array([[1, 2, 3, 4]], np.int32))
     pa.synchronize()
     began, worked = time.perf_counter(), time.process_time()
@@ -59,7 +59,7 @@ def main():
     for i in range(options.turns + 1):
         for name, how in KINDS.items():
             took = turn(model, step, options.tokens, how)
-            if i:  # in the first turn kernels are compiled
+            if i:  # kernels are compiled in the first turn
                 times[name].append(took)
     found = {}
     for name, turns in times.items():

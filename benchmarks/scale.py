@@ -1,4 +1,4 @@
-"""What do more devices bring, and what would many more? Reductions, steps on 1 rank and on several, and a forecast.
+"""Data-parallel scaling: all-reduces, steps on one rank and on several, and a forecast for many more.
 
     python benchmarks/scale.py [--preset demo] [--ranks 2] [--steps 30] [--threads 2]
     python benchmarks/scale.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
@@ -6,13 +6,13 @@
     either with                [--mpi] [--json FILE] [--png FILE]
 
 Starts its own ranks with mpiexec: one with all threads, then several that share them. Steps are those of `polyarr
-train`, captured; beside them PyTorch's eager ones, on several ranks under DistributedDataParallel (gloo on CPUs, nccl
-on GPUs). PyTorch is optional: pip install torch. Every step is timed until its loss is there; medians are of rank 0.
+train`, captured; next to them PyTorch's eager steps, on several ranks under DistributedDataParallel (gloo on CPUs, nccl
+on GPUs). PyTorch is optional: pip install torch. Every step is timed until its loss is computed; medians of rank 0.
 
-weak    how many times one rank's work the ranks do in its time, each with its batch: their number, but for overhead
-global  the time of one rank that takes the batches of all, over theirs
+weak    work of all ranks in units of one rank's work in the same time, each with its batch: ideally their number
+global  time of one rank with the batches of all, divided by the ranks' time
 
-The forecast is cost.py's, from this run: docs/scale.md says how.
+The forecast comes from cost.py with this run's measurements; docs/scale.md explains it.
 """
 
 import argparse
@@ -41,9 +41,9 @@ from polyarr.training import PRESETS
 from polyarr.training.steps import gradients, step_of
 
 WARM_UP = 3
-SIZES = [1 << n for n in range(12, 29, 4)]  # bytes of reductions
+SIZES = [1 << n for n in range(12, 29, 4)]  # bytes of all-reduces
 REPEATS = 7
-MODELS = {"124M": 163_037_184, "1.5B": 1_638_022_400}  # parameters, the head among them
+MODELS = {"124M": 163_037_184, "1.5B": 1_638_022_400}  # parameters, including the head
 RANKS = (2, 8, 64, 256, 1024)
 
 
@@ -51,7 +51,7 @@ RANKS = (2, 8, 64, 256, 1024)
 
 
 class Alone:
-    """The captured step that one rank does."""
+    """The captured step of a single rank."""
 
     def __init__(self, recipe, model):
         self.model, self.step = model, pa.compile(step_of(recipe), donate=("model", "state"))
@@ -63,7 +63,7 @@ class Alone:
 
 
 class Together:
-    """A rank's step: a captured gradient, the mean over ranks, a captured update."""
+    """The step of one of several ranks: a captured gradient, the mean over ranks, a captured update."""
 
     def __init__(self, recipe, model, world, wire):
         self.model, self.world = model, world
@@ -80,7 +80,7 @@ class Together:
         return float(loss)
 
     def in_parts(self, windows):
-        """The same, waited for after each part."""
+        """Run the step with a wait after each part."""
         times = [time.perf_counter()]
         loss, grads = self.gradients(self.model, pa.asarray(windows))
         self._waited(times)
@@ -97,7 +97,7 @@ class Together:
 
 
 def torch_step(recipe, model, device, world, wire):
-    """PyTorch's step, on several ranks under its DistributedDataParallel."""
+    """Return PyTorch's step, on several ranks under its DistributedDataParallel."""
     step = TorchStep(recipe, model, device)
     if world.size == 1:
         return step
@@ -119,7 +119,7 @@ def torch_step(recipe, model, device, world, wire):
 
 
 def timed(world, step, batches, count):
-    """The seconds of each of so many calls, after some that are not timed, and the first losses."""
+    """Return the seconds of each of `count` calls after some untimed ones, and the first losses."""
     losses = [float(step(batch)) for batch in batches[:WARM_UP]]
     times = []
     for i in range(count):
@@ -131,7 +131,7 @@ def timed(world, step, batches, count):
 
 
 def reductions(world, wait, reduce, make):
-    """The median seconds of means of arrays of so many bytes."""
+    """Return the median seconds of mean all-reduces, by bytes."""
     found = {}
     for nbytes in SIZES:
         x, times = make(nbytes // 4), []
@@ -146,7 +146,7 @@ def reductions(world, wait, reduce, make):
 
 
 def joined_torch(world, device):
-    """Have PyTorch's ranks be those of MPI."""
+    """Initialize PyTorch's process group with MPI's ranks."""
     if device == "cuda":
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     with socket.socket() as free:
@@ -158,7 +158,7 @@ def joined_torch(world, device):
 
 
 def ways(world, with_mpi):
-    """The ways to sum: the one that polyarr takes, that through windows if it is another, and MPI's on request."""
+    """Return the ways to all-reduce: polyarr's default, shared memory if that is another, and MPI on request."""
     from mpi4py import MPI
 
     backend, host = pa.get_backend(), HostTransport(world.link)
@@ -170,20 +170,20 @@ def ways(world, with_mpi):
 
 
 def recipe_of(options):
-    """The preset as the options change it, without dropout, whose masks would differ."""
+    """Return the preset changed by the options, without dropout, whose masks would differ."""
     recipe = PRESETS[options.preset]
     recipe = recipe.changed(dtype=options.dtype, precision=options.precision)
     return recipe.changed(model={**recipe.model, "drop_rate": 0.0})
 
 
 def fresh(options, recipe):
-    """A model with the same weights every time: steps write over what they are given."""
+    """Return a model with the same weights every time: steps overwrite donated ones."""
     pa.random.seed(0)
     return GPTModel(recipe.config(VOCABULARIES.get(options.preset, 65)))
 
 
 def measure_steps(options, recipe, worlds, rows, found):
-    """The steps with so many windows on each rank, one after the other, for a device may have no room for all."""
+    """Measure the steps with so many windows per rank, one after the other, as a device may not have memory for all."""
     world, shape = worlds[0], (rows, recipe.model["context_length"] + 1)
     generator, vocabulary = np.random.default_rng(world.rank), VOCABULARIES.get(options.preset, 65)
     batches = [generator.integers(0, vocabulary, shape, dtype=np.int32) for _ in range(WARM_UP)]
@@ -207,7 +207,7 @@ def measure_steps(options, recipe, worlds, rows, found):
 
 
 def measure(options):
-    """What one rank measures; rank 0 writes it."""
+    """Measure on one rank; rank 0 writes the results."""
     world, recipe = pa.distributed.init(options.backend), recipe_of(options)
     size, count = options.batch_size or recipe.batch_size, fresh(options, recipe).num_parameters()
     found = {"parameters": count, "hardware": pa.get_backend().hardware, "steps": {}, "parts": {}, "means": {}}
@@ -237,7 +237,7 @@ def measure(options):
 
 
 def started(options, ranks, folder):
-    """What so many ranks measured."""
+    """Return the measurements of `ranks` ranks."""
     path, threads = folder / f"{ranks}.json", str(max(1, options.threads // ranks))
     launcher = shutil.which("mpiexec") or str(Path(sys.executable).with_name("mpiexec"))
     environment = {**os.environ, "POCL_MAX_PTHREAD_COUNT": threads, "OMP_NUM_THREADS": threads}
@@ -252,7 +252,7 @@ def seconds(found, key):
 
 
 def print_means(many):
-    """Latency and bandwidth of reductions."""
+    """Print latency and bandwidth of all-reduces."""
     print(f"\nmeans over ranks, ms{'':20}" + "".join(f"{nbytes / 1024:>11,.0f} KB" for nbytes in SIZES) + "     GB/s")
     for name, times in many["means"].items():
         nbytes, longest = max((int(n), t) for n, t in times.items())
@@ -261,7 +261,7 @@ def print_means(many):
 
 
 def print_steps(options, size, one, many):
-    """The steps, and how many ranks' work is done in the time of one."""
+    """Print the steps, and the work of all ranks in the time of one."""
     print(f"\n{'a step':44}  {'1 rank ms':>10}  {f'{options.ranks} ranks ms':>11}  {'weak':>6}  {'global':>6}")
     rows = {}
     for key in many["steps"]:
@@ -276,7 +276,7 @@ def print_steps(options, size, one, many):
 
 
 def print_forecast(options, one, many):
-    """For each way that was measured: the parts of its step, the wire, what that says of this run and of more ranks."""
+    """Print for each way the parts of its step, the fitted model, and its forecast for this and for more ranks."""
     each = 2 if options.wire else 4
     for name, parts in many["parts"].items():
         times = {int(n) // 4 * each: t for n, t in many["means"][name.partition(", ")[2]].items()}
@@ -297,7 +297,7 @@ def print_forecast(options, one, many):
 
 
 def parsed():
-    """The options."""
+    """Return the parsed options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="opencl")
     parser.add_argument("--preset", default="demo", choices=list(PRESETS))

@@ -1,11 +1,11 @@
-"""How long does it take until something is computed, in a new process, beside NumPy and PyTorch?
+"""Startup time in a new process until something is computed, compared with NumPy and PyTorch.
 
     python benchmarks/startup.py [--turns 5] [--only opencl] [--preset demo] [--json FILE] [--png FILE]
 
-A process imports a library, computes a first sum of two arrays, and then a first training step of a small GPT, whose
-weights are there before; what makes them is not counted. "cold" is with empty caches of compiled kernels, "warm" with
-those that a cold process filled. All take turns. polyarr runs on NumPy and on the OpenCL device that POLYARR_DEVICE
-names; PyTorch (optional) on CUDA if that is there.
+A process imports a library, computes a first sum of two arrays, and then a first training step of a small GPT; creating
+its weights is not counted. "cold" starts with empty caches of compiled kernels, "warm" with those that a cold process
+filled. All alternate. polyarr runs on NumPy and on the OpenCL device that POLYARR_DEVICE names; PyTorch (optional) on
+CUDA if available.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any
 import report
 
 STAGES = ("import", "first op", "first step", "in all")
-CACHES = ("POCL_CACHE_DIR", "CUDA_CACHE_PATH")  # where polyarr and PoCL, and NVIDIA's driver, keep what was compiled
+CACHES = ("POCL_CACHE_DIR", "CUDA_CACHE_PATH")  # cache folders of polyarr and PoCL, and of NVIDIA's driver
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -30,7 +30,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 def child(library: str, backend: str, preset: str) -> dict[str, float]:
-    """Seconds of each stage but the last."""
+    """Return the seconds of each stage but the last."""
     began = time.perf_counter()
     module = importlib.import_module(library)
     imported = time.perf_counter()
@@ -60,7 +60,7 @@ def _polyarr_op(polyarr: Any, backend: str) -> None:
 
 
 def _step(library: str, backend: str, preset: str) -> float:
-    """Seconds of a training step, on weights that are there."""
+    """Return the seconds of a training step, without creating weights."""
     import numpy as np
     import train_step
 
@@ -84,7 +84,7 @@ def _step(library: str, backend: str, preset: str) -> float:
 
 
 def run(library: str, backend: str, preset: str, caches: str) -> dict[str, float]:
-    """Seconds of each stage, in a process of its own with its caches in this folder."""
+    """Return the seconds of each stage in a new process whose caches are in this folder."""
     environment = {**os.environ, **dict.fromkeys(CACHES, caches)}
     command = [sys.executable, __file__, "--child", library, backend, "--preset", preset]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -95,7 +95,7 @@ def run(library: str, backend: str, preset: str, caches: str) -> dict[str, float
 
 
 def contenders() -> dict[str, tuple[str, str, bool]]:
-    """By name: the library, where it computes, and whether it begins without caches."""
+    """Return by name: the library, its backend or device, and whether it starts without caches."""
     found = {"NumPy": ("numpy", "cpu", False), "polyarr numpy": ("polyarr", "numpy", False)}
     found |= {"polyarr opencl, cold": ("polyarr", "opencl", True), "polyarr opencl, warm": ("polyarr", "opencl", False)}
     if HAS_TORCH:
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def show(times: dict[str, dict[str, list[float]]], options: argparse.Namespace) -> None:
-    """The table, a row for each contender."""
+    """Print the table, a row for each contender."""
     print(f"{'seconds by medians':24}" + "".join(f"{stage:>15}" for stage in STAGES))
     found = {
         name: {stage: statistics.median(took) for stage, took in stages.items() if took}

@@ -1,17 +1,16 @@
-"""How long is a training step of a GPT, beside PyTorch's eager step of the same model?
+"""Training steps of a GPT, compared with PyTorch's eager step of the same model.
 
     python benchmarks/train_step.py [--backend opencl] [--steps 60] [--threads 2]
     python benchmarks/train_step.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
                                     [--precision high] [--steps 20] [--torch-compile] [--bodies] [--donate]
     either with                     [--json FILE] [--png FILE]
 
-polyarr's step is that of `polyarr train`, captured by polyarr.compile, but gives nothing away; beside it the same one
-eagerly, and "donated" the one that does. With another dtype PyTorch computes under autocast; with another precision it
-stays at float32. All do forward, backward, clipping and AdamW from the same weights, on the same batches, in one
-process, taking turns. The first losses must agree, or nothing is timed. "bodies" is the same model, captured, without
-kernels for whole functions such as norms but for products and attention: the rest is computed as the ops' definitions
-say. Every step is timed until its results are there; "host" is the time until the call returned, with the rest of the
-work under way. PyTorch is optional: pip install torch
+polyarr's step is that of `polyarr train`, captured by polyarr.compile, without donation; next to it the same step
+eagerly, and "donated" with donation. With another dtype PyTorch runs under autocast; with another precision it stays at
+float32. All run forward, backward, clipping and AdamW from the same weights on the same batches, alternating in one
+process. The first losses must agree, or nothing is timed. "bodies" is the same model, captured, without Fused kernels
+except those of products and attention: other ops, such as norms, run as their decompositions. Every step is timed until
+its results are computed; "host" is the time until the call returns. PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -26,19 +25,19 @@ from polyarr.models.gpt import GPTModel
 from polyarr.training import PRESETS
 from polyarr.training.steps import step_of
 
-VOCABULARIES = {"gpt2-124m": 50257}  # of a preset; otherwise characters
+VOCABULARIES = {"gpt2-124m": 50257}  # by preset; the vocabulary of others is characters
 WARM_UP = 5
-TURN = 5  # steps before the other one has its turn
+TURN = 5  # steps per turn
 
 try:
     import torch
-    import torch.nn.functional as F  # noqa: N812  the name it has everywhere
+    import torch.nn.functional as F  # noqa: N812  the customary name
 except ImportError:
     torch = None
 
 
 class PolyarrStep:
-    """A training step in polyarr; a call gives the loss, which is still being computed."""
+    """A training step in polyarr; a call returns the loss without waiting."""
 
     def __init__(self, recipe, model, step, backend):
         self.model, self.step, self.backend = model.to(backend), step, backend
@@ -51,14 +50,14 @@ class PolyarrStep:
 
 
 def of_bodies(backend):
-    """The backend without its pairs but for products and attention."""
+    """Return the backend without Fused kernels, except those of products and attention."""
     kept = pa.ops.linear, pa.ops.attention
     pairs = {op: backend.kernels[op] for op in kept if op in backend.kernels}
     return backend._replace(kernels={**backend.without_fused().kernels, **pairs})
 
 
 class TorchStep:
-    """The same step in PyTorch, on the same weights."""
+    """The same training step in PyTorch, from the same weights."""
 
     def __init__(self, recipe, model, device, is_compiled=False):
         self.recipe, self.config, self.device = recipe, model.config, device
@@ -72,7 +71,7 @@ class TorchStep:
             {"params": decayed, "weight_decay": recipe.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        fused = device == "cuda"  # the fastest that there is
+        fused = device == "cuda"  # PyTorch's fastest implementation
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=1e-8, fused=fused)
         self.schedule, self.done = recipe.optimizer().lr, 0
         if is_compiled:
@@ -121,7 +120,7 @@ class TorchStep:
 
 
 def measure(steps, recipe, vocabulary, count):
-    """The times of each step function and the host's part of them, by name, taken in turns."""
+    """Return the times of each step function and the host's share of them, by name; they alternate."""
     generator = np.random.default_rng(0)
     shape = (recipe.batch_size, recipe.model["context_length"] + 1)
     batches = [generator.integers(0, vocabulary, shape, dtype=np.int32) for _ in range(WARM_UP)]
@@ -136,7 +135,7 @@ def measure(steps, recipe, vocabulary, count):
                 started = time.perf_counter()
                 loss = step(batch)
                 host[name].append(time.perf_counter() - started)
-                float(loss)  # in its queue this comes after everything else
+                float(loss)  # waits for all earlier work in the queue
                 times[name].append(time.perf_counter() - started)
     return times, host
 
@@ -158,7 +157,7 @@ def main():
     backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
     size = options.batch_size or recipe.batch_size
     recipe = recipe.changed(dtype=options.dtype, precision=options.precision, batch_size=size)
-    recipe = recipe.changed(model={**recipe.model, "drop_rate": 0.0})  # whose masks would differ
+    recipe = recipe.changed(model={**recipe.model, "drop_rate": 0.0})  # dropout masks would differ
     vocabulary = VOCABULARIES.get(options.preset, 65)
     pa.random.seed(0)
     model = GPTModel(recipe.config(vocabulary))

@@ -1,13 +1,13 @@
-"""What became of the host's time, launches and memory since an older version of polyarr?
+"""Host time, launches and memory, compared with older versions of polyarr.
 
     git worktree add ../older COMMIT
     python benchmarks/versions.py ../older [MORE ...] [--layers 0,4,12] [--turns 5] [--json FILE]
 
-Each version is a folder with polyarr in it; this one is measured, too. They take turns, in processes of their own. For
-no layers x + y of 16 elements is called, else a GPT's step is done, of shakespeare-char's size but for the number of
-layers: forward, backward, clipping and AdamW, without polyarr.compile. Times are the processor's, of the thread that
-calls, while nothing is waited for; launches are PyOpenCL's; peak is the most memory that arrays had at once, above what
-there was before the step. Medians of the turns; of calls, the least of many rounds.
+Each version is a folder that contains polyarr; this one is measured, too. They alternate, in processes of their own.
+With 0 layers, x + y of 16 elements is called; otherwise an eager GPT step with that number of layers and else
+shakespeare-char's sizes runs: forward, backward, clipping and AdamW. Times are the CPU time of the calling thread until
+it would wait; launches are PyOpenCL's; peak is the arrays' peak memory minus that before the step. Medians of the
+turns; for calls, the minimum of many rounds.
 """
 
 import argparse
@@ -31,7 +31,7 @@ BATCH = 12
 
 
 def child(backend: str, layers: int) -> dict[str, float]:
-    """Of one version on one backend: calls of x + y for no layers, else a step."""
+    """Measure one version on one backend: calls of x + y for 0 layers, else a step."""
     return _calls(backend) if not layers else _step(backend, layers)
 
 
@@ -46,14 +46,14 @@ def _calls(backend: str) -> dict[str, float]:
 
 
 def _least(x, y) -> float:
-    """Microseconds of a call, of the least of many rounds."""
+    """Return the microseconds per call, the minimum of many rounds."""
     times = []
     for _ in range(REPEATS):
         began = time.thread_time()
         for _ in range(CALLS):
             x + y
         times.append(time.thread_time() - began)
-        x.numpy()  # a queue that is full would be waited for
+        x.numpy()  # keeps the queue from filling up, which would block
     return min(times) / CALLS * 1e6
 
 
@@ -74,7 +74,7 @@ def _step(backend: str, layers: int) -> dict[str, float]:
     hosts = []
     for i in range(STEPS):
         before, began = len(launches), time.thread_time()
-        if i == 1:  # the first one compiles, and finds out what to do
+        if i == 1:  # the first one compiles and tunes
             used(begin=True)
         _, grads = gradient(model)
         model, state = optimizer.update(grads, state, model)
@@ -82,13 +82,13 @@ def _step(backend: str, layers: int) -> dict[str, float]:
         hosts.append((time.thread_time() - began, len(launches) - before, peak))
         pa.synchronize()
     found = {"peak, MB": hosts[1][2] / 1e6}
-    if backend == "opencl":  # NumPy's own time is not the host's alone
+    if backend == "opencl":  # NumPy computes on the host
         found |= {"launches": hosts[-1][1], "host, ms": statistics.median(host for host, *_ in hosts[3:]) * 1e3}
     return found
 
 
 def _counted() -> list:
-    """A list that grows with each launch, of any version: before polyarr is imported."""
+    """Return a list that grows with each launch in any version; to be called before polyarr is imported."""
     import pyopencl as cl
 
     found, plain = [], cl.enqueue_nd_range_kernel
@@ -107,7 +107,7 @@ def _ended(peak: int) -> int:
 
 
 def _watched(pa, name):
-    """Begin to watch how much memory arrays have, or tell the most there was; the backend becomes the current one."""
+    """Start to track the arrays' memory, or return the peak; the backend becomes the current one."""
     if name == "numpy":
         pa.set_backend(name)
         return lambda begin=False: tracemalloc.start() if begin else _ended(tracemalloc.get_traced_memory()[1])
@@ -141,7 +141,7 @@ def _watched(pa, name):
 
 
 def measured(folder: Path, backend: str, layers: int) -> dict[str, float]:
-    """What a process of a version found."""
+    """Return the measurements of a version's process."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parent)])}
     command = [sys.executable, __file__, "--child", backend, str(layers)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -151,7 +151,7 @@ def measured(folder: Path, backend: str, layers: int) -> dict[str, float]:
 
 
 def lines_of(folder: Path) -> int:
-    """Of Python and OpenCL in the package."""
+    """Return the lines of Python and OpenCL code in the package."""
     paths = [p for pattern in ("*.py", "*.cl") for p in (folder / "polyarr").rglob(pattern)]
     return sum(len(path.read_text().splitlines()) for path in paths)
 

@@ -1,8 +1,8 @@
-"""How the site is made of what lies in the repository; mkdocs calls these functions.
+"""Hooks of mkdocs, which build the site from the files of the repository.
 
-Pages from elsewhere in the repository (README.md is the home page) and those of the reference are added here. A link
-to any file of the repository leads to a page that shows it; one that leads nowhere stops `make docs`. In mkdocs.yml's
-nav a pattern stands for all pages that are not named otherwise, so that a new page needs no line there.
+They add pages from outside of docs/ (README.md is the home page) and the reference. A link to any file of the
+repository leads to a page that shows it; a dead link stops `make docs`. A pattern in mkdocs.yml's nav stands for all
+pages that are not named elsewhere, so a new page needs no line there.
 """
 
 import posixpath
@@ -23,7 +23,7 @@ KINDS = {".py": "python", ".cl": "c", ".toml": "toml", ".yml": "yaml", ".json": 
 
 
 def _elsewhere() -> dict[str, str]:
-    """The repository's pages outside of docs/, by the path of each, with the path on the site."""
+    """Return the paths of the pages outside of docs/, each with its path on the site."""
     found = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
     readmes = [path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("**/README.md")]
     return found | {path: path.replace("README", "index") for path in sorted(readmes)}
@@ -34,7 +34,7 @@ REPOSITORY = {site: path for path, site in ELSEWHERE.items()}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that do not lie in docs/, and spell out nav."""
+    """Add the pages from outside of docs/, and expand the patterns of nav."""
     for path, site in ELSEWHERE.items():
         _add(files, config, site, (ROOT / path).read_text())
     for site, text in pages():
@@ -46,12 +46,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if site := _shown(path):
                 _add(files, config, site, _source(path))
     named = {name for name in _leaves(config.nav) if "*" not in name}
-    config.nav = [_spelt(entry, sorted(f.src_uri for f in files.documentation_pages()), named) for entry in config.nav]
+    config.nav = [_expand(entry, sorted(f.src_uri for f in files.documentation_pages()), named) for entry in config.nav]
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Have links lead to where things are on the site, and blocks of a file be named after it."""
+    """Rewrite links to files as links to pages, and `file=` of a code block as its title."""
     here = page.file.src_uri
 
     def moved(link: re.Match[str]) -> str:
@@ -68,18 +68,18 @@ def _add(files: Files, config: MkDocsConfig, site: str, text: str) -> None:
 
 
 def _target(site: str, link: str) -> str:
-    """The path in the repository that a link on a page of the site was written for."""
+    """Return the path in the repository that a link on a page of the site refers to."""
     page = REPOSITORY.get(site, f"docs/{site}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
 
 
 def _index(path: str) -> str | None:
-    """The page of a folder: its README, or the list of decisions."""
+    """Return the page of a folder: its README, or the list of decisions."""
     return "decisions/index.md" if path == "docs/decisions" else ELSEWHERE.get(f"{path}/README.md")
 
 
 def _shown(path: str) -> str | None:
-    """Where the site shows a file that is no page of its own."""
+    """Return the page that shows the source of a file, or None for a file that is a page itself."""
     is_shown = (ROOT / path).is_file() and not path.startswith(("docs/", "..")) and path not in ELSEWHERE
     return f"source/{path}.md" if is_shown else None
 
@@ -92,20 +92,21 @@ def _source(path: str) -> str:
 def _decisions() -> str:
     found = [(path.name, path.read_text().splitlines()[0]) for path in sorted((ROOT / "docs/decisions").glob("0*.md"))]
     lines = [f"- [{title.removeprefix('# ')}]({name})" for name, title in found]
-    return "# Decisions\n\nWhat was decided, and why; each page was written when it was.\n\n" + "\n".join(lines) + "\n"
+    head = "What was decided, why, and what else was tried. A missing number was replaced by a later decision."
+    return f"# Decisions\n\n{head}\n\n" + "\n".join(lines) + "\n"
 
 
 def _leaves(nav: Any) -> list[str]:
-    """The pages and patterns that nav names."""
+    """Return the pages and patterns in nav."""
     if isinstance(nav, str):
         return [nav]
     return [leaf for entry in (nav.values() if isinstance(nav, dict) else nav) for leaf in _leaves(entry)]
 
 
-def _spelt(entry: Any, known: list[str], named: set[str]) -> Any:
-    """An entry of nav with its patterns spelt out."""
+def _expand(entry: Any, known: list[str], named: set[str]) -> Any:
+    """Return an entry of nav with its patterns expanded."""
     if isinstance(entry, dict):
-        return {title: _spelt(below, known, named) for title, below in entry.items()}
+        return {title: _expand(below, known, named) for title, below in entry.items()}
     if isinstance(entry, str):
         return entry
     found: list[Any] = []
@@ -113,7 +114,7 @@ def _spelt(entry: Any, known: list[str], named: set[str]) -> Any:
         if isinstance(below, str) and "*" in below:
             found += [page for page in known if _matches(page, below) and page not in named]
         else:
-            found.append(_spelt(below, known, named))
+            found.append(_expand(below, known, named))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The reference's pages of ops, written out of the ops themselves."""
+"""The reference pages of ops, generated from the ops."""
 
 import inspect
 import sys
@@ -14,7 +14,7 @@ TABLE = "| op | kind | gradient | group |\n|---|---|---|---|\n"
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """(path, Markdown) for the list of ops, and for each family of them."""
+    """Yield (path, Markdown): the list of all ops, then one page per family."""
     ours = [op for op in OPS if op.__module__.startswith("polyarr.")]
     modules = dict.fromkeys(op.__module__ for op in ours)
     families = {name: [op for op in ours if op.__module__ == name] for name in modules}
@@ -31,9 +31,9 @@ def _list(families: dict[str, list[Op]]) -> str:
     ours = [op for ops in families.values() for op in ops]
     primitives = sum(op.body is None for op in ours)
     head = (
-        f"# Ops: all of them\n\n{len(ours)} ops, of which {primitives} are primitives: what every backend has, but "
-        "for those of a group, which it may lack together. All others are made of them, and have the gradient of what "
-        "they are made of, unless it is stated.\n\n"
+        f"# Ops: all of them\n\n{len(ours)} ops, of which {primitives} are primitives. A backend must have every "
+        "primitive, except those of a group, which it may lack together. All other ops are composed of primitives; the "
+        "gradient of a composed op is that of its decomposition, unless the op states its own.\n\n"
     )
     return head + TABLE + "".join(map(_row, sorted(ours, key=lambda op: op.name)))
 
@@ -44,11 +44,12 @@ def _row(op: Op) -> str:
 
 
 def gradient(op: Op) -> str:
-    """Whether an op has a gradient, and who says what it is."""
-    grads = next(line.partition(":")[2].strip() for line in (op.__doc__ or "").splitlines() if "Grads:" in line)
-    if grads == "none":
+    """Return whether an op has a gradient, and what states it."""
+    lines = (op.__doc__ or "").splitlines()
+    found = next(line.partition(":")[2].strip() for line in lines if line.strip().startswith("Gradients:"))
+    if found.startswith("none"):
         return "no"
-    return "stated" if op.rules else "of its body, or its own pair" if op.own_pair else "of its body"
+    return "rule" if op.rules else "custom VJP" if op.own_pair else "of its decomposition"
 
 
 def _family(module: ModuleType, ops: list[Op]) -> str:

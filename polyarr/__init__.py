@@ -1,4 +1,4 @@
-"""polyarr: arrays, gradients and language models on whatever hardware is there. Here are the public names only."""
+"""polyarr: a plugin-based, multi-backend array engine with gradients and GPT models. The public names."""
 
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ from polyarr.core.errors import (
     DtypeError as DtypeError,
     GradientError as GradientError,
     MatrixError as MatrixError,
+    NestingError as NestingError,
     ShapeError as ShapeError,
 )
 from polyarr.core.names import unknown as _unknown

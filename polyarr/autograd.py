@@ -1,4 +1,4 @@
-"""Gradients as transforms: nodes in order of creation, walked backwards. No op is mentioned by its formula here."""
+"""Gradient transforms: grad, vjp, jvp, checkpoint and custom_vjp. Nodes are walked backward in order of creation."""
 
 import functools
 import inspect
@@ -8,12 +8,23 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from polyarr import ops, random, tree
+from polyarr.autograd_arguments import (
+    argument_numbers,
+    carries_gradient,
+    check_callable,
+    check_given,
+    check_scalar,
+    cotangents,
+    name_of_node,
+    two_values,
+    without_floats,
+)
 from polyarr.core.array import Array
-from polyarr.core.current import renewed
-from polyarr.core.errors import GradientError, ShapeError
+from polyarr.core.current import renewed, traced
+from polyarr.core.errors import GradientError
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
-from polyarr.core.record import Pair
-from polyarr.core.spec import FLOATS, Spec, described, told
+from polyarr.core.record import Pair, check_gradient
+from polyarr.core.spec import Spec, described
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
 
 P = ParamSpec("P")
@@ -21,18 +32,35 @@ R = TypeVar("R", covariant=True)
 Function = Callable[..., Any]
 
 
-class OwnGradient(Protocol[P, R]):
-    """A function with a gradient of one's own: what custom_vjp gives."""
+class CustomVJP(Protocol[P, R]):
+    """Function with a gradient of its own, as custom_vjp returns it."""
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
-        """What the function itself gives."""
+        """Return the value of the function."""
 
     def defvjp(self, forward: Function, backward: Function, /) -> None:
-        """State the gradient: see custom_vjp."""
+        """State the gradient; see custom_vjp."""
 
 
 def grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
-    """A function that gives the gradient of fn's scalar value: see value_and_grad."""
+    """Return a function that computes the gradient of the scalar value of fn.
+
+    Args:
+        fn: Function whose value is a floating-point scalar array.
+        argnums: Int or tuple of ints: the positional arguments to differentiate with respect to.
+        has_aux: Whether fn returns (value, aux); the result is then (grads, aux).
+
+    Returns:
+        Function of the arguments of fn. Its result is a gradient as value_and_grad describes it.
+
+    Raises:
+        GradientError: As in value_and_grad.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.grad(lambda x: pa.sum(x * x))(pa.asarray([1.0, 2.0]))
+        Array([2., 4.], float32, 'numpy')
+    """
     both = _with_value("grad", fn, argnums, has_aux)
 
     @functools.wraps(fn)
@@ -44,34 +72,51 @@ def grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False
 
 
 def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
-    """A function that gives fn's value and its gradient with respect to the arguments argnums.
+    """Return a function that computes the value of fn and its gradient.
 
-    An argument may be any tree of arrays, a Module included; its gradient is a tree of the same shape. Leaves that
-    are not floating-point arrays, or are those of a frozen Module, have the gradient None; arrays that do not matter
-    have zeros. With has_aux, fn returns (value, aux) and the result is ((value, aux), grads). Transforms nest, to any
-    order.
+    An argument may be any tree of arrays, a Module included; its gradient is a tree of the same structure. Leaves that
+    are not floating-point arrays, and those of a frozen Module, have the gradient None; arrays without influence on the
+    value have zeros. Transforms nest, to any order.
 
-    Errors:  GradientError if fn's value is not a floating-point scalar, or an argument has no floating-point array
+    Args:
+        fn: Function whose value is a floating-point scalar array.
+        argnums: Int or tuple of ints: the positional arguments to differentiate with respect to.
+        has_aux: Whether fn returns (value, aux); the result is then ((value, aux), grads).
+
+    Returns:
+        Function of the arguments of fn that returns (value, grads): one gradient, or a tuple if argnums is a tuple.
+
+    Raises:
+        GradientError: When called: the value is not a floating-point scalar, or an argument has no floating-point
+            array.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> loss = lambda w, x: pa.mean(pa.square(x @ w))
+        >>> w, x = pa.asarray([1.0, -1.0]), pa.asarray([[1.0, 2.0], [3.0, 4.0]])
+        >>> value, gradient = pa.value_and_grad(loss)(w, x)
+        >>> gradient
+        Array([-4., -6.], float32, 'numpy')
     """
     return _with_value("value_and_grad", fn, argnums, has_aux)
 
 
 def _with_value(asked: str, fn: Function, argnums: int | tuple[int, ...], has_aux: bool) -> Function:
-    """value_and_grad, whose errors begin with what was asked for."""
-    _check_callable(asked, fn)
-    wanted = _wanted(asked, argnums)
+    """Return value_and_grad(fn), with errors that name the transform that was called."""
+    check_callable(asked, fn)
+    wanted = argument_numbers(asked, argnums)
 
     @functools.wraps(fn)
     def wrapped(*given: Any, **kwargs: Any) -> Any:
         args = list(given)
-        _check_given(asked, args, wanted)
+        check_given(asked, args, wanted)
         with recording(once=True):
             tracked = [_track(args, i, tree.frozen(args[i])) for i in wanted]
             if not any(node for nodes in tracked for node in nodes):
-                raise GradientError(f"{asked}: {_without_floats(given, wanted)}")
+                raise GradientError(f"{asked}: {without_floats(given, wanted)}")
             value = fn(*args, **kwargs)
-        value, aux = _two(value, f"{asked}: fn", "(value, aux), for has_aux") if has_aux else (value, None)
-        _check_scalar(asked, value)
+        value, aux = two_values(value, f"{asked}: fn", "(value, aux), for has_aux") if has_aux else (value, None)
+        check_scalar(asked, value)
         ends = [node for nodes in tracked for node in nodes if node]
         found = iter(_backward([(value.node, ops.ones_like(value))], ends, once=True))
         grads = [_gradient_tree(args[i], nodes, found) for i, nodes in zip(wanted, tracked, strict=True)]
@@ -83,32 +128,64 @@ def _with_value(asked: str, fn: Function, argnums: int | tuple[int, ...], has_au
 
 
 def vjp(fn: Function, *primals: Any) -> tuple[Any, Function]:
-    """fn's value at primals, a tree of arrays, and the function that pulls a cotangent of that shape back to them.
+    """Return the value of fn and a function that pulls a cotangent back to the arguments.
 
-    The pull-back may be called many times. It returns one gradient tree per argument. None in place of an array, or of
-    a part of the tree, stands for zeros.
+    Args:
+        fn: Function of trees of arrays whose value is a tree of arrays.
+        *primals: The arguments of fn.
+
+    Returns:
+        Tuple (value, pull). pull(cotangent) returns a tuple with a gradient tree per argument, and may be called many
+        times. The cotangent has the structure of value, and each array the shape, dtype and device of its counterpart;
+        None stands for zeros, in place of an array or of a whole subtree.
+
+    Raises:
+        GradientError: In pull: the structure of the cotangent differs.
+        ShapeError: In pull: a cotangent has another shape; likewise DtypeError and BackendError.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> value, pull = pa.vjp(pa.sin, pa.asarray([0.0, 1.0]))
+        >>> pull(pa.asarray([1.0, 1.0]))
+        (Array([1.       , 0.5403023], float32, 'numpy'),)
     """
-    _check_callable("vjp", fn)
+    check_callable("vjp", fn)
     args = list(primals)
     with recording():
         tracked = [_track(args, i) for i in range(len(args))]
         value = fn(*args)
     ends = [node for nodes in tracked for node in nodes if node]
     roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(value)]
-    specs = tree.map(lambda leaf: leaf.spec if type(leaf) is Array else leaf, value)
+    due = tree.map(lambda leaf: Array(leaf.backend, None, leaf.spec) if type(leaf) is Array else leaf, value)
 
     def pull(cotangent: Any) -> tuple:
-        found = iter(_backward([*zip(roots, _cotangents(cotangent, specs), strict=True)], ends, once=False))
+        found = iter(_backward([*zip(roots, cotangents(cotangent, due), strict=True)], ends, once=False))
         return tuple(_gradient_tree(a, nodes, found) for a, nodes in zip(args, tracked, strict=True))
 
     return tree.map(_released, value), pull
 
 
 def jvp(fn: Function, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """fn's value at primals, and its derivative along tangents, by pulling back twice.
+    """Return the value of fn and its derivative along tangents, by pulling back twice.
 
-    A tangent may be None: nothing moves along it. Integers have none.
-    Errors:  GradientError if a tangent belongs to no argument
+    Args:
+        fn: Function of trees of arrays whose value is a tree of arrays.
+        primals: Tuple of the arguments of fn.
+        tangents: Tuple of trees like the arguments; each array has the shape, dtype and device of its counterpart. None
+            stands for zeros; integers have none.
+
+    Returns:
+        Tuple (value, tangent of the value).
+
+    Raises:
+        GradientError: A tangent belongs to no argument.
+        ShapeError: A tangent has another shape; likewise DtypeError and BackendError.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> value, tangent = pa.jvp(pa.square, (pa.asarray([3.0]),), (pa.asarray([1.0]),))
+        >>> tangent
+        Array([6.], float32, 'numpy')
     """
     for name, trees in (("primals", primals), ("tangents", tangents)):
         if not isinstance(trees, (tuple, list)):
@@ -120,28 +197,53 @@ def jvp(fn: Function, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tu
     if unknown := given.keys() - arrays.keys():
         raise GradientError(f"jvp: there are tangents at {sorted(unknown, key=str)}, where there is no argument")
     for path, tangent in given.items():
-        if type(a := arrays[path]) is Array and (type(tangent) is not Array or tangent.shape != a.shape):
-            raise ShapeError(f"jvp: a tangent is {described(tangent)}; it must have the shape of {a.spec}")
-    along = [given.get(path) if _carries(a) else None for path, a in arrays.items()]
+        if type(a := arrays[path]) is Array:
+            check_gradient("jvp: a tangent is", tangent, a.spec, a.backend)
+    along = [given.get(path) if carries_gradient(a) else None for path, a in arrays.items()]
     return value, push(tree.unflatten(tuple(primals), along))[0]
 
 
 def stop_gradient(x: Any) -> Any:
-    """The same values, through which no gradient flows. Takes any tree."""
+    """Return the same values, through which no gradient flows.
+
+    Args:
+        x: Any tree of arrays.
+
+    Returns:
+        Tree of the same structure and values.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.grad(lambda x: x * pa.stop_gradient(x))(pa.asarray(3.0))
+        Array(3., float32, 'numpy')
+    """
     return tree.map(_untracked, x)
 
 
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
-    """fn, whose inner results are not kept for the gradient but computed again when it is pulled.
+    """Return fn without its intermediate results kept for the gradient: they are computed again when it is pulled.
 
-    What fn closes over, a Module of which it is a method included, has its gradient too, and counts as it was at the
-    call; what it rebinds (`h += x`, `h[i] = x`) is as one of its results. Random numbers drawn inside are the same both
-    times. The arguments and the result may be trees.
+    Arrays that fn closes over, those of its own Module included, have gradients too, as of the time of the call; an
+    array that fn rebinds (`h += x`, `h[i] = x`) counts as one of its results. Random numbers drawn inside are the same
+    both times.
 
-    Errors:  GradientError, when it is pulled, if fn then reads arrays that it did not read before
-    Source:  Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
+    Args:
+        fn: Function of trees whose value is a tree.
+
+    Returns:
+        Function with the same arguments, value and gradient.
+
+    Raises:
+        GradientError: In the backward pass: fn read arrays that it did not read before, or returned other shapes.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.grad(pa.checkpoint(lambda x: pa.sum(pa.exp(x))))(pa.asarray([0.0]))
+        Array([1.], float32, 'numpy')
+
+    Source: Chen, Xu, Zhang, Guestrin 2016, arXiv:1604.06174
     """
-    _check_callable("checkpoint", fn)
+    check_callable("checkpoint", fn)
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -150,6 +252,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         settings, args = (random.get_state(), get_matmul_precision()), tree.map(_snapshot, (*args, kwargs))
         with paused(), reading() as read:
             value = _called(fn, tree.map(_untracked, args))
+        first = [*map(described, tree.leaves(value))]
         parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
         given = [leaf for leaf in tree.leaves(args) if _is_tracked(leaf)]
         results = {id(leaf) for leaf in tree.leaves(value)}
@@ -164,11 +267,14 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
                 found = tree.map(_snapshot, [_called(fn, again), rebound])
             if read.nodes.keys() - parents.keys():
                 raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
+            if (second := [*map(described, tree.leaves(found[0]))]) != first:
+                gave = f"{', '.join(second)} when it was computed again, and {', '.join(first)} the first time"
+                raise GradientError(f"checkpoint: fn gave {gave}; it must give arrays of the same shapes and dtypes")
             ends = [node for nodes in tracked for node in nodes if node]
             roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(found)]
             grads = _backward([*zip(roots, g, strict=True)], [*parents, *ends], once=False)
-            # An argument may be of floats and yet untracked: it has an end here, and no parent there.
-            wanted = [_is_tracked(leaf) for leaf in tree.leaves(args) if _carries(leaf)]
+            # A floating-point argument that is not tracked has an end here, but no parent in the outer graph.
+            wanted = [_is_tracked(leaf) for leaf in tree.leaves(args) if carries_gradient(leaf)]
             return grads[: len(parents)] + [g for g, want in zip(grads[len(parents) :], wanted, strict=True) if want]
 
         inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in given)]
@@ -183,15 +289,15 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def _called(fn: Callable, args: Sequence) -> Any:
-    """fn of its arguments, of which the last are those by name."""
+    """Call fn; the last of args is a dict of its arguments by name."""
     return fn(*args[:-1], **args[-1])
 
 
 @contextmanager
 def _as_they_were(captured: list[tuple[Array, Array]], state: tuple[int, int], precision: str) -> Iterator[None]:
-    """Have handles stand for what they stood for earlier; undo that, and what the block does to them.
+    """Have handles stand for earlier arrays in the block; undo that, and what the block does to them.
 
-    In it, random numbers come from a state, and products have a precision.
+    In the block, random numbers are drawn from `state`, and products have `precision`.
     """
     today = [(a, a.snapshot()) for a, _ in captured]
     _rebind_all(captured)
@@ -209,22 +315,39 @@ def _rebind_all(pairs: list[tuple[Array, Array]]) -> None:
 
 
 def _differ(a: Array, b: Array) -> bool:
+    a, b = traced(a), traced(b)
     return a.buf is not b.buf or a.node is not b.node
 
 
 def custom_vjp(
     fn: Callable[P, R], forward: Function | None = None, backward: Function | None = None
-) -> OwnGradient[P, R]:
-    """fn with a gradient of one's own, given here or, where this decorates fn, by fn.defvjp(forward, backward).
+) -> CustomVJP[P, R]:
+    """Return fn with a custom gradient, given here or, if this decorates fn, by fn.defvjp(forward, backward).
 
-    forward(*args) -> (value, kept); backward(kept, g) -> one gradient tree, or None, per argument. Arguments, value
-    and `kept` may be any trees. Where nothing is recorded, fn itself runs. A higher derivative is that of `backward`.
+    Outside of a gradient transform, fn itself runs. Higher derivatives are those of `backward`.
 
-    Errors:  GradientError if no gradient was given, or forward closes over an array that is being differentiated:
-             backward has no way to name it; GradientError or ShapeError, when it is pulled, if backward's result does
-             not fit the arguments
+    Args:
+        fn: Function of trees whose value is a tree. Its arguments can be given by position.
+        forward: Function of the arguments that returns (value, saved); saved is any tree.
+        backward: Function of (saved, cotangent) that returns a tuple with a gradient tree, or None, per argument. Each
+            gradient has the shape, dtype and device of its argument.
+
+    Returns:
+        Function with the same arguments and value, and with the method defvjp.
+
+    Raises:
+        GradientError: When called: there is no gradient, or forward closes over an array that is differentiated, for
+            which backward has no place.
+        ShapeError: In the backward pass: a gradient has another shape; likewise DtypeError and BackendError.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> forward, backward = lambda x: (x, None), lambda saved, g: (pa.clip(g, -1, 1),)
+        >>> identity = pa.custom_vjp(lambda x: x, forward, backward)
+        >>> pa.grad(lambda x: 5 * identity(x))(pa.asarray(2.0))
+        Array(1., float32, 'numpy')
     """
-    _check_callable("custom_vjp", fn)
+    check_callable("custom_vjp", fn)
 
     def defvjp(given_forward: Function, given_backward: Function) -> None:
         nonlocal forward, backward
@@ -245,17 +368,17 @@ def custom_vjp(
 
 
 def _recorded_here(args: Any) -> bool:
-    """True inside a transform, and in a thread that computes with the arrays of one."""
+    """Return whether a transform records here, or in a thread that computes with arrays of one."""
     return is_recording() or (records() and any(map(_is_tracked, tree.leaves(args))))
 
 
-# The functions of custom_vjp whose forward runs: there they are themselves, so that forward may call them.
+# The functions of custom_vjp whose forward is running: inside it they run as they are, so that it may call them.
 _in_forward: ContextVar[tuple[Callable, ...]] = ContextVar("polyarr_custom_vjp_forward", default=())
 
 
 def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) -> Any:
-    """forward's value at args, with backward as its gradient."""
-    # Handles of their own, here and in what is kept: others may be rebound before the gradient is pulled.
+    """Return the value of forward at args, with backward as its gradient."""
+    # Use handles of our own: the caller's may be rebound before the gradient is pulled.
     args = tree.map(_snapshot, args)
     tracked = [_is_tracked(leaf) for leaf in tree.leaves(args)]
     inputs = [(leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf)]
@@ -265,14 +388,14 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
             _track(inner, i)
         token = _in_forward.set((*_in_forward.get(), fn))
         try:
-            value, kept = _two(forward(*inner), "custom_vjp: forward", "(value, kept)")
+            value, kept = two_values(forward(*inner), "custom_vjp: forward", "(value, kept)")
         finally:
             _in_forward.reset(token)
     value = tree.map(_untracked, value)
     if read.nodes:
         node, spec = next(iter(read.nodes.items()))
         raise GradientError(
-            f"custom_vjp: {_name_of(node, forward, fn)} ({spec}) is differentiated and is no argument of fn; "
+            f"custom_vjp: {name_of_node(node, forward, fn)} ({spec}) is differentiated and is no argument of fn; "
             "make it one, or use stop_gradient on it"
         )
     if not inputs:
@@ -289,7 +412,7 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
 
 
 def _by_position(fn: Callable, args: tuple, named: dict[str, Any]) -> tuple:
-    """The arguments of a call of fn, all by position: that is how its gradient takes them."""
+    """Return the arguments of a call of fn, all by position, as its gradient takes them."""
     bound = inspect.signature(fn).bind(*args, **named)
     if bound.kwargs:
         raise GradientError(f"custom_vjp: {', '.join(bound.kwargs)} is keyword-only; fn must take it by position")
@@ -297,39 +420,20 @@ def _by_position(fn: Callable, args: tuple, named: dict[str, Any]) -> tuple:
 
 
 def _checked(grads: Any, args: tuple) -> Any:
-    """What backward returned, if it can be the gradients of args: as many, and each array of its argument's shape."""
+    """Return the result of backward if it is a gradient per argument, each array like its argument; else raise."""
     if not isinstance(grads, (tuple, list)) or len(grads) != len(args):
         given = f"{len(grads)} gradients" if isinstance(grads, (tuple, list)) else type(grads).__name__
         required = f"a tuple of {len(args)}, one gradient or None for each argument"
         raise GradientError(f"custom_vjp: backward returned {given}; it must return {required}")
     for arg, found in zip(args, grads, strict=True):
         for leaf, g in zip(tree.leaves(arg), _aligned(arg, found), strict=True):
-            if type(g) is Array and type(leaf) is Array and g.shape != leaf.shape:
-                raise ShapeError(f"custom_vjp: backward returned {g.spec} for {leaf.spec}; it must have that shape")
+            if g is not None and type(leaf) is Array:
+                check_gradient("custom_vjp: backward returned", g, leaf.spec, leaf.backend)
     return grads
 
 
-def _name_of(node: Node, *functions: Callable) -> str:
-    """What functions call the array with this node, among what they close over."""
-    for fn in functions:
-        for path, leaf in tree.items(_held_by(fn)):
-            if type(leaf) is Array and leaf.node is node:
-                return repr(".".join(map(str, path)))
-    return "an array"
-
-
-def _held_by(fn: Callable) -> dict[str, Any]:
-    """What a function reads that is no argument, by name."""
-    own = {"self": fn.__self__} if inspect.ismethod(fn) else {}
-    plain = inspect.unwrap(getattr(fn, "__func__", fn))
-    if not inspect.isfunction(plain):
-        return own
-    found = inspect.getclosurevars(plain)
-    return {**found.globals, **found.nonlocals, **own}
-
-
 def _joined(value: Any, inputs: list[tuple[Node, Spec]], pull: Callable) -> Any:
-    """value with its floating-point arrays as results of one node. pull gets their cotangents, None for zeros."""
+    """Return value with its floating-point arrays as results of one node. pull gets cotangents, None for zeros."""
     outputs = [_untracked(o) for o in tree.leaves(value)]
     nodes, specs = zip(*inputs, strict=True)
     join = Node(nodes, specs, lambda node, g: pull(g), results=(None,) * len(outputs))
@@ -337,8 +441,8 @@ def _joined(value: Any, inputs: list[tuple[Node, Spec]], pull: Callable) -> Any:
 
 
 def _result(join: Node, i: int, output: Any) -> Any:
-    """The i-th result of a node with several, as an Array of its own."""
-    return Array(output.backend, output.buf, output.spec, Result(join, i)) if _carries(output) else output
+    """Return the i-th result of a node with several results, as an Array."""
+    return Array(output.backend, output.buf, output.spec, Result(join, i)) if carries_gradient(output) else output
 
 
 def _snapshot(leaf: Any) -> Any:
@@ -353,17 +457,12 @@ def _is_tracked(leaf: Any) -> bool:
     return type(leaf) is Array and leaf.node is not None
 
 
-def _carries(leaf: Any) -> bool:
-    """True for what may have a gradient."""
-    return type(leaf) is Array and leaf.dtype in FLOATS
-
-
 def _zeros(leaf: Any) -> Array | None:
     return ops.zeros_like(leaf) if type(leaf) is Array else None
 
 
 def _aligned(arg: Any, g: Any) -> list:
-    """The gradient's leaves in the argument's order; None where there is none."""
+    """Return the leaves of a gradient in the order of the argument's leaves; None where there is none."""
     found = {} if g is None else dict(tree.items(g))
     return [found.get(path) for path, _ in tree.items(arg)]
 
@@ -372,34 +471,35 @@ def _aligned(arg: Any, g: Any) -> list:
 
 
 def _track(args: list, i: int, frozen: list[bool] | None = None) -> list[Node | None]:
-    """Replace the floating-point arrays in args[i] by handles with a fresh node each; the nodes, aligned."""
+    """Replace the floating-point arrays in args[i] by handles with a fresh node each; return the nodes, aligned."""
     leaves = tree.leaves(args[i])
     left = frozen or [False] * len(leaves)
-    tracked = [_leaf(a) if _carries(a) and not out else a for a, out in zip(leaves, left, strict=True)]
+    tracked = [_leaf(a) if carries_gradient(a) and not out else a for a, out in zip(leaves, left, strict=True)]
     args[i] = tree.unflatten(args[i], tracked)
     return [t.node if t is not a else None for t, a in zip(tracked, leaves, strict=True)]
 
 
 def _leaf(a: Array) -> Array:
-    """A handle with a node of its own; if a is recorded already, gradients flow on through it."""
+    """Return a handle with a node of its own; if a is recorded already, gradients flow on through it."""
     node = Node((a.node,), (a.spec,), lambda node, g: [g]) if a.node else Node()
+    a = traced(a)
     return Array(a.backend, a.buf, a.spec, node)
 
 
 def _released(leaf: Any) -> Any:
-    """A result as the caller gets it: without a node, unless an outer transform records."""
+    """Return a result for the caller: without a node, unless an outer transform records."""
     return leaf.untracked() if type(leaf) is Array and not is_recording() else leaf
 
 
 def _backward(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], once: bool) -> list[Array | None]:
-    """The gradients at the nodes `ends`, given the cotangents at some roots. None: no path leads there."""
+    """Return the gradients at the nodes `ends`, given cotangents at some roots; None if no path leads to an end."""
     if is_recording():
-        return _walked(seeds, ends, release=False)
-    with paused():  # also in a thread that another one's transform started: a transform within it stands alone
-        return _walked(seeds, ends, release=once)
+        return _walk(seeds, ends, release=False)
+    with paused():  # also in a thread that a transform of another thread started
+        return _walk(seeds, ends, release=once)
 
 
-def _walked(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], release: bool) -> list[Array | None]:
+def _walk(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], release: bool) -> list[Array | None]:
     grads: dict[Node, Any] = {}
     for root, g in seeds:
         if root is not None and g is not None:
@@ -417,15 +517,16 @@ def _walked(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], rel
             continue
         for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):
             if part is not None:
-                part = part if spec is None else unbroadcast(part, spec)
+                if spec is not None and (part.shape != spec.shape or part.dtype is not spec.dtype):
+                    part = _fitted(node, part, spec)
                 grads[parent] = grads[parent] + part if parent in grads else part
-        if release:  # what the node kept is freed now, not when the walk is over
+        if release:  # free what the node saved now, not after the walk
             node.pull, node.parents = None, ()
     return [grads.get(end) for end in ends]
 
 
 def _between(roots: list[Node], ends: set[Node]) -> list[Node]:
-    """The nodes on a path from a root down to an end, latest first, the ends excluded."""
+    """Return the nodes on a path from a root down to an end, latest first, without the ends."""
     first = min((end.number for end in ends), default=0)
     found, todo = set(), roots
     while todo:
@@ -442,7 +543,7 @@ def _between(roots: list[Node], ends: set[Node]) -> list[Node]:
 
 
 def _pull(node: Node, g: Any) -> list[Array | None]:
-    """A node's gradients. Where the pull itself is recorded, an op with a pair is differentiated through its body."""
+    """Return the gradients of a node's inputs. A recorded pull of a fused kernel goes through its decomposition."""
     if node.pull is None:
         raise GradientError("this graph was already pulled back; use vjp for a pull-back that can be called again")
     if type(g) is list:
@@ -457,7 +558,7 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
 
 
 def _zeros_of(spec: Spec | None, like: Array) -> Array | None:
-    """The cotangent of a result that nobody used."""
+    """Return the cotangent of a result that was not used."""
     return None if spec is None else ops.full(0, like, shape=spec.shape, dtype=spec.dtype)
 
 
@@ -466,17 +567,23 @@ def _pull_body(pair: Pair, g: Any) -> list[Array | None]:
     return list(pull(tree.unflatten(value, g) if type(g) is list else g))
 
 
-def unbroadcast(g: Array, spec: Spec) -> Array:
-    """Sum g back to spec's shape: the one place that undoes broadcasting."""
-    if g.shape == spec.shape:
-        return g
+def _fitted(node: Node, g: Array, spec: Spec) -> Array:
+    """Return g, a gradient of an input, summed back to the shape of spec: the one place that undoes broadcasting.
+
+    Raises:
+        ShapeError: g cannot be the gradient of an array of this shape; DtypeError for another dtype.
+    """
     lead = g.ndim - spec.ndim
     stretched = tuple(i for i in range(g.ndim) if i < lead or spec.shape[i - lead] == 1 != g.shape[i])
-    return ops.reshape(ops.sum(g, axis=stretched), shape=spec.shape)
+    fits = lead >= 0 and all(g.shape[i] == n for i, n in enumerate(spec.shape, lead) if i not in stretched)
+    if not fits or g.dtype != spec.dtype:
+        op = getattr(node.pull, "op", None)
+        check_gradient(f"{op.name if op else 'autograd'}: the gradient of an input is", g, spec)
+    return g if g.shape == spec.shape else ops.reshape(ops.sum(g, axis=stretched), shape=spec.shape)
 
 
 def _gradient_tree(arg: Any, nodes: list[Node | None], found: Iterator[Array | None]) -> Any:
-    """The gradients of one argument: zeros where no path led, None for what carries no gradient."""
+    """Return the gradients of one argument: zeros where no path led, None for leaves that carry no gradient."""
 
     def gradient(node: Node | None, leaf: Any) -> Array | None:
         g = next(found) if node else None
@@ -486,66 +593,3 @@ def _gradient_tree(arg: Any, nodes: list[Node | None], found: Iterator[Array | N
     if hasattr(type(grads), "is_gradient"):  # a Module of gradients looks like one of parameters
         grads.is_gradient = True
     return grads
-
-
-def _check_scalar(asked: str, value: Any) -> None:
-    if type(value) is not Array:
-        raise GradientError(f"{asked}: fn returned {type(value).__name__}; it must return a scalar array")
-    if value.shape != () or value.dtype not in FLOATS:
-        raise GradientError(f"{asked}: fn returned {value.spec}; it must return a floating-point scalar")
-
-
-# ---- what the transforms say of what they were given -------------------------------------------------------------
-
-
-def _check_callable(transform: str, fn: Any) -> None:
-    if not callable(fn):
-        raise GradientError(f"{transform}: fn is {described(fn)}; it must be a function")
-
-
-def _wanted(asked: str, argnums: Any) -> tuple[int, ...]:
-    found = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
-    if not found or not all(isinstance(i, int) for i in found):
-        raise GradientError(f"{asked}: argnums is {told(argnums)}; it must be an int or a tuple of ints")
-    return found
-
-
-def _check_given(asked: str, args: list, wanted: tuple[int, ...]) -> None:
-    for i in wanted:
-        if not -len(args) <= i < len(args):
-            given = f"argnums names argument {i} of {len(args)} that were given by position"
-            raise GradientError(f"{asked}: {given}; what is differentiated must be given so, not by name")
-
-
-def _without_floats(args: tuple, wanted: tuple[int, ...]) -> str:
-    named = " and ".join(f"argument {i} is {described(args[i])}" for i in wanted)
-    if any(map(_carries, tree.leaves([args[i] for i in wanted]))):
-        return f"all arrays are frozen: {named}; unfreeze() what is to have a gradient"
-    return f"no floating-point array among the arguments: {named}; wrap numbers with polyarr.asarray, cast integers"
-
-
-def _two(found: Any, whose: str, required: str) -> Any:
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        raise GradientError(f"{whose} returned {described(found)}; it must return {required}")
-    return found
-
-
-def _cotangents(given: Any, due: Any) -> list:
-    """The cotangent's leaf for each one of the value's, whose arrays `due` has as Specs; None for zeros."""
-    parts = tree.children(due)
-    if given is None:
-        return [None for _ in tree.leaves(due)]
-    if parts is None:
-        if type(due) is Spec and (type(given) is not Array or given.shape != due.shape):
-            raise ShapeError(f"vjp: a cotangent is {described(given)} for {due}; it must be an array of that shape")
-        return [given]
-    found = tree.children(given)
-    if found is None or found.keys() != parts.keys():
-        raise GradientError(f"vjp: a cotangent is {_listed(given)} for {_listed(due)}; they must be alike")
-    return [leaf for name, part in parts.items() for leaf in _cotangents(found[name], part)]
-
-
-def _listed(given: Any) -> str:
-    """What was given, with the names or places of its parts."""
-    parts = ", ".join(map(str, tree.children(given) or ()))
-    return f"{described(given)} with {parts}" if parts else described(given)

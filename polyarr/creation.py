@@ -1,4 +1,4 @@
-"""Making arrays: from data, or full of numbers."""
+"""Creation of arrays: from data, from other libraries, and filled with numbers. Limits of dtypes."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from polyarr.core.array import Array, from_numpy, unheld
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.dlpack import Seen, address_of, is_on_host, on_host
-from polyarr.core.errors import DtypeError
+from polyarr.core.errors import DtypeError, NestingError
 from polyarr.core.spec import (
     DTYPES,
     FLOATS,
@@ -32,13 +32,31 @@ from polyarr.ops.validation import check_array, number, stands_for_array, whole
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
-    """An array with the values of obj: numbers, nested sequences, a NumPy array, a buffer, or what speaks DLPack.
+    """Return an array with the values of obj.
 
-    Python floats become float32 and Python ints int64; what has a dtype keeps it, also in a list, whose elements are
-    promoted to one.
+    Python floats become float32 and Python ints int64. An element that has a dtype keeps it, also in a list, whose
+    elements are promoted to one dtype.
 
-    Errors:  DtypeError for a dtype that polyarr or the backend lacks; OverflowError for a Python int beyond dtype;
-             ValueError for ragged sequences, for nan as an integer, and where copy is False and a copy is needed
+    Args:
+        obj: Number, nested sequence, NumPy array, buffer, or object that supports DLPack.
+        dtype: Dtype of the result; None for that of the values.
+        device: Backend of the result, or its name; None for the current backend, or that of obj.
+        copy: True to copy an Array, False to fail if a copy is needed, None to copy only if needed.
+
+    Returns:
+        Array of the shape of obj.
+
+    Raises:
+        DtypeError: polyarr or the backend lacks the dtype.
+        OverflowError: A Python int is out of the range of dtype.
+        ValueError: A sequence is ragged, nan is to be an integer, or copy is False and a copy is needed.
+        NestingError: A list contains itself.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.asarray([[1, 2], [3, 4]], dtype="float32")
+        Array([[1., 2.],
+               [3., 4.]], float32, 'numpy')
     """
     if isinstance(obj, Array):
         x = obj if device is None else obj.to(device)
@@ -54,23 +72,27 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
 
 
 def _taken_over(op: str, x: Any) -> np.ndarray:
-    """x, which speaks DLPack, as a NumPy array."""
+    """Return x, which supports DLPack, as a NumPy array."""
     try:
         return on_host(x)
-    except (BufferError, RuntimeError) as error:  # the second is what some libraries raise
+    except (BufferError, RuntimeError) as error:  # some libraries raise RuntimeError
         raise BufferError(
             f"{op}: x is {described(x)}; it must be on the CPU, in a dtype that polyarr has ({error})"
         ) from None
 
 
 def _host(obj: Any, dtype: Any) -> np.ndarray:
-    """obj as a NumPy array of a dtype that polyarr has."""
+    """Return obj as a NumPy array of a dtype that polyarr has."""
     found: set[np.dtype] = set()
-    plain = _without_arrays(obj, found)
+    try:
+        plain = _without_arrays(obj, found)
+    except RecursionError:
+        deep = f"asarray: got {described(obj)} that contains itself, or is nested too deeply"
+        raise NestingError(f"{deep}; an array has at most 64 axes") from None
     for odd in (d for d in found if d.kind not in "biufc" and d not in DTYPES):
         raise DtypeError(f"asarray: got {type(obj).__name__} of {odd}; it must hold numbers")
     if any(d.kind == "c" for d in found):
-        _joined(found)  # raises: to NumPy a cast may drop the imaginary part
+        _joined(found)  # raises; a cast by NumPy would drop the imaginary part
     joined = _joined(found) if dtype is None else as_dtype(dtype)
     try:
         return np.asarray(plain, joined)
@@ -82,7 +104,7 @@ def _host(obj: Any, dtype: Any) -> np.ndarray:
 
 
 def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
-    """obj with polyarr's arrays as NumPy's; dtypes gains those of all that it holds."""
+    """Return obj with polyarr's arrays as NumPy arrays; add the dtypes of all elements to `dtypes`."""
     if isinstance(obj, (list, tuple)):
         return [_without_arrays(o, dtypes) for o in obj]
     obj = obj.numpy() if isinstance(obj, Array) else obj
@@ -96,7 +118,7 @@ def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
 
 
 def _is_typed(obj: Any) -> bool:
-    """True for what says itself what its elements are: arrays, NumPy's scalars, tables' columns, buffers."""
+    """Return whether obj has a dtype for its elements: an array, a NumPy scalar, a table's column, or a buffer."""
     if hasattr(obj, "dtype") or hasattr(obj, "__array__"):
         return True
     try:
@@ -107,7 +129,7 @@ def _is_typed(obj: Any) -> bool:
 
 
 def _joined(dtypes: set[np.dtype]) -> np.dtype:
-    """The dtype for elements of several: floats go before integers, integers before bool."""
+    """Return the dtype for elements of several dtypes: floats win over integers, integers over bool."""
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise DtypeError(f"asarray: got {dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
@@ -118,12 +140,28 @@ def _joined(dtypes: set[np.dtype]) -> np.dtype:
 
 
 def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
-    """An array with the values of x, which speaks DLPack.
+    """Return an array with the values of an object that supports DLPack.
 
-    A copy, if x lies on the host. With copy=False, or on a GPU, the backend may share the memory; then nobody is to
-    write to it any more.
+    If x is on the host, the result is a copy. With copy=False, or on a GPU, the backend may share the memory with x;
+    then x must not be written to any more.
 
-    Errors:  BufferError if x cannot be had on the backend, or where copy is False and a copy is needed
+    Args:
+        x: Array of any library, with a `__dlpack__` method.
+        device: Backend of the result, or its name; None for the current backend.
+        copy: True to copy, False to fail if a copy is needed, None to copy only if needed.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        BufferError: The backend cannot take x, or copy is False and a copy is needed.
+        TypeError: x does not support DLPack.
+
+    Examples:
+        >>> import numpy as np
+        >>> import polyarr as pa
+        >>> pa.from_dlpack(np.arange(3, dtype="float32"))
+        Array([0., 1., 2.], float32, 'numpy')
     """
     if not hasattr(x, "__dlpack__"):
         raise TypeError(f"from_dlpack: x is {described(x)}; it must speak DLPack (see polyarr.asarray)")
@@ -138,7 +176,7 @@ def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | Non
 
 
 def _adopted(x: Any, backend: Backend, copy: bool | None) -> Array:
-    """What the backend makes of x without the host; a copy through the host where it cannot, and may copy."""
+    """Return x taken over by the backend without the host, or else, if a copy is allowed, copied through the host."""
     seen = Seen(x, copy or None)
     try:
         if backend.dlpack is None:
@@ -156,9 +194,26 @@ def _adopted(x: Any, backend: Backend, copy: bool | None) -> Array:
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
-    """An array of the given shape that holds fill_value everywhere, a number or an array that broadcasts to shape.
+    """Return an array that holds one value everywhere.
 
-    Errors:  ShapeError for a negative length, or a value that does not broadcast; OverflowError for one beyond dtype
+    Args:
+        shape: Int or tuple of ints.
+        fill_value: Number, or array that broadcasts to shape.
+        dtype: Dtype of the result; None for that of the value: bool, int64 or float32 for a Python number.
+        device: Backend of the result, or its name; None for the current backend.
+
+    Returns:
+        Array of that shape.
+
+    Raises:
+        ShapeError: A length is negative, or the value does not broadcast.
+        OverflowError: The value is out of the range of dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.full((2, 2), 7)
+        Array([[7, 7],
+               [7, 7]], int64, 'numpy')
     """
     shape = shape_of("full", shape)
     if stands_for_array(fill_value):
@@ -173,17 +228,60 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
 
 
 def zeros(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
-    """An array of zeros."""
+    """Return an array of zeros.
+
+    Args:
+        shape: Int or tuple of ints.
+        dtype: Dtype of the result.
+        device: Backend of the result, or its name; None for the current backend.
+
+    Returns:
+        Array of that shape and dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.zeros(3)
+        Array([0., 0., 0.], float32, 'numpy')
+    """
     return full(shape_of("zeros", shape), 0, dtype=float32 if dtype is None else dtype, device=device)
 
 
 def ones(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
-    """An array of ones."""
+    """Return an array of ones.
+
+    Args:
+        shape: Int or tuple of ints.
+        dtype: Dtype of the result.
+        device: Backend of the result, or its name; None for the current backend.
+
+    Returns:
+        Array of that shape and dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.ones((2, 2), dtype="int32")
+        Array([[1, 1],
+               [1, 1]], int32, 'numpy')
+    """
     return full(shape_of("ones", shape), 1, dtype=float32 if dtype is None else dtype, device=device)
 
 
 def empty(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
-    """An array for which no values are promised. It holds zeros."""
+    """Return an array whose values are not specified; it holds zeros.
+
+    Args:
+        shape: Int or tuple of ints.
+        dtype: Dtype of the result.
+        device: Backend of the result, or its name; None for the current backend.
+
+    Returns:
+        Array of that shape and dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.empty((2, 3)).shape
+        (2, 3)
+    """
     return zeros(shape_of("empty", shape), dtype=dtype, device=device)
 
 
@@ -196,10 +294,27 @@ def arange(
     dtype: Any = None,
     device: str | Backend | None = None,
 ) -> Array:
-    """start, start + step, ... up to but not including stop; with one argument, 0, 1, ... below it.
+    """Return the numbers start, start + step, ... up to but not including stop; with one argument, 0, 1, ... below it.
 
-    Errors:  TypeError for what is no number; ValueError for nan, or a step of 0; OverflowError if an element is beyond
-             dtype, or there is no end of them
+    Args:
+        start: First number, or with one argument the end.
+        stop: End, which is not included.
+        step: Difference of neighbors, not 0.
+        dtype: Dtype of the result; None for int64 if all numbers are ints, else float32.
+        device: Backend of the result, or its name; None for the current backend.
+
+    Returns:
+        Array with one axis.
+
+    Raises:
+        TypeError: An argument is not a number.
+        ValueError: An argument is nan, or step is 0.
+        OverflowError: An element is out of the range of dtype, or there are infinitely many.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.arange(2, 10, 3)
+        Array([2, 5, 8], int64, 'numpy')
     """
     start, stop = (0, start) if stop is None else (start, stop)
     start, stop, step = (number("arange", name, v) for name, v in (("start", start), ("stop", stop), ("step", step)))
@@ -223,15 +338,34 @@ def linspace(
     device: str | Backend | None = None,
     endpoint: bool = True,
 ) -> Array:
-    """num numbers at equal distances from start to stop, the last of which endpoint=False leaves out.
+    """Return numbers at equal distances from start to stop.
 
-    Errors:  TypeError for what is no number; ShapeError for a negative num; OverflowError if an element is beyond dtype
+    Args:
+        start: First number.
+        stop: Last number.
+        num: How many numbers.
+        dtype: Dtype of the result; None for float32.
+        device: Backend of the result, or its name; None for the current backend.
+        endpoint: Whether stop is the last number; otherwise it would be the one after the last.
+
+    Returns:
+        Array (num,).
+
+    Raises:
+        TypeError: start or stop is not a number.
+        ShapeError: num is negative.
+        OverflowError: An element is out of the range of dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linspace(0, 1, 5)
+        Array([0.  , 0.25, 0.5 , 0.75, 1.  ], float32, 'numpy')
     """
     start, stop = float(number("linspace", "start", start)), float(number("linspace", "stop", stop))
     dtype = as_dtype(float32 if dtype is None else dtype)
     (num,) = shape_of("linspace", whole("linspace", "num", num), "num")
     check_size("linspace", Spec((num,), dtype))
-    with np.errstate(all="ignore"):  # what is not finite, or spans more than a float holds, is inf and nan
+    with np.errstate(all="ignore"):  # numbers that are not finite, or overflow, give inf and nan
         found = np.linspace(start, stop, num, endpoint=endpoint)
     for end in (found[0], found[-1]) if num and dtype in INTEGERS else ():
         check_number("linspace", "an element", float(end), dtype)
@@ -241,16 +375,51 @@ def linspace(
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = float32, device: str | Backend | None = None
 ) -> Array:
-    """A matrix with ones on the k-th diagonal and zeros elsewhere."""
+    """Return a matrix with ones on a diagonal and zeros elsewhere.
+
+    Args:
+        n_rows: Number of rows.
+        n_cols: Number of columns; None for n_rows.
+        k: Diagonal: 0 is the main one, positive numbers are above it, negative ones below.
+        dtype: Dtype of the result.
+        device: Backend of the result, or its name; None for the current backend.
+
+    Returns:
+        Array (n_rows, n_cols).
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.eye(2)
+        Array([[1., 0.],
+               [0., 1.]], float32, 'numpy')
+    """
     n_rows, n_cols = shape_of("eye", (n_rows, n_rows if n_cols is None else n_cols))
     k = whole("eye", "k", k)
-    k = max(-n_rows, min(k, n_cols))  # beyond these the matrix is all zeros, and k may be too large for int64
+    k = max(-n_rows, min(k, n_cols))  # clamp: k may be too large for int64
     rows = ops.reshape(arange(k, n_rows + k, device=device), shape=(n_rows, 1))
     return ops.equal(rows, arange(n_cols, device=device)).astype(float32 if dtype is None else dtype)
 
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
-    """One array per one-dimensional input, each spread over the grid that all of them span."""
+    """Return the coordinates of the grid that one-dimensional arrays span.
+
+    Args:
+        *arrays: Arrays with one axis each.
+        indexing: "xy" for a grid whose first two axes are swapped, as in plots; "ij" for the order of the arrays.
+
+    Returns:
+        List with an array for each input, all of the shape of the grid.
+
+    Raises:
+        ValueError: There is no such indexing.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x, y = pa.meshgrid(pa.asarray([1, 2, 3]), pa.asarray([10, 20]))
+        >>> x
+        Array([[1, 2, 3],
+               [1, 2, 3]], int64, 'numpy')
+    """
     if not isinstance(indexing, str) or indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing is {told(indexing)}; it must be 'xy' or 'ij'")
     for a in arrays:
@@ -262,7 +431,16 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
 
 
 class FloatInfo:
-    """What finfo tells about a floating-point dtype."""
+    """Machine limits of a floating-point dtype, as finfo returns them.
+
+    Attributes:
+        eps: Difference between 1 and the next larger number.
+        max: Largest finite number.
+        min: Smallest finite number, -max.
+        smallest_normal: Smallest positive number with full precision.
+        bits: Number of bits.
+        dtype: The dtype.
+    """
 
     def __init__(self, dtype: np.dtype) -> None:
         bits = {bfloat16: (2.0**-7, 3.3895313892515355e38, 2.0**-126)}
@@ -276,9 +454,21 @@ class FloatInfo:
 
 
 def finfo(dtype: Any) -> FloatInfo:
-    """The machine limits of a floating-point dtype, or of an array's.
+    """Return the machine limits of a floating-point dtype.
 
-    Errors:  DtypeError unless it is floating-point
+    Args:
+        dtype: Dtype, its name, or an array.
+
+    Returns:
+        FloatInfo with eps, max, min, smallest_normal, bits and dtype.
+
+    Raises:
+        DtypeError: The dtype is not floating-point.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.finfo("float16").max
+        65504.0
     """
     found = as_dtype(getattr(dtype, "dtype", dtype))
     if found.kind not in "fV":
@@ -287,9 +477,21 @@ def finfo(dtype: Any) -> FloatInfo:
 
 
 def iinfo(dtype: Any) -> np.iinfo:
-    """The machine limits of an integer dtype, or of an array's.
+    """Return the machine limits of an integer dtype.
 
-    Errors:  DtypeError unless it is an integer dtype
+    Args:
+        dtype: Dtype, its name, or an array.
+
+    Returns:
+        numpy.iinfo with max, min, bits and dtype.
+
+    Raises:
+        DtypeError: The dtype is not an integer dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.iinfo("int8").max
+        127
     """
     found = as_dtype(getattr(dtype, "dtype", dtype))
     if found.kind not in "iu":

@@ -1,4 +1,4 @@
-"""What there is and what failed, as the diagnosing commands show it: backends, kernels replaced, devices, caches."""
+"""Status of backends, replaced kernels, devices and caches, for the diagnostic commands."""
 
 import difflib
 import functools
@@ -10,13 +10,13 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.hooks import LEVELS, BackendSpec, DeviceInfo, Diagnosis, Override
-from polyarr.loading import Plugin, PluginFailure, called
+from polyarr.loading import Plugin, PluginFailure, plugin_title
 
 Row = TypeVar("Row")
 
 
 class BackendStatus(NamedTuple):
-    """A backend as `polyarr backends` shows it; the state is "registered", "running" or "failed"."""
+    """A row of `polyarr backends`; `state` is "registered", "running" or "failed"."""
 
     name: str
     distribution: str
@@ -30,16 +30,16 @@ class BackendStatus(NamedTuple):
 
 
 def failures() -> list[PluginFailure]:
-    """Everything that failed and was not mended since."""
+    """Return all failures of plugins that were not resolved since."""
     return [
         *plugins.load_all().failed,
-        *plugins.registry().not_started.values(),
-        *plugins.registry().not_answered.values(),
+        *plugins.registry().failed_starts.values(),
+        *plugins.registry().failed_hooks.values(),
     ]
 
 
 def status(start: bool = False) -> list[BackendStatus]:
-    """Every backend and every plugin that could not offer one; starts them only if asked to."""
+    """Return every backend, and every plugin that failed to provide one; with `start`, start the backends."""
     loader = plugins.load_all()
     rows = [_status_of(name, offers, start) for name, offers in plugins.offers().items()]
     for f in loader.failed:
@@ -57,27 +57,27 @@ def _status_of(name: str, offers: list[tuple[Plugin, BackendSpec]], start: bool)
         try:
             get_backend(name)
         except BackendError as error:
-            return row._replace(state="failed", reason=str(error), failure=plugins.registry().not_started.get(name))
+            return row._replace(state="failed", reason=str(error), failure=plugins.registry().failed_starts.get(name))
     for backend in plugins.registry().running.values():
         if backend.family == name:
             return row._replace(state="running", backend=plugins.registry().running.get(name, backend))
-    failure = plugins.registry().not_started.get(name)
+    failure = plugins.registry().failed_starts.get(name)
     return row._replace(state="failed", reason=str(failure), failure=failure) if failure else row
 
 
 def overrides() -> list[Override]:
-    """Every kernel that plugins replaced in the backends that run."""
+    """Return all kernels that plugins replaced in the running backends."""
     names = dict.fromkeys(backend.name for backend in plugins.registry().running.values())
     return [row for name in names for row in plugins.registry().overrides[name]]
 
 
 def without_backend() -> list[str]:
-    """The plugins for backends that nobody offers, which are never asked for: one line each."""
+    """Return one line for each plugin whose backend no plugin provides, so that it is never loaded."""
     plugins.registry().loader.load()
     names, lines = plugins.registry().loader.names, list[str]()
     for source in plugins.registry().loader.sources:
-        if source.backend not in {"", source.entry_point, *names, *plugins.registry().not_started}:
-            who = called(source.distribution, source.entry_point)
+        if source.backend not in {"", source.entry_point, *names, *plugins.registry().failed_starts}:
+            who = plugin_title(source.distribution, source.entry_point)
             close = difflib.get_close_matches(source.backend, names, 1)
             hint = f"; did you mean '{close[0]}{source.entry_point[len(source.backend) :]}'?" if close else ""
             lines.append(f"{who} is for the backend {source.backend!r}, which nobody offers{hint}")
@@ -85,17 +85,17 @@ def without_backend() -> list[str]:
 
 
 def devices() -> list[DeviceInfo]:
-    """The devices of every plugin that lists them. Asks the drivers, but starts no backend."""
+    """Return the devices of all plugins that list them. Queries drivers but starts no backend."""
     return _gather("polyarr_devices", "list devices", _device)
 
 
 def diagnose() -> list[Diagnosis]:
-    """What plugins have to say about themselves."""
+    """Return the diagnoses of all plugins."""
     return _gather("polyarr_diagnose", "diagnose", _diagnosis)
 
 
 def caches() -> list[str]:
-    """The folders in which plugins keep what was compiled. Asks no driver."""
+    """Return the folders in which plugins cache compiled kernels. Queries no driver."""
     return _gather("polyarr_caches", "list caches", str)
 
 
@@ -113,7 +113,7 @@ def _diagnosis(row: tuple[str, str]) -> Diagnosis:
 
 
 def _gather(hook: str, stage: str, row_type: Callable[[Any], Row]) -> list[Row]:
-    """What every plugin answers to a hook. One that fails is recorded and left out."""
+    """Return what all plugins return for a hook; a plugin that fails is recorded and left out."""
 
     def rows_of(plugin: Plugin) -> list[Row]:
         return [row_type(row) for answer in getattr(plugin.manager.hook, hook)() for row in answer]
@@ -122,5 +122,5 @@ def _gather(hook: str, stage: str, row_type: Callable[[Any], Row]) -> list[Row]:
     return [
         row
         for p in plugins.load_all().plugins
-        for row in plugins.answer(p, stage, functools.partial(rows_of, p), nothing)
+        for row in plugins.ask_plugin(p, stage, functools.partial(rows_of, p), nothing)
     ]

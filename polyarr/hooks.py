@@ -1,4 +1,4 @@
-"""What a plugin may give: the hooks, and the records that they return."""
+"""The plugin interface: hooks, and the records that they return."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -9,8 +9,8 @@ import pluggy
 from polyarr.core.backend import Backend
 
 GROUP = "polyarr"
-API = 2  # grows when a plugin written for the old contract would no longer work
-LEVELS = ("ok", "warning", "error")
+API = 2  # version of the contract; incremented by incompatible changes
+LEVELS = ("ok", "note", "warning", "error")
 
 hookspec, hookimpl = pluggy.HookspecMarker(GROUP), pluggy.HookimplMarker(GROUP)
 # register(name, start, *, api, summary="", install_hint="") or register(BackendSpec(...))
@@ -18,15 +18,16 @@ Register = Callable[..., None]
 
 
 class BackendSpec(NamedTuple):
-    """A backend that can be started.
+    """A backend that a plugin provides.
 
-    name          what the user writes: "opencl"; a device follows a colon, "opencl:1"
-    start         () -> Backend, or (device=...) where "name:device" has a meaning; imports heavy libraries
-    api           the version of this contract that the plugin was written for, to be stated: see API
-    summary       one line for `polyarr backends`
-    install_hint  the command that brings what start() imports
-    shared        (number, count) -> the device, as it stands after the colon, of one of so many processes of this host
-                  that compute side by side; asked before anything starts. None: they all start the same one
+    Attributes:
+        name: Name that users write, such as "opencl"; a device follows a colon: "opencl:1".
+        start: () -> Backend, or (device=...) if "name:device" is supported. Imports heavy libraries.
+        api: Version of the contract that the plugin was written for; must be given. See API.
+        summary: One line for `polyarr backends`.
+        install_hint: Command that installs what `start` imports.
+        shared: (number, count) -> device, as written after the colon, for process `number` of `count` that compute side
+            by side on this host. Called before anything starts. None: all start the same device.
     """
 
     name: str
@@ -38,7 +39,19 @@ class BackendSpec(NamedTuple):
 
 
 class DeviceInfo(NamedTuple):
-    """A device that a backend can compute on, for `polyarr devices`."""
+    """A device that a backend can compute on, as a row of `polyarr devices`.
+
+    Attributes:
+        backend: Name of the backend.
+        index: Number of the device.
+        name: Name of the device.
+        platform: Platform of the device, such as an OpenCL platform.
+        version: Version of the interface that the device supports.
+        driver: Version of the driver.
+        features: Further properties by name.
+        chosen: Whether the backend starts this device by default.
+        problem: Why the device is unusable; "" if it is usable.
+    """
 
     backend: str
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -52,14 +65,26 @@ class DeviceInfo(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """One line for `polyarr doctor`; the level is "ok", "warning" or "error"."""
+    """One line of `polyarr doctor`.
+
+    Attributes:
+        level: "ok", "warning", "error", or "note" for a line shown with --verbose only.
+        text: The line.
+    """
 
     level: str
     text: str
 
 
 class Override(NamedTuple):
-    """A kernel that a plugin put in place of a backend's own, or where there was none."""
+    """A kernel that a plugin added to a backend, or that replaced one of the backend.
+
+    Attributes:
+        backend: Name of the backend.
+        op: Name of the op.
+        distribution: Distribution of the plugin.
+        entry_point: Entry point of the plugin.
+    """
 
     backend: str
     op: str
@@ -68,33 +93,39 @@ class Override(NamedTuple):
 
 
 class Hooks:
-    """Everything that a plugin may implement. One of them is enough."""
+    """The hooks that a plugin can implement. One of them is enough."""
 
     @hookspec
     def polyarr_backends(self, register: Register) -> None:
-        """Call register(name, start) once per backend. Must not import a driver: start() does."""
+        """Call register(name, start, api=2, ...) once per backend. Must not import a driver; `start` does."""
 
     @hookspec
     def polyarr_kernels(self, backend: Backend) -> Mapping[Any, Any]:
-        """Give op -> kernel (or Fused pair) to replace in a backend that has just started; {} for any other.
+        """Return kernels to add to or replace in a backend that has just started; {} for any other backend.
 
-        backend.family is its name without the device, backend.kernels are its own kernels, to look up and not to
-        change, and backend.handle is what new ones may build on. The plugin's entry point must be called
-        "<family>.<anything>", so that it is loaded in time.
+        The entry point of the plugin must be called "<family>.<anything>", so that it is loaded before the backend
+        starts.
+
+        Args:
+            backend: The started backend. `backend.family` is its name without the device, `backend.kernels` its own
+                kernels (read-only), and `backend.handle` what new kernels may use.
+
+        Returns:
+            Op -> kernel or Fused.
         """
         return {}
 
     @hookspec
     def polyarr_devices(self) -> list[DeviceInfo]:
-        """List the devices that the plugin's backends can use, broken ones with their problem."""
+        """Return the devices that the plugin's backends can use, and unusable ones with their problem."""
         return []
 
     @hookspec
     def polyarr_diagnose(self) -> list[tuple[str, str]]:
-        """Say what is right and wrong, and how to mend it: (level, text) per line. See LEVELS."""
+        """Return (level, text) lines that say what works, what is wrong, and how to fix it. See LEVELS."""
         return []
 
     @hookspec
     def polyarr_caches(self) -> list[str]:
-        """List the folders of compiled kernels, any of which may be deleted. Must not import a driver."""
+        """Return the folders of compiled kernels, all of which may be deleted. Must not import a driver."""
         return []

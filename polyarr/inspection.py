@@ -1,4 +1,4 @@
-"""Questions about dtypes and the namespace, as the array API standard asks them."""
+"""Queries about dtypes and the namespace, as in the array API standard."""
 
 from typing import Any
 
@@ -35,9 +35,21 @@ _GROUPS = {
 
 
 def result_type(*arrays_and_dtypes: Any) -> Any:
-    """The dtype that arrays, dtypes and Python numbers share.
+    """Return the dtype that arrays, dtypes and Python numbers promote to.
 
-    Errors:  DtypeError where the standard defines none
+    Args:
+        *arrays_and_dtypes: Arrays, dtypes, their names, or Python numbers.
+
+    Returns:
+        numpy.dtype.
+
+    Raises:
+        DtypeError: The standard defines no common dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.result_type("int8", "int32")
+        dtype('int32')
     """
     known = (Array, Spec, bool, int, float)
     specs = [spec_of(a) if isinstance(a, known) else Spec((), as_dtype(a)) for a in arrays_and_dtypes]
@@ -45,7 +57,20 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """True if from_ (a dtype or an array) promotes to `to` without loss of range."""
+    """Return whether a dtype promotes to another without loss of range.
+
+    Args:
+        from_: Dtype, its name, or an array.
+        to: Dtype or its name.
+
+    Returns:
+        bool.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.can_cast("int8", "int32"), pa.can_cast("float64", "float32")
+        (True, False)
+    """
     source, target = as_dtype(getattr(from_, "dtype", from_)), as_dtype(to)
     try:
         return promote("can_cast", [Spec((), source), Spec((), target)]) == target
@@ -54,9 +79,23 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """True if dtype is of a kind: a dtype, one of the standard's names ("real floating"), or a tuple of those.
+    """Return whether a dtype is of a kind.
 
-    Errors:  ValueError for an unknown name; DtypeError if dtype is none
+    Args:
+        dtype: Dtype.
+        kind: Dtype, its name, a name of the standard such as "real floating" or "integral", or a tuple of these.
+
+    Returns:
+        bool.
+
+    Raises:
+        ValueError: There is no such kind.
+        DtypeError: dtype is not a dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.isdtype(pa.float16, "real floating")
+        True
     """
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
@@ -67,30 +106,30 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 class NamespaceInfo:
-    """What the standard's inspection API answers."""
+    """Answers of the inspection API of the array API standard."""
 
     def capabilities(self) -> dict[str, Any]:
-        """What the namespace can do."""
+        """Return the capabilities of the namespace."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
 
     def default_device(self) -> str:
-        """The name of the current backend."""
+        """Return the name of the current backend."""
         return get_backend().name
 
     def default_dtypes(self, *, device: str | None = None) -> dict[str, Any]:
-        """The dtypes that Python numbers become."""
+        """Return the dtypes that Python numbers become."""
         return {"real floating": float32, "complex floating": None, "integral": int64, "indexing": int64}
 
     def devices(self) -> list[str]:
-        """The backends that were started; names of others may be given to set_backend."""
+        """Return the names of the started backends; set_backend takes names of others."""
         return [get_backend().name]
 
     def dtypes(self, *, device: str | None = None, kind: Any = None) -> dict[str, Any]:
-        """The standard's dtypes that a backend holds, by name, of a kind if one is given."""
-        held = get_backend(device).dtypes - {float16, bfloat16}  # which the standard does not know
+        """Return the dtypes of the standard that a backend has, by name, of one kind if given."""
+        held = get_backend(device).dtypes - {float16, bfloat16}  # the standard does not have these
         return {d.name: d for d in DTYPES if d in held and (kind is None or isdtype(d, kind))}
 
 
 def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807  the standard's name
-    """The standard's inspection API."""
+    """Return the inspection API of the array API standard."""
     return NamespaceInfo()

@@ -1,7 +1,8 @@
-"""The linear algebra of the array API standard 2024.12: its extension `linalg`.
+"""Linear algebra: the extension `linalg` of the array API standard 2024.12.
 
-What needs a decomposition runs where the backend offers the group linalg (`polyarr ops` lists who does); the rest
-runs everywhere. polyarr.linalg.qr is a function of this file, polyarr.ops.qr the op that it calls, and so with others.
+Functions that need a decomposition run on backends that offer the group linalg (`polyarr ops` lists them); the others
+run on every backend. polyarr.linalg.qr is a function of this file that calls the op polyarr.ops.qr; the others are
+alike.
 """
 
 from typing import Any, NamedTuple
@@ -44,28 +45,28 @@ __all__ = [
 
 
 class Eigh(NamedTuple):
-    """What eigh gives."""
+    """Result of eigh: the eigenvalues and the eigenvectors, as columns."""
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class QR(NamedTuple):
-    """What qr gives."""
+    """Result of qr: the orthonormal columns Q and the upper triangle R."""
 
     Q: Array
     R: Array
 
 
 class Slogdet(NamedTuple):
-    """What slogdet gives."""
+    """Result of slogdet: the sign of the determinant and the logarithm of its absolute value."""
 
     sign: Array
     logabsdet: Array
 
 
 class SVD(NamedTuple):
-    """What svd gives."""
+    """Result of svd: the left singular vectors U, the singular values S, and the right singular vectors Vh, as rows."""
 
     U: Array
     S: Array
@@ -76,35 +77,76 @@ class SVD(NamedTuple):
 
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
-    """The lower triangle L with L L^T = x, or the upper U with U^T U = x. x counts as its symmetric part.
+    """Return the lower triangle L with L L^T = x, or the upper triangle U with U^T U = x.
 
-    Shapes:  (..., n, n) -> the same
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError unless it is positive definite
-    Grads:   x, symmetric
+    Args:
+        x: Floating-point array (..., n, n); its symmetric part (x + x^T) / 2 is decomposed.
+        upper: Whether to return U.
+
+    Returns:
+        Array of the shape and dtype of x, with a positive diagonal.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not positive definite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.cholesky(pa.asarray([[4.0, 2.0], [2.0, 5.0]]))
+        Array([[2., 0.],
+               [1., 2.]], float32, 'numpy')
+
+    Gradients: x, symmetric
     """
     found = ops.cholesky(x)
     return ops.matrix_transpose(found) if upper else found
 
 
 def eigh(x: Array, /) -> Eigh:
-    """The eigenvalues, ascending, and the eigenvectors, as columns, of a symmetric x. x counts as its symmetric part.
+    """Return the eigenvalues and eigenvectors of a symmetric matrix.
 
-    Shapes:  (..., n, n) -> (..., n) and (..., n, n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if it is not finite
-    Grads:   x, symmetric; of equal eigenvalues, the choice of eigenvectors has none
+    Args:
+        x: Floating-point array (..., n, n); its symmetric part (x + x^T) / 2 is decomposed.
+
+    Returns:
+        Eigh (eigenvalues, eigenvectors) of shapes (..., n), ascending, and (..., n, n), as columns.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.eigh(pa.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues
+        Array([1., 2.], float32, 'numpy')
+
+    Gradients: x, symmetric; the choice of eigenvectors of equal eigenvalues has none
     """
     return Eigh(*ops.eigh(x))
 
 
 def qr(x: Array, /, *, mode: str = "reduced") -> QR:
-    """Q with orthonormal columns and the upper triangle R, whose diagonal is not negative: Q R is x.
+    """Return Q with orthonormal columns and the upper triangle R with a nonnegative diagonal such that x = Q R.
 
-    Shapes:  (..., m, n), k the smaller of m and n -> (..., m, k) and (..., k, n); "complete": (..., m, m), (..., m, n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if x has fewer than two axes; ValueError for another mode; MatrixError if x is not finite
-    Grads:   x, where its columns are independent, or the first of them where there are more than rows
+    Args:
+        x: Floating-point array (..., m, n); k is the smaller of m and n.
+        mode: "reduced" or "complete".
+
+    Returns:
+        QR (Q, R) of shapes (..., m, k) and (..., k, n); with "complete" (..., m, m) and (..., m, n).
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        ValueError: There is no such mode.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.qr(pa.asarray([[3.0, 1.0], [4.0, 2.0]])).R
+        Array([[5. , 2.2],
+               [0. , 0.4]], float32, 'numpy')
+
+    Gradients: x, if its columns (the first m of them, if there are more) are independent
     """
     if mode not in ("reduced", "complete"):
         raise ValueError(f"qr: mode is {told(mode)}; it must be 'reduced' or 'complete'")
@@ -119,12 +161,26 @@ def qr(x: Array, /, *, mode: str = "reduced") -> QR:
 
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVD:
-    """U and Vh with orthonormal columns and rows, and the singular values S, descending: U diag(S) Vh is x.
+    """Return the singular value decomposition x = U diag(S) Vh.
 
-    Shapes:  (..., m, n), k the smaller -> (..., m, m), (..., k) and (..., n, n), or (..., m, k) and (..., k, n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
-    Grads:   x; of equal singular values and of those that are 0, the choice of vectors has none
+    Args:
+        x: Floating-point array (..., m, n); k is the smaller of m and n.
+        full_matrices: Whether U and Vh are square.
+
+    Returns:
+        SVD (U, S, Vh) of shapes (..., m, m), (..., k) and (..., n, n); without full_matrices (..., m, k), (..., k) and
+        (..., k, n). S is descending.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.svd(pa.asarray([[0.0, 2.0], [1.0, 0.0]])).S
+        Array([2., 1.], float32, 'numpy')
+
+    Gradients: x; the choice of singular vectors of singular values that are equal or 0 has none
     """
     u, s, vh = ops.svd(x)
     if full_matrices:
@@ -133,13 +189,13 @@ def svd(x: Array, /, *, full_matrices: bool = True) -> SVD:
 
 
 def _completed(q: Array) -> Array:
-    """A square matrix with orthonormal columns, of which q's are the first."""
+    """Return a square matrix with orthonormal columns, the first of which are those of q."""
     *lead, m, n = q.shape
     if m == n:
         return q
     if n == 0:
         return identity(m, q)
-    # Numbers that look random depend on no q's columns; of an identity some may be among these, and qr has no gradient.
+    # Complete with random-looking columns, which are independent of those of q; columns of an identity may not be.
     bits = ops.astype(ops.random_bits(0, 0, q, shape=(m, m - n)), dtype=float32)
     others = ops.broadcast_to(ops.astype(bits / 2.0**31 - 1, dtype=q.dtype), shape=(*lead, m, m - n))
     more = ops.qr(ops.concat([q, others], axis=-1))[0][..., n:]
@@ -147,7 +203,7 @@ def _completed(q: Array) -> Array:
 
 
 def _lengths(op: str, x: Array) -> tuple[int, ...]:
-    """The numbers of rows and of columns of matrices."""
+    """Return the numbers of rows and columns of matrices."""
     check_array(op, "x", x)
     if x.ndim < 2:
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least two axes")
@@ -158,46 +214,99 @@ def _lengths(op: str, x: Array) -> tuple[int, ...]:
 
 
 def solve(x1: Array, x2: Array, /) -> Array:
-    """The y for which x1 y is x2; x2 may be one vector for all matrices.
+    """Return the solution y of x1 y = x2.
 
-    Shapes:  x1 (..., n, n), x2 (n,) -> (..., n), or x2 (..., n, k) -> (..., n, k); the leading axes broadcast
-    Dtypes:  floating, promoted
-    Errors:  ShapeError unless x1 is square and x2 has as many rows; MatrixError if x1 is singular or not finite
-    Grads:   x1, x2
+    Args:
+        x1: Floating-point array (..., n, n).
+        x2: Floating-point array (n,), one vector for all matrices, or (..., n, k). The leading axes broadcast.
+
+    Returns:
+        Array (..., n) or (..., n, k) of the promoted dtype.
+
+    Raises:
+        ShapeError: x1 is not square, or x2 has another number of rows.
+        MatrixError: x1 is singular or not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.solve(pa.asarray([[2.0, 0.0], [1.0, 1.0]]), pa.asarray([4.0, 5.0]))
+        Array([2., 3.], float32, 'numpy')
+
+    Gradients: x1, x2
     """
     check_array("solve", "x2", x2)
     return ops.solve(x1, x2[:, None])[..., 0] if x2.ndim == 1 else ops.solve(x1, x2)
 
 
 def slogdet(x: Array, /) -> Slogdet:
-    """The determinant's sign, and the logarithm of its absolute value; 0 and -inf where it is 0.
+    """Return the sign of the determinant and the logarithm of its absolute value; 0 and -inf for a singular matrix.
 
-    Shapes:  (..., n, n) -> (...) twice
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if it is not finite
-    Grads:   x, of the logarithm, unless the determinant is 0
+    Args:
+        x: Floating-point array (..., n, n).
+
+    Returns:
+        Slogdet (sign, logabsdet) of arrays (...).
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.slogdet(pa.asarray([[2.0, 0.0], [0.0, -1.0]])).sign
+        Array(-1., float32, 'numpy')
+
+    Gradients: x, through the logarithm, unless the determinant is 0
     """
     return Slogdet(*ops.slogdet(x))
 
 
 def pinv(x: Array, /, *, rtol: Any = None) -> Array:
-    """The pseudo-inverse: singular values of at most rtol times the largest count as 0.
+    """Return the pseudo-inverse of x.
 
-    Shapes:  x (..., m, n), rtol a number or an array that broadcasts to (...) -> (..., n, m)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
-    Grads:   x, where a small change leaves the rank as it is
+    Args:
+        x: Floating-point array (..., m, n).
+        rtol: Number, or array that broadcasts to (...): singular values of at most rtol times the largest count as 0.
+            None for max(m, n) times the eps of the dtype.
+
+    Returns:
+        Array (..., n, m) of the dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.pinv(pa.asarray([[2.0, 0.0], [0.0, 0.0]]))
+        Array([[0.5, 0. ],
+               [0. , 0. ]], float32, 'numpy')
+
+    Gradients: x, where a small change does not change the rank
     """
     return ops.pinv(x, _tolerance("pinv", x, rtol))
 
 
 def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
-    """How many singular values are more than rtol times the largest.
+    """Return the rank: the number of singular values greater than rtol times the largest.
 
-    Shapes:  x (..., m, n), rtol a number or an array that broadcasts to (...) -> (...)
-    Dtypes:  floating -> int64
-    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
-    Grads:   none
+    Args:
+        x: Floating-point array (..., m, n).
+        rtol: Number, or array that broadcasts to (...); None for max(m, n) times the eps of the dtype.
+
+    Returns:
+        int64 array (...).
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.matrix_rank(pa.asarray([[1.0, 2.0], [2.0, 4.0]]))
+        Array(1, int64, 'numpy')
+
+    Gradients: none
     """
     rtol = _tolerance("matrix_rank", x, rtol)
     return ops.sum(significant(ops.svdvals(x), rtol), axis=-1, dtype=int64)
@@ -211,12 +320,26 @@ def _tolerance(op: str, x: Array, rtol: Any) -> Any:
 
 
 def matrix_power(x: Array, n: int, /) -> Array:
-    """The product of n times x; of its inverse, where n is negative.
+    """Return the n-th power of a matrix; for a negative n, of its inverse.
 
-    Shapes:  (..., m, m) -> the same
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if n is negative and x singular
-    Grads:   x
+    Args:
+        x: Floating-point array (..., m, m).
+        n: Int.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: n is negative and x is singular.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.matrix_power(pa.asarray([[1.0, 1.0], [0.0, 1.0]]), 3)
+        Array([[1., 3.],
+               [0., 1.]], float32, 'numpy')
+
+    Gradients: x
     """
     rows, columns = _lengths("matrix_power", x)
     if rows != columns:
@@ -229,21 +352,35 @@ def matrix_power(x: Array, n: int, /) -> Array:
             found = x if found is None else ops.matmul(found, x)
         n //= 2
         x = ops.matmul(x, x) if n else x
-    return found.snapshot()  # x itself has a handle of its own
+    return found.snapshot()  # the result must not be the handle x
 
 
 # ---- norms and sums ----------------------------------------------------------------------------------------------
 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None = "fro") -> Array:
-    """The norm of matrices: "fro" of all elements, "nuc" the sum of singular values, 2 and -2 the largest and smallest.
+    """Return a norm of matrices.
 
-    1 and -1 are the largest and smallest sum of magnitudes of a column, inf and -inf of a row.
+    Args:
+        x: Floating-point array (..., m, n).
+        keepdims: Whether the reduced axes stay, with length 1.
+        ord: "fro" for the root of the sum of squares, "nuc" for the sum of the singular values, 2 and -2 for the
+            largest and smallest singular value, 1 and -1 for the largest and smallest sum of magnitudes of a column,
+            inf and -inf of a row.
 
-    Shapes:  (..., m, n) -> (...), or (..., 1, 1) with keepdims
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if x has fewer than two axes, or none to choose from; ValueError for another ord
-    Grads:   x
+    Returns:
+        Array (...), or (..., 1, 1) with keepdims, of the dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes, or there is no element to choose from.
+        ValueError: There is no such ord.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.matrix_norm(pa.asarray([[3.0, 0.0], [0.0, 4.0]]))
+        Array(5., float32, 'numpy')
+
+    Gradients: x
     """
     _lengths("matrix_norm", x)
     if ord in ("fro", None):
@@ -260,24 +397,50 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None 
 
 
 def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
-    """The sum of a diagonal, which is `offset` above the main one.
+    """Return the sum of a diagonal.
 
-    Shapes:  (..., m, n) -> (...)
-    Dtypes:  floating -> the same; integer -> int64 or uint64; dtype overrules
-    Errors:  ShapeError if x has fewer than two axes
-    Grads:   x
+    Args:
+        x: Array (..., m, n).
+        offset: Diagonal: 0 is the main one, positive numbers are above it, negative ones below.
+        dtype: Dtype to add up in and of the result; None for the default, as in polyarr.sum.
+
+    Returns:
+        Array (...).
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.trace(pa.asarray([[1.0, 2.0], [3.0, 4.0]]))
+        Array(5., float32, 'numpy')
+
+    Gradients: x
     """
     _lengths("trace", x)
     return ops.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
 
 
 def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
-    """The cross product of vectors of three elements along axis.
+    """Return the cross product of vectors of three elements.
 
-    Shapes:  x1 and x2 broadcast, each with three elements along axis, which is counted from the end -> the same
-    Dtypes:  real, promoted
-    Errors:  ShapeError if they do not broadcast, or have other than three elements along axis
-    Grads:   x1, x2
+    Args:
+        x1: Integer or floating-point array of length 3 along axis.
+        x2: Integer or floating-point array of length 3 along axis, promoted with x1, that broadcasts against it.
+        axis: Axis of the vectors.
+
+    Returns:
+        Array of the broadcast shape and the promoted dtype.
+
+    Raises:
+        ShapeError: x1 and x2 do not broadcast, or do not have three elements along axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.cross(pa.asarray([1, 0, 0]), pa.asarray([0, 1, 0]))
+        Array([0, 0, 1], int64, 'numpy')
+
+    Gradients: x1, x2
     """
     for name, x in (("x1", x1), ("x2", x2)):
         check_array("cross", name, x)

@@ -1,13 +1,13 @@
-"""Loading plugins: each when it is asked for, and so that none can break or delay what works without it.
+"""Loading plugins on demand, so that none can break or delay what works without it.
 
-A plugin is what an entry point of the group "polyarr" names. The entry point's own name says, before anything is
-imported, which backend it is for:
+A plugin is what an entry point of the group "polyarr" names. The name of the entry point tells, before anything is
+imported, which backend the plugin is for:
 
-    mine = "polyarr_mine"                   the backend mine; loaded when mine is asked for
-    "numpy.gelu" = "polyarr_fast_gelu"      kernels for numpy, whatever comes after the dot; loaded before numpy starts
+    mine = "polyarr_mine"                   the backend mine; loaded when mine is requested
+    "numpy.gelu" = "polyarr_fast_gelu"      kernels for numpy (any name after the dot); loaded before numpy starts
 
-All plugins are loaded where a backend is asked for that no entry point is named after, and where everything is to be
-shown: by `polyarr backends`, `polyarr doctor` and the like.
+All plugins are loaded if the requested backend has no entry point of its name, and by commands that list everything,
+such as `polyarr backends` and `polyarr doctor`.
 """
 
 import contextlib
@@ -28,16 +28,24 @@ from polyarr.core.errors import BackendError
 from polyarr.hooks import API, GROUP, BackendSpec, Hooks
 
 BUILT_IN = {"numpy": "polyarr.backends.numpy", "opencl": "polyarr.backends.opencl"}
-THIS_PROCESS = "this process"  # stands for the distribution of a plugin that was registered by hand
-PATIENCE = 10.0  # seconds, after which a plugin that is still at work is named on standard error
+THIS_PROCESS = "this process"  # distribution of plugins added by register_plugin
+SLOW_SECONDS = 10.0  # seconds after which a slow plugin is named on standard error
 
 
 class PluginWarning(RuntimeWarning):
-    """A plugin that failed; everything else works."""
+    """Warning about a plugin that failed; everything else works."""
 
 
 class PluginFailure(NamedTuple):
-    """What failed, and in doing what: to load, import, register, start, list devices or diagnose."""
+    """Failure of a plugin.
+
+    Attributes:
+        distribution: Distribution of the plugin.
+        entry_point: Entry point of the plugin.
+        stage: What failed: "load", "import", "register", "start", "list devices", "diagnose" and so on.
+        exception: The error.
+        backend: Name of the backend, if one failed to start.
+    """
 
     distribution: str
     entry_point: str
@@ -46,21 +54,21 @@ class PluginFailure(NamedTuple):
     backend: str = ""
 
     def __str__(self) -> str:
-        who = called(self.distribution, self.entry_point, self.backend)
+        who = plugin_title(self.distribution, self.entry_point, self.backend)
         return f"{who} could not {self.stage}: {reason_of(self.exception)}"
 
 
-def called(distribution: str, entry_point: str, backend: str = "") -> str:
-    """How messages call a plugin, or a backend of it."""
+def plugin_title(distribution: str, entry_point: str, backend: str = "") -> str:
+    """Return the name of a plugin, or of a backend of it, for messages."""
     what = f"backend {backend!r} of plugin" if backend else "plugin"
     return f"{what} {entry_point!r} ({distribution})"
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception in one line. A BackendError is written for users and needs no type's name."""
+    """Return an exception as one line; without its type for a BackendError, which is written for users."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # a stranger's exception may fail at that, too
+    except Exception:  # __str__ of a third party's exception may itself raise
         text = ""
     if isinstance(error, BackendError):
         return text
@@ -68,9 +76,13 @@ def reason_of(error: BaseException) -> str:
 
 
 class Source(NamedTuple):
-    """Where a plugin comes from, before it is imported.
+    """A plugin before it is imported.
 
-    backend  the backend that it is for; "" where that cannot be told
+    Attributes:
+        distribution: Distribution of the plugin.
+        entry_point: Name of the entry point.
+        load: () -> the plugin, imported.
+        backend: Backend that the plugin is for; "" if unknown.
     """
 
     distribution: str
@@ -80,7 +92,7 @@ class Source(NamedTuple):
 
 
 class Plugin(NamedTuple):
-    """A loaded plugin. Its manager is its own, so that a hook call reaches this plugin and no other."""
+    """A loaded plugin, with a plugin manager of its own, so that a hook call reaches only this plugin."""
 
     distribution: str
     entry_point: str
@@ -92,7 +104,7 @@ class Plugin(NamedTuple):
 
 
 def _sources() -> Iterator[Source]:
-    """The entry points that may be loaded: those of polyarr, and of the others those that POLYARR_PLUGINS names."""
+    """Yield the entry points to load: those of polyarr, and all others or those that POLYARR_PLUGINS names."""
     for name, module in BUILT_IN.items():
         yield Source(_polyarr(), name, functools.partial(importlib.import_module, module), name)
     names = os.environ.get("POLYARR_PLUGINS")
@@ -108,10 +120,10 @@ def _sources() -> Iterator[Source]:
 
 
 def _installed() -> Iterator[Source]:
-    """The entry points of every distribution, the first of each name, as an import would find it."""
+    """Yield the entry points of all distributions; of distributions with one name the first, as for imports."""
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
-        try:  # one damaged distribution, which may have nothing to do with polyarr, must not hide the others
+        try:  # a damaged distribution, which may have nothing to do with polyarr, must not hide the others
             if f"[{GROUP}]" not in (distribution.read_text("entry_points.txt") or ""):
                 continue
             name = distribution.metadata["Name"]
@@ -141,10 +153,10 @@ def _polyarr() -> str:
 
 
 class Loader:
-    """The plugins that are installed, those that were loaded, and those that failed. Not for two threads at once."""
+    """The installed plugins, the loaded ones, and those that failed. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.added: list[Plugin] = []  # by hand
+        self.added: list[Plugin] = []  # by register_plugin
         self._known: list[Source] | None = None
         self._loaded: dict[Source, Plugin | PluginFailure] = {}
         self._loading: list[Source] = []
@@ -152,56 +164,56 @@ class Loader:
 
     @property
     def sources(self) -> list[Source]:
-        """What is installed. Nothing is imported for it."""
+        """Installed plugins. Reading this imports nothing."""
         if self._known is None:
             self._known = list(_sources())
         return self._known
 
     @property
     def plugins(self) -> list[Plugin]:
-        """What was loaded so far, or added by hand. A module that two entry points name is one plugin."""
+        """Plugins loaded or added so far. A module that two entry points name is one plugin."""
         found = [p for s in self.sources if isinstance(p := self._loaded.get(s), Plugin)]
         return [*{id(p.manager): p for p in found}.values(), *self.added]
 
     @property
     def failed(self) -> list[PluginFailure]:
-        """What could not be loaded."""
+        """Failures to load."""
         return [f for s in self.sources if isinstance(f := self._loaded.get(s), PluginFailure)]
 
     @property
     def names(self) -> list[str]:
-        """The backends that there are, as far as is known without loading more. Those that failed are left out."""
+        """Names of the backends known without loading more plugins, without those that failed."""
         offered = {spec.name for plugin in self.plugins for spec in plugin.backends}
         return sorted(offered | {s.entry_point for s in self.sources if s not in self._loaded and _offers_backend(s)})
 
     def load(self, backend: str | None = None) -> None:
-        """Load the plugins that are for a backend; without a name, all."""
+        """Load the plugins for a backend; None: all plugins."""
         new = [
             self._load(source)
             for source in self.sources
-            if source not in self._loaded and (backend in (None, source.backend) or _is_lost(source))
+            if source not in self._loaded and (backend in (None, source.backend) or _has_no_backend(source))
         ]
         for failure in filter(None, new):
             self.warn(failure)
 
     def replacing(self, backend: str) -> list[Plugin]:
-        """The plugins that may replace kernels of a backend: those that are for it, and those added by hand."""
+        """Return the plugins that may replace kernels of a backend: those for it, and those added."""
         found = [(s, self._loaded.get(s)) for s in self.sources if s.backend == backend]
         named = {id(p.manager): p._replace(entry_point=s.entry_point) for s, p in found if isinstance(p, Plugin)}
         return [*named.values(), *self.added]
 
     def _load(self, source: Source) -> PluginFailure | None:
-        """Import and register one plugin. Whatever it does, the others come to their turn."""
-        who = called(source.distribution, source.entry_point)
+        """Import and register one plugin; return its failure, so that the others are loaded anyway."""
+        who = plugin_title(source.distribution, source.entry_point)
         if source in self._loading:
             raise BackendError(f"{who} asked for its own backend while it was imported; ask for it in start()")
         self._loading.append(source)
         stage = "import"
         try:
-            with patience(f"{who} is being imported"):
+            with report_if_slow(f"{who} is being imported"):
                 loaded = source.load()
                 stage = "register"
-                same = [p for p in self.plugins if p.distribution == source.distribution and has(p, loaded)]
+                same = [p for p in self.plugins if p.distribution == source.distribution and is_made_from(p, loaded)]
                 self._loaded[source] = same[0] if same else self.registered(*source[:2], loaded)
         except KeyboardInterrupt:
             raise
@@ -216,7 +228,7 @@ class Loader:
         return None
 
     def registered(self, distribution: str, entry_point: str, plugin: Any) -> Plugin:
-        """The plugin with all that it offers, or an error and nothing."""
+        """Return the plugin with everything that it provides; raise an error and register nothing otherwise."""
         manager = pluggy.PluginManager(GROUP)
         manager.add_hookspecs(Hooks)
         manager.register(plugin, entry_point)
@@ -237,13 +249,13 @@ class Loader:
         return Plugin(distribution, entry_point, manager, tuple(offered))
 
     def _check_owner(self, name: str, distribution: str) -> None:
-        """A backend's name belongs to those who named an entry point so, and polyarr's own to polyarr alone."""
+        """Raise BackendError unless the distribution may use this backend name, by its entry points."""
         owners = [s.distribution for s in self.sources if s.entry_point == name][: 1 if name in BUILT_IN else None]
         if owners and distribution not in owners:
             raise BackendError(f"the backend name {name!r} belongs to {owners[0]}; choose another")
 
     def _check_purpose(self, entry_point: str) -> None:
-        """Kernels for a backend that there is not would never be asked for, and nobody would know."""
+        """Raise BackendError if the entry point does not name a backend: the kernels would never be used."""
         if "." not in entry_point and entry_point not in BUILT_IN:
             raise BackendError(
                 "it replaces kernels, and its entry point does not say of which backend; call it "
@@ -251,15 +263,15 @@ class Loader:
             )
 
     def warn(self, failure: PluginFailure) -> None:
-        """Warn of a failure, once."""
+        """Warn about a failure once."""
         text = str(failure)
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, PluginWarning, stacklevel=2)
 
 
-def _is_lost(source: Source) -> bool:
-    """True for what nobody will ask for by name, such as a misspelt name in POLYARR_PLUGINS: it is told at once."""
+def _has_no_backend(source: Source) -> bool:
+    """Return whether a source is never requested by name, as with a misspelt name in POLYARR_PLUGINS."""
     return not source.backend
 
 
@@ -267,18 +279,18 @@ def _offers_backend(source: Source) -> bool:
     return source.entry_point == source.backend
 
 
-def has(plugin: Plugin, loaded: Any) -> bool:
-    """True if the plugin was made of this module or object."""
+def is_made_from(plugin: Plugin, loaded: Any) -> bool:
+    """Return whether the plugin was made from this module or object."""
     return plugin.manager.is_registered(loaded)
 
 
 def is_strict() -> bool:
-    """True if what would only be recorded is to be raised."""
+    """Return whether failures of plugins are raised instead of recorded."""
     return os.environ.get("POLYARR_STRICT_PLUGINS", "") not in ("", "0")
 
 
 def _check(spec: BackendSpec) -> None:
-    """Raise BackendError for a BackendSpec that could not work."""
+    """Raise BackendError for an invalid BackendSpec."""
     if not isinstance(spec.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", spec.name):
         raise BackendError(f"a backend's name is made of letters, digits, '_' and '-', not {spec.name!r}")
     if spec.api != API:
@@ -289,15 +301,15 @@ def _check(spec: BackendSpec) -> None:
         raise BackendError(f"backend {spec.name!r}: start must be callable, got {spec.start!r}")
 
 
-# ---- those who take their time ---------------------------------------------------------------------------
+# ---- slow plugins ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def patience(what: str) -> Iterator[None]:
-    """Say on standard error what is going on, if the block has not ended after PATIENCE seconds."""
-    timer = threading.Timer(PATIENCE, _say, (f"polyarr: {what}, for {PATIENCE:g} seconds so far",))
+def report_if_slow(what: str) -> Iterator[None]:
+    """Print on standard error what is running, if the block takes longer than SLOW_SECONDS seconds."""
+    timer = threading.Timer(SLOW_SECONDS, _say, (f"polyarr: {what}, for {SLOW_SECONDS:g} seconds so far",))
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # no more threads: then nobody is told
+    with contextlib.suppress(RuntimeError):  # no thread can be started: print nothing
         timer.start()
     try:
         yield
@@ -308,6 +320,6 @@ def patience(what: str) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed or missing
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Optimisers as values: init makes a state, update makes a new model and state. Schedules, clipping, accumulation."""
+"""Optimizers as values: init makes a state, update makes a new model and state. Schedules, clipping, accumulation."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,23 +20,41 @@ State = dict[str, Any]
 
 
 def at_least_two_axes(name: str, p: Array) -> bool:
-    """True for the arrays that weight decay shrinks unless told otherwise: matrices, not biases and norms."""
+    """Return whether weight decay applies to an array by default: to matrices, not to biases and weights of norms.
+
+    Args:
+        name: Dotted name of the array.
+        p: The array.
+
+    Returns:
+        bool.
+    """
     return p.ndim >= 2
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """How much a loss is multiplied, so that gradients of float16 do not vanish; optimisers take it as `loss_scale`.
+    """Dynamic loss scaling: the factor of a loss that keeps float16 gradients from vanishing.
 
-    The loss that is differentiated is loss * loss_scale(state); update divides the gradients by as much. A step whose
-    gradients are not finite changes neither parameters nor moments, and nothing is read to find out.
+    Optimizers take it as `loss_scale`. Differentiate loss * loss_scale(state); update divides the gradients by the
+    factor. A step with gradients that are not finite changes neither parameters nor moments; nothing is read to find
+    out.
 
-    first    the scale at the beginning
-    growth   what it is multiplied by after `every` steps in a row whose gradients were finite
-    backoff  what it is multiplied by after a step whose gradients were not
+    Args:
+        first: Scale at the beginning, above 0.
+        growth: Factor of the scale after `every` steps in a row with finite gradients, at least 1.
+        backoff: Factor of the scale after a step with gradients that are not finite, between 0 and 1.
+        every: Number of steps, at least 1.
 
-    Errors:  ValueError for a number out of range
-    Source:  Micikevicius et al. 2017, arXiv:1710.03740
+    Raises:
+        ValueError: A number is out of range.
+
+    Examples:
+        >>> from polyarr import optim
+        >>> optim.AdamW(loss_scale=optim.LossScale(first=1024.0)).loss_scale.first
+        1024.0
+
+    Source: Micikevicius et al. 2017, arXiv:1710.03740
     """
 
     first: float = 2.0**15
@@ -44,7 +62,7 @@ class LossScale:
     backoff: float = 0.5
     every: int = 2000
 
-    kept = ("scale", "steps")  # what the state holds: the scale, and how many finite steps there were with it
+    kept = ("scale", "steps")  # keys of the state: the scale, and the number of finite steps with it
 
     def __post_init__(self) -> None:
         for name, fits, range_ in (
@@ -57,34 +75,70 @@ class LossScale:
                 raise ValueError(f"LossScale: {name} is {getattr(self, name)}; it must be {range_}")
 
     def init(self, like: Array | None = None) -> dict[str, Array]:
-        """The state before the first step, on the backend of an array, or the current one."""
+        """Return the state before the first step, on the backend of `like` or the current one.
+
+        Args:
+            like: Array whose backend the state is on; None for the current backend.
+
+        Returns:
+            Dict of the float32 arrays "scale" and "steps".
+        """
         numbers = zip(self.kept, (self.first, 0.0), strict=True)
         return {name: ops.full(value, like, shape=(), dtype=float32) for name, value in numbers}
 
     def after(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
-        """The state after a step whose gradients were finite, or were not."""
+        """Return the state after a step.
+
+        Args:
+            state: State before the step.
+            finite: bool array (): whether all gradients were finite.
+
+        Returns:
+            State as init returns it.
+        """
         scale, steps = state["scale"], ops.where(finite, state["steps"] + 1, 0)
         grows = steps >= self.every
         kept = ops.minimum(ops.where(grows, scale * self.growth, scale), _LARGEST_SCALE)
         return {"scale": ops.where(finite, kept, scale * self.backoff), "steps": ops.where(grows, 0, steps)}
 
 
-_LARGEST_SCALE = 2.0**24  # where all gradients are 0, a scale would grow for ever
+_LARGEST_SCALE = 2.0**24  # if all gradients are 0, a scale would grow for ever
 
 
 def loss_scale(state: State) -> Array | float:
-    """What the loss is to be multiplied by before it is differentiated: 1.0 without a LossScale."""
+    """Return the factor of the loss before it is differentiated.
+
+    Args:
+        state: State of an optimizer.
+
+    Returns:
+        Array (), or 1.0 without a LossScale.
+
+    Examples:
+        >>> from polyarr import nn, optim
+        >>> optim.loss_scale(optim.AdamW().init(nn.Linear(2, 1)))
+        1.0
+    """
     return state["loss_scale"]["scale"] if "loss_scale" in state else 1.0
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimisers share.
+    """Base class of optimizers: weight decay, clipping and loss scaling around the step that a subclass defines.
 
-    lr            a number, or a schedule: the number of steps done so far -> a number
-    weight_decay  how much arrays shrink, for those that `decays` chooses by dotted name and array
-    clip          the largest global norm of the gradients; larger ones are scaled down to it
-    loss_scale    for gradients of float16, a LossScale
+    An optimizer is a value without state: `init(model)` makes the state, and `update(grads, state, model)` returns a
+    new model and a new state.
+
+    Args:
+        lr: Learning rate: a number, or a schedule from the number of steps done to a number.
+        weight_decay: Rate at which the arrays that `decays` chooses shrink.
+        clip: Largest global norm of the gradients; larger gradients are scaled down to it. None for no limit.
+        decays: Function of dotted name and array that returns whether weight decay applies.
+        loss_scale: LossScale for gradients of float16, or None.
+
+    Raises:
+        ValueError: A number is out of range.
+        TypeError: A setting has a wrong type.
     """
 
     lr: float | Array | Schedule = 1e-3
@@ -93,7 +147,7 @@ class Optimizer:
     decays: Callable[[str, Array], bool] = at_least_two_axes
     loss_scale: LossScale | None = field(default=None, kw_only=True)
 
-    moments = ()  # the names of what is kept per parameter
+    moments = ()  # names of the states per parameter
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -115,24 +169,48 @@ class Optimizer:
             raise TypeError(f"{name}: loss_scale is {told(self.loss_scale)}; it must be a LossScale or None")
 
     def init(self, model: Any) -> State:
-        """The state before the first step: a tree of the step's number and, by dotted name, arrays of zeros."""
+        """Return the state before the first step.
+
+        Args:
+            model: Tree of arrays, such as a Module.
+
+        Returns:
+            Dict with "step", 0, and for each moment a dict of zeros by dotted name: float32, or float64 for float64
+            parameters.
+        """
         params = trainable(model)
         zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
         scale = {"loss_scale": self.loss_scale.init(next(iter(params.values()), None))} if self.loss_scale else {}
         return {"step": 0, **zeros, **scale}
 
     def learning_rate(self, step: int | Array) -> float | Array:
-        """The learning rate after so many steps. A schedule is given a Python number, for which an array is read."""
+        """Return the learning rate after `step` steps.
+
+        Args:
+            step: Number of steps done. For a schedule, an array is read.
+
+        Returns:
+            Number or array without axes.
+        """
         return evaluate(self.lr, step.item() if type(step) is Array else step) if callable(self.lr) else self.lr
 
     def update(self, grads: Any, state: State, model: Any, norm: Array | None = None) -> tuple[Any, State]:
-        """One step: a new model and a new state. The old ones stay as they are.
+        """Return the model and the state after one step. The old ones stay as they are.
 
-        Parameters that are frozen or whose gradient is None are left alone. Nothing is read from the device. norm is
-        the gradients' global norm, where those that are given are only a part of them.
+        Parameters that are frozen, and those whose gradient is None, do not change. Nothing is read from the device.
 
-        Errors:  ValueError if grads or the state belong to another model, or grads and model are swapped; TypeError if
-                 state is no state
+        Args:
+            grads: Tree of gradients, like model.
+            state: State as init or the last update returned it.
+            model: Tree of arrays.
+            norm: Global norm of all gradients, if grads holds only some of them; None to compute it.
+
+        Returns:
+            Tuple (model, state).
+
+        Raises:
+            ValueError: grads or state belong to another model, or grads and model are swapped.
+            TypeError: state is not a state.
         """
         given, leaves = tree.by_name(grads), tree.by_name(model)
         self.check(grads, state, model, given, leaves)
@@ -155,11 +233,11 @@ class Optimizer:
 
     @property
     def needs_norm(self) -> bool:
-        """Whether update looks at the global norm of the gradients; it is the only thing that is not elementwise."""
+        """Return whether update uses the global norm of the gradients, its only part that is not elementwise."""
         return self.clip is not None or self.loss_scale is not None
 
     def _scale(self, grads: list[Array], state: State, norm: Array | None) -> tuple[float | Array, Array | None]:
-        """What the step multiplies the gradients by, and with a loss scale whether they are finite; both unread."""
+        """Return the factor of the gradients and, with a loss scale, whether they are finite, as unread arrays."""
         if not self.needs_norm:
             return 1.0, None
         norm = ops.global_norm(grads) if norm is None else norm
@@ -169,7 +247,7 @@ class Optimizer:
         return (1.0 if self.clip is None else _scale_for(norm / by, self.clip)) / by, ops.isfinite(norm)
 
     def check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
-        """Raise what update raises; given and leaves are those of grads and of model by name."""
+        """Raise the errors of update. given and leaves are the arrays of grads and model by name."""
         name, order = f"{type(self).__name__}.update", "call update(grads, state, model)"
         if not isinstance(state, dict) or not isinstance(state.get("step", 0), (int, Number, Array)):
             raise TypeError(f"{name}: state is {type(state).__name__}; it must be as init(model) makes it; {order}")
@@ -193,13 +271,27 @@ class Optimizer:
         return [held[name] for name in params]
 
     def _step(self, params: list, grads: list, moments: list, done: int, scale: Any, decay: tuple) -> tuple:
-        """New parameters, then new moments, as lists in the order of params."""
-        raise TypeError(f"{type(self).__name__} is no optimiser; take SGD, Adam or AdamW")
+        """Return new parameters, then new moments, as lists in the order of params."""
+        raise TypeError(f"{type(self).__name__} is no optimizer; take SGD, Adam or AdamW")
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum if it is above 0."""
+    """Stochastic gradient descent, with optional momentum.
+
+    Args:
+        lr: As in Optimizer, and so are weight_decay, clip, decays and loss_scale.
+        momentum: Share of the velocity that stays at each step.
+        nesterov: Whether to use Nesterov momentum.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import optim
+        >>> w, optimizer = pa.asarray([1.0, 2.0]), optim.SGD(lr=0.1)
+        >>> w, state = optimizer.update(pa.asarray([1.0, 1.0]), optimizer.init(w), w)
+        >>> w
+        Array([0.9, 1.9], float32, 'numpy')
+    """
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -213,9 +305,22 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam; weight decay is added to the gradient.
+    """The optimizer Adam. Weight decay is added to the gradient.
 
-    Source:  Kingma, Ba 2014, arXiv:1412.6980
+    Args:
+        lr: As in Optimizer, and so are weight_decay, clip, decays and loss_scale.
+        betas: Decay of the first and second moments.
+        eps: Number added to the root of the second moment.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import optim
+        >>> w, optimizer = pa.asarray([1.0, 2.0]), optim.Adam(lr=0.1)
+        >>> w, state = optimizer.update(pa.asarray([1.0, -5.0]), optimizer.init(w), w)
+        >>> w
+        Array([0.9, 2.1], float32, 'numpy')
+
+    Source: Kingma, Ba 2014, arXiv:1412.6980
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -237,9 +342,24 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: parameters shrink by lr * weight_decay, whatever the gradient.
+    """The optimizer AdamW: Adam with decoupled weight decay, which shrinks parameters by lr * weight_decay.
 
-    Source:  Loshchilov, Hutter 2017, arXiv:1711.05101
+    Args:
+        lr: As in Optimizer, and so are weight_decay (0.01 by default), clip, decays and loss_scale.
+        betas: Decay of the first and second moments.
+        eps: Number added to the root of the second moment.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn, optim
+        >>> model, optimizer = nn.Linear(2, 1), optim.AdamW(optim.warmup_cosine(1e-3, 100, 1000), clip=1.0)
+        >>> state = optimizer.init(model)
+        >>> gradient = pa.grad(lambda m: pa.sum(m(pa.ones((4, 2)))))(model)
+        >>> model, state = optimizer.update(gradient, state, model)
+        >>> state["step"]
+        1
+
+    Source: Loshchilov, Hutter 2017, arXiv:1711.05101
     """
 
     weight_decay: float = 0.01
@@ -252,12 +372,24 @@ def _holds_gradients(model: Any) -> bool:
 
 
 def _zeros(p: Array) -> Array:
-    """In float32 at least: squares of small gradients vanish in float16."""
+    """Return zeros like p, in float32 at least: squares of small gradients vanish in float16."""
     return ops.zeros_like(p, dtype=float64 if p.dtype == float64 else float32)
 
 
 def trainable(model: Any) -> dict[str, Array]:
-    """What an optimiser changes: the floating-point arrays by dotted name, without those of frozen Modules."""
+    """Return the arrays that an optimizer changes: floating-point arrays that are not frozen, by dotted name.
+
+    Args:
+        model: Tree of arrays, such as a Module.
+
+    Returns:
+        Dict from dotted names to arrays.
+
+    Examples:
+        >>> from polyarr import nn, optim
+        >>> list(optim.trainable(nn.Linear(2, 1)))
+        ['weight', 'bias']
+    """
     return {name: a for name, a in tree.trainable(model).items() if type(a) is Array and a.dtype in FLOATS}
 
 
@@ -265,8 +397,17 @@ def trainable(model: Any) -> dict[str, Array]:
 
 
 @dataclass(frozen=True)
-class constant:  # noqa: N801  reads as a function, compares and prints as a value
-    """The same learning rate at every step."""
+class constant:  # noqa: N801  called like a function, compares and prints as a value
+    """Schedule with the same learning rate at every step.
+
+    Args:
+        lr: Learning rate.
+
+    Examples:
+        >>> from polyarr import optim
+        >>> optim.constant(0.1)(500)
+        0.1
+    """
 
     lr: float
 
@@ -276,7 +417,7 @@ class constant:  # noqa: N801  reads as a function, compares and prints as a val
 
 @dataclass(frozen=True)
 class _Warmup:
-    """From 0 up to lr in a line of `warmup` steps, then down to min_lr, where it stays from `steps` on."""
+    """Schedule that rises linearly from 0 to lr in `warmup` steps, then falls to min_lr at `steps`, where it stays."""
 
     lr: float
     warmup: int
@@ -296,19 +437,45 @@ class _Warmup:
         return self.min_lr + self._left(progress) * (self.lr - self.min_lr)
 
     def _left(self, progress: float) -> float:
-        """What is left of the way down, from 1 to 0."""
+        """Return the remaining part of the decay, from 1 to 0."""
         raise TypeError(f"{type(self).__name__} is no schedule; take warmup_cosine or warmup_linear")
 
 
 class warmup_cosine(_Warmup):  # noqa: N801
-    """From 0 up to lr in a line of `warmup` steps, then down to min_lr in half a cosine, which ends at `steps`."""
+    """Schedule that rises linearly to lr in `warmup` steps, then falls along half a cosine to min_lr at `steps`.
+
+    Args:
+        lr: Learning rate after the warmup.
+        warmup: Number of steps of the warmup.
+        steps: Step at which min_lr is reached; it stays from there on.
+        min_lr: Learning rate at the end.
+
+    Examples:
+        >>> from polyarr import optim
+        >>> schedule = optim.warmup_cosine(1.0, warmup=1, steps=11)
+        >>> [round(schedule(step), 3) for step in (0, 1, 6, 11)]
+        [0.5, 1.0, 0.5, 0.0]
+    """
 
     def _left(self, progress: float) -> float:
         return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class warmup_linear(_Warmup):  # noqa: N801
-    """From 0 up to lr in a line of `warmup` steps, then down to min_lr in another one, which ends at `steps`."""
+    """Schedule that rises linearly to lr in `warmup` steps, then falls linearly to min_lr at `steps`.
+
+    Args:
+        lr: Learning rate after the warmup.
+        warmup: Number of steps of the warmup.
+        steps: Step at which min_lr is reached; it stays from there on.
+        min_lr: Learning rate at the end.
+
+    Examples:
+        >>> from polyarr import optim
+        >>> schedule = optim.warmup_linear(1.0, warmup=1, steps=11)
+        >>> [round(schedule(step), 3) for step in (0, 1, 6, 11)]
+        [0.5, 1.0, 0.5, 0.0]
+    """
 
     def _left(self, progress: float) -> float:
         return 1 - progress
@@ -318,20 +485,51 @@ class warmup_linear(_Warmup):  # noqa: N801
 
 
 def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
-    """The gradients, scaled down if their global norm is above max_norm, and that norm, unread."""
+    """Scale gradients down if their global norm is above a limit.
+
+    Args:
+        grads: Tree of gradients.
+        max_norm: Largest global norm.
+
+    Returns:
+        Tuple (gradients, norm): norm is that of the given gradients, an array () that was not read.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import optim
+        >>> grads, norm = optim.clip_by_global_norm([pa.asarray([3.0, 4.0])], 1.0)
+        >>> norm
+        Array(5., float32, 'numpy')
+    """
     norm = ops.global_norm(tree.leaves(grads))
     scale = _scale_for(norm, max_norm)
     return tree.map(lambda g: (g.astype(scale.dtype) * scale).astype(g.dtype), grads), norm
 
 
 def _scale_for(norm: Array, max_norm: float) -> Array:
-    return ops.minimum(max_norm / (norm + 1e-6), 1.0)  # 0-d, on the device
+    return ops.minimum(max_norm / (norm + 1e-6), 1.0)  # an array () that stays on the device
 
 
 def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple]) -> tuple[Array, Any]:
-    """The mean over batches of loss_fn(model, *batch) and of its gradients, with one batch's memory.
+    """Return the mean loss over batches and the mean gradient, with the memory of one batch.
 
-    Errors:  ValueError if there is no batch
+    Args:
+        loss_fn: Function (model, *batch) with a scalar value.
+        model: Tree of arrays.
+        batches: Iterable of tuples.
+
+    Returns:
+        Tuple (loss, gradients).
+
+    Raises:
+        ValueError: There is no batch.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import optim
+        >>> loss, grads = optim.accumulate(lambda w, x: w * x, pa.asarray(2.0), [(1.0,), (3.0,)])
+        >>> grads
+        Array(2., float32, 'numpy')
     """
     step = value_and_grad(loss_fn)
     loss, grads, count = None, None, 0

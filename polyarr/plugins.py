@@ -1,4 +1,4 @@
-"""Starting backends by their names, those of plugins among them, and replacing kernels. core/current.py chooses one.
+"""Plugins: starting backends by name, and replacing kernels. core/current.py selects the current backend.
 
 A backend plugin is a module with one hook, named by an entry point of the group "polyarr":
 
@@ -11,15 +11,17 @@ A backend plugin is a module with one hook, named by an entry point of the group
     def start():                # or start(device="0"), which also serves "mirror:1"
         return Backend("mirror", kernels, upload=..., download=...)
 
-A plugin may also replace kernels of any backend, by a second hook, `polyarr_kernels(backend) -> {op: kernel}`. Which
-plugin is loaded when, its entry point's name says: see polyarr/loading.py.
+A plugin may also replace kernels of any backend by a second hook, `polyarr_kernels(backend) -> {op: kernel}`. The name
+of its entry point determines when a plugin is loaded: see polyarr/loading.py.
 
-Hooks run when a plugin is loaded and when a backend starts; never per operation. What fails is recorded with its
-distribution, entry point and exception (`failures()`), warned of once, and breaks nothing else.
+Hooks run when a plugin is loaded and when a backend starts, never per operation. Failures are recorded with
+distribution, entry point and exception (`diagnosis.failures()`), cause one warning, and affect nothing else.
 
-POLYARR_BACKEND         the backend to begin with, instead of numpy
-POLYARR_PLUGINS         of the plugins load only these entry points, separated by commas; empty for none
-POLYARR_STRICT_PLUGINS  1: raise what would only be recorded
+Environment variables:
+
+    POLYARR_BACKEND         name of the initial backend, instead of numpy
+    POLYARR_PLUGINS         entry points of the plugins to load, separated by commas; empty for none
+    POLYARR_STRICT_PLUGINS  1: raise errors of plugins instead of recording them
 """
 
 import contextlib
@@ -33,7 +35,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from polyarr.core.backend import Backend, Fused, family_of
-from polyarr.core.binding import unwanting
+from polyarr.core.binding import outdated_backward
 from polyarr.core.current import find_with, forget_default, undecided
 from polyarr.core.errors import BackendError
 from polyarr.hooks import BackendSpec, Override
@@ -44,30 +46,30 @@ from polyarr.loading import (
     Loader,
     Plugin,
     PluginFailure,
-    called,
-    has,
+    is_made_from,
     is_strict,
-    patience,
+    plugin_title,
     reason_of,
+    report_if_slow,
 )
-from polyarr.loading import PluginWarning as PluginWarning  # for whoever filters warnings
+from polyarr.loading import PluginWarning as PluginWarning  # for warning filters
 
 Row = TypeVar("Row")
 
 
 def lacks_library(error: BaseException | None) -> bool:
-    """True where something outside polyarr is not installed: a choice, not a defect."""
+    """Return whether an import error is due to a missing library outside polyarr: a choice, not a defect."""
     return isinstance(error, ImportError) and (error.name or "").partition(".")[0] != "polyarr"
 
 
 class Registry:
-    """What was loaded, what was started and what failed: all that is remembered of plugins."""
+    """State of the plugins of this process: what was loaded, what was started and what failed."""
 
     def __init__(self) -> None:
         self.loader = Loader()
-        self.not_started: dict[str, PluginFailure] = {}
-        self.not_answered: dict[tuple[str, str], PluginFailure] = {}
-        self.running: dict[str, Backend] = {}  # by the name that was asked for, and by its own
+        self.failed_starts: dict[str, PluginFailure] = {}
+        self.failed_hooks: dict[tuple[str, str], PluginFailure] = {}
+        self.running: dict[str, Backend] = {}  # by the requested name, and by the backend's own
         self.overrides: dict[str, list[Override]] = {}  # by the running backend's own name
 
 
@@ -76,7 +78,7 @@ _lock = threading.RLock()  # re-entrant: start() may ask for another backend
 
 
 def registry() -> Registry:
-    """All that is remembered in this process."""
+    """Return the state of the plugins of this process."""
     return _registry
 
 
@@ -84,7 +86,7 @@ def registry() -> Registry:
 
 
 def _named(name: str | None) -> Backend:
-    """A backend by its name, started if need be; the one to begin with for None."""
+    """Return a backend by name, started if necessary; the initial backend for None."""
     if name is None:
         return _first()
     return _registry.running.get(name) or _start(name)
@@ -102,18 +104,25 @@ find_with(_named)
 
 
 def shared(name: str | None, number: int, count: int) -> str:
-    """The name of the backend for one of so many processes of this host: each has a device, if there are enough.
+    """Return the name of the backend for process `number` of `count` on this host: one device each, if possible.
 
-    A name with a device is everybody's; None is the backend to begin with.
+    A name with a device is returned as it is; None is the initial backend.
 
-    Errors:  BackendError if there is no such backend
+    Raises:
+        BackendError: There is no such backend.
     """
     name = name or os.environ.get("POLYARR_BACKEND") or "numpy"
     plugin, spec = _offer(family_of(name))
     if spec.shared is None or family_of(name) != name:
         return name
-    device = answer(plugin, "share devices", functools.partial(spec.shared, number, count), "")
+    device = ask_plugin(plugin, "share devices", functools.partial(spec.shared, number, count), "")
     return f"{name}:{device}" if device else name
+
+
+def set_family_default(backend: Backend) -> None:
+    """Make the name without a device, such as "opencl", mean this backend from here on."""
+    with _lock:
+        _registry.running[backend.family] = backend
 
 
 def _start(name: str) -> Backend:
@@ -122,25 +131,25 @@ def _start(name: str) -> Backend:
             return _registry.running[name]
         base = family_of(name)
         plugin, spec = _offer(base)
-        _registry.loader.load(base)  # all that may replace kernels of it, also where another plugin's name led here
+        _registry.loader.load(base)  # the plugins that may replace its kernels
         arguments = _device_argument(name, spec)
         try:
-            with patience(f"{called(plugin.distribution, plugin.entry_point, name)} is starting"):
+            with report_if_slow(f"{plugin_title(plugin.distribution, plugin.entry_point, name)} is starting"):
                 backend = _checked(spec.start(**arguments), base)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             failure = PluginFailure(plugin.distribution, plugin.entry_point, "start", error, name)
             raise _not_started(failure, spec) from error
-        # "opencl" and "opencl:0" may be the same device, and arrays of the two must be able to meet.
-        running = _registry.running.get(backend.name) or _overridden(backend)
+        # "opencl" and "opencl:0" may be one device; their arrays must have one backend.
+        running = _registry.running.get(backend.name) or _with_overrides(backend)
         _registry.running[name] = _registry.running[backend.name] = running
-        _registry.not_started.pop(base, None)
+        _registry.failed_starts.pop(base, None)
         return running
 
 
 def _checked(backend: Any, name: str) -> Backend:
-    """What start() returned, if it is the backend that was registered: the name tells where arrays live."""
+    """Return the backend that `start` returned, after checking that it has the registered name."""
     if not isinstance(backend, Backend):
         raise TypeError(f"start() must return a Backend, not {type(backend).__name__}")
     if backend.family != name:
@@ -150,33 +159,30 @@ def _checked(backend: Any, name: str) -> Backend:
 
 
 def _check_kernels(giver: str, kernels: Mapping[Any, Any]) -> None:
-    """Raise BackendError for what nobody would ever find, or call: a key that is no op, a value that is no kernel.
-
-    And for a Fused pair of API 1, which would fail only when it is asked for a gradient.
-    """
+    """Raise BackendError for a key that is no op, a value that is no kernel, or a Fused kernel of API 1."""
     for op, kernel in kernels.items():
         if not hasattr(op, "inputs") or not (callable(kernel) or isinstance(kernel, Fused)):
             ours = not hasattr(op, "inputs") and str(getattr(op, "__module__", "")).startswith("polyarr.")
             hint = f"; {op.__name__} is a function around an op, use polyarr.ops.{op.__name__}" if ours else ""
-            raise BackendError(f"{giver} gave {op!r}: {kernel!r}; it must give op -> kernel or Fused pair{hint}")
-        if isinstance(kernel, Fused) and (complaint := unwanting(op, kernel.backward)):
-            raise BackendError(complaint)
+            raise BackendError(f"{giver} gave {op!r}: {kernel!r}; it must give op -> kernel or Fused{hint}")
+        if isinstance(kernel, Fused) and (message := outdated_backward(op, kernel.backward)):
+            raise BackendError(message)
 
 
-def _overridden(backend: Backend) -> Backend:
-    """The backend with the kernels that plugins replace: found here, once, so that no call looks for them.
+def _with_overrides(backend: Backend) -> Backend:
+    """Return the backend with the kernels that plugins replace, looked up once, at the start.
 
-    Nobody can change the table from here on, neither the plugins that are asked nor the one that made it.
+    The table is read-only from here on, also for the plugins and for the backend that made it.
     """
     name, kernels, rows = backend.name, dict(backend.kernels), list[Override]()
     shown = backend._replace(kernels=MappingProxyType(dict(kernels)))
     for plugin in _registry.loader.replacing(backend.family):
         ask = functools.partial(_kernels_of, plugin, shown, rows)
-        found: dict[Any, Any] = answer(plugin, f"replace kernels of {name!r}", ask, {})
+        found: dict[Any, Any] = ask_plugin(plugin, f"replace kernels of {name!r}", ask, {})
         kernels |= found
         rows += [Override(name, op.name, plugin.distribution, plugin.entry_point) for op in found]
     _registry.overrides[name] = rows
-    # What a backend says that its kernels take holds for its own only: another gets what every backend's does.
+    # `reads` and `precisions` describe the backend's own kernels; a replaced kernel gets the default arguments.
     reads, precisions = (
         {op: said for op, said in table.items() if kernels.get(op) is backend.kernels.get(op)}
         for table in (backend.reads, backend.precisions)
@@ -185,7 +191,7 @@ def _overridden(backend: Backend) -> Backend:
 
 
 def _kernels_of(plugin: Plugin, backend: Backend, taken: list[Override]) -> dict[Any, Any]:
-    """What a plugin's polyarr_kernels gives, checked."""
+    """Return what the polyarr_kernels hook of a plugin returns, after checking it."""
     found: dict[Any, Any] = {}
     for answer in plugin.manager.hook.polyarr_kernels(backend=backend):
         found.update(answer)
@@ -197,11 +203,11 @@ def _kernels_of(plugin: Plugin, backend: Backend, taken: list[Override]) -> dict
     return found
 
 
-def answer(plugin: Plugin, stage: str, ask: Callable[[], Row], otherwise: Row) -> Row:
-    """ask(), or `otherwise` if it fails, with the failure on record."""
+def ask_plugin(plugin: Plugin, stage: str, ask: Callable[[], Row], otherwise: Row) -> Row:
+    """Return ask(), or `otherwise` if it raises, and record the failure."""
     key = (plugin.entry_point, stage)
     try:
-        with patience(f"{called(plugin.distribution, plugin.entry_point)} is asked to {stage}"):
+        with report_if_slow(f"{plugin_title(plugin.distribution, plugin.entry_point)} is asked to {stage}"):
             answer = ask()
     except KeyboardInterrupt:
         raise
@@ -209,10 +215,10 @@ def answer(plugin: Plugin, stage: str, ask: Callable[[], Row], otherwise: Row) -
         failure = PluginFailure(plugin.distribution, plugin.entry_point, stage, error)
         if is_strict():
             raise BackendError(str(failure)) from error
-        _registry.not_answered[key] = failure
+        _registry.failed_hooks[key] = failure
         _registry.loader.warn(failure)
         return otherwise
-    _registry.not_answered.pop(key, None)
+    _registry.failed_hooks.pop(key, None)
     return answer
 
 
@@ -224,7 +230,7 @@ def _device_argument(name: str, spec: BackendSpec) -> dict[str, str]:
         raise BackendError(f"{name!r} names no device after the colon; write {base!r} or '{base}:0'")
     try:
         takes_device = "device" in inspect.signature(spec.start).parameters
-    except ValueError:  # a callable written in C need not say
+    except ValueError:  # a callable written in C may have no signature
         takes_device = False
     if not takes_device:
         raise BackendError(f"backend {base!r} takes no device, got {name!r}; write {base!r}")
@@ -232,24 +238,24 @@ def _device_argument(name: str, spec: BackendSpec) -> dict[str, str]:
 
 
 def _not_started(failure: PluginFailure, spec: BackendSpec) -> BackendError:
-    """Record that a backend could not start; the error to raise."""
+    """Record that a backend could not start, and return the error to raise."""
     error = failure.exception
-    _registry.not_started[spec.name] = failure
+    _registry.failed_starts[spec.name] = failure
     if not (isinstance(error, BackendError) or lacks_library(error)):  # a defect of the plugin
-        with contextlib.suppress(PluginWarning):  # where warnings are errors, the error below says the same
+        with contextlib.suppress(PluginWarning):  # if warnings are errors, the error returned below suffices
             _registry.loader.warn(failure)
     message = f"backend {failure.backend!r} could not start: {reason_of(error)}"
     way_out = ";"
     if lacks_library(error) and spec.install_hint:
         message, way_out = f"{message}; install what it needs with: {spec.install_hint}", ","
-    others = sorted({*_registry.loader.names} - _registry.not_started.keys())
+    others = sorted({*_registry.loader.names} - _registry.failed_starts.keys())
     if others:
         message += f"{way_out} or use: {', '.join(others)}"
     return BackendError(message)
 
 
 def offers() -> dict[str, list[tuple[Plugin, BackendSpec]]]:
-    """Backend name -> who offers it, of the plugins that were loaded. More than one is an error for whoever asks."""
+    """Return, by backend name, the loaded plugins that provide it; more than one is an error when it is requested."""
     offers: dict[str, list[tuple[Plugin, BackendSpec]]] = {}
     for plugin in _registry.loader.plugins:
         for spec in plugin.backends:
@@ -262,7 +268,7 @@ def _offer(name: str) -> tuple[Plugin, BackendSpec]:
     loader.load(name)
     failed = [f.exception for f in loader.failed if f.entry_point == name]
     if name not in offers() and not failed:
-        loader.load()  # it may be that of a plugin with another name
+        loader.load()  # a plugin with another name may provide it
     found = offers().get(name, [])
     if not found:
         raise BackendError(_unknown(name, loader.names)) from (failed[0] if failed else None)
@@ -279,11 +285,13 @@ def _unknown(name: str, installed: list[str]) -> str:
 
 
 def ambiguous(name: str, plugins: list[Plugin]) -> str:
+    """Return the error message for a backend that several plugins provide."""
     who = " and ".join(f"{p.distribution} (entry point {p.entry_point!r})" for p in plugins)
     return f"two plugins offer a backend called {name!r}: {who}; uninstall one, or see POLYARR_PLUGINS"
 
 
 def load_all() -> Loader:
+    """Load all plugins."""
     with _lock:
         _registry.loader.load()
     return _registry.loader
@@ -293,9 +301,15 @@ def load_all() -> Loader:
 
 
 def register_plugin(plugin: Any, name: str | None = None) -> None:
-    """Add a plugin, a module or any object with hooks, for the life of the process. Its errors are raised.
+    """Add a plugin for the life of the process. Unlike those of installed plugins, its errors are raised.
 
-    Errors:  BackendError or pluggy.PluginValidationError if its hooks are wrong
+    Args:
+        plugin: Module or object with hooks.
+        name: Name in messages; None: the name of the module or class.
+
+    Raises:
+        BackendError: A hook's result is invalid.
+        pluggy.PluginValidationError: A hook is invalid.
     """
     entry_point = name or getattr(plugin, "__name__", None) or type(plugin).__name__
     with _lock:
@@ -303,13 +317,17 @@ def register_plugin(plugin: Any, name: str | None = None) -> None:
 
 
 def unregister_plugin(plugin: Any) -> None:
-    """Take back register_plugin, and forget the plugin's backends and those whose kernels it replaced.
+    """Remove a plugin that `register_plugin` added, its backends, and the backends whose kernels it replaced.
 
-    Errors:  ValueError if the plugin was not added by register_plugin
+    Args:
+        plugin: The registered module or object.
+
+    Raises:
+        ValueError: The plugin was not added by `register_plugin`.
     """
     with _lock:
         added = _registry.loader.added
-        found = [p for p in added if has(p, plugin)]
+        found = [p for p in added if is_made_from(p, plugin)]
         if not found:
             raise ValueError(f"{plugin!r} is not a plugin that register_plugin added")
         names = {spec.name for p in found for spec in p.backends}
@@ -321,17 +339,17 @@ def unregister_plugin(plugin: Any) -> None:
                 del _registry.running[name]
                 forget_default(backend)
         for name in names:
-            _registry.not_started.pop(name, None)
+            _registry.failed_starts.pop(name, None)
 
 
 def forget(*backends: Backend) -> None:
-    """For backends that do not survive a fork: who asks for one by name has it started anew, or an error."""
+    """Remove backends that do not survive a fork; a later request by name starts them anew or raises an error."""
     gone = {backend.name for backend in backends}
     _registry.running = {name: backend for name, backend in _registry.running.items() if backend.name not in gone}
 
 
 def _after_fork_in_child() -> None:
-    """Another thread may have held the lock when the process was forked; here it never ends."""
+    """Replace the lock, which another thread may have held during the fork."""
     global _lock
     _lock = threading.RLock()
 
@@ -342,7 +360,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
-    """For tests: begin anew, as in a new process, and put everything back at the end of the block."""
+    """Run a block as in a new process without plugins, and restore the state at its end; for tests."""
     global _registry
     before, _registry = _registry, Registry()
     try:

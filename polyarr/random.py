@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from polyarr import ops
-from polyarr.core.array import Array
+from polyarr.core.array import Array, number_of
 from polyarr.core.number import Number
 from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64, told
 from polyarr.ops.create import shape_of
@@ -18,7 +18,7 @@ from polyarr.ops.validation import check_array, number, whole, within
 
 TWO_PI = 2 * math.pi
 _MASK = 2**64 - 1
-_BITS = {float16: 11, bfloat16: 8}  # as many as the dtype tells apart below 1; more would round up to 1
+_BITS = {float16: 11, bfloat16: 8}  # bits of precision below 1; more would round up to 1
 
 
 def _in_64_bits(seed: Any) -> Any:
@@ -26,26 +26,32 @@ def _in_64_bits(seed: Any) -> Any:
 
 
 class Generator:
-    """A source of (key, counter) pairs, each of which is used for one draw."""
+    """Source of (key, counter) pairs, each of which is used for one draw."""
 
     def __init__(self, seed: int, counter: int = 0) -> None:
         self.seed, self.counter, self._lock = _in_64_bits(seed), counter, threading.Lock()
 
     def draw(self) -> tuple[int, int]:
-        """The next (key, counter)."""
+        """Return the next (key, counter)."""
         with self._lock:
-            self.counter = self.counter + 1  # of an array, another array
+            self.counter = self.counter + 1  # for an array, a new array
             return self.seed, self.counter
 
     def reserve(self, count: int) -> tuple[int, int]:
-        """The state now, for somebody who draws so many times from it; this one goes on after that."""
+        """Return the state and skip `count` draws, which the caller makes itself."""
         with self._lock:
             state = self.seed, self.counter
             self.counter = self.counter + count
             return state
 
+    def release(self, state: tuple[int, int], count: int) -> None:
+        """Undo reserve(count), which returned this state, unless something was drawn since."""
+        with self._lock:
+            if self.seed is state[0] and number_of(self.counter) == number_of(state[1]) + count:
+                self.counter = state[1]
+
     def restart(self, seed: int, counter: int) -> None:
-        """Go to a state."""
+        """Set the state."""
         self.seed, self.counter = _in_64_bits(seed), counter
 
 
@@ -58,9 +64,19 @@ def _generator() -> Generator:
 
 
 def seed(value: int) -> None:
-    """Start the sequence that belongs to value: the same draws then give the same numbers, on every backend.
+    """Start the sequence of a seed: the same draws after it give the same numbers, on every backend.
 
-    Errors:  TypeError unless value is an int
+    Args:
+        value: Int; its lower 64 bits count.
+
+    Raises:
+        TypeError: value is not an int.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(0)
+        >>> pa.random.randint(0, 10, 5)
+        Array([5, 9, 0, 5, 7], int64, 'numpy')
     """
     if not isinstance(value, int):
         raise TypeError(f"random.seed: got {type(value).__name__}; it must be an int")
@@ -68,22 +84,58 @@ def seed(value: int) -> None:
 
 
 def get_state() -> tuple[int, int]:
-    """The seed and the number of draws so far."""
+    """Return the state: the seed and the number of draws so far.
+
+    Returns:
+        Tuple (seed, counter), for set_state.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(7)
+        >>> pa.random.get_state()
+        (7, 0)
+    """
     return _generator().seed, _generator().counter
 
 
 def set_state(state: tuple[int, int]) -> None:
-    """Go back, or ahead, to a state that get_state gave. Its numbers may be arrays of integers without axes.
+    """Set the state to one that get_state returned.
 
-    Errors:  TypeError if it is no tuple of a seed and a counter
+    Args:
+        state: Tuple (seed, counter) of ints, or of integer arrays without axes.
+
+    Raises:
+        TypeError: state is not such a tuple.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> state = pa.random.get_state()
+        >>> x = pa.random.uniform()
+        >>> pa.random.set_state(state)
+        >>> bool(pa.random.uniform() == x)
+        True
     """
     _generator().restart(*_checked("random.set_state", state))
 
 
 def restored(state: tuple[int, int]) -> AbstractContextManager[None]:
-    """Draw from a state inside the block, and go on as if nothing had happened after it.
+    """Draw from another state inside the block; the state outside does not change.
 
-    Errors:  TypeError if it is no tuple of a seed and a counter
+    Args:
+        state: Tuple (seed, counter), as get_state returned it.
+
+    Returns:
+        Context manager.
+
+    Raises:
+        TypeError: state is not such a tuple.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> with pa.random.restored((0, 0)):
+        ...     x = pa.random.randint(0, 10, 3)
+        >>> x
+        Array([5, 9, 0], int64, 'numpy')
     """
     return drawing_from(Generator(*_checked("random.restored", state)))
 
@@ -106,29 +158,65 @@ def drawing_from(generator: Generator) -> Iterator[None]:
 
 
 def draw() -> tuple[int, int]:
-    """A fresh (key, counter) for an op that takes them, such as dropout."""
+    """Return a fresh (key, counter) for an op that takes them, such as dropout.
+
+    Returns:
+        Tuple of two ints, or of arrays inside a compiled function.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(7)
+        >>> pa.random.draw()
+        (7, 1)
+    """
     return _generator().draw()
 
 
 def reserve(count: int) -> tuple[int, int]:
-    """The state now, after which so many draws are left out: a compiled function makes them."""
+    """Return the state and skip `count` draws, which the caller makes itself, as a compiled function does."""
     return _generator().reserve(whole("random.reserve", "count", count))
 
 
-def bits(shape: Any) -> Array:
-    """Uniform random 32-bit integers.
+def release(state: tuple[int, int], count: int) -> None:
+    """Undo reserve(count), which returned this state, unless something was drawn since: the draws were not made."""
+    _generator().release(state, count)
 
-    Shapes:  -> shape
-    Dtypes:  -> uint32
+
+def bits(shape: Any) -> Array:
+    """Return uniform random 32-bit integers.
+
+    Args:
+        shape: Int or tuple of ints.
+
+    Returns:
+        uint32 array of that shape.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(0)
+        >>> pa.random.bits(2)
+        Array([2219120097, 4035800746], uint32, 'numpy')
     """
     return ops.random_bits(*draw(), shape=shape_of("random.bits", shape))
 
 
 def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = float32) -> Array:
-    """Uniform numbers from low up to high.
+    """Return uniform random numbers from low up to high.
 
-    Shapes:  -> shape
-    Dtypes:  -> dtype, floating; 24 random bits each, 53 in float64, 11 in float16, 8 in bfloat16
+    Args:
+        shape: Int or tuple of ints.
+        low: Lower bound, included.
+        high: Upper bound, not included but for rounding.
+        dtype: Floating-point dtype: 53 random bits in float64, 24 in float32, 11 in float16, 8 in bfloat16.
+
+    Returns:
+        Array of that shape and dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(0)
+        >>> pa.random.uniform(3, low=-1, high=1)
+        Array([ 0.03335822,  0.8793161 , -0.8820267 ], float32, 'numpy')
     """
     shape, dtype = shape_of("random.uniform", shape), as_dtype(dtype)
     low, high = number("random.uniform", "low", low), number("random.uniform", "high", high)
@@ -143,12 +231,27 @@ def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any 
 
 
 def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = float32) -> Array:
-    """Normally distributed numbers.
+    """Return normally distributed random numbers.
 
-    Shapes:  -> shape
-    Dtypes:  -> dtype, floating
-    Errors:  ValueError for a negative std
-    Source:  Box, Muller 1958
+    Args:
+        shape: Int or tuple of ints.
+        mean: Mean of the distribution.
+        std: Standard deviation, at least 0.
+        dtype: Floating-point dtype.
+
+    Returns:
+        Array of that shape and dtype.
+
+    Raises:
+        ValueError: std is negative.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(0)
+        >>> pa.random.normal(3)
+        Array([ 1.0711733 , -0.35114095,  0.41623816], float32, 'numpy')
+
+    Source: Box, Muller 1958
     """
     shape, dtype = shape_of("random.normal", shape), as_dtype(dtype)
     mean, std = number("random.normal", "mean", mean), within("random.normal", "std", std, 0)
@@ -163,11 +266,25 @@ def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any =
 
 
 def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Array:
-    """Uniform integers from low up to but not including high.
+    """Return uniform random integers from low up to but not including high.
 
-    Shapes:  -> shape
-    Dtypes:  -> dtype, integer
-    Errors:  ValueError unless low < high <= low + 2^32
+    Args:
+        low: Lower bound.
+        high: Upper bound, at most low + 2**32.
+        shape: Int or tuple of ints.
+        dtype: Integer dtype.
+
+    Returns:
+        Array of that shape and dtype.
+
+    Raises:
+        ValueError: low < high <= low + 2**32 does not hold.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(0)
+        >>> pa.random.randint(0, 10, 5)
+        Array([5, 9, 0, 5, 7], int64, 'numpy')
     """
     low, high = whole("random.randint", "low", low), whole("random.randint", "high", high)
     if not 0 < high - low <= 2**32:
@@ -177,21 +294,46 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
 
 
 def bernoulli(p: float, shape: Any = ()) -> Array:
-    """True with probability p, to 24 bits.
+    """Return random bools that are true with probability p, to 24 bits.
 
-    Shapes:  -> shape
-    Dtypes:  -> bool
-    Errors:  ValueError unless 0 <= p <= 1
+    Args:
+        p: Probability from 0 to 1.
+        shape: Int or tuple of ints.
+
+    Returns:
+        bool array of that shape.
+
+    Raises:
+        ValueError: p is not from 0 to 1.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(0)
+        >>> pa.random.bernoulli(0.5, 4)
+        Array([False, False,  True, False], bool, 'numpy')
     """
     p = within("random.bernoulli", "p", p, 0, 1)
     return (bits(shape) >> 8) < round(p * 2**24)
 
 
 def permutation(x: int | Array, *, axis: int = 0) -> Array:
-    """The numbers below x in random order, or a copy of the array x with its slices along axis in random order.
+    """Return the numbers below x, or the slices of the array x along an axis, in random order.
 
-    Shapes:  n -> (n,), or x's
-    Dtypes:  -> int64, or x's
+    Args:
+        x: Int or array.
+        axis: Axis of an array to shuffle along.
+
+    Returns:
+        int64 array (x,), or array of the shape and dtype of x.
+
+    Raises:
+        AxisError: x lacks the axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.seed(0)
+        >>> pa.random.permutation(5)
+        Array([2, 3, 0, 4, 1], int64, 'numpy')
     """
     if not isinstance(x, int):
         check_array("random.permutation", "x", x)
@@ -202,13 +344,21 @@ def permutation(x: int | Array, *, axis: int = 0) -> Array:
 
 
 def choice_from_logits(logits: Array) -> Array:
-    """One class for each row of logits, with the probabilities softmax(logits), by the Gumbel trick.
+    """Return one random class for each row of logits, with the probabilities softmax(logits), by the Gumbel trick.
 
-    Shapes:  (..., v) -> (...)
-    Dtypes:  floating -> int64
+    Args:
+        logits: Floating-point array (..., v).
+
+    Returns:
+        int64 array (...).
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.random.choice_from_logits(pa.asarray([[0.0, -pa.inf], [-pa.inf, 0.0]]))
+        Array([0, 1], int64, 'numpy')
     """
     check_array("random.choice_from_logits", "logits", logits)
-    # 23 bits: with more, the half is rounded away, the unit can be 1, and the noise infinite.
+    # Use 23 bits: with more, the half would be rounded away, the unit could be 1, and the noise infinite.
     unit = ((bits(logits.shape) >> 9).astype(float32) + 0.5) * 2.0**-23
     noise = -ops.log(-ops.log(unit))
     return ops.argmax(logits.astype(float32) + noise, axis=-1)

@@ -1,4 +1,4 @@
-"""Trees of arrays in files: safetensors, which other programs read too; written whole or not at all."""
+"""Trees of arrays in safetensors files, which other programs can read; files are replaced atomically."""
 
 import contextlib
 import errno
@@ -16,30 +16,42 @@ from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, Spec, bfloat16, described, told
-from polyarr.extras import extra
+from polyarr.core.spec import DTYPES, Spec, described, told
+from polyarr.files import open_regular
+from polyarr.tensor_file import CODES, MAX_HEADER, MAX_TENSORS, TensorFile
 
 try:
     import fcntl
-except ImportError:  # on Windows, where nobody keeps two trainings out of one folder
+except ImportError:  # on Windows, where a folder cannot be locked
     fcntl = None  # type: ignore[assignment]
 
-_TREE = "polyarr.tree"  # the key in the file's metadata of the tree as JSON, arrays by their names
-CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
-    f"{kind.upper()}{bits}": np.dtype(f"{'u' * (kind == 'u')}int{bits}") for kind in "iu" for bits in (8, 16, 32, 64)
-}
+_TREE = "polyarr.tree"  # metadata key of the tree as JSON, with arrays by name
 _CODE_OF = {np.dtype(dtype): code for code, dtype in CODES.items()}
 
 
 def save(path: str | os.PathLike[str], tree: Any) -> None:
-    """Write a tree of arrays, Python numbers, strings and None into one safetensors file.
+    """Write a tree of arrays, Python numbers, strings and None to one safetensors file.
 
-    Each array stands in it under the names on its path, such as "model.blocks.0.weight", for any program to read; the
-    rest is JSON in the file's metadata. A file that is there is replaced as a whole, whatever happens meanwhile. A
-    Module is saved as the dict of its parameters, which model.load_parameters takes; a named tuple as a tuple.
+    Each array is stored under the path of its names, such as "model.blocks.0.weight", for any program to read;
+    everything else is JSON in the file's metadata. An existing file is replaced atomically. A Module is saved as the
+    dict of its parameters, which `model.load_parameters` takes; a named tuple as a tuple.
 
-    Errors:  TypeError for a leaf or a key of another kind; OSError if the file cannot be written;
-             RuntimeError without the library safetensors
+    Args:
+        path: File to write.
+        tree: Nested lists, tuples, dicts and Modules.
+
+    Raises:
+        TypeError: A leaf or a key is of another type.
+        ValueError: The tree contains itself, or has more arrays than one file can hold.
+        DtypeError: An array has a dtype that polyarr lacks.
+        OSError: The file cannot be written.
+
+    Examples:
+        >>> import os, tempfile, polyarr as pa
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pa.save(os.path.join(folder, "state.safetensors"), {"step": 3, "w": pa.ones(2)})
+        ...     pa.load(os.path.join(folder, "state.safetensors"))
+        {'step': 3, 'w': Array([1., 1.], float32, 'numpy')}
     """
     target = _path("save", path)
     arrays: dict[str, np.ndarray] = {}
@@ -51,26 +63,29 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
 
 
 def load(path: str | os.PathLike[str], *, device: str | Backend | None = None) -> Any:
-    """The tree that save wrote, its arrays on device; of any other safetensors file, a dict of its arrays by name.
+    """Read a tree that `save` wrote; of any other safetensors file, a dict of its arrays by name.
 
-    Errors:  OSError if the file cannot be read; ValueError if it is damaged or no safetensors file; DtypeError for a
-             dtype that polyarr or the backend lacks; RuntimeError without the library safetensors
+    Args:
+        path: File to read.
+        device: Backend of the arrays; None: the current one.
+
+    Returns:
+        The tree. Its arrays are on `device`.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is damaged or not a safetensors file.
+        DtypeError: polyarr or the backend lacks a dtype of the file.
     """
     source = _path("load", path)
-    with source.open("rb"):
-        pass  # the system's own error for a file that is not there, with its name
-    library = extra("safetensors")
     try:
-        with library.safe_open(source, framework="numpy") as file:
-            structure = (file.metadata() or {}).get(_TREE)
-        found = {
-            name: creation.asarray(_host(source, name, part), device=device)
-            for name, part in library.deserialize(source.read_bytes())
-        }
+        file = TensorFile(source)
+        structure = file.metadata.get(_TREE)
+        found = {name: creation.asarray(_host(file, name), device=device) for name in file.entries}
         plain = found if structure is None else _tree(json.loads(structure), found)
     except DtypeError:
         raise
-    except (library.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"load: {source} is damaged or no safetensors file: {reason}") from error
     return plain
@@ -85,12 +100,12 @@ def _path(op: str, path: Any) -> Path:
 
 
 # ---- the tree as JSON --------------------------------------------------------------------------------------------
-# Numbers, strings, None and lists are as JSON has them; what it lacks is {"array": name}, {"tuple": [...]},
+# Numbers, strings, None and lists are plain JSON. Everything else is {"array": name}, {"tuple": [...]},
 # {"dict": [[key, value], ...]} or {"float": "nan"}.
 
 
 def _plain(node: Any, path: tuple, arrays: dict[str, np.ndarray]) -> Any:
-    """A tree as JSON has it; `arrays` gains its arrays."""
+    """Return a tree as JSON values, and add its arrays to `arrays`."""
     node = node.item() if isinstance(node, np.generic) else node
     if isinstance(node, (Array, np.ndarray)):
         name = _free_name(path, arrays)
@@ -113,7 +128,7 @@ def _plain(node: Any, path: tuple, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _tree(node: Any, arrays: dict[str, Array]) -> Any:
-    """The tree that _plain described."""
+    """Return the tree that `_plain` described."""
     if isinstance(node, list):
         return [_tree(child, arrays) for child in node]
     if not isinstance(node, dict):
@@ -132,7 +147,7 @@ def _tree(node: Any, arrays: dict[str, Array]) -> Any:
 
 def _free_name(path: tuple, taken: dict[str, Any]) -> str:
     name = ".".join(map(str, path)).encode("utf-8", "backslashreplace").decode() or "array"
-    while name in taken or name == "__metadata__":  # which the format keeps for itself
+    while name in taken or name == "__metadata__":  # reserved by the format
         name += "_"
     return name
 
@@ -142,31 +157,34 @@ def _checked(name: str, a: Any) -> np.ndarray:
     native = host.dtype.newbyteorder("=")
     if native not in DTYPES:
         raise DtypeError(f"save: {name} is of {host.dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
-    return np.require(host, native, "C")  # safetensors takes the memory as it lies
+    return np.require(host, native, "C")
 
 
-def _host(path: Path, name: str, part: dict[str, Any]) -> np.ndarray:
-    if part["dtype"] not in CODES:
-        raise DtypeError(f"load: {path}: {name} is of {part['dtype']}; polyarr has {', '.join(d.name for d in DTYPES)}")
-    return np.frombuffer(part["data"], CODES[part["dtype"]]).reshape(part["shape"])
+def _host(file: TensorFile, name: str) -> np.ndarray:
+    code = file.entries[name].code
+    if code not in CODES:
+        raise DtypeError(
+            f"load: {file.file.path}: {name} is of {code}; polyarr has {', '.join(d.name for d in DTYPES)}"
+        )
+    return file.array(name)
 
 
 # ---- arrays in files ---------------------------------------------------------------------------------------------
 
 
 class Source(NamedTuple):
-    """An array that may be elsewhere: what it is like, and what brings it to the host."""
+    """Array to write, possibly elsewhere: its Spec, and a function that copies it to the host."""
 
     spec: Spec
     read: Callable[[], np.ndarray]
 
     def data(self) -> memoryview:
-        """Its bytes, row by row."""
+        """Return the bytes of the array, in row-major order."""
         return np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data
 
 
 def source_of(a: Array | np.ndarray | Source) -> Source:
-    """What to write of an array."""
+    """Return the Source of an array."""
     if isinstance(a, Source):
         return a
     return Source(a.spec, a.numpy) if isinstance(a, Array) else Source(Spec(a.shape, a.dtype), lambda: a)
@@ -175,15 +193,18 @@ def source_of(a: Array | np.ndarray | Source) -> Source:
 def write_arrays(
     path: Path, arrays: Mapping[str, Source], metadata: Mapping[str, str], first: Callable[[], None] | None = None
 ) -> None:
-    """Put a safetensors file of arrays in a path's place, as write_whole does.
+    """Replace a file atomically by a safetensors file of arrays; see `write_whole`.
 
-    They are brought to the host and written one after the other; the library wants all of them in memory, and
-    again as what is written.
+    The arrays are copied to the host and written one after the other, so that only one is in memory.
 
-    Errors:  OSError with the path
+    Raises:
+        OSError: The file cannot be written; with its path.
+        ValueError: There are more arrays, or longer metadata, than one file can hold.
     """
+    if len(arrays) > MAX_TENSORS:
+        raise ValueError(f"{path}: {len(arrays):,} arrays; a file holds at most {MAX_TENSORS:,}")
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    # In the library's order, by which each begins where its numbers may.
+    # The order of the safetensors library, larger dtypes first, so that every array is aligned.
     names, end = sorted(arrays, key=lambda name: (-arrays[name].spec.dtype.itemsize, name)), 0
     for name in names:
         spec = arrays[name].spec
@@ -191,6 +212,8 @@ def write_arrays(
         header[name] = {"dtype": _CODE_OF[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"{path}: names and metadata of {len(text):,} bytes; a file holds at most {MAX_HEADER:,}")
     with written_whole(path, first) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
@@ -201,11 +224,15 @@ def write_arrays(
 
 
 def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None) -> None:
-    """Put data in a path's place. A crash at any moment leaves the old file or the new one.
+    """Replace a file atomically: a crash at any moment leaves the old file or the new one.
 
-    first  called when the new file is whole and on the disk, before it takes the place
+    Args:
+        path: File to replace.
+        data: New contents.
+        first: Called when the new file is complete and on disk, before it replaces the old one.
 
-    Errors:  OSError with the path
+    Raises:
+        OSError: The file cannot be written; with its path.
     """
     with written_whole(path, first) as file:
         file.write(data)
@@ -213,7 +240,7 @@ def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None
 
 @contextlib.contextmanager
 def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
-    """Gives a file to write, which takes a path's place at the end of the block unless that raises; as write_whole."""
+    """Yield a file to write, which replaces `path` atomically at the end of the block unless it raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -224,7 +251,7 @@ def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterat
             first()
         temporary.replace(path)
         sync_folder(path.parent)
-    except OSError as error:  # of a full disk names no file, other errors the temporary one
+    except OSError as error:  # that of a full disk has no path, other errors that of the temporary file
         if error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
@@ -234,7 +261,7 @@ def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterat
 
 
 def share(path: Path, other: Path) -> None:
-    """Put another name of a file in other's place, or a copy where the disk has no such names; as write_whole."""
+    """Replace `other` atomically by a hard link to a file, or by a copy if the file system has no hard links."""
     temporary = other.with_name(f".{other.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
@@ -242,7 +269,7 @@ def share(path: Path, other: Path) -> None:
         temporary.replace(other)
         sync_folder(other.parent)
     except OSError:
-        with path.open("rb") as file, written_whole(other) as copy:
+        with open_regular(path) as file, written_whole(other) as copy:
             shutil.copyfileobj(file, copy)
     finally:
         with contextlib.suppress(OSError):
@@ -250,7 +277,7 @@ def share(path: Path, other: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder: without it, a file that was replaced may come back."""
+    """Flush the names in a folder to disk: without it, a replaced file may reappear after a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -260,11 +287,12 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path, work: str) -> Iterator[None]:
-    """Keep other processes that do such work out of a folder: each would remove the files of the other.
+    """Lock a folder against other processes that do the same kind of work; each would remove the files of the other.
 
-    The system drops the lock when the process ends, however that happens; a disk that knows no locks has none.
+    The lock ends with the process, however it ends. A file system without locks is not locked.
 
-    Errors:  OSError if another one is at work there
+    Raises:
+        OSError: Another process works in the folder.
     """
     if fcntl is None:
         yield

@@ -1,29 +1,91 @@
-"""JSON that comes from a file, checked against a schema beside the module that reads it."""
+"""Validation of JSON files against a JSON schema that lies beside the module that reads them."""
 
 import json
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from polyarr.extras import extra
 
-_SHOWN = 300  # characters of a reason
+_SHOWN = 300  # largest number of characters of a reason
+_FEW = 8  # largest number of names that an error lists
 _DEEP = "its JSON is nested too deeply"
+_TYPES = {
+    "string": "a text", "array": "a list", "object": "an object", "integer": "an integer", "number": "a number",
+    "boolean": "true or false", "null": "null",
+}  # fmt: skip
+_RULES = {
+    "minimum": "at least {}", "maximum": "at most {}", "exclusiveMinimum": "above {}",
+    "exclusiveMaximum": "below {}", "minItems": "a list with {} or more elements",
+    "maxItems": "a list with {} or fewer elements", "minLength": "a text with {} or more characters",
+    "maxLength": "a text with {} or fewer characters", "maxProperties": "an object with {} or fewer keys",
+    "pattern": "of the form {}",
+}  # fmt: skip
+
+
+class SchemaError(ValueError):
+    """Value that does not match a schema.
+
+    Attributes:
+        key: The wrong key of the top-level object, if known.
+    """
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 def check_json(value: Any, schema: Path, part: str | None = None) -> None:
-    """Raise ValueError, in one line, unless a value is as a JSON schema, or a part of its $defs, has it."""
+    """Raise SchemaError, in one line, unless a value matches a JSON schema or one of its $defs."""
+    validator = _validator(schema, part)
     try:
-        error = next(_validator(schema, part).iter_errors(value), None)
-    except RecursionError as deep:  # while it is shown
-        raise ValueError(_DEEP) from deep
-    if error is not None:
-        raise ValueError(f"{error.json_path.removeprefix('$.')}: {in_one_line(error.message)}")
+        error = next(validator.iter_errors(value), None)
+        if error is not None:
+            name, reason = _told(error, validator.schema)
+            where = f"{error.json_path}.{name}" if name else error.json_path
+            key = next(iter([*error.path, name]), None)
+            raise SchemaError(f"{where.removeprefix('$').removeprefix('.') or 'it'}{reason}", key or None)
+    except RecursionError as deep:
+        raise SchemaError(_DEEP) from deep
+
+
+def _told(error: Any, root: dict[str, Any]) -> tuple[str, str]:
+    """Return the key that is missing or unknown, or "", and an explanation: what was given and what is required."""
+    rule, wanted, given = error.validator, error.validator_value, error.instance
+    if rule == "required":
+        return next(name for name in wanted if name not in given), " is missing; it is required"
+    if rule in ("additionalProperties", "unevaluatedProperties"):
+        known = _properties(error.schema, root)
+        wrong = next((name for name in given if name not in known), "")
+        near = get_close_matches(wrong, known, 1) or (known if len(known) <= _FEW else [])
+        way_out = f"there may be {', '.join(near)}" if near else "leave it out"
+        return in_one_line(wrong), f" is not supported; {way_out}"
+    return "", f": {_shown(given)} was given; it must be {_wanted(rule, wanted)}"
+
+
+def _properties(schema: Any, root: dict[str, Any]) -> list[str]:
+    """Return the property names of an object schema, including those of a referenced definition."""
+    other = schema.get("$ref", "").removeprefix("#/$defs/")
+    return [*schema.get("properties", {}), *(_properties(root["$defs"][other], root) if other else ())]
+
+
+def _wanted(rule: str, value: Any) -> str:
+    """Describe what a schema rule requires."""
+    if rule in ("type", "enum", "const"):
+        given = value if isinstance(value, list) else [value]
+        *shown, last = [_TYPES[one] if rule == "type" else _shown(one) for one in given]
+        return f"{', '.join(shown)} or {last}" if shown else last
+    return _RULES.get(rule, "as {} has it").format(value)
+
+
+def _shown(value: Any) -> str:
+    return in_one_line(json.dumps(value, ensure_ascii=False, default=repr))
 
 
 @cache
 def _validator(schema: Path, part: str | None) -> Any:
-    """JSON calls 1.0 an integer and Python reads NaN as a number; here neither is."""
+    """Return a validator that rejects 1.0 as an integer and NaN as a number."""
     validators = extra("jsonschema.validators")
     plain = validators.Draft202012Validator
     types = plain.TYPE_CHECKER.redefine_many(
@@ -37,14 +99,14 @@ def _validator(schema: Path, part: str | None) -> Any:
 
 
 def parsed_json(text: str | bytes, schema: Path) -> Any:
-    """The value of a JSON text that is as a schema has it; ValueError for any other text."""
+    """Parse JSON text and validate it; ValueError if it is invalid."""
     value = loaded_json(text)
     check_json(value, schema)
     return value
 
 
 def loaded_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError for any other text."""
+    """Parse JSON text; ValueError if it is invalid."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -52,6 +114,6 @@ def loaded_json(text: str | bytes) -> Any:
 
 
 def in_one_line(reason: object) -> str:
-    """What is wrong, short enough for an error."""
+    """Return a reason in one line of limited length, for an error."""
     text = " ".join(str(reason).split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,9 +1,9 @@
-"""The environment variables that polyarr reads, each with its meaning: docs/debugging.md shows this table."""
+"""The environment variables that polyarr reads; docs/debugging.md shows this table."""
 
 import os
 import warnings
 
-# name, with the value that turns it on where there is only one -> meaning
+# name, followed by =value if only one value turns it on -> meaning
 VARIABLES = {
     "POLYARR_BACKEND": "the backend to begin with; the library's default is numpy, the command's is opencl",
     "POLYARR_DEVICE": "the OpenCL device: its number, or a part of its name or of its platform's",
@@ -14,6 +14,8 @@ VARIABLES = {
     "for the device each time",
     "POLYARR_DEBUG=1": "wait for the device after each kernel, so that an error is raised where its cause is, and show "
     "the compiler's warnings",
+    "POLYARR_CHECK_LAUNCHES=1": "have OpenCL devices that are started now compare every buffer that a kernel is given "
+    "with what the op requires, and refuse another shape, dtype, size or device: slower, for tests of kernels",
     "POLYARR_NO_CACHE=1": "neither read nor write compiled kernels (otherwise in `polyarr/kernels` in the user's cache "
     "folder, `~/.cache`)",
     "POLYARR_CUDA_MEMORY=1": "have NVIDIA's devices that are started now keep arrays where CUDA finds them, so that "
@@ -22,6 +24,7 @@ VARIABLES = {
     "a text",
     "POLYARR_COMPILE=0": "what polyarr.compile gives from now on calls the plain function, for debugging",
     "POLYARR_VARIANTS": "use only these of the kernels that are for some devices, separated by commas; empty for none",
+    "POLYARR_KERNELS": "cpu or gpu: run the kernels for such devices, whatever the OpenCL device is; for tests",
     "POLYARR_DETERMINISTIC=0": "let a GPU that is started now add at equal indices with atomics: not the same to the "
     "last bit from run to run",
 }
@@ -29,12 +32,12 @@ NAMES = tuple(dict.fromkeys(name.partition("=")[0] for name in VARIABLES))
 
 
 def is_on(name: str) -> bool:
-    """True if a variable is set, and not to 0."""
+    """Return whether a variable is set to something other than "0"."""
     return os.environ.get(name, "") not in ("", "0")
 
 
 def level(name: str) -> int:
-    """The number that a variable is set to, 0 where it is not; warns of one that means nothing, and takes it for 0."""
+    """Return the number that a variable is set to, else 0; warn about an unknown value and take it for 0."""
     value = os.environ.get(name, "") or "0"
     known = ["0", *(v.partition("=")[2] for v in VARIABLES if v.startswith(f"{name}="))]
     if value not in known:
@@ -44,5 +47,5 @@ def level(name: str) -> int:
 
 
 def unknown() -> list[str]:
-    """The variables of this process that begin like polyarr's, and that nobody reads."""
+    """Return the environment variables that begin with POLYARR_ but that nothing reads."""
     return sorted(name for name in os.environ if name.startswith("POLYARR_") and name not in NAMES)

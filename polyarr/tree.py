@@ -1,8 +1,8 @@
-"""Trees: nested dicts, lists, tuples and whatever registers itself; anything else is a leaf.
+"""Trees: nested dicts, lists, tuples and registered containers of leaves. None is a container without children.
 
-A container takes part by three attributes of its class: `tree_children(self) -> dict[str, child]`,
-`tree_rebuild(self, children) -> a new container`, both as methods, and `frozen`, where its own leaves are not trained.
-nn.Module has them.
+A class of containers takes part by three attributes: the methods `tree_children(self) -> dict[str, child]` and
+`tree_rebuild(self, children) -> new container`, and `frozen`, true if its own leaves are not trained. nn.Module has
+them. Functions that walk a tree raise NestingError for one that contains itself, or is nested too deeply.
 """
 
 import copy
@@ -10,16 +10,31 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+from polyarr.core.errors import NestingError
+from polyarr.core.spec import described
+
 
 def children(tree: Any) -> dict[Any, Any] | None:
-    """The named children of a container, or None for a leaf. None itself is a container without children."""
+    """Return the named children of a container, or None for a leaf.
+
+    Args:
+        tree: Any object.
+
+    Returns:
+        Dict from keys, indices or attribute names to children; None for a leaf.
+
+    Examples:
+        >>> from polyarr import tree
+        >>> tree.children([7, 8])
+        {0: 7, 1: 8}
+    """
     of = _children_of(type(tree))
     return None if of is None else of(tree)
 
 
 @lru_cache(maxsize=1024)
 def _children_of(kind: type) -> Callable[[Any], dict[Any, Any]] | None:
-    """What gives the children of containers of a class; kept, for it is asked of every leaf."""
+    """Return the function that lists the children of containers of a class; cached, since every leaf asks for it."""
     if hasattr(kind, "tree_children"):
         return kind.tree_children  # type: ignore[no-any-return]
     if issubclass(kind, dict):
@@ -30,7 +45,7 @@ def _children_of(kind: type) -> Callable[[Any], dict[Any, Any]] | None:
 
 
 def rebuild(tree: Any, found: dict[Any, Any]) -> Any:
-    """A container like tree with other children."""
+    """Return a container like tree with other children, as a dict from names."""
     if hasattr(type(tree), "tree_rebuild"):
         return tree.tree_rebuild(found)
     if isinstance(tree, dict):
@@ -41,7 +56,7 @@ def rebuild(tree: Any, found: dict[Any, Any]) -> Any:
 
 
 def _refilled(tree: dict[Any, Any], found: dict[Any, Any]) -> dict[Any, Any]:
-    """A copy with other members: what else a dict has, such as a default, only it knows."""
+    """Return a copy of a dict with other members, which keeps what else a subclass holds, such as a default."""
     new = copy.copy(tree)
     new.clear()
     new.update(found)
@@ -49,9 +64,36 @@ def _refilled(tree: dict[Any, Any], found: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def items(tree: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
-    """(path, leaf) for every leaf, in order. A path is a tuple of keys, indices and attribute names."""
+    """Iterate over (path, leaf) for every leaf, in order. A path is a tuple of keys, indices and attribute names.
+
+    Args:
+        tree: Any tree.
+        path: Path that the paths start with.
+
+    Returns:
+        Iterator of tuples (path, leaf).
+
+    Raises:
+        NestingError: The tree contains itself.
+
+    Examples:
+        >>> from polyarr import tree
+        >>> list(tree.items({"a": 1, "b": [2, 3]}))
+        [(('a',), 1), (('b', 0), 2), (('b', 1), 3)]
+    """
     found = children(tree)
-    return iter([(path, tree)]) if found is None else _items(found, path)
+    return iter([(path, tree)]) if found is None else _all_items(tree, found, path)
+
+
+def _all_items(tree: Any, found: dict[Any, Any], path: tuple) -> Iterator[tuple[tuple, Any]]:
+    try:
+        yield from _items(found, path)
+    except RecursionError:
+        raise _nested(tree) from None
+
+
+def _nested(tree: Any) -> NestingError:
+    return NestingError(f"tree: {described(tree)} contains itself, or is nested too deeply; it must be a tree")
 
 
 def _items(found: dict[Any, Any], path: tuple) -> Iterator[tuple[tuple, Any]]:
@@ -64,9 +106,27 @@ def _items(found: dict[Any, Any], path: tuple) -> Iterator[tuple[tuple, Any]]:
 
 
 def by_name(tree: Any) -> dict[str, Any]:
-    """Every leaf by its dotted path, in order."""
+    """Return every leaf by its dotted path, in order.
+
+    Args:
+        tree: Any tree.
+
+    Returns:
+        Dict from dotted paths to leaves.
+
+    Raises:
+        NestingError: The tree contains itself.
+
+    Examples:
+        >>> from polyarr import tree
+        >>> tree.by_name({"a": 1, "b": [2, 3]})
+        {'a': 1, 'b.0': 2, 'b.1': 3}
+    """
     found = children(tree)
-    return {"": tree} if found is None else _by_name(found, "", {})
+    try:
+        return {"": tree} if found is None else _by_name(found, "", {})
+    except RecursionError:
+        raise _nested(tree) from None
 
 
 def _by_name(found: dict[Any, Any], prefix: str, named: dict[str, Any]) -> dict[str, Any]:
@@ -80,17 +140,35 @@ def _by_name(found: dict[Any, Any], prefix: str, named: dict[str, Any]) -> dict[
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Every leaf, in order."""
+    """Return every leaf, in order.
+
+    Args:
+        tree: Any tree.
+
+    Returns:
+        List of leaves.
+
+    Raises:
+        NestingError: The tree contains itself.
+
+    Examples:
+        >>> from polyarr import tree
+        >>> tree.leaves({"a": 1, "b": [2, None, 3]})
+        [1, 2, 3]
+    """
     return [leaf for _, leaf in items(tree)]
 
 
 def frozen(tree: Any) -> list[bool]:
-    """For every leaf, in order, whether it is not to be trained: what it belongs to says so, a Module, say."""
-    return _frozen(tree, False)
+    """Return for every leaf, in order, whether the container that it belongs to is frozen: not to be trained."""
+    try:
+        return _frozen(tree, False)
+    except RecursionError:
+        raise _nested(tree) from None
 
 
 def trainable(tree: Any) -> dict[str, Any]:
-    """Every leaf by its dotted path but for those that are frozen."""
+    """Return every leaf that is not frozen by its dotted path, in order."""
     named = zip(by_name(tree).items(), frozen(tree), strict=True)
     return {name: leaf for (name, leaf), is_frozen in named if not is_frozen}
 
@@ -104,9 +182,23 @@ def _frozen(node: Any, inherited: bool) -> list[bool]:
 
 
 def unflatten(tree: Any, new_leaves: Any) -> Any:
-    """A tree like `tree` with these leaves, in the order of `leaves`.
+    """Return a tree like `tree` with other leaves, in the order of `leaves`.
 
-    Errors:  ValueError if there are too few or too many
+    Args:
+        tree: Any tree.
+        new_leaves: Iterable of as many leaves.
+
+    Returns:
+        Tree with the containers of `tree`.
+
+    Raises:
+        ValueError: There are too few or too many leaves.
+        NestingError: The tree contains itself.
+
+    Examples:
+        >>> from polyarr import tree
+        >>> tree.unflatten({"a": 1, "b": [2, 3]}, [10, 20, 30])
+        {'a': 10, 'b': [20, 30]}
     """
     rest = iter(new_leaves)
     done = object()
@@ -120,18 +212,36 @@ def unflatten(tree: Any, new_leaves: Any) -> Any:
             raise ValueError("tree.unflatten: fewer leaves than the tree has")
         return leaf
 
-    result = build(tree)
+    try:
+        result = build(tree)
+    except RecursionError:
+        raise _nested(tree) from None
     if next(rest, done) is not done:
         raise ValueError("tree.unflatten: more leaves than the tree has")
     return result
 
 
 def map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """fn applied leaf by leaf to trees of one shape; the result has the containers of the first.
+    """Return a tree of fn applied leaf by leaf to trees of one structure.
 
-    A Module and the dict of its parameters count as the same shape.
+    A Module and the dict of its parameters have the same structure.
 
-    Errors:  ValueError naming the first path that one tree has and another lacks
+    Args:
+        fn: Function of as many leaves as there are trees.
+        tree: Tree whose containers the result has.
+        *others: Trees with leaves at the same paths.
+
+    Returns:
+        Tree with the containers of `tree`.
+
+    Raises:
+        ValueError: A tree lacks a path that another has; the error names the first.
+        NestingError: A tree contains itself.
+
+    Examples:
+        >>> from polyarr import tree
+        >>> tree.map(lambda x, y: x + y, {"a": 1, "b": [2]}, {"a": 10, "b": [20]})
+        {'a': 11, 'b': [22]}
     """
     listed = [list(items(t)) for t in (tree, *others)]
     paths = [path for path, _ in listed[0]]

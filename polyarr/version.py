@@ -1,3 +1,3 @@
-"""The version, where the package, its metadata and its checkpoints find it."""
+"""Version of the package, also used by its metadata and its checkpoints."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""Random problems of attention, what they come to in float64, and how far floats may be from it, number by number.
+"""Random attention problems, their results in float64, and the error allowed for each number.
 
-Each is made from its seed alone. Shapes, masks, layouts and values vary; `choices` says among what.
+Each problem is made from its seed alone. Shapes, masks, layouts and values vary within `choices`.
 """
 
 from typing import Any, NamedTuple
@@ -11,15 +11,15 @@ import polyarr as pa
 from polyarr import ops
 
 KEY, COUNTER = 2**40 + 1, 3
-# Relative errors: of a stored float; of what enters a product; of a sum of products, of the sum of magnitudes.
+# Relative errors: of a stored float; of an operand of a product; of a sum of products, relative to the magnitudes' sum.
 ROUNDED = {"float32": 2.0**-22, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SUMMED = {"float32": 2.0**-20, "float16": 2.0**-18, "bfloat16": 2.0**-18}
-LOST = 2.0**-50  # of the largest, where float32 is multiplied in parts
-SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}  # steps of the smallest numbers
+LOST = 2.0**-50  # relative to the largest, for split float32 products
+SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}  # spacing of the smallest numbers
 
 
 class Choices(NamedTuple):
-    """Among what problems are drawn."""
+    """Parameters that problems are drawn from."""
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     sizes: tuple[int, ...] = (8, 16, 40, 64, 128)
@@ -30,16 +30,16 @@ class Choices(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What goes in, and the numbers that say how."""
+    """Inputs of a problem, and the parameters that describe it."""
 
     name: str
     arrays: tuple[Any, ...]  # q, k, v, mask, dout on the host
-    views: Any  # from the arrays on the device to q, k, v as attention takes them
+    views: Any  # maps the arrays on the device to attention's q, k, v
     params: dict[str, Any]
 
 
 def draw(seed: int, choices: Choices) -> Problem:
-    """One problem."""
+    """Draw a problem."""
     r = np.random.default_rng(seed)
     dtype, size, kind, rate = (pick(r, some) for some in choices[:4])
     t, s = lengths(r, choices.longest)
@@ -60,12 +60,12 @@ def draw(seed: int, choices: Choices) -> Problem:
 
 
 def pick(r: np.random.Generator, among: tuple[Any, ...]) -> Any:
-    """One of them."""
+    """Draw one of the choices."""
     return among[r.integers(len(among))]
 
 
 def lengths(r: np.random.Generator, longest: int) -> tuple[int, int]:
-    """Queries and keys: often the same, at times 1 or 0, around tiles of 64."""
+    """Draw numbers of queries and keys: often equal, at times 1 or 0, around tiles of 64."""
     t, s = (pick(r, (int(r.integers(1, longest)), 64 * int(r.integers(1, 4)) + int(r.integers(-1, 2)))) for _ in "ts")
     if r.integers(12) == 0:
         return pick(r, ((0, s), (t, 0), (0, 0), (t, 1), (1, 1)))
@@ -74,7 +74,7 @@ def lengths(r: np.random.Generator, longest: int) -> tuple[int, int]:
 
 
 def heads(r: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """The leading axes of queries and of keys, and how all lie in memory."""
+    """Draw the leading axes of queries and keys, and the memory layout of all arrays."""
     layout = pick(r, tuple(LAYOUTS))
     if layout == "packed":
         lead = (int(r.integers(1, 4)), int(r.integers(1, 5)))
@@ -86,7 +86,7 @@ def heads(r: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...], str
 
 
 def values(r: np.random.Generator, shape: tuple[int, ...], dtype: str, spread: float) -> np.ndarray:
-    """Normal numbers, at times of very different sizes from row to row."""
+    """Draw normal numbers, at times with very different scales from row to row."""
     x = spread * r.standard_normal(shape)
     if r.integers(4) == 0:
         x *= 2.0 ** r.integers(-8, 3, (*shape[:-1], 1))
@@ -94,7 +94,7 @@ def values(r: np.random.Generator, shape: tuple[int, ...], dtype: str, spread: f
 
 
 def mask_of(r: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A mask of some shape that broadcasts to this; some rows of a mask of bools see nothing."""
+    """Draw a mask of a shape that broadcasts to this one; some rows of a bool mask are all False."""
     if kind == "none":
         return None
     own = tuple(1 if r.integers(4) == 0 else n for n in shape)[int(r.integers(len(shape) + 1)) :]
@@ -108,18 +108,18 @@ def mask_of(r: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.nda
 
 
 def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
-    """As they are."""
+    """Return contiguous arrays."""
     return [pa.asarray(x) for x in (q, k, v)]
 
 
 def packed(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
-    """All three in one (B, T, 3, H, D)."""
+    """Return q, k and v as slices of one (B, T, 3, H, D) array."""
     together = np.stack([x.transpose(0, 2, 1, 3) for x in (q, k, v)], axis=2)
     return [ops.permute_dims(x, axes=(0, 2, 1, 3)) for x in ops.unstack(pa.asarray(together), axis=2)]
 
 
 def offset(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
-    """Parts of larger arrays, with nan around them, at offsets of whole 16 bytes and of others."""
+    """Return slices of larger arrays filled with nan, at offsets that are and are not multiples of 16 bytes."""
     found = []
     for i, x in enumerate((q, k, v)):
         before, around = (3, 5)[i % 2], 8 if i < 2 else 0
@@ -131,7 +131,7 @@ def offset(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
 
 
 def turned(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
-    """The last axis has a stride, which no kernel takes; keys backwards."""
+    """Return arrays whose last axis is strided, which no kernel supports, and keys in reverse order."""
     first = pa.matrix_transpose(pa.asarray(np.ascontiguousarray(q.swapaxes(-1, -2))))
     return [first, pa.flip(pa.asarray(np.ascontiguousarray(k[..., ::-1, :])), axis=-2), pa.asarray(v)]
 
@@ -143,7 +143,7 @@ LAYOUTS = {"plain": plain, "packed": packed, "offset": offset, "turned": turned}
 
 
 def found(problem: Problem) -> list[np.ndarray]:
-    """The result and the gradients of q, k and v, on the current backend."""
+    """Return the result and the gradients of q, k and v on the current backend."""
     q, k, v, mask, dout = problem.arrays
     mask = None if mask is None else pa.asarray(mask)
     out, pull = pa.vjp(lambda q, k, v: ops.attention(q, k, v, mask, KEY, COUNTER, **problem.params),
@@ -152,7 +152,7 @@ def found(problem: Problem) -> list[np.ndarray]:
 
 
 def expected(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The same four in float64, and how far from each float may be."""
+    """Return the same four arrays in float64, and the allowed error of each number."""
     q, k, v, mask, dout = problem.arrays
     one, summed, least = (table[q.dtype.name] for table in (ROUNDED, SUMMED, SMALLEST))
     shapes = [x.shape for x in (q, k, v)]
@@ -162,9 +162,9 @@ def expected(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray]]:
     sizes_q, sizes_k, sizes_v, sizes_g = (np.abs(x) for x in (q, k, v, dout))
     turn = np.swapaxes
     scores = scale * (q @ turn(k, -1, -2))
-    off = summed * scale * (sizes_q @ turn(sizes_k, -1, -2))  # how far a score may be
+    off = summed * scale * (sizes_q @ turn(sizes_k, -1, -2))  # allowed error of a score
     weights = softmax(seen(scores, mask, problem.params["causal"]))
-    off = off + largest(np.where(weights > 0, off, 0), -1) + summed  # and its weight, relatively
+    off = off + largest(np.where(weights > 0, off, 0), -1) + summed  # relative error of its weight
     z = weights * kept
     out = z @ v
     z_off = z * (one + off) + least + 2 * lost * kept
@@ -175,14 +175,14 @@ def expected(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray]]:
     delta_off = (sizes_g * (most_out + summed * np.abs(out))).sum(-1, keepdims=True)
     dz_off = summed * kept * (sizes_g @ turn(sizes_v, -1, -2))
     ds_off = (one + off) * np.abs(ds) + weights * (delta_off + dz_off)
-    ds_off = ds_off + least * (1 + np.abs(dz - delta))  # weights may be too small for a float
+    ds_off = ds_off + least * (1 + np.abs(dz - delta))  # weights may underflow
     ds_lost = ds_off + 2 * lost * largest(np.abs(ds) + ds_off, -1), ds_off + 2 * lost * largest(np.abs(ds) + ds_off, -2)
     results = [out, scale * (ds @ k), scale * (turn(ds, -1, -2) @ q), turn(z, -1, -2) @ dout]
     most = [
         most_out, scale * (ds_lost[0] @ sizes_k), scale * (turn(ds_lost[1], -1, -2) @ sizes_q),
         turn(z_off, -1, -2) @ sizes_g,
     ]  # fmt: skip
-    for i, shape in enumerate(shapes, start=1):  # what is broadcast has its gradients rounded twice
+    for i, shape in enumerate(shapes, start=1):  # gradients of broadcast arrays are rounded twice
         each = most[i] + one * np.abs(results[i]) + least
         results[i], most[i] = (added_up(x, shape) for x in (results[i], each))
         most[i] = most[i] + one * np.abs(results[i])
@@ -190,12 +190,12 @@ def expected(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def largest(x: np.ndarray, axis: int) -> np.ndarray:
-    """Along an axis, which stays."""
+    """Return the maximum along an axis, which stays with length 1."""
     return np.max(x, axis=axis, keepdims=True, initial=0)
 
 
 def dropped(problem: Problem) -> np.ndarray:
-    """What dropout multiplies weights by."""
+    """Return the factors that dropout multiplies the weights by."""
     (*lead, t, _), (*_, s, _), rate = problem.arrays[0].shape, problem.arrays[1].shape, problem.params["dropout_rate"]
     with pa.use_backend("numpy"):
         ones = pa.asarray(np.ones((*lead, t, s), np.float64))
@@ -203,7 +203,7 @@ def dropped(problem: Problem) -> np.ndarray:
 
 
 def seen(scores: np.ndarray, mask: np.ndarray | None, causal: bool) -> np.ndarray:
-    """Scores with -inf where nothing may be seen."""
+    """Return scores with -inf where the masks hide a key."""
     t, s = scores.shape[-2:]
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
@@ -211,7 +211,7 @@ def seen(scores: np.ndarray, mask: np.ndarray | None, causal: bool) -> np.ndarra
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """0 where everything is -inf."""
+    """Return the softmax, with zeros in rows that are all -inf."""
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
     e = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = e.sum(-1, keepdims=True)
@@ -219,13 +219,13 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def added_up(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Over the axes along which an array of this shape was broadcast."""
+    """Return the sum over the axes along which an array of this shape was broadcast."""
     axes = tuple(i for i, n in enumerate(shape) if n == 1 != x.shape[i])
     return x.sum(axes, keepdims=True)
 
 
 def worst(problem: Problem) -> float:
-    """The largest error, as a part of what it may be; inf for a nan."""
+    """Return the largest error relative to the allowed one; inf for a nan."""
     results, most = expected(problem)
     share = 0.0
     for ours, theirs, limit in zip(found(problem), results, most, strict=True):

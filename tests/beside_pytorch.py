@@ -1,4 +1,4 @@
-"""What comparisons with the samples of PyTorch's own tests share: its op_db, and one sample beside polyarr."""
+"""Helpers for comparisons with the samples of PyTorch's op_db: one sample is run by PyTorch and by polyarr."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,30 +9,30 @@ import pytest
 import polyarr as pa
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("expecttest")  # which torch.testing needs, and torch does not bring
+pytest.importorskip("expecttest")  # torch.testing needs it, but torch does not install it
 WITHIN = {"float64": {"rtol": 1e-10, "atol": 1e-10}, "float32": {"rtol": 2e-4, "atol": 2e-4}}
 
 
 class Absent(Exception):  # noqa: N818 (it is no error)
-    """Polyarr has no such thing: the sample is not compared."""
+    """The exception for a sample that polyarr does not support: it is not compared."""
 
 
 def infos() -> list:
-    """op_db, which takes a while to import."""
+    """Return op_db, which takes a while to import."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return op_db
 
 
 def mapped(fn: Callable, value: Any) -> Any:
-    """The value with fn of each tensor in it."""
+    """Return the value with fn applied to each tensor in it."""
     if isinstance(value, (tuple, list)):
         return type(value)([mapped(fn, v) for v in value])
     return fn(value) if isinstance(value, torch.Tensor) else value
 
 
 def flat(value: Any) -> Iterator:
-    """The arrays or tensors in a result."""
+    """Return the arrays or tensors in a result."""
     if isinstance(value, (tuple, list)):
         for v in value:
             yield from flat(v)
@@ -41,14 +41,14 @@ def flat(value: Any) -> Iterator:
 
 
 def tensors(sample) -> list:
-    """The tensors in a sample's arguments, in their order."""
+    """Return the tensors in a sample's arguments, in order."""
     found: list = []
     mapped(found.append, [sample.input, *sample.args, *sample.kwargs.values()])
     return found
 
 
 def called(function: Callable, sample, arrays) -> Any:
-    """What a function gives for a sample, with these arrays in the place of its tensors."""
+    """Return a function's result for a sample, with these arrays instead of its tensors."""
     left = iter(arrays)
     taken = [mapped(lambda _: next(left), a) for a in (sample.input, *sample.args)]
     named = {n: mapped(lambda _: next(left), a) for n, a in sample.kwargs.items()}
@@ -56,9 +56,9 @@ def called(function: Callable, sample, arrays) -> Any:
 
 
 def compare(reference: Callable, function: Callable, sample, rng, dtype: str = "float64", orders: int = 2) -> None:
-    """The values, their gradients and the gradients of these are PyTorch's, which computes in float64.
+    """Compare values, gradients and gradients of gradients with PyTorch's, which computes in float64.
 
-    Both begin with numbers that dtype holds. Raises Absent where polyarr does not have what the sample asks for.
+    Inputs are rounded to dtype for both. Raises Absent if polyarr lacks what the sample needs.
     """
     within = WITHIN[dtype]
     floating = lambda a: a.dtype == torch.float64
@@ -95,7 +95,7 @@ def compare(reference: Callable, function: Callable, sample, rng, dtype: str = "
     if orders < 2:
         return
     turns = [spread(a) for a in starts]
-    # Of a gradient t, t / sqrt(1 + t * t): where t is large, its cosine would be as good as random.
+    # Maps a gradient t to t / sqrt(1 + t * t): the cosine of a large t would be as good as random.
     turned = [(t * torch.rsqrt(1 + t * t), torch.from_numpy(v.astype("d"))) for t, v in zip(first, turns, strict=True)]
     turned = sum((t * v).sum() for t, v in turned)
     turned = turned + sum(a.sum() for a in starts) * 0
@@ -107,7 +107,7 @@ def compare(reference: Callable, function: Callable, sample, rng, dtype: str = "
 
 
 def same(mine, theirs, sample, *, rtol: float, atol: float) -> None:
-    """One result is the other."""
+    """Assert that two results agree."""
     mine, theirs = mine.numpy(), theirs.detach().numpy()
     assert mine.shape == theirs.shape, (mine.shape, theirs.shape, sample)
     if mine.dtype.kind in "biu":

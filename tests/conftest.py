@@ -1,19 +1,27 @@
-"""Backends for tests, and how thorough hypothesis is.
+"""Backends for tests, and the hypothesis profiles.
 
-A test without a device is unmarked; a test with the `backend` fixture runs once on every backend that
---polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough makes hypothesis thorough.
+Every buffer argument of an OpenCL kernel is checked in tests: see POLYARR_CHECK_LAUNCHES.
+
+A test that needs no device is unmarked. A test with the `backend` fixture runs once on every backend that
+--polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough selects the thorough profile.
 """
 
 import gc
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
+from tests.skips import lines_of
 
-# Function-scoped fixtures are meant, so no health checks; compiling takes its time, so no deadline. A failure names its
+os.environ.setdefault("POLYARR_CHECK_LAUNCHES", "1")  # before any device starts
+
+# Function-scoped fixtures are intended, so no health checks; compiling takes long, so no deadline. A failure names its
 # sample, so hypothesis need not explain it.
 _common = {
     "deadline": None,
@@ -26,33 +34,41 @@ settings.register_profile("fast", max_examples=12, derandomize=True, **_common)
 settings.register_profile("thorough", max_examples=200, **_common)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare --skips."""
+    parser.addoption("--skips", metavar="FILE", help="write why tests were skipped, for `python -m tests.skips`")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the profile."""
+    """Load the hypothesis profile."""
     settings.load_profile("thorough" if config.getoption("polyarr_thorough") else "fast")
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests are no garbage, so that nobody who collects it needs to look at them again."""
+    """Freeze the collected tests, so that later garbage collections skip these many objects."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def backend(polyarr_backend: Backend) -> Backend:
-    """Each backend in turn, as the current one."""
+    """Each backend, as the current one."""
     return polyarr_backend
 
 
 @pytest.fixture
 def on_numpy() -> Iterator[Backend]:
-    """NumPy as the current backend, whatever the environment says."""
+    """NumPy as the current backend, whatever the environment selects."""
     with use_backend("numpy") as found:
         yield found
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why tests were skipped; of its own cases, the conformance kit says so itself."""
-    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "conformance.py" not in r.nodeid]
-    reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
-    for reason in sorted(set(reasons)):
-        terminalreporter.write_line(f"{reasons.count(reason)} tests: {reason}", yellow=True)
+    """Print why tests were skipped, except for cases of the conformance kit, which prints its own reasons."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if isinstance(r.longrepr, tuple)]
+    for line in lines_of(r.longrepr[2] for r in skipped if "conformance.py" not in r.nodeid):
+        terminalreporter.write_line(f"skipped {line}", yellow=True)
+    if file := terminalreporter.config.getoption("skips"):
+        ran = sum(len(terminalreporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "xfailed"))
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(json.dumps({"ran": ran, "skipped": [r.longrepr[2] for r in skipped]}))

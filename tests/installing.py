@@ -1,4 +1,4 @@
-"""Plugins as `pip install` would make them known, for tests."""
+"""Installation of plugins in tests, with the metadata that `pip install` would write."""
 
 import contextlib
 import importlib
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextlib.contextmanager
 def installed(sources):
-    """Distributions fake-<name> with these sources, {name: source}, on the path of this process."""
+    """Make distributions fake-<name> with these sources, {name: source}, importable in this process."""
     with tempfile.TemporaryDirectory() as folder:
         for name, source in sources.items():
             install(Path(folder), name, source)
@@ -48,7 +48,7 @@ def module_of(name):
 
 
 def child(code, folder=None, **environment):
-    """Run code in a process of its own, with folder on its path."""
+    """Run code in a new process with `folder` on its path."""
     path = os.pathsep.join(map(str, [folder, ROOT] if folder else [ROOT]))
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -66,7 +66,7 @@ def _clean():
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch):
-    """Every test begins without POLYARR_ settings, plugins or a choice of backend."""
+    """Clear POLYARR_ settings, plugins and the current backend before every test."""
     for name in set(os.environ) - set(_clean()):
         monkeypatch.delenv(name)
     with plugins.fresh():

@@ -1,16 +1,17 @@
-"""Trains tiny runs in child processes that are killed at a chosen step on the file system; one JSON line each.
+"""Tiny training runs in child processes that are killed at a chosen file-system operation; one JSON line each.
 
     python killed_runs.py plain | overwrite | kept | full | random  FOLDER  [STRIDE or COUNT]
 
-plain      every step of a run in an empty folder
-overwrite  every step of a run that replaces another
-kept       of a run that keeps several checkpoints, saves between evaluations, and ends early; every STRIDE-th
-full       the same run, which is not killed: at that step the disk is full
-random     COUNT kills (50) at moments that a seed draws, of a run that saves by the clock (not in the tests)
+plain      every operation of a run in an empty folder
+overwrite  every operation of a run that replaces another
+kept       every STRIDE-th operation of a run that keeps several checkpoints, saves between evaluations and ends early
+full       the run of "kept", not killed: the disk is full at that operation
+random     COUNT kills (50) at moments drawn from a seed, of a run that saves by the clock (not in the tests)
 
-It forks, so that polyarr is imported once. tests/test_kills.py judges what it prints.
+It forks, so that polyarr is imported once. tests/test_kills.py checks what it prints.
 """
 
+import builtins
 import json
 import os
 import random
@@ -47,14 +48,14 @@ LONG = Recipe(SIZES, steps=60, eval_every=2, save_minutes=2e-4, keep=3, patience
 
 
 def quiet(line):
-    """An echo that shows nothing."""
+    """Ignore progress messages."""
 
 
 # ---- dying at a step -----------------------------------------------------------------------------------------
 
 
 class Countdown:
-    """Does something at this process's n-th step; without another thing, kills it, as kill -9 does."""
+    """Counter of file-system operations that runs an action at the n-th one: by default SIGKILL."""
 
     def __init__(self, steps, act=None):
         self.left, self.act = steps, act or self.kill
@@ -78,25 +79,26 @@ class Countdown:
         setattr(owner, name, counted)
 
     def install(self, names):
-        opened = Path.open
+        def in_two(opened):
+            def open_in_two(path, mode="r", *args, **settings):
+                file = opened(path, mode, *args, **settings)
+                return InTwo(file, self, at_once=settings.get("buffering") == 0) if mode[0] in "wa" else file
 
-        def open_in_two(path, mode="r", *args, **settings):
-            file = opened(path, mode, *args, **settings)
-            return InTwo(file, self, at_once=settings.get("buffering") == 0) if mode[0] in "wa" else file
+            return open_in_two
 
-        Path.open = open_in_two
+        Path.open, builtins.open = in_two(Path.open), in_two(open)
         for name in names:
             self.before(os, name)
 
 
 def no_space(name):
-    """What the system says when the disk is full."""
+    """Raise the system's error for a full disk."""
     os.write(3, f"{name}: ".encode())
     raise OSError(28, "No space left on device")
 
 
 class InTwo:
-    """A file of which all goes to the disk in two halves, with a step before each: when it is flushed, or at once."""
+    """A file that is written to disk in two halves when it is flushed (or at once), with an operation before each."""
 
     def __init__(self, file, countdown, at_once):
         self.file, self.countdown, self.at_once, self.held = file, countdown, at_once, []
@@ -130,7 +132,7 @@ class InTwo:
 
 
 def forked(work, *args):
-    """Run work in a child; how it ended, and what it wrote to descriptor 3."""
+    """Run work in a child process; return how it ended and what it wrote to descriptor 3."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -154,13 +156,13 @@ def forked(work, *args):
 
 
 def begin(folder, text, recipe, kill_at=0, is_full=False):
-    names = ("fsync", "replace", "link")  # a full disk still forgets files
+    names = ("fsync", "replace", "link")  # files can still be deleted on a full disk
     Countdown(kill_at, no_space if is_full else None).install(names if is_full else (*names, "unlink"))
     train(new_run(text, recipe, seed=1), folder, quiet)
 
 
 def go_on(folder, recipe):
-    """Resume whatever run is there; writes which, its weights and its losses."""
+    """Resume the run that exists; write which one, its weights and its losses."""
     saved = load_checkpoint(folder, newest(folder))
     text = OTHER if "Q" in saved.tokenizer.characters else TEXT
     train(resumed_run(text, saved, recipe), folder, quiet)
@@ -168,16 +170,16 @@ def go_on(folder, recipe):
 
 
 def ending(folder):
-    """What a finished run leaves, but for times and its identity, and for what a clock decides if it saves by one."""
+    """Return the files of a finished run except for times, its identity, and results that depend on the clock."""
     found, is_timed = {}, load_checkpoint(folder).info["recipe"]["save_minutes"] is not None
     for name in CHECKPOINTS if is_timed else checkpoints(folder):
         model, tokenizer, state, info = load_checkpoint(folder, name)
         leaves = np.concatenate([p.numpy().ravel() for p in pa.tree.leaves((model, state["m"], state["v"]))])
         rows = [[row["step"], row["val"], not is_timed and row["train"]] for row in info["history"]]
         found[name] = [tokenizer.characters, leaves.tobytes().hex(), rows, info["random_state"]]
-    # Each step once, and no half a line.
+    # Each step occurs once, and no line is torn.
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    told = [row for row in lines if "backend" not in row]  # but for what each process began with
+    told = [row for row in lines if "backend" not in row]  # except for the first lines of each process
     if not is_timed:
         found["metrics"] = [[row["step"], row.get("loss"), row.get("lr"), row.get("val_loss")] for row in told]
     assert {row["run"] for row in lines} == {info["run"]}
@@ -185,7 +187,7 @@ def ending(folder):
 
 
 def one(folder, recipe, text, kill_at, replaced, is_full):
-    """One killed run, and what became of it."""
+    """Return what became of one killed run."""
     shutil.rmtree(folder, ignore_errors=True)
     if replaced:
         shutil.copytree(replaced, folder)
@@ -205,7 +207,7 @@ def one(folder, recipe, text, kill_at, replaced, is_full):
 
 
 def aimed(root, recipe, replaced=None, is_full=False, stride=1):
-    """Kills at every step, or every so many, until a run comes through."""
+    """Kill runs at every operation (or every so many) until a run finishes."""
     for kill_at in range(1, 10_000, stride):
         row = one(root / "run", recipe, TEXT, kill_at, replaced, is_full)
         print(json.dumps(row), flush=True)
@@ -245,7 +247,7 @@ def at_random(root, kills):
 def main(mode, folder, number=None):
     root = Path(folder)
     recipe = {"random": LONG, "kept": KEPT, "full": KEPT}.get(mode, RECIPE)
-    # Drawn each time, the curves would take two thirds of a run; what is killed is how they come into the folder.
+    # Drawing the curves each time would take two thirds of a run; only writing them into the folder is interrupted.
     Figure.savefig = lambda figure, file, **settings: file.write(b"a picture")
     with pa.use_backend("numpy"):
         for name, text in (("whole", TEXT), ("other", OTHER)):

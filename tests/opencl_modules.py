@@ -1,4 +1,4 @@
-"""Modules of the OpenCL backend by their names, for tests that look inside it."""
+"""Modules of the OpenCL backend by name, for tests of its internals."""
 
 import pkgutil
 from importlib import import_module
@@ -8,7 +8,7 @@ import pytest
 
 
 def opencl_modules(*names: str) -> tuple[ModuleType, ...]:
-    """The modules, whichever room they are in. Who asks is skipped where PyOpenCL is not installed."""
+    """Return the modules, whichever subpackage they are in; skip the calling test if PyOpenCL is not installed."""
     pytest.importorskip("pyopencl")
     package = import_module("polyarr.backends.opencl")
     below = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")

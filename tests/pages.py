@@ -1,7 +1,7 @@
-"""A page of the documentation, followed as it stands: its commands and its Python, one after the other.
+"""Execution of a documentation page: its commands and its Python code, in order.
 
-Blocks called `sh` hold commands of polyarr's, one a line, and blocks called `python` are one program. Both run in one
-process, for importing takes longer than most of them, in a folder of their own. Blocks of other names are for reading.
+Blocks marked `sh` hold polyarr commands, one per line; blocks marked `python` form one program. All run in one process,
+because importing takes longer than most of them, in a folder of their own. Other blocks are not run.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.installing import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
-# With presets of tiny models and few steps: what a page says of time and loss is not what a test can wait for.
+# Presets of tiny models and few steps: the times and losses on a page are too long for a test.
 RUN_ALL = """
 import dataclasses, json, sys
 import click
@@ -32,7 +32,7 @@ names, (parts, unused) = {"__name__": "__main__"}, json.load(sys.stdin)
 for kind, part in parts:
     if kind == "python":
         exec(compile(part, "page.py", "exec"), names)
-    elif part[0] in unused:  # only that it would be taken
+    elif part[0] in unused:  # only parse the command
         main.get_command(click.Context(main), part[0]).make_context(part[0], part[1:])
     else:
         if "--steps" in part:
@@ -48,11 +48,11 @@ for kind, part in parts:
 
 
 def parts_of(page: Path) -> list[tuple[str, str | list[str]]]:
-    """("sh", a command's words) and ("python", a block) of a page, in their order."""
+    """Return the parts of a page in order: ("sh", a command's words) and ("python", a block)."""
     found: list[tuple[str, str | list[str]]] = []
     for kind, block in BLOCK.findall(page.read_text()):
         if kind == "sh":
-            lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+            lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
             assert all(words[0] == "polyarr" for words in lines), f"{page.name}: {block}"
             found += [(kind, words[1:]) for words in lines]
         elif kind == "python":
@@ -61,9 +61,9 @@ def parts_of(page: Path) -> list[tuple[str, str | list[str]]]:
 
 
 def follow(page: Path, folder: Path, unused: tuple[str, ...] = (), **settings: str) -> list[str]:
-    """What each part of a page prints, run in a folder; commands that are `unused` are looked at only.
+    """Return what each part of a page prints when run in a folder; `unused` commands are only parsed.
 
-    settings are environment variables; those of polyarr's that are set outside do not count.
+    `settings` are environment variables; polyarr settings from outside are ignored.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
     done = subprocess.run(

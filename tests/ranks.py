@@ -1,8 +1,9 @@
-"""What each of several ranks does, started with mpiexec; tests/test_distributed.py judges what they print.
+"""Work of single MPI ranks; tests/test_distributed.py checks what they print.
 
 mpiexec -n N python ranks.py right BACKEND   every check of this file; rank 0 prints a line of JSON for each
-mpiexec -n N python ranks.py unseen BACKEND  rank 0 prints a sum, the others end without having looked at it
-mpiexec -n N python ranks.py fault HOW       rank 1 does it while the others wait: see FAULTS
+mpiexec -n N python ranks.py unseen BACKEND  rank 0 prints a sum, the others exit without reading it
+mpiexec -n N python ranks.py elsewhere       rank 0 prints the results of collectives on arrays of other devices
+mpiexec -n N python ranks.py fault HOW       rank 1 fails while the others wait: see FAULTS
 """
 
 import hashlib
@@ -13,18 +14,21 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import polyarr as pa
 from polyarr import random, tree
+from polyarr.core.backend import Together
 from polyarr.distributed import OPS, Sharded, host
 from polyarr.distributed.devices import over_devices, shared_by
 from polyarr.distributed.host import HostTransport
 from polyarr.distributed.start import NAMED
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.optim import SGD, AdamW, LossScale, warmup_cosine
+from polyarr.plugins import hookimpl, register_plugin
 
 PATIENCE = 2.0
 BACKENDS = ("numpy", "opencl")
@@ -34,13 +38,13 @@ STEPS, FEW, BATCH = 20, 3, 2
 
 
 def check(function):
-    """A check: (world) -> what is to be judged, on every rank."""
+    """Register a check: (world) -> values to be checked, on every rank."""
     CHECKS.append(function)
     return function
 
 
 def bits(given):
-    """A digest of the bytes of all arrays and numbers of a tree."""
+    """Return a digest of all arrays and numbers of a tree."""
     leaves = [leaf.numpy() if type(leaf) is pa.Array else np.float64(leaf) for leaf in tree.leaves(given)]
     return hashlib.blake2b(b"".join(leaf.tobytes() for leaf in leaves), digest_size=8).hexdigest()
 
@@ -50,7 +54,7 @@ def values(seed, shape, dtype="float32"):
 
 
 def error_of(call):
-    """The error that a call raises."""
+    """Return the error that a call raises."""
     try:
         call()
     except Exception as error:
@@ -63,7 +67,7 @@ def error_of(call):
 
 @check
 def trees(world):
-    """Sums over ranks are NumPy's, in their order; chunks are so small that leaves are cut."""
+    """Compare sums over ranks with NumPy's, in rank order; chunks are so small that leaves are split."""
     world.transport.chunk = 64
     wrong, said = [], []
     shapes = {"float32": (5, 7), "bfloat16": (3, 4), "float16": (9,), "float64": (2, 3), "int32": (4,), "bool": (5,)}
@@ -87,12 +91,12 @@ def trees(world):
                         wrong.append((backend, op, name))
                     if found[name].device != own[name].device:
                         wrong.append((backend, name, "device"))
-    world.transport.chunk = host.CHUNK
+    world.transport.chunk = host.CHUNK_BYTES
     return {"wrong": wrong, "bits": said}
 
 
 def _together(parts, op):
-    """What all ranks' arrays are together, by NumPy."""
+    """Return all ranks' arrays, computed with NumPy."""
     wide = [p.astype(np.float32) if p.dtype.itemsize == 2 else p for p in parts]
     total = wide[0]
     for p in wide[1:]:
@@ -102,7 +106,7 @@ def _together(parts, op):
 
 @check
 def numbers_and_broadcast(world):
-    """Python's numbers come back as such; a broadcast gives what root has, and leaves names alone."""
+    """Check that Python numbers stay Python numbers, and that a broadcast returns root's values and leaves."""
     own = {"n": world.rank + 1, "x": 0.5 * world.rank, "a": pa.full((3,), float(world.rank))}
     cast = world.broadcast({**own, "big": 2**70 + world.rank, "inf": float("inf"), "name": "as it was"}, root=1)
     cast["a"] = cast["a"].numpy().tolist()
@@ -118,7 +122,7 @@ def numbers_and_broadcast(world):
 
 @check
 def windows(world):
-    """On one host OpenCL's devices sum through memory that all ranks see, in many slots, to the bits of MPI's sums."""
+    """Check that OpenCL devices of one host sum through shared memory, in many slots, to the bits of MPI's sums."""
     from mpi4py import MPI
 
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -134,20 +138,20 @@ def windows(world):
         ]
         late = replace(world, transport=through).mean(pa.full((3,), float(world.rank)))
         if world.rank == 0:
-            late.numpy()  # the others have not asked for it yet, and come to where all meet
+            late.numpy()  # the others have not asked for it yet, and reach the barrier later
         world.barrier()
     return {"name": through.name, "same": found[0] == found[1], "late": late.numpy().tolist(), "bits": found[0]}
 
 
 @check
 def shared_memory(world):
-    """What processes share has no name by now: so nothing is left of it, however they end."""
+    """Check that shared memory has no name any more, so that nothing is left of it, however the processes end."""
     return {"named": NAMED.findall(Path("/proc/self/maps").read_text())}
 
 
 @check
 def in_bfloat16(world):
-    """On the wire: rounded, summed in float32, rounded. Float64 stays what it is."""
+    """Check transfers in bfloat16: rounded, summed in float32, rounded; float64 stays unchanged."""
     hosts = [values(r, (1000,)) for r in range(world.size)]
     found = world.mean({"a": pa.asarray(hosts[world.rank]), "d": pa.ones(3, dtype="float64")}, wire="bfloat16")
     narrow = np.dtype(pa.bfloat16)
@@ -161,7 +165,7 @@ def in_bfloat16(world):
 
 @check
 def refusals(world):
-    """One line each, the same on all ranks; and whoever goes on, goes on."""
+    """Check that errors are one line, equal on all ranks, and that ranks can go on afterwards."""
     a, last = pa.ones((2, 3)), world.size - 1
     calls = {
         "shape": lambda: world.mean({"w": a if world.rank < last else pa.ones((3,))}),
@@ -205,7 +209,7 @@ def new_model(drop_rate=0.0):
 
 
 def trained(optimizer, size, world=None, steps=FEW, gradient=None, update=None):
-    """The losses, the model and the state after so many steps: of one rank on the whole batch, or of all on slices."""
+    """Return losses, model and state after some steps: of one rank on the whole batch, or of all ranks on slices."""
     model = new_model()
     state = optimizer.init(model)
     gradient, update = gradient or pa.value_and_grad(loss_fn), update or optimizer.update
@@ -221,14 +225,14 @@ def trained(optimizer, size, world=None, steps=FEW, gradient=None, update=None):
 
 
 def apart(one, other):
-    """The largest difference of two models' numbers, relative to the largest of them."""
+    """Return the largest difference between two models, relative to the largest number."""
     pairs = [(a.numpy(), b.numpy()) for a, b in zip(tree.leaves(one), tree.leaves(other), strict=True)]
     return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
 
 
 @check
 def as_one_process(world):
-    """20 captured steps of N ranks of batch b, and of one process of batch N * b; again; and some that are not."""
+    """Compare 20 captured steps of N ranks with batch b to one process with batch N * b; also steps not captured."""
     found = {}
     for backend in BACKENDS[world.size > 2 :]:
         with pa.use_backend(backend):
@@ -248,7 +252,7 @@ def as_one_process(world):
 
 @check
 def gradients(world):
-    """The gradients of one step, beside those of the whole batch on one process."""
+    """Compare the gradients of one step with those of one process for the whole batch."""
     found = []
     for backend in BACKENDS:
         with pa.use_backend(backend):
@@ -260,7 +264,7 @@ def gradients(world):
 
 @check
 def sharded(world):
-    """Optimisers whose state is divided do what they do whole, clipping and all; the state can be put together."""
+    """Check that optimizers with sharded state do the same as unsharded ones, with clipping, and can be gathered."""
     found = {}
     optimizers = {
         "adamw": ("opencl", AdamW(1e-2, clip=0.3, weight_decay=0.1)),
@@ -288,7 +292,7 @@ def sharded(world):
 
 @check
 def dropout(world):
-    """Each rank's masks are those of its slice, which one process draws, too, slice by slice."""
+    """Check that each rank draws the dropout masks of its slice of the batch."""
     model, step = new_model(0.5), pa.value_and_grad(loss_fn)
     slices = batches(BATCH * world.size)[0]
     random.seed(11 + world.rank)  # rank 0's counts
@@ -325,9 +329,67 @@ FAULTS: dict[str, Callable] = {
 }
 
 
+# ---- other devices -----------------------------------------------------------------------------------------------
+
+
+class Toy:
+    """NumPy as a backend with one device per rank, which reduces through shared memory."""
+
+    @hookimpl
+    def polyarr_backends(self, register):
+        register("toy", self.start, api=2, shared=lambda number, count: str(number))
+
+    @staticmethod
+    def start(device="0"):
+        together = Together(windows=lambda pieces, rank, wait: partial(Toy.reduce, pieces, rank, wait))
+        return pa.get_backend("numpy")._replace(name=f"toy:{device}", together=together, dlpack=None)
+
+    @staticmethod
+    def reduce(pieces, rank, wait, bufs, wire, op):
+        found = []
+        for buf in bufs:
+            own = pieces[rank][: buf.nbytes]
+            own[:] = np.ascontiguousarray(buf).reshape(-1).view(np.uint8)
+            wait()
+            total = sum(piece[: buf.nbytes].view(buf.dtype).reshape(buf.shape) for piece in pieces)
+            wait()
+            found.append((total / len(pieces) if op == "mean" else total).astype(buf.dtype))
+        return found
+
+
+def elsewhere(world):
+    """Run every collective with arrays on this rank's device, on that of rank 0, and on no rank's."""
+    calls = {
+        "sum": lambda x: world.all_reduce({"x": x}, "sum")["x"],
+        "max": lambda x: world.all_reduce({"x": x}, "max")["x"],
+        "broadcast": lambda x: world.broadcast({"x": x}, root=1)["x"],
+        "gather": lambda x: world.all_gather({"x": x})["x"],
+    }
+    found = {"transport": world.transport.name, "device": world.device}
+    for where in ("toy", "toy:0", "numpy"):
+        with pa.use_backend(where):
+            x = pa.full((3,), 1.0 + world.rank)
+        for name, call in calls.items():
+            try:
+                y = call(x)
+                found[f"{name} on {where}"] = [y.tolist(), y.device == x.device]
+            except ValueError as error:
+                found[f"{name} on {where}"] = str(error)
+    return found
+
+
 def main() -> None:
     what, *rest = sys.argv[1:]
-    world = pa.distributed.init(**({"patience": PATIENCE} if what == "fault" else {"backend": rest[0]}))
+    if what == "elsewhere":
+        register_plugin(Toy())
+        world = pa.distributed.init("toy")
+        said = world.link.texts(json.dumps(elsewhere(world)))
+        if world.rank == 0:
+            print(json.dumps([json.loads(text) for text in said]), flush=True)
+        return
+    # Drivers of two devices take different times to compile, long ones on a busy machine.
+    settings = {"patience": PATIENCE} if what == "fault" else {"backend": rest[0], "patience": 200.0}
+    world = pa.distributed.init(**settings)
     if what == "fault":
         print(json.dumps([world.rank, os.getpid()]), flush=True)
         world.barrier()

@@ -1,6 +1,6 @@
-"""Low-rank adapters in PEFT's files: what is written is read again; what is damaged or of another kind is refused.
+"""Low-rank adapters in PEFT's file format: round trips, and errors for damaged files and other kinds of adapters.
 
-Beside PEFT itself they are compared in test_transformers.py.
+test_transformers.py compares them with PEFT itself.
 """
 
 import json
@@ -37,7 +37,7 @@ def model_of(name):
 
 
 def adapted(model, rank=3, match="att.*", alpha=5.0):
-    """With adapters that do something."""
+    """Return a model with nonzero adapters."""
     found = nn.lora(model, rank, match, alpha=alpha).eval()
     rng = np.random.default_rng(1)
     return found.load_parameters(
@@ -52,7 +52,7 @@ def logits(model):
     return model(pa.asarray(TOKENS)).numpy()
 
 
-@pytest.mark.parametrize("match", ["att.*", "*"])
+@pytest.mark.parametrize("match", ["att.*", "*", "att.[qv]", "att.k"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_what_is_written_is_read_again(name, match, tmp_path):
     model = model_of(name)
@@ -61,12 +61,17 @@ def test_what_is_written_is_read_again(name, match, tmp_path):
     after = load_adapters(tmp_path / "a", model)
     assert not np.allclose(logits(before), logits(model), atol=1e-2)
     np.testing.assert_array_equal(logits(after), logits(before))
+    if match in (parts := {"att.[qv]": {"q_proj", "v_proj"}, "att.k": {"k_proj"}}):
+        named = {name.rpartition(".lora")[0][-6:] for name in st.load_file(tmp_path / "a" / WEIGHTS)}
+        assert named == (parts[match] if name == "llama" else {"c_attn"})
+        if name == "gpt2":
+            return  # whose queries, keys and values are one layer in those files, too
     kept = {n: p.shape for n, p in before.named_parameters(only_trainable=True).items()}
     assert {n: p.shape for n, p in after.named_parameters(only_trainable=True).items()} == kept
 
 
 def test_one_adapter_for_each_of_queries_keys_and_values_becomes_one_for_all(tmp_path):
-    """And what PEFT did not adapt stays as it is."""
+    """Separate adapters are merged into one; layers without PEFT adapters stay unchanged."""
     model = model_of("llama")
     save_adapters(tmp_path / "a", adapted(model, match="att.qkv"))
     tensors, rng = st.load_file(tmp_path / "a" / WEIGHTS), np.random.default_rng(2)
@@ -148,7 +153,7 @@ def test_what_is_wrong_is_one_line(change, message, tmp_path):
 
 
 def test_damaged_files_are_one_error_each(tmp_path):
-    """Cut anywhere, or with bytes that are others."""
+    """Files truncated anywhere, or with changed bytes, are refused."""
     model, rng = model_of("llama"), np.random.default_rng(5)
     save_adapters(tmp_path, adapted(model))
     for name, step in ((CONFIG, 40), (WEIGHTS, 2000)):

@@ -1,13 +1,16 @@
 """The rules of the house, read off the syntax trees: imports go down, nothing knows a backend's name, nothing grows."""
 
 import ast
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import polyarr
 from polyarr.core.op import OPS
+from polyarr.ops import catalogue
 from polyarr.testing import SAMPLES
 
 PACKAGE = Path(polyarr.__file__).parent
@@ -22,19 +25,23 @@ LAYERS = {
     "polyarr.version": 0,
     "polyarr.core.names": 0,
     "polyarr.extras": 0,
+    "polyarr.files": 0,
     "polyarr.schema": 0,
     "polyarr.settings": 0,
     "polyarr.core.tuning": 0,
+    "polyarr.core.announce": 0,
     "polyarr.core.backend": 1,
     "polyarr.core.tape": 1,
     "polyarr.core.current": 1,
     "polyarr.core": 2,
+    "polyarr.tensor_file": 2,
     "polyarr.hooks": 3,
     "polyarr.loading": 3,
     "polyarr.plugins": 3,
     "polyarr.diagnosis": 3,
     "polyarr.ops": 3,
     "polyarr.autograd": 4,
+    "polyarr.autograd_arguments": 4,
     "polyarr.creation": 4,
     "polyarr.linalg": 5,
     "polyarr.saving": 5,
@@ -58,10 +65,38 @@ LAYERS = {
 # Importing the package itself loads all of it: only the top layer may, and __init__ is no layer.
 TOP = 7
 # Heavy third-party libraries, which only a command or a backend's start may load.
-HEAVY = {"pyopencl", "matplotlib", "safetensors", "tqdm", "hypothesis", "tokenizers", "torch", "mpi4py"}
+HEAVY = {"pyopencl", "matplotlib", "tqdm", "hypothesis", "tokenizers", "torch", "mpi4py"}
 RUNTIME = "polyarr.backends.opencl.runtime"  # a device and its driver, below all launchers
 SHARED = "polyarr.backends.kernels"  # what a backend may be made of; it knows none of them
 BACKEND_NAMES = {"numpy", "opencl"}
+# What reads a file, by the name that is called. Files that a user names are read through polyarr.files, which neither
+# waits for a pipe nor reads without a limit; these modules read others, or only write.
+READERS = {
+    "open", "read_text", "read_bytes", "memmap", "fromfile", "loadtxt", "genfromtxt", "safe_open",
+    "load_file", "ZipFile", "open_memmap", "from_file",
+}  # fmt: skip
+MAY_READ = {
+    "polyarr.files": "the guarded reader itself",
+    "polyarr.saving": "temporary files that it makes, and folders that it locks",
+    "polyarr.schema": "schemas of the package",
+    "polyarr.text.library": "the sources of Python's standard library",
+    "polyarr.text.corpus": "its own temporary file, by another descriptor",
+    "polyarr.text.panics": "its own temporary file, and standard error by its descriptor",
+    "polyarr.text.sandbox_worker": "/proc/self/statm",
+    "polyarr.training.report": "a template of the package",
+    "polyarr.testing.page": "a template of the package",
+    "polyarr.testing.report": "its own journal, which it writes",
+    "polyarr.contents.stored": "zip archives in files that polyarr.files opened",
+    "polyarr.cli.output": "/dev/null",
+    "polyarr.distributed.start": "/proc/self/maps",
+    "polyarr.loading": "metadata of installed distributions",
+    "polyarr.backends.opencl.runtime.compiled": "/proc/cpuinfo",
+    "polyarr.backends.opencl.runtime.pocl": "/proc/cpuinfo and /proc/self/mem",
+    "polyarr.backends.opencl.runtime.source": "kernels of the package",
+    "polyarr.backends.opencl.runtime.caches": "its own entries, which it made and checks",
+    "polyarr.backends.opencl.tuning.tuned": "a folder that it locks",
+    "polyarr.backends.opencl.tuning.tuning": "a table of the package",
+}
 MAX_FILE, MAX_FUNCTION = 600, 40
 
 
@@ -144,6 +179,19 @@ def compared(trees: dict[str, ast.AST]) -> list[str]:
     return found
 
 
+def readers(trees: dict[str, ast.AST]) -> list[str]:
+    """Calls, and functions handed on, that read a file elsewhere than in polyarr.files."""
+    found = []
+    for name, tree in trees.items():
+        if name in MAY_READ:
+            continue
+        for node in ast.walk(tree):
+            used = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            if used in READERS and isinstance(node.ctx, ast.Load):
+                found.append(f"{name}:{node.lineno} uses {used}")
+    return found
+
+
 def third_party(trees: dict[str, ast.AST], library: str) -> set[str]:
     return {
         name
@@ -174,6 +222,17 @@ def test_no_code_asks_for_a_backends_name() -> None:
 def test_pyopencl_stays_in_its_backend() -> None:
     strangers = {n for n in third_party(TREES, "pyopencl") if not n.startswith("polyarr.backends.opencl")}
     assert strangers == set()
+
+
+def test_files_are_read_through_the_guarded_reader() -> None:
+    assert readers(TREES) == []
+    unneeded = {name for name in MAY_READ if not {*_names(TREES[name])} & READERS}
+    assert unneeded == set()
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        yield getattr(node, "attr", getattr(node, "id", ""))
 
 
 def test_hypothesis_stays_in_testing() -> None:
@@ -241,16 +300,21 @@ def test_kernel_files_have_their_launcher_and_header(path: Path) -> None:
 
 # ---- ops ---------------------------------------------------------------------------------------------------------
 
-LABELS = ("Shapes:", "Dtypes:", "Errors:", "Grads:")
+SECTIONS = ("Args:", "Returns:", "Gradients:")
 OURS = [op for op in OPS if op.__module__.startswith("polyarr.")]
 
 
 @pytest.mark.parametrize("op", OURS, ids=lambda op: op.name)
 def test_every_op_is_documented(op: polyarr.core.op.Op) -> None:
-    lines = (op.__doc__ or "").splitlines()
-    assert lines and lines[0].rstrip().endswith((".", ":")), "the first line is a sentence"
-    missing = [label for label in LABELS if not any(line.strip().startswith(label) for line in lines)]
+    lines = inspect.cleandoc(op.__doc__ or "").splitlines()
+    assert lines and lines[0].endswith("."), "the first line is a sentence"
+    missing = [section for section in SECTIONS if not any(line.startswith(section) for line in lines)]
     assert not missing
+    arguments = lines[lines.index("Args:") + 1 : lines.index("Returns:")]
+    described = set(re.findall(r"^    ([\w, ]+):", "\n".join(arguments), re.M))
+    named = [*op.inputs, *op.defaults]
+    assert sorted(name for names in described for name in names.split(", ")) == sorted(named)
+    assert op.name not in catalogue.__all__ or "Examples:" in lines
 
 
 @pytest.mark.parametrize("op", OURS, ids=lambda op: op.name)
@@ -289,6 +353,10 @@ def planted(module: str, source: str) -> dict[str, ast.AST]:
         (upward, "polyarr.nn.linear", "def f():\n    from polyarr.training import loop"),
         (in_functions, "polyarr.nn.linear", "def f():\n    import json"),
         (in_functions, "polyarr.nn.linear", "def f():\n    import pyopencl"),
+        (readers, "polyarr.nn.linear", "file = open(path)"),
+        (readers, "polyarr.nn.linear", "text = Path(path).read_text()"),
+        (readers, "polyarr.nn.linear", "read = partial(open, path, 'rb')"),
+        (readers, "polyarr.nn.linear", "data = np.memmap(path)"),
         (compared, "polyarr.nn.linear", "if x.device == 'opencl': pass"),
         (compared, "polyarr.nn.linear", "ok = name in ('numpy', 'cpu')"),
         (compared, "polyarr.cli.main", "match name:\n    case 'opencl:0': pass"),

@@ -1,4 +1,4 @@
-"""What an Array is to Python, to NumPy and to other array libraries; and the ways to make one."""
+"""Array and Python's protocols, NumPy and other array libraries; array creation."""
 
 import copy
 import inspect
@@ -101,7 +101,7 @@ def test_a_stranger_on_either_side_is_a_type_error(on_numpy: Backend, fn, other:
     if isinstance(other, str) and fn is operator.mod:
         return  # formats the text
     if fn in (operator.eq, operator.ne) and not isinstance(other, (np.ndarray, list)):
-        assert fn(x, other) is fn(other, x) is (fn is operator.ne)  # they are not alike, as Python has it
+        assert fn(x, other) is fn(other, x) is (fn is operator.ne)  # types differ, as in Python
         return
     for call in (lambda: fn(x, other), lambda: fn(other, x)):
         with pytest.raises(TypeError):
@@ -153,7 +153,7 @@ def test_conversion_errors(on_numpy: Backend, call, message: str) -> None:
 
 
 def test_methods_are_the_functions(backend: Backend) -> None:
-    """What NumPy's, PyTorch's and MLX's arrays have in common, called as they call it."""
+    """Methods shared by NumPy, PyTorch and MLX arrays are called as in these libraries."""
     host = np.float32([[1, 5, 3], [4, 2, 6]])
     x = pa.asarray(host)
     for name in ("sum", "mean", "max", "min", "prod", "var", "std", "argmax", "argmin", "all", "any"):

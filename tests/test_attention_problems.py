@@ -1,4 +1,4 @@
-"""Random problems of attention, beside float64: of the body anywhere, of Hopper's kernels where such a device is."""
+"""Random attention problems against float64: the decomposition on any backend, Hopper's kernels on such a device."""
 
 
 import numpy as np
@@ -42,7 +42,7 @@ def test_hoppers_kernels_are_as_near_as_the_bounds(backend, monkeypatch) -> None
     devices, wgmma = opencl_modules("devices", "attention_wgmma")
     if not wgmma.VARIANT.may_suit(devices.select().features):
         pytest.skip("they are for other devices")
-    monkeypatch.setattr(wgmma, "LEAST_DIVIDED", 0)
+    monkeypatch.setattr(wgmma, "MIN_SPLIT_SIZE", 0)
     in_two, in_three = (IN_PARTS._replace(precision=word) for word in ("high", "highest"))
     for choices, count in ((NARROW, 80), (in_two, 40), (in_three, 40)):
         for seed in range(count):

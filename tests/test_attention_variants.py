@@ -1,4 +1,4 @@
-"""Attention's kernels for Hopper: what they take, what happens where they are wrong. They run on such devices alone."""
+"""Attention kernels for Hopper: the calls that they accept, and the fallback if they are wrong. Needs such a device."""
 
 import struct
 from types import SimpleNamespace
@@ -11,8 +11,8 @@ from polyarr import ops
 from polyarr.core.spec import Spec
 from tests.opencl_modules import opencl_modules
 
-attention, parts, tiled, wgmma, devices, variants = opencl_modules(
-    "attention", "attention_parts", "attention_tiled", "attention_wgmma", "devices", "variants"
+attention, split, tiled, wgmma, devices, variants = opencl_modules(
+    "attention", "attention_split", "attention_tiled", "attention_wgmma", "devices", "variants"
 )
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
@@ -26,17 +26,17 @@ def problem(length=64, row=64, outer=64 * 96, **changed):
 
 
 def test_whole_tiles_rows_of_packed_projections_and_repeated_heads_are_taken() -> None:
-    assert wgmma.takes(problem())
-    assert wgmma.takes(problem(row=3 * 64))
-    assert wgmma.takes(problem(outer=0))
-    assert wgmma.takes(problem(length=40, row=40))
+    assert wgmma.accepts(problem())
+    assert wgmma.accepts(problem(row=3 * 64))
+    assert wgmma.accepts(problem(outer=0))
+    assert wgmma.accepts(problem(length=40, row=40))
 
 
 def test_float32_is_taken_in_parts_only_and_in_shorter_rows() -> None:
     float32 = np.dtype("float32")
-    assert all(wgmma.takes(problem(dtype=float32, parts=count)) for count in (2, 3))
-    assert not wgmma.takes(problem(dtype=float32))
-    assert not wgmma.takes(problem(length=72, row=72, dtype=float32, parts=2))
+    assert all(wgmma.accepts(problem(dtype=float32, terms=count)) for count in (2, 3))
+    assert not wgmma.accepts(problem(dtype=float32))
+    assert not wgmma.accepts(problem(length=72, row=72, dtype=float32, terms=2))
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_float32_is_taken_in_parts_only_and_in_shorter_rows() -> None:
         {"scale_is_positive": False},
     ],
 )
-def test_what_boxes_cannot_copy_is_left_to_others(changed) -> None:
-    assert not wgmma.takes(problem(**changed))
+def test_arrays_that_tma_cannot_copy_use_other_kernels(changed) -> None:
+    assert not wgmma.accepts(problem(**changed))
 
 
 @pytest.mark.parametrize(("count", "batch", "memory", "taken"), [
     (3, 96, 2**33, True), (2, 96, 2**33, True), (1, 1, 2**20, True),
-    (3, 3, 2**33, False),  # dividing takes more than it saves
+    (3, 3, 2**33, False),  # splitting costs more than it saves
     (3, 96, 2**31, False), (2, 96, 2**31, True),  # 144 and 96 MiB
 ])  # fmt: skip
-def test_float32_is_divided_where_that_pays_and_there_is_room(monkeypatch, count, batch, memory, taken) -> None:
-    p = problem(outer=64 * 1024 * 12, dtype=np.dtype("float32" if count > 1 else pa.bfloat16), parts=count, batch=batch,
+def test_float32_is_split_if_faster_and_memory_allows(monkeypatch, count, batch, memory, taken) -> None:
+    p = problem(outer=64 * 1024 * 12, dtype=np.dtype("float32" if count > 1 else pa.bfloat16), terms=count, batch=batch,
                 inner=min(batch, 12), t=1024, s=1024)  # fmt: skip
     p = p._replace(layouts=(struct.pack("3q", 64 * 1024 * 12, 64 * 1024, 64),) * 4)
     device = SimpleNamespace(features=SimpleNamespace(global_memory=memory))
@@ -77,12 +77,12 @@ def test_float32_is_divided_where_that_pays_and_there_is_room(monkeypatch, count
 def test_maps_have_an_axis_for_each_that_moves() -> None:
     assert lengths_of_map(problem(outer=0)) == [64, 32, 3, 1]
     assert lengths_of_map(problem()) == [64, 32, 3, 2]
-    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, parts=2)) == [128, 32, 3, 2]
-    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, parts=3)) == [192, 32, 3, 2]
+    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, terms=2)) == [128, 32, 3, 2]
+    assert lengths_of_map(problem(dtype=np.dtype("float32"), length=40, terms=3)) == [192, 32, 3, 2]
 
 
 def lengths_of_map(p):
-    words = wgmma._map(p, struct.unpack("3q", p.layouts[0]), next(parts.batches(p)))
+    words = wgmma._map(p, struct.unpack("3q", p.layouts[0]), next(split.batches(p)))
     return [int(words[4 + axis // 2] >> np.uint64(32 * (axis % 2))) % 2**32 + 1 for axis in range(4)]
 
 
@@ -91,13 +91,13 @@ def test_they_fail_their_trial_elsewhere() -> None:
     device = devices.select()
     if wgmma.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
-    assert "rror" in variants.Apart(device).wrong(wgmma.VARIANT.trial)
+    assert "rror" in variants.Apart(device.name).wrong(wgmma.VARIANT.trial)
 
 
 @on_opencl
 @pytest.mark.parametrize("length", [40, 64])
 def test_three_parts_are_the_number(backend, length) -> None:
-    """Wherever it lies, and once where heads share it; an infinity stays one."""
+    """Three bfloat16 terms add up to the number in any layout, and once for shared heads; infinity stays infinity."""
     device, r = devices.select(backend.name), np.random.default_rng(length)
     q, k = (np.ldexp(r.standard_normal(shape), r.integers(-100, 100, shape)).astype(np.float32)
             for shape in ((2, 37, 3, length + 8), (2, 1, 21, length)))  # fmt: skip
@@ -107,8 +107,8 @@ def test_three_parts_are_the_number(backend, length) -> None:
     y = pa.asarray(k).buf
     call = attention._call(device, (2, 3), (x, y, y, None), (x,), 0, 0, True, 1.0, 0.0, "highest")
     with device.guarded():
-        written = parts.make_parts(device, call)
-        parts.divide(device, call, parts.walks(call.problem), written)
+        written = split.allocate_terms(device, call)
+        split.split(device, call, split.walks(call.problem), written)
         found = []
         for memory, shape in zip(written.arrays, ((2, 3, 37), (2, 1, 21), (2, 1, 21)), strict=True):
             buf = device.empty(Spec((*shape, 3, 64), np.dtype(pa.bfloat16)))
@@ -119,7 +119,7 @@ def test_three_parts_are_the_number(backend, length) -> None:
 
 
 class Noting:
-    """A program whose kernels note what they are given."""
+    """A program whose kernels record their arguments."""
 
     def __init__(self):
         self.given = {}
@@ -131,9 +131,9 @@ class Noting:
 @on_opencl
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_kernels_are_given_what_maps_lead_to(monkeypatch, backend, count) -> None:
-    """A replay goes by that: memory that nobody is given any more serves something else."""
-    monkeypatch.setattr(wgmma, "divide", lambda *_: None)
-    device, p = devices.select(backend.name), problem(dtype=np.dtype("float32"), parts=count)
+    """A replay relies on it: memory that is no argument any more is reused."""
+    monkeypatch.setattr(wgmma, "split", lambda *_: None)
+    device, p = devices.select(backend.name), problem(dtype=np.dtype("float32"), terms=count)
     arrays = [device.upload(np.zeros((6, 32, 64), np.float32)) for _ in range(9)]
     q, k, v, dout, out, lse, *gradients = arrays
     forward, backward = Noting(), Noting()
@@ -148,7 +148,7 @@ def test_kernels_are_given_what_maps_lead_to(monkeypatch, backend, count) -> Non
 
 
 class Imitated:
-    """Portable kernels that leave the sums of rows as Hopper's do."""
+    """Portable kernels that save row sums like Hopper's."""
 
     def forward(self, device, call, out):
         p = call.problem
@@ -192,8 +192,8 @@ def test_what_a_program_is_compared_with_is_what_the_portable_kernels_give(backe
 @on_opencl
 @pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "highest"), ("float32", "high"), ("float32", "highest")])
 def test_a_compiled_function_keeps_what_attention_reads(monkeypatch, backend, dtype, precision) -> None:
-    """Its operands are temporaries, and other arrays want their memory. Where Hopper's kernels run, they are these."""
-    monkeypatch.setattr(wgmma, "LEAST_DIVIDED", 0)
+    """Operands are temporaries whose memory could be reused too early. On Hopper, its own kernels run."""
+    monkeypatch.setattr(wgmma, "MIN_SPLIT_SIZE", 0)
     q, k, v, g = (pa.asarray(x, dtype=dtype) for x in np.random.default_rng(3).standard_normal((4, 2, 3, 64, 32), "f4"))
 
     def loss(q, k, v):

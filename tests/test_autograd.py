@@ -1,4 +1,4 @@
-"""The transforms: what they return, how they nest, and what they say when asked wrongly."""
+"""Transforms of polyarr.autograd: results, nesting and errors."""
 
 import asyncio
 import math
@@ -15,9 +15,9 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, use_backend
-from polyarr.core.errors import BackendError, GradientError, ShapeError
+from polyarr.core.errors import BackendError, DtypeError, GradientError, ShapeError
 from polyarr.core.spec import Spec
-from polyarr.core.tape import _transforms, paused
+from polyarr.core.tape import Node, _transforms, paused
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -202,7 +202,7 @@ def test_third_order() -> None:
     close(d3(scalar(0.7)), 24 * 0.7 - math.cos(0.7))
 
 
-def test_third_order_of_an_op_with_a_pair(backend: Backend) -> None:
+def test_third_order_of_an_op_with_a_fused_kernel(backend: Backend) -> None:
     def third(x: Array) -> Array:
         f = lambda a: ops.sum(ops.softmax(a) ** 2)
         g = lambda a: ops.sum(pa.grad(f)(a) ** 2)
@@ -402,8 +402,8 @@ def test_gradient_comes_back_through_a_transfer(backend: Backend) -> None:
     assert g.tolist() == [72.0, 144.0, 216.0]
 
 
-def test_a_pair_may_decline(on_numpy: Backend) -> None:
-    """Then the body runs, on the same backend, in gradients as well."""
+def test_a_fused_kernel_may_decline(on_numpy: Backend) -> None:
+    """The decomposition then runs on the same backend, also in gradients."""
     asked = []
 
     def forward(out: Spec, x: np.ndarray, *, axis: int) -> object:
@@ -442,8 +442,8 @@ def _twice(x: Array) -> tuple:
         (lambda g: None, 0),
     ],
 )
-def test_a_cotangent_of_none_stands_for_zeros(on_numpy: Backend, cotangent: Callable, expected: float) -> None:
-    """In place of an array, or of a part of the tree; within a transform, too."""
+def test_a_cotangent_of_none_means_zeros(on_numpy: Backend, cotangent: Callable, expected: float) -> None:
+    """None replaces an array or a part of the tree, also within a transform."""
     _, pull = pa.vjp(_twice, pa.ones(2))
     assert pull(cotangent(pa.ones(2)))[0].tolist() == [expected] * 2
     slope = pa.grad(lambda g: ops.sum(pull(cotangent(g))[0] ** 2))
@@ -482,7 +482,7 @@ def test_a_cotangent_of_none_stands_for_zeros(on_numpy: Backend, cotangent: Call
         (
             lambda x: pa.jvp(_same, (x,), (x[0],)),
             ShapeError,
-            r"a tangent is float32\[3\]; it must have the shape of float32\[2, 3\]",
+            r"a tangent is float32\[3\] for float32\[2, 3\]; it must be an array of that shape",
         ),
     ],
 )
@@ -491,9 +491,95 @@ def test_bad_calls(call: Callable, error: type[Exception], message: str) -> None
         call(pa.ones((2, 3), device="numpy"))
 
 
+# ---- a cotangent, a tangent or a gradient of another dtype, shape or device ------------------------------------
+
+
+def _losses(dtype: str) -> dict[str, tuple[Callable, Array]]:
+    x = pa.ones((4, 8), dtype=dtype)
+    heads = pa.ones((1, 2, 8, 16), dtype=dtype)
+    return {
+        "cross_entropy": (lambda a: pa.cross_entropy(a, pa.zeros(4, dtype="int32")), x),
+        "softmax": (lambda a: ops.softmax(a), x),
+        "layer_norm": (lambda a: ops.layer_norm(a, None, None), x),
+        "attention": (lambda a: ops.attention(a, a, a), heads),
+        "add": (lambda a: a + a, x),
+        "checkpoint": (pa.checkpoint(lambda a: ops.softmax(a)), x),
+    }
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "softmax", "layer_norm", "attention", "add", "checkpoint"])
+@pytest.mark.parametrize(("dtype", "other"), [("float16", "float32"), ("float32", "float16"), ("bfloat16", "float16")])
+def test_a_cotangent_of_another_dtype_is_refused(backend: Backend, name: str, dtype: str, other: str) -> None:
+    fn, x = _losses(dtype)[name]
+    value, pull = pa.vjp(fn, x)
+    wrong = "float16" if value.dtype == pa.float32 else other
+    with pytest.raises(DtypeError, match=f"^vjp: a cotangent is {wrong}.* for {value.dtype.name}.*cast it with astype"):
+        pull(ops.ones_like(value).astype(wrong))
+    assert pull(ops.ones_like(value))[0].dtype == x.dtype
+    with pytest.raises(DtypeError, match=rf"^jvp: a tangent is float64.* for {dtype}\["):
+        pa.jvp(fn, (x,), (pa.ones(x.shape, dtype="float64", device="numpy"),))
+
+
+def _through_node(pull: Callable) -> Callable:
+    """Return a function whose gradient comes from a Node."""
+    return lambda x: ops.sum(Array(x.backend, x.buf, x.spec, Node((x.node,), (x.spec,), lambda node, g: [pull(g)])))
+
+
+def _through_pair(changed: Callable) -> Callable:
+    """Return a function whose gradient comes from a backend's Fused kernels."""
+    pair = Fused(lambda out, x, axis: (x, None), lambda g, saved, x, wanted, axis: (changed(g),))
+
+    def fn(x: Array) -> Array:
+        kernels = {**x.backend.kernels, ops.softmax: pair}
+        return ops.sum(ops.softmax(x.to(x.backend._replace(kernels=kernels, home=x.backend.name))))
+
+    return fn
+
+
+def _own(backward: Callable) -> Callable:
+    return pa.custom_vjp(ops.sum, lambda x: (ops.sum(x), x), backward)
+
+
+def _later(x: Array) -> Array:
+    """Return a checkpointed function that returns another dtype when it is recomputed."""
+    dtypes = ["float64", "float32"]
+    return ops.sum(pa.checkpoint(lambda a: a.astype(dtypes.pop()))(x).astype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "message"),
+    [
+        (_own(lambda x, g: (x.astype("float64"),)), DtypeError, r"^custom_vjp: backward returned float64\[2, 3\] for"),
+        (_own(lambda x, g: (1.0,)), ShapeError, r"^custom_vjp: backward returned a float for float32\[2, 3\]"),
+        (_own(lambda x, g: (x.to(_mirror()),)), BackendError, r"^custom_vjp: backward .* on 'mirror' for an array"),
+        (_through_node(lambda g: g.astype("float64")), DtypeError, r"gradient of an input is float64\[2, 3\] for"),
+        (_through_node(lambda g: g[:, :2]), ShapeError, r"gradient of an input is float32\[2, 2\] for float32\[2, 3\]"),
+        (_through_node(lambda g: g[0]), ShapeError, r"gradient of an input is float32\[3\] for float32\[2, 3\]"),
+        (_through_pair(lambda b: b.astype("d")), BackendError, r"^softmax: .* d/dx came as float64\[2, 3\]; it must"),
+        (_through_pair(lambda b: b[0]), BackendError, r"^softmax: .* d/dx came as float32\[3\]; it must be float32\[2"),
+        (_later, GradientError, r"^checkpoint: fn gave float64\[2, 3\] when .* again, and float32\[2, 3\] the first"),
+    ],
+)
+def test_a_gradient_unlike_its_input_is_refused(fn: Callable, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pa.grad(fn)(pa.ones((2, 3), device="numpy"))
+
+
+def _mirror() -> Backend:
+    return get_backend("numpy")._replace(name="mirror")
+
+
+def test_cotangents_and_tangents_on_another_device_are_refused(backend: Backend) -> None:
+    x, other = pa.ones((2, 3)), pa.ones((2, 3), device=_mirror())
+    with pytest.raises(BackendError, match=rf"^vjp: a cotangent is .* on 'mirror' for an array on '{backend.name}'"):
+        pa.vjp(ops.softmax, x)[1](other)
+    with pytest.raises(BackendError, match=rf"^jvp: a tangent is .* on 'mirror' for an array on '{backend.name}'"):
+        pa.jvp(ops.softmax, (x,), (other,))
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, pa.checkpoint])
 def test_threads_of_a_function_are_part_of_its_gradient(on_numpy: Backend, wrap: Callable) -> None:
-    """A new thread knows of no transform; what it computes from the transform's arrays counts all the same."""
+    """A new thread is in no transform, but its computations on the transform's arrays count."""
     square = wrap(lambda w: ops.sum(w * w))
 
     def loss(w: Array) -> Array:
@@ -504,7 +590,7 @@ def test_threads_of_a_function_are_part_of_its_gradient(on_numpy: Backend, wrap:
 
 
 def test_a_thread_of_its_own_records_nothing(on_numpy: Backend) -> None:
-    """While another one differentiates."""
+    """A separate thread is not recorded while another one differentiates."""
 
     def loss(w: Array) -> Array:
         with ThreadPoolExecutor(1) as threads:
@@ -519,8 +605,8 @@ def test_a_thread_of_its_own_records_nothing(on_numpy: Backend) -> None:
     assert not _transforms
 
 
-def test_the_forward_of_custom_vjp_may_call_the_function(on_numpy: Backend) -> None:
-    """As JAX's documentation writes it."""
+def test_the_forward_of_custom_vjp_may_call_the_function_itself(on_numpy: Backend) -> None:
+    """JAX's documentation defines rules in this way."""
 
     @pa.custom_vjp
     def f(x: Array) -> Array:

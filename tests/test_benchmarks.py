@@ -1,4 +1,4 @@
-"""What benchmarks write beside their tables, and what they work out of what they measured."""
+"""Files that benchmarks write next to their tables, and figures derived from measurements."""
 
 import argparse
 import importlib.util
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 def loaded(name: str):
-    """A module, which lies in no package."""
+    """Import a benchmark, which is in no package."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

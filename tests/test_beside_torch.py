@@ -1,6 +1,6 @@
-"""shakespeare-char beside the same model in PyTorch: from the same weights, on the same windows, the same losses.
+"""shakespeare-char and the same model in PyTorch: equal losses from equal weights and batches.
 
-A few steps; BESIDE_TORCH_STEPS=200 takes more, BESIDE_TORCH_TEXT=FILE another text than the standard library's.
+A few steps; BESIDE_TORCH_STEPS=200 runs more, BESIDE_TORCH_TEXT=FILE uses another text than the standard library's.
 """
 
 import importlib
@@ -22,7 +22,7 @@ FILE = os.environ.get("BESIDE_TORCH_TEXT")
 
 @pytest.fixture
 def train_step(monkeypatch):
-    """The benchmark, which has the model in PyTorch."""
+    """The benchmark module that defines the model in PyTorch."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module("train_step")
 

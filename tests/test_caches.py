@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: what is damaged, somebody else's or has no room costs time at most."""
+"""The on-disk cache of compiled kernels: damaged files, files of others and a full disk only cost time."""
 
 import itertools
 import os
@@ -21,7 +21,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="owners, modes and limits 
 
 
 def used(folder: Path, program: str = USE, *, limit: int | None = None, **environment: str) -> str:
-    """What a process says that computes, with its compiled kernels under folder; it must not die of a signal."""
+    """Return the output of a process that computes with its cache under folder; it must not die of a signal."""
     clean = {k: v for k, v in os.environ.items() if k not in ("POCL_CACHE_DIR", "POLYARR_NO_CACHE")}
     if limit is not None:
         program = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n{program}"
@@ -39,7 +39,7 @@ def entries(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the entries of a process that computed."""
+    """A folder with the cache entries of a process."""
     folder = tmp_path_factory.mktemp("warm")
     assert used(folder) == "[1.0, 2.0]"
     if not entries(folder):
@@ -58,7 +58,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_entry_is_not_there(tmp_path, name):
-    """And is deleted, so that the next one to look for it saves it anew."""
+    """A damaged entry is deleted, so that the next process saves it again."""
     store = caches.Store(tmp_path)
     store.save("name", b"content" * 1000)
     (tmp_path / "name").write_bytes(DAMAGES[name]((tmp_path / "name").read_bytes()))
@@ -66,7 +66,7 @@ def test_a_damaged_entry_is_not_there(tmp_path, name):
 
 
 def test_a_process_compiles_anew_what_was_damaged(warm):
-    """The driver never sees it; afterwards all is whole."""
+    """The driver never sees the damaged entry; afterwards the cache is intact."""
     damaged = entries(warm)
     for path, damage in zip(damaged, itertools.cycle(DAMAGES.values()), strict=False):
         path.write_bytes(damage(path.read_bytes()))
@@ -77,7 +77,7 @@ def test_a_process_compiles_anew_what_was_damaged(warm):
 
 @posix
 def test_entries_and_folders_are_the_users_alone_and_nothing_is_left_over(warm):
-    """A process that ends leaves its entries, and no more."""
+    """A process leaves its entries and nothing else."""
     kernels = warm / "polyarr" / "kernels"
     for path in (kernels, *kernels.iterdir()):
         assert path.stat().st_mode & 0o777 == 0o700
@@ -87,7 +87,7 @@ def test_entries_and_folders_are_the_users_alone_and_nothing_is_left_over(warm):
 
 @posix
 def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
-    """The folder of one that lives stays."""
+    """The folder of a running process stays."""
     program = f"{USE}\nimport os; os.kill(os.getpid(), 9)"
     clean = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, timeout=120)
@@ -119,8 +119,8 @@ def test_folders_that_others_could_have_written_to_are_not_read(tmp_path, spoil,
 
 
 @posix
-def test_what_belongs_to_somebody_else_is_not_read(tmp_path, monkeypatch):
-    """Neither a folder nor an entry."""
+def test_files_of_other_owners_are_not_read(tmp_path, monkeypatch):
+    """Folders and entries with another owner are ignored."""
     store = caches.Store(caches.private(tmp_path / "kernels"))
     store.save("name", b"content")
     assert store.load("name") == b"content"
@@ -148,7 +148,7 @@ def test_an_entry_under_another_name_is_none(tmp_path):
     assert store.load("two") is None and not (tmp_path / "two").exists()
 
 
-def test_what_nobody_used_for_long_is_removed(tmp_path, monkeypatch):
+def test_entries_unused_for_long_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(caches, "root", lambda: tmp_path / "kernels")
     caches.trouble.cache_clear()
     store = caches.store_of("a driver")
@@ -163,14 +163,14 @@ def test_what_nobody_used_for_long_is_removed(tmp_path, monkeypatch):
 
 
 def test_an_entry_that_is_no_archive_is_compiled_anew(warm):
-    """Though its checksum is right."""
+    """The entry's checksum is correct, but its content is not."""
     for path in entries(warm):
         caches.Store(path.parent).save(path.name, b"no archive")
     assert used(warm) == "[1.0, 2.0]"
 
 
 def test_an_entry_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
-    """And leaves nothing."""
+    """No partial file is left."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -182,15 +182,15 @@ def test_an_entry_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
 
 
 @posix
-def test_without_room_the_error_is_one_line(tmp_path):
-    """PoCL would have ended the process."""
+def test_a_full_disk_is_one_line(tmp_path):
+    """PoCL alone would abort the process."""
     line = used(tmp_path, limit=20_000)
     assert line == "[1.0, 2.0]" or ("BackendError" in line and "files may have 20000 bytes at most" in line)
 
 
 @posix
 def test_where_nothing_can_be_kept_it_computes_all_the_same(tmp_path):
-    """The user's cache folder is a file."""
+    """The user's cache folder is a file here."""
     (tmp_path / "polyarr").write_text("")
     assert used(tmp_path) == "[1.0, 2.0]"
 
@@ -210,7 +210,7 @@ def test_pocls_threads_keep_to_cores_that_the_process_has(monkeypatch, cores, se
 
 
 def test_what_other_processes_remove_meanwhile_is_not_counted(tmp_path, monkeypatch):
-    """A process that ends takes its run folder along, in the middle of whoever adds up sizes."""
+    """A process that exits removes its run folder while another one adds up sizes."""
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
     for name in ("kept", "gone"):
         (caches.root() / name / "inner").mkdir(parents=True)
@@ -227,14 +227,14 @@ def test_what_other_processes_remove_meanwhile_is_not_counted(tmp_path, monkeypa
 
 
 def test_a_users_own_folder_for_pocl_is_taken_and_put_back(tmp_path):
-    """Entries lie below it, and processes that are started later find the variable as it was."""
+    """Entries go into a subfolder, and the variable is restored for child processes."""
     program = f"{USE}\nimport os; print(os.environ['POCL_CACHE_DIR'], 'PYOPENCL_NO_CACHE' in os.environ)"
     assert used(tmp_path, program, POCL_CACHE_DIR=str(tmp_path / "own")) == f"{tmp_path / 'own'} False"
     assert entries(tmp_path) == []
 
 
 def test_a_binary_that_a_driver_refuses_is_built_anew(tmp_path, backend_device):
-    """For the drivers that keep nothing themselves."""
+    """This concerns drivers without a cache of their own."""
     compiled = import_module("polyarr.backends.opencl.runtime.compiled")
     store = caches.Store(caches.private(tmp_path / "kernels"))
     source = "__kernel void one(__global int *x) { x[0] = 1; }"
@@ -250,7 +250,7 @@ def test_a_binary_that_a_driver_refuses_is_built_anew(tmp_path, backend_device):
 
 
 def test_a_program_is_the_same_wherever_pyopencl_is_installed(backend_device):
-    """PyOpenCL tells drivers where its headers lie; what they compiled is then found in that environment only."""
+    """PyOpenCL passes the path of its headers to drivers; binaries must be found in other environments as well."""
     compiled, cl = import_module("polyarr.backends.opencl.runtime.compiled"), import_module("pyopencl")
     compiler = compiled.Compiler(backend_device.context)
     source = "__kernel void one(__global int *x) { x[0] = 1; }"
@@ -263,5 +263,5 @@ def test_a_program_is_the_same_wherever_pyopencl_is_installed(backend_device):
 
 @pytest.fixture
 def backend_device():
-    """The device that is used."""
+    """The device of the OpenCL backend."""
     return import_module("polyarr.backends.opencl.devices").select()

@@ -1,4 +1,4 @@
-"""Faults planted in what compiles functions: the kit's case `captured` must see each of them."""
+"""Faults planted in polyarr.compile, each of which the kit's check `captured` must catch."""
 
 from importlib import import_module
 
@@ -9,15 +9,17 @@ import polyarr as pa
 from polyarr import ops
 from polyarr.capture import captured, passes, run
 from polyarr.capture.trace import Trace
+from polyarr.core.array import Array
 from polyarr.core.number import Number
 from polyarr.testing.cases import Effort, cases
+from polyarr.testing.compare import CheckFailure
 from tests.opencl_modules import opencl_modules
 
 CASES = {case.name: case for case in cases() if case.check == "captured"}
 
 
 def freed_too_early(patch):
-    """Every value, one step before its last use."""
+    """Free every value one step before its last use."""
     real = run.last_uses
     patch.setattr(run, "last_uses", lambda program: [*real(program)[1:], ()])
 
@@ -28,7 +30,7 @@ def numbers_baked_in(patch):
 
 
 def constants_confused(patch):
-    """The first float stands for all."""
+    """Use the first float constant for all."""
     real, firsts = Trace.constant, {}
     patch.setattr(
         Trace,
@@ -38,9 +40,9 @@ def constants_confused(patch):
 
 
 def params_left_out(patch):
-    """Of what tells two steps apart."""
-    real = passes._what
-    patch.setattr(passes, "_what", lambda step: real(step._replace(params={})))
+    """Omit parameters from the key that distinguishes steps."""
+    real = passes._computation
+    patch.setattr(passes, "_computation", lambda step: real(step._replace(params={})))
 
 
 def outputs_in_memory_of_its_own(patch):
@@ -62,7 +64,7 @@ def outputs_in_memory_of_its_own(patch):
 
 
 def arguments_written_over(patch):
-    """By the result, wherever it is as large as the first argument."""
+    """Overwrite the first argument with a result of the same size."""
     real = captured.runner
 
     def runner(program):
@@ -80,8 +82,50 @@ def arguments_written_over(patch):
 
 
 def twins_for_ever(patch):
-    """Arguments that were one array when they were captured are."""
-    patch.setattr(import_module("polyarr.capture.compile"), "sharing", lambda fed: None)
+    """Treat arguments that were one array during capture as one array in all runs."""
+    patch.setattr(import_module("polyarr.capture.compile"), "alias_pattern", lambda inputs: None)
+
+
+def captures_known_by_their_buffers(patch):
+    """Treat two handles on one buffer as one array."""
+
+    def expect(self, a):
+        handle = self.array(a)
+        self._known[id(a.buf)] = a, a.buf, handle.buf
+        return handle
+
+    def traced(self, a):
+        _, _, held = self._known.get(id(a.buf), (None, None, None))
+        return a if held is None else Array(self.backend, held, a.spec, a.node)
+
+    patch.setattr(Trace, "expect", expect)
+    patch.setattr(Trace, "_traced", traced)
+
+
+def arguments_that_are_captures_taken_for_two(patch):
+    real = captured._Capture._input
+
+    def traced_input(self, leaf):
+        own, self._by_handle = self._by_handle, {}
+        try:
+            return real(self, leaf)
+        finally:
+            self._by_handle = {**self._by_handle, **own}
+
+    patch.setattr(captured._Capture, "_input", traced_input)
+
+
+def captures_given_back_as_they_were(patch):
+    """Read returned captures after the handles got their first buffers back."""
+    real = captured._Capture._tracer
+
+    def tracer(self, a):
+        stand = self._by_handle.get(id(a))
+        return real(self, a if stand is None else Array(self.trace.backend, self.trace._known[id(a)][2], a.spec))
+
+    patch.setattr(captured._Capture, "_leaves", lambda self, name, value: [
+        tracer(self, a) if type(a) is Array else a for a in pa.tree.leaves(value)
+    ])  # fmt: skip
 
 
 FAULTS = {
@@ -105,8 +149,26 @@ def test_the_kit_sees_it(on_numpy, monkeypatch, plant):
         examine(on_numpy, Effort())
 
 
+HELD = "compiled, with inputs in captures=: another outcome than without"
+OF_CAPTURES = {
+    captures_known_by_their_buffers: ("backend-captures", r"by the capture, with arrays .*: the result is another"),
+    arguments_that_are_captures_taken_for_two: ("captured-exp", HELD),
+    captures_given_back_as_they_were: ("captured-exp", HELD),
+}
+
+
+@pytest.mark.parametrize("plant", OF_CAPTURES, ids=lambda plant: plant.__name__)
+def test_the_kit_sees_it_in_captures(on_numpy, monkeypatch, plant):
+    name, says = OF_CAPTURES[plant]
+    examine = next(case.run for case in cases() if case.name == name)
+    examine(on_numpy, Effort())
+    plant(monkeypatch)
+    with pytest.raises(CheckFailure, match=says):
+        examine(on_numpy, Effort())
+
+
 def inputs_written_over_that_are_read_later(patch):
-    patch.setattr(replayed("places"), "_is_last", lambda n, place: place.times >> n > 1)
+    patch.setattr(replayed("memory_plan"), "_is_last", lambda n, place: place.times >> n > 1)
 
 
 def inputs_written_over_that_were_not_given_away(patch):

@@ -1,4 +1,4 @@
-"""Casting a Module: all arrays at once, as each of them would be."""
+"""Casting a Module: all arrays in one call give the same as each array on its own."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def cast_one_by_one(model):
 
 
 def test_a_module_is_cast_as_each_of_its_arrays(backend):
-    """And its gradient is cast back so; what is frozen stays without one."""
+    """Its gradient is cast back alike; frozen arrays have none."""
     model, x, kept = nn.TransformerBlock(4, 2), pa.ones((1, 3, 4), dtype="bfloat16"), []
     model.norm1.freeze()
 
@@ -38,7 +38,7 @@ def test_a_module_of_two_dtypes_and_of_shapes_only_may_be_cast(backend):
 
 
 def test_all_arrays_are_cast_at_once(backend):
-    """What nobody needs of a gradient is 0."""
+    """Unused gradients are 0."""
     calls, kernel = [], backend.kernels.get(ops.astype_all)
 
     def counted(out, arrays, **params):

@@ -1,4 +1,4 @@
-"""What the checks of gradients say of functions that give something else every time, and of those without a name."""
+"""Gradient checks of functions that return different values in every call, and of functions without a name."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_a_function_that_changes_is_called_that_and_no_kink(name):
 
 
 def test_a_gradient_that_changes_is_called_that():
-    """The second order looks at it as a function."""
+    """The second order treats the gradient as a function."""
     calls = []
 
     def backward(x, g):

@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back, what a crash leaves, and one line for all that may be wrong with one."""
+"""Checkpoints: round trips, crashes while one is written, and errors in one line."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ RECIPE = Recipe(SIZES, batch_size=2, steps=2, lr=1e-2, min_lr=1e-3, warmup=0, ev
 
 
 def quiet(line):
-    """An echo that shows nothing."""
+    """Ignore progress messages."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,21 +52,21 @@ def folder(runs, tmp_path):
 
 
 def parts(path):
-    """The metadata, info and arrays of a checkpoint."""
+    """Return the metadata, info and arrays of a checkpoint."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
         return metadata, json.loads(metadata["info"]), {name: file.get_tensor(name) for name in file.keys()}
 
 
 def write(path, info, arrays, **metadata):
-    """A checkpoint with a checksum that agrees, whatever is in it."""
+    """Write a checkpoint with any content and a valid checksum."""
     text = info if isinstance(info, str) else json.dumps(info)
     metadata = {"format": "2", "info": text, "checksum": checkpoints._checksum(text, arrays), **metadata}
     path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
 
 
 def refused(path):
-    """The one line that loading a damaged checkpoint raises; None if it loads."""
+    """Return the one-line error of loading a damaged checkpoint; None if it loads."""
     try:
         load_checkpoint(path.parent, path.stem)
     except CheckpointError as error:
@@ -106,7 +106,7 @@ def test_a_checkpoint_before_the_first_evaluation_comes_back(tmp_path):
 
 
 def with_bytes(**changes):
-    """A checkpoint whose tokenizer is one of the library tokenizers."""
+    """Return a checkpoint whose tokenizer is one of the library tokenizers."""
     tokenizer = byte_tokenizer()
     model = GPTModel(RECIPE.config(tokenizer.vocab_size))
     info = {**checkpoint_of(new_run(TEXT, RECIPE, seed=1), None).info, **changes}
@@ -124,7 +124,7 @@ def test_a_checkpoint_holds_any_tokenizer(tmp_path):
         for value in VALUES:
             if (new := changed(info, at, value)) != info:
                 write(path, new, arrays)
-                assert refused(path) or (at[-1], value) == ("end", "x"), (at, value)  # which is a token
+                assert refused(path) or (at[-1] == "end" and value in ("x", None)), (at, value)  # a token, or none
 
 
 def test_a_tokenizer_that_is_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
@@ -136,7 +136,7 @@ def test_a_tokenizer_that_is_too_large_to_be_read_is_not_written(tmp_path, monke
 
 def test_what_could_not_be_read_is_not_written(tmp_path):
     run = new_run(TEXT, RECIPE, seed=1, preset="two words")
-    with pytest.raises(ValueError, match=r"^preset: 'two words' does not match "):
+    with pytest.raises(ValueError, match=r'^preset: "two words" was given; it must be of the form '):
         train(run, tmp_path, quiet)
     assert run.step == 0 and not list(tmp_path.iterdir())
 
@@ -256,7 +256,7 @@ DAMAGE = {
 
 
 def test_damaged_files_are_one_line_each(folder, pytestconfig):
-    """A few dozen of them, or a thousand with --polyarr-thorough."""
+    """A few dozen files, or a thousand with --polyarr-thorough."""
     path, draw = folder / "last.safetensors", random.Random(2)
     whole, count = path.read_bytes(), 0
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -273,14 +273,14 @@ def test_damaged_files_are_one_line_each(folder, pytestconfig):
 
 
 def places(value, path=()):
-    """The paths of everything in a JSON value."""
+    """Return the paths of all values in a JSON value."""
     yield path
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield from places(value[key], (*path, key))
 
 
 def changed(info, path, value):
-    """A copy with another value at a path; ... removes it."""
+    """Return a copy with another value at a path; ... removes it."""
     if not path:
         return {} if value is ... else value
     new = copy.deepcopy(info)
@@ -310,9 +310,9 @@ def test_no_change_of_the_info_is_a_raw_error_and_the_checksum_sees_each(folder)
             write(path, json.dumps(new), arrays)
             if refused(path) is None:
                 loaded.append((at, value))
-    # What only a checksum can tell from the true value.
-    free = {("data",), ("preset",), ("seed",), ("val_loss",), ("seconds",), ("since",), ("device",), ("versions",)}
-    free |= {("random_state", i) for i in (0, 1)} | {("recipe", "betas", i) for i in (0, 1)}
+    # Changes that only a checksum can detect.
+    free = {("data",), ("base",), ("preset",), ("seed",), ("val_loss",), ("seconds",), ("since",), ("device",)}
+    free |= {("versions",)} | {("random_state", i) for i in (0, 1)} | {("recipe", "betas", i) for i in (0, 1)}
     free |= {("recipe", name) for name in RECIPE.to_dict()} | {("versions", name) for name in info["versions"]}
     assert {at for at, _ in loaded} <= free | {("recipe", "model", "drop_rate")}
     for at, value in loaded:
@@ -324,13 +324,13 @@ def test_a_line_says_what_is_wrong(folder):
     path = folder / "last.safetensors"
     _, info, arrays = parts(path)
     for at, value, said in [
-        (("step",), "x", "step: 'x' is not of type 'integer'"),
+        (("step",), "x", 'step: "x" was given; it must be an integer'),
         (("step",), 3, "step: 3 is more than the 2 steps of the recipe"),
         (("recipe", "steps"), 0, "Recipe: steps is 0; it must be an integer from 1 to 1,000,000,000,000"),
         (("recipe", "model", "n_layers"), 10**30, "GPTConfig: n_layers is 1" + "0" * 30),
         (("recipe", "model", "emb_dim"), 10, "model.tok_emb.weight is float32[28, 8]; its shape must be [28, 10]"),
-        (("preset",), "a" * 100_000, "preset: 'aaa"),
-        (("run",), ..., "'run' is a required property"),
+        (("preset",), "a" * 100_000, 'preset: "aaa'),
+        (("run",), ..., "run is missing; it is required"),
         (("tokenizer", "characters"), "ab", "model.tok_emb.weight is float32["),
     ]:
         write(path, changed(info, at, value), arrays)
@@ -386,7 +386,7 @@ def test_the_story_must_fit_the_step(folder):
         assert f"{name} holds numbers that are no loss" in refused(path)
 
 
-def test_other_formats_are_told_apart(folder):
+def test_other_formats_are_distinguished(folder):
     path = folder / "last.safetensors"
     _, info, arrays = parts(path)
     write(path, info, arrays, format="3")

@@ -1,4 +1,4 @@
-"""`polyarr tokenizer` and `polyarr prepare`, the page about them, and one clear line for all that is wrong."""
+"""`polyarr tokenizer` and `polyarr prepare`, their documentation page, and errors in one line."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(capsys, *args):
-    """The command's exit code, output and errors, in this process."""
+    """Run the command in this process; return its exit code, output and errors."""
     with pytest.raises(SystemExit) as ended:
         main(list(map(str, args)))
     return ended.value.code, *capsys.readouterr()
@@ -80,6 +80,8 @@ WRONG = {
     "tokenizer is missing": (("tokenizer", "show", "none.json"), 1, "polyarr: none.json: No such file or directory"),
     "tokenizer is none": (("tokenizer", "show", "texts/a.txt"), 1, "polyarr: texts/a.txt: no tokenizer.json, or a"),
     "unknown character": (("tokenizer", "show", "char.json", "--text", "aé"), 2, "for '--text': encode: "),
+    "check of a file": (("prepare", "--check", "char.json"), 1, "polyarr: char.json: a file; give the folder that was"),
+    "check of texts": (("prepare", "--check", "texts"), 1, "polyarr: texts: no prepared tokens are here (manif"),
     "no command": (("tokenizer",), 2, "tokenizer: Missing command."),
     "too small": (("tokenizer", "train", "texts", "--size", "256", "--out", "x"), 2, "'--size'"),
     "nowhere": (("tokenizer", "train", "texts", "--size", "300", "--out", "no/x"), 1, "polyarr: no/x: No such file"),

@@ -1,4 +1,4 @@
-"""`polyarr backends | devices | doctor | ops`, and what the command line does with errors, through the real command."""
+"""`polyarr backends | devices | doctor | ops`, and errors of the command line, through the installed command."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def polyarr_devices():
 
 @hookimpl
 def polyarr_diagnose():
-    return [("ok", "the mirror hangs straight")]
+    return [("ok", "the mirror hangs straight"), ("note", "the mirror is of glass")]
 """
 WRONG = GOOD.replace('hardware="a mirror"', "download=lambda buf: buf * 0 + 1")
 PAIR = "from polyarr import ops\nfrom polyarr.core.backend import Fused\n" + GOOD.replace(
@@ -68,7 +68,7 @@ def polyarr(*arguments, folder="", **environment):
 
 @pytest.fixture
 def plugin(tmp_path):
-    """Install a plugin called mirror with this source; the folder that holds it."""
+    """Install a plugin called mirror with this source; return its folder."""
 
     def install(source):
         (tmp_path / "polyarr_mirror.py").write_text(source)
@@ -85,7 +85,7 @@ def plugin(tmp_path):
 
 
 def test_backends_lists_each_with_what_it_can_do(plugin):
-    """A row per backend, and the same as JSON."""
+    """Print a row per backend, and the same as JSON."""
     folder = plugin(GOOD)
     found = polyarr("backends", folder=folder)
     assert found.returncode == 0 and found.stderr == ""
@@ -97,7 +97,7 @@ def test_backends_lists_each_with_what_it_can_do(plugin):
 
 
 def test_backends_shows_a_broken_plugin(plugin):
-    """It has a row, and its reason below the table."""
+    """The plugin has a row, and its reason is below the table."""
     found = polyarr("backends", folder=plugin(BROKEN))
     assert found.returncode == 0
     assert re.search(r"^mirror +polyarr-mirror 0.3 +failed", found.stdout, re.MULTILINE)
@@ -105,7 +105,7 @@ def test_backends_shows_a_broken_plugin(plugin):
 
 
 def test_devices_lists_what_plugins_say(plugin):
-    """A star for the one chosen, the problem of a broken one, and the same as JSON."""
+    """The selected device has a star, a broken one its problem; the JSON is equal."""
     folder = plugin(GOOD)
     out = polyarr("devices", folder=folder).stdout
     assert re.search(r"^\* +mirror:0 +Mirror +Glass$", out, re.MULTILINE)
@@ -118,11 +118,20 @@ def test_devices_lists_what_plugins_say(plugin):
 
 def test_doctor_is_content_with_what_works(plugin):
     """Every backend computes something."""
-    found = polyarr("doctor", folder=plugin(GOOD))
+    folder = plugin(GOOD)
+    found = polyarr("doctor", folder=folder)
     assert re.search(r"ok +numpy .* computes on", found.stdout)
     assert re.search(r"ok +mirror \(polyarr-mirror 0.3\) computes on a mirror", found.stdout)
-    assert "the mirror hangs straight" in found.stdout
+    assert "the mirror hangs straight" in found.stdout and "the mirror is of glass" not in found.stdout
+    assert re.search(r"\n\d+ notes? on drivers: polyarr doctor --verbose\n$", found.stdout)
+    assert "  note     the mirror is of glass\n" in polyarr("doctor", "--verbose", folder=folder).stdout
     assert found.returncode == (1 if re.search("^  error", found.stdout, re.MULTILINE) else 0)
+
+
+def test_the_command_alone_lists_what_there_is():
+    found = CliRunner().invoke(cli.main, [])
+    assert found.exit_code == 0 and found.output == CliRunner().invoke(cli.main, ["--help"]).output
+    assert all(f"\n  {name} " in found.output for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +142,7 @@ def test_doctor_is_content_with_what_works(plugin):
     ],
 )
 def test_doctor_finds_what_is_broken(plugin, source, complaint):
-    """Exit code 1, the reason, and nothing on stderr."""
+    """Exit code 1 with the reason, and nothing on stderr."""
     found = polyarr("doctor", folder=plugin(source))
     line = next(line for line in found.stdout.splitlines() if complaint in line)
     assert line.startswith("  error") and "polyarr-mirror 0.3" in line
@@ -142,10 +151,12 @@ def test_doctor_finds_what_is_broken(plugin, source, complaint):
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_doctor_survives_what_it_examines(plugin):
-    """A backend that ends the process is a line; all others are examined, and what they say is there."""
-    fatal = GOOD.replace("lambda: numpy()", "lambda: __import__('os').abort() or numpy()")
+    """A backend that kills the process is one line; all others are examined and listed."""
+    fatal = GOOD.replace("lambda: numpy()", "lambda: announce('kernel k') or __import__('os').abort() or numpy()")
+    fatal = f"from polyarr.core.announce import announce\n{fatal}"
     found = polyarr("doctor", folder=plugin(fatal))
-    assert re.search(r"\n  error +backend mirror: the process that tried it was ended by signal 6", found.stdout)
+    said = found.stdout
+    assert re.search(r"\n  error +backend mirror: the process that tried it was ended by signal 6 .*in kernel k", said)
     assert re.search(r"ok +numpy .* computes on", found.stdout) and "the mirror hangs straight" in found.stdout
     assert found.returncode == 1 and found.stdout.count("\nBackends\n") == 1
     assert re.search(r"^\d+ problems? found$", found.stdout, re.MULTILINE)
@@ -153,23 +164,23 @@ def test_doctor_survives_what_it_examines(plugin):
 
 @pytest.mark.parametrize("statement", ["os._exit(0)", "os._exit(3)"])
 def test_doctor_notices_a_plugin_that_ends_the_process(plugin, statement):
-    """Also with exit code 0, which does not say that all was examined."""
+    """Exit code 0 does not prove that all was examined."""
     found = polyarr("doctor", folder=plugin(f"import os\n{statement}"))
     assert re.search(r"\n  error +to look for plugins: the process that tried it ended ", found.stdout)
     assert found.returncode == 1 and "1 problem found" in found.stdout
 
 
 def test_doctor_names_the_folders_that_may_be_deleted():
-    """Where a process dies that may have read them."""
-    line = doctor._of_death("backend mirror", "was ended by signal 11 (SIGSEGV)", ["/here", "/there"])
+    """The process that may have read them dies."""
+    line = doctor._of_death("backend mirror", "was ended by signal 11 (SIGSEGV)", ["/here", "/there"], "")
     assert line.level == "error" and "delete /here and /there" in line.text
 
 
 def test_doctor_gives_up_what_hangs(monkeypatch):
-    """In the end."""
+    """A timeout ends it."""
     monkeypatch.setattr(doctor, "PROGRAM", "import time; time.sleep(600)")
-    monkeypatch.setattr(doctor, "PATIENCE", 0.1)
-    with doctor._Examiner([]) as examiner:
+    monkeypatch.setattr(doctor, "STEP_TIMEOUT", 0.1)
+    with doctor._ProbeProcess([]) as examiner:
         assert list(examiner) == []
     assert examiner.end == "gave no answer for 0.1 seconds"
 
@@ -182,7 +193,7 @@ def test_doctor_examines_polyarr_backend(name, wrong):
 
 
 def test_doctor_takes_a_missing_optional_library_for_a_choice(tmp_path):
-    """Without PyOpenCL, all that polyarr was installed for still works."""
+    """Without PyOpenCL, all installed features still work."""
     (tmp_path / "pyopencl.py").write_text("raise ModuleNotFoundError(\"No module named 'pyopencl'\", name='pyopencl')")
     found = polyarr("doctor", folder=tmp_path, POLYARR_PLUGINS="")
     assert found.returncode == 0, found.stdout
@@ -190,7 +201,7 @@ def test_doctor_takes_a_missing_optional_library_for_a_choice(tmp_path):
 
 
 def test_ops_says_how_each_op_runs(plugin):
-    """On one backend or all; which of them brings a pair for a composed op."""
+    """On one backend or all, with the backends that have Fused kernels of a composed op."""
     folder = plugin(PAIR)
     found = polyarr("ops", "--backend", "numpy", folder=folder)
     assert found.returncode == 0 and found.stderr == ""
@@ -206,8 +217,8 @@ def test_ops_says_how_each_op_runs(plugin):
     assert rows["exp"] == {"kind": "primitive", "dtypes": "floating", "class": "function", "float32": 16}
 
 
-def test_ops_says_who_offers_which_group(plugin):
-    """For each op of the group, and in a line for all of it."""
+def test_ops_lists_the_backends_of_each_group(plugin):
+    """Each op of the group, and one line for the whole group."""
     folder = plugin(GROUPLESS)
     out = polyarr("ops", folder=folder, POLYARR_PLUGINS="mirror").stdout
     last = out.splitlines()[-1]
@@ -221,7 +232,7 @@ def test_ops_says_who_offers_which_group(plugin):
 
 
 def test_ops_needs_no_hypothesis(tmp_path):
-    """Without it, what the testing kit knows is left out."""
+    """Without it, the testing kit's facts are omitted."""
     (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError(\"No module named 'hypothesis'\")")
     found = polyarr("ops", "--backend", "numpy", folder=tmp_path)
     assert found.returncode == 0 and re.search(r"^exp +primitive +kernel$", found.stdout, re.MULTILINE)
@@ -232,7 +243,7 @@ def test_ops_needs_no_hypothesis(tmp_path):
 
 
 def test_an_unknown_backend_is_one_line():
-    """Exit code 1, no traceback; --debug shows it, before the command and after."""
+    """Exit code 1 without a traceback; --debug shows it, before or after the command."""
     found = polyarr("ops", "--backend", "nonsense")
     assert found.returncode == 1 and found.stdout == ""
     assert found.stderr.splitlines() == ["polyarr: no backend called 'nonsense'; installed: numpy, opencl"]
@@ -252,7 +263,7 @@ def test_an_unknown_backend_is_one_line():
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, line):
-    """And says where to look."""
+    """The message refers to --help."""
     found = polyarr(*arguments)
     assert found.returncode == 2 and found.stderr.startswith(line)
     assert len(found.stderr.splitlines()) == 1 and "--help" in found.stderr
@@ -260,7 +271,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, line):
 
 @pytest.fixture
 def command(monkeypatch):
-    """Run a command, made of a function, within the group; (exit code, stdout, stderr)."""
+    """Run a function as a command of the group; return (exit code, stdout, stderr)."""
 
     def run(fn, *arguments):
         monkeypatch.setitem(cli.COMMANDS, "test", (f"{__name__}:unused", "A test."))
@@ -305,7 +316,7 @@ def test_what_a_command_raises(command, error, code, line):
 
 
 def test_ctrl_c_ends_with_130(plugin):
-    """The signal itself, while a backend starts."""
+    """The real signal arrives while a backend starts."""
     folder = plugin(
         GOOD.replace("lambda: numpy()", "lambda: print('here', flush=True) or __import__('time').sleep(60) or numpy()")
     )
@@ -316,7 +327,7 @@ def test_ctrl_c_ends_with_130(plugin):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A runner in the background of a shell ignores the signal, and its children would inherit that.
+        # If the tests run in the background of a shell, the signal is ignored, and children would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with process:
@@ -331,7 +342,7 @@ def test_ctrl_c_ends_with_130(plugin):
 
 
 def test_every_command_is_there_and_takes_debug():
-    """The table names real commands, and its summaries are theirs."""
+    """The table has real commands with their own summaries."""
     context = click.Context(cli.main)
     for name, (target, _) in cli.COMMANDS.items():
         module, _, attribute = target.partition(":")
@@ -341,7 +352,7 @@ def test_every_command_is_there_and_takes_debug():
 
 
 def test_help_starts_nothing():
-    """It neither imports a command nor looks for a backend."""
+    """Help imports no command and looks for no backend."""
     found = subprocess.run(
         [
             sys.executable,
@@ -360,7 +371,7 @@ def test_help_starts_nothing():
 
 
 def test_the_script_is_this_group():
-    """What pip installs as `polyarr`."""
+    """The script is what pip installs as `polyarr`."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, attribute = scripts["polyarr"].partition(":")
     assert getattr(import_module(module), attribute) is cli.main
@@ -368,6 +379,6 @@ def test_the_script_is_this_group():
 
 @pytest.mark.polyarr_backend("opencl")
 def test_no_device_has_the_architecture_0(backend):
-    """Which stands for a driver that tells of none."""
+    """0 means a driver that reports no architecture."""
     found = [row.features for row in devices() if row.backend == "opencl"]
     assert found and all(features.get("architecture", 90) for features in found)

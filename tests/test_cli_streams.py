@@ -1,4 +1,4 @@
-"""What becomes of the command's output where it cannot be written: closed, full, or a pipe that nobody reads."""
+"""Output of commands that cannot be written: closed, a full disk, or a pipe without a reader."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ main()
 
 
 def shell(line, cwd, unbuffered):
-    """A line of the shell, in which P is the command with a tiny preset."""
+    """Run a line of shell in which P is the command with a tiny preset."""
     (cwd / "tiny.py").write_text(TINY)
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("POLYARR_", "PYTHON"))}
     python = shlex.join([sys.executable, "tiny.py"])
@@ -58,7 +58,7 @@ WHOLE = ["best.safetensors", "last.safetensors", "loss.png", "metrics.jsonl"]
 
 
 @pytest.mark.parametrize("closing", ["1>&-", "2>&-", "0<&- 1>&- 2>&-", pytest.param("2>/dev/full", marks=needs_full)])
-def test_training_needs_nobody_who_looks(folder, closing, unbuffered):
+def test_training_works_without_output(folder, closing, unbuffered):
     found = shell(f"{TRAIN} {closing}", folder, unbuffered)
     assert found.returncode == 0, found.stderr
     assert ("val loss" in found.stdout) == ("1>" not in closing)
@@ -85,7 +85,7 @@ def test_an_error_that_cannot_be_shown_is_still_one(folder, unbuffered):
     assert shell("P generate none --backend numpy 2>&-", folder, unbuffered).returncode == 1
 
 
-def test_a_pipe_that_nobody_reads_is_no_error_to_speak_of(folder, unbuffered):
+def test_a_pipe_without_a_reader_is_no_error_message(folder, unbuffered):
     found = shell("P backends | true", folder, unbuffered)
     assert found.stderr == ""
 

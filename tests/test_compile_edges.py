@@ -1,4 +1,4 @@
-"""polyarr.compile where Python shows through: captures that change, NumPy's numbers, copies, other dicts."""
+"""polyarr.compile and Python details: changed captures, NumPy scalars, copies, other dicts."""
 
 import copy
 import math
@@ -71,7 +71,7 @@ def test_numpy_computes_with_numbers_at_every_run():
         lambda n: pa.asarray([n, 1]),
         lambda n: pa.full((2,), n),
         lambda n: np.ones(2) * n,
-        lambda n: np.float32(0.1) * n,  # as an object it would be a Python float's product
+        lambda n: np.float32(0.1) * n,  # an object array would use Python float arithmetic
         lambda n: np.add.reduce([n, n]),
     ],
 )
@@ -81,7 +81,7 @@ def test_what_needs_a_numbers_value_says_so(fn):
             pa.compile(lambda n: fn(n))(n)
 
 
-def test_keys_that_are_equal_and_yet_not_the_same_are_other_forms():
+def test_keys_that_are_equal_but_of_other_types_have_other_signatures():
     compiled = pa.compile(lambda given: (type(next(iter(given))).__name__, given))
     for key in (1, True, 1.0, 1):
         kind, given = compiled({key: pa.ones(())})
@@ -105,7 +105,7 @@ def test_a_number_is_an_index(backend):
         compiled(mine, 3)
 
 
-def test_a_number_that_does_not_fit_is_told_of_as_without_compiling():
+def test_a_number_that_does_not_fit_raises_as_without_compiling():
     def fn(x, n):
         x[0] = n
         return x
@@ -134,12 +134,12 @@ def test_memory_stats_bears_what_a_capture_leaked(backend):
     kept.clear()
 
 
-def test_who_watches_may_watch_a_capture(backend):
+def test_observers_may_observe_a_capture(backend):
     compiled, x = pa.compile(lambda x: pa.tanh(x @ x) + 1), pa.ones((2, 2))
     with pa.profile() as profile:
         first = compiled(x)
     assert "tanh" in str(profile) and bits(first) == bits(compiled(x))
-    with watch.watching(Debugger()):
+    with watch.observing(Debugger()):
         assert bits(pa.compile(lambda x: pa.tanh(x @ x) + 1)(x)) == bits(first)
 
 

@@ -1,4 +1,4 @@
-"""`polyarr inspect` and contents_of: what is in files, in bounded memory, and one clear line for what is damaged."""
+"""`polyarr inspect` and contents_of: summaries of files in bounded memory, and errors in one line."""
 
 import json
 import random
@@ -34,7 +34,7 @@ WEIGHTS = {"a": np.arange(24, dtype=np.float32).reshape(2, 3, 4), "b": np.array(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """One of everything that can be inspected."""
+    """A folder with a file of every kind that can be inspected."""
     found = tmp_path_factory.mktemp("contents")
     (found / "run").mkdir()
     with pa.use_backend("numpy"):
@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
 
 
 def inspected(capsys, *args):
-    """The command's exit code, output and errors."""
+    """Run `polyarr inspect`; return exit code, output and errors."""
     with pytest.raises(SystemExit) as ended:
         main(["inspect", *map(str, args)])
     return ended.value.code, *capsys.readouterr()
@@ -218,7 +218,7 @@ def test_what_would_move_the_cursor_is_shown(tmp_path, capsys):
 
 
 def refused(path):
-    """The one line that a file is refused with."""
+    """Return the one-line error for a file."""
     with pytest.raises(ValueError, match=re.escape(str(path))) as found:
         contents_of(path)
     assert "\n" not in str(found.value) and "contents_of" not in str(found.value)  # the command says it as it is
@@ -226,7 +226,7 @@ def refused(path):
 
 
 def npy(header, version=b"\1\0", data=b""):
-    """An npy file with a header."""
+    """Write an npy file with a header."""
     length = struct.pack("<H" if version == b"\1\0" else "<I", len(header))
     return b"\x93NUMPY" + version + length + header.encode() + data
 
@@ -303,7 +303,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 
 def damaged(whole, draw):
-    """Bytes with one thing wrong."""
+    """Return bytes with one error."""
     place, some = draw.randrange(len(whole)), bytes(draw.randrange(256) for _ in range(draw.randrange(1, 9)))
     if draw.random() < 0.6:  # where the headers are
         place = draw.choice((place % 200, -1 - place % 200)) % len(whole)
@@ -348,7 +348,7 @@ def test_an_error_names_a_file_once(tmp_path, name, content, said):
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_one_clear_line_if_it_is_noticed(folder, tmp_path, pytestconfig, name):
-    """1,000 of each with --polyarr-thorough. A number that is another one cannot be noticed, but in a zip file."""
+    """1,000 of each with --polyarr-thorough. A changed number can only be noticed in a zip file."""
     kept = folder / name.partition("/")[0]
     if "/" in name:
         shutil.copytree(kept, tmp_path / kept.name)

@@ -1,4 +1,4 @@
-"""The recipe for an op in CONTRIBUTING.md, followed to the letter in a copy of the package."""
+"""The recipe for an op in CONTRIBUTING.md, applied literally to a copy of the package."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests.installing import ROOT
 STEP = re.compile(r"^```python\n# (polyarr/\S+\.py)(?:, in (\w+))?: [^\n]*\n(.*?)^```", re.M | re.S)
 
 KIT, OTHERS = "polyarr/testing/conformance.py", ("tests/test_gradients.py", "tests/test_architecture.py")
-# On NumPy every check; what OpenCL has to compile for each takes its time.
+# All checks on NumPy; on OpenCL only two, because each has to compile.
 CHOSEN = "softsign and not opencl or opencl-forward-softsign or opencl-backward-softsign"
 
 
@@ -27,7 +27,7 @@ def run(folder, *command):
 
 
 def follow(folder, steps):
-    """Each step's lines: at the end of its file, or at the beginning of the table that it names."""
+    """Insert each step's lines at the end of its file, or at the start of the table that it names."""
     for file, table, lines in steps:
         text = (folder / file).read_text()
         start = re.search(rf"^ *{table} = {{\n", text, re.M).end() if table else len(text)
@@ -40,7 +40,7 @@ def test_four_edits_are_an_op(tmp_path):
     assert len(steps) == 4
     for part in ("polyarr", "tests/typed"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "tests/conftest.py", *OTHERS):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/skips.py", *OTHERS):
         shutil.copy(ROOT / file, tmp_path / file)
     follow(tmp_path, steps)
     assert run(tmp_path, "tests.typed.stubs").split() == ["wrote", "polyarr/ops/catalogue.pyi"]

@@ -1,4 +1,4 @@
-"""Convolutions and pools on OpenCL beside their bodies in float64 on NumPy: kernels for CPUs, and those for GPUs."""
+"""OpenCL convolutions and pools, CPU and GPU kernels, against their decompositions in float64 on NumPy."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ class Kinds(dict):
 
 @pytest.fixture(scope="module")
 def kinds():
-    """Backends by how their work is cut."""
+    """Backends with different work distributions."""
     found = Kinds()
     for kind in {geometry.GpuGeometry, type(devices.select().geometry)}:
         device = device_module.Device(devices.select().cl_device, "convolutions")
@@ -44,7 +44,7 @@ def kinds():
 
 @st.composite
 def layers(draw):
-    """Shapes of x and weight, and where the windows lie."""
+    """Draw shapes of x and weight, and positions of the windows."""
     axes, groups = draw(st.integers(1, 3)), draw(SMALL([1, 1, 2, 3]))
     each = draw(SMALL([1, 3, 8]))
     n = groups * (1 if each == 1 and draw(st.booleans()) else draw(SMALL([2, 5, 16])))
@@ -64,7 +64,7 @@ def random(shape, dtype, seed):
 
 
 def beside(backend, fn, hosts, dtype):
-    """fn on the backend and, in float64, on NumPy."""
+    """Return fn's results on the backend and, in float64, on NumPy."""
     with use_backend(backend), backend.guarded():
         got = [a.numpy() for a in fn(*(pa.asarray(h) for h in hosts))]
     with use_backend("numpy"):
@@ -85,7 +85,7 @@ def test_all_sides_of_the_product(kinds, kind, layer, dtype):
         dx = ops.conv_input_gradient(y, weight, shape=x.shape[1:-1], **where)
         return y, dx, ops.conv_weight_gradient(y, x, shape=weight.shape[1:-1], **where)
 
-    # Of 16 bits each result is rounded, so that the next begins with another number: y alone is compared.
+    # 16-bit results are rounded, so later results start from other numbers: only y is compared.
     fn = all_sides if dtype == "float32" else lambda x, w: all_sides(x, w)[:1]
     beside(kinds[kind], fn, (random(x, dtype, 0), random(weight, dtype, 1)), dtype)
 
@@ -103,7 +103,7 @@ def test_bias_and_activation_are_the_products(kinds, kind, activation):
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_deep_sum_of_a_weight_is_cut_by_images(kinds, kind, monkeypatch):
-    monkeypatch.setattr(conv, "DEEP", 40)
+    monkeypatch.setattr(conv, "MAX_SUM_LENGTH", 40)
     hosts = [random(s, "float32", 0) for s in ((6, 5, 5, 4), (6, 5, 5, 8))]
     beside(kinds[kind], lambda x, g: (ops.conv_weight_gradient(g, x, shape=(3, 3), padding=1),), hosts, "float32")
 
@@ -111,7 +111,7 @@ def test_a_deep_sum_of_a_weight_is_cut_by_images(kinds, kind, monkeypatch):
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @given(layers(), SMALL(["float32", "float16"]), st.booleans(), st.booleans())
 def test_pools(kinds, kind, layer, dtype, ceil_mode, counts):
-    """With numbers that are alike, and with means that count their padding or not."""
+    """With ties, and with means that count padding or not."""
     x, weight, where = layer
     where = {name: where[name] for name in ("stride", "padding", "dilation")} | {"kernel": weight[1:-1]}
     assume(all(max(pads) < k for pads, k in zip(where["padding"], where["kernel"], strict=True)))
@@ -129,7 +129,7 @@ def test_pools(kinds, kind, layer, dtype, ceil_mode, counts):
 
 
 def test_the_gradient_of_what_no_window_takes_is_zero(kinds):
-    """Of an axis of one element that is all between windows, and beside one that is not."""
+    """Axes that lie entirely between windows, next to ones that do not."""
     where = {"stride": (1, 2), "padding": ((1, 0), (1, 3))}
     hosts = [random(s, "float32", 0) for s in ((2, 2, 3, 1), (1, 3, 1, 3))]
     for backend in kinds.values():
@@ -143,7 +143,7 @@ def test_the_gradient_of_what_no_window_takes_is_zero(kinds):
 )  # fmt: skip
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 def test_batch_norm(kinds, kind, shape, offset, activation):
-    """With gradients of the mean and of the variance as well."""
+    """Gradients of mean and variance are included."""
     hosts = [random(s, "float32", i) + offset * (i == 0) for i, s in enumerate((shape, shape[-1:], shape[-1:]))]
     seeds = [random(s, "float32", 3 + i) for i, s in enumerate((shape, shape[-1:], shape[-1:]))]
 
@@ -165,7 +165,7 @@ def test_batch_norm(kinds, kind, shape, offset, activation):
     ],
 )  # fmt: skip
 def test_depthwise_by_vectors_of_channels(kinds, shape, kernel, stride, padding, dilation, dtype) -> None:
-    """With filters that a work-item of a GPU holds, and with more of them."""
+    """Filters that fit into a work-item's registers, and larger ones."""
     where = {"stride": stride, "padding": padding, "dilation": dilation, "groups": shape[-1]}
 
     def sides(x, w):
@@ -177,7 +177,7 @@ def test_depthwise_by_vectors_of_channels(kinds, shape, kernel, stride, padding,
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("shape", [(2, 3, 0, 4), (2, 0, 3, 4), (0, 3, 3, 4)])
-def test_depthwise_windows_on_nothing_but_pads_are_zeros(kinds, kind, shape):
+def test_depthwise_windows_on_padding_alone_are_zeros(kinds, kind, shape):
     with use_backend(kinds[kind]):
         y, pull = pa.vjp(lambda x, w: ops.conv(x, w, padding=2, groups=4), pa.ones(shape), pa.ones((4, 2, 3, 1)))
         dx, dw = pull(pa.ones_like(y))
@@ -187,10 +187,10 @@ def test_depthwise_windows_on_nothing_but_pads_are_zeros(kinds, kind, shape):
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("shape", [(3, 70, 64), (5, 3), (1000, 130)])
-def test_batch_norm_tells_the_largest_magnitude_of_what_it_writes(monkeypatch, kinds, kind, shape):
-    """Where products divide their operands by it; a number that is not finite counts as nothing."""
+def test_batch_norm_reports_the_amax_of_its_result(monkeypatch, kinds, kind, shape):
+    """amax is reported for split-precision products; numbers that are not finite are ignored."""
     device = kinds[kind].upload.__self__
-    monkeypatch.setattr(batch_norm, "divides", lambda _: True)
+    monkeypatch.setattr(batch_norm, "uses_amax", lambda _: True)
     device.plans.renew()
     g, host = random(shape, "float32", 1), random(shape, "float32", 2)
     host[0, ..., 0] = np.inf
@@ -203,7 +203,7 @@ def test_batch_norm_tells_the_largest_magnitude_of_what_it_writes(monkeypatch, k
         values = copy.download(device, found)
         assert not np.isfinite(values[..., 0]).all()
         largest = np.abs(values[np.isfinite(values)]).max()
-        assert copy.download(device, found.peaks)[2] == largest.view(np.uint32) != 0
+        assert copy.download(device, found.amax)[2] == largest.view(np.uint32) != 0
     device.plans.renew()
 
 
@@ -213,7 +213,7 @@ def test_more_windows_than_a_walk_counts_are_refused():
 
 
 def test_a_walk_divides_every_number():
-    """By a multiplication and a shift: (i * magic / 2^32 + i) / 2^shift, of any length that there may be."""
+    """Division by multiplication and shift, (i * magic / 2^32 + i) / 2^shift, is exact for any length."""
     for length in (1, 2, 3, 7, 10, 641, 2**16 + 1, 2**30 - 1, 2**31 - 1):
         lengths, magic, shift = product.Axes((1, 1, 1, length), (0, 0, 0, 1)).fields()[0].reshape(3, 4)[:, -1]
         for i in (0, 1, length - 1, length, 2 * length - 1, 10**9, 2**31 - 1):

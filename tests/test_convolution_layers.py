@@ -1,4 +1,4 @@
-"""Convolutions and pools as layers: what they hold, begin with and compute."""
+"""Convolution and pooling layers: parameters, initial values and results."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_pools_are_their_ops(on_numpy):
 
 
 def test_parameters_begin_as_those_of_pytorch(on_numpy):
-    """Uniform within 1 / sqrt(elements of a filter); of a transpose, that is counted along its outputs."""
+    """Uniform within 1 / sqrt(fan-in); of a transposed convolution, the fan counts along its outputs."""
     pa.random.seed(0)
     for layer, elements in (
         (nn.Conv2d(8, 64, 3, groups=2), 4 * 9), (nn.ConvTranspose2d(8, 64, 3), 64 * 9), (nn.Conv1d(16, 32, (5,)), 80)

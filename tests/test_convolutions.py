@@ -1,4 +1,4 @@
-"""Convolutions, pools and resizing: layouts, paddings, odd calls, ties and errors; values beside loops in float64."""
+"""Convolutions, pooling and resizing: layouts, paddings, edge cases, ties and errors; values against float64 loops."""
 
 import re
 
@@ -27,13 +27,13 @@ def close(found: pa.Array, expected: np.ndarray) -> None:
 
 
 def first(a: np.ndarray, axes: int) -> np.ndarray:
-    """a with its channels before its spatial axes."""
+    """Return a with channels before the spatial axes."""
     return np.moveaxis(a, -1, a.ndim - 1 - axes)
 
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple:
-    """x, weight and where its windows lie; each window is on x, or on its padding."""
+    """Draw x, weight and window parameters; each window overlaps x or its padding."""
     axes, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     each = [draw(st.tuples(*(st.integers(1, 3),) * 3, *(st.integers(0, 2),) * 2)) for _ in range(axes)]
     kernel, stride, dilation, before, after = map(tuple, zip(*each, strict=True))
@@ -59,7 +59,7 @@ def test_any_convolution_and_its_gradients_are_those_of_loops(call: tuple) -> No
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_channels_may_be_first_and_there_may_be_any_leading_axes(axes: int) -> None:
-    """The numbers are the same; only their places differ."""
+    """Results are equal up to the order of axes."""
     lengths, kernel = (5, 6, 4)[:axes], (3, 2, 2)[:axes]
     x, weight, bias = drawn(2, *lengths, 4), drawn(6, *kernel, 2), drawn(6)
     up = drawn(4, *kernel, 3)
@@ -99,7 +99,7 @@ def test_the_first_of_the_largest_gets_the_gradient_to_any_order(backend: Backen
     x = pa.asarray(np.array([[2, 2, 1, 2, 2, 0]], "f4").reshape(1, 6, 1))
     squares = lambda x: pa.sum(pa.max_pool(x, (3,), stride=1) ** 2)
     assert pa.grad(squares)(x).numpy().ravel().tolist() == [4, 4, 0, 8, 0, 0]
-    again = pa.grad(lambda x: pa.sum(pa.grad(squares)(x) * x))(x)  # of a quadratic form, as much once more
+    again = pa.grad(lambda x: pa.sum(pa.grad(squares)(x) * x))(x)  # doubled for a quadratic form
     assert again.numpy().ravel().tolist() == [8, 8, 0, 16, 0, 0]
 
 
@@ -112,7 +112,7 @@ def test_gradients_of_any_order_are_differences() -> None:
 
 
 def test_sums_of_16_bits_are_kept_in_32() -> None:
-    """Of 3,000 sevenths, float16 itself would lose two digits."""
+    """For 3,000 sevenths, float16 accumulation would lose two digits."""
     x = pa.full((1, 3000, 1), 1 / 7, dtype="float16")
     found = pa.conv(x, pa.ones((1, 3000, 1), dtype="float16"))
     assert found.dtype == pa.float16
@@ -150,7 +150,7 @@ TURNED = pa.Spec((4, 3, 3, 6), pa.float32)
         (lambda: pa.conv(X, W, layout=np.array([1, 2])), "conv: layout is a numpy.ndarray; it must be"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_told_in_one_line(call, told: str) -> None:
+def test_arguments_that_do_not_fit_are_one_line(call, told: str) -> None:
     with pytest.raises((ShapeError, ValueError), match=f"^{re.escape(told)}[^\n]*$"):
         call()
 
@@ -179,7 +179,7 @@ def test_a_float_is_refused_even_after_the_same_call_with_an_int(call, told: str
 
 
 def test_of_elements_that_are_all_minus_infinity_the_first_has_the_gradient():
-    """And none of the padding, which is no more than they are."""
+    """Padding, which is also -inf, has none."""
     for host, params, expected in (
         ([-np.inf] * 4, {"kernel": 3, "padding": 1, "stride": 3}, [1, 0, 1, 0]),
         ([-np.inf] * 3, {"kernel": 2, "padding": 1, "ceil_mode": True}, [1, 1, 0]),
@@ -192,7 +192,7 @@ def test_of_elements_that_are_all_minus_infinity_the_first_has_the_gradient():
 
 def test_a_small_share_of_a_large_element_keeps_its_digits():
     x = np.zeros((1, 50, 1), np.float32)
-    x[0, ::2] = 1000  # every point lies beside a zero, so the error is that of the other one's share
+    x[0, ::2] = 1000  # every point is next to a zero, so the error is that of the other one's weight
     for length in (99, 101, 333):
         found = pa.interpolate(pa.asarray(x), shape=(length,), mode="linear").numpy()
         expected = naive.interpolate(x.astype(np.float64), shape=(length,), mode="linear")

@@ -1,8 +1,7 @@
-"""Convolutions, pools and resizing beside PyTorch's: every sample of its own tests, values and gradients.
+"""Convolutions, pooling and resizing against PyTorch: values and gradients of every sample of its own tests.
 
-In float64, and in float32 beside PyTorch's float64. Runs where torch and expecttest are installed: in
-`make test-transformers`, and in `make test`, too. Some minutes on OpenCL, for each form is compiled. What polyarr does
-not have (indices of maxima, unpooling, "bicubic", "nearest-exact") is not compared.
+In float64, and in float32 against PyTorch's float64. Runs where torch and expecttest are installed: in `make
+test-transformers`.
 """
 
 import math
@@ -95,7 +94,7 @@ NAMES = [n for n in OURS if n != "nn.functional.interpolate"] + [f"nn.functional
 
 
 def first(value):
-    """A pool's largest elements, without their places."""
+    """Return the maxima of a pool without their indices."""
     return value[0] if isinstance(value, tuple) else value
 
 

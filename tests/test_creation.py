@@ -1,4 +1,4 @@
-"""Arrays out of other things: which dtype they have, and numbers that do not fit."""
+"""Array creation: dtypes, and numbers that do not fit."""
 
 import array
 import collections
@@ -12,7 +12,7 @@ from polyarr.core.backend import Backend
 
 
 class Column:
-    """As a column of a table of pandas: it has a dtype and __array__, and is no NumPy array."""
+    """An array-like as a pandas column: it has a dtype and __array__, and is no NumPy array."""
 
     def __init__(self, *values: float, dtype: str) -> None:
         self.values, self.dtype = np.array(values, dtype), np.dtype(dtype)
@@ -177,3 +177,14 @@ def test_numbers_at_the_limits_fit(backend: Backend) -> None:
     assert pa.arange(5, -1, -1, dtype="uint8").tolist() == [5, 4, 3, 2, 1, 0]
     assert (pa.ones(1) + float("inf")).tolist() == [float("inf")]
     assert pa.full(2, 300, dtype="bool").tolist() == [True, True]
+
+
+@pytest.mark.polyarr_backend("opencl")
+@pytest.mark.parametrize(("start", "step", "size"), [(-1, 1 / 6, 13), (0, 0.1, 30000), (-5, 1e-3, 5000), (3e7, 1, 9)])
+def test_arange_on_a_device_without_float64_is_rounded_once(backend, monkeypatch, start, step, size):
+    """Numbers are sums of two float32, because the step's rounding error would grow with each element."""
+    device = backend.home
+    monkeypatch.setattr(device, "features", device.features._replace(fp64=False))
+    monkeypatch.setattr(device, "plans", type(device.plans)(device))
+    found = pa.ops.arange(start, step, size=size, dtype=np.dtype("float32")).numpy()
+    np.testing.assert_array_equal(found, (start + np.arange(size) * float(step)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Memory that is both OpenCL's and CUDA's: a real one on NVIDIA, one that is played on a processor elsewhere."""
+"""Memory shared by OpenCL and CUDA: the real driver on NVIDIA, a fake one elsewhere."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -13,19 +13,19 @@ import polyarr as pa
 from polyarr.core.backend import Backend, transfers
 from polyarr.core.current import use_backend
 from polyarr.core.dlpack import CUDA, capsule_of, memory_of
-from tests.played_cuda import Played
+from tests.fake_cuda import FakeCuda
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
 
 
 @pytest.fixture
 def sharing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The backend with a pool of memory that a played CUDA knows."""
+    """The backend with a memory pool that a fake CUDA shares."""
     cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.runtime.cuda")
     device = backend.home
     if not device.features.is_cpu:
         pytest.skip("CUDA is played on a processor")
-    played = Played(device.context)
+    played = FakeCuda(device.context)
     plain = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(device.queue))
     device.synchronize()
     monkeypatch.setattr(device, "pool", cuda.SharedPool(played, plain, 128))
@@ -37,7 +37,7 @@ def sharing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def torch(backend: Backend) -> Any:
-    """PyTorch, where OpenCL's memory is that of a real CUDA."""
+    """PyTorch, if OpenCL's memory is shared with a real CUDA."""
     torch = pytest.importorskip("torch")
     if not (torch.cuda.is_available() and backend.dlpack):
         pytest.skip("needs CUDA, and POLYARR_CUDA_MEMORY=1")
@@ -162,14 +162,14 @@ def test_the_pool_counts_reuses_and_gives_back(sharing: Any) -> None:
     assert pool.managed_bytes == 0 and sharing.log.count("closed") == 2
 
 
-def test_what_cuda_has_no_room_for_is_shared_by_a_copy(sharing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_cuda_cannot_share_are_copied(sharing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = import_module("polyarr.backends.opencl.runtime.cuda")
 
     def full(nbytes: int) -> Any:
         raise cuda.CudaError("CUDA: cuMemCreate: out of memory")
 
     monkeypatch.setattr(sharing.pool.cuda, "allocate", full)
-    monkeypatch.setattr(cuda, "MOST", 1 << 20)
+    monkeypatch.setattr(cuda, "MAX_BUFFER_BYTES", 1 << 20)
     for x in (pa.ones(10), pa.ones(1 << 19)):
         assert x.__dlpack_device__() == (1, 0) and (memory_of(x) == 1).all()
         assert (x + 1).numpy()[-1] == 2
@@ -195,8 +195,8 @@ def test_pytorch_shares_arrays(torch: Any) -> None:
     assert torch.from_dlpack(x, device="cpu").tolist() == x.tolist()
 
 
-def test_pytorch_and_polyarr_take_turns_without_a_word_on_waiting(torch: Any, backend: Backend) -> None:
-    """On two streams by turns. Integers forget nothing: memory that is read or given away too early shows."""
+def test_pytorch_and_polyarr_alternate_without_explicit_waits(torch: Any, backend: Backend) -> None:
+    """Two streams alternate. Integers keep every bit, so memory that is read or reused too early shows."""
     expected, used = np.arange(1 << 16, dtype=np.int32), []
     x, stream = pa.asarray(expected), torch.cuda.Stream()
     for i in range(1000):

@@ -1,4 +1,4 @@
-"""checkpoint and custom_vjp: what they keep, and what they do with what a function closes over."""
+"""checkpoint and custom_vjp: the arrays that they keep, and closures."""
 
 import math
 import weakref
@@ -211,7 +211,7 @@ def thrice(h: Array, x: Array, w: Array) -> Array:
 def test_checkpoint_that_rebinds_what_it_closes_over(change: Callable, make: Callable) -> None:
     def fn(w: Array, transform: Callable) -> Array:
         h = make(w)
-        y = transform(lambda x: change(h, x, w))(w * 1.0) * 1.0  # a handle of its own, not h
+        y = transform(lambda x: change(h, x, w))(w * 1.0) * 1.0  # another handle than h
         z = transform(lambda x: change(h, x, y))(w * 0.5)
         return y + z * h
 

@@ -1,4 +1,4 @@
-"""Corpora: texts in files, prepared folders, and the windows that training takes of them."""
+"""Text corpora in files, prepared folders, and training batches drawn from them."""
 
 import copy
 import hashlib
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from polyarr.text import Corpus, byte_tokenizer, corpus, prepared, sources, train_bpe
 from polyarr.text.prepared import open_prepared, prepare
 from polyarr.text.sources import find_files
+from polyarr.text.tokens import TokenFile
 from polyarr.training.data import check_length, prefetched, shuffled_windows
 
 TEXT = "the quick brown fox jumps over the lazy dog; naïve 日本\n" * 20
@@ -23,7 +24,7 @@ BPE = train_bpe([TEXT], 300)
 
 
 def texts_of(files, **settings):
-    """The texts in files."""
+    """Return the texts in files."""
     found = [""]
     for piece in sources.read_pieces(files, **settings):
         found[-1:] = [found[-1], ""] if piece is None else [found[-1] + piece]
@@ -44,6 +45,11 @@ def test_files_folders_and_patterns(tmp_path):
         tmp_path / name for name in ("b.txt", "empty.txt", "a.md", "sub/c.jsonl")
     ]
     assert find_files([tmp_path / "**/*.py"]) == [tmp_path / "sub/d.py"]
+    assert find_files([tmp_path / "sub/**"]) == [tmp_path / "sub/c.jsonl", tmp_path / "sub/d.py"]
+    assert find_files([tmp_path / ".hidden/*"]) == [tmp_path / ".hidden/e.txt"]
+    for name in "pq":  # 2 ** 40 paths, to whoever follows them
+        (tmp_path / "sub" / name).symlink_to(".")
+    assert find_files([tmp_path / "**/*.py"]) == [tmp_path / "sub/d.py"] == find_files([tmp_path / "sub/**/d.*"])
 
 
 def test_files_that_are_not_there_or_have_no_end_are_named(tmp_path):
@@ -62,7 +68,7 @@ def test_files_that_are_not_there_or_have_no_end_are_named(tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(sources, "PIECE", 7)
-    monkeypatch.setattr(sources, "_LONGEST", 40)
+    monkeypatch.setattr(sources, "_MAX_SEARCH", 40)
 
 
 def test_text_is_utf8_with_one_kind_of_line_end(tmp_path, small_pieces):
@@ -115,9 +121,9 @@ def test_a_line_that_is_none_is_named(tmp_path, line, said):
 @given(text=st.text(alphabet="ab Z1.,'\n\té日\u00a0") | st.text())
 @pytest.mark.parametrize("longest", [40, 10**6])
 def test_pieces_have_the_tokens_of_the_whole(monkeypatch, text, longest):
-    """Wherever a text may be cut; and where there is no such place, nothing is lost."""
+    """Split at any boundary that allows it; without one, nothing is lost."""
     monkeypatch.setattr(sources, "PIECE", 7)
-    monkeypatch.setattr(sources, "_LONGEST", longest)
+    monkeypatch.setattr(sources, "_MAX_SEARCH", longest)
     *pieces, end = sources.pieces_of(text)
     assert "".join(pieces) == text and end is None
     if longest > len(text):
@@ -154,14 +160,14 @@ def test_texts_that_are_parted_elsewhere_are_another_corpus(tmp_path):
     for parts in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["", "abc"]):
         (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": part}) + "\n" for part in parts))
         digests.add(Corpus.of_files([tmp_path / "a.jsonl"]).digest)
-    assert len(digests) == 4  # an empty text at the end is nothing
+    assert len(digests) == 4  # an empty text at the end is ignored
 
 
 def test_validation_begins_with_a_text_if_one_begins_soon():
     tokens = np.arange(1000)
-    assert corpus.beginning(tokens, 0.1, None) == corpus.beginning(tokens, 0.1, 899) == 900
-    assert corpus.beginning(tokens, 0.1, 900) == 901 and corpus.beginning(tokens, 0.1, 909) == 910
-    assert corpus.beginning(tokens, 0.1, 910) == 900 and corpus.beginning(tokens, 0.5, 520) == 521
+    assert corpus.validation_start(tokens, 0.1, None) == corpus.validation_start(tokens, 0.1, 899) == 900
+    assert corpus.validation_start(tokens, 0.1, 900) == 901 and corpus.validation_start(tokens, 0.1, 909) == 910
+    assert corpus.validation_start(tokens, 0.1, 910) == 900 and corpus.validation_start(tokens, 0.5, 520) == 521
 
 
 def test_an_empty_text_makes_no_corpus():
@@ -190,7 +196,7 @@ def test_prepared_tokens_are_those_of_the_files(tmp_path, files):
     done = []
     manifest = prepare(files, tmp_path / "out", BPE, progress=done.append)
     found, read = open_prepared(tmp_path / "out"), Corpus.of_files(files, BPE)
-    assert isinstance(found.train, np.memmap) and found.digest == read.digest
+    assert isinstance(found.train, TokenFile) and found.digest == read.digest
     assert np.array_equal(found.train, read.train) and np.array_equal(found.validation, read.validation)
     assert found.train[-1] == BPE.end and found.tokenizer.to_dict() == BPE.to_dict()
     tokens = manifest["tokens"]
@@ -205,7 +211,7 @@ def test_characters_and_large_vocabularies_are_prepared(tmp_path, files, monkeyp
     found = open_prepared(tmp_path / "out")
     assert found.tokenizer.characters == "".join(sorted(set(TEXT) - {"\n"}))
     assert len(found.validation) == len(found.train)
-    assert found.digest != Corpus.of_files(files).digest  # the split is another
+    assert found.digest != Corpus.of_files(files).digest  # the split differs
     monkeypatch.setattr(corpus, "_SMALL", 299)
     assert prepare(files, tmp_path / "large", BPE)["tokens"]["dtype"] == "uint32"
     assert open_prepared(tmp_path / "large").train.dtype == np.uint32
@@ -224,11 +230,11 @@ def test_wrong_wishes_leave_nothing(tmp_path, files):
 
 
 class Crash(BaseException):
-    """What no handler expects."""
+    """An exception that no handler catches."""
 
 
 def crashing(monkeypatch, at):
-    """Let the n-th change of a name on the disk fail as if the process had died: nothing is removed any more."""
+    """Make the n-th rename fail as if the process had died: nothing is cleaned up."""
     left = [at]
 
     def counted(function):
@@ -246,7 +252,7 @@ def crashing(monkeypatch, at):
 
 @pytest.mark.parametrize("before", [False, True], ids=["new", "replaced"])
 def test_a_crash_leaves_the_folder_before_or_the_new_one(tmp_path, files, before):
-    """And what it leaves is no stranger, and gone after the next preparation."""
+    """Leftovers are recognized and removed by the next preparation."""
     seen, whole = set(), Corpus.of_files(files, BPE).digest
     for at in range(1, 100):
         folder = tmp_path / f"out{at}"
@@ -279,7 +285,7 @@ def folder(tmp_path, files):
 
 
 def refused(folder):
-    """The one line that opening a damaged folder raises; None if it opens."""
+    """Return the one-line error of opening a damaged folder; None if it opens."""
     try:
         open_prepared(folder)
     except ValueError as error:
@@ -289,7 +295,7 @@ def refused(folder):
 
 
 def places(value, path=()):
-    """The paths of everything in a JSON value."""
+    """Return the paths of all values in a JSON value."""
     yield path
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield from places(value[key], (*path, key))
@@ -354,7 +360,7 @@ def test_tokens_of_any_size_are_looked_at_when_that_is_asked_for(folder, monkeyp
 @given(length=st.integers(1, 9), tokens=st.integers(10, 200), count=st.integers(1, 7), seed=st.integers(0, 2**40))
 def test_windows_are_shuffled_pieces_each_of_which_comes_once(length, tokens, count, seed):
     tokens = np.arange(tokens, dtype=np.uint16)
-    cuts = max((len(tokens) - 1) // length - 1, 1)  # windows of an epoch
+    cuts = max((len(tokens) - 1) // length - 1, 1)  # number of windows in an epoch
     drawn = np.concatenate([shuffled_windows(tokens, length, count, seed, draw) for draw in range(2 * cuts)])
     assert drawn.shape[1] == length + 1 and drawn.dtype == np.int32 and (np.diff(drawn, axis=1) == 1).all()
     for epoch in range(2):
@@ -378,7 +384,7 @@ def test_every_token_is_seen_and_predicted_in_time():
 
 
 def test_what_several_processes_draw_is_what_one_draws():
-    """At a step that makes two parts, or one on each of two processes."""
+    """A step with two accumulated parts, or one part on each of two processes."""
     tokens = np.arange(3000)
     one = shuffled_windows(tokens, 8, 12, 1, 5)
     assert np.array_equal(one, np.concatenate([shuffled_windows(tokens, 8, 6, 1, draw) for draw in (10, 11)]))
@@ -393,7 +399,7 @@ def test_windows_of_a_corpus_larger_than_memory_take_no_list_of_them():
 
 
 def working():
-    """The threads that make windows."""
+    """Return the threads that prepare batches."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("polyarr-windows")]
 
 

@@ -1,4 +1,4 @@
-"""examples/digits: LeNet learns scikit-learn's digits, the same from the same seed."""
+"""examples/digits: LeNet learns scikit-learn's digits, reproducibly from a seed."""
 
 import runpy
 

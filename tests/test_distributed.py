@@ -1,4 +1,4 @@
-"""polyarr.distributed with real processes: those of mpiexec, on NumPy and on OpenCL, and what ends them."""
+"""polyarr.distributed with real MPI processes on NumPy and OpenCL, and failures of ranks."""
 
 import json
 import os
@@ -15,17 +15,17 @@ import pytest
 import polyarr as pa
 from polyarr.distributed import World, witness
 from polyarr.distributed.link import Link
-from polyarr.distributed.watch import Heard, blamed
+from polyarr.distributed.watch import RankState, hung_rank
 from tests import ranks
 
 SCRIPT = Path(__file__).parent / "ranks.py"
-ENDS_WITHIN = 60  # seconds, of which the ranks have PATIENCE, and the rest is for a busy machine
+ENDS_WITHIN = 60  # seconds: the ranks' PATIENCE, and a margin for a busy machine
 PACKAGE = Path(pa.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def mpiexec() -> str:
-    """The mpiexec beside this Python, or on the path."""
+    """The mpiexec next to this Python, or on the path."""
     pytest.importorskip("mpi4py", reason="pip install 'polyarr[mpi]'")
     beside = str(Path(sys.executable).parent)
     return shutil.which("mpiexec", path=f"{beside}{os.pathsep}{os.environ['PATH']}") or pytest.skip("no mpiexec")
@@ -41,7 +41,7 @@ def started(mpiexec: str, count: int, *what: str) -> subprocess.Popen:
 
 @pytest.fixture(scope="module", params=[(2, "opencl"), (3, "numpy")], ids=["2 on opencl", "3 on numpy"])
 def said(mpiexec: str, request: pytest.FixtureRequest) -> dict[str, list]:
-    """What each rank says of each check: two whose devices add up, and three that do so through MPI."""
+    """Output of each rank's checks: two ranks with device reductions, and three with MPI's."""
     count, backend = request.param
     run = started(mpiexec, count, "right", backend)
     out, err = run.communicate(timeout=300)
@@ -52,7 +52,7 @@ def said(mpiexec: str, request: pytest.FixtureRequest) -> dict[str, list]:
 
 
 def alike(each: list) -> object:
-    """What all ranks say; they say the same."""
+    """Return the output of all ranks, which must be equal."""
     assert all(one == each[0] for one in each)
     return each[0]
 
@@ -91,17 +91,35 @@ def test_opencl_sums_through_memory_that_all_ranks_see(said: dict[str, list]) ->
     assert found["late"] == [(len(said["windows"]) - 1) / 2] * 3
 
 
-def test_who_ends_without_looking_leaves_nobody_waiting(mpiexec: str) -> None:
+def test_a_rank_that_ends_without_reading_blocks_no_other(mpiexec: str) -> None:
     out, err = started(mpiexec, 3, "unseen", "opencl").communicate(timeout=ENDS_WITHIN)
     assert out.count("[6.0, 6.0, 6.0, 6.0]") == 1 and out.count("not seen") == 2 and "polyarr:" not in err
 
 
-def test_shared_memory_goes_with_who_shares_it(said: dict[str, list]) -> None:
+def test_arrays_of_other_devices(mpiexec: str) -> None:
+    """A name without a device means the rank's own; arrays that only some ranks have there are refused by all."""
+    out, err = started(mpiexec, 2, "elsewhere").communicate(timeout=ENDS_WITHIN)
+    each = json.loads(out or err)
+    assert [found.pop("device") for found in each] == ["toy:0", "toy:1"]
+    found = alike(each)
+    assert found.pop("transport") == "memory that all ranks see"
+    right = {"sum": [3.0] * 3, "max": [2.0] * 3, "broadcast": [2.0] * 3, "gather": [1.0] * 3 + [2.0] * 3}
+    assert found == {
+        **{f"{name} on {where}": [value, True] for where in ("toy", "numpy") for name, value in right.items()},
+        **{
+            f"{name} on toy:0": f"{op}: rank 0 has float32[3] at x, rank 1 has float32[3] at x on a device of 'toy' "
+            "that is not its own; all ranks must have the same"
+            for name, op in zip(right, ("all_reduce", "all_reduce", "broadcast", "all_gather"), strict=True)
+        },
+    }
+
+
+def test_shared_memory_is_freed_with_its_processes(said: dict[str, list]) -> None:
     assert alike(said["shared_memory"])["named"] == []
 
 
 def test_refusals(said: dict[str, list]) -> None:
-    """In one line, on all ranks, where they differ; nobody hangs."""
+    """One line on all ranks if they differ; none hangs."""
     found, last = alike(said["refusals"]), len(said["trees"]) - 1
     same, array = "; all ranks must have the same", "float32[2, 3] at w"
     assert found == {
@@ -154,12 +172,12 @@ BLAMED = {
     "loop": "rank 1 (process {1} on {host}) has kept the others waiting for ",
     "exit": "rank 1 (process {1} on {host}) ended while others wait for it; all ranks end",
     "exception": "rank 1 (process {1} on {host}) failed: IndexError: list index out of range; all ranks end",
-    "interrupt": None,  # whoever pressed the key knows
+    "interrupt": None,  # the user knows the reason
 }
 
 
-def test_who_dies_or_hangs_ends_all_and_is_named(mpiexec: str) -> None:
-    """All at once, since they wait most of the time."""
+def test_a_rank_that_dies_or_hangs_ends_all_and_is_named(mpiexec: str) -> None:
+    """All faults run concurrently, as they mostly wait."""
     assert BLAMED.keys() == ranks.FAULTS.keys()
     with ExitStack() as ends:
         runs = {how: started(mpiexec, 2, "fault", how) for how in BLAMED}
@@ -176,12 +194,12 @@ def _check_end(how: str, code: int, out: str, err: str) -> None:
     expected, lines = BLAMED[how], [line for line in err.splitlines() if line.startswith("polyarr: ")]
     assert sorted(pids) == ["0", "1"] and len(lines) == (expected is not None), (how, err)
     assert not lines or lines[0].startswith("polyarr: " + expected.format(0, pids["1"], host=host)), (how, err)
-    assert code or how == "_exit", how  # the launcher's own, where the launcher saw it first
+    assert code or how == "_exit", how  # the launcher's own exit code, if it noticed first
     assert not [pid for pid in pids.values() if _lives(pid)], how
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process is there still, after a while in which it may go."""
+    """Return whether a process still exists after a grace period."""
     for _ in range(100):
         try:
             os.kill(pid, 0)
@@ -193,7 +211,7 @@ def _lives(pid: int) -> bool:
 
 def test_who_is_to_blame() -> None:
     def judged(now: float = 10.0, **other: object) -> object:
-        return blamed([Heard(now, came=5), Heard(**{"when": now, "came": 5, **other})], now, patience=3)
+        return hung_rank([RankState(now, came=5), RankState(**{"when": now, "came": 5, **other})], now, patience=3)
 
     assert judged() is None
     assert judged(when=6.0) == (1, "has given no sign of life for 4 s")
@@ -204,8 +222,8 @@ def test_who_is_to_blame() -> None:
     assert judged(came=5, behind=6.0) is None  # it came
 
 
-def test_who_comes_is_not_behind_any_more() -> None:
-    heard = Heard(0.0, came=1)
+def test_a_rank_that_arrives_is_not_late_any_more() -> None:
+    heard = RankState(0.0, came=1)
     heard.compare(1.0, furthest=2)
     assert heard.behind == 1.0
     heard.hear(2.0, 2, Link.RUNNING)
@@ -240,8 +258,8 @@ def test_bad_calls_are_refused_by_one_process_too() -> None:
             call()
 
 
-def test_an_mpiexec_of_another_mpi_is_told(mpiexec: str) -> None:
-    """Each process would take itself for the only one."""
+def test_an_mpiexec_of_another_mpi_is_reported(mpiexec: str) -> None:
+    """Each process would consider itself the only one."""
     env = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "PYTHONPATH": str(PACKAGE)}
     code = "import polyarr; polyarr.distributed.init()"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
@@ -257,6 +275,6 @@ def test_who_shares_a_device() -> None:
 
 
 def test_the_witness_is_a_script_of_its_own() -> None:
-    """It is started without polyarr, and must not ask for more than Python has."""
+    """It starts without polyarr and may import only the standard library."""
     run = subprocess.run([sys.executable, "-I", "-S", witness.__file__], capture_output=True, text=True)
-    assert "IndexError" in run.stderr  # of its arguments: everything else was found
+    assert "IndexError" in run.stderr  # an error about its arguments: all imports worked

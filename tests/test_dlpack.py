@@ -1,4 +1,4 @@
-"""Arrays that go to other libraries and come from them through DLPack, shared or copied."""
+"""Arrays exported to and imported from other libraries through DLPack, shared or copied."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32"]
 
 
 class Library:
-    """An array of another library, which speaks DLPack and nothing else, on whatever device it says to be on."""
+    """An array of another library that supports only DLPack, on any device it claims."""
 
     def __init__(self, memory: np.ndarray, device: tuple[int, int] = CPU, version: Any = (1, 0)) -> None:
         self.memory, self.device, self.version, self.asked = memory, device, version, {}
@@ -60,7 +60,7 @@ def test_numpy_takes_arrays(backend: Backend) -> None:
 
 
 def test_the_host_gets_a_copy_unless_it_asks_for_none(on_numpy: Backend) -> None:
-    """PyTorch writes to what it is told not to write to."""
+    """PyTorch writes to read-only memory."""
     x = pa.asarray([1.0, 2.0])
     assert not np.shares_memory(memory_of(x), x.buf) and not np.shares_memory(memory_of(x, copy=True), x.buf)
     shared = memory_of(x, copy=False)
@@ -109,8 +109,8 @@ def test_what_cannot_be_shared_is_refused(backend: Backend) -> None:
         pa.from_dlpack(np.ones(3, np.complex64))
 
 
-def test_what_a_library_raises_is_told() -> None:
-    """In one line, whatever the class of its error."""
+def test_errors_of_a_library_are_reported() -> None:
+    """One line for any class of error."""
 
     class Odd:
         def __dlpack__(self, **_: object) -> None:
@@ -125,7 +125,7 @@ def test_what_a_library_raises_is_told() -> None:
 
 
 def test_libraries_that_know_no_versions(on_numpy: Backend) -> None:
-    """As JAX: asked for no version, and giving none."""
+    """JAX, for example: it accepts no max_version and returns unversioned capsules."""
     x = pa.ones(3, dtype="bfloat16")
     assert "versioned" not in repr(x.__dlpack__()) and "versioned" in repr(x.__dlpack__(max_version=(1, 2)))
 
@@ -138,7 +138,7 @@ def test_libraries_that_know_no_versions(on_numpy: Backend) -> None:
 
 
 def test_an_adopting_backend_copies_in_secret(on_numpy: Backend) -> None:
-    """Then copy=False is an error, whatever its library says."""
+    """copy=False is then an error, whatever the library says."""
     copies = DLPack(Shared, lambda x: np.array(memory_of(x)))
     copies = copies._replace(export=get_backend("numpy").dlpack.export)
     with use_backend(get_backend("numpy")._replace(name="copies", dlpack=copies)):
@@ -158,11 +158,11 @@ def test_other_libraries_take_and_give_arrays(backend: Backend, library: str) ->
     other = pytest.importorskip(library)
     take = other.from_dlpack if library == "torch" else other.dlpack.from_dlpack
     x = pa.reshape(pa.arange(12, dtype=pa.float32), (3, 4))
-    for y in views(x) if x.__dlpack_device__() == CPU else (x, x.T, x[1:]):  # JAX refuses rows that are not dense
+    for y in views(x) if x.__dlpack_device__() == CPU else (x, x.T, x[1:]):  # JAX needs contiguous arrays
         assert np.array_equal(pa.from_dlpack(take(y)).numpy(), y.numpy())
     if library == "torch" and x.__dlpack_device__() == CPU:
         taken = take(x)
-        taken += 1  # PyTorch would write to what is read-only as well
+        taken += 1  # PyTorch would write to read-only memory
         assert x[0, 0].item() == 0
     narrow = pa.from_dlpack(take(x.astype(pa.bfloat16)))
     assert narrow.dtype == pa.bfloat16 and np.array_equal(narrow.numpy(), x.numpy())

@@ -1,4 +1,4 @@
-"""The site is built of all pages; a link that leads nowhere is found, and nothing is fetched from elsewhere."""
+"""The documentation site: all pages are built, links work, and nothing is loaded from other sites."""
 
 import os
 import re
@@ -21,7 +21,7 @@ PLANTED = """# Planted
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of the site, with one page more, which mkdocs.yml does not name; and what was said of it."""
+    """The folder of the site with one page that mkdocs.yml does not name, and the build's output."""
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings_handlers.python")
     folder = tmp_path_factory.mktemp("site")
@@ -41,7 +41,7 @@ def built(tmp_path_factory):
 
 
 def test_what_leads_nowhere_is_an_error_and_nothing_else_is(built):
-    """Three links are planted: each is one warning, and there is no other."""
+    """Three planted links give one warning each, and there is no other."""
     _, done = built
     found = re.findall(r"^WARNING +- +(.*)$", done.stdout + done.stderr, re.M)
     assert done.returncode == 1 and len(found) == 3, done.stdout + done.stderr
@@ -49,10 +49,10 @@ def test_what_leads_nowhere_is_an_error_and_nothing_else_is(built):
         assert any("planted.md" in line and name in line for line in found), found
 
 
-def test_a_page_that_nobody_named_has_its_place(built):
+def test_a_page_missing_in_the_navigation_is_built(built):
     site, _ = built
     home = (site / "index.html").read_text()
-    for page in ("planted", "data", "decisions/0001-pairs-in-nested-transforms", "examples/polyarr-tiny/index"):
+    for page in ("planted", "data", "decisions/0023-replay", "examples/polyarr-tiny/index"):
         assert f'href="{page}.html"' in home
     page = (site / "planted.html").read_text()
     assert 'href="source/polyarr/core/program.py.html"' in page and 'href="write-a-backend.html#4-test-it"' in page
@@ -63,7 +63,7 @@ def test_the_reference_has_every_op(built):
     text = "".join(path.read_text() for path in (site / "reference" / "ops").iterdir())
     ours = [op.name for op in OPS if op.__module__.startswith("polyarr.")]
     assert [name for name in ours if f'<h2 id="{name}">' not in text] == []
-    assert text.count("<li><strong>Grads</strong> ") == len(ours)
+    assert text.count("<strong>Gradients:</strong> ") == len(ours)
 
 
 def test_the_reference_has_the_public_names(built):
@@ -76,8 +76,26 @@ def test_the_reference_has_the_public_names(built):
         assert all(f'<h2 id="polyarr.{page}.{name}"' in text for name in names), page
 
 
+def test_no_asterisk_of_a_pattern_is_taken_for_emphasis(built):
+    """Patterns such as "att.*" without backticks; only words are emphasized."""
+    site, _ = built
+    found = {
+        (path.name, text)
+        for path in site.rglob("*.html")
+        for text in re.findall(r"<em>(.*?)</em>", path.read_text(), re.S)
+        if not re.fullmatch(r"\w.*[\w.]", text, re.S)
+    }
+    assert found == set()
+
+
+def test_code_is_broken_where_a_window_is_narrow(built):
+    site, _ = built
+    (rule,) = re.findall(r"pre > code \{(.*?)\}", (site / "site.css").read_text())
+    assert "white-space: pre-wrap" in rule and "overflow-wrap: anywhere" in rule
+
+
 def test_nothing_is_fetched_from_elsewhere(built):
-    """Pages hold links, but no script, style, font or picture of another site."""
+    """Pages have links, but no script, style, font or picture of another site."""
     site, _ = built
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60

@@ -1,4 +1,4 @@
-"""Promotion by the standard's table, conversions, and which dtypes an op takes."""
+"""Type promotion by the standard's table, conversions, and the dtypes that ops accept."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ from polyarr.testing.strategies import Data
 
 NAMES = [d.name for d in DTYPES]
 
-# The standard's tables: each line is a dtype and what it gives with those after it.
+# The standard's tables: each line has a dtype and its promotions with the dtypes after it.
 SIGNED_TABLE = [["int8", "int16", "int32", "int64"], ["int16", "int32", "int64"], ["int32", "int64"], ["int64"]]
 MIXED_TABLE = {
     ("int8", "uint8"): "int16", ("int8", "uint16"): "int32", ("int8", "uint32"): "int64",
@@ -28,7 +28,7 @@ MIXED_TABLE = {
 
 
 def expected_promotion(a: str, b: str) -> str | None:
-    """By the standard; bfloat16 beside it: it joins the floats, and with float16 gives float32."""
+    """Return the standard's promotion; bfloat16 joins the floats, and with float16 gives float32."""
     if a == b:
         return a
     kinds = {
@@ -162,7 +162,7 @@ def test_sums_of_integers_are_wide(backend: Backend, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", [d.name for d in SIGNED])
 def test_the_lowest_integer(backend: Backend, dtype: str) -> None:
-    """Its negative and its quotient by -1 do not exist; they wrap, and nothing crashes."""
+    """Its negative and its quotient by -1 overflow; they wrap without a crash."""
     low = int(np.iinfo(dtype).min)
     x = pa.asarray([low, low, 7], dtype=dtype)
     y = pa.asarray([-1, 0, 0], dtype=dtype)
@@ -247,7 +247,7 @@ def test_a_dtype_that_the_backend_does_not_hold_is_refused(call) -> None:
 
 
 def test_the_root_of_minus_infinity_as_a_power(backend: Backend) -> None:
-    """By the standard; NumPy takes a square root where all exponents are 0.5."""
+    """The standard's value; NumPy takes a square root if all exponents are 0.5."""
     assert pa.pow(pa.asarray([-np.inf, 4.0]), 0.5).tolist() == [np.inf, 2.0]
 
 

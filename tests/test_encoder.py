@@ -1,4 +1,4 @@
-"""The encoder: PyTorch's values and gradients, padding that nobody sees, gaps, and the example that uses it."""
+"""The encoder: values and gradients against PyTorch, padding masks, and the example that uses it."""
 
 import runpy
 
@@ -24,7 +24,7 @@ KEEP = np.array([[True] * 8, [True] * 5 + [False] * 3])
 
 
 def as_torch(torch, block, config):
-    """PyTorch's layer with the block's weights."""
+    """Return PyTorch's layer with the block's weights."""
     layer = torch.nn.TransformerEncoderLayer(
         config.emb_dim, config.n_heads, config.hidden_dim, 0.0, config.activation, batch_first=True,
         norm_first=config.norm_first,
@@ -44,7 +44,7 @@ def as_torch(torch, block, config):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_a_block_is_that_of_pytorch(backend, activation, norm_first):
-    """With padding: values within 1e-5, the gradients of input and parameters within 1e-4."""
+    """With padding: values within 1e-5, gradients of input and parameters within 1e-4."""
     torch = pytest.importorskip("torch")
     config = EncoderConfig.of({**SMALL, "hidden_dim": 20, "activation": activation, "norm_first": norm_first})
     pa.random.seed(3)
@@ -68,7 +68,7 @@ def test_a_block_is_that_of_pytorch(backend, activation, norm_first):
 
 
 def test_padding_is_not_seen(backend):
-    """A sequence with padding has the class that it has alone, whatever the padding is."""
+    """A padded sequence has the logits of the sequence alone, whatever the padding contains."""
     pa.random.seed(0)
     model = EncoderClassifier(SMALL, 3)
     tokens, keep = tokens_of(2, 8), pa.asarray(KEEP)
@@ -95,7 +95,7 @@ def test_gradients_are_right(on_numpy, norm_first):
 
 
 def test_gaps_are_where_targets_are(on_numpy):
-    """15 % of what is kept has a target; of those 80 % become the mask, 10 % another token, 10 % stay."""
+    """15 % of the tokens have a target; of those 80 % become the mask, 10 % a random token, 10 % stay."""
     pa.random.seed(0)
     tokens, keep = tokens_of(300, 40), pa.asarray(np.arange(40) < 30) & pa.ones((300, 1), dtype=bool)
     changed, targets = (a.numpy() for a in mask_tokens(tokens, 11, 11, keep))
@@ -107,7 +107,7 @@ def test_gaps_are_where_targets_are(on_numpy):
 
 
 def test_gaps_are_learnt(on_numpy):
-    """Sequences that count upwards: what stood in a gap follows from its neighbours."""
+    """Sequences count upwards, so masked tokens follow from their neighbors."""
     pa.random.seed(0)
     starts = np.random.default_rng(0).integers(0, 11, (32, 1))
     tokens = pa.asarray((starts + np.arange(8)) % 11)
@@ -165,13 +165,13 @@ def test_a_rate_of_gaps():
 
 @pytest.mark.polyarr_backend("opencl")
 def test_the_example(backend, capsys):
-    """A few steps on a part of the source: it learns, tries itself, and says what lines are."""
+    """A few steps on part of the source: it learns, evaluates, and classifies lines."""
     example = runpy.run_path(str(EXAMPLE))
     right = example["main"](["--steps", "20", "--limit", "100000", "--backend", backend.name, "x = f(y)"])
     said = capsys.readouterr().out
     assert right > 0.65 and "of the lines to try on are right" in said and said.endswith(" x = f(y)\n")
 
 
-def test_the_example_tells_comments_from_code():
+def test_the_example_classifies_comments_and_code():
     found = runpy.run_path(str(EXAMPLE))["lines_of"]("# one two\nx = 1  # three\nx = 1\n# x = 1\ny = (\n    2)\n")
     assert found == {"one two": True, "y = (": False}

@@ -1,4 +1,4 @@
-"""The examples and docs/write-a-backend.md, as a stranger meets them: installed, found, compared, trained, replaced."""
+"""The examples and docs/write-a-backend.md as a reader follows them: installed, found, compared, trained, replaced."""
 
 import contextlib
 import importlib
@@ -27,7 +27,7 @@ from polyarr.core.errors import BackendError
 from polyarr.core.groups import groups
 from polyarr.core.op import OPS
 from polyarr.plugins import PluginWarning, hookimpl
-from polyarr.testing import Data, Sample, checks
+from polyarr.testing import USUAL_LEVEL, Data, Sample, checks
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import Lacking
 
@@ -36,12 +36,12 @@ EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "write-a-backend.md"
 PRIMITIVES = [op for op in OPS if op.body is None and not op.group and op.__module__.startswith("polyarr.")]
 BACKENDS = {"tiny": "polyarr-tiny", "template": "polyarr-template", "torch": "polyarr-torch"}
-CASES = cases()
+CASES = cases(USUAL_LEVEL)
 
 
 @contextlib.contextmanager
 def installed(*folders, into):
-    """The packages in these folders, as `pip install` would make them known, for the length of the block."""
+    """Install the packages in these folders, as `pip install` would, for the duration of the block."""
     before = set(sys.modules)
     for folder in folders:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
@@ -91,7 +91,7 @@ def test_an_example_is_found_and_complete(name):
 
 
 def failing(backend, effort, cases=CASES):
-    """What the conformance kit finds, by the case's name."""
+    """Return the failures of the conformance kit, by case."""
     found = {}
     with pa.use_backend(backend):
         for case in cases:
@@ -105,7 +105,7 @@ def failing(backend, effort, cases=CASES):
 
 
 def test_an_example_passes_the_kit(name):
-    """All of it, with fewer examples; the whole is for the example's own tests."""
+    """The whole kit with fewer examples; the example's own tests run it in full."""
     file = EXAMPLES / BACKENDS[name] / "known_failures.toml"
     known = tomllib.loads(file.read_text())["failures"] if file.exists() else {}
     found = failing(get_backend(name), Effort(examples=2))
@@ -119,7 +119,7 @@ def test_the_smallest_one_is_small_and_stands_alone():
 
 
 def test_the_one_on_pytorch_says_what_is_missing(tmp_path, monkeypatch):
-    """Without PyTorch the plugin is found, and the error and the health check name the cure."""
+    """Without PyTorch the plugin is found, and the error and the health check name the remedy."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with installed(EXAMPLES / "polyarr-torch", into=tmp_path):
         with pytest.raises(BackendError, match="install what it needs with: pip install torch"):
@@ -129,7 +129,7 @@ def test_the_one_on_pytorch_says_what_is_missing(tmp_path, monkeypatch):
 
 
 def test_the_template_works_after_renaming(tmp_path, monkeypatch):
-    """What its README says, with the name `mine`."""
+    """The steps of its README, with the name `mine`."""
     folder = tmp_path / "polyarr-mine"
     shutil.copytree(EXAMPLES / "polyarr-template", folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in folder.rglob("*"):
@@ -144,14 +144,14 @@ def test_the_template_works_after_renaming(tmp_path, monkeypatch):
 
 
 def pytest_in(folder, *arguments):
-    """What pytest says in a folder, in a process of its own."""
+    """Return pytest's output in a folder, in a process of its own."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout.strip()
 
 
 def run_source(source):
-    """The names that a module with this source defines."""
+    """Return the names that a module with this source defines."""
     module = types.ModuleType("typed_in")
     exec(compile(source, "typed_in.py", "exec"), module.__dict__)  # our own files
     return module.__dict__
@@ -165,7 +165,7 @@ def toy(name="toy"):
 
 
 def plugin(title, **hooks):
-    """A plugin of this process with these hooks."""
+    """Return a plugin of this process with these hooks."""
     return types.SimpleNamespace(__name__=title, **{hook: hookimpl(fn) for hook, fn in hooks.items()})
 
 
@@ -275,7 +275,7 @@ def test_the_example_that_replaces_gelu(tmp_path):
 
 
 def page_files():
-    """What the page tells its reader to type, by file; several blocks for one file follow each other."""
+    """Return the code blocks of the page by file; blocks for one file are concatenated."""
     files = {}
     for file, block in re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
         files[file] = files.get(file, "") + block
@@ -306,7 +306,7 @@ def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path):
 
 @pytest.mark.polyarr_backend("opencl")
 def test_the_pages_kernel_in_opencl_c(tmp_path, monkeypatch):
-    """An override builds on the handle alone; its values and gradients hold in every layout."""
+    """The override uses the handle alone; values and gradients hold in every layout."""
     (tmp_path / "polyarr_cl_square.py").write_text(page_files()["polyarr_cl_square.py"])
     monkeypatch.syspath_prepend(tmp_path)
     with plugins.fresh():
@@ -324,7 +324,7 @@ def test_the_pages_kernel_in_opencl_c(tmp_path, monkeypatch):
 
 def row_of(op):
     meaning = (inspect.getdoc(op) or "").splitlines()[0].replace("|", "\\|")
-    told = [name for name in op.defaults if name != "precision"]  # of which only Backend.precisions has a kernel told
+    told = [name for name in op.defaults if name != "precision"]  # kernels get it only if Backend.precisions names it
     inputs, params = (", ".join(f"`{name}`" for name in names) for names in (op.inputs, told))
     return f"| `{op.name}` | {inputs} | {params} | {meaning} |"
 

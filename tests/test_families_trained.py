@@ -1,4 +1,4 @@
-"""A model of another family is trained, saved and resumed by the paths of GPT."""
+"""Models of other families are trained, saved and resumed like GPT."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def _on_numpy(on_numpy):
 
 
 def quiet(line):
-    """An echo that shows nothing."""
+    """Ignore progress messages."""
 
 
 def same(model, other):

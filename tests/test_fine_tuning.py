@@ -1,6 +1,7 @@
-"""`polyarr train --from`: a run that begins with given weights, whole or with adapters, and leaves them as they are."""
+"""`polyarr train --from`: a run that starts from given weights, full or with adapters, and leaves them unchanged."""
 
 import hashlib
+import json
 
 import click
 import numpy as np
@@ -16,6 +17,7 @@ from polyarr.text import Corpus, byte_tokenizer
 from polyarr.training import Recipe, load_checkpoint, new_run
 from polyarr.training.presets import read_recipe, to_toml
 from polyarr.training.pretrained import LORA_RATE, fine_tuning, load_model
+from polyarr.training.steps import evaluate
 
 LLAMA = {
     "vocab_size": 260, "context_length": 32, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
@@ -26,7 +28,7 @@ GPT = {
     "qkv_bias": True, "tie_embeddings": True,
 }  # fmt: skip
 TEXT = "the quick brown fox jumps over the lazy dog;\n" * 20
-SHORT = ("--set", "model.context_length=16")
+SHORT = ("--set", "window=16")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,7 @@ def _on_numpy(on_numpy, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A text, and Hugging Face folders with a Llama and a GPT-2; commands run in it."""
+    """A text, and Hugging Face folders with a Llama and a GPT-2, in which commands run."""
     pa.random.seed(0)
     for name, model in (("llama", LlamaModel(LLAMA)), ("gpt2", GPTModel(GPT))):
         save_pretrained(tmp_path / name, pa.tree.map(lambda p: p * 4, model))
@@ -68,12 +70,13 @@ def equal(left, right):
 
 
 def test_adapters_are_trained_beside_the_weights_of_a_folder_that_stays(folder, capsys, monkeypatch):
-    before, theirs = digest_of(folder / "llama"), arrays(load_pretrained("llama").with_context(16))
+    before, theirs = digest_of(folder / "llama"), arrays(load_pretrained("llama"))
     train("--from", "llama", "--lora", 2, "--lora-alpha", 4, *SHORT, "--steps", 4, "--lr", 0.05, "--out", "run")
     assert "fine-tuning: 2,904 parameters, 128 of them trained, on numpy" in capsys.readouterr().out
     saved = load_checkpoint(folder / "run", "last")
     found = arrays(saved.model)
-    assert saved.info["recipe"]["lora"] == {"rank": 2, "alpha": 4.0} and saved.model.config.context_length == 16
+    assert saved.info["recipe"]["lora"] == {"rank": 2, "alpha": 4.0} and saved.model.config.context_length == 32
+    assert saved.info["recipe"]["window"] == 16
     held = {name.replace(".base.", "."): p for name, p in found.items() if not name.endswith((".a", ".b"))}
     assert equal(held, theirs) and np.abs(found["blocks.0.att.qkv.b"]).max() > 0.01
     with safe_open(folder / "run" / "last.safetensors", "numpy") as file:
@@ -87,13 +90,30 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder_that_stays(folder, 
     np.testing.assert_allclose(merged, logits, rtol=0, atol=1e-5)
     assert np.abs(logits - load_pretrained("llama")(tokens).numpy()).max() > 1e-2
 
-    monkeypatch.delattr(nn.LoRALinear, "__call__")  # whoever only reads a run computes with one matrix
+    monkeypatch.delattr(nn.LoRALinear, "__call__")  # a run opened for reading has merged matrices
     for options in ((), ("--int8",)):
         polyarr("generate", "run", "--prompt", "fox", "--tokens", 3, "--temperature", 0, *options)
         assert capsys.readouterr().out.startswith("fox")
     model, tokenizer = load_model("run")
     assert type(model) is LlamaModel and arrays(model).keys() == theirs.keys() and tokenizer.vocab_size == 257
     assert digest_of(folder / "llama") == before
+
+
+def test_adapters_name_the_weights_that_they_belong_to(folder):
+    """An import has the same weights, another run does not."""
+    polyarr("import", "llama/model.safetensors", "--out", "imported")
+    adapters = ("--lora", 2, *SHORT, "--steps", 1)
+    for number, (source, base) in enumerate((("llama", "llama"), ("imported", "llama"), ("run1", "run1"))):
+        train("--from", source, *adapters, "--out", f"run{number}")
+        polyarr("train", "--resume", "--out", f"run{number}", "--steps", 2)
+        polyarr("export", f"run{number}", "--format", "peft", "--out", f"out{number}", "--checkpoint", "last")
+        config = json.loads((folder / f"out{number}" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == str((folder / base).resolve())
+    polyarr("export", "run0", "--format", "peft", "--out", "named", "--base", "meta-llama/Llama-3.2-1B")
+    config = json.loads((folder / "named" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "meta-llama/Llama-3.2-1B"
+    with pytest.raises(click.UsageError, match="--base is of adapters; give it with --format peft"):
+        polyarr("export", "run0", "--out", "whole", "--base", "x")
 
 
 def test_a_run_with_adapters_goes_on_to_the_same_bits(folder):
@@ -134,7 +154,7 @@ def test_gpt2s_dropout_is_a_setting(folder):
         (("--lora", 2), "give it with --from"),
         (("--from", "llama", "--preset", "demo"), "leave out --preset and --tokenizer"),
         (("--from", "llama", "--tokenizer", "byte"), "leave out --preset and --tokenizer"),
-        (("--from", "nothing"), "no such file or folder: 'nothing'"),
+        (("--from", "nothing"), "hf download nothing --local-dir DIR"),
         (("--from", "llama", "--out", "llama", "--overwrite"), "llama is what the run begins with, and stays"),
         (("--from", "llama", "--lora", 2, "--lora-match", "nope"), "lora: match is 'nope'; it must be a pattern"),
         (("--from", "llama", "--lora", 2, "--lora-alpha", 0), "lora is {'rank': 2, 'alpha': 0.0}; it must be a table"),
@@ -142,7 +162,9 @@ def test_gpt2s_dropout_is_a_setting(folder):
         (("--from", "llama", "--set", "lora=3", "--set", "lora.rank=2"), "sets a part of lora, and another"),
         (("--from", "llama", "--set", "lora=3"), "lora is 3; it must be a table"),
         (("--from", "llama", "--set", "model.n_heads=2"), "its n_heads is 4, in the recipe 2; only context_length"),
-        (("--from", "llama", *SHORT[:1], "model.context_length=64"), "length is 64; it must be from 1 to 32"),
+        (("--from", "llama", "--set", "model.context_length=64"), "length is 64; it must be from 1 to 32"),
+        (("--from", "llama", "--set", "window=33"), "window is 33; it must be at most the model's context_length, 32"),
+        (("--from", "llama", "--set", "window=0"), "window is 0; it must be an integer from 1 to"),
         (("--from", "llama", "--data", "characters"), "characters is prepared with another tokenizer than the model's"),
         (("--resume", "--out", "run", "--from", "llama"), "leave out"),
         (("--resume", "--out", "run", "--lora-match", "*"), "leave out"),
@@ -154,7 +176,7 @@ def test_what_does_not_fit_is_refused_in_one_line(folder, args, said):
     out = () if "--out" in args else ("--out", "new")
     before = digest_of(folder / "llama")
     with pytest.raises((click.ClickException, ValueError, OSError)) as error:
-        train(*args, *(SHORT if "model.context_length=64" not in args else ()), *out)
+        train(*args, *(SHORT if "window" not in str(args) else ()), *out)
     text = str(error.value)
     assert said in text and "\n" not in text
     assert digest_of(folder / "llama") == before and not (folder / "new").exists()
@@ -176,10 +198,39 @@ def test_options_come_before_settings(folder, capsys):
         assert capsys.readouterr().out.endswith("[lora]\nrank = 2\n")
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_window_is_of_training_and_leaves_the_models_context(folder, name, capsys):
+    """Both losses are of short batches; longer sequences still work, and the export has all positions."""
+    train("--from", name, *SHORT, "--steps", 2, "--lr", 1e-9, "--set", "eval_windows=3", "--out", "run")
+    said = capsys.readouterr()
+    assert "each of 4 windows of 16 tokens" in said.out and "context" not in said.err
+    saved = load_checkpoint(folder / "run", "last")
+    corpus = Corpus.of_files([folder / "a.txt"], saved.tokenizer)
+    run = new_run(corpus, Recipe.from_dict(saved.info["recipe"]), 1, model=load_pretrained(name))
+    assert [window.shape for window in run.windows(0)] == [(4, 17)]
+    due = evaluate(load_pretrained(name), corpus.validation, 4, 3, 16)
+    assert saved.info["history"][-1]["val"] == pytest.approx(due, abs=1e-4)
+    polyarr("export", "run", "--out", "out")
+    model, theirs = load_pretrained("out"), load_pretrained(name)
+    assert model.config.context_length == theirs.config.context_length == 32
+    tokens = pa.asarray(np.arange(32)[None])
+    np.testing.assert_allclose(model(tokens).numpy(), theirs(tokens).numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_context_changes_when_it_is_named_and_a_line_says_what_is_lost(folder):
+    said = r"^the model's context becomes 16 tokens of 32.* and 128 numbers .* dropped; a window \(--set window=N"
+    with pytest.warns(RuntimeWarning, match=said):
+        train("--from", "gpt2", "--set", "model.context_length=16", "--steps", 1, "--out", "run")
+    assert load_checkpoint(folder / "run").model.config.context_length == 16
+    with pytest.warns(RuntimeWarning, match="becomes 16 tokens of 32, for good; a window"):
+        polyarr("import", "llama", "--out", "imported", "--context", 16)
+
+
 def test_a_run_takes_a_model_in_python(folder):
     model = load_pretrained("gpt2")
     recipe = fine_tuning(model, lora={"rank": 2}, model={"context_length": 16, "drop_rate": 0.0})
-    run = new_run(_corpus(), recipe, 1, model=model)
+    with pytest.warns(RuntimeWarning, match="becomes 16 tokens of 32, for good, and 128 numb"):
+        run = new_run(_corpus(), recipe, 1, model=model)
     assert type(run.model.blocks[0].att.qkv) is nn.LoRALinear and run.model.config.drop_rate == 0
     assert np.array_equal(run.model.pos_emb.weight.numpy(), model.pos_emb.weight.numpy()[:16])
     assert list(run.state["m"]) == list(run.model.named_parameters(only_trainable=True))

@@ -1,4 +1,4 @@
-"""Children made by fork: they say that OpenCL does not work there, end, and compute on other backends."""
+"""Forked children: OpenCL raises an error, other backends work, and the children exit."""
 
 import os
 import subprocess
@@ -28,14 +28,14 @@ def in_child(use):
 
 
 def lines_of(program: str) -> list[str]:
-    """What a process prints; it must end, and well."""
+    """Return a process's output; it must exit with code 0."""
     found = subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
     return found.stdout.splitlines()
 
 
 def test_each_use_in_the_child_says_so():
-    """New ops, older arrays, the backend itself; while a queue is busy, and a thread holds the device."""
+    """New ops, older arrays and the backend itself, while a queue is busy and a thread holds the device."""
     pytest.importorskip("pyopencl")
     uses = (
         "x + 1", "x.numpy()", "x.to('numpy')", "repr(x)", "pa.ones(3)", "pa.asarray([1.0] * 300_000)",
@@ -67,7 +67,7 @@ def test_numpy_works_in_the_child():
 
 
 def test_processes_of_multiprocessing_end():
-    """With the method fork; the error comes back to the parent, which goes on."""
+    """With the start method fork; the error returns to the parent, which continues."""
     pytest.importorskip("pyopencl")
     lines = lines_of(
         "pa.set_backend('opencl'); x = pa.ones(3); y = x + 1\n"

@@ -1,4 +1,4 @@
-"""The GPT: its size, its gradient, what it may see, and the text that is drawn from it."""
+"""GPT: its size, its gradient, its causal mask, and generated text."""
 
 import time
 
@@ -8,9 +8,10 @@ import pytest
 import polyarr as pa
 from polyarr import models, nn, optim
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.models import generation
-from polyarr.models.generation import generate
+from polyarr.models import Writer, generation
+from polyarr.models.generation import generate, stream
 from polyarr.models.gpt import GPT_CONFIG_124M, PRESETS, GPTConfig, GPTModel
+from polyarr.text import CharTokenizer
 from polyarr.training import new_run
 
 SMALL = {
@@ -163,11 +164,29 @@ def test_tokens_that_do_not_fit_are_refused():
 
 
 def greedy(model, x, count):
-    """Generation as it is defined: no cache, the last context of tokens each time."""
+    """Return greedy tokens by definition: no cache, the last context of tokens each time."""
     for _ in range(count):
         logits = model(pa.asarray(x[:, -8:])).numpy()[:, -1]
         x = np.concatenate([x, logits.argmax(-1)[:, None].astype(x.dtype)], axis=1)
     return x
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_says_when_the_text_is_beyond_the_context_and_stopping_there_has_none(on_numpy):
+    model, tokens, size = GPTModel(SMALL), pa.asarray([[1, 2, 3]]), SMALL["context_length"]
+    assert generate(model, tokens, size - 2, temperature=0).shape == (1, size + 1)  # the last token is not read
+    drawn = stream(model, tokens, size, temperature=0)
+    for _ in range(size - 2):
+        next(drawn)
+    with pytest.warns(RuntimeWarning, match=rf"the model's context of {size:,} tokens: from here on each"):
+        next(drawn)
+    next(drawn)  # the warning appears once
+    whole = generate(model, tokens, 99, temperature=0, stop_at_context=True)
+    assert whole.shape == (1, size)
+    assert generate(model, whole, 5, stop_at_context=True).shape == (1, size)
+    writer = Writer(model, CharTokenizer("abcdefghijk"))
+    short, long = writer.complete(["a", "abc"], 99, temperature=0, stop_at_context=True)
+    assert (short.tokens, long.tokens, long.finish) == (size - 3, size - 3, "length")
 
 
 def test_greedy_generation_crops_to_the_context():
@@ -201,7 +220,7 @@ def test_one_capture_serves_a_whole_text_and_the_text_is_eager_s(backend, monkey
     monkeypatch.setattr(generation, "compile", noting)
     model, x = pa.tree.map(lambda p: p * 20, small(drop_rate=0.5)), tokens(2, 3)
     texts = [generate(model, x, 12, temperature=0.7, top_p=0.9, seed=1).numpy()]
-    assert len(functions[0].programs()) == 2  # tokens one by one; and when every position moves
+    assert len(functions[0].programs()) == 2  # one token at a time; and beyond the context, where all positions shift
     monkeypatch.setenv("POLYARR_COMPILE", "0")
     texts.append(generate(model, x, 12, temperature=0.7, top_p=0.9, seed=1).numpy())
     assert not functions[1].programs()

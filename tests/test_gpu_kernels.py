@@ -1,4 +1,4 @@
-"""The kernels for GPUs that work along rows, run by whatever OpenCL device there is, with small shares of the work."""
+"""GPU kernels that work along rows, run on any OpenCL device with small work per item."""
 
 from functools import partial
 
@@ -13,13 +13,13 @@ from polyarr.core.spec import Spec
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 from tests.opencl_modules import opencl_modules
-from tests.test_fusion import a_repeated_input_that_is_read_as_dense
+from tests.test_fusion_kernels import a_repeated_input_that_is_read_as_dense
 
-attention_decode, conv, copy, devices, fusion, fusion_teams = opencl_modules(
-    "attention_decode", "conv", "copy", "devices", "fusion", "fusion_teams"
+attention_decode, conv, copy, devices, fusion, fusion_rows_gpu = opencl_modules(
+    "attention_decode", "conv", "copy", "devices", "fusion", "fusion_rows_gpu"
 )
-device_module, geometry, replay, table, telling, thin, topk = opencl_modules(
-    "device", "geometry", "replay", "table", "telling", "thin", "topk"
+device_module, geometry, replay, report_amax, table, gemv, topk = opencl_modules(
+    "device", "geometry", "replay", "report_amax", "table", "gemv", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
@@ -27,7 +27,7 @@ JOINED = next(case.run for case in cases() if case.name == "backend-joined")
 
 @pytest.fixture(scope="module")
 def as_gpu():
-    """A backend whose work is cut as for a GPU: rows of more than 32 elements are not held in registers."""
+    """Return a backend with a GPU's work distribution: rows of more than 32 elements are not held in registers."""
     device = device_module.Device(devices.select().cl_device, "as a gpu")
     device.geometry = geometry.GpuGeometry(2)
     device.geometry.least_lanes = device.geometry.most_lanes = 4
@@ -41,7 +41,7 @@ def as_gpu():
 
 @pytest.fixture
 def gpu(backend, as_gpu):
-    """As the current backend."""
+    """The backend of as_gpu, as the current one."""
     with use_backend(as_gpu):
         yield as_gpu
 
@@ -51,7 +51,7 @@ def normal(*shape, seed=0):
 
 
 def both(fn, *hosts, dtype=pa.float32):
-    """fn's value and gradients, here and on NumPy in float64 of what was rounded to the dtype."""
+    """Return fn's value and gradients here, and on NumPy in float64 for the same rounded inputs."""
     arrays = [pa.astype(pa.asarray(h), dtype) for h in hosts]
     exact = [pa.astype(a, pa.float32).numpy().astype(np.float64) for a in arrays]
     found = []
@@ -86,7 +86,7 @@ def test_rows(gpu, rows, columns, dtype):
 
 
 def placed(host, dtype, gap, turned):
-    """host in the dtype behind `gap` nans, its last two axes the other way in memory if it is to be turned."""
+    """Return host in the dtype after `gap` nans, with its last two axes transposed in memory if `turned`."""
     wanted = host.swapaxes(-1, -2) if turned else host
     behind = pa.astype(pa.asarray(np.append(np.full(gap, np.nan), wanted)), dtype)
     found = ops.reshape(behind[gap:], shape=wanted.shape)
@@ -99,8 +99,8 @@ def placed(host, dtype, gap, turned):
     "lengths", [(1, 1100, 5), (3, 72, 40), (2, 37, 4), (9, 24, 1), (11, 40, 259), (3, 0, 5)],
     ids=["one row", "few", "odd", "few columns", "in turns", "of nothing"],
 )  # fmt: skip
-def test_products_of_few_rows(gpu, lengths, form, dtype):
-    """Read by vectors where all rows begin at multiples of them, else by smaller ones or one by one; in batches."""
+def test_skinny_products(gpu, lengths, form, dtype):
+    """Vector loads if all rows are aligned, else smaller or scalar loads; also in batches."""
     m, k, n = lengths
     tolerance = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 1e-6, "float64": 1e-14}[dtype]
     for gap in (0, 1, 4):
@@ -114,7 +114,7 @@ def test_products_of_few_rows(gpu, lengths, form, dtype):
 @pytest.mark.parametrize("form", ["NN", "NT", "TN"])
 @pytest.mark.parametrize("lengths", [(1, 72, 40), (3, 770, 24), (4, 6, 1), (2, 1024, 33)], ids=str)
 def test_where_operands_begin_changes_no_bit_of_a_product(gpu, lengths, form, dtype):
-    """As a captured function may copy what is a slice elsewhere."""
+    """A captured function may copy what is a slice elsewhere."""
     m, k, n = lengths
     operands = (normal(2, m, k), form[0] == "T"), (normal(2, k, n, seed=1), form[1] == "T")
     found = [
@@ -126,12 +126,12 @@ def test_where_operands_begin_changes_no_bit_of_a_product(gpu, lengths, form, dt
 
 @pytest.mark.parametrize("form", ["NN", "NT"])
 def test_columns_that_no_group_takes_are_seen(gpu, monkeypatch, form):
-    """A planted fault: groups are said to take twice as many columns as they do."""
-    real = thin._gpu_cut
-    twice = thin.FAMILIES["gpu"]._replace(cut=lambda *args: real(*args)._replace(columns=2 * real(*args).columns))
-    monkeypatch.setitem(thin.FAMILIES, "gpu", twice)
+    """Planted fault: work-groups claim twice as many columns as they compute."""
+    real = gemv._gpu_shape
+    twice = gemv.FAMILIES["gpu"]._replace(shape=lambda *args: real(*args)._replace(columns=2 * real(*args).columns))
+    monkeypatch.setitem(gemv.FAMILIES, "gpu", twice)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        test_products_of_few_rows(gpu, (3, 72, 1531), form, "float32")
+        test_skinny_products(gpu, (3, 72, 1531), form, "float32")
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["NN", "NT"])
@@ -147,7 +147,7 @@ def test_what_is_no_number_stays_in_its_row_and_column(gpu, turned):
 
 
 def test_the_gradient_of_bias_and_activation(gpu):
-    """By blocks of rows, of which the last is short."""
+    """Blocks of rows, the last of which is short."""
     for got, expected in both(partial(ops.linear, activation="gelu_tanh"), normal(70, 3), normal(8, 3), normal(8)):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -157,7 +157,7 @@ def test_the_gradient_of_bias_and_activation(gpu):
     "shape", [(3, 50), (5, 70), (1, 500), (2, 5000)], ids=["one tile", "a full one", "merges", "by digits"]
 )
 def test_sorts_are_stable_and_have_nan_last(gpu, shape, dtype):
-    """And give the elements as they are: the signs of zeros, too."""
+    """Sorted elements keep their bits, including the signs of zeros."""
     host = np.round(normal(*shape) * 5) * 0.5
     if np.dtype(dtype).kind == "f":
         host[:, ::7], host[:, 1::7] = np.nan, -0.0
@@ -175,9 +175,9 @@ def test_sorts_are_stable_and_have_nan_last(gpu, shape, dtype):
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "all alike", "ascending"])
 def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
-    """Where more elements are as good as the bound than there is room for, too."""
+    """Also if more elements equal the threshold than fit."""
     monkeypatch.setattr(topk, "GROUP", 16)
-    monkeypatch.setattr(topk, "ROOM", 16)
+    monkeypatch.setattr(topk, "CAPACITY", 16)
     host = {
         "normal": normal(2, 300), "ties": np.round(normal(2, 300)), "all alike": np.ones((2, 300), np.float32),
         "ascending": np.arange(600, dtype=np.float32).reshape(2, 300),
@@ -210,8 +210,8 @@ def test_reductions_of_rows_at_odd_places(gpu):
             np.testing.assert_array_equal(getattr(ops, name)(x, axis=1).numpy(), expected, err_msg=name)
 
 
-def test_what_stands_for_nothing_is_not_the_first_element_of_a_row(gpu):
-    """Of equals the later one is the maximum, and so would be one that is counted again behind the last."""
+def test_padding_of_a_maximum_is_not_the_first_element_of_a_row(gpu):
+    """Padding equal to the maximum must not win as a later equal element."""
     zeros = pa.asarray(np.array([[-0.0, 0.0]] * 3, np.float32))
     assert not np.signbit(pa.max(zeros, axis=1).numpy()).any()
 
@@ -232,7 +232,7 @@ def test_windows_that_lie_in_no_vector(gpu):
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bfloat16"])
 @pytest.mark.parametrize(("slices", "updates", "columns"), [(5, 1, 1), (50, 33, 3), (300, 3000, 7), (3, 640, 130)])
 def test_updates_of_few_and_of_many_to_a_slice(gpu, dtype, slices, updates, columns):
-    """Sums of a slice's updates may begin and end in any part of the sorted ones."""
+    """The updates of a slice may start and end in any part of the sorted ones."""
     rng = np.random.default_rng(0)
     x, u = (rng.integers(-2, 3, (2, n, columns)).astype(np.float32) for n in (slices, updates))
     for at in (rng.zipf(1.3, updates) % slices, rng.integers(0, slices, updates), np.full(updates, slices - 1)):
@@ -245,16 +245,16 @@ def test_updates_of_few_and_of_many_to_a_slice(gpu, dtype, slices, updates, colu
 
 @pytest.mark.parametrize("kind", ["a cpu's", "one group's", "one small group's", "some groups'", "many groups'"])
 @pytest.mark.parametrize("mask", ["none", "bool", "added"])
-def test_the_keys_of_one_query(request, monkeypatch, as_gpu, kind, mask):
-    """Some groups, or blocks, see none of them; one query sees nothing at all. A small group takes turns."""
+def test_decode_attention_with_one_query(request, monkeypatch, as_gpu, kind, mask):
+    """Some work-groups, or blocks, see no keys; one query sees none at all. A small work-group loops."""
     chosen = request.getfixturevalue("backend" if kind == "a cpu's" else "gpu")
     if kind in ("some groups'", "many groups'"):
-        monkeypatch.setattr(attention_decode, "MOST_WHOLE", 0)
+        monkeypatch.setattr(attention_decode, "MAX_WHOLE_KEYS", 0)
     if kind == "many groups'":
-        for name, number in (("MOST_KEYS", 2), ("FEWEST_KEYS", 2), ("ITEMS", 32)):
+        for name, number in (("MAX_KEYS", 2), ("MIN_KEYS", 2), ("ITEMS", 32)):
             monkeypatch.setattr(attention_decode, name, number)
     if kind == "one small group's":
-        monkeypatch.setattr(attention_decode, "MOST_ITEMS", 128)
+        monkeypatch.setattr(attention_decode, "MAX_ITEMS", 128)
     as_gpu.upload.__self__.plans.pop(attention_decode._gpu_cut, None)
     q, k, v = normal(3, 2, 1, 17), normal(3, 1, 150, 17, seed=1), normal(3, 1, 150, 20, seed=2)
     hidden = np.arange(150) < 70
@@ -279,7 +279,7 @@ def test_the_keys_of_one_query(request, monkeypatch, as_gpu, kind, mask):
 
 
 def the_group(compiled):
-    """The only step of a function's only program, and whether there is a kernel for each layout that it met."""
+    """Return the only step of a function's only program, and whether there is a kernel for each layout that it met."""
     (program,) = compiled.programs()
     (step,) = program.steps
     return step, [plan is not None for plan in step.call._plans.values()]
@@ -297,8 +297,8 @@ def test_bodies_are_one_kernel_with_the_bits_of_eager_calls(gpu, op, shape):
 
 
 @pytest.mark.parametrize("columns", [300, 1003, 4100])
-def test_teams_are_larger_where_rows_are_long(gpu, monkeypatch, columns):
-    """Their sums are those of eager calls, whose teams are the same ones."""
+def test_more_work_items_share_longer_rows(gpu, monkeypatch, columns):
+    """The sums equal those of eager calls with the same number of cooperating work-items."""
     geometry = gpu.upload.__self__.geometry
     monkeypatch.setattr(type(geometry), "reduction_group", 16)
     monkeypatch.setattr(type(geometry), "largest_group", 64)
@@ -313,8 +313,8 @@ def test_teams_are_larger_where_rows_are_long(gpu, monkeypatch, columns):
     np.testing.assert_array_equal(pa.argmax(x, axis=1).numpy(), host.argmax(1))
 
 
-def test_what_is_joined_of_many_slots(gpu, monkeypatch):
-    """More than a run of them, so that the sums of runs are added."""
+def test_a_fusion_over_many_slots(gpu, monkeypatch):
+    """More slots than one run has, so that partial sums are added."""
     device = gpu.upload.__self__
     monkeypatch.setattr(device.geometry, "lanes", lambda length: 1)
     compiled, x = pa.compile(ops.log_softmax.body), pa.asarray(normal(5, 1277))
@@ -323,7 +323,7 @@ def test_what_is_joined_of_many_slots(gpu, monkeypatch):
 
 
 def several(x, small, turned, weight, column, k):
-    """Results of three phases, of rows and of elements, in several dtypes; inputs of every sort."""
+    """Return results of three phases, of rows and of elements, in several dtypes, with inputs of every kind."""
     y = x * k + pa.astype(small, pa.float32)
     least, largest = pa.min(y, axis=(1, 2), keepdims=True), pa.max(x, axis=(1, 2), keepdims=True)
     scaled = (y - least) / (largest - least + 1.0)
@@ -350,13 +350,13 @@ def test_the_kit_agrees(gpu):
 
 
 def a_team_of_another_size(patch):
-    real = fusion_teams.team_of
-    patch.setattr(fusion_teams, "team_of", lambda *args: (*real(*args)[:2], 1))
+    real = fusion_rows_gpu.team_of
+    patch.setattr(fusion_rows_gpu, "team_of", lambda *args: (*real(*args)[:2], 1))
 
 
 def what_is_held_of_another_slot(patch):
-    real = fusion_teams.Writer._declared
-    patch.setattr(fusion_teams.Writer, "_declared", lambda self, v, held: real(self, v, held.replace("[s]", "[0]")))
+    real = fusion_rows_gpu.Writer._declared
+    patch.setattr(fusion_rows_gpu.Writer, "_declared", lambda self, v, held: real(self, v, held.replace("[s]", "[0]")))
 
 
 FAULTS = (a_repeated_input_that_is_read_as_dense, a_team_of_another_size, what_is_held_of_another_slot)
@@ -371,13 +371,13 @@ def test_the_kit_sees_it(gpu, monkeypatch, plant):
 
 @pytest.mark.parametrize("shape", [(3, 5, 7, 4), (1, 2, 3, 5), (2, 1, 40, 33)])
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_a_group_tells_a_convolution_the_largest_magnitude(backend, as_gpu, monkeypatch, kind, shape) -> None:
-    """Of what is finite; and nothing of it changes what is computed."""
+def test_a_fused_group_reports_amax_to_a_convolution(backend, as_gpu, monkeypatch, kind, shape) -> None:
+    """The amax of finite elements; reporting it does not change any result."""
     home, seen = as_gpu if kind == "gpu" else pa.get_backend(), []
     device = home.upload.__self__
-    monkeypatch.setattr(telling, "divides", lambda _: True)
-    monkeypatch.setattr(telling, "_divides", lambda step: step.op is ops.conv and step.part == "forward")
-    monkeypatch.setattr(conv, "known_of", lambda of=conv.known_of, **arrays: seen.append(of(**arrays)) or {})
+    monkeypatch.setattr(report_amax, "uses_amax", lambda _: True)
+    monkeypatch.setattr(report_amax, "_is_split", lambda step: step.op is ops.conv and step.part == "forward")
+    monkeypatch.setattr(conv, "reported_amax", lambda of=conv.reported_amax, **arrays: seen.append(of(**arrays)) or {})
     x, y = normal(*shape), 100 * normal(*shape, seed=1)
     x[0, 0, 0, :3] = np.inf, -np.inf, np.nan
     y[-1, -1, -1, -1] = -1e5
@@ -390,7 +390,7 @@ def test_a_group_tells_a_convolution_the_largest_magnitude(backend, as_gpu, monk
         given = [pa.asarray(a) for a in (x, y, normal(2, 1, 1, shape[-1]))]
         compiled = pa.compile(fn)
         assert bits(compiled(*given)) == bits(fn(*given)) == bits(compiled(*given))
-    (told,) = (known["x"].told for known in seen if known)
+    (told,) = (known["x"].words for known in seen if known)
     total = np.where(x < 0, 0, x) + y
     expected = np.abs(total[np.isfinite(total)]).max().view(np.uint32)
     assert device.read_words(told.memory, 3).view(np.uint32)[2] == expected

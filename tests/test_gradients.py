@@ -1,4 +1,4 @@
-"""Every op's gradient and second derivative: central differences in float64, and the points without a derivative."""
+"""Gradients and second derivatives of every op against central differences in float64; points without a derivative."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def slopes(fn, *values: float) -> list[float]:
-    """The gradients of fn's sum at float64 arrays with one element."""
+    """Return the gradients of fn's sum at one-element float64 arrays."""
     arrays = [pa.asarray([v], dtype="float64") for v in values]
     found = pa.grad(lambda *a: ops.sum(fn(*a)), argnums=tuple(range(len(values))))(*arrays)
     return [g.item() for g in found]
@@ -130,7 +130,7 @@ def test_a_gradient_has_its_inputs_dtype(on_numpy: Backend, dtype: str) -> None:
 
 
 def test_layer_norm_of_small_narrow_numbers_has_a_finite_gradient(backend: Backend) -> None:
-    """The third power of 1 / 0.02 is infinite in float16."""
+    """The third power of 1 / 0.02 overflows in float16."""
     x = pa.asarray(np.random.default_rng(0).standard_normal((4, 8)) * 0.02)
     weights = pa.asarray(np.random.default_rng(1).standard_normal((4, 8)))
     slope = pa.grad(lambda a: ops.sum(ops.layer_norm(a) * weights.astype(a.dtype)))
@@ -139,7 +139,7 @@ def test_layer_norm_of_small_narrow_numbers_has_a_finite_gradient(backend: Backe
 
 
 def test_gelu_of_huge_numbers(backend) -> None:
-    """Whose cube is infinite."""
+    """Their cube overflows."""
     x = np.array([1e30, -1e30, 12.0, -12.0, 10.0], np.float32)
     for approximate in ("none", "tanh"):
         slope = pa.grad(lambda a, form=approximate: pa.sum(ops.gelu(a, approximate=form)))

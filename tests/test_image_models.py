@@ -1,4 +1,4 @@
-"""LeNet and ResNet: what they hold; and ResNet beside torchvision's names, and beside the same network in PyTorch."""
+"""LeNet and ResNet: parameters; ResNet's names against torchvision's, and its results against PyTorch's."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ def ours(images):
 
 
 def new(config):
-    """A model with weights and statistics of every sort."""
+    """Return a model with random weights and statistics."""
     pa.random.seed(1)
     model = ResNetModel(config)
     drawn = {
@@ -94,7 +94,7 @@ def test_what_is_written_has_torchvisions_names_and_comes_back(on_numpy, tmp_pat
         ),
     ],
 )
-def test_a_file_of_another_model_is_told_in_one_line(on_numpy, tmp_path, change, text):
+def test_a_file_of_another_model_is_one_line(on_numpy, tmp_path, change, text):
     path = tmp_path / "resnet.safetensors"
     save_resnet(path, new(SMALL))
     held = change(extra("safetensors.numpy").load_file(path))
@@ -125,7 +125,7 @@ def test_errors_are_one_line(tmp_path):
 
 @pytest.fixture
 def torch_resnet(monkeypatch):
-    """The benchmark's ResNet in PyTorch, which has torchvision's names."""
+    """The benchmark's ResNet in PyTorch, with torchvision's names."""
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module("resnet").torch_resnet
@@ -171,7 +171,7 @@ def test_logits_a_step_and_running_statistics_are_those_of_pytorch(torch_resnet,
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_deep_networks_logits_are_as_exact_as_pytorchs(torch_resnet, backend, tmp_path):
-    """Fifty layers with norms of every size give logits near 1,000, of which float32 itself loses more than 1e-4."""
+    """Fifty layers with random norms give logits near 1,000, of which float32 itself loses more than 1e-4."""
     import torch
 
     model, path = new(PRESETS["resnet-50"]), tmp_path / "resnet.safetensors"

@@ -1,4 +1,4 @@
-"""`polyarr import` and `polyarr export`: models from elsewhere generate, are trained, and go out again."""
+"""`polyarr import` and `polyarr export`: imported models generate, are trained, and are exported again."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import polyarr as pa
 from polyarr.cli import main
 from polyarr.core import current
 from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
-from polyarr.text import NumberTokenizer, byte_tokenizer, load_tokenizer
+from polyarr.text import NumberTokenizer, byte_tokenizer, load_tokenizer, same_tokens
 from polyarr.training import load_checkpoint
 from polyarr.training.pretrained import export_model, import_model
 
@@ -50,8 +50,42 @@ def same(model, other):
     return left.keys() == right.keys() and all(np.array_equal(left[n].numpy(), right[n].numpy()) for n in left)
 
 
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ((), r": no config\.json is here$"),
+        (("model.Q4_K_M.gguf",), r"no config\.json is here; model\.Q4_K_M\.gguf is quantized weights in llama"),
+        (("adapter_config.json", "adapter_model.safetensors"), r"; adapter_config\.json is of adapters: take"),
+        (("pytorch_model.bin",), r"; pytorch_model\.bin is pickled"),
+    ],
+)
+def test_a_folder_without_a_model_says_what_was_found(tmp_path, files, told):
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=f"^{tmp_path}: .*{told}" if files else f"^{tmp_path}{told}"):
+        import_model(tmp_path, tmp_path / "out")
+
+
+def test_the_error_for_a_hub_name_says_how_to_download_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt2", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"):
+        with pytest.raises(FileNotFoundError, match=f"; to fetch a model of .*: hf download {name} --local-dir DIR"):
+            import_model(name, "out")
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder: '/none/x'$"):
+        import_model("/none/x", "out")
+
+
+def test_a_tokenizer_of_sentencepiece_is_reported(folder):
+    theirs = folder / "theirs"
+    (theirs / "tokenizer.json").rename(theirs / "tokenizer.model")
+    with pytest.warns(UserWarning, match=r"no tokenizer\.json is here.*; tokenizer\.model, which is Sentence"):
+        found = import_model(theirs, folder / "run")
+    assert isinstance(found.tokenizer, NumberTokenizer)
+
+
 def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
-    polyarr("import", folder / "theirs", "--out", folder / "run", "--context", 16)
+    with pytest.warns(RuntimeWarning, match="context becomes 16 tokens of 32"):
+        polyarr("import", folder / "theirs", "--out", folder / "run", "--context", 16)
     said = capsys.readouterr().out
     assert said.startswith("LlamaModel: 2,808 parameters, 1 layers, texts of up to 16 tokens of 260 different ones\n")
     theirs = load_pretrained(folder / "theirs")
@@ -75,14 +109,15 @@ def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
     polyarr("export", folder / "run", "--out", folder / "out", "--checkpoint", "last", "--dtype", "float32")
     assert same(load_pretrained(folder / "out"), trained.model)
     assert json.loads((folder / "out" / "config.json").read_text())["max_position_embeddings"] == 16
-    assert load_tokenizer(folder / "out").to_dict() == found.tokenizer.to_dict()
+    again = load_tokenizer(folder / "out")
+    assert same_tokens(again, found.tokenizer) and again.ends == found.tokenizer.ends
     assert json.loads((folder / "out" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
     exported = json.loads((folder / "out" / "config.json").read_text())
     assert (exported["bos_token_id"], exported["eos_token_id"]) == (None, found.tokenizer.end)
 
 
 def test_a_folder_generates_as_it_lies_there(folder, capsys):
-    """What import would have made of it, and nothing is written."""
+    """The output equals that of the imported model, and nothing is written."""
     polyarr("import", folder / "theirs", "--out", folder / "run")
     capsys.readouterr()
     before, said = sorted(folder.rglob("*")), []
@@ -152,7 +187,7 @@ def test_a_model_that_was_trained_here_goes_out_and_comes_back(folder):
 
 
 def test_importing_and_exporting_take_the_models_memory_once(tmp_path):
-    """And the largest array a few times; a file of what is written, or one that is read, would count again."""
+    """Plus a few times the largest array; files read or written as a whole would exceed it."""
     sizes = {"vocab_size": 300, "context_length": 8, "emb_dim": 128, "n_heads": 2, "n_layers": 8}
     model = GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": True, "tie_embeddings": True})
     weights = 4 * model.num_parameters()
@@ -190,7 +225,7 @@ def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     (tmp_path / "SmolLM2-135M" / "tokenizer.json").write_text(byte_tokenizer().to_json())
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "sh", "python", "python"]
-    for line in (line for kind, block in blocks if kind == "sh" for line in block.splitlines()):
+    for line in (line for kind, block in blocks if kind == "sh" for line in block.replace("\\\n", " ").splitlines()):
         name, *args = shlex.split(line)
         assert name == "polyarr"
         main(args, standalone_mode=False)

@@ -1,4 +1,4 @@
-"""What an index out of range does: the same in every op that takes indices, for every integer dtype."""
+"""Indices out of range: equal errors in every op with indices, for every integer dtype."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ BEYOND_INT64 = 2**63  # what only uint64 can say
 
 
 def edges(n: int, dtype: str) -> list[int]:
-    """Both ends of what an axis of length n has, both ends of dtype, and what fewer bits would take for an index."""
+    """Return the ends of an axis of length n, the ends of dtype, and values that wrap to valid indices."""
     info = np.iinfo(dtype)
     wanted = {-n - 1, -n, -1, 0, n - 1, n, 2**8, 2**32, 2**32 + 1, -(2**32), info.min, info.max}
     return sorted(v for v in wanted if info.min <= v <= min(info.max, BEYOND_INT64 - 1))
@@ -28,7 +28,7 @@ def table(n: int, columns: int = 3) -> pa.Array:
 
 
 def rows(at: pa.Array, columns: int = 3) -> pa.Array:
-    """The index as one of each column."""
+    """Return the index as a column."""
     return ops.broadcast_to(ops.reshape(at, shape=(1, 1)), shape=(1, columns))
 
 
@@ -87,7 +87,7 @@ CLASSES: dict[str, Call] = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*CALLS, *CLASSES])
 def test_every_index_is_an_element_or_an_error(backend: Backend, name: str, dtype: str) -> None:
-    """A negative index counts from the end, but a class does not. An error also where nothing is moved."""
+    """Negative indices count from the end, but classes do not. Empty results raise as well."""
     call, lowest, lengths = (CALLS[name], -1, (5, 0)) if name in CALLS else (CLASSES[name], 0, (5, 1))
     for n in lengths:
         for index in edges(n, dtype):
@@ -108,7 +108,7 @@ def test_an_index_beyond_int64_is_an_error(backend: Backend, name: str) -> None:
 
 
 def test_an_ignored_target_may_be_no_class(backend: Backend) -> None:
-    """Neither its index nor what its row holds matters: a nan stays out of the loss and of the gradient."""
+    """Neither its value nor its row matters: a nan reaches neither loss nor gradient."""
     for ignored in (-100, -1, 3, 2**40):
         x = pa.asarray([[1.0, 2.0, 3.0], [np.nan, np.inf, 0.0]])
         targets = pa.asarray([0, ignored])

@@ -15,7 +15,7 @@ SHAPES = ((), (3,), (1,), (0,), (33,), (4, 5), (3, 1), (2, 3, 4), (2, 0, 3), (2,
 
 @st.composite
 def keys(draw, shape: tuple, arrays: bool) -> tuple:
-    """A key for an array of this shape: ints, slices, None, one ellipsis, and index arrays that broadcast."""
+    """Draw a key for an array of this shape: ints, slices, None, one ellipsis, and index arrays that broadcast."""
     named = draw(st.integers(0, len(shape)))
     where = draw(st.integers(0, named)) if named < len(shape) else named + 1
     joint = draw(st.sampled_from(((), (3,), (2, 2), (1,))))
@@ -48,7 +48,7 @@ def one_key(n: int, joint: tuple, arrays: bool) -> st.SearchStrategy:
 
 
 def ours(key: tuple) -> tuple:
-    """The key with its NumPy arrays as polyarr arrays."""
+    """Return the key with polyarr arrays instead of NumPy's."""
     return tuple(pa.asarray(k) if isinstance(k, np.ndarray) else k for k in key)
 
 
@@ -180,6 +180,34 @@ def test_a_mask_must_fit(on_numpy: Backend) -> None:
         x[0, pa.asarray([True, False, True])]
 
 
+@pytest.mark.parametrize(
+    ("shape", "key", "message"),
+    [
+        ((3,), np.zeros(0, np.float32), r"^indexing: an index is float32\[0\]; it must be an integer array"),
+        ((3,), np.zeros((0, 2), np.complex64), r"^indexing: an index is complex64\[0, 2\]; it must be an integer"),
+        ((3,), np.zeros(0, object), r"^indexing: an index is object\[0\]; it must be an integer"),
+        ((2, 0, 1), (slice(None), np.zeros((0, 1), bool)), r"^indexing: an index is bool\[0, 1\]; it must be an int"),
+        ((3,), ["a"], r"^indexing: an index is str\d+\[1\]; it must be an integer"),
+        ((3, 3), ([0, 1], [0, 1, 2]), r"^indexing: cannot broadcast int64\[2\] with int64\[3\]$"),
+    ],
+)
+def test_an_index_must_be_integers_that_fit(on_numpy: Backend, shape: tuple, key: object, message: str) -> None:
+    """Also if it has no elements, as in NumPy."""
+    x = pa.zeros(shape)
+    with pytest.raises(IndexError, match=message):
+        x[key]
+    with pytest.raises(IndexError, match=message):
+        x[key] = 1.0
+
+
+def test_an_index_without_elements(on_numpy: Backend) -> None:
+    """An empty list has no dtype; NumPy treats it as integers."""
+    x = pa.asarray(np.arange(6.0).reshape(2, 3))
+    for key in ([], [[]], (slice(None), []), np.zeros(0, np.uint8), np.zeros((0, 2), ">i4")):
+        assert x[key].shape == x.numpy()[key].shape
+    assert x[np.array([1, 0], ">i8")].tolist() == [[3, 4, 5], [0, 1, 2]]
+
+
 def test_a_value_must_fit(on_numpy: Backend) -> None:
     x = pa.ones((2, 3))
     with pytest.raises(ShapeError):
@@ -201,7 +229,7 @@ def test_a_value_must_fit(on_numpy: Backend) -> None:
     ],
 )
 def test_an_int_beside_an_index_array_is_one_too(backend: Backend, key: tuple) -> None:
-    """Its place decides, as NumPy has it, where the axes of the index arrays go."""
+    """Its position determines where the axes of the index arrays go, as in NumPy."""
     x = np.arange(24, dtype="float32").reshape(2, 3, 4)
     got = pa.asarray(x)
     np.testing.assert_array_equal(got[ours(key)].numpy(), x[key])

@@ -1,4 +1,4 @@
-"""Training that is killed, at every step on the file system: nothing is torn, nothing of two runs is mixed."""
+"""Training killed at every file-system operation: no file is torn, and no two runs are mixed."""
 
 import json
 import os
@@ -15,7 +15,7 @@ NAMES = ["best.safetensors", "last.safetensors", "loss.png", "metrics.jsonl"]
 
 
 def killed_runs(mode, folder, *stride):
-    """What an unbroken run leaves, what another does, and the rows of the killed ones."""
+    """Files of a complete run and of another one, and the results of the killed runs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("POLYARR_")}
     found = subprocess.run(
         [sys.executable, TESTS / "killed_runs.py", mode, folder, *map(str, stride)],
@@ -51,10 +51,10 @@ def test_a_run_that_replaces_another_leaves_the_one_or_the_other(tmp_path):
     assert first > 3 and endings == [old] * first + [new] * (len(rows) - first)
 
 
-# A run of some hundred steps on the file system; `python tests/killed_runs.py kept FOLDER` takes each.
+# A run of some hundred file-system operations; `python tests/killed_runs.py kept FOLDER` kills at each.
 @pytest.mark.parametrize("mode", ["kept", "full"])
 def test_a_run_that_keeps_checkpoints_and_ends_early_goes_on_exactly(tmp_path, mode):
-    """After a kill, and after a disk was full."""
+    """After a kill, and after a full disk."""
     whole, _, *rows = killed_runs(mode, tmp_path, 11)
     names = [name for name in whole[1] if name.startswith("step-")]
     assert len(names) == 2 and "step-20.safetensors" not in names and len(rows) > 6

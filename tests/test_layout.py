@@ -1,4 +1,4 @@
-"""View arithmetic of the OpenCL backend, beside NumPy's."""
+"""View arithmetic of the OpenCL backend against NumPy's."""
 
 import math
 from importlib import import_module
@@ -17,7 +17,7 @@ shapes = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 
 def buffer(shape, order, step):
-    """A window on MEMORY with its axes in some order in memory, and gaps between elements."""
+    """Draw a view of MEMORY with axes in any memory order and gaps between elements."""
     strides, stride = [0] * len(shape), step
     for axis in order:
         strides[axis], stride = stride, stride * shape[axis]
@@ -25,7 +25,7 @@ def buffer(shape, order, step):
 
 
 def seen(buf):
-    """The elements of a buffer."""
+    """Return the elements of a buffer."""
     return as_strided(buf.memory[buf.offset :], buf.shape, [2 * stride for stride in buf.strides])
 
 

@@ -1,4 +1,4 @@
-"""polyarr.linalg: what its functions add to the ops, their gradients, what has no answer, and who lacks the group."""
+"""polyarr.linalg: functions built on its ops, gradients, matrices without a result, and backends without the group."""
 
 import types
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def product(*factors: pa.Array) -> pa.Array:
 
 @pytest.mark.parametrize("host", [SQUARE, TALL, WIDE, TALL[:, :, :0], TALL[:, :0], TALL[:0]], ids=np.shape)
 def test_decompositions_of_every_shape(host: np.ndarray) -> None:
-    """What is decomposed comes out of the parts, and what is to be orthonormal is, in full as well."""
+    """The product of the factors is the matrix, and orthonormal factors are so, with full matrices as well."""
     x, (m, n) = pa.asarray(host), host.shape[-2:]
     k = min(m, n)
     for mode, rows in (("reduced", k), ("complete", m)):
@@ -155,7 +155,7 @@ def test_gradients_to_the_second_order(fn: Callable, args: tuple) -> None:
 
 
 def test_products_within_are_exact(on_numpy: Backend) -> None:
-    """Whatever precision products have around them; those of a power are the user's own."""
+    """Inside linalg functions, products ignore the surrounding precision; those of matrix_power use it."""
     asked = []
 
     def noting(*args: np.ndarray, precision: str) -> np.ndarray:
@@ -180,7 +180,7 @@ def test_third_derivatives() -> None:
 
 
 def test_gradients_where_vectors_may_be_chosen() -> None:
-    """Of equal eigenvalues and singular values: what does not depend on the choice has its gradient."""
+    """For equal eigenvalues and singular values, quantities that do not depend on the choice have their gradient."""
     x = pa.asarray(np.diag([2.0, 2.0, 1.0]))
 
     def rebuilt(x: pa.Array) -> pa.Array:
@@ -215,7 +215,7 @@ def test_the_norm_over_no_axis_is_the_magnitude(order):
 
 @pytest.mark.parametrize("host", [np.eye(3, 2), np.eye(4, 1), np.eye(5, 2)[::-1], np.eye(4, 3)[[1, 3, 0, 2]] * 2])
 def test_columns_that_complete_a_basis_do_not_hang_on_it(host: np.ndarray) -> None:
-    """As those of an identity do on such matrices, so that qr, by which they were made orthonormal, has no gradient."""
+    """For such matrices they depend on an identity, and qr, which orthonormalizes them, has no gradient."""
     x, k = pa.asarray(host * np.arange(1, host.shape[1] + 1)), host.shape[1]
     weights = pa.asarray(np.arange(1.0, k + 1))
 
@@ -271,20 +271,20 @@ def test_narrow_floats_keep_their_dtype(dtype: str) -> None:
         (lambda: linalg.matrix_rank([[1.0]]), TypeError, "^matrix_rank: x is a list; it must be a polyarr array"),
     ],
 )
-def test_bad_matrices_are_told_in_one_line(call: Callable, error: type[Exception], message: str) -> None:
+def test_bad_matrices_are_one_line(call: Callable, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as found:
         call()
     assert found.type is error and "\n" not in str(found.value)
 
 
 def test_nan_beside_a_matrix_goes_through() -> None:
-    """As in any sum: what is wrong is not the matrix."""
+    """As in any sum: the error is not in the matrix."""
     assert np.isnan(linalg.solve(pa.eye(2), pa.asarray([1.0, NAN])).numpy()[1])
     assert linalg.slogdet(pa.ones((2, 2))).logabsdet.item() == -INF and linalg.det(pa.ones((2, 2))).item() == 0
 
 
 def test_a_library_that_says_nothing_of_singular_matrices() -> None:
-    """And gives nan, as JAX does: the error is the same."""
+    """JAX, for example, returns nan; the error is the same."""
 
     def silent(fn: Callable) -> Callable:
         def call(*args: np.ndarray) -> np.ndarray:
@@ -311,7 +311,7 @@ def test_a_library_that_says_nothing_of_singular_matrices() -> None:
 def test_the_group_is_lacking_in_one_line(on_numpy: Backend) -> None:
     bare = on_numpy._replace(name="bare", kernels={op: k for op, k in on_numpy.kernels.items() if not op.group})
     assert groups() == ["conv", "linalg"]
-    assert offer(bare, "conv") == "offered"  # it has no primitives: every backend has what it is made of
+    assert offer(bare, "conv") == "offered"  # it has no primitives, so every backend can run it
     assert (offer(on_numpy, "linalg"), offer(bare, "linalg")) == ("offered", "not offered")
     told = r": backend 'bare' has no linalg; compute it on one that has \(see polyarr ops\), with x\.to\(.numpy.\)$"
     x, square = pa.asarray(TALL, device=bare), pa.asarray(SQUARE, device=bare)

@@ -1,4 +1,4 @@
-"""The Llama family: its sizes, its gradient, what it may see, and that it generates and trains as GPT does."""
+"""The Llama family: its size, its gradient, its causal mask, generation and training."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is loaded when, what a plugin may touch, and what a backend may be called."""
+"""The plugins that are imported and when, the limits of plugins, and the names of backends."""
 
 import builtins
 import contextlib
@@ -41,7 +41,7 @@ def offers(backend):
 
 
 def plugin(**hooks):
-    """A plugin of this process with these hooks."""
+    """Return a plugin of this process with these hooks."""
     return types.SimpleNamespace(**{name: hookimpl(fn) for name, fn in hooks.items()})
 
 
@@ -57,7 +57,7 @@ def was_imported(name):
 
 
 def test_a_backend_loads_the_plugins_that_are_for_it_and_no_other():
-    """The entry point's name says so, up to a dot."""
+    """The part of the entry point's name before a dot is the backend."""
     sources = {"a": offers("a"), "b": offers("b"), "numpy.fast": REPLACES, "a.fast": "raise OSError"}
     with installed(sources):
         assert get_backend("numpy").kernels[ops.exp](None, 3) == 0
@@ -69,22 +69,22 @@ def test_a_backend_loads_the_plugins_that_are_for_it_and_no_other():
 
 
 def test_a_backend_with_a_name_of_its_own_is_found_all_the_same():
-    """Where no entry point has the name, all are loaded."""
+    """If no entry point has the name, all are loaded."""
     with installed({"a": offers("other"), "b": offers("b")}):
         assert get_backend("other").name == "other"
         assert was_imported("b")
 
 
 def test_a_name_that_is_not_there_is_not_blamed_on_other_plugins():
-    """A plugin that failed is the answer for its own name; the others are left alone."""
+    """A plugin that failed is reported only for its own name."""
     with installed({"a": "raise OSError('no such bus')", "b": offers("b")}):
         with pytest.warns(PluginWarning), pytest.raises(BackendError, match="no such bus"):
             get_backend("a")
         assert not was_imported("b")
 
 
-def test_a_hanging_plugin_stalls_nobody_else(tmp_path):
-    """It would exit the process, which is quicker to see than a hang."""
+def test_a_hanging_plugin_blocks_no_other(tmp_path):
+    """The plugin exits the process here, which is detected sooner than a hang."""
     install(tmp_path, "hangs", "import os; os._exit(9)")
     install(tmp_path, "good", offers("good"))
     for name in ("numpy", "good"):
@@ -92,8 +92,8 @@ def test_a_hanging_plugin_stalls_nobody_else(tmp_path):
         assert (found.stdout.strip(), found.stderr) == (name, "")
 
 
-def test_a_plugin_for_a_backend_that_nobody_offers_is_named():
-    """Nobody would ever ask for it."""
+def test_a_plugin_for_a_missing_backend_is_named():
+    """It would never be loaded otherwise."""
     with installed({"numpi.fast": REPLACES, "absent.fast": REPLACES, "numpy.fast": REPLACES, "a": offers("other")}):
         assert diagnosis.without_backend() == [
             "plugin 'numpi.fast' (fake-numpi.fast 1.2) is for the backend 'numpi', which nobody offers; "
@@ -103,7 +103,7 @@ def test_a_plugin_for_a_backend_that_nobody_offers_is_named():
 
 
 def test_one_module_under_two_names_is_one_plugin():
-    """A package that brings a backend and replaces kernels of another has an entry point for each."""
+    """A package with a backend and kernels for another one has an entry point for each."""
     with installed({"a": offers("a") + REPLACES}) as folder:
         info = folder / "fake_a-1.2.dist-info" / "entry_points.txt"
         info.write_text(info.read_text() + "numpy.a = fake_plugin_a\n")
@@ -114,7 +114,7 @@ def test_one_module_under_two_names_is_one_plugin():
 
 
 def test_kernels_of_no_backend_are_a_failure_and_not_forgotten():
-    """An entry point that names no backend would never be loaded before one starts."""
+    """An entry point without a backend's name would never be loaded before one starts."""
     with (
         installed({"faster": REPLACES}),
         pytest.warns(PluginWarning, match="call it 'numpy.faster' for those of numpy"),
@@ -123,7 +123,7 @@ def test_kernels_of_no_backend_are_a_failure_and_not_forgotten():
 
 
 def test_whether_kernels_are_replaced_does_not_depend_on_what_was_loaded_before():
-    """A plugin is asked for kernels of the backends that its entry points name, also if it is there already."""
+    """A plugin provides kernels only for the backends that its entry points name, even if it is loaded already."""
     for first in ((), ("a",)):
         with installed({"a": offers("a") + REPLACES}):
             for name in first:
@@ -133,7 +133,7 @@ def test_whether_kernels_are_replaced_does_not_depend_on_what_was_loaded_before(
 
 
 def test_the_name_of_a_backend_belongs_to_whom_has_the_entry_point():
-    """Or else it would depend on what was loaded which backend a name means."""
+    """Otherwise the meaning of a name would depend on what was loaded before."""
     with installed({"a": offers("a"), "b": offers("a")}):
         assert get_backend("a").name == "a"
         with pytest.warns(PluginWarning, match="the backend name 'a' belongs to fake-a 1.2"):
@@ -143,14 +143,14 @@ def test_the_name_of_a_backend_belongs_to_whom_has_the_entry_point():
 
 
 def test_a_plugin_may_use_other_backends_while_it_is_imported():
-    """As long as it does not ask for its own."""
+    """Only its own backend is unavailable."""
     with installed({"a": f"import polyarr as pa\nassert pa.get_backend('numpy').name == 'numpy'\n{offers('a')}"}):
         assert get_backend("a").name == "a" and get_backend().name == "numpy"
 
 
 @pytest.mark.parametrize("names", ["numpy,opencl", "opencl, a", "numpy.fast,numpy"])
 def test_polyarr_s_own_backends_may_be_named_like_plugins(names, monkeypatch):
-    """They are always there; naming them is no mistake, and makes no second row."""
+    """They are always present; naming them is no error and adds no second row."""
     monkeypatch.setenv("POLYARR_PLUGINS", names)
     with installed({"a": offers("a"), "numpy.fast": REPLACES}), warnings.catch_warnings(action="error"):
         found = [row.name for row in diagnosis.status()]
@@ -163,7 +163,7 @@ def test_polyarr_s_own_backends_may_be_named_like_plugins(names, monkeypatch):
 
 
 class Listening(io.StringIO):
-    """Standard error; an event tells when a line has been written that holds a text."""
+    """Standard error with an event that is set when a line contains a text."""
 
     def __init__(self, text):
         super().__init__()
@@ -176,25 +176,25 @@ class Listening(io.StringIO):
 
 @contextlib.contextmanager
 def listening(text):
-    """A block in which it is said at once who is at work; it waits for the text by builtins.polyarr_heard()."""
+    """Return a block in which slow plugins are announced at once; builtins.polyarr_heard() waits for the text."""
     stream = Listening(text)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(stream):
-        patch.setattr(loading, "PATIENCE", 0.01)
+        patch.setattr(loading, "SLOW_SECONDS", 0.01)
         patch.setattr(builtins, "polyarr_heard", lambda: stream.heard.wait(60), raising=False)
         yield
     assert stream.heard.is_set(), stream.getvalue()
 
 
 def test_a_slow_import_is_announced():
-    """While it lasts, with who it is."""
+    """During the import, with the plugin's name."""
     waits = "import builtins\nassert builtins.polyarr_heard(), 'nobody said a word'\n"
     text = "polyarr: plugin 'slow' (fake-slow 1.2) is being imported, for 0.01 seconds so far\n"
     with installed({"slow": waits + offers("slow")}), listening(text):
         assert get_backend("slow").name == "slow"
 
 
-def test_a_slow_start_and_a_slow_hook_are_announced(monkeypatch):
-    """A driver that hangs is found, too."""
+def test_slow_starts_and_hooks_are_announced(monkeypatch):
+    """This finds a driver that hangs, too."""
     monkeypatch.delitem(loading.BUILT_IN, "opencl")  # its drivers are not asked here
 
     def start():
@@ -214,9 +214,9 @@ def test_a_slow_start_and_a_slow_hook_are_announced(monkeypatch):
     assert not diagnosis.failures()
 
 
-def test_nobody_is_announced_who_is_quick(monkeypatch, capsys):
-    """And no thread is left behind."""
-    monkeypatch.setattr(loading, "PATIENCE", 3600.0)
+def test_quick_plugins_are_not_announced(monkeypatch, capsys):
+    """No thread is left behind."""
+    monkeypatch.setattr(loading, "SLOW_SECONDS", 3600.0)
     with installed({"a": offers("a")}):
         get_backend("a")
         diagnosis.status()
@@ -225,7 +225,7 @@ def test_nobody_is_announced_who_is_quick(monkeypatch, capsys):
 
 
 def test_a_process_without_more_threads_loads_plugins(monkeypatch):
-    """Only that nobody would be told who is slow."""
+    """Only the announcement of slow plugins is missing."""
 
     def start(self):
         raise RuntimeError("can't start new thread")
@@ -240,15 +240,15 @@ def test_a_process_without_more_threads_loads_plugins(monkeypatch):
 
 @pytest.mark.parametrize("change", [lambda k: k.clear(), lambda k: k.pop(ops.exp), lambda k: k.update({ops.exp: 1})])
 def test_a_plugin_that_is_asked_for_kernels_cannot_change_the_table(change):
-    """What it tries is recorded; the backend computes as before."""
+    """The attempt is recorded; the backend computes as before."""
     plugins.register_plugin(plugin(polyarr_kernels=lambda backend: change(backend.kernels)), "rude")
     with pytest.warns(PluginWarning, match="'rude' .* could not replace kernels of 'numpy': AttributeError"):
         backend = get_backend("numpy")
     assert pa.exp(pa.zeros(2)).tolist() == [1, 1] and backend.kernels.keys() == built_in.start().kernels.keys()
 
 
-def test_nobody_can_change_the_table_of_a_running_backend():
-    """Neither who finds it nor who made it: it is the one place that says what an op does."""
+def test_the_table_of_a_running_backend_is_immutable():
+    """Neither its users nor its author: the table is the only definition of what an op runs."""
     mine = {ops.exp: lambda out, x: x}
     plugins.register_plugin(offering("mine", lambda: Backend("mine", mine, None, None)))
     backend = get_backend("mine")
@@ -259,7 +259,7 @@ def test_nobody_can_change_the_table_of_a_running_backend():
 
 
 def test_a_plugin_that_builds_on_another_backend_s_table_leaves_that_as_it_is():
-    """A table is copied, not written to."""
+    """The table is copied, not written to."""
 
     def start():
         kernels = get_backend("numpy").kernels
@@ -276,7 +276,7 @@ def test_a_plugin_that_builds_on_another_backend_s_table_leaves_that_as_it_is():
 
 @pytest.mark.parametrize("name", ["numpy", "", "mine2", "numpy:mine", ":mine", "min"])
 def test_a_backend_has_the_name_that_it_is_registered_by(name):
-    """Or else arrays, errors and the conformance kit would speak of another one."""
+    """Otherwise arrays, errors and the conformance kit would use another name."""
     plugins.register_plugin(offering("mine", lambda: Backend(name, {}, None, None)), "mine")
     message = f"start() returned a Backend called {name!r}; it must be 'mine', or 'mine:device'"
     with pytest.warns(PluginWarning), pytest.raises(BackendError) as error:
@@ -287,7 +287,7 @@ def test_a_backend_has_the_name_that_it_is_registered_by(name):
 
 @pytest.mark.parametrize("name", ["mine", "mine:0", "mine:gpu:1"])
 def test_a_device_may_follow_the_name(name):
-    """And what a backend calls itself names it from then on: the two are one backend."""
+    """The backend's own name then refers to the same backend."""
     started = []
 
     def start(device="0"):
@@ -300,7 +300,7 @@ def test_a_device_may_follow_the_name(name):
 
 
 def test_kernels_are_replaced_once_for_all_names_of_a_device():
-    """Arrays of "mine" and of "mine:0" meet in one op, replaced kernels or not."""
+    """Arrays of "mine" and "mine:0" can be inputs of one op, with or without replaced kernels."""
     asked = []
 
     def kernels(backend):
@@ -315,7 +315,7 @@ def test_kernels_are_replaced_once_for_all_names_of_a_device():
 
 
 def test_an_error_recommends_no_backend_that_has_failed():
-    """What was not tried may work; what could not be loaded or started will not."""
+    """Backends not tried yet may work; those that failed to load or start do not."""
 
     def broken():
         raise BackendError("no such device")

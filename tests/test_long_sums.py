@@ -1,6 +1,6 @@
-"""Sums of very many numbers, in every op that has one inside: they lose no digits, and no infinity.
+"""Sums of very many numbers in every op with a reduction: no lost digits, no spurious infinity.
 
-Equal numbers are the worst case: every addition rounds the same way.
+Equal numbers are the worst case: every addition rounds in the same direction.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ LENGTH = 300_000
 
 
 def agree(kind: str, got: pa.Array, expected: np.ndarray | float) -> None:
-    """Within what the table allows."""
+    """Check agreement within the tolerances of the kit."""
     host, expected = got.numpy().astype("float64"), np.asarray(expected, "float64")
     atol = TABLE[kind][pa.float32] * EPS * np.abs(expected).max()
     np.testing.assert_allclose(host, np.broadcast_to(expected, host.shape), rtol=0, atol=atol)
@@ -52,7 +52,7 @@ def test_running_sums(backend: Backend, shape: tuple, axis: int) -> None:
 
 
 def test_long_products(backend: Backend) -> None:
-    """Every factor adds a rounding, in whatever order they are taken."""
+    """Every factor adds a rounding error, in any order."""
     x = 1 + 1e-5 * np.random.default_rng(0).uniform(-1, 1, (200_000, 3)).astype("float32")
     agree("reduction", ops.prod(pa.asarray(x), axis=0), x.astype("float64").prod(0))
     agree("reduction", ops.prod(pa.asarray(x)), x.astype("float64").prod())
@@ -67,7 +67,7 @@ def test_matrix_products_of_great_depth(backend: Backend, rows: int, columns: in
 
 
 def test_a_deep_product_may_be_batched_and_broadcast(backend: Backend) -> None:
-    """Depths that parts divide and do not, and a batch of which one side has less."""
+    """Depths with and without a remainder, and batches in which one side is broadcast."""
     rng = np.random.default_rng(0)
     for depth in (16_384, 40_001):
         for left, right in (((5,), (6,)), ((2, 1, 5), (3, 6)), ((70,), (33,))):
@@ -120,7 +120,7 @@ def test_losses_over_many_rows(backend: Backend) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_an_infinity_among_many_stays_one(backend: Backend, dtype: str) -> None:
-    """Compensation must not take it for a rounding error: infinity less infinity is nan."""
+    """Compensated summation must not compute infinity minus infinity."""
     n, columns = 5000, 3
     host = np.ones((n, columns), dtype)
     host[n // 2, 1] = np.inf

@@ -1,4 +1,4 @@
-"""Low-rank adapters: the same at first, gradients for them alone, and merged a plain model that does the same."""
+"""Low-rank adapters: the initial model is unchanged, only adapters have gradients, merging gives a plain model."""
 
 import math
 
@@ -24,14 +24,14 @@ def tokens():
 
 
 def new(kind, config, *args, **settings):
-    """A model and the same with adapters."""
+    """Return a model, and the same model with adapters."""
     pa.random.seed(0)
     model = kind(config)
     return model, nn.lora(model, *args, **settings)
 
 
 def drawn(model):
-    """The model with other numbers in its adapters, so that they matter."""
+    """Return the model with random adapters, so that they have an effect."""
     return pa.tree.map(lambda p: p, model).load_parameters({
         name: 0.1 * np.random.default_rng(i).standard_normal(p.shape) if name.endswith((".a", ".b")) else p
         for i, (name, p) in enumerate(model.named_parameters().items())
@@ -66,7 +66,7 @@ def test_a_model_with_adapters_is_the_same_at_first_and_trains_them_alone(backen
 
 
 def test_gradients_are_those_through_the_whole_weight(backend):
-    """W + s b a has the gradient g: then a has s b^T g, and b has s g a^T. The head's adapter counts in the loss."""
+    """For W + s b a with gradient g, a has the gradient s b^T g and b has s g a^T. The head's adapter is included."""
     adapted = drawn(new(LlamaModel, LLAMA, 3, "*", alpha=6)[1])
     merged = nn.merge_lora(adapted)
     np.testing.assert_allclose(adapted(tokens()).numpy(), merged(tokens()).numpy(), rtol=0, atol=2e-6)
@@ -80,6 +80,36 @@ def test_gradients_are_those_through_the_whole_weight(backend):
             largest = np.abs(whole).max()
             assert largest > 1e-4
             np.testing.assert_allclose(found[f"{name}.{own}"].numpy(), whole, rtol=1e-3, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(GPTModel, GPT), (LlamaModel, LLAMA)])
+@pytest.mark.parametrize("names", ["q", "v", "qv", "kqv"])
+def test_parts_of_attention_have_adapters_of_their_own(backend, kind, config, names):
+    """Rows of other parts do not change, and each part's gradients come from its own rows."""
+    model, adapted = new(kind, config, 2, f"att.[{names}]", alpha=6)
+    assert np.array_equal(adapted(tokens()).numpy(), model(tokens()).numpy())
+    trained = adapted.named_parameters(only_trainable=True)
+    assert list(trained) == [f"blocks.{n}.att.qkv.{half}" for n in range(2) for half in "ab"]
+    adapted = drawn(adapted)
+    merged = nn.merge_lora(adapted)
+    np.testing.assert_allclose(adapted(tokens()).numpy(), merged(tokens()).numpy(), rtol=0, atol=2e-6)
+    grads, whole = (pa.grad(loss_of)(m).named_parameters() for m in (adapted, merged))
+    layer, at = adapted.blocks[1].att.qkv, "blocks.1.att.qkv"
+    a, b, g = layer.a.numpy(), layer.b.numpy(), whole[f"{at}.weight"].numpy()
+    change, done, rest = merged.blocks[1].att.qkv.weight.numpy() - layer.base.weight.numpy(), 0, np.ones(len(g), bool)
+    for number, name in enumerate(sorted(names, key="qkv".index)):
+        start, stop = model.blocks[1].att.parts()[name]
+        part, rest[start:stop] = slice(2 * number, 2 * number + 2), False
+        rows = slice(done, done + stop - start)
+        np.testing.assert_allclose(change[start:stop], 3 * b[rows] @ a[part], rtol=0, atol=1e-6)
+        for found, wanted in (
+            (grads[f"{at}.a"].numpy()[part], 3 * b[rows].T @ g[start:stop]),
+            (grads[f"{at}.b"].numpy()[rows], 3 * g[start:stop] @ a[part].T),
+        ):
+            assert np.abs(wanted).max() > 1e-5
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+        done += stop - start
+    assert not change[rest].any() and len(b) == done
 
 
 def test_gradients_are_central_differences_in_float64(on_numpy):

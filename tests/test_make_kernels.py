@@ -1,4 +1,4 @@
-"""make_kernels(xp) for libraries that have the names of the array API standard and are not NumPy."""
+"""make_kernels(xp) for libraries with the array API standard's names other than NumPy."""
 
 import contextlib
 import importlib
@@ -16,21 +16,21 @@ from polyarr import ops, plugins
 from polyarr.backends.kernels import LINALG, make_kernels
 from polyarr.core.backend import Backend
 from polyarr.core.spec import DTYPES, NARROW
-from polyarr.testing import Data, Sample, checks
+from polyarr.testing import USUAL_LEVEL, Data, Sample, checks
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import Lacking
 
-# The ops whose kernels NumPy's users write in a way that the standard does not know.
+# Ops whose NumPy kernels use features that the standard does not have.
 UNLIKE = ("scatter", "scatter_add", "slice_update", "argsort", "floor_divide", "remainder", "take", "random_bits")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GPT = ("backend-complete", "backend-copies", "backend-training", "backend-generation")
-CASES = cases()
+CASES = cases(USUAL_LEVEL)
 HELD = [dtype for dtype in DTYPES if dtype not in NARROW]  # the standard has no others
 
 
 @contextlib.contextmanager
 def example(name, monkeypatch):
-    """The backend of an example, started."""
+    """Start the backend of an example."""
     monkeypatch.syspath_prepend(EXAMPLES / f"polyarr-{name}")
     try:
         with plugins.fresh():
@@ -41,7 +41,7 @@ def example(name, monkeypatch):
 
 
 def failing(backend, effort, cases):
-    """What the conformance kit finds, by the case's name."""
+    """Return the failures of the conformance kit, by case."""
     found = {}
     with pa.use_backend(backend):
         for case in cases:
@@ -55,10 +55,10 @@ def failing(backend, effort, cases):
 
 
 class Foreign:
-    """An array of a library that is not NumPy in any way, and cannot be mixed with it by accident.
+    """An array of a library that is unlike NumPy and cannot be mixed with it by accident.
 
-    It never changes, has a dtype of the library's own, size() as a function, no negative steps, and no methods. NumPy's
-    arrays and numbers are refused, and so is a copy to NumPy that nobody asked for, as CuPy does it.
+    It is immutable, has a dtype of the library's own, size() as a function, no negative steps, and no methods. It
+    refuses NumPy's arrays and numbers, and implicit copies to NumPy, as CuPy does.
     """
 
     __array_ufunc__ = None
@@ -103,7 +103,7 @@ class Dtype(NamedTuple):
 
 
 def ours(value):
-    """What NumPy computes on, out of what the library's user gives; what is NumPy's own is refused."""
+    """Return NumPy's version of the library's argument; NumPy's own objects are refused."""
     if isinstance(value, Foreign):
         return value.host
     if isinstance(value, Dtype):
@@ -114,7 +114,7 @@ def ours(value):
 
 
 class Function:
-    """A NumPy function as the library has it: with the standard's parameters, and without at()."""
+    """A NumPy function with the standard's parameters, and without at()."""
 
     array = Foreign
 
@@ -128,7 +128,7 @@ class Function:
 
 
 class ForeignLibrary:
-    """NumPy's functions by the standard's names; integers divided by zero are what the machine makes of them."""
+    """NumPy's functions by the standard's names; integer division by zero is undefined."""
 
     def __getattr__(self, name):
         if name == "erf":
@@ -145,13 +145,13 @@ class ForeignLibrary:
 
 
 class OnGpu(Foreign):
-    """An array as CuPy has it: its dtype is NumPy's."""
+    """An array like CuPy's, with NumPy dtypes."""
 
     dtype = property(lambda self: self.host.dtype)
 
 
 class GpuFunction(Function):
-    """A function that takes NumPy's dtypes, and nothing else of NumPy's."""
+    """A function that accepts NumPy's dtypes, but nothing else of NumPy's."""
 
     array = OnGpu
 
@@ -160,7 +160,7 @@ class GpuFunction(Function):
 
 
 class Gpu(types.ModuleType):
-    """CuPy, as its example uses it, and what CuPy computes otherwise than NumPy."""
+    """CuPy as its example uses it, including CuPy's deviations from NumPy."""
 
     cuda = types.SimpleNamespace(
         Device=lambda: types.SimpleNamespace(id=0, synchronize=lambda: None),
@@ -182,7 +182,7 @@ class Gpu(types.ModuleType):
 
 
 def checked(xp, upload, download, chosen, dtypes=DTYPES):
-    """What of the chosen cases fails for a library."""
+    """Return the failures of the chosen cases for a library."""
     backend = Backend("foreign", make_kernels(xp), upload, download, dtypes=frozenset(dtypes))
     return failing(backend, Effort(examples=1), chosen)
 
@@ -193,7 +193,7 @@ def test_make_kernels_mixes_no_libraries():
 
 
 def test_the_example_on_cupy(monkeypatch):
-    """With arrays that behave as CuPy's do; the whole kit is for a machine with a GPU."""
+    """With arrays that behave like CuPy's; the whole kit needs a machine with a GPU."""
     gpu = Gpu("cupy")
     special = types.SimpleNamespace(erf=GpuFunction(np.vectorize(math.erf, "d")))
     names = {"cupy": gpu, "array_api_compat": types.SimpleNamespace(cupy=gpu), "array_api_compat.cupy": gpu}
@@ -211,7 +211,7 @@ def test_an_op_that_the_library_lacks_is_left_out():
 
 
 def test_make_kernels_by_the_standard_alone():
-    """The standard's own library refuses whatever the standard does not say."""
+    """The standard's reference library refuses whatever the standard does not define."""
     xp = pytest.importorskip("array_api_strict")
     chosen = [case for case in CASES if case.subject in UNLIKE or case.name in ("backend-complete", "forward-matmul")]
     xp.erf = lambda x: xp.asarray(np.vectorize(math.erf, "d")(np.asarray(x)))
@@ -225,7 +225,7 @@ def test_make_kernels_by_the_standard_alone():
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("op", [ops.scatter, ops.scatter_add], ids=str)
 def test_of_many_updates_for_a_place(op, axis):
-    """The last one counts, or all of them do; in whatever shape the indices come."""
+    """The last update wins, or all are added, for indices of any shape."""
     backend = Backend("sorting", make_kernels(np), np.array, lambda b: np.array(b, order="C"))
     for seed in range(10):
         for count in ((9,), (40,), (5, 3)):
@@ -237,7 +237,7 @@ def test_of_many_updates_for_a_place(op, axis):
 
 
 def test_the_example_on_jax(monkeypatch):
-    """What every op's kernels are made of; the whole kit is for the example's own tests."""
+    """The functions that all ops' kernels use; the example's own tests run the whole kit."""
     pytest.importorskip("jax")
     with example("jax", monkeypatch) as backend:
         whole = ("backend-complete", "backend-copies", "special-multiply", "numbers-add")

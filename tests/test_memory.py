@@ -1,4 +1,4 @@
-"""What holds memory: steps of training leave nothing behind, and many results may be asked for at once."""
+"""Memory: training steps leak none, and many results can be requested at once."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""What a bad call is told: one line that names what the user wrote, what was given and what is required."""
+"""Error messages: one line that names the user's argument, the value given and the value required."""
 
 import copy
 import math
@@ -85,15 +85,15 @@ def test_an_array_without_elements_shows_its_shape() -> None:
 
 
 def test_copies_stay_where_they_are() -> None:
-    """On a backend that has no name, too, and in sight of the tape."""
+    """Also on a backend without a name, and recorded on the tape."""
     x = pa.asarray([1.0, 2.0], device=get_backend()._replace(name="mirror"))
     for y in (copy.copy(x), copy.deepcopy([x])[0]):
         assert y is not x and y.backend is x.backend and y.tolist() == [1, 2]
     assert pa.grad(lambda a: pa.sum(copy.deepcopy(a) * 3))(x).tolist() == [3, 3]
 
 
-def test_a_call_that_does_not_fit_is_told_the_name_that_was_called() -> None:
-    """By polyarr's own words or Python's: no name of a helper, of a closure or of a lambda."""
+def test_a_call_that_does_not_fit_names_the_function_that_was_called() -> None:
+    """In polyarr's or Python's words, without names of helpers, closures or lambdas."""
     called = {f"Array.{name}": getattr(matrix(), name) for name in vars(pa.Array)}
     called |= {name: value for name, value in vars(pa).items() if not name.startswith("_")}
     told = []
@@ -142,7 +142,7 @@ def test_what_is_no_method_leads_to_a_function(name: str, there: str) -> None:
 # ---- arguments of a wrong kind -----------------------------------------------------------------------------------
 
 WRONG = ("abc", 1.5, 1j, object(), ("a",), {}, float, np.ones(2), pa.ones((2, 2), device="numpy"))
-# What is no op, with one argument that is no array.
+# Functions that are no ops, with one argument that is not an array.
 FUNCTIONS = {
     "broadcast_arrays": lambda a: pa.broadcast_arrays(matrix(), a),
     "count_nonzero": pa.count_nonzero,
@@ -198,7 +198,7 @@ NUMBERS = {
 }
 
 
-# Numbers that are at least 0, or from 0 to 1; beyond, the result would be nan, or nothing that anybody asked for.
+# Numbers that must be at least 0, or from 0 to 1; others would give nan or a meaningless result.
 AT_LEAST_0 = {
     "random.normal: std": lambda x, a: pa.random.normal(std=a),
     "LayerNorm: eps": lambda x, a: pa.nn.LayerNorm(3, a),
@@ -404,7 +404,7 @@ def test_a_running_product_of_a_spec() -> None:
     ],
 )
 def test_sizes_beyond_all_memory(backend: Backend, call: Callable, told: str) -> None:
-    """NumPy has words of its own for them, other libraries have others, and some compute something else."""
+    """NumPy and other libraries have different messages, and some compute something else."""
     with pa.use_backend(backend), pytest.raises(ShapeError, match=told):
         call(matrix())
 
@@ -418,7 +418,7 @@ def test_diagonals_beyond_all_integers(backend: Backend) -> None:
 
 
 def test_a_fault_of_a_rule_is_no_fault_of_the_call() -> None:
-    """An AttributeError is the user's only if what lacks the attribute was given."""
+    """An AttributeError is the caller's only if the object that lacks the attribute was an argument."""
 
     @primitive
     def broken(x, y=None):
@@ -432,11 +432,11 @@ def test_a_fault_of_a_rule_is_no_fault_of_the_call() -> None:
 
 
 def test_the_key_of_a_kernel_is_an_op() -> None:
-    """Not the function around one, which nobody would ever look for."""
+    """A wrapper around an op as the key would never be looked up."""
     for kernels, message in (
         ({pa.reshape: len}, "reshape is a function around an op, use polyarr.ops.reshape; "),
-        ({"exp": len}, "its table gave 'exp': .*; it must give op -> kernel or Fused pair; "),
-        ({pa.exp: 3}, "its table gave <op exp.*>: 3; it must give op -> kernel or Fused pair; "),
+        ({"exp": len}, "its table gave 'exp': .*; it must give op -> kernel or Fused; "),
+        ({pa.exp: 3}, "its table gave <op exp.*>: 3; it must give op -> kernel or Fused; "),
     ):
         backend = Backend("odd", kernels, np.array, np.asarray)
         offer = hookimpl(lambda register, start=lambda b=backend: b: register("odd", start, api=2))

@@ -1,4 +1,4 @@
-"""Reductions by NCCL in memory of CUDA's: both are played on a processor here."""
+"""NCCL reductions in CUDA memory, with fakes of both on the host."""
 
 import ctypes
 import gc
@@ -12,15 +12,15 @@ import pytest
 import polyarr as pa
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
+from tests.fake_cuda import FakeCuda
 from tests.opencl_modules import opencl_modules
-from tests.played_cuda import Played
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
-RANKS = 3  # all of which hold the same
+RANKS = 3  # all ranks hold equal data
 
 
 class Library:
-    """libnccl, where all ranks are alike. refused: the function that fails, and its status; ending: the error after."""
+    """A fake libnccl whose ranks hold equal data. `refused`: failing function and status; `ending`: a late error."""
 
     def __init__(self, version: int = 22703, refused: tuple[str, int] = ("", 0), ending: int = 0) -> None:
         self.version, self.refused, self.ending, self.calls = version, refused, ending, []
@@ -63,12 +63,12 @@ class Library:
 
 @pytest.fixture
 def meet(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What joins played ranks: library -> the reduction, and what to look at."""
-    meeting = import_module("polyarr.backends.opencl.ranks.together")
+    """Return a function that joins fake ranks: library -> the reduction, and objects to inspect."""
+    meeting = import_module("polyarr.backends.opencl.ranks.collectives")
     device = backend.home
     if not device.features.is_cpu:
         pytest.skip("CUDA is played on a processor")
-    played = Played(device.context)
+    played = FakeCuda(device.context)
 
     def join(library: Library) -> SimpleNamespace:
         monkeypatch.setattr(meeting, "load", lambda: library)
@@ -99,14 +99,14 @@ def test_arrays_are_reduced_in_one_bucket(meet: Any, backend: Backend) -> None:
 
 
 def test_float16_is_added_in_float32(meet: Any, backend: Backend) -> None:
-    """Half of the sum is there where the sum is not, and so are the last bits of the smallest numbers."""
+    """Half of the sum is representable where the sum is not, and so are the last bits of the smallest numbers."""
     library, host = Library(), np.array([6e4, 3 * 2.0**-24, -0.1], np.float16)
     (found,) = values(backend, meet(library).reduce([pa.asarray(host).buf], pa.float16, "mean"))
     assert found.dtype == np.float16 and np.array_equal(found, host) and library.dtypes == [pa.float32]
 
 
 def test_what_is_larger_than_a_piece_is_cut(meet: Any, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.ranks.buckets"), "MOST", 4096)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.ranks.buckets"), "MAX_BUFFER_BYTES", 4096)
     library = Library()
     all_ranks = meet(library)
     host = [np.arange(n, dtype=np.float32) for n in (5, 3000, 700, 1024, 300)]
@@ -116,11 +116,11 @@ def test_what_is_larger_than_a_piece_is_cut(meet: Any, backend: Backend, monkeyp
         found = values(backend, all_ranks.reduce([pa.asarray(h).buf for h in whole], wire, "sum"))
         assert all(np.allclose(f, RANKS * h, rtol=1e-2) for f, h in zip(found, whole, strict=True))
         assert library.calls.count("ncclAllReduce") == len(all_ranks.cuda.chunks) > 3
-        assert max(chunk.nbytes for chunk in all_ranks.cuda.chunks) <= (2 << 20) + 4096  # what CUDA gives, and a margin
+        assert max(chunk.nbytes for chunk in all_ranks.cuda.chunks) <= (2 << 20) + 4096  # alignment and a margin
         all_ranks.cuda.chunks.clear()
 
 
-def test_a_bucket_is_used_again_when_nobody_holds_it(meet: Any, backend: Backend) -> None:
+def test_an_unreferenced_bucket_is_reused(meet: Any, backend: Backend) -> None:
     all_ranks = meet(Library())
     arrays, chunks = [pa.ones(100), pa.ones((3, 5))], all_ranks.cuda.chunks
     first = all_ranks.reduce([a.buf for a in arrays], pa.float32, "sum")
@@ -144,14 +144,14 @@ def test_reductions_wait_for_what_is_computed_and_report_its_faults(meet: Any, b
     all_ranks.reduce([pa.take(x, pa.asarray([300])).buf], pa.float32, "sum")
     with pytest.raises(IndexError, match="index 300 is out of range"):
         backend.together.settle()
-    assert library.calls.count("ncclAllReduce") == 2  # the others were not left waiting
+    assert library.calls.count("ncclAllReduce") == 2  # no rank was left waiting
 
 
 @pytest.mark.parametrize("wire", [pa.float32, pa.bfloat16])
 def test_a_reduction_is_waited_for_when_something_else_is_enqueued(
     meet: Any, backend: Backend, monkeypatch: pytest.MonkeyPatch, wire: np.dtype
 ) -> None:
-    """So whoever runs a captured function prepares it meanwhile; what is recorded is the function's alone."""
+    """The host prepares a captured function meanwhile; a recording has only the function's launches."""
     all_ranks, waits = meet(Library()), []
     monkeypatch.setattr(all_ranks.cuda, "wait_for", waits.append)
     further = pa.compile(lambda a: a + 1)
@@ -174,7 +174,7 @@ def test_a_reduction_is_waited_for_when_something_else_is_enqueued(
         (Library(refused=("ncclCommInitRank", 5)), "NCCL: ncclCommInitRank: invalid usage"),
     ],
 )
-def test_what_goes_wrong_when_ranks_meet_is_one_line(meet: Any, library: Library, message: str) -> None:
+def test_errors_while_ranks_join_are_one_line(meet: Any, library: Library, message: str) -> None:
     with pytest.raises(BackendError, match=f"^{message}$"):
         meet(library)
 
@@ -188,14 +188,14 @@ def test_what_goes_wrong_when_ranks_meet_is_one_line(meet: Any, library: Library
 )
 def test_what_goes_wrong_in_a_reduction_is_one_line(backend: Backend, library: Library, message: str) -> None:
     nccl, buckets = opencl_modules("nccl", "buckets")
-    played = Played(backend.home.context)
+    played = FakeCuda(backend.home.context)
     communicator = nccl.Communicator(nccl.Nccl(library), played, bytes(range(128)), 1, RANKS)
     with pytest.raises(BackendError, match=f"^{message}$"):
         communicator.all_reduce([buckets.Span(played.allocate(4096), 4096)], np.dtype("float32"), "sum")
         communicator.wait()
 
 
-def test_the_communicator_ends_with_who_reduces(meet: Any) -> None:
+def test_the_communicator_ends_with_its_reduction(meet: Any) -> None:
     library = Library()
     all_ranks = meet(library)
     assert "ncclCommAbort" not in library.calls

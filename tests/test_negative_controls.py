@@ -1,6 +1,6 @@
-"""The conformance kit on backends with a planted fault: a case must catch it, and say what is needed to find it.
+"""The conformance kit on backends with a planted fault: a case must catch it, with a message that locates it.
 
-The faults are in tests/negative_controls; each is planted in a copy of a backend that the same case passes.
+The faults are in tests/negative_controls; each is planted in a copy of a backend that passes the same case.
 """
 
 import functools
@@ -11,14 +11,18 @@ import pytest
 
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
-from polyarr.testing import checks, conformance
-from polyarr.testing.cases import KINDS, OF_BACKEND, Effort, cases, columns
-from polyarr.testing.checks import TO_SEE_IT_AGAIN
+from polyarr.testing import checks, conformance, contract
+from polyarr.testing.cases import BACKEND_CHECKS, KINDS, Effort, cases, columns
+from polyarr.testing.checks import TO_REPRODUCE
 from polyarr.testing.compare import CheckFailure
 from tests.negative_controls import (  # they fill the table
     aliases,  # noqa: F401
+    convolutions,  # noqa: F401
+    cotangents,  # noqa: F401
+    endurance,  # noqa: F401
+    extremes,  # noqa: F401
+    fields,
     gradients,  # noqa: F401
-    habits,  # noqa: F401
     indices,  # noqa: F401
     matrices,  # noqa: F401
     moving,  # noqa: F401
@@ -26,30 +30,34 @@ from tests.negative_controls import (  # they fill the table
     on_opencl,  # noqa: F401
     pairs,
     precisions,
+    programs,  # noqa: F401
+    side_effects,  # noqa: F401
     sizes,  # noqa: F401
     state,  # noqa: F401
     values,  # noqa: F401
     whole_numbers,  # noqa: F401
-    windows,  # noqa: F401
 )
 from tests.negative_controls.table import FAULTS, with_kernels
 
 CASES = {case.name: case for case in cases()}
-OF_PAIRS = [c.name for c in CASES.values() if c.subject in {op.name for op in pairs.PAIRS}]
+NAMES = {op.name for op in pairs.PAIRS}
+OF_PAIRS = [c.name for c in CASES.values() if c.subject in NAMES and c.level not in ("huge", "endurance")]
 
 
 @functools.cache
 def good(name):
-    """A backend without faults."""
+    """Return a backend without faults."""
     if name == "opencl":
         return get_backend(name)
     if name == "telling":
         return precisions.telling(checks.reference())
+    if name == "reporting":
+        return fields.noting()(fields.metered()(checks.reference()))
     return with_kernels(checks.reference(), pairs.PAIRS if name == "pairs" else {})
 
 
 def verdict(name, backend):
-    """What a user of the kit is told: why a case fails, and what to type; None and None if it holds."""
+    """Return the kit's reason and snippet for a failing case; None and None if it passes."""
     request = types.SimpleNamespace(node=types.SimpleNamespace(user_properties=[]))
     try:
         conformance.test_core(CASES[name], backend, Effort(), request)
@@ -58,23 +66,34 @@ def verdict(name, backend):
     except pytest.skip.Exception as skipped:
         raise AssertionError(f"{name} was skipped: {skipped}") from skipped
     found = dict(request.node.user_properties)
+    if found.get("polyarr_outcome") == "partly":
+        return None, None
     return found.get("polyarr_reason"), found.get("polyarr_snippet")
 
 
 @functools.cache
 def hold(name, backend):
-    """A good backend passes."""
+    """Check that a good backend passes."""
     assert verdict(name, good(backend)) == (None, None)
 
 
-def planted(*places):
-    """The faults that are planted in these backends, once for each case that must catch them."""
+def planted(*places, slow=False):
+    """Parametrize a test with the faults of these backends, once for each case that must catch them."""
     each = [(fault, name) for fault in FAULTS if fault.good in places for name in fault.caught]
+    each = [(fault, name) for fault, name in each if (CASES[name].level == "huge") == slow]
     return pytest.mark.parametrize(("fault", "name"), [pytest.param(*p, id=f"{p[0].name}: {p[1]}") for p in each])
 
 
-@planted("numpy", "pairs", "telling")
+@planted("numpy", "pairs", "telling", "reporting")
 def test_a_planted_fault_is_caught(fault, name):
+    caught(fault, name)
+
+
+@planted("numpy", "pairs", "telling", slow=True)
+def test_a_fault_that_takes_huge_calls_is_caught(fault, name, pytestconfig):
+    """Each takes seconds: these run with --polyarr-level=huge."""
+    if pytestconfig.getoption("polyarr_level") != "huge":
+        pytest.skip("needs --polyarr-level=huge")
     caught(fault, name)
 
 
@@ -85,41 +104,41 @@ def test_a_fault_that_is_planted_in_kernels_is_caught(fault, name):
 
 
 def caught(fault, name):
-    """The message names the op (or what is checked), the backend, what differs, where and by how much."""
-    case = CASES[name]
-    hold(name, fault.good)
+    """Check that the message has the op (or subject), the backend, what differs, where and by how much."""
     with fault.within():
-        faulty = fault.plant(good(fault.good))
-        reason, snippet = verdict(name, faulty)
-        assert reason, f"{name} does not catch it"
+        hold(name, fault.good)
+        is_told(fault, name, fault.plant(good(fault.good)))
+
+
+def is_told(fault, name, faulty):
+    case, (reason, snippet) = CASES[name], verdict(name, faulty)
+    assert reason, f"{name} does not catch it"
     if case.check == "backend":
         assert faulty.name in reason
-        assert snippet == ""
     else:
         assert reason.startswith(f"{case.subject} on {faulty.name}: ")
     matches(fault.caught[name], reason)
-    if case.check in columns():
-        assert snippet.startswith(TO_SEE_IT_AGAIN)
-        if fault.steady:
-            with pytest.raises((CheckFailure, BackendError, TypeError, IndexError)):
-                typed(snippet, faulty)
+    assert snippet.startswith(TO_REPRODUCE)
+    if fault.steady and (case.check in columns() or case.subject in contract.CHECKS):
+        with pytest.raises((CheckFailure, BackendError, TypeError, IndexError)):
+            typed(snippet, faulty)
 
 
 def matches(pattern, reason):
-    """The message says it."""
+    """Return whether the message has the expected text."""
     with pytest.raises(CheckFailure, match=pattern):
         raise CheckFailure(reason)
 
 
 def typed(snippet, backend):
-    """What the failure says to type; the faulty backend has no name of its own."""
+    """Run the failure's snippet on the faulty backend, which has no name of its own."""
     lines = textwrap.dedent(snippet.partition("\n")[2])
     assert lines.count(repr(backend.name)) == 1
     exec(lines.replace(repr(backend.name), "faulty"), {"faulty": backend})
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)
-def test_the_pairs_that_faults_are_planted_in_hold(name):
+def test_the_fused_kernels_without_faults_pass(name):
     hold(name, "pairs")
 
 
@@ -130,7 +149,7 @@ def test_there_are_many_faults():
 
 
 def test_many_faults_at_once_do_not_hide_each_other():
-    """All faults that only calls past the usual sizes, numbers, inputs and counts show, in one backend."""
+    """All faults that need unusual sizes, numbers, inputs or counts of calls, in one backend."""
     classes = {"large", "numbers", "indices", "alias", "lasting", "caches", "threads"}
     found = [f for f in FAULTS if f.good != "opencl" and all(CASES[name].check in classes for name in f.caught)]
     assert len(found) >= 100
@@ -141,8 +160,8 @@ def test_many_faults_at_once_do_not_hide_each_other():
 
 
 def test_every_check_catches_a_fault():
-    """A check that never catches anything is not tested. What the tape keeps is core's: see test_tape.py for `tape`."""
+    """A check that never fails is not tested. test_tape.py covers `tape`, which tests the core."""
     catchers = [CASES[name] for fault in FAULTS for name in fault.caught]
     found = {case.subject if case.check == "backend" else case.check for case in catchers}
-    assert {*KINDS, *OF_BACKEND, "layer"} - {"tape"} <= found
+    assert {*KINDS, *BACKEND_CHECKS, "layer"} - {"tape", "large-copies", "large-precisions"} <= found
     assert len(found & {*columns()} - {*KINDS}) >= 5  # dtypes

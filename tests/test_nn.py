@@ -1,4 +1,4 @@
-"""Modules as trees, and the layers against NumPy."""
+"""Modules as trees, and layers against NumPy."""
 
 import math
 
@@ -11,7 +11,7 @@ from polyarr.core.errors import GradientError, ShapeError
 
 
 class Tiny(nn.Module):
-    """Every kind of attribute."""
+    """A module with every kind of attribute."""
 
     def __init__(self):
         self.first = nn.Linear(3, 4)
@@ -53,7 +53,7 @@ def test_children_are_arrays_in_order_of_assignment():
     assert set(model.parameters()["first"]) == {"weight", "bias"}
 
 
-def test_gradient_is_a_module_of_the_same_form_and_maps_with_it():
+def test_gradient_is_a_module_of_the_same_structure_and_maps_with_it():
     model, x = Tiny(), pa.ones((2, 3))
     _, grads = pa.value_and_grad(lambda m: pa.mean(m(x) ** 2))(model)
     assert type(grads) is Tiny and list(grads.named_parameters()) == NAMES and grads.width == 4
@@ -267,7 +267,7 @@ def test_same_seed_same_weights_on_every_backend(backend):
 
 
 def moved(before, after):
-    """The names of the arrays that differ."""
+    """Return the names of the arrays that differ."""
     pairs = zip(before.named_parameters().items(), after.named_parameters().values(), strict=True)
     return [name for (name, a), b in pairs if not np.array_equal(a.numpy(), b.numpy())]
 
@@ -292,7 +292,7 @@ def test_what_is_frozen_has_no_gradient_no_moments_and_stays(backend):
     optimizer = pa.optim.AdamW(lr=0.1)
     state = optimizer.init(model)
     assert list(state["m"]) == list(state["v"]) == names
-    # Gradients of everything, as vjp gives them, do not move what is frozen either.
+    # Gradients of all arrays, as from vjp, do not change frozen ones either.
     for given in (grads, full):
         after, _ = optimizer.update(given, state, model)
         assert moved(model, after) == names and after.many[0].frozen and not after.first.frozen

@@ -1,4 +1,4 @@
-"""Norms of images: the ops, their layers, and running statistics that come out of the step."""
+"""Norms of images: ops, layers, and running statistics returned by a training step."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What of the ops is not for the conformance kit: what they say of themselves, equal numbers, bodies for kernels."""
+"""Ops beyond the conformance kit: documentation, equal numbers, and decompositions used as kernels."""
 
 import pydoc
 import tracemalloc
@@ -22,7 +22,7 @@ from polyarr.testing import SAMPLES, Data
 
 @pytest.mark.parametrize("shape", [(33,), (1000, 7), (1,)])
 def test_equal_numbers_have_no_deviation(backend: Backend, shape: tuple) -> None:
-    """Although their mean is off by a rounding."""
+    """Although their mean has a rounding error."""
     x = pa.full(shape, 100.3)
     assert not ops.std(x, axis=0).numpy().any() and not ops.var(x).numpy().any()
 
@@ -46,7 +46,7 @@ def test_sines_keep_their_digits_next_to_multiples_of_a_quarter_turn(backend: Ba
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(("op", "exact"), [(ops.asinh, np.arcsinh), (ops.acosh, np.arccosh)])
 def test_inverse_hyperbolic_functions_as_other_ops(on_numpy: Backend, op: Op, exact: np.ufunc, dtype: str) -> None:
-    """On a backend without kernels for them: numbers whose square is infinite, and where there is no result."""
+    """Without kernels for them: numbers whose square overflows, and arguments outside the domain."""
     bare = on_numpy._replace(kernels={o: k for o, k in on_numpy.kernels.items() if o is not op})
     large = float(pa.finfo(dtype).max)
     with pa.use_backend(bare), np.errstate(all="ignore"):
@@ -61,7 +61,7 @@ def test_help_shows_what_an_op_takes() -> None:
 
 
 def spec_of(a: Any) -> Any:
-    """Of an input in a sample."""
+    """Return the Spec of an input in a sample."""
     if isinstance(a, tuple):
         return tuple(map(spec_of, a))
     return pa.Spec(a.shape, as_dtype(a.dtype)) if isinstance(a, Data) else NUMBERS.get(type(a))
@@ -69,8 +69,8 @@ def spec_of(a: Any) -> Any:
 
 @settings(max_examples=1, phases=[Phase.generate])  # nothing to shrink
 @given(data=st.data())
-def test_what_is_no_input_is_told_by_the_op_that_was_called(data: st.DataObject) -> None:
-    """And not by one that its body is made of."""
+def test_errors_for_invalid_inputs_name_the_op_that_was_called(data: st.DataObject) -> None:
+    """The error does not name an op of its decomposition."""
     told = []
     for op, entry in SAMPLES.items():
         sample = data.draw(entry.cases(entry.dtypes[0]))
@@ -82,14 +82,14 @@ def test_what_is_no_input_is_told_by_the_op_that_was_called(data: st.DataObject)
             except (TypeError, ValueError, IndexError) as error:
                 if not str(error).startswith(f"{op.name}: "):
                     told.append(str(error))
-    # matrix_product and conv_product, with its gradients, are for layers alone, and speak for matmul and conv; of a key
-    # is spoken where the bits are made.
+    # matrix_product, conv_product and its gradients are internal, and name matmul and conv in errors; errors about keys
+    # name random bits.
     assert [line for line in told if not line.startswith(("matmul: ", "conv: ", "random_bits: "))] == []
 
 
 def test_plans_of_an_op_go_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new shape at every call, as in generation, never has all that is known of an op forgotten at once."""
-    monkeypatch.setattr("polyarr.core.op._PLANS_KEPT", 8)
+    """New shapes in every call, as in generation, evict single plans of an op and never all at once."""
+    monkeypatch.setattr("polyarr.core.op.MAX_PLANS", 8)
     monkeypatch.setattr(ops.exp, "_plans", {})
 
     def grow(start: int) -> list[bool]:

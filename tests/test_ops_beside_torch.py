@@ -1,4 +1,4 @@
-"""Ops beside PyTorch's: samples of its own tests, values, gradients and gradients of gradients.
+"""Ops against PyTorch: values, gradients and gradients of gradients of the samples of its own tests.
 
 In float64 on every backend, and in float32 beside PyTorch's float64. Runs where torch and expecttest are installed, as
 in `make test-transformers`; tests/test_convolutions_beside_torch.py has convolutions and pools. A sample that asks for
@@ -19,7 +19,7 @@ COUNTS: Counter = Counter()
 
 
 def lack(condition: object) -> None:
-    """This sample asks for what polyarr does not have."""
+    """Raise Absent: polyarr does not have what the sample asks for."""
     if condition:
         raise Absent
 
@@ -28,7 +28,7 @@ def lack(condition: object) -> None:
 
 
 def scaled(fn):
-    """add and subtract, which take a factor of the second term."""
+    """Return add or subtract with a factor of the second term."""
     return lambda x, y, alpha=1: fn(x, y if alpha == 1 else y * alpha)
 
 
@@ -52,7 +52,7 @@ def decimals(x, decimals=0):
 
 
 def logical(fn):
-    """PyTorch takes numbers for truths."""
+    """Return a function whose inputs are converted to bool, as in PyTorch."""
     return lambda *arrays: (lack(any(x.dtype != pa.bool for x in arrays)), fn(*arrays))[1]
 
 
@@ -69,7 +69,7 @@ def gelu(x, approximate="none"):
 
 
 def axes(dim):
-    """PyTorch's axes: none are all."""
+    """Return PyTorch's axes, where none means all."""
     return None if dim is None or dim == [] or dim == () else tuple(dim) if isinstance(dim, list) else dim
 
 
@@ -100,7 +100,7 @@ def and_mean(fn):
 
 
 def extreme(fn, at):
-    """The largest element and where it is."""
+    """Return the largest element and its index."""
 
     def run(x, dim, keepdim=False):
         return fn(x, axis=dim, keepdims=keepdim), at(x, axis=dim, keepdims=keepdim)
@@ -109,7 +109,7 @@ def extreme(fn, at):
 
 
 def one_dimensional(run):
-    """PyTorch takes an axis of a number, too."""
+    """Wrap a function so that scalars, for which PyTorch accepts an axis, are not compared."""
     return lambda x, *args, **kwargs: (lack(not x.shape), run(x, *args, **kwargs))[1]
 
 
@@ -170,7 +170,7 @@ def pad(x, pad, mode="constant", value=None):
 
 
 def concat(arrays, dim=0):
-    lack(len({a.ndim for a in arrays}) > 1)  # PyTorch leaves out an empty array of one axis
+    lack(len({a.ndim for a in arrays}) > 1)  # PyTorch ignores empty one-dimensional arrays
     return pa.concat(arrays, axis=dim)
 
 
@@ -207,7 +207,7 @@ def select_scatter(x, value, dim, index):
 
 
 def key(index):
-    """PyTorch's index as polyarr takes it."""
+    """Return PyTorch's index as polyarr's."""
     if isinstance(index, list) and all(isinstance(i, int) for i in index):
         return pa.asarray(index)
     if isinstance(index, (tuple, list)) and not isinstance(index, pa.Array):
@@ -275,7 +275,7 @@ def sort(x, dim=-1, descending=False, stable=False):
 
 
 def topk(x, k, dim=-1, largest=True, sorted=True):
-    lack(not largest or not x.shape or x.dtype.kind in "iu")  # of equal elements, PyTorch does not say which are first
+    lack(not largest or not x.shape or x.dtype.kind in "iu")  # PyTorch's order of equal elements is unspecified
     return pa.topk(x, k, axis=dim)
 
 
@@ -371,7 +371,7 @@ def embedding(weight, indices, padding_idx=None, scale_grad_by_freq=False, norm_
 def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     lack(
         dropout_p or (is_causal and q.shape[-2] != k.shape[-2])
-    )  # ours end with the last key, theirs begin with the first
+    )  # our causal masks align at the last key, theirs at the first
     return pa.attention(q, k, v, attn_mask, causal=is_causal, scale=scale)
 
 
@@ -499,12 +499,12 @@ OURS = {
 
 @pytest.fixture(scope="module")
 def entries():
-    """op_db by name."""
+    """Return op_db by name."""
     return {f"{info.name}.{info.variant_test_name}".rstrip("."): info for info in infos()}
 
 
 def samples(info, dtype):
-    """Those in floats, with gradients of as many orders as PyTorch has; for values, those in other dtypes, too."""
+    """Yield the samples in floats, with as many orders of gradients as PyTorch has; for values, other dtypes, too."""
     orders = (1 + info.supports_gradgrad) if info.supports_autograd else 0
     if info.supports_dtype(torch.float64, "cpu"):
         yield from ((sample, orders) for sample in info.sample_inputs("cpu", torch.float64, requires_grad=orders > 0))

@@ -1,4 +1,4 @@
-"""Optimisers against their formulas in NumPy, and what surrounds them."""
+"""Optimizers against their formulas in NumPy; schedules, clipping and state."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ def host(tree):
 
 
 def run(optimizer, steps=4):
-    """What the optimiser makes of a tree, and the gradients that it was given."""
+    """Return the optimizer's result for a tree, and the gradients that it was given."""
     params = tree_of((3, 4), (5,))
     start, state, given = host(params), optimizer.init(params), []
     for _ in range(steps):
@@ -255,7 +255,7 @@ def halves(params):
 
 
 def tiny_loss(params, x):
-    """Its gradient, about 1e-8, is 0 in float16 unless the loss is scaled."""
+    """Return a loss whose gradient, about 1e-8, is 0 in float16 unless the loss is scaled."""
     return pa.sum((x @ halves(params)["p0"]).astype(pa.float32)) * 1e-8
 
 

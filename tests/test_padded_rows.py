@@ -1,4 +1,4 @@
-"""Rows that lie further apart than they are long, which nobody may see: logits, their loss and its gradient."""
+"""Padded rows: logits, their loss and gradient with a row stride above the row length."""
 
 from importlib import import_module
 
@@ -27,7 +27,7 @@ def device(backend, monkeypatch):
 
 
 def padded(device, host):
-    """An array with rows of whole 16 bytes, and nan between them."""
+    """Return an array with rows padded to 16 bytes with nan."""
     pitch = PITCH[host.dtype]
     rows = device.upload(np.full((*host.shape[:-1], pitch), np.nan, host.dtype))._replace(shape=host.shape)
     copy.write(device, rows, device.upload(host))
@@ -55,7 +55,7 @@ def test_a_loss_reads_padded_rows_in_place_and_its_gradient_has_them_too(device,
     value, grad = pa.value_and_grad(loss)(logits)
     assert host.shape not in copied
     assert grad.buf.strides == logits.buf.strides == (T * PITCH[dtype], PITCH[dtype], 1)
-    # On GPUs work-items share a row otherwise where it does not begin with a vector; on a CPU sums are the same.
+    # GPUs split unaligned rows differently among work-items, so sums may differ; on a CPU they are equal.
     rounding = 0 if device.features.is_cpu else 1e-5 if dtype == "float32" else 2**-7
     np.testing.assert_allclose(value.numpy(), expected[0].numpy(), rtol=rounding)
     np.testing.assert_allclose(grad.numpy().astype(np.float64), expected[1].numpy().astype(np.float64), rtol=rounding)
@@ -81,7 +81,7 @@ def test_rows_that_begin_anywhere_are_copied(device) -> None:
 
 
 def pads(device, dtype, p, aligned, epilogue):
-    """The plan of a variant that pads rows: the portable kernels', and a copy."""
+    """Return the plan of a variant that pads rows: the portable kernels and a copy."""
     if not epilogue.pads:
         return None
     launch = matmul.FAMILIES[device.geometry.kind](device, dtype, p, aligned, epilogue)

@@ -1,6 +1,7 @@
-"""README.md and pages of docs/, followed as they stand; and no page's commands or Python are followed by nobody."""
+"""README.md and the pages of docs/ executed literally; every page with commands or Python is executed by a test."""
 
 import re
+from operator import attrgetter
 
 import pytest
 
@@ -19,7 +20,7 @@ LLAMA = {
 
 @pytest.fixture
 def folder(tmp_path, on_numpy):
-    """A folder with what pages speak of: a text, and a model as others publish it."""
+    """A folder with the files that pages mention: a text, and a published model."""
     (tmp_path / "text.txt").write_text(TEXT)
     pa.random.seed(0)
     save_pretrained(tmp_path / "SmolLM2-135M", LlamaModel(LLAMA))
@@ -28,13 +29,13 @@ def folder(tmp_path, on_numpy):
 
 
 def test_the_readme(folder):
-    """With OpenCL, which it names; a server would not end, and looking at all of the machine takes too long."""
+    """With OpenCL; without the server, which would not end, and without commands that examine the whole machine."""
     pytest.importorskip("pyopencl")
     unused = ("serve", "doctor", "tune", "conformance")
     first, trained_model, *commands = follow(ROOT / "README.md", folder, unused)
     assert "Array(" in first and float(re.search(r"Array\(([\d.e-]+),", trained_model)[1]) < 0.1
-    assert len(commands[1]) > 300  # characters, which it drew
-    assert load_pretrained(folder / "mine").config.n_layers == 1
+    assert len(commands[6]) > 300  # characters, which the model trained from scratch drew
+    assert load_pretrained(folder / "tuned").config.n_layers == 1
 
 
 def test_train_your_own(folder):
@@ -52,7 +53,7 @@ def test_debugging(folder):
 
 
 def test_distributed(folder):
-    """On one process, where everything is the identity."""
+    """On one process, where all collectives are the identity."""
     trained, sharded = follow(ROOT / "docs" / "distributed.md", folder)
     assert float(trained) > 0 and sharded == ""
 
@@ -70,7 +71,7 @@ def test_images(folder):
 
 
 def test_the_backend_in_contributing():
-    """Ten lines are a backend."""
+    """Its ten lines are a working backend."""
     (source,) = re.findall(r'^```python\n(""".*?)^```$', (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
     names = {}
     exec(source, names)
@@ -79,7 +80,7 @@ def test_the_backend_in_contributing():
 
 
 def test_in_python(folder):
-    """Whatever a command does."""
+    """Everything that a command does."""
     *_, resumed, _, written, inside = follow(ROOT / "docs" / "in-python.md", folder)
     assert "\n8 steps, best validation loss " in resumed and written.count("' length\n") == 2
     assert inside.endswith(" parameters after step 4\n")
@@ -92,13 +93,13 @@ def test_write_text(folder):
     assert small in ("length\n", "stop\n")
 
 
-LIFE = ROOT / "docs" / "life-of-an-op.md"
+LIFE, KERNEL = (ROOT / "docs" / name for name in ("life-of-an-op.md", "write-a-kernel.md"))
 QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
 
 
-@pytest.mark.parametrize(("file", "quoted"), QUOTED.findall(LIFE.read_text()))
+@pytest.mark.parametrize(("file", "quoted"), QUOTED.findall(LIFE.read_text()) + QUOTED.findall(KERNEL.read_text()))
 def test_what_the_life_of_an_op_quotes_is_there(file, quoted):
-    """Each stretch of lines, one after the other."""
+    """All quoted lines, in order."""
     text, place = (ROOT / file).read_text(), 0
     for lines in quoted.split("...\n"):
         place = text.find(lines.rstrip("\n"), place)
@@ -106,12 +107,19 @@ def test_what_the_life_of_an_op_quotes_is_there(file, quoted):
 
 
 def test_the_life_of_an_op(folder):
-    """On OpenCL, and the program that is shown is the one that is printed."""
+    """On OpenCL; the printed program equals the one shown."""
     pytest.importorskip("pyopencl")
     first, gradient, program = follow(LIFE, folder, POLYARR_BACKEND="opencl")
     assert first.startswith("[0.4621") and gradient.startswith("0.4621 [0.0655")
     (shown,) = re.findall(r"^```text\n(.*?)^```$", LIFE.read_text(), re.M | re.S)
     assert re.sub(r"  # .*", "", program) == shown
+
+
+def test_the_page_of_equivalents_names_what_there_is():
+    names = set(re.findall(r"\bpa((?:\.\w+)+)", (ROOT / "docs" / "coming-from.md").read_text()))
+    assert len(names) > 80
+    for name in names:
+        attrgetter(name.removeprefix("."))(pa)
 
 
 def test_every_page_that_can_be_run_is(folder):

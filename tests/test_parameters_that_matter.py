@@ -1,7 +1,7 @@
-"""The kit's fast examples tell a backend that takes one value of a parameter for all of them from a good one.
+"""The kit's fast examples detect a backend that uses one value of a parameter for all values.
 
-Each op's "forward" case is run as users of the kit run it, and what its kernel is asked is kept. Then every parameter
-is held at each of its values in turn: some example must have another result.
+Each op's "forward" case runs as users of the kit run it, and the calls of its kernel are recorded. Then every parameter
+is fixed at each of its values in turn: some example must have another result.
 """
 
 import inspect
@@ -33,7 +33,7 @@ EXCEPTIONS = {
 
 
 def asked(op: Op, good: Backend) -> list[tuple[tuple, dict[str, Any]]]:
-    """The buffers and parameters that the op's examples come down to."""
+    """Return the buffers and parameters of the op's examples."""
     found, own = [], good.kernels.get(op)
 
     def kernel(out: Any, *buffers: Any, **params: Any) -> Any:
@@ -49,7 +49,7 @@ def asked(op: Op, good: Backend) -> list[tuple[tuple, dict[str, Any]]]:
 
 
 def results(op: Op, good: Backend, buffers: tuple, params: dict[str, Any]) -> list[np.ndarray] | None:
-    """What the op gives; None where it refuses such a call."""
+    """Return the op's results; None if it refuses the call."""
 
     def wrapped(x: Any) -> Any:
         if isinstance(x, tuple):
@@ -72,7 +72,7 @@ def differ(found: list[np.ndarray] | None, expected: list[np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_every_value_of_a_parameter_is_told_from_the_others(op):
+def test_every_value_of_a_parameter_is_distinguished(op):
     good = with_kernels(checks.reference(), {})
     known = [(call, results(op, good, *call)) for call in asked(op, good)]
     calls, expected = zip(*[each for each in known if each[1] is not None], strict=True)

@@ -1,4 +1,4 @@
-"""The plugin loader: whatever a plugin does, everything else works and the failure is on record."""
+"""The plugin loader: a failing plugin is recorded, and everything else works."""
 
 import asyncio
 import re
@@ -69,7 +69,7 @@ def toy(name="toy", device="cpu"):
 
 
 class Toy:
-    """A plugin in this process; counts its starts."""
+    """A plugin in this process that counts its starts."""
 
     def __init__(self, name="toy"):
         self.name, self.starts = name, 0
@@ -126,7 +126,7 @@ def test_any_mixture_of_plugins_leaves_the_good_ones_working(kinds):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][1] in ("import", "register")])
 def test_strict_raises_what_would_be_recorded(kind, monkeypatch):
-    """POLYARR_STRICT_PLUGINS=1 raises, every time, and names the distribution."""
+    """POLYARR_STRICT_PLUGINS=1 raises every time, and names the distribution."""
     monkeypatch.setenv("POLYARR_STRICT_PLUGINS", "1")
     with installed({"p": source_of(kind)}):
         for _ in range(2):
@@ -141,7 +141,7 @@ def test_keyboard_interrupt_is_not_swallowed():
 
 
 def test_unknown_name_lists_what_is_installed_and_what_failed():
-    """The error says what there is, what failed and why, and what was probably meant."""
+    """The error lists what is installed, what failed and why, and a suggestion."""
     with installed({"good": source_of("good"), "p": source_of("missing library")}):
         with pytest.raises(BackendError) as error, pytest.warns(PluginWarning, match="no_such_library_anywhere"):
             get_backend("goood")
@@ -151,7 +151,7 @@ def test_unknown_name_lists_what_is_installed_and_what_failed():
 
 
 def test_one_distribution_twice_on_the_path_counts_once(tmp_path):
-    """An import finds the first; so do we."""
+    """The first one counts, as in imports."""
     with installed({"p": source_of("good")}) as folder:
         install(tmp_path, "p", source_of("good"), version="0.9")
         sys.path.append(str(tmp_path))
@@ -175,7 +175,7 @@ def test_damaged_metadata_hides_no_other_plugin(text):
 
 @pytest.mark.parametrize(("names", "loaded"), [("p", {"p"}), ("p, q", {"p", "q"}), ("", set()), (",", set())])
 def test_only_the_plugins_asked_for_are_loaded(names, loaded, monkeypatch):
-    """POLYARR_PLUGINS picks entry points; the built-in backends are always there."""
+    """POLYARR_PLUGINS selects entry points; built-in backends are always available."""
     monkeypatch.setenv("POLYARR_PLUGINS", names)
     with installed({"p": source_of("good"), "q": source_of("good"), "r": source_of("exits")}):
         found = {row.name for row in diagnosis.status()}
@@ -184,7 +184,7 @@ def test_only_the_plugins_asked_for_are_loaded(names, loaded, monkeypatch):
 
 
 def test_a_plugin_asked_for_that_is_not_installed_is_a_failure(monkeypatch):
-    """A typing error in POLYARR_PLUGINS must not pass unseen."""
+    """A typo in POLYARR_PLUGINS must not go unnoticed."""
     monkeypatch.setenv("POLYARR_PLUGINS", "absent")
     with pytest.warns(PluginWarning, match="'absent'"):
         get_backend("numpy")
@@ -220,7 +220,7 @@ def test_a_backend_whose_start_failed_may_be_tried_again():
 
 
 def test_a_missing_library_comes_with_the_command_that_installs_it():
-    """An ImportError in start() is the common case, and has a known cure."""
+    """An ImportError in start() is the most common failure, with a known remedy."""
 
     def start():
         raise ModuleNotFoundError("No module named 'cupy'")
@@ -236,7 +236,7 @@ def test_a_missing_library_comes_with_the_command_that_installs_it():
 
 
 def test_the_way_out_follows_the_reason_whatever_that_says():
-    """A semicolon in the reason does not make the other backends a part of it."""
+    """A semicolon in the reason does not hide the list of other backends."""
 
     class Torn:
         @hookimpl
@@ -266,7 +266,7 @@ def test_threads_that_start_a_backend_together_get_the_same_one():
 
 
 def test_a_device_reaches_start():
-    """name:device passes the text after the colon on, and each device is started once."""
+    """name:device passes the text after the colon to start(), and each device is started once."""
 
     class Many:
         @hookimpl
@@ -282,7 +282,7 @@ def test_a_device_reaches_start():
 
 
 def test_a_device_for_a_backend_without_devices_is_an_error():
-    """The error says what to write."""
+    """The error says what to write instead."""
     plugins.register_plugin(Toy())
     with pytest.raises(BackendError, match="'toy' takes no device, got 'toy:1'; write 'toy'"):
         get_backend("toy:1")
@@ -290,7 +290,7 @@ def test_a_device_for_a_backend_without_devices_is_an_error():
 
 @pytest.mark.parametrize("bad", [3, b"numpy", ("numpy",)])
 def test_only_names_and_backends_name_a_backend(bad):
-    """Anything else is a TypeError."""
+    """Other types are a TypeError."""
     with pytest.raises(TypeError, match="by name or as a Backend"):
         get_backend(bad)
 
@@ -311,7 +311,7 @@ def test_the_order_of_choices(monkeypatch):
 
 
 def test_a_bad_default_says_where_it_comes_from(monkeypatch):
-    """POLYARR_BACKEND is named in the error, and the next try may succeed."""
+    """The error names POLYARR_BACKEND, and the next attempt may succeed."""
     monkeypatch.setenv("POLYARR_BACKEND", "nonsense")
     with pytest.raises(BackendError, match="POLYARR_BACKEND=nonsense: no backend called 'nonsense'"):
         get_backend()
@@ -320,7 +320,7 @@ def test_a_bad_default_says_where_it_comes_from(monkeypatch):
 
 
 def test_a_backend_serves_in_place_of_its_name():
-    """As a value, in all three."""
+    """A Backend is accepted by all three functions."""
     backend = toy()
     assert get_backend(backend) is backend and set_backend(backend) is backend is get_backend()
     with use_backend(toy("other")):
@@ -328,7 +328,7 @@ def test_a_backend_serves_in_place_of_its_name():
 
 
 def test_set_backend_that_fails_changes_nothing():
-    """The old default stays."""
+    """The old default remains."""
     set_backend(toy())
     with pytest.raises(BackendError):
         set_backend("nonsense")
@@ -337,7 +337,7 @@ def test_set_backend_that_fails_changes_nothing():
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8))
 def test_scopes_nest(names):
-    """Each level sees its own backend, on the way in and on the way out."""
+    """Each level sees its own backend, on entry and on exit."""
 
     def descend(rest):
         with use_backend(values[rest[0]]):
@@ -353,7 +353,7 @@ def test_scopes_nest(names):
 
 
 def test_a_scope_ends_with_an_exception_and_may_be_entered_again():
-    """One object, many uses, also within itself."""
+    """One object can be used several times, also nested."""
     set_backend(toy("outside"))
     scope = use_backend(toy("inside"))
     with pytest.raises(ZeroDivisionError), scope, scope:
@@ -364,7 +364,7 @@ def test_a_scope_ends_with_an_exception_and_may_be_entered_again():
 
 
 def test_as_a_decorator():
-    """A decorated function always runs in the scope; one whose body runs later is refused."""
+    """A decorated function always runs in the scope; generators and coroutines are refused."""
     set_backend(toy("outside"))
 
     @use_backend(toy("inside"))
@@ -383,7 +383,7 @@ def test_as_a_decorator():
 
 
 def test_threads_and_tasks_do_not_disturb_each_other():
-    """A scope is seen by its own thread, its own task and the tasks it starts."""
+    """A scope applies to its own thread, its own task and the tasks that it starts."""
     set_backend(toy("default"))
     seen = {}
 
@@ -409,7 +409,7 @@ def test_threads_and_tasks_do_not_disturb_each_other():
 
 
 def test_register_and_unregister_in_this_process():
-    """A plugin comes and goes; what it left as the default goes with it."""
+    """Unregistering a plugin also removes it as the default."""
     plugin = Toy()
     plugins.register_plugin(plugin)
     set_backend("toy")
@@ -422,14 +422,14 @@ def test_register_and_unregister_in_this_process():
 
 
 def test_a_wrong_plugin_in_this_process_raises():
-    """Whoever registers it is there to see it."""
+    """The caller that registers it gets the error."""
     with pytest.raises(BackendError, match="it has no hook"):
         plugins.register_plugin(object())
     with pytest.raises(BackendError, match="'numpy' belongs to polyarr"):
         plugins.register_plugin(Toy("numpy"))
 
 
-def test_a_plugin_for_api_1_is_told_where_the_way_to_2_is_written():
+def test_the_error_for_an_api_1_plugin_names_the_migration_page():
     spec = BackendSpec("toy", lambda: None, api=1)
     with pytest.raises(BackendError, match="made for api 1") as raised:
         loading._check(spec)
@@ -438,17 +438,17 @@ def test_a_plugin_for_api_1_is_told_where_the_way_to_2_is_written():
 
 
 @pytest.mark.parametrize("backward", [lambda g, saved, *bufs, **params: None, lambda g, saved, x, axis: None])
-def test_a_pair_for_api_1_is_refused(backward):
-    """It knows of no `wanted`; with **params it would take it for a parameter of the op, and fail when it is asked."""
+def test_a_fused_kernel_for_api_1_is_refused(backward):
+    """It does not know `wanted`, and with **params would take it for a parameter of the op."""
     plugin = Toy()
     plugin.start = lambda: toy()._replace(kernels={ops.softmax: Fused(print, backward)})
     plugins.register_plugin(plugin)
-    with pytest.raises(BackendError, match="softmax: backward of its pair has no parameter wanted; since api 2 it is"):
+    with pytest.raises(BackendError, match="softmax: backward of its Fused kernel has no parameter wanted"):
         get_backend("toy")
 
 
 def test_fresh_puts_everything_back():
-    """What happens in the block stays in the block."""
+    """Changes inside the block are undone."""
     before = set_backend(toy("before"))
     with use_backend(toy("scope")) as scope:
         with plugins.fresh():
@@ -463,7 +463,7 @@ def test_fresh_puts_everything_back():
 
 
 def test_devices_and_diagnoses_are_gathered_and_isolated(monkeypatch):
-    """A hook that fails is recorded and warned of once; the others are heard."""
+    """A hook that fails is recorded and warned about once; the others run."""
     monkeypatch.delitem(loading.BUILT_IN, "opencl")  # its drivers are not asked here
 
     class Speaks:
@@ -498,7 +498,7 @@ def test_devices_and_diagnoses_are_gathered_and_isolated(monkeypatch):
 
 
 def test_import_polyarr_starts_no_driver_and_loads_no_plugin(tmp_path):
-    """Neither the import nor the use of numpy brings in OpenCL; a fatal plugin is only met where it is asked for."""
+    """Neither import nor use of numpy loads OpenCL; a fatal plugin only matters if it is used."""
     install(tmp_path, "fatal", "import os; os._exit(9)")
     found = child(
         """
@@ -521,7 +521,7 @@ def test_import_polyarr_starts_no_driver_and_loads_no_plugin(tmp_path):
 
 
 def test_settings_in_a_process_of_its_own(tmp_path):
-    """The three variables, as a user sets them."""
+    """The three environment variables, as a user sets them."""
     install(tmp_path, "good", source_of("good"))
     install(tmp_path, "bad", source_of("missing library"))
     code = "from polyarr import get_backend; print(get_backend().name)"

@@ -1,4 +1,4 @@
-"""Precisions of products: which word a kernel is told, and when; and the page on precision."""
+"""Precisions of products: the precision that kernels get, and the page about precision."""
 
 import re
 import threading
@@ -18,13 +18,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "precision.md"
 
 @pytest.fixture
 def told() -> Told:
-    """The words that kernels of `exact_device` were told, in order."""
+    """Return the precisions that kernels of `exact_device` got, in order."""
     return []
 
 
 @pytest.fixture
 def exact_device(told: Told) -> Backend:
-    """numpy, whose matrix product and linear layer tell "high" apart from "highest", and write down what they hear."""
+    """Return numpy with products that distinguish "high" from "highest" and record the precision they get."""
     plain = polyarr.get_backend("numpy")
 
     def product(out, x, y, *, precision):
@@ -79,10 +79,10 @@ def test_the_innermost_word_counts_and_medium_is_at_least_high(x: Array, told: T
         lambda x: polyarr.attention(x, x, x),
     ],
 )
-def test_every_product_is_told_forward_and_backward(
+def test_every_product_gets_the_precision_forward_and_backward(
     call: Callable, x: Array, told: Told, exact_device: Backend
 ) -> None:
-    """Also where the gradient is pulled outside of the block, and in an op's definition."""
+    """Also for gradients pulled outside the block, and in an op's decomposition."""
     with polyarr.use_matmul_precision("high"):
         value, pull = polyarr.vjp(lambda a: polyarr.sum(call(a)), x)
     before = len(told)
@@ -99,7 +99,7 @@ def test_a_checkpoint_computes_again_as_exactly(x: Array, told: Told) -> None:
     assert told == ["high"] * 4  # once, once again, and two gradients
 
 
-def test_a_kernel_that_tells_none_apart_is_not_told(x: Array, exact_device: Backend) -> None:
+def test_a_kernel_without_precisions_gets_none(x: Array, exact_device: Backend) -> None:
     stranger = exact_device._replace(precisions={}, kernels=polyarr.get_backend("numpy").kernels)
     a = x.to(stranger)
     expected = (a @ a).tolist()
@@ -131,7 +131,7 @@ def test_another_word_is_an_error(use: Callable, x: Array) -> None:
 
 
 def test_the_page_runs(backend: Backend) -> None:
-    """Its code, block after block; parameters and gradients are float32 throughout."""
+    """All its code blocks; parameters and gradients stay float32."""
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(block, names)

@@ -1,4 +1,4 @@
-"""Files of other programs: written and read back, and one clear line for every damage. Needs none of those programs."""
+"""Model files of other programs: round trips and errors in one line, without these programs."""
 
 import json
 import struct
@@ -26,7 +26,7 @@ GPT = {**SIZES, "drop_rate": 0.1, "qkv_bias": True, "tie_embeddings": True}
 LLAMA = {**SIZES, "n_kv_heads": 2, "hidden_dim": 12, "head_size": 6, "rope_scaling": [8.0, 1.0, 4.0, 16]}
 MODELS = {
     "gpt2": lambda: GPTModel(GPT),
-    "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True}),
+    "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True, "ff_bias": True}),
     "qwen2": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "tie_embeddings": True}),
 }
 
@@ -39,7 +39,7 @@ def _on_numpy(on_numpy):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A whole folder of the smallest kind, to be damaged."""
+    """A complete minimal model folder, to be damaged."""
     save_pretrained(tmp_path / "model", LlamaModel(LLAMA))
     return tmp_path / "model"
 
@@ -99,6 +99,23 @@ def test_gpt2s_files_may_lack_the_prefix_and_hold_masks(tmp_path):
     assert same(load_pretrained(tmp_path), model)
     save_file({**bare, "lm_head.weight": bare["wte.weight"]}, tmp_path / "model.safetensors")
     assert same(load_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_head_that_is_not_the_embedding_is_kept_whatever_the_settings_say(kind, tmp_path):
+    untied = GPTModel({**GPT, "tie_embeddings": False}) if kind == "gpt2" else LlamaModel(LLAMA)
+    save_pretrained(tmp_path, untied)
+    changed(tmp_path, tie_word_embeddings=True)
+    with pytest.warns(RuntimeWarning, match=r"^load_pretrained: .*tie the output head .* another head: that one is k"):
+        found = load_pretrained(tmp_path)
+    assert found.config == untied.config and same(found, untied)
+    arrays = load_file(tmp_path / "model.safetensors")
+    (embedding,) = (name for name in arrays if name.endswith(("wte.weight", "embed_tokens.weight")))
+    save_file({**arrays, "lm_head.weight": arrays[embedding]}, tmp_path / "model.safetensors")
+    assert load_pretrained(tmp_path).config.tie_embeddings  # without a warning
+    save_file({**arrays, "lm_head.weight": arrays[embedding][:5].copy()}, tmp_path / "model.safetensors")
+    with pytest.warns(RuntimeWarning):
+        assert "lm_head.weight is [5, 8] and must be [13, 8]" in refusal(tmp_path)
 
 
 def test_arrays_of_one_shape_are_not_taken_for_each_other(tmp_path):
@@ -219,6 +236,8 @@ def test_rotary_settings_of_old_and_new_files_are_the_same():
         ({"num_hidden_layers": 1}, "unknown model.layers.1"),
         ({"intermediate_size": 2**31 - 1}, "mlp.gate_proj.weight is [12, 8] and must be [2147483647, 8]"),
         ({"attention_bias": True}, "missing model.layers.0.self_attn.q_proj.bias"),
+        ({"mlp_bias": True}, "missing model.layers.0.mlp.gate_proj.bias"),
+        ({"mlp_bias": "no"}, "LlamaConfig: ff_bias is 'no'; it must be True or False"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(folder, settings, reason):
@@ -337,7 +356,7 @@ def test_a_truncation_or_a_flipped_bit_anywhere_in_the_header_never_does_more_th
         at, bit = int(generator.integers(size)), int(generator.integers(8))
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
         try:
-            load_pretrained(folder)  # a bit of the metadata changes nothing
+            load_pretrained(folder)  # a changed bit of the metadata has no effect
         except PretrainedError as error:
             assert "\n" not in str(error)
     for length in generator.integers(0, len(whole), 30):
@@ -348,13 +367,15 @@ def test_a_truncation_or_a_flipped_bit_anywhere_in_the_header_never_does_more_th
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_over_and_what_has_no_form_is_refused(folder, tmp_path):
+def test_nothing_is_overwritten_and_unknown_formats_are_refused(folder, tmp_path):
     with pytest.raises(FileExistsError, match="holds a model already; give another folder"):
         save_pretrained(folder, LlamaModel(LLAMA))
     with pytest.raises(ValueError, match=r"LlamaModel as 'tutorial'; it must be written as 'huggingface'"):
         save_pretrained(tmp_path / "b", LlamaModel(LLAMA), format="tutorial")
     with pytest.raises(ValueError, match="out_bias and no qkv_bias"):
         save_pretrained(tmp_path / "b", LlamaModel({**LLAMA, "out_bias": True}))
+    with pytest.raises(ValueError, match="ff_bias and qkv_bias without out_bias"):
+        save_pretrained(tmp_path / "b", LlamaModel({**LLAMA, "qkv_bias": True, "ff_bias": True}))
     assert not (tmp_path / "b").exists()
 
 

@@ -1,4 +1,4 @@
-"""polyarr.profile: what runs in a block, and where its time goes."""
+"""polyarr.profile: the launches in a block, and their times."""
 
 import json
 import threading
@@ -25,18 +25,18 @@ def names(rows):
 
 @pytest.fixture
 def layers():
-    """A function of a weight that has pairs, bodies and rules, and the weight, which is older than any block."""
+    """Return a function of a weight with Fused kernels, decompositions and VJP rules, and the weight."""
     x, bias = pa.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)), pa.zeros(4)
     return lambda w: pa.mean(pa.layer_norm(pa.linear(x, w, bias), bias + 1.0, bias)), pa.ones((4, 4)) * x[:1]
 
 
 def assert_nobody_is_asked():
-    assert [getattr(owner, name) for owner, name, _, _ in watch.STAND_INS] == [row[2] for row in watch.STAND_INS]
-    assert {(Op, "_run"), (Pair, "__call__"), (autograd, "_backward")} < {row[:2] for row in watch.STAND_INS}
+    assert [getattr(owner, name) for owner, name, _, _ in watch.REPLACED] == [row[2] for row in watch.REPLACED]
+    assert {(Op, "_run"), (Pair, "__call__"), (autograd, "_backward")} < {row[:2] for row in watch.REPLACED}
 
 
 def test_every_call_and_its_gradient_has_a_row(backend, layers):
-    """Forward and backward of a pair apart; where there is no pair, the body's ops and those of its gradient."""
+    """Fused forward and backward have rows of their own; otherwise the ops of the decomposition and its gradient."""
     fn, w = layers
     without = pa.value_and_grad(fn)(w)
     with pa.profile() as p:
@@ -58,8 +58,8 @@ def test_every_call_and_its_gradient_has_a_row(backend, layers):
     assert str(p).splitlines()[0].endswith("elsewhere") and "layer_norm" in str(p)
 
 
-def test_a_compiled_function_is_seen_step_by_step(backend):
-    """With the bits that it has while nobody watches, and with the number of this run."""
+def test_a_compiled_function_is_seen_as_it_runs(backend):
+    """Each step with its line, with the bits of a run without a profile, and with this run's scalars."""
 
     def loss(w, x, n):
         return pa.mean(pa.layer_norm(pa.matmul(x, w), w[0], w[0]) * n)
@@ -73,15 +73,32 @@ def test_a_compiled_function_is_seen_step_by_step(backend):
         found = compiled(w, x, 4.0)
     assert_nobody_is_asked()
     assert [np.array_equal(a.numpy(), b.numpy()) for a, b in zip(due, found, strict=True)] == [True, True]
-    rows = names(p.ops())
-    assert {"matrix_product", "multiply", "sum"} <= rows.keys()
-    assert pa.layer_norm not in backend.kernels or {"layer_norm", "layer_norm backward"} <= rows.keys()
-    assert all(rows[name].launches for name in ("matrix_product", "multiply", "sum"))
-    assert backend.noting is None or sum(r.launches for r in rows.values()) == sum(r.launches for r in p.kernels())
+    rows = p.ops()
+    where = f", test_profile.py:{loss.__code__.co_firstlineno + 1}"
+    ran = [part for row in rows if row.name.endswith(where) for part in row.name.removesuffix(where).split("+")]
+    assert {"matrix_product", "multiply", "sum"} <= {*ran}
+    assert pa.layer_norm not in backend.kernels or "layer_norm" in ran
+    assert all(row.launches and row.calls for row in rows if row.name.endswith(where))
+    assert backend.noting is None or sum(row.launches for row in rows) == sum(row.launches for row in p.kernels())
+    assert backend.noting is None or [row.name for row in p.bodies()] == ["loss"]
+    again = compiled(w, x, 4.0)  # not by the queue that noted times
+    assert [np.array_equal(a.numpy(), b.numpy()) for a, b in zip(due, again, strict=True)] == [True, True]
+
+
+@on_opencl
+def test_a_function_that_is_captured_while_it_is_watched_runs_afterwards():
+    """Its commands are bound to the queue that stays."""
+    compiled = pa.compile(lambda x: pa.exp(x @ x) - 1.0)
+    x = pa.ones((3, 3))
+    with pa.profile() as p:
+        found = [compiled(x) for _ in range(3)]
+    found += [compiled(x) for _ in range(2)]
+    assert all(np.array_equal(found[0].numpy(), a.numpy()) for a in found)
+    assert "exp+subtract" in {row.name.split(",")[0] for row in p.ops()}
 
 
 def test_the_ops_of_a_body_are_beneath_it(backend):
-    """Each call knows within which one it was made."""
+    """Each call refers to the call that made it."""
     x = pa.asarray([1.0, 2.0])
     with pa.profile() as p:
         pa.std(x)
@@ -90,8 +107,8 @@ def test_the_ops_of_a_body_are_beneath_it(backend):
     assert {call.name for call in p.calls if call.outer is outermost} == {"var", "sqrt"}
 
 
-def test_a_gradient_through_a_pairs_body_is_seen(backend):
-    """A second derivative differentiates what the pair stands for."""
+def test_a_gradient_through_a_decomposition_is_seen(backend):
+    """A second derivative differentiates the decomposition."""
     x = pa.asarray([0.5, -1.0, 2.0])
     with pa.profile() as p:
         pa.grad(lambda x: pa.sum(pa.grad(lambda x: pa.sum(pa.softmax(x) * x))(x)))(x)
@@ -131,7 +148,7 @@ def test_blocks_nest_repeat_and_end_with_errors(backend):
 
 
 def test_threads_are_seen_and_kept_apart(backend):
-    """A call's outer one is of its own thread."""
+    """The parent of a call is in its own thread."""
     x = pa.asarray([1.0, 2.0])
     at_once = threading.Barrier(3)
 
@@ -156,7 +173,7 @@ def test_threads_are_seen_and_kept_apart(backend):
 
 
 def test_bytes_and_operations_follow_from_the_specs():
-    """Of products the operations; of everything that moves bytes, how many at least."""
+    """Operations of products, and the minimum of bytes of everything that moves data."""
     x, y = pa.ones((2, 3, 4), dtype=pa.float32), pa.ones((4, 5), dtype=pa.float32)
     with pa.use_backend("numpy"), pa.profile() as p:
         x @ y
@@ -172,8 +189,8 @@ def test_bytes_and_operations_follow_from_the_specs():
 
 
 @on_opencl
-def test_operations_of_pairs(backend):
-    """A gradient of a linear layer takes twice as many, one of attention two and a half times."""
+def test_operations_of_fused_kernels(backend):
+    """The gradient of a linear layer takes twice as many, that of attention two and a half times as many."""
     q = pa.ones((1, 2, 8, 4), dtype=pa.float32)
     w, x = pa.ones((5, 4), dtype=pa.float32), pa.ones((3, 4), dtype=pa.float32)
     with pa.profile() as p:
@@ -188,7 +205,7 @@ def test_operations_of_pairs(backend):
 
 
 def test_shares_add_up():
-    """What overlaps counts once, and only what lies in a block."""
+    """Overlaps count once, and only inside the block."""
 
     def call(began, ended, outer=None):
         c = watch.Call(pa.exp, (), {}, None)
@@ -206,7 +223,7 @@ def test_shares_add_up():
 
 
 def test_the_work_of_a_kernel_is_known_where_it_is_all_of_its_op():
-    """And bytes that are moved are known always."""
+    """The bytes moved are always known."""
     a = watch.Call(pa.exp, (pa.Spec((4,), pa.float32),), {}, None, "kernel")
     b = watch.Call(pa.exp, a.specs, {}, None, "kernel")
     a.out = b.out = a.specs[0]
@@ -221,7 +238,7 @@ def test_the_work_of_a_kernel_is_known_where_it_is_all_of_its_op():
 
 
 def wrong(trace):
-    """What the trace's readers would not understand: after the format's rules for complete and metadata events."""
+    """Return violations of the trace format's rules for complete and metadata events."""
     found = []
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         return ["no list of traceEvents"]
@@ -236,7 +253,7 @@ def wrong(trace):
 
 
 def crossing(spans):
-    """Spans of one track that overlap without one being within the other."""
+    """Return spans of one track that overlap without being nested."""
     tracks, found = {}, []
     for e in spans:
         tracks.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
@@ -283,7 +300,7 @@ def test_planted_faults_of_a_trace_are_found():
 
 @on_opencl
 def test_the_queue_is_the_plain_one_before_and_after(backend):
-    """A queue that notes times costs, so it serves only in a block."""
+    """A profiling queue is slower, so it is used only in a block."""
     commands, noting = opencl_modules("commands", "noting")
     device = import_module("polyarr.backends.opencl.runtime.device").Device
     queue, plain, allocate = backend.handle.queue, commands.Command.__call__, device._allocate
@@ -301,7 +318,7 @@ def test_the_queue_is_the_plain_one_before_and_after(backend):
 
 @on_opencl
 def test_kernels_that_use_the_handles_queue_keep_their_turn(backend):
-    """They know nothing of the queue that serves in a block, so they are waited for, and timed, from outside."""
+    """Such kernels bypass the profiling queue, so they are waited for and timed from outside."""
     cl, handle = import_module("pyopencl"), backend.handle
     source = "__kernel void twice(__global const float *x, __global float *y)"
     source += "{ int i = get_global_id(0); y[i] = 2 * x[i]; }"
@@ -330,7 +347,7 @@ def test_kernels_that_use_the_handles_queue_keep_their_turn(backend):
 
 
 def test_many_launches_are_read_in_between(backend, monkeypatch):
-    """So that drivers need not keep an event for each."""
+    """Drivers then need not keep an event for each launch."""
     monkeypatch.setattr("polyarr.profiling.recorder.UNREAD", 4)
     x = pa.asarray([1.0, 2.0])
     with pa.profile() as p:
@@ -340,8 +357,8 @@ def test_many_launches_are_read_in_between(backend, monkeypatch):
     assert names(p.ops())["add"].launches == 20
 
 
-def test_overridden_pairs_are_timed_as_a_whole(backend):
-    """A stranger's forward that declines launches nothing; its body is seen instead."""
+def test_overridden_fused_kernels_are_timed_as_a_whole(backend):
+    """If a plugin's forward returns NotImplemented, the decomposition appears instead."""
 
     def declines(out, *bufs, **params):
         return NotImplemented

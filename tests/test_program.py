@@ -1,4 +1,4 @@
-"""core.program and core.number: what a captured function is, without the capturing."""
+"""core.program and core.number: programs of captured functions, without capturing."""
 
 import operator
 
@@ -30,7 +30,7 @@ def test_outputs_and_constants_are_never_dropped():
     assert last_uses(program(step(ops.exp, (9, 0), 1), step(ops.exp, (9, 1), 2), outputs=(0, 2))) == [(), (1,)]
 
 
-def test_what_nobody_takes_is_dropped_at_once():
+def test_unused_values_are_dropped_at_once():
     both = step(ops.layer_norm, (9, 0), (1, (2, None, (3,))), "forward")
     assert last_uses(program(both, outputs=(1,))) == [(0, 2, 3)]
 
@@ -53,7 +53,7 @@ def test_a_program_prints_a_step_a_line():
     ]
 
 
-def test_an_error_is_told_which_step_it_comes_from():
+def test_an_error_names_its_step():
     second, error = step(ops.layer_norm, (1,), (2,), "backward"), ValueError("no")
     program(step(ops.exp, (9, 0), 1), second).note(error, second)
     assert error.__notes__ == ["in step 1, layer_norm backward, of the compiled f; captured at file.py:1"]

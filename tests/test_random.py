@@ -1,4 +1,4 @@
-"""Random numbers: the published Philox vectors, the same draws on every backend, and the distributions."""
+"""Random numbers: the published Philox vectors, equal draws on every backend, and distributions."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Recipes: what they may be, in TOML files and as settings on a command line."""
+"""Recipes: valid values, in TOML files and as settings on a command line."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ LLAMA = {
 
 
 def run(capsys, *args):
-    """The command's exit code, output and errors, in this process."""
+    """Run the command in this process; return its exit code, output and errors."""
     with pytest.raises(SystemExit) as ended:
         main(list(map(str, args)))
     return ended.value.code, *capsys.readouterr()
@@ -132,7 +132,7 @@ def test_a_number_is_kept_as_its_kind():
 
 
 def test_numbers_of_numpy_are_kept_as_pythons():
-    """Where somebody computed them. JSON and TOML have no others, and say of each what it is."""
+    """JSON and TOML have no other numbers."""
     model = {**DEMO.model, "emb_dim": np.int64(48), "drop_rate": np.float32(0.5), "qkv_bias": np.bool_(True)}
     lora = {"rank": np.int32(2), "alpha": np.float32(0.5), "dropout": np.float16(0.25)}
     given = {"steps": np.int64(7), "batch_size": np.uint8(3), "lr": np.float32(0.5), "clip": np.int16(2)}

@@ -1,6 +1,6 @@
-"""OpenCL's replay of programs: what was recorded once gives what the launchers give, whatever changes from run to run.
+"""OpenCL's replay of programs: recorded launches give the results of the launchers, whatever changes between runs.
 
-The programs are written down by hand; captured ones are compared by the conformance kit.
+The programs are written by hand; the conformance kit compares captured ones.
 """
 
 import random
@@ -27,7 +27,7 @@ FIXED = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": (0.1,), "deco
 
 
 class Writer:
-    """Writes a program down."""
+    """A recorder of a program."""
 
     def __init__(self, backend):
         self.backend, self.constants, self.inputs, self.numbers = backend, {}, [], {}
@@ -76,7 +76,7 @@ def write(backend):
 
 
 class Runs:
-    """A program in three ways: by the launchers, replayed, and how often the latter left it to the former."""
+    """A program run by its launchers and replayed, with a count of fallbacks to the launchers."""
 
     def __init__(self, backend, program):
         self.backend, self.program, self.times = backend, program, 0
@@ -93,7 +93,7 @@ class Runs:
         return [values[slot] for slot in self.program.outputs]
 
     def check(self, *inputs):
-        """Both ways give the same; the buffers of the replay."""
+        """Check that both ways agree; return the buffers of the replay."""
         wanted, found = self.plain([*inputs]), self.run([*inputs])
         for a, b in zip(wanted, found, strict=True):
             assert a == b if isinstance(a, (int, float)) else self.bits(a) == self.bits(b)
@@ -108,9 +108,9 @@ def drawn(backend, seed, shape=(4, 6)):
 
 
 def chain(write, count=3):
-    """y = tanh(...tanh(x * 0.5).mT...): outputs in memory of their own, what is between in slots.
+    """Return y = tanh(...tanh(x * 0.5).mT...): outputs have memory of their own, intermediates are in slots.
 
-    Where what a kernel reads is transposed, the result cannot lie in its place.
+    A kernel that reads a transposed array cannot work in place.
     """
     x = write.array()
     y = write.step(ops.multiply, X, x, write.constant(0.5))
@@ -170,7 +170,7 @@ def test_memory_serves_again_and_trim_reaches_it(backend, write):
 
 
 def test_blocks_take_the_place_of_the_first_runs_memory(backend, write, monkeypatch):
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.places"), "BLOCK", 1)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.memory_plan"), "MAX_BLOCK_BYTES", 1)
     runs, x, device = Runs(backend, chain(write, 20)), drawn(backend, 0), backend.home
     if hasattr(device.pool, "cuda"):
         pytest.skip("what CUDA shares comes in chunks")
@@ -183,8 +183,8 @@ def test_blocks_take_the_place_of_the_first_runs_memory(backend, write, monkeypa
 
 
 def test_blocks_hold_slots_side_by_side(backend, monkeypatch):
-    places, device = import_module("polyarr.backends.opencl.replay.places"), backend.home
-    monkeypatch.setattr(places, "BLOCK", 1 << 12)
+    places, device = import_module("polyarr.backends.opencl.replay.memory_plan"), backend.home
+    monkeypatch.setattr(places, "MAX_BLOCK_BYTES", 1 << 12)
     sizes = [5000, 4096, 3000, 1000, 200, 130, 1, 1]
     blocks, step = places.blocks_of([*map(places.Slot, sizes)], device), device.part_alignment
     assert [slot.nbytes for block in blocks for _, slot in block.slots] == sizes
@@ -195,12 +195,12 @@ def test_blocks_hold_slots_side_by_side(backend, monkeypatch):
 
 
 def test_places_share_slots_and_few_bytes_are_lost():
-    places, total, needed = import_module("polyarr.backends.opencl.replay.places"), 0, 0
+    places, total, needed = import_module("polyarr.backends.opencl.replay.memory_plan"), 0, 0
     for seed in range(300):
         draw, uses = random.Random(seed), {}
         for n in range(12):
             first = draw.randrange(9)
-            place = import_module("polyarr.backends.opencl.replay.recording").Place(draw.choice((1, 2, 4)))
+            place = import_module("polyarr.backends.opencl.replay.recording").MemoryRef(draw.choice((1, 2, 4)))
             place.times = 1 << first | 1 << min(9, first + draw.randrange(4))
             uses[place] = [(place, n)]
         slots = places.slots_for(uses)
@@ -230,12 +230,12 @@ def test_other_layouts_and_shared_memory_are_recorded_anew(backend, write):
 
 
 def windows(backend, long, starts):
-    """Of one memory, as slices of a dataset are: 4 rows of 6 from each start on."""
+    """Return slices of one memory, as batches of a dataset are: 4 rows of 6 from each start on."""
     for start in starts:
         yield long._replace(shape=(4, 6), strides=(6, 1), offset=start)
 
 
-def test_one_recording_serves_windows_that_begin_anywhere(backend, write):
+def test_one_recording_serves_slices_with_any_offset(backend, write):
     x, y, at = write.array(), write.array(), write.array()
     total, turned = write.step(ops.add, X, x, y), write.step(ops.permute_dims, Spec((6, 4), float32), y, axes=(1, 0))
     product = write.step(ops.matrix_product, Spec((4, 4), float32), x, turned)
@@ -250,7 +250,7 @@ def test_one_recording_serves_windows_that_begin_anywhere(backend, write):
     for a in windows(backend, long, (1, 4, 300, 9, 64)):
         for b in windows(backend, long, (5, 12, 7, 20)):
             runs.check(a, b, at_run)
-    assert len(runs.run._recorded) == 4 and runs.times == 0  # each begins at a multiple of 16 bytes, or does not
+    assert len(runs.run._recorded) == 4 and runs.times == 0  # aligned to 16 bytes or not
 
 
 def test_a_launcher_that_must_know_where_an_input_begins_is_recorded_for_that_place(backend, write):
@@ -269,20 +269,23 @@ def test_a_launcher_that_must_know_where_an_input_begins_is_recorded_for_that_pl
             with device.lock:
                 runs.check(a, b)
     assert len(runs.run._recorded) == 2 and runs.times == 0
-    assert told.count(3) == 3 + 2  # by the launchers each time; and before and after it was known that it asks
+    assert told.count(3) == 3 + 2  # by the launchers each time; and before and after it is known to decline
 
 
-def test_in_a_guarded_block_and_while_somebody_notes_launches_the_launchers_run(backend, write):
-    runs, x, names = Runs(backend, chain(write)), drawn(backend, 0), []
+def test_in_a_guarded_block_the_launchers_run_and_with_a_launch_callback_what_was_recorded(backend, write):
+    program = chain(write)
+    runs, x, launches = Runs(backend, program), drawn(backend, 0), []
     for _ in range(2):
         runs.run([x])
     with backend.guarded():
         runs.run([x])
-    with backend.noting(lambda launch: names.append(launch.name)):
+    assert runs.times == 1
+    with backend.noting(launches.append):
         runs.run([x])
-    assert runs.times == 2 and names == ["elementwise"] * 3
+    assert [launch.name for launch in launches] == ["elementwise"] * 3
+    assert [launch.step[1].op for launch in launches] == [ops.multiply, ops.tanh, ops.tanh]
     runs.run([x])
-    assert runs.times == 2
+    assert runs.times == 1
 
 
 def test_a_bad_index_is_raised_by_the_next_read_of_the_thread_that_gave_it(backend, write):
@@ -342,12 +345,12 @@ def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, m
     assert "in step 0" in told.value.__notes__[0] and "file.py:1" in told.value.__notes__[0]
     module, device = import_module("polyarr.backends.opencl.replay.replay"), backend.home
     faults = (
-        (module.Slot, "lies_in", 3, KeyboardInterrupt),  # of the input, of the output, of what is in between
+        (module.Slot, "bind", 3, KeyboardInterrupt),  # of the input, of the output, of what is in between
         (device, "allocate", 1, DeviceMemoryError),
         (device.commands, "repeat", 1, RuntimeError),
     )
     for owner, name, time, error in faults:
-        device.trim()  # so that everything is to be bound
+        device.trim()  # so that all arguments are bound
         monkeypatch.setattr(owner, name, failing(getattr(owner, name), time, error))
         with pytest.raises(error):
             runs.run([data, 3])
@@ -356,7 +359,7 @@ def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, m
 
 
 def test_memory_may_be_given_back_in_the_middle_of_a_run(backend, monkeypatch):
-    """What is allocated makes room for itself: arguments of inputs that are written over are bound again, too."""
+    """Allocations free memory for themselves: arguments for overwritten inputs are bound again, too."""
     device, allocate = backend.home, backend.home.allocate
 
     def with_room(sizes, **options):
@@ -389,12 +392,12 @@ def test_an_interrupt_while_arguments_are_bound_leaves_the_program_usable(backen
 
 
 def slots_of(repetition):
-    """Those of what only the program needs."""
+    """Return the slots of memory that only the program uses."""
     return [slot for block in repetition._own for _, slot in block.slots]
 
 
 def failing(call, time, error):
-    """The function, which raises an error the so-manieth time that it is called."""
+    """Return the function with an exception in the n-th call."""
     times = []
 
     def fails(*args):
@@ -406,7 +409,7 @@ def failing(call, time, error):
     return fails
 
 
-def test_a_result_is_written_over_what_nobody_else_has(backend, write):
+def test_a_result_overwrites_unreferenced_memory(backend, write):
     p, g, m, v, step = (*(write.array() for _ in range(4)), write.number(int))
     one = write.constant(1.0)
     new = write.step(ops.adamw, ((X,),) * 3, (p,), (g,), (m,), (v,), one, step, one, **FIXED)
@@ -417,7 +420,7 @@ def test_a_result_is_written_over_what_nobody_else_has(backend, write):
         gradient = drawn(backend, n)
         wanted = runs.plain([wanted[0], gradient, *wanted[1:], n])
         before = [buf.memory.int_ptr for buf in held]
-        mine, kept = held[1] if n == 3 else None, runs.bits(held[1])  # somebody holds the first moments
+        mine, kept = held[1] if n == 3 else None, runs.bits(held[1])  # the first moments are still referenced
         inputs = [held.pop(0), gradient, *held, n]
         held.clear()
         held = runs.run(inputs)
@@ -447,12 +450,12 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("way", IN_PLACE)
-def test_an_input_that_was_given_away_is_written_over(backend, write, way):
+def test_a_donated_input_is_overwritten(backend, write, way):
     x = write.array()
     runs, kept = Runs(backend, write.program(IN_PLACE[way](write, x))), []
     for n in range(6):
         wanted, given = runs.bits(runs.plain([drawn(backend, n)])[0]), [drawn(backend, n)]
-        address, mine = given[0].memory.int_ptr, given[0] if n in (2, 4) else None  # somebody holds it
+        address, mine = given[0].memory.int_ptr, given[0] if n in (2, 4) else None  # it is still referenced
         before = mine and runs.bits(mine)
         (found,) = runs.run(given)
         kept.append((found, wanted))
@@ -464,7 +467,7 @@ def test_an_input_that_was_given_away_is_written_over(backend, write, way):
 
 
 def test_gradients_of_a_layer_lie_where_what_they_are_made_of_lay(backend):
-    """Of 50 rows of 40: what the activation was applied to and what it gave, and nothing besides."""
+    """For 50 rows of 40: the memory of the activation's input and output, and no more."""
 
     def loss(x, weight, further):
         return ops.sum(ops.square(ops.linear(ops.linear(x, weight, activation="gelu_tanh"), further)))
@@ -504,7 +507,7 @@ NOT_IN_PLACE = {
 
 @pytest.mark.parametrize("way", NOT_IN_PLACE)
 def test_an_input_is_not_written_over(backend, write, way, monkeypatch):
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.places"), "LITTLE", 0)  # all is little here
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.memory_plan"), "SMALL_BYTES", 0)
     x = write.array()
     runs = Runs(backend, write.program(*NOT_IN_PLACE[way](write, x)))
     for n in range(3):
@@ -555,7 +558,7 @@ def test_threads_replay_the_same_program(backend, write):
     assert wrong == []
 
 
-def test_all_memory_that_launchers_get_is_told_of(backend):
+def test_all_memory_that_launchers_allocate_is_reported(backend):
     device, told = backend.home, []
     room = device.plans[import_module("polyarr.backends.opencl.runtime.device").room_of](X)
     with device.lock:
@@ -569,7 +572,7 @@ def test_all_memory_that_launchers_get_is_told_of(backend):
 
 
 def test_what_launchers_upload_while_they_are_recorded_stays(backend, write):
-    """As words by which work-groups wait for each other, which must be 0 again at every launch."""
+    """For example the words by which work-groups synchronize, which must be 0 again at every launch."""
     device, add = backend.home, backend.kernels[ops.add]
     kept = []
 

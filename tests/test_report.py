@@ -1,4 +1,4 @@
-"""`polyarr report`: one page, whole and closed, that needs nothing besides itself and takes nothing for markup."""
+"""`polyarr report`: one self-contained HTML page, with everything escaped."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 import polyarr as pa
 from polyarr.cli import main
 from polyarr.training import Recipe, load_checkpoint, new_run, train
-from polyarr.training.curves import MOST, Line, chart, thinned
+from polyarr.training.curves import MAX_POINTS, Line, chart, downsampled
 from polyarr.training.files import RUN_FILES
 from polyarr.training.report import rendered, write_report
 from tests.installing import ROOT
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """Whether all that is opened is closed, which elements there are, what they are given, and the text."""
+    """A parser that records elements, attributes and text, and whether all elements are closed."""
 
     def __init__(self, source):
         super().__init__()
@@ -73,7 +73,7 @@ def test_the_page_has_all_of_a_run(folder, capsys):
         assert f"{row['val']:.4f}" in page.text
     for shown in ("25 of 25", "Learning rate", "model.emb_dim", "weight_decay", "numpy (the host's CPU", info["run"]):
         assert shown in page.text
-    assert "What it writes" not in page.text
+    assert "Samples" not in page.text
 
 
 def test_the_page_needs_nothing_else(folder):
@@ -96,7 +96,32 @@ def test_nothing_is_taken_for_markup(folder):
     rows = [{"run": "a", "step": 0, "backend": EVIL, "hardware": EVIL}, {"run": "a", "step": 1, "lr": EVIL}]
     page = Page(rendered(info, rows, [EVIL]))
     assert not {"script", "img"} & set(page.tags) and page.text.count(EVIL) == 15
-    assert "not at its end yet" in page.text and "svg" not in page.tags
+    assert "not finished yet" in page.text and "svg" not in page.tags
+
+
+def test_rates_are_those_of_the_run_and_memory_is_the_most():
+    info = {
+        "run": "a", "preset": "p", "data": None, "seed": 1, "step": 20, "seconds": 10.0, "tokenizer": {"kind": "k"},
+        "history": [], "curve": [], "versions": {"polyarr": "0"}, "recipe": {"steps": 20},
+    }  # fmt: skip
+    rows = [
+        {"run": "a", "step": 10, "seconds": 9.0, "tokens_per_second": 100, "tflops": 1.0, "memory_peak": 3_000_000},
+        {"run": "a", "step": 10, "seconds": 9.0, "val_loss": 1.0},
+        {"run": "a", "step": 20, "seconds": 10.0, "tokens_per_second": 1000, "tflops": 10.0, "memory_peak": 1_000_000},
+    ]
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", rendered(info, rows)))
+    assert (facts["tokens/s"], facts["TFLOP/s"]) == ("190", "1.9")
+    assert facts["memory of the device, at most"] == "3 MB"
+
+
+@pytest.mark.parametrize("last", [600, 100_000, 999_999, 12_345_678])
+def test_texts_of_ticks_are_inside_the_picture(last):
+    """With 7 of 760 pixels per character at most."""
+    drawn = chart("t", [Line("l", [(0, 1.0), (last, 2.0)])])
+    for tick in drawn["x_ticks"]:
+        half = 3.5 * len(tick["text"])
+        assert 0 <= tick["middle"] - half and tick["middle"] + half <= drawn["width"]
+    assert drawn["x_ticks"][0]["middle"] == drawn["x_ticks"][0]["place"]
 
 
 def test_damaged_metrics_leave_the_rest(folder, tmp_path):
@@ -168,6 +193,6 @@ def test_nothing_to_draw_is_no_chart():
 
 
 def test_of_many_points_neighbours_are_drawn_as_their_mean():
-    found = thinned([(step, step % 2) for step in range(4 * MOST)])
-    assert len(found) == MOST and found[0] == (1.5, 0.5) and found[-1] == (4 * MOST - 2.5, 0.5)
-    assert len(thinned([(step, 0.0) for step in range(MOST + 1)])) == MOST
+    found = downsampled([(step, step % 2) for step in range(4 * MAX_POINTS)])
+    assert len(found) == MAX_POINTS and found[0] == (1.5, 0.5) and found[-1] == (4 * MAX_POINTS - 2.5, 0.5)
+    assert len(downsampled([(step, 0.0) for step in range(MAX_POINTS + 1)])) == MAX_POINTS

@@ -1,4 +1,4 @@
-"""What a run reports while it trains: metrics.jsonl, lines and bars, TensorBoard, and how much work it is."""
+"""Reports during training: metrics.jsonl, lines and progress bars, TensorBoard, and the amount of work."""
 
 import importlib
 import io
@@ -16,10 +16,10 @@ from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig
 from polyarr.models.llama import LlamaConfig
 from polyarr.nn import shapes_only
 from polyarr.training import Recipe, load_checkpoint, new_run, progress, read_metrics, resumed_run, train
+from polyarr.training.flops import flops_per_token
 from polyarr.training.metrics import MetricsFile, numbers
 from polyarr.training.report import write_report
 from polyarr.training.steps import gradients
-from polyarr.training.work import operations_per_token
 
 TEXT = "the quick brown fox jumps over the lazy dog; " * 12
 SIZES = {"context_length": 4, "emb_dim": 8, "n_heads": 2, "n_layers": 1, "drop_rate": 0.0, "qkv_bias": False}
@@ -29,7 +29,7 @@ RECIPE = Recipe(
 
 
 def silent(line):
-    """An echo that shows nothing."""
+    """Ignore progress messages."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_the_peak_is_that_of_products_as_the_run_computes_them(on_numpy, tmp_pat
 
 @pytest.mark.parametrize("changes", [{}, {"clip": 1e-3}, {"lora": {"rank": 2}}, {"dtype": "float16"}])
 def test_the_norm_is_the_gradients_before_they_are_clipped(on_numpy, tmp_path, changes):
-    """The mean over the steps since the line before, of the gradient of the loss itself."""
+    """The mean over the steps since the previous line, for the gradient of the unscaled loss."""
     run = new_run(TEXT, RECIPE.changed(steps=10, eval_every=1, **changes), seed=1)
     train(run, tmp_path, silent)
     norms = numbers(read_metrics(tmp_path), "grad_norm")
@@ -93,7 +93,7 @@ def test_the_norm_is_the_gradients_before_they_are_clipped(on_numpy, tmp_path, c
 
 
 def test_nothing_is_read_from_the_device_for_it(on_numpy, tmp_path, monkeypatch):
-    """As many arrays are read as without reports: the losses, and what is saved."""
+    """As many downloads as without reports: the losses and the checkpoints."""
 
     def reads(folder, is_reported):
         seen = []
@@ -175,17 +175,17 @@ def test_the_work_of_gpt2_is_what_palms_report_says():
         model = GPTModel(GPTConfig.of({**GPT_CONFIG_124M, "tie_embeddings": True, "qkv_bias": True}))
     used = model.num_parameters() - 1024 * 768
     assert used == 123_653_376  # 124,439,808 in all, as GPT-2's
-    assert operations_per_token(model) == 6 * used + 12 * 12 * 1024 * 768
+    assert flops_per_token(model) == 6 * used + 12 * 12 * 1024 * 768
 
 
 def test_embeddings_that_are_looked_up_are_no_work_and_frozen_weights_are_less():
     with shapes_only():
         tied = GPTModel(GPTConfig(vocab_size=7, **SIZES, tie_embeddings=True))
         free = GPTModel(GPTConfig(vocab_size=7, **SIZES, tie_embeddings=False))
-    assert operations_per_token(tied) == operations_per_token(free)
+    assert flops_per_token(tied) == flops_per_token(free)
     frozen = tied.copy().freeze()
     attention = 12 * 1 * 4 * 8
-    assert (operations_per_token(frozen) - attention) * 6 == (operations_per_token(tied) - attention) * 4
+    assert (flops_per_token(frozen) - attention) * 6 == (flops_per_token(tied) - attention) * 4
 
 
 def test_heads_may_be_wider_than_the_model():
@@ -194,7 +194,7 @@ def test_heads_may_be_wider_than_the_model():
             vocab_size=7, context_length=4, emb_dim=8, n_heads=2, n_layers=3, n_kv_heads=1, hidden_dim=5, head_size=16
         ))  # fmt: skip
     lookups = 0 if model.out_head is None else 7 * 8
-    assert operations_per_token(model) == 6 * (model.num_parameters() - lookups) + 12 * 3 * 4 * 2 * 16
+    assert flops_per_token(model) == 6 * (model.num_parameters() - lookups) + 12 * 3 * 4 * 2 * 16
 
 
 # ---- what people see -----------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_file_has_plain_lines_now_and_then(capsys):
     )
 
 
-def test_slow_work_is_told_in_gflops():
+def test_slow_work_is_reported_in_gflops():
     row = ROW | {"tflops": 0.0123, "of_peak": 0.456}
     assert progress.facts(row) == ["loss 2.346", "12,346 tokens/s", "12.3 GFLOP/s (46% of peak)"]
     assert progress.facts(row | {"of_peak": 0.0012})[-1] == "12.3 GFLOP/s (0.1% of peak)"
@@ -242,13 +242,14 @@ def test_who_sees_what(monkeypatch, is_terminal, term, quiet, kind):
 
 
 def test_amounts_and_durations():
-    assert [progress.amount(n) for n in (0, 999, 1500, 2.5e9, 3e12)] == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3 TB"]
-    assert [progress.duration(s) for s in (0, 59.6, 3725)] == ["0:00", "1:00", "1:02:05"]
+    sizes = [progress.format_bytes(n) for n in (0, 999, 1500, 2.5e9, 3e12)]
+    assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3 TB"]
+    assert [progress.format_seconds(s) for s in (0, 59.6, 3725)] == ["0:00", "1:00", "1:02:05"]
 
 
 @pytest.fixture
 def boarded(on_numpy, tmp_path, monkeypatch):
-    """A run in two parts, of the same second, that writes event files; and its folder."""
+    """A run in two parts within one second that writes event files; and its folder."""
     pytest.importorskip("tensorboardX")
     monkeypatch.setattr(time, "time", lambda: 1.7e9)
     run = train(new_run(TEXT, RECIPE.changed(steps=15, decay_steps=25), seed=1), tmp_path, silent, tensorboard=True)

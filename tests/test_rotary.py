@@ -12,7 +12,7 @@ SCALING = nn.RotaryScaling(8.0, 1.0, 4.0, 64)
 
 
 def complex_turns(positions, size, theta, scaling=None):
-    """e^(i * angle) of each position and pair, in float64, with Llama 3's cases written out one by one."""
+    """Return e^(i * angle) for each position and pair in float64, with Llama 3's cases written out."""
     rates = theta ** (-np.arange(0, size, 2) / size)
     if scaling is not None:
         lengths = 2 * math.pi / rates
@@ -28,7 +28,7 @@ def complex_turns(positions, size, theta, scaling=None):
 
 
 @pytest.mark.parametrize("scaling", [None, SCALING])
-def test_rotary_turns_pairs_as_complex_numbers(backend, scaling):
+def test_rotary_rotates_pairs_as_complex_numbers(backend, scaling):
     x = pa.random.normal((2, 5, 3, 32))
     turned = nn.turns(x, 32, 5, position=17, theta=1000.0, scaling=scaling)
     host = x.numpy()

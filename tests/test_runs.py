@@ -1,4 +1,4 @@
-"""What a run does beside its steps: when it evaluates and saves, what it keeps, when it ends, how it diverges."""
+"""Training runs: when they evaluate, save and stop, the files that they keep, and divergence."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ def _numpy(on_numpy):
 
 
 def quiet(line):
-    """An echo that shows nothing."""
+    """Ignore progress messages."""
 
 
 def trained(folder, recipe=RECIPE, **settings):
@@ -55,7 +55,7 @@ def same(run, other):
 
 @pytest.fixture
 def saves(monkeypatch):
-    """The step and the name of every checkpoint that is saved."""
+    """The step and the name of every checkpoint saved."""
     found = []
 
     def noted(folder, name, checkpoint):
@@ -91,7 +91,7 @@ def test_without_a_number_of_steps_only_the_last_is_evaluated(tmp_path, saves):
     ],
 )
 def test_minutes_count_from_the_last_time(tmp_path, monkeypatch, saves, changes, evaluated, saved):
-    """With a clock by which a step takes a minute."""
+    """With a clock in which a step takes a minute."""
     clock, step = [0.0], loop._one_step
 
     def slow(*args):
@@ -103,7 +103,7 @@ def test_minutes_count_from_the_last_time(tmp_path, monkeypatch, saves, changes,
     run = trained(tmp_path, RECIPE.changed(**{"eval_every": None, **changes}))
     assert [row["step"] for row in run.history] == evaluated
     assert [step for step, name in saves if name == "last"] == saved
-    assert same(run, trained(tmp_path))  # whenever it was looked at
+    assert same(run, trained(tmp_path))  # whenever it was read
 
 
 # ---- what it keeps --------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_left_overs_of_kept_checkpoints_are_removed(tmp_path):
 
 @pytest.fixture
 def losses(monkeypatch):
-    """What evaluations give, one after the other."""
+    """Make evaluations return these losses."""
     values = []
     monkeypatch.setattr(loop, "evaluate", lambda *_: values.pop(0))
     return values
@@ -184,7 +184,7 @@ def test_a_run_ends_when_its_patience_does(tmp_path, losses):
     assert run.step == 8 and run.is_stale and run.best == 2.0 and losses == [1.0]
     assert load_checkpoint(tmp_path, "best").info["step"] == 4
     assert load_checkpoint(tmp_path, "last").info["step"] == 8 and (tmp_path / "loss.png").exists()
-    assert train(resumed(tmp_path), tmp_path, quiet).step == 8  # as often as it is tried
+    assert train(resumed(tmp_path), tmp_path, quiet).step == 8  # in every attempt
     losses[:] = [3.0, 3.0]
     assert train(resumed(tmp_path, patience=4), tmp_path, quiet).step == 12
 
@@ -212,7 +212,7 @@ DEEP = dataclasses.replace(RECIPE, model={**SIZES, "n_layers": 3, "tie_embedding
 
 
 def spoil(monkeypatch, at, change):
-    """Change a run before one of its steps, in every pass over that step, until it is judged."""
+    """Change a run before one of its steps, in every attempt, until divergence is detected."""
     windows = loop.Run.windows
 
     def spoilt(run, step):
@@ -225,7 +225,7 @@ def spoil(monkeypatch, at, change):
 
 
 class _in_turn:  # noqa: N801
-    """prefetched, but each step's windows are drawn when they are asked for."""
+    """Replace `prefetched`: each step's batch is drawn when it is requested."""
 
     def __init__(self, draw, first):
         self.draw, self.step = draw, first - 1
@@ -272,7 +272,7 @@ def test_a_diverged_run_names_the_layer_and_what_is_saved(tmp_path, monkeypatch,
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path):
-    """With a finite loss: the weights are nan after that step. Nothing was saved yet; the run begins again."""
+    """With a finite loss the weights are nan after that step. Nothing was saved yet; the run starts again."""
     recipe = RECIPE.changed(lr=1e3, clip=1e30, schedule="constant", eval_every=100, steps=100)
     recipe = dataclasses.replace(recipe, model={**SIZES, "emb_dim": 16, "context_length": 8, "drop_rate": 0.0})
     with pytest.raises(DivergenceError) as error:
@@ -287,7 +287,7 @@ def test_a_loss_scale_that_falls_below_one_stops_the_run(tmp_path, monkeypatch):
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path, monkeypatch):
-    """A checkpoint between two evaluations, of weights that the step before spoilt, whose loss was a number."""
+    """A checkpoint between evaluations with weights spoilt by the last step, whose loss was finite."""
     trained(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     run = resumed(tmp_path)
@@ -311,7 +311,7 @@ def test_a_run_of_weights_from_elsewhere_is_not_drawn_again(tmp_path, monkeypatc
 
 
 def command(capsys, *args):
-    """The command's exit code, output and errors, in this process."""
+    """Run the command in this process; return its exit code, output and errors."""
     with pytest.raises(SystemExit) as ended:
         main(list(map(str, args)))
     return ended.value.code, *capsys.readouterr()

@@ -1,4 +1,4 @@
-"""How a token is chosen from logits: the probabilities of every token, and where numbers end."""
+"""Sampling of tokens from logits: the probability of every token, and extreme logits."""
 
 import math
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 import polyarr as pa
 from polyarr.models import Sampling
-from polyarr.models.sampling import choose, penalised, seen_in, with_token
+from polyarr.models.sampling import choose, mark_occurred, occurrence_mask, penalize_occurred
 
-GRID = 1 << 12  # units, evenly spaced, so that the share of a token is its probability
+GRID = 1 << 12  # evenly spaced uniform numbers, so that the share of a token is its probability
 LOGITS = [1.5, -0.25, 3.0, 2.75, 0.0, -4.0]
 
 
 def shares(logits, dtype=pa.float32, grid=GRID, **settings):
-    """The share of each token over all units: its probability within 2 / grid."""
+    """Return each token's share of a grid of uniform numbers: its probability within 2 / grid."""
     how = Sampling(**settings)
     rows = pa.asarray(np.tile(np.asarray(logits, np.float32), (grid, 1))).astype(dtype)
     unit = pa.asarray(((np.arange(grid) + 0.5) / grid).astype(np.float32)[:, None])
@@ -25,7 +25,7 @@ def shares(logits, dtype=pa.float32, grid=GRID, **settings):
 
 
 def expected(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
-    """The same by definition, in float64, and how far top_p and min_p are from what decides."""
+    """Return the probabilities by definition in float64, and the margins of the top_p and min_p thresholds."""
     behind = np.asarray(logits, np.float64) - max(logits)
     if temperature == 0:
         return np.eye(len(logits))[np.argmax(behind)], 1.0
@@ -104,7 +104,7 @@ def test_of_equal_tokens_no_more_are_kept_than_asked_for(backend):
 
 
 def test_a_large_vocabulary_with_a_token_that_hardly_ever_comes(backend):
-    """No unit may choose a token without probability, whatever a running sum of many numbers rounds to."""
+    """Tokens of probability 0 are never drawn, despite rounding errors in long cumulative sums."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=20_000).astype(np.float32) * 3
     logits[rng.random(20_000) < 0.5] = -math.inf
@@ -113,7 +113,7 @@ def test_a_large_vocabulary_with_a_token_that_hardly_ever_comes(backend):
     rows = pa.asarray(np.tile(logits, (len(units), 1)))
     found = choose(rows, pa.asarray(units[:, None]), Sampling().numbers).numpy()
     assert (wanted[found] > 0).all()
-    # The running sum up to the token is the unit, within what float32 loses in so long a sum.
+    # The cumulative sum up to the token equals the uniform number, within the float32 error of so long a sum.
     together = np.cumsum(wanted)
     assert (together[found] + 1e-5 >= units).all() and (together[found] - wanted[found] - 1e-5 <= units).all()
 
@@ -125,13 +125,13 @@ def test_a_large_vocabulary_with_a_token_that_hardly_ever_comes(backend):
     padding=st.integers(0, 3),
 )
 def test_the_penalty_is_transformers_s(on_numpy, logits, texts, penalty, padding):
-    seen = seen_in(pa.asarray(texts, dtype="int32"), pa.asarray([padding] * len(texts)), 3)
-    found = penalised(pa.asarray([logits] * len(texts), dtype="float32"), seen, penalty).numpy()
+    occurred = occurrence_mask(pa.asarray(texts, dtype="int32"), pa.asarray([padding] * len(texts)), 3)
+    found = penalize_occurred(pa.asarray([logits] * len(texts), dtype="float32"), occurred, penalty).numpy()
     for row, text in zip(found, texts, strict=True):
         for token, logit in enumerate(logits):
             due = (logit * penalty if logit < 0 else logit / penalty) if token in text[padding:] else logit
             np.testing.assert_allclose(row[token], due, rtol=1e-6)
-    assert with_token(seen, pa.asarray([2] * len(texts))).numpy()[:, 2].all()
+    assert mark_occurred(occurred, pa.asarray([2] * len(texts))).numpy()[:, 2].all()
 
 
 @pytest.mark.parametrize(

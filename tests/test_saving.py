@@ -1,4 +1,4 @@
-"""save and load: any tree of arrays goes into one safetensors file and comes back, or one line says why not."""
+"""save and load: trees of arrays in one safetensors file, round trips, and errors in one line."""
 
 import math
 from collections import namedtuple
@@ -64,7 +64,7 @@ def test_a_model_and_its_optimiser_go_on(on_numpy: Backend, tmp_path: Path) -> N
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_names_never_meet(on_numpy: Backend, tmp_path: Path) -> None:
+def test_names_never_collide(on_numpy: Backend, tmp_path: Path) -> None:
     saved = {"a.b": pa.asarray(1), "a": {"b": pa.asarray(2)}, "__metadata__": pa.asarray(3), "\ud800": pa.asarray(4)}
     pa.save(tmp_path / "x", saved)
     assert repr(pa.load(tmp_path / "x")) == repr(saved)

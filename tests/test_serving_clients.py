@@ -1,4 +1,4 @@
-"""`polyarr serve` as a process of its own, asked by the OpenAI API's own client library."""
+"""`polyarr serve` as a separate process, called by the OpenAI client library."""
 
 import contextlib
 import json
@@ -37,13 +37,13 @@ PATIENT = 120  # seconds after which a test fails rather than waits
 
 
 def served(*args):
-    """A server's process, at a port that the system chooses, and its address."""
+    """A server's process, at a port that the system selects, and its address."""
     return process_of(["serve", *map(str, args), "--port", "0", "--backend", "numpy"])
 
 
 @contextlib.contextmanager
 def process_of(words):
-    """A server's process, whose second line has been read, and its address."""
+    """Return a server's process, after its second line of output, and its address."""
     kept = {n: v for n, v in os.environ.items() if not n.startswith("PYTHON")}
     process = subprocess.Popen(
         [sys.executable, "-m", "polyarr", *words],
@@ -67,7 +67,7 @@ def _nothing_stays(monkeypatch):
 
 
 def write_model(folder, **changes):
-    """A Hugging Face folder with a chat template."""
+    """Write a Hugging Face folder with a chat template."""
     pa.random.seed(0)
     save_pretrained(folder, pa.tree.map(lambda p: p * 8, GPTModel({**GPT, **changes})))
     (folder / "tokenizer.json").write_text(byte_tokenizer().to_json())
@@ -98,7 +98,7 @@ def client(address):
 
 @pytest.fixture(scope="module")
 def writer(folder):
-    """The model that is served, here."""
+    """The served model, in this process."""
     with pa.use_backend("numpy"):
         model, tokenizer, *_ = load_checkpoint(folder)
         yield Writer(model, tokenizer)
@@ -165,8 +165,8 @@ def test_thirty_clients_at_once(client, writer):
     assert found == [writer.complete([f"{seed}"], 8, seed=seed, temperature=1.0)[0].text for seed in range(30)]
 
 
-def test_who_breaks_off_a_stream_keeps_nobody_waiting(client):
-    """A text of thousands of tokens: the next request is answered after its beginning, not after its end."""
+def test_an_aborted_stream_blocks_no_other_request(client):
+    """The text has thousands of tokens, but the next request is answered soon."""
     ask = {"model": "tiny", "prompt": "the", "temperature": 1.5}
     with client.completions.create(**ask, max_tokens=LENGTH - 3, seed=1, stream=True) as stream:
         assert [next(stream) for _ in range(3)]
@@ -204,7 +204,8 @@ def test_other_addresses_are_warned_of(folder):
     with served(folder, "--host", "0.0.0.0", "--name", "mine", "--length", 100) as (process, address):
         port = int(address.split(":")[-1].removesuffix("/v1"))
         assert process.stderr.readline() == (
-            f"warning: whoever reaches 0.0.0.0:{port} can use the model; there is no password\n"
+            f"warning: whoever reaches 0.0.0.0:{port} can use the model; "
+            "there is no key (--api-key-file) and no encryption\n"
         )
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
             assert client.models.list(extra_headers={"Host": "any.example"}).data[0].id == "mine"
@@ -218,7 +219,8 @@ def test_what_cannot_be_served_is_one_line(folder, tmp_path, capsys):
         for args, reason in (
             ((folder, "--port", port), f"polyarr: 127.0.0.1:{port}: Address already in use"),
             ((folder, "--port", 0, "--host", "no.such.host.invalid"), "polyarr: no.such.host.invalid:0: "),
-            ((tmp_path / "none", "--port", 0), f"polyarr: {tmp_path / 'none'}: no such folder"),
+            ((folder, "--port", 0, "--length", 10**9), "polyarr: server_of: length is 1000000000; it must be"),
+            ((tmp_path / "none", "--port", 0), f"polyarr: {tmp_path / 'none'}: no such file or folder"),
         ):
             with pytest.raises(SystemExit) as ended:
                 main(["serve", *map(str, args), "--backend", "numpy"])
@@ -228,7 +230,7 @@ def test_what_cannot_be_served_is_one_line(folder, tmp_path, capsys):
 
 
 def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
-    """Its commands, its questions and its programs, at a port that is free."""
+    """Its commands, requests and programs, at a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Searching, membership and distinct elements, against NumPy; and the shapes that others broadcast to."""
+"""Searching, membership and distinct elements against NumPy; and broadcast shapes."""
 
 from collections.abc import Callable
 

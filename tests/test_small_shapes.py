@@ -1,4 +1,4 @@
-"""Products, losses and attention on axes of length 0 and 1, and under masks of every shape that broadcasts."""
+"""Products, losses and attention with axes of length 0 and 1, and with masks of every shape that broadcasts."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def test_products_of_nothing(backend: Backend, left: tuple, right: tuple) -> Non
 
 
 def summed(g: np.ndarray, shape: tuple) -> np.ndarray:
-    """g, summed to a shape that broadcasts to its own."""
+    """Return g summed to a shape that broadcasts to its own."""
     g = g.sum(tuple(range(g.ndim - len(shape))))
     return g.sum(tuple(i for i, n in enumerate(shape) if n == 1 != g.shape[i]), keepdims=True)
 
@@ -53,7 +53,7 @@ def test_linear_of_nothing(backend: Backend) -> None:
 @pytest.mark.parametrize("op", [ops.max, ops.min, ops.argmax, ops.argmin, ops.logsumexp])
 @pytest.mark.parametrize("shape", [(0,), (0, 0), (0, 3), (2, 0, 3)])
 def test_there_is_no_largest_of_nothing(backend: Backend, op: Op, shape: tuple) -> None:
-    """Also where the result would have no elements either: an axis of length 0 has none to choose from."""
+    """Also if the result has no elements: an axis of length 0 has no maximum."""
     x = pa.zeros(shape)
     for axis in (None, *(i for i, n in enumerate(shape) if n == 0)):
         with pytest.raises(ShapeError, match="no element"):
@@ -68,7 +68,7 @@ def test_cross_entropy_needs_a_class(backend: Backend) -> None:
 
 
 def masks(shape: tuple) -> list[tuple]:
-    """Every shape that broadcasts to this one."""
+    """Return every shape that broadcasts to this one."""
     tails = [shape[i:] for i in range(len(shape) + 1)]
     return [s for tail in tails for s in itertools.product(*({1, n} for n in tail))]
 
@@ -76,7 +76,7 @@ def masks(shape: tuple) -> list[tuple]:
 @pytest.mark.parametrize("floating", [False, True])
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 3, 2)])
 def test_masks_of_every_shape(backend: Backend, lead: tuple, floating: bool) -> None:
-    """As the same mask, broadcast beforehand."""
+    """Results equal those with the mask broadcast beforehand."""
     rng = np.random.default_rng(0)
     scores = (*lead, 3, 4)
     q, k, v = (pa.asarray(rng.standard_normal((*lead, n, 2)).astype("float32")) for n in (3, 4, 4))

@@ -1,4 +1,4 @@
-"""Sorts on OpenCL, of rows that are shorter and longer than what its kernels take at once, beside NumPy's."""
+"""Sorts on OpenCL against NumPy, for rows shorter and longer than a kernel sorts at once."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ LENGTHS = (511, 512, 513, 4095, 4096, 4097, 9001)
 
 
 def drawn(rng, shape, dtype):
-    """Many that are equal, all digits, and of floats what is special."""
+    """Draw many equal elements, all digits, and special floats."""
     if dtype not in WHOLE:
         host = rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, shape)
         special = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], shape)
@@ -23,7 +23,7 @@ def drawn(rng, shape, dtype):
 @pytest.mark.parametrize("backend", ["opencl"], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_any_length_are_numpys(backend, dtype):
-    """Equal elements in their own order, nan behind all others, both ways."""
+    """Stable, with nan last, in both directions."""
     rng = np.random.default_rng(0)
     for length in LENGTHS:
         host = drawn(rng, (3, length), dtype)

@@ -1,4 +1,4 @@
-"""What the tape keeps, and for how long: deep graphs, memory that is given back, and what a gradient must not hold."""
+"""Lifetime of arrays on the tape: deep graphs, freed memory, and arrays that a gradient must not keep."""
 
 import gc
 import sys
@@ -16,7 +16,7 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.op import Op
 from polyarr.testing import Data, Sample
 from polyarr.testing.compare import CheckFailure
-from polyarr.testing.tape import Watched, check_tape
+from polyarr.testing.tape import TrackingBackend, check_tape
 from tests.negative_controls import pairs
 from tests.negative_controls.table import with_kernels
 
@@ -40,7 +40,7 @@ def test_twenty_thousand_ops_deep() -> None:
 
 
 class Buffers:
-    """Weak references to the memory of every array made while it watches."""
+    """Weak references to the memory of every array created in the block."""
 
     def __init__(self, backend: Backend) -> None:
         self.references: list[weakref.ref] = []
@@ -96,7 +96,7 @@ def test_buffers_are_freed_without_the_collector() -> None:
 
 
 def test_arrays_are_freed_during_the_walk() -> None:
-    """What a node kept goes when it is pulled, so the peak is the forward pass and not twice that."""
+    """A node's arrays are freed when its gradient is computed, so the peak is that of the forward pass."""
     watch, alive = Buffers(get_backend("numpy")), []
 
     def fn(x: Array) -> Array:
@@ -113,8 +113,8 @@ def test_arrays_are_freed_during_the_walk() -> None:
 
 
 def spared(op: Op, *args: object, **params: object) -> list[bool]:
-    """Of the inputs and the result, whose memory is given up after forward."""
-    watch = Watched(get_backend("numpy"))
+    """Return the names of the inputs and the result whose memory is freed after forward."""
+    watch = TrackingBackend(get_backend("numpy"))
     with use_backend(watch.backend):
         inputs = [pa.asarray(a) for a in args]
         tracked: list = []
@@ -150,7 +150,7 @@ def test_the_tape_keeps_what_rules_name(op: Op, params: dict, expected: list[boo
 
 
 def test_a_result_that_no_rule_names_is_not_kept(monkeypatch) -> None:
-    """The check of the kit finds it if it is."""
+    """The kit's check finds it otherwise."""
     sample = Sample((Data((3, 4)), Data((3, 4))))
     check_tape(ops.multiply, "numpy", sample)
     monkeypatch.setattr(record.Rules, "__init__", keeping(record.Rules.__init__))
@@ -160,11 +160,11 @@ def test_a_result_that_no_rule_names_is_not_kept(monkeypatch) -> None:
         check_tape(ops.multiply, "numpy", sample)
 
 
-def test_an_input_that_a_pair_does_not_need_is_not_kept(monkeypatch) -> None:
+def test_an_input_that_backward_does_not_need_is_not_kept(monkeypatch) -> None:
     pair = pairs.softmax()._replace(needs={"x": ()})
     backend, sample = with_kernels(get_backend("numpy"), {ops.softmax: pair}), Sample((Data((3, 4)),))
     check_tape(ops.softmax, backend, sample)
-    monkeypatch.setattr(record.Pair, "give_up", lambda pair: None)
+    monkeypatch.setattr(record.Pair, "free_unneeded", lambda pair: None)
     with pytest.raises(CheckFailure, match="after forward 1 buffers are kept; the gradient of x needs 0 at most"):
         check_tape(ops.softmax, backend, sample)
 

@@ -1,4 +1,4 @@
-"""The tokenizer of characters, and the text that is always there."""
+"""The character tokenizer, and the built-in text."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Threads that share a device: whose error it is, and that nothing is lost. Deterministic: threads take turns."""
+"""Threads that share a device: errors reach the thread that caused them, and none is lost. Threads alternate on cue."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ MESSAGE = "index 7 is out of range for an axis of length 3"
 
 
 class Worker(ThreadPoolExecutor):
-    """One thread, which works when it is told to, with the backend of who tells it; its errors are raised here."""
+    """A thread that runs functions on demand with the caller's backend, and raises their errors in the caller."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -31,14 +31,14 @@ class Worker(ThreadPoolExecutor):
 
 
 def elsewhere(fn: Callable, *args: Any) -> Any:
-    """fn(*args) in a thread of its own, which has ended when this returns."""
+    """Return fn(*args) computed in a new thread that has ended."""
     with Worker() as worker:
         return worker(fn, *args)
 
 
 @pytest.fixture
 def x(backend: Backend) -> pa.Array:
-    """Three numbers on the OpenCL backend, where errors come late."""
+    """Three numbers on the OpenCL backend, which reports errors late."""
     if "opencl" not in backend.name:
         pytest.skip("the other backends raise at once")
     return pa.asarray([1.0, 2.0, 3.0])
@@ -60,8 +60,8 @@ CALLS = {
 
 @pytest.mark.polyarr_backend("opencl")
 @pytest.mark.parametrize("name", CALLS)
-def test_an_innocent_thread_is_not_blamed_and_the_guilty_one_is(x, name):
-    """While one thread has a bad index and no read yet, another makes the same call and reads."""
+def test_the_error_reaches_the_thread_that_caused_it(x, name):
+    """One thread has a bad index and no read yet; another makes the same call without an error and reads."""
     bad = CALLS[name](x, pa.asarray(BAD))
     assert np.all(np.isfinite(elsewhere(lambda: CALLS[name](pa.asarray([1.0, 2.0, 3.0]), pa.asarray(GOOD)).numpy())))
     with pytest.raises(IndexError, match=MESSAGE):
@@ -71,8 +71,8 @@ def test_an_innocent_thread_is_not_blamed_and_the_guilty_one_is(x, name):
 
 
 @pytest.mark.polyarr_backend("opencl")
-def test_two_threads_in_turns(x):
-    """Each is told of its own bad index, once, whoever reads first."""
+def test_two_threads_alternate(x):
+    """Each gets the error of its own bad index once, whichever reads first."""
     with Worker() as other:
         for ours, theirs in ((BAD, GOOD), (GOOD, BAD), ([0, 8], [0, 9]), (GOOD, GOOD)):
             mine, its = take(x, ours), other(take, x, theirs)
@@ -95,8 +95,8 @@ def test_two_threads_in_turns(x):
         lambda x: pa.sum(pa.stack([take(x, BAD), take(x, BAD)])),
     ],
 )
-def test_whoever_reads_what_a_bad_call_made_is_told(x, made):
-    """The maker has ended without a read; the reader is told each time, of what is read or computed from it."""
+def test_readers_of_a_bad_result_get_the_error(x, made):
+    """The maker ended without a read; the reader gets the error each time, also for arrays computed from the result."""
     array = elsewhere(made, x)
     uses = (lambda: array, lambda: array, lambda: array * 2, lambda: pa.concat([pa.reshape(array, (-1,)), x]))
     for use in uses:
@@ -106,8 +106,8 @@ def test_whoever_reads_what_a_bad_call_made_is_told(x, made):
 
 
 @pytest.mark.polyarr_backend("opencl")
-def test_the_maker_is_told_too_and_the_reader_after_it(x):
-    """The array stays suspect for others; what its maker makes later does not."""
+def test_the_maker_gets_the_error_and_later_readers_too(x):
+    """The array stays bad for other threads; later arrays of the maker are fine."""
     with Worker() as maker:
         before, bad = maker(lambda: x * 2), maker(take, x, BAD)
         assert before.tolist() == [2, 4, 6]  # of the same thread, but made before
@@ -120,7 +120,7 @@ def test_the_maker_is_told_too_and_the_reader_after_it(x):
 
 @pytest.mark.polyarr_backend("opencl")
 def test_errors_travel_through_a_third_thread(x):
-    """Read by one, computed by a second from what a third made; the second's earlier arrays are innocent."""
+    """A thread computes from another one's bad array, and a third one reads it; arrays made before are fine."""
     with Worker() as maker, Worker() as middle:
         bad, early = maker(take, x, BAD), middle(lambda: x + 1)
         derived = middle(lambda: bad + 1)
@@ -133,7 +133,7 @@ def test_errors_travel_through_a_third_thread(x):
 
 
 @pytest.mark.polyarr_backend("opencl")
-def test_synchronize_tells_too(x):
+def test_synchronize_raises_too(x):
     bad = take(x, BAD)
     elsewhere(x.backend.synchronize)
     with pytest.raises(IndexError, match=MESSAGE):
@@ -143,7 +143,7 @@ def test_synchronize_tells_too(x):
 
 @pytest.mark.polyarr_backend("opencl")
 def test_a_thread_that_ends_without_a_read_is_reported(x, monkeypatch):
-    """As an error that ended it, when the next thread comes; nobody else is blamed."""
+    """As an exception of that thread when the next one calls; no other thread gets it."""
     reported = []
     monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(str(args.exc_value)))
     elsewhere(lambda: take(x, BAD) is None)
@@ -153,7 +153,7 @@ def test_a_thread_that_ends_without_a_read_is_reported(x, monkeypatch):
 
 @pytest.mark.polyarr_backend("opencl")
 def test_uploads_are_noted_by_one_thread_at_a_time(x, monkeypatch):
-    """Another may be adding up those that are on their way."""
+    """Another thread may sum the uploads in progress."""
     device, held = x.backend.home, []
 
     class Uploads(deque):

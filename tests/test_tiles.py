@@ -1,4 +1,4 @@
-"""Tiles of matrix products: chosen by what the compiler does, and reported beside what the processor can do."""
+"""Tile sizes of matrix products: chosen by the compiler's abilities, and reported next to the processor's peak."""
 
 from importlib import import_module
 from itertools import islice
@@ -25,7 +25,7 @@ FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 
 
 class Machine:
-    """A device as tuning sees one."""
+    """A fake device for tuning."""
 
     def __init__(self, floats: int = 8, native: int = 16) -> None:
         self.floats, self.geometry, self.plans = floats, CpuGeometry(2), Plans(self)
@@ -38,7 +38,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Makes Machines, and compilers that say what each has."""
+    """Return a function that creates Machines with a fake compiler."""
     real = tuning.compiled_floats
     by_device: dict[int, int] = {}
     monkeypatch.setattr(tuning, "compiled_floats", lambda d: by_device.get(id(d)) if id(d) in by_device else real(d))
@@ -56,7 +56,7 @@ def machine(monkeypatch):
     [(8, 16, 8), (16, 16, 16), (4, 8, 4), (1, 16, 16), (1, 8, 8), (1, 1, 4), (1, 32, 16)],
 )
 def test_registers_are_as_wide_as_the_compiler_says(machine, compiled, native, width):
-    """And as wide as the device says only where the compiler is silent."""
+    """The device's own report counts only if the compiler gives none."""
     assert tuning.vector_width(machine(compiled, native=native)) == width
 
 
@@ -67,7 +67,7 @@ def test_registers_are_as_wide_as_the_compiler_says(machine, compiled, native, w
 )
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_candidates_suit_the_processor(machine, floats, first, dtype):
-    """The package's first; fitting, of one depth, and none that spills its registers."""
+    """The default tile first; all fit, have one depth, and spill no registers."""
     device = machine(floats)
     found, register = tuning.lookup(device, dtype), floats * 4 // dtype.itemsize
     tried = [*tuning.space(device, dtype)]
@@ -82,7 +82,7 @@ def test_candidates_suit_the_processor(machine, floats, first, dtype):
 
 @on_opencl
 def test_results_do_not_depend_on_the_tile(backend):
-    """To the last bit: which tile was the fastest on a day must not show."""
+    """Bit for bit: the fastest tile of the day must not change results."""
     device = devices.select()
     if not device.features.is_cpu:
         pytest.skip("no CPU")
@@ -99,11 +99,11 @@ def test_results_do_not_depend_on_the_tile(backend):
 
 @on_opencl
 def test_rows_that_lie_far_apart_are_packed(backend):
-    """Blocks of x and of y are more than one, none is whole, and no panel is overrun."""
+    """Several blocks of x and of y, none of them full; no panel is overrun."""
     device = devices.select()
     if not device.features.is_cpu:
         pytest.skip("no CPU")
-    m, n, k = 101, matmul.FAR + 6, matmul.FAR + 76
+    m, n, k = 101, matmul.MIN_PACKED_STRIDE + 6, matmul.MIN_PACKED_STRIDE + 76
     generator = np.random.default_rng(1)
     x, y = generator.normal(size=(m, k)).astype(FLOAT32), generator.normal(size=(k, n)).astype(FLOAT32)
     with device.guarded():
@@ -115,9 +115,9 @@ def test_rows_that_lie_far_apart_are_packed(backend):
 
 @on_opencl
 def test_work_groups_that_share_a_batch_have_panels_of_their_own(backend):
-    """More matrices than there are work-groups, each too large for panels in local memory."""
+    """More matrices than work-groups, each too large for panels in local memory."""
     device = devices.select()
-    batch, m, n, k = 4 * device.features.compute_units + 1, 8, matmul.LOCAL // 1024 + 80, 260
+    batch, m, n, k = 4 * device.features.compute_units + 1, 8, matmul.MAX_LOCAL_PANELS // 1024 + 80, 260
     generator = np.random.default_rng(1)
     x, y = generator.normal(size=(batch, m, k)).astype(FLOAT32), generator.normal(size=(batch, k, n)).astype(FLOAT32)
     with device.guarded():
@@ -129,12 +129,12 @@ def test_work_groups_that_share_a_batch_have_panels_of_their_own(backend):
 
 
 def problem(m: int, n: int, k: int) -> Any:
-    """Of row-major matrices."""
+    """Return a product of row-major matrices."""
     return matmul.Problem(1, 1, m, n, k, matmul.Operand(k, 1, 0, 0), matmul.Operand(1, n, 0, 0))
 
 
 def time_of(p: Any, tile: Any, cores: int, slow: float) -> float:
-    """Of a product whose shares are dealt to cores, beside the time in which they could do it; one of them is slow."""
+    """Return the time of a product with work stealing, and the ideal time; one core is slow."""
     rows, columns = matmul.shares(tile, p, cores)
     sizes = [min(rows, p.m - i) * min(columns, p.n - j) for j in range(0, p.n, columns) for i in range(0, p.m, rows)]
     speeds, free = [1.0] * (cores - 1) + [slow], [0.0] * cores
@@ -149,7 +149,7 @@ def time_of(p: Any, tile: Any, cores: int, slow: float) -> float:
 )
 @pytest.mark.parametrize("cores", [2, 4, 16])
 def test_no_core_has_so_much_that_all_wait_for_it(lengths, cores):
-    """With a share for each, a core that has not half of its time for them would take twice as long as all others."""
+    """With one share per core, a core that is available half of the time would double the total time."""
     tile, p = tuning.CpuMatmul(8, 6, 2, 256, 96, 1024), problem(*lengths)
     assert time_of(p, tile, cores, slow=1) < 1.2
     assert time_of(p, tile, cores, slow=0.45) < (1.4 if cores == 2 else 1.7)
@@ -163,7 +163,7 @@ def test_small_products_wake_few_threads():
 @pytest.mark.parametrize("lengths", [(130, 260, 70), (300, 33, 520)], ids=str)
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_results_do_not_depend_on_how_work_is_dealt(backend, monkeypatch, lengths, batch):
-    """To the last bit, again and again: the words by which it is dealt are 0 when all are done."""
+    """Bit for bit, repeatedly: the shared counters are 0 again after each product."""
     device, results = devices.select(), set()
     if not device.features.is_cpu:
         pytest.skip("no CPU")
@@ -171,14 +171,14 @@ def test_results_do_not_depend_on_how_work_is_dealt(backend, monkeypatch, length
     generator = np.random.default_rng(1)
     x, y = (generator.normal(size=(batch, *shape)).astype(FLOAT32) for shape in ((m, k), (k, n)))
     left, right, expected = device.upload(x), device.upload(y), x.astype(FLOAT64) @ y
-    monkeypatch.setattr(matmul, "LEAST_SHARE", 2**12)
+    monkeypatch.setattr(matmul, "MIN_WORK_PER_SHARE", 2**12)
     for turns in (1, 3, 8, 8):
         monkeypatch.setattr(device, "plans", Plans(device))
         monkeypatch.setattr(matmul, "TURNS", turns)
         for _ in range(2):
             found = device.download(matmul.matmul(device, Spec((batch, m, n), FLOAT32), left, right))
             results.add(found.tobytes())
-            assert not device.read_words(device.plans[matmul._dealt](), 2).any()
+            assert not device.read_words(device.plans[matmul._share_counters](), 2).any()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
     assert len(results) == 1
 
@@ -189,7 +189,7 @@ def test_results_do_not_depend_on_how_work_is_dealt(backend, monkeypatch, length
 @on_opencl
 @pytest.mark.parametrize("fault", ["none", "sum", "edge", "overrun", "no build"])
 def test_a_tile_is_checked_before_it_is_timed(backend, fault):
-    """Against NumPy, with a row after the result that must stay as it was."""
+    """Against NumPy, with a guard row after the result."""
     device = devices.select()
     if not device.features.is_cpu:
         pytest.skip("no CPU")
@@ -214,7 +214,7 @@ def test_a_tile_is_checked_before_it_is_timed(backend, fault):
 
 @on_opencl
 def test_no_product_beats_the_peak(backend):
-    """The peak is one: and a product of this tile comes within a factor that no noise explains."""
+    """Products of this tile are below the peak and within a factor of it that noise cannot explain."""
     device = devices.select()
     if not device.features.is_cpu:
         pytest.skip("no CPU")
@@ -230,7 +230,9 @@ def test_doctor_holds_a_product_against_the_peak(backend, monkeypatch, rate, lev
         pytest.skip("no CPU")
     monkeypatch.setattr(speed, "rate_of", lambda device, run: rate)
     monkeypatch.setattr(speed, "peak_rate", lambda device, dtype: 100.0)
-    (line,) = (line for line in devices.diagnose() if "of its peak" in line[1])
+    lines = [line for line in devices.diagnose() if "of its peak" in line[1]]
+    assert len(lines) == sum(info.problem == "" and info.features["is_cpu"] for info in devices.listing())
+    (line,) = (line for line in lines if line[1].startswith(f"{device.name}: "))
     assert line[0] == level and ("tune" in line[1]) == (level == "warning")
     for fact in (
         f"{rate:.0f} GFLOP/s",

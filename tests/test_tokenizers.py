@@ -1,6 +1,7 @@
-"""Tokenizers of the library `tokenizers`: what is encoded comes back, and what is lost or damaged is said."""
+"""Tokenizers of the library `tokenizers`: round trips, and reports of lost or damaged text."""
 
 import json
+import os
 import random
 
 import numpy as np
@@ -16,6 +17,7 @@ from polyarr.text import (
     tokenizer_from_dict,
     train_bpe,
 )
+from polyarr.text.panics import without_panics
 
 library = pytest.importorskip("tokenizers")
 TEXT = "the quick brown fox jumps over the lazy dog; naïve 日本 😀\n" * 20
@@ -24,7 +26,7 @@ TOKENIZERS = {"bpe": BPE, "bytes": byte_tokenizer(), "gpt2": None}
 
 
 def write_gpt2(folder, tokenizer=BPE):
-    """A tokenizer as GPT-2's two files."""
+    """Write a tokenizer as GPT-2's two files."""
     model = json.loads(tokenizer.to_json())["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
     pairs = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
@@ -63,7 +65,7 @@ def test_a_stream_goes_on_where_a_text_ends(tokenizer, texts):
 
 
 def test_blanks_that_a_text_would_not_begin_with_are_in_a_stream():
-    """As Llama's first tokenizers have it: a word begins with a blank, which the first word of a text does not show."""
+    """In Llama's first tokenizers words begin with a space, which decoding drops at the start of a text."""
     made = library.Tokenizer(library.models.BPE({"▁a": 0, "▁b": 1, "▁": 2}, [], byte_fallback=True))
     made.decoder = library.decoders.Metaspace(prepend_scheme="always")
     tokenizer = SubwordTokenizer(made.to_str())
@@ -123,7 +125,7 @@ def test_characters_are_a_file_too(tmp_path):
 
 
 def changed(**parts):
-    """The description of the small tokenizer with other parts."""
+    """Return the description of the small tokenizer with other parts."""
     return json.dumps({**json.loads(BPE.to_json()), **parts})
 
 
@@ -141,7 +143,7 @@ def test_nothing_is_cut_filled_or_left_to_chance():
 
 
 def lossy(model):
-    """A tokenizer of another model, whose words are between blanks."""
+    """Return a tokenizer of another model with words between spaces."""
     made = library.Tokenizer(model)
     made.pre_tokenizer = library.pre_tokenizers.Whitespace()
     return SubwordTokenizer(made.to_str())
@@ -184,7 +186,7 @@ def test_a_vocabulary_holds_the_bytes():
 
 
 def refused(path):
-    """The one line that loading a damaged tokenizer raises; None if it loads."""
+    """Return the one-line error of loading a damaged tokenizer; None if it loads."""
     try:
         load_tokenizer(path)
     except ValueError as error:
@@ -253,3 +255,28 @@ def test_what_is_not_there_is_named(tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match=r"^/dev/zero: .*a device, pipe or socket"):
         load_tokenizer("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Precompiled", "precompiled_charsmap": "//////////8="},  # found to be damaged when it is loaded
+        {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"},  # when a text is encoded
+        {"type": "Replace", "pattern": {"String": ""}, "content": "a"},
+    ],
+)
+def test_what_the_library_writes_when_its_own_checks_fail_is_one_line(normalizer, capfd):
+    damaged = json.dumps(json.loads(byte_tokenizer().to_json()) | {"normalizer": normalizer})
+    with pytest.raises(ValueError, match=r"^no tokenizer.json, or a damaged one: [^\n]+$"):
+        SubwordTokenizer(damaged).encode("hello")
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_write_meanwhile_is_written(capfd):
+    with without_panics(), without_panics():
+        os.write(2, b"a warning\n")
+    assert capfd.readouterr().err == "a warning\n"
+    with pytest.raises(KeyError), without_panics():
+        os.write(2, b"a fault\n")
+        raise KeyError
+    assert capfd.readouterr().err == "a fault\n"

@@ -1,8 +1,9 @@
-"""Recipes, batches, the loop and checkpoints."""
+"""Recipes, batches, the training loop and checkpoints."""
 
 import dataclasses
 import math
 import os
+import re
 import signal
 
 import numpy as np
@@ -53,7 +54,7 @@ def _numpy():
 
 
 def quiet(line):
-    """An echo that shows nothing."""
+    """Ignore progress messages."""
 
 
 def same(model, other):
@@ -62,7 +63,7 @@ def same(model, other):
 
 
 def one_step(run):
-    """One step of a run, and its loss."""
+    """Return one step of a run, and its loss."""
     return loop._one_step(run, step_of(run.recipe), run.windows(run.step))[0]
 
 
@@ -111,7 +112,7 @@ def test_a_compiled_run_is_the_same_to_the_last_bit(tmp_path, backend):
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_run_that_recomputes_is_the_same_to_the_last_bit(tmp_path, backend, monkeypatch, family):
-    """Dropout included; each block is called again for the gradient."""
+    """Including dropout; each block is called again for the gradient."""
     recipe = RECIPE.changed(steps=2, accumulation=2)
     if family == "llama":
         sizes = {"n_kv_heads": 1, "hidden_dim": 16, "head_size": 8, "tie_embeddings": True}
@@ -152,7 +153,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
 
 @pytest.mark.parametrize(("dtype", "parts"), [("float32", 1), ("bfloat16", 1), ("bfloat16", 2), ("float16", 1)])
 def test_gradients_leave_in_the_dtype_of_the_wire(dtype, parts):
-    """As they would be if they were rounded then; one batch's in bfloat16 are not rounded at all."""
+    """They are rounded as before sending; a single bfloat16 batch is not rounded at all."""
     recipe = RECIPE.changed(dtype=dtype, accumulation=parts)
     run = new_run(TEXT, recipe, seed=1)
     batches = [pa.asarray(part) for part in run.windows(0)]
@@ -166,7 +167,7 @@ def test_gradients_leave_in_the_dtype_of_the_wire(dtype, parts):
 
 
 def test_a_run_computes_as_its_recipe_says(tmp_path, monkeypatch):
-    """In training and in evaluation; a run may go on in another dtype."""
+    """In training and in evaluation; a run may be resumed in another dtype."""
     seen = set()
 
     def noted(model, windows, reduction="mean"):
@@ -204,6 +205,32 @@ def test_tokens_that_are_none_stop_a_run(tmp_path):
     damaged = dataclasses.replace(corpus, train=corpus.train + np.uint16(1))
     with pytest.raises(ValueError, match=r"^data is damaged: it has a token 28; prepare it again$"):
         train(new_run(damaged, RECIPE, seed=1, data="data"), tmp_path, quiet)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: os.truncate(path, 100), r"it ends at byte 100, and bytes [\d,]+ to [\d,]+ must be read"),
+        (lambda path: path.write_bytes(b"\xff" * path.stat().st_size), r"it has a token 65535, and its tok"),
+        (lambda path: path.write_bytes(bytes(path.stat().st_size)), "another program changed it while it was in use$"),
+    ],
+    ids=["cut", "overwritten with no tokens", "overwritten with tokens"],
+)
+def test_prepared_tokens_that_change_during_a_run_end_it_with_their_name(tmp_path, damage, told):
+    """A truncated mapped file would crash the process, and a run on zeros would be saved."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    prepare([tmp_path / "a.txt"], tmp_path / "data")
+    run = new_run(open_prepared(tmp_path / "data"), RECIPE.changed(steps=4), seed=1)
+    (path,) = (tmp_path / "data").glob("tokens-*.bin")
+    assert np.isfinite(evaluate(run.model, run.validation, 100))
+    path.touch()  # equal tokens with another modification time are accepted
+    run.check_unchanged()
+    damage(path)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: {told}"):
+        train(run, tmp_path, quiet)
+    assert not (tmp_path / "last.safetensors").exists()
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: "):
+        run.check_unchanged()
 
 
 def further_steps(folder):
@@ -254,7 +281,7 @@ def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
 
 @pytest.mark.skipif(os.name != "posix", reason="the system has no locks on folders")
 def test_two_trainings_keep_out_of_each_others_folder(tmp_path):
-    """The second one is told so, and nothing is lost; when the first one has ended, the folder is free."""
+    """The second one gets an error, and nothing is lost; the folder is free when the first one has ended."""
     told = []
 
     def start_another(line):
@@ -271,7 +298,7 @@ def test_two_trainings_keep_out_of_each_others_folder(tmp_path):
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C is a KeyboardInterrupt, also where the tests run in the background of a shell, which ignores it."""
+    """Make Ctrl-C a KeyboardInterrupt even if the tests run in the background of a shell, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -328,7 +355,7 @@ def test_a_best_checkpoint_that_was_lost_is_made_again(tmp_path):
 
 
 def test_a_last_checkpoint_that_was_lost_is_made_again(tmp_path):
-    """Also if nothing is left to do: the run was killed when it had saved the best at its last step."""
+    """Even if no step is left: the run was killed after it saved the best model at its last step."""
     train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
     (tmp_path / "last.safetensors").unlink()
     saved = load_checkpoint(tmp_path, "best")

@@ -1,4 +1,4 @@
-"""Models beside transformers' own, with weights drawn here: the same logits, the same text, the same gradients.
+"""Models against transformers', with random weights: equal logits, text and gradients.
 
 Runs where transformers and torch are installed: `make test-transformers`.
 """
@@ -21,7 +21,10 @@ from polyarr.models import (
     save_pretrained,
 )
 from polyarr.text import byte_tokenizer
+from polyarr.training import PRESETS, new_run
+from polyarr.training.checkpoint import save_checkpoint
 from polyarr.training.pretrained import export_model, import_model
+from polyarr.training.run import checkpoint_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -53,9 +56,9 @@ CONFIGS = {
     "gpt2 untied": lambda: transformers.GPT2Config(**_GPT2, tie_word_embeddings=False),
     "llama 2": lambda: transformers.LlamaConfig(**{**_LLAMA, "num_key_value_heads": 4}),
     "llama 3": lambda: transformers.LlamaConfig(**_LLAMA, rope_parameters=_SCALING, tie_word_embeddings=True),
-    "llama with biases": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, head_dim=12),
+    "llama with biases": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, mlp_bias=True, head_dim=12),
     "qwen2": lambda: transformers.Qwen2Config(**_LLAMA, rms_norm_eps=1e-5),
-    # SmolLM2's form: an odd number of heads of keys and values, tied.
+    # Like SmolLM2: an odd number of key-value heads, tied embeddings.
     "smollm2": lambda: transformers.LlamaConfig(
         **_LLAMA
         | {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
@@ -68,7 +71,7 @@ def theirs_of(config):
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            # All matter, biases too; and blocks outweigh the embedding, or a text repeats its last token.
+            # All weights have an effect, also biases; blocks outweigh the embedding, or a text repeats its last token.
             scale = 0.1 if name.endswith(("wte.weight", "embed_tokens.weight", "lm_head.weight")) else 0.4
             p.copy_(scale * torch.randn_like(p) + ("norm" in name or "ln_" in name) * (name.endswith("weight")))
     return model
@@ -111,6 +114,20 @@ def test_logits_gradients_and_greedy_text_are_transformers(theirs, backend, tmp_
     ).numpy()
     assert len(set(wanted[0, 5:].tolist())) > 10
     np.testing.assert_array_equal(generate(ours, pa.asarray(prompt), 64, temperature=0).numpy(), wanted)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama 3"])
+def test_a_head_beside_settings_that_tie_it_is_kept(name, tmp_path, backend):
+    """As transformers does since version 5."""
+    config = CONFIGS[name]()
+    config.tie_word_embeddings = False
+    theirs_of(config).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    theirs, tokens = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), tokens_of(config, 2, 40)
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(load_pretrained(tmp_path)(pa.asarray(tokens)).numpy(), wanted, rtol=0, atol=1e-4)
 
 
 def test_bfloat16_in_several_files_is_read_exactly(tmp_path):
@@ -207,7 +224,7 @@ def test_adapters_are_pefts(name, match, theirs_match, backend, tmp_path):
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]], ids=len)
 def test_pefts_adapters_of_queries_keys_and_values_are_one(targets, backend, tmp_path):
-    """In, and out again: PEFT computes the same with what polyarr wrote of them."""
+    """Imported and exported: PEFT computes the same results with polyarr's files."""
     peft = pytest.importorskip("peft")
     theirs = theirs_of(CONFIGS["llama 3"]())
     theirs.save_pretrained(tmp_path)
@@ -229,6 +246,48 @@ def test_pefts_adapters_of_queries_keys_and_values_are_one(targets, backend, tmp
         np.testing.assert_allclose(found(torch.tensor(tokens)).logits.numpy(), logits, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["llama 3", "qwen2"])
+@pytest.mark.parametrize(
+    ("targets", "match"), [(["q_proj"], "att.q"), (["v_proj"], "att.v"), (["q_proj", "v_proj"], "att.[qv]")]
+)
+def test_adapters_of_queries_or_values_alone_are_pefts(name, targets, match, tmp_path):
+    """Logits, gradients, and a round trip through polyarr's files with equal arrays."""
+    peft = pytest.importorskip("peft")
+    theirs = theirs_of(CONFIGS[name]())
+    theirs.save_pretrained(tmp_path)
+    adapted = peft.get_peft_model(theirs, peft.LoraConfig(r=4, lora_alpha=6, target_modules=targets))
+    with torch.no_grad():
+        for part, p in adapted.named_parameters():
+            if "lora_B" in part:
+                p.copy_(0.2 * torch.randn_like(p))
+    adapted.save_pretrained(tmp_path / "theirs")
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        plain = load_pretrained(tmp_path)
+        ours, made = load_adapters(tmp_path / "theirs", plain), nn.lora(plain, 4, match, alpha=6)
+        shapes = ({n: p.shape for n, p in m.named_parameters(only_trainable=True).items()} for m in (ours, made))
+        assert next(shapes) == next(shapes)
+        tokens = tokens_of(theirs.config, 2, 40)
+        inputs, targets_ = tokens[:, :-1], tokens[:, 1:]
+        logits = adapted(torch.tensor(inputs)).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets_).flatten()).backward()
+        np.testing.assert_allclose(ours(pa.asarray(inputs)).numpy(), logits.detach(), rtol=0, atol=1e-4)
+        grads = pa.grad(lambda m: m.loss(pa.asarray(inputs), pa.asarray(targets_)))(ours).named_parameters()
+        parts = [(part, p.grad.numpy()) for part, p in adapted.named_parameters() if "lora_" in part]
+        for number in range(2):
+            for half in "AB":
+                mine = [g for part, g in parts if f".{number}." in part and f"lora_{half}" in part]
+                found, wanted = grads[f"blocks.{number}.att.qkv.{half.lower()}"].numpy(), np.concatenate(mine)
+                np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+        save_adapters(tmp_path / "ours", ours, base=str(tmp_path))
+    first, second = (safetensors_torch.load_file(tmp_path / one / "adapter_model.safetensors") for one in
+                     ("theirs", "ours"))  # fmt: skip
+    assert first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+    found = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "ours").eval()  # it finds them by the base model
+    with torch.no_grad():
+        np.testing.assert_allclose(found(torch.tensor(inputs)).logits, logits.detach(), rtol=0, atol=1e-5)
+
+
 def test_a_tokenizer_goes_in_and_out_with_its_model(tmp_path):
     pytest.importorskip("tokenizers")
     config = transformers.LlamaConfig(**{**_LLAMA, "vocab_size": 300})
@@ -243,6 +302,19 @@ def test_a_tokenizer_goes_in_and_out_with_its_model(tmp_path):
         export_model(tmp_path / "run", tmp_path / "out")
     after, text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), "naïve 🦊"
     assert after(text).input_ids == before(text).input_ids and after.eos_token_id == before.eos_token_id is not None
+
+
+def test_a_tokenizer_of_characters_goes_out_with_its_model(tmp_path):
+    text = "  naïve 🦊\r\n\n<s> don ' t ."
+    recipe = PRESETS["demo"].changed(model={"emb_dim": 8, "n_heads": 1, "n_layers": 1, "context_length": 8})
+    with pa.use_backend("numpy"):
+        run = new_run(text * 9, recipe, 1)
+        save_checkpoint(tmp_path, "best", checkpoint_of(run, None))
+        export_model(tmp_path, tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokens = run.tokenizer.encode(text).tolist()
+    assert theirs(text).input_ids == tokens and theirs.decode(tokens) == text
+    assert len(theirs) == run.tokenizer.vocab_size
 
 
 # ---- the tutorial's GPT, as its state_dict names its parts ---------------------------------------------------------

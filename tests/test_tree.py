@@ -1,12 +1,14 @@
 """Trees of nested containers: flattened, rebuilt and mapped."""
 
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyarr import tree
+import polyarr as pa
+from polyarr import nn, ops, tree
 
 Point = namedtuple("Point", "x y")
 trees = st.recursive(
@@ -88,3 +90,76 @@ def test_errors() -> None:
         tree.unflatten([1, 2], [1])
     with pytest.raises(ValueError, match="more leaves"):
         tree.unflatten([1, 2], [1, 2, 3])
+
+
+# ---- what is no tree -------------------------------------------------------------------------------------------
+
+
+def _loop() -> list:
+    loop: list = [1.0]
+    loop.append(loop)
+    return loop
+
+
+def _deep() -> list:
+    deep: list = [1.0]
+    for _ in range(2000):
+        deep = [deep]
+    return deep
+
+
+def _own_child() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.child = model
+    return model
+
+
+ENTRANCES: dict[str, Callable] = {
+    "map": lambda t: tree.map(lambda leaf: leaf, t),
+    "leaves": tree.leaves,
+    "by_name": tree.by_name,
+    "frozen": tree.frozen,
+    "grad": pa.grad(lambda x: pa.ones(())),
+    "value_and_grad": lambda t: pa.value_and_grad(lambda x: pa.ones(()))([pa.ones(2), t]),
+    "vjp": lambda t: pa.vjp(lambda x: t, pa.ones(2)),
+    "jvp": lambda t: pa.jvp(lambda x: x, (pa.ones(2),), (t,)),
+    "stop_gradient": pa.stop_gradient,
+    "checkpoint": lambda t: pa.grad(lambda x: ops.sum(pa.checkpoint(lambda y: x)(t)))(pa.ones(2)),
+    "optimizer": lambda t: pa.optim.AdamW(0.1).init(t),
+    "all_reduce": lambda t: pa.distributed.World(0, 1, 0, "numpy", None, None).mean(t),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given_as"),
+    [(name, _loop) for name in ENTRANCES]
+    + [(name, given) for name in ("map", "by_name", "frozen") for given in (_deep, _own_child)],
+)
+def test_what_contains_itself_or_is_too_deep_is_refused_in_one_line(
+    on_numpy: object, name: str, given_as: Callable
+) -> None:
+    with pytest.raises(pa.NestingError, match=r"^[^\n]*contains itself, or is nested too deeply[^\n]*$"):
+        ENTRANCES[name](given_as())
+
+
+@pytest.mark.parametrize("given_as", [_loop, _deep])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (pa.asarray, pa.NestingError),
+        (lambda t: pa.compile(lambda x: x)(t), pa.CaptureError),
+        (lambda t: pa.compile(lambda x: t)(pa.ones(2)), pa.CaptureError),
+        (lambda t: pa.save("never-written.safetensors", t), ValueError),
+        (lambda t: ops.concat([pa.ones(2), t]), TypeError),
+        (lambda t: ops.reshape(pa.ones(2), shape=t), pa.NestingError),
+        (lambda t: pa.ones(2)[t], IndexError),
+        (lambda t: pa.zeros(t), TypeError),
+        (lambda t: pa.zeros(2, dtype=t), pa.NestingError),
+    ],
+)
+def test_lists_that_contain_themselves_are_refused_everywhere(
+    on_numpy: object, given_as: Callable, call: Callable, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        call(given_as())
+    assert type(caught.value) is not RecursionError and "\n" not in str(caught.value)

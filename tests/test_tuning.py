@@ -1,4 +1,4 @@
-"""`polyarr tune`: what is measured is checked, kept whole, used where it holds, set aside elsewhere, and reported."""
+"""`polyarr tune`: measurements are checked, saved atomically, used only where they apply, and reported."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ FLOAT32 = np.dtype("float32")
 
 @pytest.fixture
 def opencl():
-    """The modules of the backend."""
+    """Return the backend's modules."""
     pytest.importorskip("pyopencl")
     names = ("tuned", "tune", "tuning", "matmul", "attention_tiled", "devices", "caches", "variants", "plans")
     return SimpleNamespace(**dict(zip(names, opencl_modules(*names), strict=True)))
@@ -30,7 +30,7 @@ def opencl():
 
 @pytest.fixture
 def device(backend, opencl, monkeypatch, tmp_path):
-    """A CPU of which nothing is known yet, whose choices and verdicts are kept in folders of the test's own."""
+    """A CPU without stored measurements, with cache folders of its own."""
     found = opencl.devices.select(backend.name)
     if not found.features.is_cpu:
         pytest.skip("no CPU")
@@ -49,14 +49,14 @@ TILE = {"WIDE": 8, "ROWS": 4, "VECTORS": 2, "DEPTH": 256, "X_BLOCK": 96, "Y_BLOC
 
 
 def entry(opencl, device):
-    """What measuring would have kept: the second tile of all that may be tried."""
+    """Return a stored measurement: the second of the candidate tiles."""
     tunable = opencl.tuned.TUNABLES[PRODUCT.op]
     tile = list(tunable.space(device, PRODUCT))[1]
     return opencl.tuned.entry(device, PRODUCT, tunable.shape(device, PRODUCT), tile, {"GFLOP/s": 1.0})
 
 
 def used(opencl, device):
-    """The tile that a product takes."""
+    """Return the tile that a product uses."""
     device.plans.renew()
     return device.plans[opencl.matmul.tiles](FLOAT32, "NT", 1, 64, 64, 64)[0]
 
@@ -147,7 +147,7 @@ def test_candidates_are_checked_against_numpy_between_canaries(device, opencl, m
 
 @pytest.fixture
 def race(device, opencl, monkeypatch):
-    """Candidates take as long as they are told, by their place in the space; the first is what is used without."""
+    """Measure candidates with given times, by their position; the first one is the default."""
     times: dict[str, list[float]] = {}
 
     def seconds(self: object, trial: object, calls: int) -> float:
@@ -179,7 +179,7 @@ def test_the_fastest_is_kept_with_figures_and_date(device, opencl, race) -> None
 
 @on_opencl
 def test_noise_changes_nothing(device, opencl, race) -> None:
-    """Faster on the whole, but not in all turns but one; or by no more than a hundredth."""
+    """Faster in total but not in all turns but one, or by at most one percent."""
     race.set(None, 2.0)
     race.set(race.space[3], *[1.0] * (1 + 5 * opencl.tune.RUNS), 2.1)
     race.set(race.space[4], 1.99)
@@ -197,7 +197,7 @@ def test_a_stale_entry_goes_when_its_class_is_measured_again(device, opencl, rac
 
 @on_opencl
 @pytest.mark.parametrize(("turns", "is_kept"), [(2, False), (3, True)])
-def test_who_stops_keeps_what_was_found(device, opencl, race, turns, is_kept) -> None:
+def test_an_interrupted_tuning_keeps_its_results(device, opencl, race, turns, is_kept) -> None:
     race.set(None, 2.0)
     race.set(race.space[3], 1.0)
     steps = opencl.tune.tune(device, PRODUCT, 60)
@@ -265,8 +265,8 @@ def test_a_damaged_file_is_neither_used_nor_lost(device, opencl, text) -> None:
 
 
 @on_opencl
-def test_two_who_write_at_once_lose_nothing(device, opencl) -> None:
-    """As processes do, which share no lock of Python's; and who reads meanwhile finds a whole file."""
+def test_concurrent_writers_lose_nothing(device, opencl) -> None:
+    """Like processes, without a shared lock; a reader always finds a complete file."""
     one = entry(opencl, device)
 
     def write(name: str) -> None:
@@ -313,7 +313,7 @@ class Offer:
 
 @pytest.fixture
 def offer():
-    """The plugin, while the test runs."""
+    """The plugin, registered during the test."""
     plugin, before = Offer(), pa.get_backend()
     register_plugin(plugin, "tunable")
     yield plugin
@@ -357,7 +357,7 @@ def test_work_that_has_no_parameters_is_passed_over(offer) -> None:
         (("--list", "--export", "x"), "give one of"),
     ],
 )
-def test_bad_usage_is_told_in_one_line(offer, arguments, said) -> None:
+def test_bad_usage_is_one_line(offer, arguments, said) -> None:
     found = run(*arguments)
     assert found.exit_code == 2 and said in found.stderr and len(found.stderr.strip().splitlines()) == 1
     assert not offer.measured

@@ -1,4 +1,4 @@
-"""What type checkers see of polyarr: right programs pass, what is wrong is found, and the stubs are current."""
+"""Type checking of polyarr: correct programs pass, errors are found, and the stubs are current."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_the_stubs_are_what_make_stubs_writes() -> None:
 
 
 def test_mypy_accepts_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -> None:
-    """From outside: its own settings, and polyarr as a package that is only read."""
+    """From outside: with its own settings, and polyarr as an installed package."""
     calls = tmp_path / "calls.py"
     calls.write_text(HEAD + "".join(f"    r{i}: {call}\n" for i, call in enumerate(sorted(kit_calls()))))
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "--no-pretty"]
@@ -55,13 +55,13 @@ def test_pyright_accepts_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -
 
 
 def rejected() -> set[tuple[str, int]]:
-    """File and line of what is wrong."""
+    """Return file and line of each error."""
     lines = enumerate(BAD.read_text().splitlines(), 1)
     return {(BAD.name, n) for n, line in lines if line.endswith("# rejected")}
 
 
 def kit_calls() -> set[str]:
-    """Calls of every op as the conformance kit makes them, with what they give: the stubs must not reject one."""
+    """Write the conformance kit's calls of every op with their result types: the stubs must accept all."""
     found = set()
 
     @settings(max_examples=6)

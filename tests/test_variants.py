@@ -1,4 +1,4 @@
-"""Variants of kernels for some devices: tried before they are used, set aside where they fail; what Hopper's take."""
+"""Kernel variants for particular devices: tested before use, dropped if they fail; those for Hopper."""
 
 import operator
 import os
@@ -16,10 +16,10 @@ from polyarr.core.spec import bfloat16
 from tests.opencl_modules import opencl_modules
 
 (
-    variants, wgmma, mma, matmul, devices, caches, product, product_check, copy, layout, tuning, parts, table,
+    variants, wgmma, mma, matmul, devices, caches, product, product_check, copy, layout, tuning, split, table,
 ) = opencl_modules(
     "variants", "wgmma", "mma", "matmul", "devices", "caches", "product", "product_check", "copy", "layout", "tuning",
-    "parts", "table",
+    "split", "table",
 )  # fmt: skip
 Plans = import_module("polyarr.backends.opencl.runtime.plans").Plans
 tensor_map = import_module("polyarr.backends.opencl.products.tensor_map").tensor_map
@@ -28,7 +28,7 @@ on_opencl = pytest.mark.polyarr_backend("opencl")
 
 @pytest.fixture
 def device(backend, monkeypatch, tmp_path):
-    """A device of which nothing is known yet, and whose verdicts are kept in a folder of the test's own."""
+    """A device without stored verdicts, with a cache folder of its own."""
     found = devices.select(backend.name)
     monkeypatch.setattr(found, "plans", Plans(found))
     monkeypatch.setattr(variants, "store_of", lambda identity: caches.Store(tmp_path))
@@ -41,7 +41,7 @@ def variant(trial=None, plan=lambda *args: None):
 
 
 class Ends(NamedTuple):
-    """Ends the process that unpickles it."""
+    """An object whose unpickling ends the process."""
 
     code: int
 
@@ -50,7 +50,7 @@ class Ends(NamedTuple):
 
 
 class Refuses:
-    """No more processes."""
+    """A limit that allows no more processes."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
@@ -90,26 +90,53 @@ def test_nvidias_kernels_fail_their_trial_elsewhere_and_the_process_goes_on(devi
     if kernels.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
     assert not variants.is_sound(device, kernels.VARIANT)
-    assert "rror" in variants.Apart(device).wrong(kernels.VARIANT.trial)
+    assert "rror" in variants.Apart(device.name).wrong(kernels.VARIANT.trial)
 
 
 @on_opencl
 def test_one_process_tries_one_thing_after_the_other_and_another_follows_when_it_ended(device) -> None:
-    apart = variants.Apart(device)
+    apart = variants.Apart(device.name)
     assert apart.wrong(int).startswith("TypeError: ")
     idle = apart._process
     assert apart.wrong(str) == "" and apart._process is idle
-    idle.stdin.write(pickle.dumps(Ends(0)))  # as when nobody asks for a while
+    idle.stdin.write(pickle.dumps(Ends(0)))  # as after an idle period
     idle.stdin.flush()
     assert idle.wait() == 0
     assert apart.wrong(str) == "" and apart._process is not idle
     assert apart.wrong(str, Ends(3)) == "the process that tried it ended with 3"
 
 
+def faults(device) -> None:
+    """Simulate a driver that crashes in a kernel."""
+    device.download(copy.in_whole_rows(device, device.upload(np.zeros((3, 7), bfloat16))))
+    os.abort()
+
+
+@on_opencl
+def test_the_kernel_in_which_a_driver_ends_the_process_is_named(device) -> None:
+    wrong = variants.Apart(device.name).wrong(faults)
+    assert wrong == "the process that tried it was ended by signal 6 (SIGABRT), last seen in kernel copy_rows"
+    assert variants.Apart(device.name).wrong(str, Ends(3)) == "the process that tried it ended with 3"  # in no kernel
+
+
+@on_opencl
+def test_doctor_survives_a_driver_that_ends_the_process(device, monkeypatch) -> None:
+    """The device is one line and is not tested in doctor's own process; all other lines are there."""
+    monkeypatch.setattr(devices, "_devices", {})
+    monkeypatch.setattr(devices, "_problems", {})
+    monkeypatch.setattr(devices, "examine", faults)
+    monkeypatch.setattr(devices, "_ended", devices._ended.__wrapped__)
+    lines = devices.diagnose()
+    broken = [text for level, text in lines if level == "error" and "does not work and is skipped" in text]
+    assert len(broken) == len(devices.listing()) and not devices._devices
+    assert all(text.endswith("(SIGABRT), last seen in kernel copy_rows") for text in broken)
+    assert any("compiled kernels are kept" in text for _, text in lines)
+
+
 @on_opencl
 def test_what_could_not_be_tried_is_tried_by_the_next_process(device, monkeypatch) -> None:
-    """Set aside meanwhile."""
-    apart = variants.Apart(device)
+    """The variant is not used meanwhile."""
+    apart = variants.Apart(device.name)
     with pytest.raises(variants.NotTriedError, match="MemoryError"):
         apart.wrong(operator.methodcaller("empty_words", 1 << 60))
     monkeypatch.setattr(variants.subprocess, "Popen", Refuses)
@@ -122,14 +149,14 @@ def test_what_could_not_be_tried_is_tried_by_the_next_process(device, monkeypatc
 @on_opencl
 def test_a_process_that_hangs_is_ended(device, monkeypatch) -> None:
     monkeypatch.setattr(variants, "TRIAL_SECONDS", 0.1)
-    assert variants.Apart(device).wrong(str) == "did not end within 0.1 s"
+    assert variants.Apart(device.name).wrong(str) == "did not end within 0.1 s"
 
 
 @on_opencl
 def test_a_variant_whose_trial_failed_is_set_aside(device, monkeypatch) -> None:
     monkeypatch.setattr(variants.Apart, "wrong", lambda *_: "ended with -11")
     tested = variant()
-    assert variants.is_sound(device, tested)  # nobody has tried
+    assert variants.is_sound(device, tested)  # not tested yet
     assert ("warning", "the variant tested is set aside: ended with -11") in [
         (level, text.partition(": ")[2]) for level, text in variants.diagnose(device, (tested,))
     ]
@@ -145,7 +172,7 @@ def test_a_variant_that_is_not_wanted_is_not_tried(device, monkeypatch) -> None:
 
 @on_opencl
 def test_a_program_that_is_wrong_is_set_aside_alone(device, monkeypatch) -> None:
-    """It is tried apart, once, with all arguments but the device."""
+    """It is tested once in a probe process, with all arguments but the device."""
     asked = []
 
     def wrong(_: object, function: object, *arguments: object) -> str:
@@ -275,7 +302,7 @@ def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, how) -> Non
     assert (found.tile.COLUMNS, "in turn" if found.tile.TURNS else "shared" if found.shared else "") == (columns, how)
 
 
-@pytest.mark.parametrize("tile", dict.fromkeys(tile for costs in wgmma.PARTS_COSTS.values() for tile in costs))
+@pytest.mark.parametrize("tile", dict.fromkeys(tile for costs in wgmma.TERMS_COSTS.values() for tile in costs))
 def test_tiles_fill_a_multiprocessors_local_memory_and_no_more(tile) -> None:
     stages = tile.STAGES * (1 + tile.TOGETHER) * (wgmma.ROWS + tile.COLUMNS) * 128
     assert stages + wgmma.SIDES * (tile.BUFFERS * 8192 + 8) + tile.STAGES * 16 <= 231_424
@@ -289,7 +316,7 @@ def test_work_groups_that_share_tiles_are_no_more_than_multiprocessors() -> None
         assert found.raster >= 1
 
 
-@pytest.mark.parametrize("tile", [*mma.COSTS, *mma.PARTS_COSTS])
+@pytest.mark.parametrize("tile", [*mma.COSTS, *mma.SPLIT_COSTS])
 def test_tiles_for_single_warps_fit_into_any_gpu(tile) -> None:
     assert tile.STAGES * (tile.TILE_M + tile.TILE_N) * 2 * mma.STEP <= 48 * 1024
     pieces = mma.STEP // 8  # of 16 bytes, in a row of a step
@@ -330,7 +357,7 @@ def test_what_single_warps_take(monkeypatch, dtype, precision, step, expected) -
 
 
 def hopper(monkeypatch, memory=2**37):
-    """As much of a device as its plans ask for; a launch is what it was planned with."""
+    """Return a fake device with what launch plans need; a launch is its plan."""
     monkeypatch.setattr(wgmma, "is_sound", lambda *args: True)
     monkeypatch.setattr(wgmma, "is_sound_program", lambda *args: True)
     monkeypatch.setattr(wgmma, "_launch", lambda *args: args)
@@ -345,7 +372,7 @@ def hopper(monkeypatch, memory=2**37):
         ("highest", (4096, 4096, 4096), 2**31, None), ("high", (4096, 4096, 4096), 2**31, 3),
     ],
 )  # fmt: skip
-def test_float32_is_multiplied_in_parts_where_that_pays_and_there_is_room(
+def test_float32_products_are_split_if_faster_and_memory_allows(
     monkeypatch, precision, shape, memory, walks
 ) -> None:
     epilogue = product.PLAIN._replace(precision=precision)
@@ -378,7 +405,7 @@ def test_rows_of_a_result_are_padded_where_that_is_asked_for_and_pays(
 
 
 def halves_of(x):
-    """What float16 keeps of a float32 matrix, by one shift: high, and low as it counts, both as float64."""
+    """Return the two float16 terms of a scaled float32 matrix, as float64."""
     largest = np.abs(x).max().view(np.uint32)
     shift = max(min(141 - int(largest >> 23), 126), -113)
     scaled = np.ldexp(x, shift)
@@ -396,28 +423,28 @@ def test_the_bound_of_parts_holds_for_numbers_of_any_size(powers) -> None:
     (x_high, x_low), (y_high, y_low) = halves_of(x), halves_of(y)
     found = x_low @ y_high + x_high @ y_low + x_high @ y_high
     exact = x.astype(np.float64) @ y.astype(np.float64)
-    assert (np.abs(found - exact) <= parts.bound(x, y)).all()
-    assert not (np.abs(x_high @ y_high - exact) <= parts.bound(x, y)).all()
+    assert (np.abs(found - exact) <= split.error_bound(x, y)).all()
+    assert not (np.abs(x_high @ y_high - exact) <= split.error_bound(x, y)).all()
 
 
 def thirds_on(device, x, spoilt):
-    """The parts of a batch of matrices as the kernel writes them, and whether it told of what is not finite."""
+    """Return the terms of a batch of matrices from the kernel, and whether it reported non-finite elements."""
     batch, m, k = x.shape
-    stored = np.full((batch, m, k + 2), np.nan, np.float32)  # which nobody may read
+    stored = np.full((batch, m, k + 2), np.nan, np.float32)  # these must not be read
     stored[:, :, :k] = x
     p = problem(m, 5, k, product.Operand(k + 2, 1, 0, m * (k + 2)), product.Operand(k, 1, 0, 0), batch, batch)
     with device.guarded():
-        _, divide = parts.divided(device, p, (True, True), parts.THIRDS)
+        _, divide = split.split_product(device, p, (True, True), split.BFLOAT16_TERMS)
         given = [device.upload(a) for a in (stored, np.full((5, k), spoilt, np.float32))]
         found, _, told = divide(tuple(buf.memory for buf in given), (0, 0))
-        buf = device.empty(pa.core.spec.Spec((parts.THIRDS, batch, m, parts.in_whole(k)), bfloat16))
+        buf = device.empty(pa.core.spec.Spec((split.BFLOAT16_TERMS, batch, m, split.split_pitch(k)), bfloat16))
         return device.download(buf._replace(memory=found)).astype(np.float64), device.read_words(told, 1)[0] != 0
 
 
 @on_opencl
 @pytest.mark.parametrize("k", [70, 72])
 def test_three_parts_are_the_number(device, k) -> None:
-    """Of any size, from the largest on; what is left out of a product is less than what rounding it takes."""
+    """For numbers of any magnitude; the omitted products are smaller than rounding errors."""
     generator = np.random.default_rng(k)
     x = np.ldexp(generator.standard_normal((2, 9, k)), generator.integers(-100, 100, (2, 9, k))).astype(np.float32)
     x[0, 0, :4] = np.finfo(np.float32).max, -np.finfo(np.float32).max, 0, 2.0**-110
@@ -432,7 +459,7 @@ def test_three_parts_are_the_number(device, k) -> None:
 
 @on_opencl
 def test_six_products_of_parts_are_as_exact_as_float32_and_five_are_found_out(device) -> None:
-    """By the check that each program has to pass, which is left to the same numbers."""
+    """By the check that each program has to pass, applied to the same numbers."""
     generator = np.random.default_rng(0)
     x, y = (generator.standard_normal((1, rows, 456)).astype(np.float32) for rows in (200, 264))
     (x_parts, _), (y_parts, _) = (thirds_on(device, a, 1.0) for a in (x, y))
@@ -445,7 +472,7 @@ def test_six_products_of_parts_are_as_exact_as_float32_and_five_are_found_out(de
 
 @on_opencl
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_has_no_parts_is_told_and_stays_what_it_is(device, value) -> None:
+def test_numbers_that_cannot_be_split_are_reported_and_unchanged(device, value) -> None:
     x = np.ones((1, 3, 70), np.float32)
     assert thirds_on(device, x, value)[1]
     x[0, 2, 69] = value
@@ -494,7 +521,7 @@ def test_tiles_are_shared_where_they_do_not_divide_evenly(shape, expected) -> No
 
 
 @on_opencl
-def test_products_are_told_their_precision_where_a_variant_tells_it_apart(device, monkeypatch) -> None:
+def test_products_get_their_precision_if_a_variant_distinguishes_it(device, monkeypatch) -> None:
     told = []
 
     def plan(device, dtype, p, aligned, epilogue):

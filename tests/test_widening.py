@@ -1,4 +1,4 @@
-"""Casts of gradients that OpenCL's replay leaves out, as what reads them widens them anyway."""
+"""Casts of gradients that OpenCL's replay omits because the kernel that reads them widens them anyway."""
 
 
 import numpy as np
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.polyarr_backend("opencl")
 
 @pytest.fixture(params=["as it is", "as a gpu"])
 def chosen(request, backend):
-    """The backend, or one whose work is cut as for a GPU, as the current one."""
+    """The backend, or one with a GPU's work distribution, as the current one."""
     if request.param == "as a gpu":
         backend = request.getfixturevalue("as_gpu")._replace(reads=table.READS)
     with use_backend(backend):
@@ -26,15 +26,15 @@ def chosen(request, backend):
 
 @pytest.fixture
 def casts(monkeypatch):
-    """How many casts of many arrays each program has that is replayed, from now on."""
-    found, real = [], replay.without_widening
+    """The number of casts of many arrays in each program that is replayed from now on."""
+    found, real = [], replay.remove_widening_casts
 
     def noted(program):
         changed = real(program)
         found.append([step.name for step in changed.steps].count("astype_all"))
         return changed
 
-    monkeypatch.setattr(replay, "without_widening", noted)
+    monkeypatch.setattr(replay, "remove_widening_casts", noted)
     return found
 
 
@@ -44,7 +44,7 @@ def model():
 
 
 def trained(dtype, optimizer, update=None):
-    """The weights after three steps, captured and eagerly."""
+    """Return the weights after three steps, captured and eager."""
     x = pa.asarray(np.random.default_rng(0).standard_normal((70, 17), dtype=np.float32))
 
     def step(model, state, x):
@@ -71,18 +71,18 @@ def test_adamw_takes_narrow_gradients(chosen, casts, dtype, clip):
 
 
 def shown(grads, state, net):
-    """An update that gives its gradients, too."""
+    """Return an update that also returns its gradients."""
     return *optim.AdamW(lr=0.1).update(grads, state, net), grads
 
 
 def with_another(grads, state, net):
-    """One whose norm has an array more."""
+    """Return an update whose norm includes one more array."""
     norm = ops.global_norm([*pa.tree.leaves(grads), pa.ones((3,))])
     return *optim.AdamW(lr=0.1, clip=1.0).update(grads, state, net, norm), norm
 
 
 @pytest.mark.parametrize("update", [shown, with_another], ids=lambda update: update.__name__)
-def test_what_somebody_else_reads_is_cast(chosen, casts, update):
+def test_gradients_with_other_readers_are_cast(chosen, casts, update):
     captured, eager = trained("bfloat16", optim.AdamW(lr=0.1), update)
     assert captured == eager
     assert casts == [2]

@@ -1,6 +1,6 @@
-"""Is this line a comment or code? An encoder learns it from the source of Python's standard library.
+"""An encoder that classifies lines as comments or code, trained on the source of Python's standard library.
 
-It reads lines character by character, comments without their #, and then says what the lines are that you type.
+It reads lines character by character, comments without their #, and then classifies lines that you type.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from polyarr import optim
 from polyarr.models import EncoderClassifier
 from polyarr.text import CharTokenizer, standard_library_text
 
-LENGTH = 48  # characters that are looked at
+LENGTH = 48  # characters of a line that the model sees
 KINDS = ("code", "comment")
 CONFIG = {"context_length": LENGTH, "emb_dim": 64, "n_heads": 4, "n_layers": 2, "hidden_dim": 128, "norm_first": True}
 
 
 def lines_of(source):
-    """{line: whether it is a comment} of a source, without those that are both."""
+    """Return {line: whether it is a comment} for a source, without lines that occur as both."""
     found = {False: set(), True: set()}
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -29,13 +29,13 @@ def lines_of(source):
                 found[True].add(token.string.lstrip("#!: ").strip())
             elif token.type in (tokenize.NAME, tokenize.OP) and token.line.count("\n") == 1:
                 found[False].add(token.line.partition("#")[0].strip())
-    except (tokenize.TokenError, SyntaxError):  # the text ends in the middle of something
+    except (tokenize.TokenError, SyntaxError):  # incomplete source
         pass
     return {line: kind for kind in found for line in found[kind] - found[not kind] if len(line) > 2}
 
 
 def encoded(tokenizer, lines):
-    """Tokens (n, LENGTH), and which of them are there."""
+    """Return tokens (n, LENGTH) and their padding mask."""
     tokens, keep = np.zeros((len(lines), LENGTH), np.int32), np.zeros((len(lines), LENGTH), bool)
     for i, line in enumerate(lines):
         found = tokenizer.encode(line[:LENGTH])
@@ -44,7 +44,7 @@ def encoded(tokenizer, lines):
 
 
 def data(limit):
-    """As many comments as lines of code, in a random order that is always the same: (tokenizer, lines, kinds)."""
+    """Return (tokenizer, lines, kinds) with as many comments as lines of code, in a fixed random order."""
     source = standard_library_text(limit)
     rng, found = np.random.default_rng(0), lines_of(source)
     comments, code = (sorted(line for line, kind in found.items() if kind is k) for k in (True, False))
@@ -56,12 +56,12 @@ def data(limit):
 
 @pa.compile
 def accuracy(model, tokens, keep, targets):
-    """The share of lines whose kind is found."""
+    """Return the fraction of lines that are classified correctly."""
     return pa.mean((pa.argmax(model(tokens, keep), axis=-1) == targets).astype(pa.float32))
 
 
 def trained(model, arrays, steps, batch_size=64):
-    """The model after so many steps, each on other lines."""
+    """Return the model after `steps` training steps on random batches."""
     optimizer = optim.AdamW(lr=optim.warmup_cosine(2e-3, steps // 10, steps), clip=1.0, weight_decay=0.05)
     state, rng = optimizer.init(model), np.random.default_rng(1)
 
@@ -79,7 +79,7 @@ def trained(model, arrays, steps, batch_size=64):
 
 
 def main(arguments=None):
-    """Train, say how many of 1,000 lines that were not trained on are right, and what some lines are."""
+    """Train, print the accuracy on 1,000 held-out lines, and classify some lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--backend", default="opencl")

@@ -1,6 +1,6 @@
-"""Which digit is this? LeNet learns it from scikit-learn's 1,797 scans, in less than a minute on two cores.
+"""LeNet on scikit-learn's 1,797 scanned digits, trained in less than a minute on two cores.
 
-Every fifth scan is held out. The others are learnt a few hundred times, each time moved by up to a pixel.
+Every fifth scan is held out. Training shows each of the others a few hundred times, shifted by up to one pixel.
 """
 
 import argparse
@@ -15,18 +15,18 @@ from polyarr.models import LeNet
 
 
 class Digits(nn.Module):
-    """LeNet behind a norm of the pixels."""
+    """LeNet after a normalization of the pixels."""
 
     def __init__(self):
         self.norm, self.net = nn.BatchNorm(1), LeNet(8, padding="same", widths=(16, 32))
 
     def __call__(self, x):
-        """(B, 8, 8, 1) -> (B, 10)"""
+        """Return logits (B, 10) of images (B, 8, 8, 1)."""
         return self.net(self.norm(x))
 
 
 def data():
-    """(images (n, 8, 8, 1), digits (n,)) to learn from, and the same of those that are held out."""
+    """Return (images (n, 8, 8, 1), digits (n,)) for training, and the same for the held-out scans."""
     found = load_digits()
     images, digits = found.images.astype("float32")[..., None], found.target.astype("int32")
     held_out = np.arange(len(digits)) % 5 == 0
@@ -34,7 +34,7 @@ def data():
 
 
 def moved(images, rng):
-    """Each image by up to a pixel to any side."""
+    """Return the images, each shifted by up to one pixel in any direction."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     down, right = rng.integers(0, 3, (2, len(images)))
     rows = down[:, None, None] + np.arange(8)[None, :, None]
@@ -43,14 +43,14 @@ def moved(images, rng):
 
 
 def loss_of(model, images, digits):
-    """The loss, and the running statistics after it."""
+    """Return the loss, and the running statistics that the model observed."""
     with nn.observing(model) as (model, seen):
         loss = pa.cross_entropy(model(images), digits, label_smoothing=0.1)
     return loss, seen
 
 
 def trained(model, images, digits, seed, steps, batch_size=64):
-    """The model after so many steps, each on other scans."""
+    """Return the model after `steps` training steps on random batches."""
     optimizer = optim.AdamW(lr=optim.warmup_cosine(4e-3, steps // 10, steps), weight_decay=0.05)
     state, rng = optimizer.init(model), np.random.default_rng(seed)
 
@@ -69,13 +69,13 @@ def trained(model, images, digits, seed, steps, batch_size=64):
 
 
 def accuracy(model, images, digits):
-    """The share of scans whose digit is found."""
+    """Return the fraction of scans whose digit is recognized."""
     model = model.copy().eval()
     return float(np.mean(pa.argmax(model(pa.asarray(images)), axis=-1).numpy() == digits))
 
 
 def main(arguments=None):
-    """Learn, and say of how many scans held out the digit is found."""
+    """Train, and print the accuracy on held-out scans."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""A polyarr backend on CuPy, on an NVIDIA or AMD GPU: a table of kernels, made of CuPy's functions."""
+"""A polyarr backend on CuPy, for NVIDIA and AMD GPUs: a table of kernels made of CuPy's functions."""
 
 from polyarr.backends.kernels import Library, make_kernels
 from polyarr.core.backend import Backend, DLPack
@@ -17,7 +17,7 @@ def start():
     import cupy
     from cupyx.scipy.special import erf
 
-    def remainder(x, y):  # CuPy's own loses the digits of a large quotient, and gives nan for an infinite y
+    def remainder(x, y):  # CuPy's loses the digits of a large quotient, and returns nan for an infinite y
         if x.dtype.kind != "f":
             return cupy.remainder(x, y)
         found = cupy.fmod(x, y)

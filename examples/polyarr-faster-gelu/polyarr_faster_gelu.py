@@ -1,7 +1,7 @@
-"""A plugin that replaces one kernel of a backend that others wrote: GELU on polyarr's NumPy backend, as a Fused pair.
+"""A plugin that replaces one kernel of an existing backend: Fused GELU on polyarr's NumPy backend.
 
-Without it, the backend runs GELU's definition: seven ops forwards and some fifteen backwards, each with an array of its
-own. The pair keeps one array and works in place. polyarr asks for it once, when the backend starts.
+Without it, the backend runs GELU's decomposition: seven ops forward and about fifteen backward, each with an array of
+its own. The Fused kernels keep one array and work in place. polyarr calls the hook once, when the backend starts.
 """
 
 import math
@@ -20,12 +20,12 @@ CUBIC = 0.044715
 
 @hookimpl
 def polyarr_kernels(backend):
-    """A pair for the backend numpy, made of what it has already; nothing for any other."""
+    """Return Fused GELU for the backend numpy, built on its erf kernel; nothing for other backends."""
     return {ops.gelu: pair(backend.kernels[ops.erf])} if backend.family == "numpy" else {}
 
 
 def pair(erf):
-    """gelu(x) = x * p, where p is the normal distribution function of x or its tanh formula; p is what is kept."""
+    """Return Fused gelu(x) = x * p, where p, the normal distribution function or its tanh formula, is saved."""
 
     def forward(out, x, *, approximate):
         x = wide(x)
@@ -45,12 +45,12 @@ def pair(erf):
 
 
 def wide(x):
-    """16-bit floats are computed in 32 bits."""
+    """Return 16-bit floats as float32."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 
 
 def probability(x):
-    """(1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    """Return (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
     u = np.asarray(x * x)
     u *= ROOT * CUBIC
     u += ROOT
@@ -62,7 +62,7 @@ def probability(x):
 
 
 def tanh_slope(x, p):
-    """x dp/dx = x * 2 p (1 - p) * du/dx."""
+    """Return x dp/dx = x * 2 p (1 - p) * du/dx."""
     slope = np.asarray(x * x)
     slope *= 6 * ROOT * CUBIC
     slope += 2 * ROOT
@@ -74,7 +74,7 @@ def tanh_slope(x, p):
 
 @hookimpl
 def polyarr_diagnose():
-    """One line for `polyarr doctor`: is the pair right here, and how long does it take?"""
+    """Return one line for `polyarr doctor`: whether the kernel is correct here, and its time."""
     x = np.linspace(-4, 4, 100_001, dtype=np.float32)
     started = time.perf_counter()
     p = probability(x)

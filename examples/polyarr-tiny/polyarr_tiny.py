@@ -1,7 +1,7 @@
-"""A whole polyarr backend: a table from ops to kernels, and two functions that copy.
+"""A complete polyarr backend: a table from ops to kernels, and two functions that copy.
 
 A kernel is called as kernel(out, *buffers, **params) and returns a buffer; here a buffer is a NumPy array. `out` is
-the shape and dtype that the result must have. All arguments were checked before a kernel is called.
+the result's Spec: its shape and dtype. All arguments are checked before a kernel is called.
 """
 
 import math
@@ -15,7 +15,7 @@ from polyarr.plugins import hookimpl
 
 
 def plain(fn):
-    """A kernel out of a NumPy function. Among the inputs, a Python number takes the dtype of the arrays."""
+    """Return a kernel made of a NumPy function. Python numbers among the inputs take the dtype of the arrays."""
 
     def kernel(out, *bufs, **params):
         dtype = next(b.dtype for b in bufs if isinstance(b, np.ndarray))
@@ -25,13 +25,13 @@ def plain(fn):
 
 
 def summed(fn):
-    """A sum, also that of a product, kept in 64 bits: in 32, one of 70,001 tenths is off by a thousandth."""
+    """Return a kernel that accumulates in 64 bits: in 32 bits, the sum of 70,001 tenths is off by a thousandth."""
     wide = lambda dtype: np.dtype("d") if dtype.kind == "f" else dtype
     return lambda out, *bufs, dtype=None, **p: np.asarray(fn(*bufs, dtype=wide(out.dtype), **p), out.dtype)
 
 
 def window(starts, steps, shape):
-    """Python's slices. One that runs back to the first element ends at None, as -1 would mean the last."""
+    """Return Python slices. One that runs back to the first element ends at None, because -1 would mean the last."""
     each = [(start, start + n * step, step, n) for start, step, n in zip(starts, steps, shape, strict=True)]
     return tuple(slice(a, b if b >= 0 else None, step) if n else slice(0, 0) for a, b, step, n in each)
 
@@ -42,18 +42,18 @@ def along(axis, indices):
 
 def replace(x, places, values, put=np.ndarray.__setitem__):
     new = np.array(x)  # a copy: a kernel never writes to an input
-    put(new, places, np.array(values, order="C"))  # in row-major order, so that of several the last one counts
+    put(new, places, np.array(values, order="C"))  # in row-major order, so that the last of several updates wins
     return new
 
 
 def argsort(out, x, *, axis, descending, stable):
-    """Downwards is upwards of the flipped array, read backwards: so equal elements keep their order."""
+    """Sort in ascending order; for descending, sort the flipped array and reverse the result, so ties stay stable."""
     order = np.argsort(np.flip(x, axis) if descending else x, axis, kind="stable")
     return x.shape[axis] - 1 - np.flip(order, axis) if descending else order
 
 
 def random_bits(out, key, counter, like, *, shape):
-    """Philox4x32-10: four words from each block's number and `counter`, in ten rounds with a changing key."""
+    """Return Philox4x32-10: four words from each block's number and `counter`, in ten rounds with a changing key."""
     block, low, high = np.arange(-(-out.size // 4), dtype=np.uint64), np.uint64(2**32 - 1), np.uint64(32)
     a, b, c, d = block & low, block >> high, np.uint64(counter & 2**32 - 1), np.uint64(counter >> 32)
     for i in range(10):
@@ -65,15 +65,16 @@ def random_bits(out, key, counter, like, *, shape):
 
 
 SAME_NAME = (  # in NumPy, with the same parameters
-    ops.add, ops.subtract, ops.multiply, ops.divide, ops.floor_divide, ops.remainder, ops.pow, ops.maximum,
-    ops.minimum, ops.negative, ops.abs, ops.sign, ops.floor, ops.round, ops.exp, ops.expm1, ops.log,
-    ops.log1p, ops.sqrt, ops.sin, ops.cos, ops.atan2, ops.tanh, ops.equal, ops.less, ops.less_equal, ops.max,
-    ops.nextafter, ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor, ops.bitwise_invert, ops.argmin,
-    ops.bitwise_left_shift, ops.bitwise_right_shift, ops.prod, ops.min, ops.argmax, ops.reshape, ops.broadcast_to,
+    ops.add, ops.subtract, ops.multiply, ops.divide, ops.floor_divide, ops.remainder, ops.maximum, ops.minimum,
+    ops.negative, ops.abs, ops.sign, ops.signbit, ops.floor, ops.round, ops.exp, ops.expm1, ops.log, ops.log1p,
+    ops.sqrt, ops.sin, ops.cos, ops.atan2, ops.tanh, ops.equal, ops.less, ops.less_equal, ops.nextafter, ops.max,
+    ops.min, ops.argmax, ops.argmin, ops.prod, ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor, ops.bitwise_invert,
+    ops.bitwise_left_shift, ops.bitwise_right_shift, ops.reshape, ops.broadcast_to,
 )  # fmt: skip
 KERNELS = {
     **{op: plain(getattr(np, op.name)) for op in SAME_NAME},
-    ops.erf: plain(np.vectorize(math.erf, "d")), ops.cumulative_sum: summed(np.cumsum),
+    ops.erf: plain(np.vectorize(math.erf, "d")), ops.cumulative_sum: summed(np.cumsum), ops.random_bits: random_bits,
+    ops.pow: plain(lambda x, y: np.where(np.isinf(x) & (y == 0.5), np.abs(x), np.pow(x, y))),  # NumPy: sqrt(-inf)
     ops.full: lambda out, value, like, *, shape, dtype: np.full(shape, value, dtype),
     ops.arange: lambda out, start, step, like, *, size, dtype: (start + np.arange(size) * step).astype(dtype),
     ops.permute_dims: plain(np.transpose), ops.astype: lambda out, x, *, dtype: x.astype(dtype),
@@ -81,16 +82,15 @@ KERNELS = {
     ops.concat: lambda out, arrays, *, axis: np.concatenate(arrays, axis),
     ops.slice: lambda out, x, starts, *, steps, shape: x[window(starts, steps, shape)],
     ops.slice_update: lambda out, x, v, starts, *, steps: replace(x, window(starts, steps, v.shape), v),
-    ops.take: lambda out, x, i, *, axis: np.asarray(np.take(x, i, axis)),
-    ops.scatter: lambda out, x, i, v, *, axis: replace(x, along(axis, i), v),
+    ops.take: lambda out, x, i, *, axis: np.asarray(np.take(x, i, axis)), ops.argsort: argsort, ops.sum: summed(np.sum),
+    ops.scatter: lambda out, x, i, v, *, axis: replace(x, along(axis, i), v), ops.matrix_product: summed(np.matmul),
     ops.scatter_add: lambda out, x, i, v, *, axis: replace(x, along(axis, i), v, put=np.add.at),
-    ops.argsort: argsort, ops.random_bits: random_bits, ops.sum: summed(np.sum), ops.matrix_product: summed(np.matmul),
 }  # fmt: skip
 
 
 def start():
-    kernels = {op: np.errstate(all="ignore")(kernel) for op, kernel in KERNELS.items()}  # nan and inf are no news
-    held = frozenset(DTYPES) - {float16, bfloat16}  # NumPy would add these up in 16 bits
+    kernels = {op: np.errstate(all="ignore")(kernel) for op, kernel in KERNELS.items()}  # nan and inf are valid results
+    held = frozenset(DTYPES) - {float16, bfloat16}  # NumPy would accumulate these in 16 bits
     return Backend("tiny", kernels, upload=np.array, download=lambda x: np.array(x, order="C"), dtypes=held)
 
 

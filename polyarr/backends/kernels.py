@@ -1,6 +1,6 @@
-"""A table of kernels for any library that has the names of the array API standard, made of nothing but these names.
+"""Kernels for any library with the functions of the array API standard, written with these functions only.
 
-So it works for arrays that never change, for dtypes that are not NumPy's, and for libraries without index arrays.
+They work with immutable arrays, with dtypes that are not NumPy's, and without indexing by arrays.
 """
 
 import functools
@@ -16,11 +16,11 @@ from polyarr.core.op import Op
 from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, NARROW, SIGNED, Spec, float32, float64, int64, uint32
 from polyarr.core.spec import bool as bool_
 
-DEPTH = 512  # up to as many products are summed in their own dtype
-WORD = 0xFFFFFFFF  # the low 32 bits
-quiet = np.errstate(all="ignore")  # for NumPy, and what is built on it: infinity is a result, not news
+MAX_DIRECT_K = 512  # largest k of a matrix product that is accumulated in the dtype itself
+WORD = 0xFFFFFFFF  # mask of the low 32 bits
+quiet = np.errstate(all="ignore")  # no warnings on overflow from NumPy and libraries built on it
 
-# The ops that the standard has under the same name, with the same meaning.
+# Ops with the name and meaning of a function of the standard.
 SAME_NAME = (
     ops.negative, ops.abs, ops.sign, ops.floor, ops.ceil, ops.trunc, ops.round, ops.exp, ops.expm1, ops.log, ops.log1p,
     ops.log2, ops.log10, ops.sqrt, ops.square, ops.sin, ops.cos, ops.tan, ops.asin, ops.acos, ops.atan, ops.sinh,
@@ -32,7 +32,7 @@ SAME_NAME = (
 
 
 class Library:
-    """A namespace of the array API standard, and its dtypes by polyarr's."""
+    """A namespace of the array API standard, with its dtypes by polyarr's."""
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
@@ -45,23 +45,37 @@ class Library:
         self.integers = {self.native[dtype] for dtype in INTEGERS if dtype in self.native}
 
     def __getattr__(self, name: str) -> Any:
-        """A function of the namespace; the next time it is found without asking."""
+        """Return a function of the namespace, and cache it as an attribute."""
         return self.__dict__.setdefault(name, getattr(self.xp, name))
 
     def cast(self, x: Any, dtype: np.dtype) -> Any:
-        """An array of a dtype of polyarr's, out of an array or a Python number."""
+        """Convert an array or a Python number to a polyarr dtype."""
         return self.xp.asarray(x, dtype=self.native[dtype])
 
     def widened(self, x: Any) -> Any:
-        """x in the dtype in which arithmetic on it is done."""
+        """Convert x to the dtype of arithmetic on it: float32 for float16 and bfloat16."""
         return self.xp.asarray(x, dtype=self.wide[x.dtype]) if x.dtype in self.wide else x
 
 
 def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
-    """Op -> kernel, from the functions of xp, a namespace of the array API standard; erf is what the standard lacks.
+    """Make a table of kernels from the functions of an array API namespace.
 
-    Nothing else is asked of its arrays than the standard does, not even that they can be assigned to. An op whose
-    function xp lacks is left out, and so is the group linalg as a whole, unless all of its functions are there.
+    The kernels need only what the standard requires, not even assignment to arrays. Ops whose function `xp` lacks are
+    omitted; the group linalg is omitted unless `xp` has all of its functions.
+
+    Args:
+        xp: Namespace of the array API standard.
+        erf: The error function, elementwise, which the standard lacks; None: `xp.erf` if it exists.
+
+    Returns:
+        Op -> kernel, for `Backend.kernels`.
+
+    Examples:
+        >>> import numpy as np, polyarr as pa
+        >>> from polyarr.backends.kernels import make_kernels
+        >>> kernels = make_kernels(np)
+        >>> kernels[pa.exp](pa.Spec((2,), pa.float32), np.zeros(2, np.float32))
+        array([1., 1.], dtype=float32)
     """
     lib = Library(xp)
     found = {op: getattr(xp, op.name) for op in SAME_NAME if hasattr(xp, op.name)}
@@ -85,11 +99,11 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
 
 
 def elementwise(lib: Library, fn: Callable) -> Callable:
-    """A kernel out of a function of arrays: numbers take the arrays' dtype, narrow floats are widened and rounded."""
+    """Make a kernel from a function of arrays: numbers take the arrays' dtype, 16-bit floats are widened."""
     asarray, native, wide = lib.asarray, lib.native, lib.wide
 
     def widened(out: Spec, bufs: tuple, stored: Any) -> Any:
-        if out.dtype == bool_:  # what is compared is compared as it is stored
+        if out.dtype == bool_:  # comparisons look at the stored values
             bufs = tuple(asarray(b, dtype=stored) for b in bufs)
         return asarray(fn(*[asarray(b, dtype=wide[stored]) for b in bufs]), dtype=native[out.dtype])
 
@@ -106,7 +120,7 @@ def elementwise(lib: Library, fn: Callable) -> Callable:
 
 
 def reduction(lib: Library, fn: Callable) -> Callable:
-    """A kernel out of a reduction that takes axis and keepdims."""
+    """Make a kernel from a reduction with the arguments axis and keepdims."""
 
     def kernel(out: Spec, x: Any, *, axis: Any, keepdims: bool) -> Any:
         if not out.size:
@@ -117,9 +131,9 @@ def reduction(lib: Library, fn: Callable) -> Callable:
 
 
 def long_sum(lib: Library, fn: Callable) -> Callable:
-    """A kernel out of sum or prod in which floats lose no digits, however many there are: they add up in float64.
+    """Make a kernel from sum or prod that accumulates floats in float64, so that long sums lose no digits.
 
-    They are reduced as rows side by side: a library that adds in pairs does so there, and not every one has more axes.
+    The array is reduced along the last axis of a matrix, where libraries use pairwise summation.
     """
 
     def kernel(out: Spec, x: Any, *, axis: tuple, keepdims: bool, dtype: np.dtype) -> Any:
@@ -132,33 +146,33 @@ def long_sum(lib: Library, fn: Callable) -> Callable:
     return kernel
 
 
-# ---- arithmetic that libraries do not agree on -------------------------------------------------------------------
+# ---- arithmetic that differs between libraries -------------------------------------------------------------------
 
 
 def floor_divide(lib: Library, x: Any, y: Any) -> Any:
-    """x // y; with an infinity it is the floor of the quotient, as the standard asks, where NumPy takes a remainder."""
-    if x.dtype in lib.integers:  # processors stop at x / 0, and at the smallest number / -1
-        found = lib.where(y == 0, 0, lib.floor_divide(x, lib.where(stops(lib, y), 1, y)))
+    """Return x // y; with an infinity it is floor(x / y), as the standard asks; x // 0 is 0 for integers."""
+    if x.dtype in lib.integers:  # processors trap on x / 0 and on the smallest number / -1
+        found = lib.where(y == 0, 0, lib.floor_divide(x, lib.where(traps(lib, y), 1, y)))
         return lib.where(y == -1, -x, found) if x.dtype in lib.signed else found
     return lib.where(lib.isinf(x) | lib.isinf(y), lib.floor(x / y), lib.floor_divide(x, y))
 
 
 def remainder(lib: Library, x: Any, y: Any) -> Any:
-    """x modulo y, with the sign of y; 0 for an integer modulo zero."""
+    """Return x modulo y, with the sign of y; 0 for an integer modulo zero."""
     if x.dtype in lib.integers:
-        return lib.where(stops(lib, y), 0, lib.remainder(x, lib.where(stops(lib, y), 1, y)))
+        return lib.where(traps(lib, y), 0, lib.remainder(x, lib.where(traps(lib, y), 1, y)))
     found = lib.remainder(x, y)
     return lib.where(found == 0, lib.copysign(found, y), found)
 
 
-def stops(lib: Library, y: Any) -> Any:
-    """Where an integer division by y makes some processors stop."""
+def traps(lib: Library, y: Any) -> Any:
+    """Return a mask of the divisors y at which integer division may trap."""
     return (y == 0) | (y == -1) if y.dtype in lib.signed else y == 0
 
 
 def power(lib: Library, x: Any, y: Any) -> Any:
-    """x**y; for integers a negative exponent gives 0 unless the base is 1 or -1, where NumPy would raise."""
-    if x.dtype not in lib.integers:  # where all exponents are 0.5, NumPy takes a square root, which is nan
+    """Return x**y; for integers a negative exponent gives 0 unless the base is 1 or -1, where NumPy would raise."""
+    if x.dtype not in lib.integers:  # for exponents of 0.5 NumPy uses sqrt, which gives nan for -inf
         return lib.where((x == -math.inf) & (y == 0.5), math.inf, lib.pow(x, y))
     if x.dtype not in lib.signed:
         return lib.pow(x, y)
@@ -167,13 +181,13 @@ def power(lib: Library, x: Any, y: Any) -> Any:
 
 
 def matrix_product(lib: Library, x: Any, y: Any) -> Any:
-    """The product; one of great depth in parts, which are added in float64: BLAS adds up in the dtype itself."""
+    """Return x @ y; for large k split into blocks that are added in float64, as BLAS adds in the dtype itself."""
     depth = x.shape[-1]
-    if depth <= DEPTH or x.dtype in lib.integers:
+    if depth <= MAX_DIRECT_K or x.dtype in lib.integers:
         return lib.matmul(x, y)
     total = 0.0
-    for start in range(0, depth, DEPTH):
-        part = slice(start, min(start + DEPTH, depth))
+    for start in range(0, depth, MAX_DIRECT_K):
+        part = slice(start, min(start + MAX_DIRECT_K, depth))
         total = total + lib.cast(lib.matmul(x[..., part], y[..., part, :]), float64)
     return total
 
@@ -186,52 +200,52 @@ ARITHMETIC = {
 }
 
 
-# ---- one array, or two, that need more than their elements -------------------------------------------------------
+# ---- kernels that need the result's Spec or parameters -----------------------------------------------------------
 
 
 def nextafter(lib: Library, out: Spec, x: Any, y: Any) -> Any:
-    """The neighbour in the dtype itself: nothing is widened."""
+    """Return the next number in the dtype itself, without widening."""
     return lib.cast(lib.nextafter(lib.cast(x, out.dtype), lib.cast(y, out.dtype)), out.dtype)
 
 
 def where(lib: Library, out: Spec, condition: Any, x: Any, y: Any) -> Any:
-    """A choice moves values and computes nothing, so the dtype stays."""
+    """Select elements without widening, as nothing is computed."""
     return lib.where(condition, lib.cast(x, out.dtype), lib.cast(y, out.dtype))
 
 
 def astype(lib: Library, out: Spec, x: Any, *, dtype: np.dtype) -> Any:
-    """The library's conversion; what a float outside an integer's range becomes is undefined."""
+    """Convert with the library; a float outside an integer's range gives an undefined value."""
     return lib.cast(x, dtype)
 
 
 def cumulative_sum(lib: Library, out: Spec, x: Any, *, axis: int, dtype: np.dtype) -> Any:
-    """Floats are accumulated in float64."""
+    """Return the cumulative sum, with floats accumulated in float64."""
     added = lib.native[float64 if dtype in FLOATS else dtype]
     return lib.cast(lib.cumulative_sum(lib.asarray(x, dtype=added), axis=axis, dtype=added), dtype)
 
 
 def full(lib: Library, out: Spec, value: Any, like: Any, *, shape: tuple, dtype: np.dtype) -> Any:
-    """The value everywhere."""
+    """Return an array filled with a value."""
     return lib.full(shape, value, dtype=lib.native[dtype])
 
 
 def arange(lib: Library, out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype) -> Any:
-    """Computed in the widest dtype of the kind; integers modulo 2**64."""
+    """Return start + step * i, computed in float64 for floats, and modulo 2**64 for integers."""
     if dtype in FLOATS:
         return lib.cast(lib.arange(size, dtype=lib.native[float64]) * float(step) + float(start), dtype)
     return lib.cast(lib.arange(size, dtype=lib.native[int64]) * signed(step) + signed(start), dtype)
 
 
 def signed(number: int) -> int:
-    """The 64-bit integer with the same lowest 64 bits."""
+    """Return the signed 64-bit integer with the same low 64 bits."""
     return (int(number) + 2**63) % 2**64 - 2**63
 
 
-# ---- windows -----------------------------------------------------------------------------------------------------
+# ---- strided slices ----------------------------------------------------------------------------------------------
 
 
-def window(starts: tuple, steps: tuple, shape: tuple) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-    """The slices of a window, forwards, for not every library has negative steps; and the axes to be flipped then."""
+def forward_slices(starts: tuple, steps: tuple, shape: tuple) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+    """Return slices with positive steps, as some libraries lack negative ones, and the axes to flip afterwards."""
     ends = [start + (count - 1) * step for start, step, count in zip(starts, steps, shape, strict=True)]
     slices = tuple(
         slice(min(start, end), max(start, end) + 1, abs(step)) if count else slice(0, 0)
@@ -241,13 +255,13 @@ def window(starts: tuple, steps: tuple, shape: tuple) -> tuple[tuple[slice, ...]
 
 
 def slice_(lib: Library, out: Spec, x: Any, starts: tuple, *, steps: tuple, shape: tuple) -> Any:
-    """A view, where the library has them."""
-    slices, flipped = window(starts, steps, shape)
+    """Return a strided slice: a view if the library has views."""
+    slices, flipped = forward_slices(starts, steps, shape)
     return lib.flip(x[slices], axis=flipped) if flipped else x[slices]
 
 
 def slice_update(lib: Library, out: Spec, x: Any, value: Any, starts: tuple, *, steps: tuple) -> Any:
-    """value where the window is and x elsewhere: along each axis, an element of value is looked up for each of x."""
+    """Return x with value in the strided slice, by looking up an element of value for each index of an axis."""
     if 0 in value.shape:
         return x
     hit = None
@@ -258,7 +272,7 @@ def slice_update(lib: Library, out: Spec, x: Any, value: Any, starts: tuple, *, 
         found = lib.floor_divide(number, lib.full_like(number, step))
         inside = (found * step == number) & (found >= 0) & (found < count)
         value = lib.take(value, lib.where(inside, found, 0), axis=axis)
-        inside = beside(lib, inside, x, axis)
+        inside = along_axis(lib, inside, x, axis)
         hit = inside if hit is None else hit & inside
     return value if hit is None else lib.where(hit, value, x)
 
@@ -266,8 +280,8 @@ def slice_update(lib: Library, out: Spec, x: Any, value: Any, starts: tuple, *, 
 # ---- indices and order -------------------------------------------------------------------------------------------
 
 
-def places(lib: Library, op: str, indices: Any, n: int) -> Any:
-    """The indices in one row, from 0 to n - 1; IndexError for one that is out of range."""
+def normalized_indices(lib: Library, op: str, indices: Any, n: int) -> Any:
+    """Return flat indices from 0 to n - 1; IndexError for an index out of range."""
     flat = lib.reshape(indices, (-1,))
     if flat.shape == (0,):
         return flat
@@ -279,67 +293,67 @@ def places(lib: Library, op: str, indices: Any, n: int) -> Any:
 
 
 def take(lib: Library, out: Spec, x: Any, indices: Any, *, axis: int) -> Any:
-    """The elements at indices."""
-    at = places(lib, "take", indices, x.shape[axis])
+    """Return the elements at the indices."""
+    at = normalized_indices(lib, "take", indices, x.shape[axis])
     if not out.size:
         return lib.zeros(out.shape, dtype=lib.native[out.dtype])
     return lib.reshape(lib.take(x, at, axis=axis), out.shape)
 
 
 def scatter(lib: Library, out: Spec, x: Any, indices: Any, updates: Any, *, axis: int) -> Any:
-    """For each place the last of its updates, where it has one."""
-    at = places(lib, "scatter", indices, x.shape[axis])
+    """Return x with the last of the updates for each index."""
+    at = normalized_indices(lib, "scatter", indices, x.shape[axis])
     if not out.size or at.shape == (0,):
         return x
-    order, ends, counts = by_place(lib, at, x.shape[axis])
+    order, ends, counts = group_by_index(lib, at, x.shape[axis])
     last = lib.take(order, lib.where(counts > 0, ends - 1, 0), axis=0)
-    found = lib.take(in_a_row(lib, updates, at, x, axis), last, axis=axis)
-    return lib.where(beside(lib, counts > 0, x, axis), found, x)
+    found = lib.take(with_flat_indices(lib, updates, at, x, axis), last, axis=axis)
+    return lib.where(along_axis(lib, counts > 0, x, axis), found, x)
 
 
 def scatter_add(lib: Library, out: Spec, x: Any, indices: Any, updates: Any, *, axis: int) -> Any:
-    """For each place x and its updates: those are sorted by place, and neighbours are added in pairs, pairs of pairs...
+    """Return x with the updates added: sorted by index, then reduced by a segmented scan with doubling steps.
 
-    Floats are added in float64, for there may be many.
+    Floats are accumulated in float64.
     """
-    at = places(lib, "scatter_add", indices, x.shape[axis])
+    at = normalized_indices(lib, "scatter_add", indices, x.shape[axis])
     if not out.size or at.shape == (0,):
         return x
-    order, ends, counts = by_place(lib, at, x.shape[axis])
+    order, ends, counts = group_by_index(lib, at, x.shape[axis])
     exact = float64 if out.dtype in FLOATS else out.dtype
-    total = lib.cast(lib.take(in_a_row(lib, updates, at, x, axis), order, axis=axis), exact)
+    total = lib.cast(lib.take(with_flat_indices(lib, updates, at, x, axis), order, axis=axis), exact)
     place, step, longest = lib.take(at, order, axis=0), 1, int(lib.max(counts))
     lead = (slice(None),) * axis
-    while step < longest:  # total[i] is the sum of up to `step` updates that end at i, all for one place
+    while step < longest:  # total[i] is the sum of up to `step` updates that end at i, all for one index
         before, after = total[(*lead, slice(None, -step), ...)], total[(*lead, slice(step, None), ...)]
-        same = beside(lib, place[step:] == place[:-step], x, axis)
+        same = along_axis(lib, place[step:] == place[:-step], x, axis)
         added = lib.where(same, after + before, after)
         total = lib.concat([total[(*lead, slice(None, step), ...)], added], axis=axis)
         step *= 2
     found = lib.take(total, lib.where(counts > 0, ends - 1, 0), axis=axis)
-    return lib.where(beside(lib, counts > 0, x, axis), lib.cast(lib.cast(x, exact) + found, out.dtype), x)
+    return lib.where(along_axis(lib, counts > 0, x, axis), lib.cast(lib.cast(x, exact) + found, out.dtype), x)
 
 
-def by_place(lib: Library, at: Any, n: int) -> tuple[Any, Any, Any]:
-    """Of places from 0 to n - 1: their order; for each of the n, where it ends in this order; how often it occurs."""
+def group_by_index(lib: Library, at: Any, n: int) -> tuple[Any, Any, Any]:
+    """Return the order that sorts `at`, and for each index from 0 to n - 1 the end of its run and its count."""
     order = lib.argsort(at, axis=0, stable=True)
     ordered, numbers = lib.take(at, order, axis=0), lib.arange(n, dtype=at.dtype)
     ends = lib.searchsorted(ordered, numbers, side="right")
     return order, ends, ends - lib.searchsorted(ordered, numbers, side="left")
 
 
-def in_a_row(lib: Library, updates: Any, at: Any, x: Any, axis: int) -> Any:
-    """The updates with the axes of the indices as one."""
+def with_flat_indices(lib: Library, updates: Any, at: Any, x: Any, axis: int) -> Any:
+    """Return the updates with the axes of the indices merged into one."""
     return lib.reshape(updates, (*x.shape[:axis], at.shape[0], *x.shape[axis + 1 :]))
 
 
-def beside(lib: Library, row: Any, x: Any, axis: int) -> Any:
-    """A row as an array that broadcasts along this axis of x."""
+def along_axis(lib: Library, row: Any, x: Any, axis: int) -> Any:
+    """Return a 1-d array in the shape that broadcasts along an axis of x."""
     return lib.reshape(row, (-1,) + (1,) * (x.ndim - axis - 1))
 
 
 def argsort(lib: Library, out: Spec, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
-    """Stable both ways: descending is the ascending order of the reversed array, read backwards."""
+    """Return a stable order; descending is the ascending order of the flipped array, read backwards."""
     x = lib.widened(x)
     if not descending:
         return lib.argsort(x, axis=axis, stable=True)
@@ -355,9 +369,9 @@ ROUNDS = 10
 
 
 def philox(counter: list, key: tuple[int, int]) -> list:
-    """Philox4x32-10: four words per block out of four counter words and two key words, in arrays of int64.
+    """Return four words per block of Philox4x32-10, from four counter words and two key words in int64 arrays.
 
-    Products are right modulo 2**64, whatever their sign, and no dtype without a sign is needed.
+    The int64 products are correct modulo 2**64, so no unsigned dtype is needed.
     """
     a, b, c, d = counter
     k0, k1 = key
@@ -369,7 +383,7 @@ def philox(counter: list, key: tuple[int, int]) -> list:
 
 
 def random_bits(lib: Library, out: Spec, key: int, counter: int, like: Any, *, shape: tuple[int, ...]) -> Any:
-    """The bits that ops.random_bits defines."""
+    """Return the bits that ops.random_bits defines."""
     block = lib.arange((out.size + 3) // 4, dtype=lib.native[int64])
     words = [block & WORD, block >> 32]
     words += [lib.full_like(block, counter & WORD), lib.full_like(block, counter >> 32 & WORD)]
@@ -383,12 +397,16 @@ def random_bits(lib: Library, out: Spec, key: int, counter: int, like: Any, *, s
 def of_matrices(
     lib: Library, op: Op, fn: Callable, required: str = "", empty: tuple[float, ...] = (0.0,) * 3
 ) -> Callable:
-    """A kernel out of a function of matrices, where some libraries raise an error of theirs and others give nan.
+    """Make a kernel from a function of matrices; raise MatrixError if the library raises an error or returns nan.
 
-    required  what x must for a result to exist; "" where every finite x will do
-    empty     the results for matrices without elements
+    Args:
+        lib: The library.
+        op: The op, for errors.
+        fn: (lib, x, *more) -> array or tuple of arrays.
+        required: Condition on x for a result to exist; "" if every finite x has one.
+        empty: Results for matrices without elements.
     """
-    raised = getattr(lib.linalg, "LinAlgError", ())
+    raised = getattr(lib.linalg, "LinAlgError", np.linalg.LinAlgError)
 
     def parts(outs: tuple, x: Any, more: tuple) -> Any:
         if 0 in x.shape or not outs[0].size:
@@ -412,41 +430,41 @@ def of_matrices(
 
 
 def are_finite(lib: Library, *arrays: Any) -> bool:
-    """Whether nothing in the arrays is nan or infinite. Waits for them, as an error must."""
+    """Return whether the arrays hold no nan or infinity. Waits for them."""
     return all(bool(lib.all(lib.isfinite(lib.widened(a)))) for a in arrays)
 
 
 def symmetric(lib: Library, x: Any) -> Any:
-    """The part of x that is its own transpose."""
+    """Return the symmetric part of x."""
     return (x + lib.matrix_transpose(x)) * 0.5
 
 
 def signed_columns(lib: Library, x: Any) -> Any:
-    """Where a column's element of the largest magnitude is negative."""
+    """Return a mask of the columns whose element of largest magnitude is negative."""
     return -lib.min(x, axis=-2, keepdims=True) > lib.max(x, axis=-2, keepdims=True)
 
 
 def eigh(lib: Library, x: Any) -> tuple:
-    """The library's, with the signs that are due."""
+    """Return the library's eigenvectors, with the sign convention of ops.eigh."""
     w, v = lib.linalg.eigh(symmetric(lib, x))
     return w, lib.where(signed_columns(lib, v), -v, v)
 
 
 def qr(lib: Library, x: Any) -> tuple:
-    """The library's, with no negative diagonal."""
+    """Return the library's factors, with a non-negative diagonal of R."""
     q, r = lib.linalg.qr(x)
     turned = (lib.linalg.diagonal(r) < 0)[..., None, :]
     return lib.where(turned, -q, q), lib.triu(lib.where(lib.matrix_transpose(turned), -r, r))  # 0 below, not -0
 
 
 def svd(lib: Library, x: Any) -> tuple:
-    """The library's, with the signs that are due."""
+    """Return the library's factors, with the sign convention of ops.svd."""
     u, s, vh = lib.linalg.svd(x, full_matrices=False)
     turned = signed_columns(lib, u)
     return lib.where(turned, -u, u), s, lib.where(lib.matrix_transpose(turned), -vh, vh)
 
 
-LINALG: dict[Op, tuple] = {  # op -> what of_matrices takes
+LINALG: dict[Op, tuple] = {  # op -> arguments of of_matrices from `fn` on
     ops.cholesky: (lambda lib, x: lib.linalg.cholesky(symmetric(lib, x)), "be positive definite"),
     ops.eigh: (eigh,),
     ops.qr: (qr,),

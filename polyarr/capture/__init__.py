@@ -1,1 +1,1 @@
-"""Capturing functions: a trace is a backend. The passes over what it noted, and what runs it."""
+"""Capture of functions for polyarr.compile: a tracing backend, passes over the program, and what runs it."""

@@ -1,4 +1,4 @@
-"""The arguments of a compiled function: what is fed to it at every run, and the key under which it was captured."""
+"""Arguments of a compiled function: its inputs at every run, and the cache key under which it was captured."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,64 +13,64 @@ from polyarr.core.number import Number
 from polyarr.core.spec import Spec
 from polyarr.tree import children, rebuild
 
-NAMES = {str}  # of a container's children, mostly
-PLAIN = {bool, int, str, type(None)}  # types whose values are equal if they are the same
+NAME_TYPES = {str}  # names of children that need no conversion for the key
+PLAIN_TYPES = {bool, int, str, type(None)}  # equal values of one of these types are interchangeable
 
 
-def read(tree: Any, fed: list[Any], key: list[Any], numbers: bool = True) -> None:
-    """Append a tree's arrays, and unless they are to be constants its numbers, to fed; what is left of it to key."""
+def flatten(tree: Any, inputs: list[Any], key: list[Any], scalars_are_inputs: bool = True) -> None:
+    """Append a tree's arrays, and its numbers if they are inputs, to `inputs`; append everything else to `key`."""
     kind = type(tree)
     if kind is Array:
-        fed.append(tree)
+        inputs.append(tree)
         key.append(tree.spec)
-    elif numbers and (kind is int or kind is float or issubclass(kind, Number)):
-        fed.append(tree)
+    elif scalars_are_inputs and (kind is int or kind is float or issubclass(kind, Number)):
+        inputs.append(tree)
         key.append(kind)
     elif kind is list or kind is tuple:
         key.append((kind, len(tree)))
         for child in tree:
-            read(child, fed, key, numbers)
+            flatten(child, inputs, key, scalars_are_inputs)
     elif (found := children(tree)) is not None:
         key.append(kind)
-        key.extend(found if NAMES.issuperset(map(type, found)) else map(_constant, found))
+        key.extend(found if NAME_TYPES.issuperset(map(type, found)) else map(_constant_key, found))
         if kind is not dict:
-            key.append(_settings(tree, found))
+            key.append(_attributes_key(tree, found))
         for child in found.values():
-            if type(child) is Array:  # mostly, and a call takes longer
-                fed.append(child)
+            if type(child) is Array:  # the common case, without a call
+                inputs.append(child)
                 key.append(child.spec)
             else:
-                read(child, fed, key, numbers)
+                flatten(child, inputs, key, scalars_are_inputs)
     else:
-        key.append(_constant(tree))
+        key.append(_constant_key(tree))
 
 
-def sharing(fed: list[Any]) -> tuple[int, ...] | None:
-    """For each array that is fed, which of them is the first that is the same one; None if all are different."""
-    if len({*map(id, fed)}) == len(fed):  # mostly
+def alias_pattern(inputs: list[Any]) -> tuple[int, ...] | None:
+    """Return, per array input, the index of the first input that is the same array; None if all differ."""
+    if len({*map(id, inputs)}) == len(inputs):  # the common case
         return None
-    handles = [id(leaf) for leaf in fed if type(leaf) is Array]
+    handles = [id(leaf) for leaf in inputs if type(leaf) is Array]
     if len({*handles}) == len(handles):
         return None
     first: dict[int, int] = {}
     return tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])
 
 
-def is_fed(leaf: Any, numbers: bool) -> bool:
-    """True for a leaf that read puts into fed."""
-    return type(leaf) is Array or (numbers and type(leaf) in (int, float))
+def is_input(leaf: Any, scalars_are_inputs: bool) -> bool:
+    """Return whether `flatten` appends a leaf to `inputs`."""
+    return type(leaf) is Array or (scalars_are_inputs and type(leaf) in (int, float))
 
 
-def builder(template: Any) -> Callable[[Iterator[Any]], Any]:
-    """What makes a tree like template from its leaves in order, faster than tree.unflatten."""
+def unflattener(template: Any) -> Callable[[Iterator[Any]], Any]:
+    """Return a function that builds a tree like `template` from an iterator over its leaves."""
     found = children(template)
     if found is None:
         return next
-    kind, names, parts = type(template), [*found], [*map(builder, found.values())]
-    if all(part is next for part in parts):  # mostly
+    kind, names, parts = type(template), [*found], [*map(unflattener, found.values())]
+    if all(part is next for part in parts):  # no nested containers
         if kind is list or kind is tuple:
             return lambda leaves: kind(islice(leaves, len(names)))
-        members = lambda leaves: dict(zip(names, leaves))  # noqa: B905  names end first
+        members = lambda leaves: dict(zip(names, leaves))  # noqa: B905  more leaves may follow
     else:
         members = lambda leaves: dict(zip(names, [part(leaves) for part in parts], strict=True))
         if kind is list or kind is tuple:
@@ -79,59 +79,59 @@ def builder(template: Any) -> Callable[[Iterator[Any]], Any]:
     return members if kind is dict else lambda leaves: made(members(leaves))
 
 
-def form(tree: Any) -> list[Any]:
-    """What a tree is besides its arrays and numbers; and those by identity, so that what was replaced is seen."""
-    fed: list[Any] = []
+def fingerprint(tree: Any) -> list[Any]:
+    """Return the structure and constants of a tree, and its inputs by identity: equal only if nothing was replaced."""
+    inputs: list[Any] = []
     key: list[Any] = []
-    read(tree, fed, key)
-    return [*(part for part in key if type(part) is not Spec), *map(id, fed)]
+    flatten(tree, inputs, key)
+    return [*(part for part in key if type(part) is not Spec), *map(id, inputs)]
 
 
-def kept(tree: Any) -> list[tuple[Any, Any]]:
-    """The containers of a tree that can be changed, with what is in them, so that put_back undoes the changes."""
+def containers_of(tree: Any) -> list[tuple[Any, Any]]:
+    """Return the mutable containers of a tree with copies of their contents, for `restore`."""
     found = children(tree) or {}
     own = [(tree, list(tree))] if isinstance(tree, list) else []
     own += [(tree, dict(tree))] if isinstance(tree, dict) else []
     own += [(vars(tree), dict(vars(tree)))] if hasattr(tree, "__dict__") and hasattr(tree, "tree_children") else []
-    return own + [pair for child in found.values() for pair in kept(child)]
+    return own + [pair for child in found.values() for pair in containers_of(child)]
 
 
-def put_back(before: list[tuple[Any, Any]]) -> None:
-    """Give containers what they held."""
-    for container, held in before:
+def restore(before: list[tuple[Any, Any]]) -> None:
+    """Give containers their earlier contents."""
+    for container, members in before:
         if isinstance(container, list):
-            container[:] = held
+            container[:] = members
         else:
             container.clear()
-            container.update(held)
+            container.update(members)
 
 
-def _settings(tree: Any, found: dict[Any, Any]) -> tuple:
-    """What a container has besides its children, a Module's rate, say."""
+def _attributes_key(tree: Any, found: dict[Any, Any]) -> tuple:
+    """Return the key of a container's attributes that are not children, such as a Module's dropout rate."""
     own = getattr(tree, "__dict__", {})
     return tuple([
-        (name, type(value), value if type(value) in PLAIN else _constant(value))
+        (name, type(value), value if type(value) in PLAIN_TYPES else _constant_key(value))
         for name, value in own.items()
         if name not in found
     ])  # fmt: skip
 
 
-def _constant(value: Any) -> Any:
-    """What stands for a constant in a key. 1, 1.0 and True are equal, and yet not the same."""
+def _constant_key(value: Any) -> Any:
+    """Return the cache key of a constant; 1, 1.0 and True have different keys."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return (kind, *map(_constant, value))
+        return (kind, *map(_constant_key, value))
     if kind is dict:
-        return (dict, *((_constant(name), _constant(member)) for name, member in value.items()))
+        return (dict, *((_constant_key(name), _constant_key(member)) for name, member in value.items()))
     if isinstance(value, float):
         return kind, repr(value)
     if isinstance(value, np.ndarray):
         raise CaptureError("compile: an argument is a numpy.ndarray; it must be a polyarr array (see polyarr.asarray)")
-    return (kind, value) if kind.__hash__ is not None else (kind, _Same(value))
+    return (kind, value) if kind.__hash__ is not None else (kind, _ByIdentity(value))
 
 
-class _Same:
-    """Something that cannot be hashed, in a key: it equals itself only."""
+class _ByIdentity:
+    """Key of an object that cannot be hashed; equal only for the same object."""
 
     __slots__ = ("value",)
 
@@ -142,4 +142,4 @@ class _Same:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
+        return isinstance(other, _ByIdentity) and other.value is self.value

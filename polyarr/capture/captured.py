@@ -1,12 +1,12 @@
-"""One capture of a function: fn runs once with what stands for its arguments, and what is left is a program."""
+"""The capture of a function: run it once on tracers of its arguments, and turn the trace into a program."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from polyarr import ops, random, tree
-from polyarr.capture import watched
-from polyarr.capture.arguments import builder, form, is_fed, kept, put_back
+from polyarr.capture import observed
+from polyarr.capture.arguments import containers_of, fingerprint, is_input, restore, unflattener
 from polyarr.capture.fuse import fused
 from polyarr.capture.passes import simplified
 from polyarr.capture.run import runner
@@ -14,75 +14,96 @@ from polyarr.capture.trace import Trace
 from polyarr.core import watch
 from polyarr.core.array import Array, number_of
 from polyarr.core.backend import Backend
-from polyarr.core.current import get_backend, stand_in, use_backend
+from polyarr.core.current import capturing, get_backend, use_backend
 from polyarr.core.errors import CaptureError
-from polyarr.core.number import Number, users_place
+from polyarr.core.number import Number, user_location
 from polyarr.core.program import Program, Run
 from polyarr.core.spec import Spec
 from polyarr.core.tape import paused
 
 
 class Result(NamedTuple):
-    """A leaf of the result: an output's place, with the Spec of an array; or, without a place, a constant."""
+    """A leaf of the function's result.
 
-    at: int | None
+    Attributes:
+        output: Index of the program's output; None for a constant.
+        spec: Spec of an array; None for a number or a constant.
+        constant: Value of a constant.
+    """
+
+    output: int | None
     spec: Spec | None
     constant: Any = None
 
 
 class Captured(NamedTuple):
-    """A program, and how a call's arguments and result relate to it.
+    """A program, and how a call's arguments and result map to its inputs and outputs.
 
-    backend   of the arrays; held, so that its id in the key stays its own
-    build     makes the result out of its leaves; `results` says what each of them is
-    effects   (place among what is fed, output's place, Spec) of the arguments whose handles the function rebinds
-    draws     how many random draws a run makes
+    Attributes:
+        program: The program.
+        run: Function from the inputs' values to the outputs' values.
+        backend: Backend of the arrays. Kept alive, so that its id in the cache key stays unique.
+        unflatten: Function that builds the result from its leaves.
+        results: Description of each leaf of the result.
+        effects: (input index, output index, Spec) of each argument whose handle the function rebinds in place.
+        draws: Number of random draws per run.
     """
 
     program: Program
     run: Run
     backend: Backend
-    build: Callable[[Iterator[Any]], Any]
+    unflatten: Callable[[Iterator[Any]], Any]
     results: tuple[Result, ...]
     effects: tuple[tuple[int, int, Spec], ...]
     draws: int
 
-    def call(self, fed: list[Any], gone: list[Array]) -> Any:
-        """The function's result for these arrays and numbers. `gone` are the arrays that the caller gives away."""
-        inputs = [a.buf if type(a) is Array else a for a in fed]
+    def call(self, arguments: list[Any], donated: list[Array]) -> Any:
+        """Return the function's result for these inputs. The arrays in `donated` become unusable.
+
+        Raises:
+            Exception: That of a step. The random state and all arrays that are not donated are then unchanged.
+        """
+        inputs = [a.buf if type(a) is Array else a for a in arguments]
         if self.draws:
-            slots = self.program.inputs[len(fed) :]
+            state, slots = random.reserve(self.draws), self.program.inputs[len(arguments) :]
             inputs += [
                 number_of(part) if slot in self.program.numbers else part.buf
-                for slot, part in zip(slots, random.reserve(self.draws), strict=True)
+                for slot, part in zip(slots, state, strict=True)
             ]
-        for a in gone:  # as rebind does it, in a third of the time
+        for a in donated:  # inlined Array.rebind, for speed
             a.backend, a.buf, a.node = DONATED, None, None
-        outputs = self.outputs(inputs)
+        try:
+            outputs = self.outputs(inputs)
+        except BaseException:
+            if self.draws:
+                random.release(state, self.draws)
+            raise
         for place, at, spec in self.effects:
-            fed[place].rebind(Array(self.backend, outputs[at], spec))
-        return self.build(self._leaves(outputs))
+            arguments[place].rebind(Array(self.backend, outputs[at], spec))
+        return self.unflatten(self._leaves(outputs))
 
     def outputs(self, inputs: list[Any]) -> list[Any]:
-        """The outputs' values."""
+        """Run the program and return its outputs' values."""
         return self.run(inputs)
 
-    def _watched(self, inputs: list[Any]) -> list[Any]:
-        return watched.run(self.program, self.backend, inputs)
+    def _observed(self, inputs: list[Any]) -> list[Any]:
+        if watch.takes_programs(self.backend):
+            return observed.run_whole(self.program, self.run, self.backend, inputs)
+        return observed.run(self.program, self.backend, inputs)
 
     def _leaves(self, outputs: list[Any]) -> Iterator[Any]:
         leaves, backend, new = list[Any](), self.backend, object.__new__
         for at, spec, constant in self.results:
             if spec is None:
                 leaves.append(constant if at is None else outputs[at])
-            else:  # as Array(...) makes it, in half of the time
+            else:  # inlined Array(...), for speed
                 array = new(Array)
                 array.backend, array.buf, array.spec, array.node = backend, outputs[at], spec, None
                 leaves.append(array)
         return iter(leaves)
 
 
-watch.stand_in(Captured, "outputs", Captured._watched)
+watch.replace_while_observed(Captured, "outputs", Captured._observed)
 
 
 class _Donated(dict):
@@ -91,9 +112,9 @@ class _Donated(dict):
 
 
 def refuse_donated(*_: Any) -> Any:
-    """Say that an array is gone."""
+    """Raise CaptureError for the use of a donated array."""
     raise CaptureError(
-        f"compile: {users_place()} uses an array that was donated to a compiled function; take what that returned"
+        f"compile: {user_location()} uses an array that was donated to a compiled function; take what that returned"
     )
 
 
@@ -105,28 +126,33 @@ DONATED = Backend(
 def captured(
     fn: Callable, name: str, backend: Backend, given: list[tuple[str, Any, bool]], positional: int, captures: Any
 ) -> Captured:
-    """What fn does with arguments.
+    """Capture fn for these arguments.
 
-    given       the arguments' names and values, and whether numbers in them are fed; those by name come last
-    positional  how many are by position
+    Args:
+        fn: The function.
+        name: Its name, for errors.
+        backend: Backend of the arrays.
+        given: (name, value, whether its numbers are inputs) of each argument; keyword arguments come last.
+        positional: Number of positional arguments.
+        captures: Tree of the arrays that `fn` uses without receiving them.
     """
     trace = Trace(backend)
     try:
         capture = _Capture(trace, captures)
-        args = [capture.argument(value, numbers) for _, value, numbers in given]
+        args = [capture.argument(value, scalars_are_inputs) for _, value, scalars_are_inputs in given]
         named = {called: arg for (called, *_), arg in zip(given[positional:], args[positional:], strict=True)}
-        forms = [*map(form, args)]
-        value = capture.run(name, lambda: fn(*args[:positional], **named))
-        for (called, *_), before, after in zip(given, forms, map(form, args), strict=True):
+        fingerprints = [*map(fingerprint, args)]
+        outcome = capture.run(name, lambda: fn(*args[:positional], **named))
+        for (called, *_), before, after in zip(given, fingerprints, map(fingerprint, args), strict=True):
             if before != after:
                 raise CaptureError(f"compile: {name} changes what is in its argument {called!r}; return what is new")
-        return capture.finish(name, value)
+        return capture.finish(name, outcome)
     finally:
         trace.close()
 
 
 class _Generator(random.Generator):
-    """Draws from a state that every run brings, and counts how often."""
+    """Random generator whose state is an input of every run; counts its draws."""
 
     draws = 0
 
@@ -135,97 +161,145 @@ class _Generator(random.Generator):
         return super().draw()
 
     def restart(self, seed: int, counter: int) -> None:
-        raise CaptureError(f"compile: {users_place()} calls random.seed or set_state; do so outside of the function")
+        raise CaptureError(f"compile: {user_location()} calls random.seed or set_state; do so outside of the function")
 
 
-class _Stand(NamedTuple):
-    """What stands for an array or a number that is fed: its value; with an array's handle, and the buffer it had."""
+class _Input(NamedTuple):
+    """An input of the program.
+
+    Attributes:
+        slot: Its value number.
+        original: The caller's handle, of an array.
+        handle: The handle that fn sees: a tracer or, for an array in `captures`, the caller's.
+    """
 
     slot: int
+    original: Array | None = None
     handle: Array | None = None
-    buf: Any = None
+
+
+class _Outcome(NamedTuple):
+    """Outcome of fn: its value, the leaves of the value as tracers, and the tracers of handles that fn rebound."""
+
+    value: Any
+    leaves: list[Any]
+    rebound: list[tuple[_Input, Array]]
 
 
 class _Capture:
-    """fn's one run on a trace, and what stands for what is fed to it."""
+    """The one run of fn on a trace, and the tracers of its inputs."""
 
     def __init__(self, trace: Trace, captures: Any) -> None:
-        self.trace, self.stands = trace, list[_Stand]()
-        self.captures, self.own = captures, [a for a in tree.leaves(captures) if type(a) is Array]
-        is_read = ops.random_bits in trace.target.reads  # otherwise what is in memory becomes a number at every run
+        self.trace, self.inputs, self.captures = trace, list[_Input](), captures
+        is_read = ops.random_bits in trace.target.reads  # otherwise a state on the device is read at every run
         state = [
             trace.array(part) if is_read and type(part) is Array else trace.number(number_of(part))
             for part in random.get_state()
         ]
         self.generator = _Generator(*state)
         self.state = [part.buf.slot if type(part) is Array else part.slot for part in state]
-        self._handles: dict[int, Array] = {}
+        self.captured_arrays = [a for a in tree.leaves(captures) if type(a) is Array]
+        # By id of the caller's handle. An array in `captures` is its own handle, even if it is also an argument.
+        distinct = {id(a): a for a in self.captured_arrays}
+        self._by_handle = {key: _Input(trace.expect(a).buf.slot, a, a) for key, a in distinct.items()}
 
-    def argument(self, value: Any, numbers: bool) -> Any:
-        """An argument with what stands for its arrays and numbers."""
+    def argument(self, value: Any, scalars_are_inputs: bool) -> Any:
+        """Return an argument with tracers in place of its arrays and numbers."""
         leaves = tree.leaves(value)
-        return tree.unflatten(value, [self._stand(a) if is_fed(a, numbers) else a for a in leaves])
+        return tree.unflatten(value, [self._input(a) if is_input(a, scalars_are_inputs) else a for a in leaves])
 
-    def _stand(self, leaf: Any) -> Any:
+    def _input(self, leaf: Any) -> Any:
         if type(leaf) is not Array:
             number = self.trace.number(leaf)
-            self.stands.append(_Stand(number.slot))
+            self.inputs.append(_Input(number.slot))
             return number
-        handle = self._handles.setdefault(id(leaf), self.trace.array(leaf))
-        self.stands.append(_Stand(handle.buf.slot, handle, handle.buf))
-        return handle
+        if id(leaf) not in self._by_handle:
+            tracer = self.trace.array(leaf)
+            self._by_handle[id(leaf)] = _Input(tracer.buf.slot, leaf, tracer)
+        self.inputs.append(self._by_handle[id(leaf)])
+        return self.inputs[-1].handle
 
-    def run(self, name: str, call: Callable[[], Any]) -> Any:
-        """What fn gives on the trace. What it uses without being given it stays as it is."""
-        before = [(a, a.snapshot(), self.trace.expect(a).buf.slot) for a in self.own]
-        containers, was = kept(self.captures), form(self.captures)
-        is_current = get_backend() is self.trace.target
-        token = stand_in.set(self.trace.stand_in)
+    def run(self, name: str, call: Callable[[], Any]) -> _Outcome:
+        """Run fn on the trace and return its outcome. The arrays and containers in `captures` are restored afterwards.
+
+        Raises:
+            CaptureError: fn does something that it may not do in a capture; nothing is changed.
+            Exception: That of fn; its in-place changes and draws before the error then reach the caller.
+        """
+        self.inputs += [self._by_handle[id(a)] for a in self.captured_arrays]
+        before = [(a, a.snapshot()) for a in self.captured_arrays]
+        containers, was = containers_of(self.captures), fingerprint(self.captures)
+        is_current, rebound = get_backend() is self.trace.target, None
+        token = capturing.set(self.trace.context)
         try:
             with use_backend(self.trace.backend) if is_current else contextlib.nullcontext():
                 with random.drawing_from(self.generator), paused():
                     value = call()
-            if form(self.captures) != was:
+            if fingerprint(self.captures) != was:
                 text = f"compile: {name} changes what is in captures="
                 raise CaptureError(f"{text}; make it an argument, and return what is new")
-            return value
+            return _Outcome(value, self._leaves(name, value), self._rebound())
+        except CaptureError:
+            raise
+        except BaseException:
+            rebound = self._rebound()
+            raise
         finally:
-            stand_in.reset(token)
-            put_back(containers)
-            for a, then, slot in before:
-                self.stands.append(_Stand(slot, a.snapshot(), then.buf))
+            capturing.reset(token)
+            restore(containers)
+            for a, then in before:
                 a.rebind(then)
+            if rebound is not None:
+                self._keep_effects(rebound)
 
-    def finish(self, name: str, value: Any) -> Captured:
-        """What is left of the run, where fn gave this value."""
+    def _leaves(self, name: str, value: Any) -> list[Any]:
+        try:
+            return [self._tracer(a) if type(a) is Array else a for a in tree.leaves(value)]
+        except RecursionError:
+            raise CaptureError(f"compile: what {name} returns contains itself; return a tree") from None
+
+    def _rebound(self) -> list[tuple[_Input, Array]]:
+        """Return the inputs whose handles fn rebound, each with the tracer of the new value."""
+        found = [(s, self._tracer(s.handle)) for s in self._by_handle.values()]
+        return [(s, a) for s, a in found if a.buf.slot != s.slot]
+
+    def _keep_effects(self, rebound: list[tuple[_Input, Array]]) -> None:
+        """Apply in-place changes and draws to the caller's arrays after fn raised: its kernels did run."""
+        for source, now in rebound:
+            source.original.rebind(Array(self.trace.target, now.buf.real, now.spec))  # type: ignore[union-attr]
+        if self.generator.draws:
+            random.reserve(self.generator.draws)
+
+    def _tracer(self, a: Array) -> Array:
+        """Return the tracer of an array as a new handle, because the caller's handle will be restored."""
+        return self.trace.context.lift(a).snapshot()
+
+    def finish(self, name: str, outcome: _Outcome) -> Captured:
+        """Simplify the program, fuse its steps, and return the Captured."""
         outputs: list[int] = []
 
-        def output(a: Array) -> int:
-            outputs.append(self.trace.stand_in.lift(a).buf.slot)
+        def output(value: Any) -> int:
+            outputs.append(value.slot if isinstance(value, Number) else value.buf.slot)
             return len(outputs) - 1
 
         def result(leaf: Any) -> Result:
             if isinstance(leaf, Number):
-                outputs.append(leaf.slot)
-                return Result(len(outputs) - 1, None)
+                return Result(output(leaf), None)
             return Result(output(leaf), leaf.spec) if type(leaf) is Array else Result(None, None, leaf)
 
-        try:
-            results = tuple(map(result, tree.leaves(value)))
-        except RecursionError:
-            raise CaptureError(f"compile: what {name} returns contains itself; return a tree") from None
-        handles = [(i, s.handle, s.buf) for i, s in enumerate(self.stands) if s.handle is not None]
-        effects = tuple((i, output(a), a.spec) for i, a, buf in handles if a.buf is not buf)
-        inputs = [s.slot for s in self.stands] + (self.state if self.generator.draws else [])
+        results = tuple(map(result, outcome.leaves))
+        places = {id(s): i for i, s in enumerate(self.inputs)}
+        effects = tuple((places[id(s)], output(a), a.spec) for s, a in outcome.rebound)
+        inputs = [s.slot for s in self.inputs] + (self.state if self.generator.draws else [])
         program, backend = simplified(self.trace.program(name, inputs, outputs)), self.trace.target
         if backend.fusion is not None:
             program = fused(program, backend.fusion)
         run = runner(program)
         if backend.replay is not None:
             run = backend.replay(program, run)
-        template = tree.unflatten(value, [leaf.constant if leaf.at is None else _ARRAY for leaf in results])
-        build, draws = builder(template), self.generator.draws
-        return Captured(program, run, backend, build, results, effects, draws)
+        template = tree.unflatten(outcome.value, [leaf.constant if leaf.output is None else _ARRAY for leaf in results])
+        unflatten, draws = unflattener(template), self.generator.draws
+        return Captured(program, run, backend, unflatten, results, effects, draws)
 
 
-_ARRAY = Spec((), float)  # stands for an array or a number in the template of a result: a Module takes it for a child
+_ARRAY = Spec((), float)  # placeholder of a leaf in the template of a result; a Module accepts it as a child

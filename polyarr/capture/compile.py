@@ -1,4 +1,4 @@
-"""polyarr.compile: capture a function once per form of its arguments, and run what was captured from then on."""
+"""polyarr.compile: capture a function once per signature of its arguments, then run the captured program."""
 
 import functools
 import inspect
@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
-from polyarr.capture.arguments import read, sharing
+from polyarr.capture.arguments import alias_pattern, flatten
 from polyarr.capture.captured import DONATED, Captured, captured, refuse_donated
-from polyarr.capture.familiar import test_of
+from polyarr.capture.guards import guard_for
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
-from polyarr.core.current import get_backend, stand_in
+from polyarr.core.current import capturing, get_backend
 from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.program import Program
@@ -25,101 +25,129 @@ from polyarr.core.tape import reads, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-BACKEND, NODE = attrgetter("backend"), attrgetter("node")
-MANY = 8  # captures of one function, after which it is likely that something changes from call to call
+_BACKEND, _NODE = attrgetter("backend"), attrgetter("node")
+MAX_CAPTURES = 8  # per function, before a CaptureWarning: an argument probably differs at every call
 
 
 class CaptureWarning(RuntimeWarning):
-    """A function that is captured again and again."""
+    """Warning about a function that is captured again and again, because its signature keeps changing."""
 
 
-class Form(NamedTuple):
-    """What arguments that were captured have in common.
+class Signature(NamedTuple):
+    """The signature of a captured call: everything that the captured program was specialized on.
 
-    around    what of it is not in the arguments
-    tests     for each argument, and for what is captured by name, if it is like that: see familiar.py; None: not yet
-    same      which of the arrays are one: fn sees one then, and what it does to that it does to both
-    gone      which of what is fed the caller gives away
-    captured  what runs
+    Attributes:
+        context: The part that is not in the arguments: precision, random state and keyword names.
+        guards: One guard per argument, and one for `captures`; see guards.py. None until the signature is met again.
+        aliases: Which array inputs are the same array, see `alias_pattern`; an in-place change then shows in all of
+            them.
+        donated: Indices of the inputs that the caller donates.
+        captured: The captured function.
     """
 
-    around: tuple[Any, ...]
-    tests: list[Any] | None
-    same: tuple[int, ...] | None
-    gone: list[int]
+    context: tuple[Any, ...]
+    guards: list[Any] | None
+    aliases: tuple[int, ...] | None
+    donated: list[int]
     captured: Captured
 
-    def is_that_of(self, around: tuple[Any, ...], given: tuple[Any, ...], fed: list[Any]) -> bool:
-        """Whether a call has it; what is fed to it then. One that is not recognised may have it all the same."""
-        if self.around != around or self.tests is None or len(self.tests) != len(given):
+    def matches(self, context: tuple[Any, ...], given: tuple[Any, ...], inputs: list[Any]) -> bool:
+        """Return whether a call certainly has this signature; append its inputs to `inputs`."""
+        if self.context != context or self.guards is None or len(self.guards) != len(given):
             return False
-        if None in self.tests or not all([test(value, fed) for test, value in zip(self.tests, given, strict=True)]):
+        if None in self.guards or not all([g(value, inputs) for g, value in zip(self.guards, given, strict=True)]):
             return False
-        first = next((leaf.backend for leaf in fed if type(leaf) is Array), None)
-        return self.captured.backend is (first or get_backend()) and sharing(fed) == self.same
+        first = next((leaf.backend for leaf in inputs if type(leaf) is Array), None)
+        return self.captured.backend is (first or get_backend()) and alias_pattern(inputs) == self.aliases
 
 
 class Compiled(Generic[P, R]):
-    """A function that is captured on its first call with arguments of one form, and run from then on: see compile.
+    """A function that is captured at its first call with arguments of each signature; made by `polyarr.compile`.
 
-    many  captures, after which one more is warned of
+    Attributes:
+        fn: The function itself.
+        many: Number of captures after which a further one raises a CaptureWarning.
     """
 
-    many = MANY
+    many = MAX_CAPTURES
 
     def __init__(self, fn: Callable[P, R], constants: frozenset[str], captures: Any, donate: frozenset[str]) -> None:
         functools.update_wrapper(self, fn)
         self.is_plain = os.environ.get("POLYARR_COMPILE") == "0"
         self.fn, self.captures, self.constants, self.donate = fn, captures, constants, donate
         self.names, self.rest = _positional(fn)
-        self._forms: dict[Any, Form] = {}
-        self._last: Form | None = None  # the one that was met last, if not for the first time
+        self._signatures: dict[Any, Signature] = {}
+        self._last: Signature | None = None  # the last one that was met for at least the second time
         self._lock = threading.RLock()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What fn gives."""
-        # In another capture it is a part of that; and a checkpoint around it has to see which arrays it reads.
-        if self.is_plain or stand_in.get() is not None or reads.get() is not None:
+        """Return fn(*args, **kwargs), computed by the captured program of the call's signature."""
+        # Within another capture, its ops are traced there; a surrounding checkpoint must see which arrays are read.
+        if self.is_plain or capturing.get() is not None or reads.get() is not None:
             return self.fn(*args, **kwargs)
-        around = get_matmul_precision(), *map(_kind, random.get_state()), tuple(kwargs)
-        form, fed, key, gone = self._last, list[Any](), [*around], list[int]()
-        if form is None or not form.is_that_of(around, (*args, *kwargs.values(), self.captures), fed):
-            form, fed = None, []
+        context = get_matmul_precision(), *map(_spec_key, random.get_state()), tuple(kwargs)
+        signature, inputs, key, donated = self._last, list[Any](), [*context], list[int]()
+        if signature is None or not signature.matches(context, (*args, *kwargs.values(), self.captures), inputs):
+            signature, inputs = None, []
             try:
-                self._read(args, kwargs, fed, key, gone)
+                self._flatten(args, kwargs, inputs, key, donated)
             except RecursionError:
                 raise CaptureError(f"compile: an argument of {_name(self.fn)} contains itself; give a tree") from None
-        arrays = [leaf for leaf in fed if type(leaf) is Array]
-        if records() and any(map(NODE, arrays)):
-            return self.fn(*args, **kwargs)  # the tape has to see what it does
+        arrays = [leaf for leaf in inputs if type(leaf) is Array]
+        if records() and any(map(_NODE, arrays)):
+            return self.fn(*args, **kwargs)  # the tape has to record its ops
         backend = self._backend(arrays)
-        if form is None:
-            same = sharing(fed)
-            form = self._form((*key, same, id(backend)), around, same, gone, backend, args, kwargs)
-        return form.captured.call(fed, [fed[i] for i in form.gone])
+        if signature is None:
+            aliases = alias_pattern(inputs)
+            signature = self._lookup((*key, aliases, id(backend)), context, aliases, donated, backend, args, kwargs)
+        try:
+            return signature.captured.call(inputs, [inputs[i] for i in signature.donated])
+        except (CaptureError, BackendError, MemoryError):
+            raise
+        except Exception:
+            if not signature.donated and (signature.captured.effects or signature.captured.draws):
+                self._raise_as_plain(args, kwargs, arrays)
+            raise
+
+    def _raise_as_plain(self, args: tuple, kwargs: dict[str, Any], arrays: list[Array]) -> None:
+        """Run fn itself after a captured run raised, so that the caller sees its changes and draws before the error.
+
+        If fn does not raise, the changes are undone.
+        """
+        before, state = [(a, a.snapshot()) for a in arrays], random.get_state()
+        self.fn(*args, **kwargs)
+        for a, then in before:
+            a.rebind(then)
+        random.set_state(state)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method, which is captured with its Module as the first argument."""
+        """Bind as a method: the Module is the first argument of the captured function."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """As fn itself: a function is pickled by its name and not copied, anything else is; captures stay behind."""
+        """Pickle a function by its name, and any other callable with it; captured programs are left out."""
         if isinstance(self.fn, types.FunctionType):
             return self.__qualname__
         return Compiled, (self.fn, self.constants, self.captures, self.donate)
 
     def programs(self) -> list[Program]:
-        """What was captured, in order; printing one shows its steps."""
-        return [form.captured.program for form in self._forms.values()]
+        """Return the captured programs, in the order of capture; printing one shows its steps.
 
-    def _read(self, args: tuple, kwargs: dict[str, Any], fed: list[Any], key: list[Any], gone: list[int]) -> None:
-        """Fill fed and key from the arguments, and gone with the places of what the caller gives away."""
+        Returns:
+            List of Program, one per signature.
+        """
+        return [signature.captured.program for signature in self._signatures.values()]
+
+    def _flatten(
+        self, args: tuple, kwargs: dict[str, Any], inputs: list[Any], key: list[Any], donated: list[int]
+    ) -> None:
+        """Fill inputs and key from the arguments, and donated with the places of what the caller gives away."""
         for name, value in (*self._named(args), *kwargs.items()):
-            start = len(fed)
-            read(value, fed, key, name not in self.constants)
+            start = len(inputs)
+            flatten(value, inputs, key, name not in self.constants)
             if name in self.donate:
-                gone += [i for i in range(start, len(fed)) if type(fed[i]) is Array]
-        read(self.captures, fed, key, numbers=False)
+                donated += [i for i in range(start, len(inputs)) if type(inputs[i]) is Array]
+        flatten(self.captures, inputs, key, scalars_are_inputs=False)
 
     def _named(self, args: tuple) -> Iterable[tuple[str, Any]]:
         if len(args) <= len(self.names):
@@ -130,7 +158,7 @@ class Compiled(Generic[P, R]):
         if not arrays:
             return get_backend()
         first = arrays[0].backend
-        if first is not DONATED and [*map(BACKEND, arrays)].count(first) == len(arrays):
+        if first is not DONATED and [*map(_BACKEND, arrays)].count(first) == len(arrays):
             return first
         for a in arrays:
             if a.backend is DONATED:
@@ -140,25 +168,26 @@ class Compiled(Generic[P, R]):
                 raise BackendError(f"{text}; bring them to one backend with .to(name)")
         return first
 
-    def _form(
-        self, key: tuple, around: tuple, same: tuple[int, ...] | None, gone: list[int], backend: Backend,
+    def _lookup(
+        self, key: tuple, context: tuple, aliases: tuple[int, ...] | None, donated: list[int], backend: Backend,
         args: tuple, kwargs: dict[str, Any],
-    ) -> Form:  # fmt: skip
-        """What was captured under a key; when it is met for the second time, how it is recognised from then on."""
+    ) -> Signature:  # fmt: skip
+        """Return the Signature of a key, capturing it if it is new; build its guards when it is met again."""
         given = [(name, value, name not in self.constants) for name, value in (*self._named(args), *kwargs.items())]
         with self._lock:
-            form = self._forms.get(key)
-            if form is None:
+            signature = self._signatures.get(key)
+            if signature is None:
                 found = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures)
-                form = self._forms[key] = Form(around, None, same, gone, found)
-                if len(self._forms) == self.many + 1:
+                signature = self._signatures[key] = Signature(context, None, aliases, donated, found)
+                if len(self._signatures) == self.many + 1:
                     _warn(self.fn, self.many)
             else:
-                if form.tests is None:
-                    tests = [test_of(value, numbers) for _, value, numbers in given]
-                    form = self._forms[key] = form._replace(tests=[*tests, test_of(self.captures, numbers=False)])
-                self._last = form
-            return form
+                if signature.guards is None:
+                    guards = [guard_for(value, scalars_are_inputs) for _, value, scalars_are_inputs in given]
+                    guards.append(guard_for(self.captures, scalars_are_inputs=False))
+                    signature = self._signatures[key] = signature._replace(guards=guards)
+                self._last = signature
+            return signature
 
 
 @overload
@@ -180,18 +209,37 @@ def compile(
     captures: Any = (),
     donate: str | Iterable[str] = (),
 ) -> Any:
-    """fn, a function of trees, captured once for each form of its arguments, and then run without Python between ops.
+    """Compile a function of trees: capture it once per signature of its arguments, then run the program.
 
-    The form is all but the values of arrays and numbers: trees, shapes, dtypes, Modules' settings, strings, the
-    backend. What fn does besides computing with arrays happens while it is captured, once. Also a decorator.
+    The signature is everything but the values of arrays and numbers: trees, shapes, dtypes, attributes of Modules,
+    strings and the backend. Side effects of the function happen once, during the capture. Also a decorator.
 
-    constants  the names of arguments whose numbers are constants, so that `if n > 3` works: a capture for each value
-    captures   a tree of arrays that fn uses without being given them; read at every call, as arguments are
-    donate     the names of arguments that the caller gives away: the memory of their arrays is free after its last use
+    Args:
+        fn: Function of arrays, numbers and trees of them; None to get a decorator.
+        constants: Names of arguments whose numbers are constants, so that `if n > 3` works. Each value is captured
+            separately.
+        captures: Tree of arrays that `fn` uses without receiving them as arguments. They are read at every call, may be
+            changed in place and returned, and may be arguments as well.
+        donate: Names of arguments whose arrays the caller donates: their memory is freed after its last use, and using
+            them afterwards raises CaptureError.
 
-    Errors:  CaptureError where fn, while it is captured, reads an array's values, asks for a number's value, uses an
-             array that it was not given or changes a container that it was given; TypeError for what is no plain
-             function, and for a name that is none of its arguments
+    Returns:
+        Compiled: a function with the same arguments; without `fn`, a decorator.
+
+    Raises:
+        CaptureError: During the capture, `fn` reads an array's values, asks for the value of a number, uses an array
+            that it was not given, or changes a container that it was given.
+        TypeError: `fn` is not a plain function, or an option names something that is not one of its arguments.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> @pa.compile
+        ... def scale(x, factor):
+        ...     return x * factor
+        >>> scale(pa.asarray([1.0, 2.0]), 3), scale(pa.asarray([1.0, 2.0]), 4)
+        (Array([3., 6.], float32, 'numpy'), Array([4., 8.], float32, 'numpy'))
+        >>> len(scale.programs())
+        1
     """
     options = {"constants": _names("constants", constants), "donate": _names("donate", donate)}
     if fn is None:
@@ -214,14 +262,14 @@ def _names(option: str, given: str | Iterable[str]) -> frozenset[str]:
 
 
 def _positional(fn: Callable) -> tuple[tuple[str, ...], str]:
-    """The names of fn's arguments by position, and that of all further ones."""
+    """Return the names of fn's positional parameters, and the name of its *args parameter or ""."""
     parameters = inspect.signature(fn).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     return names, next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
 
 
-def _kind(part: Any) -> Any:
-    """What of a part of the random state belongs to the form."""
+def _spec_key(part: Any) -> Any:
+    """Return the key of a part of the random state."""
     return spec_of(part)
 
 

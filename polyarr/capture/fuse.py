@@ -1,7 +1,7 @@
-"""Joining steps that go through the same elements into groups, each of which the backend makes one command of.
+"""Fusion: group steps with one iteration shape, so that the backend runs each group as one kernel.
 
-A group grows along its producers and may give several results. Two groups become one only where neither waits for the
-other by way of a third; and steps that may report a bad index keep their order, as if each waited for the one before.
+A group grows along its producers and may have several results. Two groups are merged only if neither depends on the
+other through a third group. Steps that may report an invalid index stay in order, as if each depended on the previous.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from polyarr.core.program import Fusion, Kind, Program, Step, flat
 
-LONGEST = 64  # steps of a group: with more, values would not stay in a device's registers
+MAX_STEPS = 64  # per group; with more, values would spill out of registers
 
 
 def fused(program: Program, fusion: Fusion) -> Program:
-    """The program with groups of steps as one step each."""
+    """Return the program with each group of steps as one step."""
     groups, count = Groups(program, fusion), 0
-    while count != len(groups.all):  # what was joined may be what others can join
+    while count != len(groups.all):  # a merge may enable further merges
         count = len(groups.all)
         for i, step in enumerate(program.steps):
             for v in flat(step.takes):
@@ -29,10 +29,12 @@ def fused(program: Program, fusion: Fusion) -> Program:
 class Group(NamedTuple):
     """Steps that run as one.
 
-    kind     None: a step that stays alone
-    own      its steps: a bit for each
-    before   at least one step of each group that it waits for, also by way of others
-    after    at least one of each that waits for it
+    Attributes:
+        steps: Indices of the steps, ascending.
+        kind: Fusion class; None for a step that cannot be fused.
+        own: Bit set of the group's steps.
+        before: Bit set with at least one step of each group that this one depends on, directly or not.
+        after: Bit set with at least one step of each group that depends on this one.
     """
 
     steps: tuple[int, ...]
@@ -45,14 +47,16 @@ class Group(NamedTuple):
 class Groups:
     """The groups of a program's steps.
 
-    maker   of each value, the step that gives it
-    home    of each step, the number of its group
-    users   of each step, those that wait for it
+    Attributes:
+        maker: Value number -> index of the step that computes it.
+        home: Index of each step's group.
+        users: For each step, the steps that depend on it.
+        all: Group index -> Group.
     """
 
     def __init__(self, program: Program, fusion: Fusion) -> None:
         self._steps, self._outputs, self._most = program.steps, set(program.outputs), fusion.most
-        self._inside = program.constants.keys() - program.specs.keys()  # numbers, of which each group has its own
+        self._inside = program.constants.keys() - program.specs.keys()  # constant numbers, copied into each group
         self.maker = {v: i for i, step in enumerate(program.steps) for v in flat(step.gives)}
         self.home = list(range(len(program.steps)))
         waits = _waits(program.steps, self.maker)
@@ -67,13 +71,13 @@ class Groups:
         }
 
     def join_alike(self, a: int, b: int) -> None:
-        """Make two groups one where they go through the same elements and nothing speaks against it."""
+        """Merge two groups if they have one iteration shape and nothing prevents it."""
         one, other = self.all[a].kind, self.all[b].kind
         if a != b and one and other and one.shape == other.shape and self._may_join(a, b, one, other):
             self._join(a, b, one, other)
 
     def join_only_user(self, a: int) -> None:
-        """Make a group one with the only one that needs it, where it has an element for each of the other's rows."""
+        """Merge a group into its only user if it has one element per row of that user."""
         users = {self.home[i] for step in self.all[a].steps for i in self.users[step]} - {a}
         gives = {v for step in self.all[a].steps for v in flat(self._steps[step].gives)}
         if len(users) == 1 and gives.isdisjoint(self._outputs):
@@ -83,7 +87,7 @@ class Groups:
                 self._join(a, b, one, other)
 
     def edges(self, steps: Iterable[int]) -> tuple[list[int], list[int]]:
-        """The values that steps take from elsewhere, and those of their own that somebody else needs."""
+        """Return the values that steps read from outside, and their results that are needed outside."""
         inside = set(steps)
         own = [self._steps[i].gives for i in sorted(inside)]
         taken = dict.fromkeys(v for i in sorted(inside) for v in self._steps[i].takes[1:])
@@ -91,11 +95,11 @@ class Groups:
         return [v for v in taken if v not in own and v not in self._inside], needed
 
     def order(self) -> Iterator[int]:
-        """The groups, each when its last step is due, or before that if another one needs it."""
+        """Yield the groups in order: each at its last step, or earlier if another group needs it."""
         done = set[int]()
         for i, home in enumerate(self.home):
             if i == self.all[home].steps[-1] and home not in done:
-                # Who waits for another waits for all that the other waits for: the longer it waits, the later it runs.
+                # A group depends on more steps than any of its dependencies, so the count sorts topologically.
                 due = {self.home[step] for step in _bits(self.all[home].before)} - done
                 found = [*sorted(due, key=lambda g: (self.all[g].before.bit_count(), g)), home]
                 done.update(found)
@@ -106,12 +110,12 @@ class Groups:
         if any(x and y and x != y for x, y in zip(kind[1:], others[1:], strict=True)):
             return False
         if (one.before & other.after) | (one.after & other.before):
-            return False  # what is between would wait for itself
+            return False  # a group between the two would depend on itself
         steps = one.steps + other.steps
-        return len(steps) <= LONGEST and sum(map(len, self.edges(steps))) <= self._most
+        return len(steps) <= MAX_STEPS and sum(map(len, self.edges(steps))) <= self._most
 
     def _join(self, a: int, b: int, kind: Kind, others: Kind) -> None:
-        """Make one of group a and group b, which waits for it."""
+        """Merge group b into group a, on which it depends."""
         one, other = self.all[a], self.all.pop(b)
         own = one.own | other.own
         before, after = (one.before | other.before) & ~own, (one.after | other.after) & ~own
@@ -119,7 +123,7 @@ class Groups:
         self.all[a] = Group(tuple(sorted(one.steps + other.steps)), joint, own, before, after)
         for i in other.steps:
             self.home[i] = a
-        # Mostly everybody knows all that now: b waits for nothing else than a does, or nothing waits for a but by b.
+        # Only needed if b has dependencies that a lacks, and a has dependents that b lacks.
         if other.before & ~(one.before | one.own) and one.after & ~(other.after | other.own):
             for g in {self.home[i] for i in _bits(after)}:
                 self.all[g] = self.all[g]._replace(before=self.all[g].before | before | own)
@@ -128,7 +132,7 @@ class Groups:
 
 
 def _waits(steps: tuple[Step, ...], maker: dict[int, int]) -> list[set[int]]:
-    """For each step those that must run before it: who makes what it takes, and of those that may report the last."""
+    """Return, per step, the steps that must run before it: its producers and the previous step that may report."""
     found, last = [], set[int]()
     for i, step in enumerate(steps):
         waits = {maker[v] for v in flat(step.takes) if v in maker}
@@ -139,7 +143,7 @@ def _waits(steps: tuple[Step, ...], maker: dict[int, int]) -> list[set[int]]:
 
 
 def _reached(edges: list[set[int]], order: list[int]) -> list[int]:
-    """For each step all that edges lead to, in the end: a bit for each. They lead to what is earlier in order."""
+    """Return, per step, the bit set of all steps that `edges` lead to. Edges lead to steps earlier in `order`."""
     found = [0] * len(edges)
     for i in order:
         for other in edges[i]:
@@ -162,7 +166,7 @@ def _kind(program: Program, fusion: Fusion, step: Step) -> Kind | None:
 
 
 def _is_by_rows(one: Kind, other: Kind) -> bool:
-    """True where arrays are broadcast to the other shape, and each of their elements along the whole last axis."""
+    """Return whether `one` broadcasts to the shape of `other` with one element along the whole last axis."""
     small, large = one.shape, other.shape
     pairs = zip(small[::-1], large[::-1], strict=False)
     is_broadcast = len(small) <= len(large) and all(n in (1, length) for n, length in pairs)
@@ -189,7 +193,7 @@ def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
 
 
 def _part(program: Program, members: tuple[int, ...], takes: list[int], gives: list[int]) -> Program:
-    """Some of a program's steps, as a program."""
+    """Return some of a program's steps as a program."""
     steps = tuple([program.steps[i] for i in members])
     known = {v for step in steps for v in flat(step.takes)} - {*takes}
     constants = {v: program.constants[v] for v in known if v in program.constants}

@@ -1,4 +1,4 @@
-"""What runs a program on any backend: its kernels, one after the other, without infer and record."""
+"""Running a program on any backend: call its kernels one after the other, without inference and recording."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from polyarr.core.program import Program, Run, given, last_uses, taken
 
 
 def runner(program: Program) -> Run:
-    """A function from the inputs' values to the outputs'."""
+    """Return a function from the inputs' values to the outputs' values."""
     first: list[Any] = [None] * program.size
     for slot, constant in program.constants.items():
         first[slot] = constant
@@ -20,10 +20,10 @@ def runner(program: Program) -> Run:
         values = first.copy()
         for slot, value in zip(program.inputs, inputs, strict=True):
             values[slot] = value
-        inputs.clear()  # so that what was given away is free after its last use
+        inputs.clear()  # so that donated memory is freed after its last use
         value = step = None
         try:
-            for step, call, takes, is_flat, params, gives, gone in rows:  # noqa: B007  step is for the error
+            for step, call, takes, is_flat, params, gives, gone in rows:  # noqa: B007  step is used by the error
                 found = call(*[values[t] if is_flat else taken(values, t) for t in takes], **params)
                 if type(gives) is int:
                     values[gives] = found

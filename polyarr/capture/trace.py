@@ -1,7 +1,7 @@
-"""A trace is a backend: its kernels call those of the backend that it traces, and note that they did.
+"""Trace: a backend whose kernels call those of the traced backend and append a step to the program.
 
-So the one path infer, run, record serves unchanged, and with it autograd, pairs and optimisers. The kernels do run:
-only they know what a pair saves, which gradient is None, and whether a pair declines.
+Ops, autograd, Fused kernels and optimizers run on it unchanged. The kernels do compute, because only they know what a
+Fused kernel saves, which gradients are None, and whether a Fused kernel declines a call.
 """
 
 import itertools
@@ -13,19 +13,19 @@ import numpy as np
 
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
-from polyarr.core.current import StandIn
+from polyarr.core.current import CaptureContext
 from polyarr.core.errors import CaptureError
-from polyarr.core.number import FloatNumber, IntNumber, Number, place, users_place
+from polyarr.core.number import FloatNumber, IntNumber, Number, caller_location, user_location
 from polyarr.core.op import Op
 from polyarr.core.program import Program, Step, flat
 from polyarr.core.spec import Spec
 
-FOLDED = 2**20  # elements: up to here, what depends on constants only is computed once
-AGAIN = "again"  # the part of a step that gives what it takes, as another value: see StandIn.again; no pass leaves one
+MAX_FOLDED_SIZE = 2**20  # elements of a result that is folded because it depends on constants only
+COPY = "again"  # part of an identity step, see CaptureContext.copy; the passes remove all of them
 
 
-class Held:
-    """A buffer of a trace: which value of the program it is, and the real buffer while somebody holds it."""
+class TracedBuffer:
+    """Buffer of a trace: its value number in the program, and the concrete buffer while it is needed."""
 
     __slots__ = ("real", "slot")
 
@@ -33,8 +33,8 @@ class Held:
         self.slot, self.real = slot, real
 
 
-class Count:
-    """A function of numbers, whose value is of the kind that it was at capture, or is looked at by nobody."""
+class ScalarFunction:
+    """Function of numbers that must return the kind that it returned at capture; None: the result is unused."""
 
     __slots__ = ("__name__", "fn", "kind")
 
@@ -56,11 +56,16 @@ class Count:
 
 
 class Trace:
-    """The steps that one capture notes, over numbered values.
+    """The steps that one capture records, over numbered values.
 
-    steps, counts    those of kernels, and those of Python numbers
-    constants        what is known beforehand, by value
-    specs, numbers   of the values that are arrays, and the kinds of those that are numbers
+    Attributes:
+        target: The traced backend.
+        backend: The tracing backend.
+        steps: Steps that call kernels.
+        counts: Steps that call functions of Python numbers.
+        constants: Value number -> value known at capture.
+        specs: Value number -> Spec, for arrays.
+        numbers: Value number -> int or float, for scalar inputs and what is computed from them.
     """
 
     def __init__(self, target: Backend) -> None:
@@ -70,10 +75,10 @@ class Trace:
         self.numbers: dict[int, type] = {}
         self.is_open = True
         self._new = itertools.count()
-        self._known: dict[int, tuple[Any, Held]] = {}  # by id: a buffer from elsewhere, and what stands for it
-        self._same: dict[Any, int] = {}  # constants by type and value
+        self._known: dict[int, tuple[Array, Any, TracedBuffer]] = {}  # by id: a handle, its buffer and its tracer
+        self._same: dict[Any, int] = {}  # value numbers of constants by type and value
         self.backend = target._replace(
-            kernels=MappingProxyType({op: self._recorder(op, kernel) for op, kernel in target.kernels.items()}),
+            kernels=MappingProxyType({op: self._recording(op, kernel) for op, kernel in target.kernels.items()}),
             upload=lambda host: self._constant_buffer(target.upload(host), Spec(host.shape, host.dtype)),
             download=self._refuse_to_read,
             synchronize=self._refuse_to_read,
@@ -84,17 +89,17 @@ class Trace:
             replay=None,
             home=target.name if target.home is None else target.home,
         )
-        self.stand_in = StandIn(target, self.backend, self._lift, self._again)
+        self.context = CaptureContext(target, self.backend, self._traced, self._lift, self._copy)
 
     def program(self, name: str, inputs: list[int], outputs: list[int]) -> Program:
-        """What was noted."""
+        """Return the recorded program."""
         counts, steps, size = tuple(self.counts), tuple(self.steps), next(self._new)
         return Program(
             name, counts, steps, size, self.constants, tuple(inputs), tuple(outputs), self.specs, self.numbers
         )
 
     def close(self) -> None:
-        """Note nothing more, and let go of what was held; whoever kept an array of this trace learns of it."""
+        """Stop recording and release all buffers; later use of an array of this trace raises CaptureError."""
         self.is_open = False
         for held in (self._known, self._same):
             held.clear()
@@ -103,54 +108,57 @@ class Trace:
     # ---- values ----------------------------------------------------------------------------------------------
 
     def array(self, a: Array) -> Array:
-        """The handle that stands for an array that every run brings."""
-        return Array(self.backend, self._held(a.buf, a.spec), a.spec)
+        """Return the tracer of an array input."""
+        return Array(self.backend, self._buffer(a.buf, a.spec), a.spec)
 
     def expect(self, a: Array) -> Array:
-        """The same for an array that the function uses without being given it, wherever it meets it."""
+        """Return the tracer of an array that the function uses by name, and use it wherever this handle occurs.
+
+        The handle identifies the array, not its buffer: another handle on the buffer may be rebound between two runs.
+        """
         handle = self.array(a)
-        self._known[id(a.buf)] = a.buf, handle.buf
+        self._known[id(a)] = a, a.buf, handle.buf
         return handle
 
     def number(self, now: int | float) -> Number:
-        """A number that every run brings, or computes."""
+        """Return the tracer of a number that every run brings or computes."""
         kind, slot = int if isinstance(now, int) else float, next(self._new)
         self.numbers[slot] = kind
-        return (IntNumber if kind is int else FloatNumber)(slot, now, self._count)
+        return (IntNumber if kind is int else FloatNumber)(slot, now, self._evaluate)
 
     def constant(self, value: Any) -> int:
-        """The value of something that is known beforehand; equal ones share it."""
+        """Return the value number of a constant; equal constants share one."""
         key = (type(value), repr(value)) if isinstance(value, (bool, int, float)) else (type(value), value)
         try:
             found = self._same.get(key)
         except TypeError:  # not hashable
-            key, found = (Held, next(self._new)), None
+            key, found = (TracedBuffer, next(self._new)), None
         if found is None:
             found = self._same[key] = next(self._new)
             self.constants[found] = value
         return found
 
-    def _constant_buffer(self, buf: Any, spec: Spec) -> Held:
-        held = self._held(buf, spec)
+    def _constant_buffer(self, buf: Any, spec: Spec) -> TracedBuffer:
+        held = self._buffer(buf, spec)
         self.constants[held.slot] = buf
         return held
 
-    def _held(self, real: Any, spec: Spec | None) -> Held:
-        held = Held(next(self._new), real)
+    def _buffer(self, real: Any, spec: Spec | None) -> TracedBuffer:
+        held = TracedBuffer(next(self._new), real)
         if spec is not None:
             self.specs[held.slot] = spec
         return held
 
     def _slot(self, a: Any) -> Any:
-        if isinstance(a, (Held, Number)):
+        if isinstance(a, (TracedBuffer, Number)):
             return a.slot
         if type(a) is tuple:
             return tuple(map(self._slot, a))
-        return self.constant(None if type(a) is Array else a)  # a check is of numbers
+        return self.constant(None if type(a) is Array else a)  # a check looks at numbers only
 
-    # ---- noting ----------------------------------------------------------------------------------------------
+    # ---- recording -------------------------------------------------------------------------------------------
 
-    def _recorder(self, op: Op, kernel: Any) -> Any:
+    def _recording(self, op: Op, kernel: Any) -> Any:
         if isinstance(kernel, Fused):
             return kernel._replace(
                 forward=self._forward(op, kernel.forward), backward=self._backward(op, kernel.backward)
@@ -159,11 +167,12 @@ class Trace:
         like = op.inputs.index("like") if "like" in op.inputs else len(op.inputs)
 
         def run(out: Any, *args: Any, **params: Any) -> Any:
-            args = tuple(None if i == like else a for i, a in enumerate(args))  # it named the backend, known by now
+            args = tuple(None if i == like else a for i, a in enumerate(args))  # `like` only selected the backend
             found, takes = self._call(kernel, (out, *args), params)
-            if type(out) is Spec and out.size <= FOLDED and all(t in self.constants for t in flat(takes)):
+            if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(takes)):
                 return self._constant_buffer(found, out)
-            return self._noted(Step(op, "kernel", kernel, takes, params, None, place()), self._results(found, out))
+            step = Step(op, "kernel", kernel, takes, params, None, caller_location())
+            return self._append(step, self._results(found, out))
 
         return run
 
@@ -173,7 +182,7 @@ class Trace:
             if found is NotImplemented or type(found) is not tuple or len(found) != 2:
                 return found
             gives = self._results(found[0], out), self._saved(found[1])
-            return self._noted(Step(op, "forward", forward, takes, params, None, place()), gives)
+            return self._append(Step(op, "forward", forward, takes, params, None, caller_location()), gives)
 
         return run
 
@@ -183,88 +192,92 @@ class Trace:
             if type(found) not in (tuple, list) or len(found) != len(args):
                 return found
             gives = tuple(map(self._gradient, found, takes[2:]))
-            return self._noted(Step(op, "backward", backward, takes, params, None, place()), gives)
+            return self._append(Step(op, "backward", backward, takes, params, None, caller_location()), gives)
 
         return run
 
     def _call(self, kernel: Callable, args: tuple, params: dict[str, Any]) -> tuple[Any, tuple]:
-        """What a kernel gives, and the values that it takes."""
+        """Call a kernel on concrete buffers; return its result and the value numbers of its arguments."""
         if not self.is_open:
-            raise CaptureError(_outlived(users_place()))
+            raise CaptureError(_outlived(user_location()))
         takes = tuple(self.constant(a) if _is_out(a) else self._slot(a) for a in args)
-        return kernel(*map(_real, args), **params), takes
+        return kernel(*map(_concrete, args), **params), takes
 
     def _results(self, found: Any, out: Any) -> Any:
         if type(out) is tuple:
             return tuple(map(self._results, found, out))
-        return self._held(found, out)
+        return self._buffer(found, out)
 
     def _saved(self, found: Any) -> Any:
-        return tuple(map(self._saved, found)) if type(found) is tuple else self._held(found, None)
+        return tuple(map(self._saved, found)) if type(found) is tuple else self._buffer(found, None)
 
     def _gradient(self, found: Any, like: Any) -> Any:
         if found is None:
             return None
         if type(like) is tuple:
             return tuple(map(self._gradient, found, like))
-        # Of an input that a pair does not need, there is the Spec only, a constant.
-        return self._held(found, self.specs[like] if like in self.specs else self.constants[like])
+        # An input that the Fused kernel does not need was replaced by its Spec, a constant.
+        return self._buffer(found, self.specs[like] if like in self.specs else self.constants[like])
 
-    def _noted(self, step: Step, gives: Any) -> Any:
+    def _append(self, step: Step, gives: Any) -> Any:
         self.steps.append(step._replace(gives=_slots(gives)))
         return gives
 
-    def _count(self, fn: Callable, numbers: tuple, gives: bool) -> Any:
+    def _evaluate(self, fn: Callable, numbers: tuple, gives: bool) -> Any:
         if not self.is_open:
-            raise CaptureError(_outlived(users_place()))
-        now, takes = fn(*map(_real, numbers)), tuple(map(self._slot, numbers))
+            raise CaptureError(_outlived(user_location()))
+        now, takes = fn(*map(_concrete, numbers)), tuple(map(self._slot, numbers))
         if not gives:
-            self.counts.append(Step(None, "number", Count(fn, None), takes, {}, None, place()))
+            self.counts.append(Step(None, "number", ScalarFunction(fn, None), takes, {}, None, caller_location()))
             return None
         if isinstance(now, bool) or not isinstance(now, (int, float)):
-            what = f"{users_place()}: {getattr(fn, '__name__', fn)} gave {type(now).__name__}"
+            what = f"{user_location()}: {getattr(fn, '__name__', fn)} gave {type(now).__name__}"
             raise CaptureError(f"compile: {what}; what polyarr.evaluate calls must give an int or float")
         found = self.number(now)
         kind = self.numbers[found.slot]
-        self.counts.append(Step(None, "number", Count(fn, kind), takes, {}, found.slot, place()))
+        self.counts.append(Step(None, "number", ScalarFunction(fn, kind), takes, {}, found.slot, caller_location()))
         return found
 
-    def _again(self, leaf: Any) -> Any:
+    def _copy(self, leaf: Any) -> Any:
         if isinstance(leaf, Number):
             found = self.number(leaf.now)
-            self.counts.append(Step(None, AGAIN, _same, (leaf.slot,), {}, found.slot, place()))
+            self.counts.append(Step(None, COPY, _same, (leaf.slot,), {}, found.slot, caller_location()))
             return found
         if type(leaf) is not Array:
             return leaf
         leaf = self._lift(leaf)
-        held = self._held(leaf.buf.real, leaf.spec)
-        self.steps.append(Step(None, AGAIN, _same, (leaf.buf.slot,), {}, held.slot, place()))
+        held = self._buffer(leaf.buf.real, leaf.spec)
+        self.steps.append(Step(None, COPY, _same, (leaf.buf.slot,), {}, held.slot, caller_location()))
         return Array(self.backend, held, leaf.spec, leaf.node)
 
-    # ---- what may not be -------------------------------------------------------------------------------------
+    # ---- refusals --------------------------------------------------------------------------------------------
 
     def _refuse_to_read(self, *_: Any) -> NoReturn:
         if not self.is_open:
-            raise CaptureError(_outlived(users_place()))
+            raise CaptureError(_outlived(user_location()))
         raise CaptureError(
-            f"compile: {users_place()} reads an array's values, which a compiled function does not know while it is "
+            f"compile: {user_location()} reads an array's values, which a compiled function does not know while it is "
             "captured; return the array and read it outside"
         )
 
     def _refuse_to_move(self, buf: Any, target: Backend) -> NoReturn:
         raise CaptureError(
-            f"compile: {users_place()} takes an array from {self.target.name!r} to {target.name!r}; "
+            f"compile: {user_location()} takes an array from {self.target.name!r} to {target.name!r}; "
             "a compiled function computes on one backend, so do so outside of it"
         )
 
+    def _traced(self, a: Array) -> Array:
+        """Return the tracer of an array used by name, unless its handle was rebound; any other array itself."""
+        _, buf, held = self._known.get(id(a), (None, None, None))
+        return Array(self.backend, held, a.spec, a.node) if held is not None and a.buf is buf else a
+
     def _lift(self, a: Array) -> Array:
-        """What stands for an array: itself, if it is this trace's."""
+        """Return the tracer of an array, which is the array itself if it belongs to this trace."""
+        a = self._traced(a)
         if a.backend is self.backend:
             return a
-        if id(a.buf) in self._known:
-            return Array(self.backend, self._known[id(a.buf)][1], a.spec, a.node)
         raise CaptureError(
-            f"compile: {users_place()} uses an array {a.spec} on {a.backend.name!r} that the function was not given; "
+            f"compile: {user_location()} uses an array {a.spec} on {a.backend.name!r} that the function was not given; "
             "make it an argument, or name it in captures="
         )
 
@@ -274,7 +287,7 @@ def _outlived(where: str) -> str:
 
 
 def _is_out(a: Any) -> bool:
-    """True for the Spec, or Specs, of what a kernel is to give: a constant, however nested."""
+    """Return whether an argument is the Spec, or Specs, of a kernel's result: a constant, however nested."""
     return type(a) is Spec or (type(a) is tuple and bool(a) and all(map(_is_out, a)))
 
 
@@ -282,12 +295,12 @@ def _same(a: Any) -> Any:
     return a
 
 
-def _real(a: Any) -> Any:
-    if type(a) is Held:
+def _concrete(a: Any) -> Any:
+    if type(a) is TracedBuffer:
         return a.real
     if isinstance(a, Number):
         return a.now
-    return tuple(map(_real, a)) if type(a) is tuple else a
+    return tuple(map(_concrete, a)) if type(a) is tuple else a
 
 
 def _slots(gives: Any) -> Any:

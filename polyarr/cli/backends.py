@@ -1,4 +1,4 @@
-"""`polyarr backends`: every backend, started, and what it can do."""
+"""`polyarr backends`: list all backends and their capabilities."""
 
 import click
 
@@ -12,7 +12,7 @@ from polyarr.diagnosis import BackendStatus, status
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """List the backends: who brings each, whether it starts, and what it can do."""
+    """List the backends: their packages, whether they start, and what they support."""
     with no_plugin_warnings():
         rows = status(start=True)
     if as_json:

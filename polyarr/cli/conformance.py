@@ -1,42 +1,46 @@
-"""`polyarr conformance`: put a backend to every case of the kit, wherever the user stands."""
+"""`polyarr conformance`: run the conformance kit on a backend, in any folder."""
 
+import difflib
 import importlib
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 from polyarr.core.current import get_backend
-from polyarr.testing import LEVELS
+from polyarr.testing import LEVELS, USUAL_LEVEL
 
-# What pytest says by its exit code, and what this command does. All else that is not 0 is 1.
-INTERRUPTED, WRONG_USAGE = 2, 4
+# pytest's exit codes, and the command's exit code for each; for all others it is 1.
+INTERRUPTED, WRONG_USAGE, NO_CASES = 2, 4, 5
 EXIT_CODES = {0: 0, INTERRUPTED: 130, WRONG_USAGE: 2}
-# Not the settings of the project that the user stands in, and nothing that stays behind.
+# Ignore the settings of the project in the current folder, and leave no files behind.
 OPTIONS = (
     "-c", os.devnull, "--noconftest", "--import-mode=importlib", "--assert=plain",
-    "-p", "no:cacheprovider", "-p", "polyarr.testing.pytest_plugin", "-q", "-rN", "--no-header", "--disable-warnings",
+    "-p", "no:cacheprovider", "-p", "polyarr.testing.pytest_plugin",
 )  # fmt: skip
+REPORTING = ("-q", "-rN", "--no-header", "--disable-warnings")
 _path = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("name")
 @click.option(
-    "--level", type=click.Choice(LEVELS), default=LEVELS[-1], show_default=True, help="How far to go; each contains "
-    "those before it.",
+    "--level", type=click.Choice(LEVELS), default=USUAL_LEVEL, show_default=True, help="Which cases to run; a level "
+    "contains those before it.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draw other examples.")
-@click.option("--thorough", is_flag=True, help="Draw many more examples.")
-@click.option("--few-shapes", is_flag=True, help="Draw one, for a backend that compiles for every shape.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many processes.")
-@click.option("--known-failures", type=_path, metavar="FILE", help="TOML: [failures] from case to reason.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the examples.")
+@click.option("--thorough", is_flag=True, help="Run many more examples.")
+@click.option("--few-shapes", is_flag=True, help="Run one example, for a backend that compiles for each shape.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes.")
+@click.option("--known-failures", type=_path, metavar="FILE", help="TOML file: [failures] from case to reason.")
 @click.option("--report", type=_path, metavar="FILE", help="Write the results as JSON.")
-@click.option("--html", type=_path, metavar="FILE", help="Write the results as a page.")
-@click.option("-k", "expression", metavar="EXPRESSION", help="Only the cases that match, as pytest -k has it.")
+@click.option("--html", type=_path, metavar="FILE", help="Write the results as an HTML page.")
+@click.option("--list", "is_list", is_flag=True, help="List the cases without running them.")
+@click.option("-k", "expression", metavar="EXPRESSION", help="Run only the cases that match, as in pytest -k.")
 def command(
     name: str,
     level: str,
@@ -47,20 +51,21 @@ def command(
     known_failures: Path | None,
     report: Path | None,
     html: Path | None,
+    is_list: bool,
     expression: str | None,
 ) -> None:
-    """Put the backend NAME, such as opencl or opencl:0, to the cases of the conformance kit.
+    """Run the conformance kit on the backend NAME, such as opencl or opencl:0.
 
-    Exit code 0 if all hold, and something was checked.
+    The exit code is 0 if all cases hold and at least one was run.
     """
     for library in ("pytest", "hypothesis"):
         _require(library, "'polyarr[testing]'")
     if jobs > 1:
         _require("xdist", "pytest-xdist")
-    get_backend(name)  # or an error now, not one per case
+    get_backend(name)  # fail here rather than in every case
     files = {"known-failures": known_failures, "report": report, "html": html}
     arguments = [
-        *OPTIONS, f"--rootdir={Path(__file__).parents[1]}", "--pyargs", "polyarr.testing.conformance",
+        *OPTIONS, *REPORTING, f"--rootdir={Path(__file__).parents[1]}", "--pyargs", "polyarr.testing.conformance",
         f"--polyarr-backend={name}", f"--polyarr-level={level}", f"--polyarr-seed={seed}",
         *(["--polyarr-thorough"] if thorough else []),
         *(["--polyarr-few-shapes"] if few_shapes else []),
@@ -68,13 +73,35 @@ def command(
         *(["-k", expression] if expression else []),
         *(["-p", "xdist.plugin", "-n", str(jobs)] if jobs > 1 else []),
     ]  # fmt: skip
+    if is_list:
+        jobs, arguments = 1, [a for a in arguments if a not in REPORTING] + ["--collect-only", "-p", "no:terminal"]
     with _alone():
-        code = importlib.import_module("pytest").main(arguments)
+        code = importlib.import_module("pytest").main(arguments, plugins=[_Names()] if is_list else None)
+    if code == NO_CASES and expression:
+        click.echo()  # end pytest's line
+        raise click.UsageError(_no_match(name, level, expression))
     raise click.exceptions.Exit(EXIT_CODES.get(int(code), 1))
 
 
+class _Names:
+    """pytest plugin that prints the name of every selected case."""
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        for item in session.items:
+            click.echo(item.callspec.params["case"].name)
+
+
+def _no_match(name: str, level: str, expression: str) -> str:
+    """Return the error for a -k that matches no case, with the names of similar cases."""
+    known = importlib.import_module("polyarr.testing.cases").cases()
+    names = {n for case in known for n in (case.name, case.check, case.subject)}
+    near = difflib.get_close_matches(expression, sorted(names), 3)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no case of level {level} matches -k {expression!r}; {meant}polyarr conformance {name} --list names them"
+
+
 def _require(library: str, package: str) -> None:
-    """Errors:  click.ClickException with the command that installs it"""
+    """Raise click.ClickException with the command that installs a library, if it cannot be imported."""
     try:
         importlib.import_module(library)
     except ImportError as error:
@@ -83,7 +110,7 @@ def _require(library: str, package: str) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """No plugins and options that the environment adds to pytest, and no folder that hypothesis leaves behind."""
+    """Ignore pytest plugins and options from the environment, and delete hypothesis's folder afterwards."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):

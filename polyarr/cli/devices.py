@@ -1,4 +1,4 @@
-"""`polyarr devices`: what the installed backends can compute on."""
+"""`polyarr devices`: list the devices of the installed backends."""
 
 import click
 
@@ -10,7 +10,7 @@ from polyarr.plugins import DeviceInfo
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """List the devices that the backends can use, and what each can do. A star marks the one chosen."""
+    """List the devices that the backends can use, and their features. A star marks the default one."""
     rows = devices()
     if as_json:
         print_json([{**row._asdict(), "features": dict(row.features)} for row in rows])
@@ -29,7 +29,7 @@ def _as_row(row: DeviceInfo) -> tuple[str, ...]:
 
 
 def _features(row: DeviceInfo) -> str:
-    """Flags that are set by name, then everything that has a value."""
+    """Return the names of flags that are set, then all features with values."""
     flags = [name for name, value in row.features.items() if value is True]
     lacking = [f"no {name}" for name, value in row.features.items() if value is False]
     values = [

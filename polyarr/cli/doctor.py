@@ -1,4 +1,4 @@
-"""`polyarr doctor`: try everything, say what is wrong and how to mend it."""
+"""`polyarr doctor`: check the installation and every backend, and say how to fix problems."""
 
 import contextlib
 import difflib
@@ -21,6 +21,7 @@ import polyarr
 from polyarr.cli.output import no_plugin_warnings
 from polyarr.cli.ranks import here, join, of_mpi, of_ranks
 from polyarr.cli.train import choose_backend
+from polyarr.core.announce import observers
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
@@ -30,37 +31,42 @@ from polyarr.hooks import Diagnosis
 from polyarr.loading import BUILT_IN, PluginFailure, reason_of
 from polyarr.plugins import lacks_library
 from polyarr.settings import NAMES, unknown
-from polyarr.training.ranks import told
+from polyarr.training.ranks import all_gather
 
-# What the other process runs, with this one's import path; not as a module, because it is not to look in this folder.
+# Program of the probe process. It gets this process's import path; -m would add the current folder to it.
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
     "from polyarr.cli.doctor import examine; examine(json.loads(sys.argv[2]))"
 )
-PATIENCE = 300  # seconds for one step; compiling takes its time
-COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+STEP_TIMEOUT = 300  # seconds for one step, which may compile kernels
+COLOURS = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
 
 
 @click.command()
-def command() -> None:
-    """Start every backend, compute something on it, and say what is wrong and how to mend it.
+@click.option("--verbose", is_flag=True, help="Also show notes on the drivers, which need no action.")
+def command(verbose: bool) -> None:
+    """Start every backend, compute something on it, and report problems and how to fix them.
 
-    All that may fail is tried in other processes, so that a driver which dies or hangs is one line among others. Exit
-    code 1 if something is broken, 0 if all is well.
+    Everything that may crash or hang runs in a probe process, so that a bad driver is one line among others. The exit
+    code is 1 if something is broken, else 0.
     """
     world = join(_begin)
-    ranks = told(world, here()) if world.size > 1 else []
+    ranks = all_gather(world, here()) if world.size > 1 else []
     if world.rank:
         return
-    broken = _show("Environment", _environment())
-    broken += _examine()
-    broken += _show("Processes that mpiexec started", of_ranks(ranks) if ranks else [])
+    report = _Report(verbose)
+    report.section("Environment", _environment())
+    _examine(report)
+    report.section("Processes that mpiexec started", of_ranks(ranks) if ranks else [])
+    broken, more = report.errors, report.left_out
     click.echo(f"\n{broken} problem{'s' * (broken != 1)} found" if broken else "\nno problem found")
+    if more:
+        click.echo(f"{more} note{'s' * (more != 1)} on drivers: polyarr doctor --verbose")
     raise click.exceptions.Exit(1 if broken else 0)
 
 
 def _begin() -> World:
-    """The ranks on what polyarr train computes on, if that starts; the report says why not."""
+    """Join the ranks on the backend of `polyarr train`, or on NumPy if it does not start; the report explains why."""
     try:
         choose_backend(None)
         return choose_backend(None, init)
@@ -68,59 +74,68 @@ def _begin() -> World:
         return init("numpy")
 
 
-def _show(title: str, lines: list[Diagnosis]) -> int:
-    """Print a section's title, if there is one, and lines; how many of them are errors."""
-    if title and lines:
-        click.echo(f"\n{title}")
-    for line in lines:
-        click.echo(f"  {click.style(f'{line.level:8}', fg=COLOURS[line.level])} {line.text}")
-    sys.stdout.flush()
-    return sum(line.level == "error" for line in lines)
+class _Report:
+    """Report that is printed as it grows, with the number of its errors and of notes that were left out."""
+
+    def __init__(self, verbose: bool) -> None:
+        self.errors = self.left_out = 0
+        self._verbose, self._title = verbose, ""
+
+    def section(self, title: str, lines: list[Diagnosis]) -> None:
+        """Print lines, after the title of their section unless it was printed last."""
+        wanted = [line for line in lines if self._verbose or line.level != "note"]
+        self.left_out += len(lines) - len(wanted)
+        if wanted and title != self._title:
+            click.echo(f"\n{title}")
+            self._title = title
+        for line in wanted:
+            click.echo(f"  {click.style(f'{line.level:8}', fg=COLOURS[line.level])} {line.text}")
+        sys.stdout.flush()
+        self.errors += sum(line.level == "error" for line in lines)
 
 
-# ---- the other process -------------------------------------------------------------------------------------------
+# ---- the probe process -------------------------------------------------------------------------------------------
 
 
-def _examine() -> int:
-    """Run all steps in a process of their own, and go on in another one where it dies; how many errors there are."""
-    broken, done, title, caches = 0, list[str](), "", list[str]()
+def _examine(report: _Report) -> None:
+    """Run all steps in a probe process; if it dies, report the step and continue in another one."""
+    done, title, caches = list[str](), "Backends", list[str]()
     while True:
-        step, is_finished = "", False
-        with _Examiner(done) as examiner:
-            for message in examiner:
-                step, caches = message["step"], message.get("caches", caches)
-                lines = [Diagnosis(*line) for line in message.get("lines", ())]
-                if lines:
-                    broken += _show(message["title"] if message["title"] != title else "", lines)
-                    title = message["title"]
+        step, is_finished, announced = "", False, ""
+        with _ProbeProcess(done) as probe:
+            for message in probe:
+                step, caches, announced = message["step"], message.get("caches", caches), message.get("announced", "")
+                title = message.get("title", title)
                 if "lines" in message:
+                    report.section(title, [Diagnosis(*line) for line in message["lines"]])
                     done.append(step)
                     step = ""
                 is_finished = "finished" in message
-        if is_finished and not examiner.end:
-            return broken
-        end = examiner.end or "ended before it was done"  # a plugin may end the process with code 0
-        broken += _show("", [_of_death(step or "to look for plugins", end, caches)])
+        if is_finished and not probe.end:
+            return
+        end = probe.end or "ended before it was done"  # a plugin may exit with code 0
+        report.section(title, [_of_death(step or "to look for plugins", end, caches, announced)])
         if not step:
-            return broken
+            return
         done.append(step)
 
 
-def _of_death(step: str, end: str, caches: list[str]) -> Diagnosis:
+def _of_death(step: str, end: str, caches: list[str], announced: str) -> Diagnosis:
     hint = f"; if that goes on, delete {' and '.join(caches)}, where compiled kernels are kept" if caches else ""
-    return _error(f"{step}: the process that tried it {end}{hint}")
+    where = f", last seen in {announced}" if announced else ""
+    return _error(f"{step}: the process that tried it {end}{where}{hint}")
 
 
-class _Examiner:
-    """A process that runs `examine`, and what it says."""
+class _ProbeProcess:
+    """Probe process that runs `examine`, and its messages."""
 
     def __init__(self, done: list[str]) -> None:
-        self.end = ""  # how it died; empty if it did not
+        self.end = ""  # how it died; empty if it did not die
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps(sys.path), json.dumps(done)], stdout=subprocess.PIPE, text=True
         )
 
-    def __enter__(self) -> "_Examiner":
+    def __enter__(self) -> "_ProbeProcess":
         return self
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -128,7 +143,7 @@ class _Examiner:
             yield json.loads(line)
 
     def _line(self) -> str:
-        timer = threading.Timer(PATIENCE, self._give_up)
+        timer = threading.Timer(STEP_TIMEOUT, self._give_up)
         timer.start()
         try:
             return self._process.stdout.readline()  # type: ignore[union-attr]
@@ -136,7 +151,7 @@ class _Examiner:
             timer.cancel()
 
     def _give_up(self) -> None:
-        self.end = f"gave no answer for {PATIENCE} seconds"
+        self.end = f"gave no answer for {STEP_TIMEOUT} seconds"
         self._process.kill()
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -151,9 +166,9 @@ class _Examiner:
 
 
 def examine(done: list[str]) -> None:
-    """In the other process: take all steps that are not done, and say so before and after each."""
+    """Run all steps that are not done, in the probe process, with a message before and after each."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a driver that prints must not be taken for this
+    os.dup2(2, 1)  # text that a driver prints must not mix with the messages
 
     def say(**message: Any) -> None:
         print(json.dumps(message), file=out, flush=True)
@@ -162,13 +177,14 @@ def examine(done: list[str]) -> None:
         for title, step, lines in _steps():
             if step not in done:
                 say(title=title, step=step, caches=caches())
+                observers[:] = [lambda announced, step=step: say(step=step, announced=announced)]
                 say(title=title, step=step, lines=lines())
     say(step="", finished=True)
     out.close()
 
 
 def _steps() -> Iterator[tuple[str, str, Callable[[], list[Diagnosis]]]]:
-    """A section's title, what is tried, and the function that does."""
+    """Yield the title of a section, the name of a step, and its function."""
     names = list(dict.fromkeys(row.name for row in status()))
     for name in names:
         yield "Backends", f"backend {name}", partial(_try, name)
@@ -179,11 +195,11 @@ def _steps() -> Iterator[tuple[str, str, Callable[[], list[Diagnosis]]]]:
     yield "Hooks that failed", "hooks", lambda: [_of_hook(f) for f in failures() if not _is_shown(f)]
 
 
-# ---- what it tries -----------------------------------------------------------------------------------------------
+# ---- the steps ---------------------------------------------------------------------------------------------------
 
 
 def _chosen(names: list[str]) -> list[Diagnosis]:
-    """What is wrong with POLYARR_BACKEND, unless it names a backend that has its own line."""
+    """Return what is wrong with POLYARR_BACKEND, unless it names a backend that has its own line."""
     name = os.environ.get("POLYARR_BACKEND", "")
     try:
         if name and name not in names:
@@ -199,7 +215,7 @@ def _replaced() -> list[Diagnosis]:
 
 
 def _is_shown(failure: PluginFailure) -> bool:
-    """True for failures that already stand among the backends."""
+    """Return whether a failure is already shown among the backends."""
     return failure.stage in ("import", "register", "start")
 
 
@@ -229,7 +245,7 @@ def _version(distribution: str) -> str:
 
 
 def _try(name: str) -> list[Diagnosis]:
-    with contextlib.suppress(BackendError):  # which its row explains
+    with contextlib.suppress(BackendError):  # the row of the backend has the reason
         get_backend(name)
     rows = [row for row in status() if row.name == name]
     return [_explained(row) if row.backend is None else _computed(row, row.backend) for row in rows]
@@ -238,13 +254,13 @@ def _try(name: str) -> list[Diagnosis]:
 def _computed(row: BackendStatus, backend: Backend) -> Diagnosis:
     try:
         _compute(row.name)
-    except Exception as error:  # whatever a driver does, the report goes on
+    except Exception as error:  # drivers may raise anything, and the report must go on
         return _error(f"{row.name} ({row.distribution}) starts, but: {reason_of(error)}")
     return Diagnosis("ok", f"{row.name} ({row.distribution}) computes on {backend.hardware}")
 
 
 def _explained(row: BackendStatus) -> Diagnosis:
-    """A missing library of a backend that comes with polyarr is a choice; all else that failed is broken."""
+    """Return a warning if a built-in backend lacks an optional library, and an error for every other failure."""
     error = row.failure.exception if row.failure else None
     if lacks_library(error) and row.name in BUILT_IN:
         return Diagnosis("warning", f"{row.name}: not available ({error}); to have it: {row.install_hint}")
@@ -258,7 +274,7 @@ def _error(text: str) -> Diagnosis:
 
 
 def _compute(name: str) -> None:
-    """Upload, multiply, add up, download: one small answer that is known."""
+    """Compute a small matrix product and its sum, whose value is known."""
     with use_backend(get_backend(name)):
         x = polyarr.asarray(np.arange(6, dtype=np.float32).reshape(2, 3))
         found = float(polyarr.sum(x @ polyarr.permute_dims(x, axes=(1, 0))))

@@ -1,40 +1,43 @@
-"""`polyarr export`: the model of a run as others read it."""
+"""`polyarr export`: write the model of a run for other programs."""
 
 from pathlib import Path
 
 import click
 
 from polyarr.models.formats import WRITTEN
-from polyarr.text import SubwordTokenizer
+from polyarr.text import NumberTokenizer
 from polyarr.training.files import CHECKPOINTS
 from polyarr.training.pretrained import ADAPTERS, export_model
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to write.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write.")
 @click.option(
-    "--format", type=click.Choice([*WRITTEN, ADAPTERS]), default="huggingface", show_default=True, help="For whom."
+    "--format", type=click.Choice([*WRITTEN, ADAPTERS]), default="huggingface", show_default=True, help="File format."
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="What the weights are written in.",
+    help="Dtype of the written weights.",
 )
 @click.option(
-    "--checkpoint", type=click.Choice(CHECKPOINTS), default="best", show_default=True, help="Which one."
+    "--checkpoint", type=click.Choice(CHECKPOINTS), default="best", show_default=True, help="Checkpoint to export."
 )
-def command(folder: Path, out: Path, format: str, dtype: str, checkpoint: str) -> None:
+@click.option("--base", metavar="NAME", help="Base model of adapters.  [default: the one that the run began with]")
+def command(folder: Path, out: Path, format: str, dtype: str, checkpoint: str, base: str | None) -> None:
     """Write the model that `polyarr train` or `polyarr import` saved in DIR for other programs to load.
 
-    The format peft is the adapters of `polyarr train --lora` alone, which PEFT puts beside the weights they began with.
+    The format peft has only the adapters of `polyarr train --lora`, which PEFT adds to the base model.
     """
-    saved = export_model(folder, out, name=checkpoint, format=format, dtype=dtype)
+    if base is not None and format != ADAPTERS:
+        raise click.UsageError("--base is of adapters; give it with --format peft")
+    saved = export_model(folder, out, name=checkpoint, format=format, dtype=dtype, base=base)
     if format == ADAPTERS:
         click.echo(f"written to {out}: {saved.model.num_parameters(only_trainable=True):,} numbers, for peft")
         return
-    if not isinstance(saved.tokenizer, SubwordTokenizer):
+    if isinstance(saved.tokenizer, NumberTokenizer):
         click.echo(f"its tokenizer of {saved.tokenizer.unit} is left out: other programs have none such")
     click.echo(f"written to {out}: {saved.model.num_parameters():,} parameters, for {format}")

@@ -1,4 +1,4 @@
-"""`polyarr import`: a model from elsewhere becomes a run, for `polyarr generate` and `polyarr train --from`."""
+"""`polyarr import`: save a pretrained model as a run, for `polyarr generate` and `polyarr train --from`."""
 
 from pathlib import Path
 
@@ -10,21 +10,19 @@ from polyarr.training.pretrained import import_model
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to save.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
+@click.option("--context", type=click.IntRange(min=1), help="Shorten the model's context to N tokens, for good.")
 @click.option(
-    "--context", type=click.IntRange(min=1), help="The longest text, if it is to be shorter than the model's."
+    "--tokenizer", metavar="FILE", type=click.Path(path_type=Path), help="The tokenizer, if it is not beside the model."
 )
 @click.option(
-    "--tokenizer", metavar="FILE", type=click.Path(path_type=Path), help="Its tokenizer, if that is not beside it."
-)
-@click.option(
-    "--adapters", metavar="DIR", type=click.Path(path_type=Path), help="Add low-rank adapters that PEFT saved."
+    "--adapters", metavar="DIR", type=click.Path(path_type=Path), help="Merge low-rank adapters that PEFT saved."
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 def command(
     path: Path, out: Path, context: int | None, tokenizer: Path | None, adapters: Path | None, overwrite: bool
 ) -> None:
-    """Import GPT-2, a Llama or its kin, or the tutorial's GPT: a Hugging Face folder, or a safetensors file.
+    """Import a GPT-2, Llama or Qwen2 model, or the tutorial's GPT, from a Hugging Face folder or a safetensors file.
 
     A file needs its config.json beside it. Nothing is ever unpickled.
     """

@@ -1,4 +1,4 @@
-"""`polyarr inspect`: what is in a run, a model's folder or a file, tensor by tensor."""
+"""`polyarr inspect`: show the content of a run, a model's folder or a file, tensor by tensor."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -7,24 +7,24 @@ from typing import Any
 
 import click
 
-from polyarr.cli.output import print_json, print_table, shown
+from polyarr.cli.output import escaped, print_json, print_table
 from polyarr.contents import Contents, Statistics, Tensor, contents_of, save_histograms
 from polyarr.extras import extra
 
 HEADERS = ("tensor", "shape", "dtype", "bytes", "min", "max", "mean", "std", "nan", "inf")
-_LONGEST = 200  # characters of a setting
+_MAX_SETTING = 200  # characters of a setting's line
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw histograms of all tensors as PNG.")
-@click.option("--statistics/--no-statistics", default=True, help="Read the tensors' numbers.  [default: statistics]")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Plot histograms into a PNG.")
+@click.option("--statistics/--no-statistics", default=True, help="Compute statistics.  [default: statistics]")
 def command(path: Path, as_json: bool, plot: Path | None, statistics: bool) -> None:
-    """Show what is in a model's files: every tensor, the configuration, the progress, the vocabulary.
+    """Show the content of a model's files: tensors, configuration, progress of training, vocabulary.
 
     PATH is a run or a checkpoint, a Hugging Face folder, prepared tokens, a tokenizer, or a safetensors, npz or npy
-    file. Files may be larger than the memory, and nothing is ever unpickled.
+    file. Files may be larger than memory, and nothing is ever unpickled.
     """
     if plot and not statistics:
         raise click.UsageError("--plot draws what --statistics reads; leave out --no-statistics")
@@ -35,12 +35,12 @@ def command(path: Path, as_json: bool, plot: Path | None, statistics: bool) -> N
         print_json(found.to_dict())
         return
     for line in _lines(found):
-        click.echo(shown(line))
+        click.echo(escaped(line))
     if found.tensors:
         click.echo()
         print_table(HEADERS, [_row(tensor) for tensor in found.tensors])
     if plot:
-        click.echo(f"\n{drawn} histograms drawn in {shown(str(plot))}")
+        click.echo(f"\n{drawn} histograms drawn in {escaped(str(plot))}")
 
 
 def _lines(found: Contents) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _lines(found: Contents) -> Iterator[str]:
     if found.progress:
         yield "progress: " + ", ".join(f"{name} {_number(value)}" for name, value in found.progress.items())
     for name, value in _flat(found.settings):
-        yield f"  {name}: {value}"[:_LONGEST]
+        yield f"  {name}: {value}"[:_MAX_SETTING]
     if words := found.vocabulary:
         tokens = [f"{word['number']} {word['token']!r}" for word in words["tokens"]]
         half = len(tokens) // 2
@@ -64,9 +64,9 @@ def _lines(found: Contents) -> Iterator[str]:
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their paths, without what is long."""
+    """Yield nested settings by their dotted paths."""
     for name, value in settings.items():
-        if isinstance(value, Mapping) and len(before) < _LONGEST:
+        if isinstance(value, Mapping) and len(before) < _MAX_SETTING:
             yield from _flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", value
@@ -74,7 +74,7 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 def _row(tensor: Tensor) -> tuple[str, ...]:
     shape = " x ".join(map(str, tensor.shape)) or "scalar"
-    return shown(tensor.name), shape, shown(tensor.dtype), f"{tensor.nbytes:,}", *_cells(tensor.statistics)
+    return escaped(tensor.name), shape, escaped(tensor.dtype), f"{tensor.nbytes:,}", *_cells(tensor.statistics)
 
 
 def _cells(statistics: Statistics | None) -> tuple[str, ...]:

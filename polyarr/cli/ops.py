@@ -1,4 +1,4 @@
-"""`polyarr ops`: every op, how backends run it, and how closely it is checked."""
+"""`polyarr ops`: list the ops, how backends run them, and their tolerances."""
 
 import importlib
 from typing import Any
@@ -16,15 +16,15 @@ from polyarr.testing.tolerance import TABLE
 
 
 @click.command()
-@click.option("--backend", "name", help="Only this backend; by default all that start.")
+@click.option("--backend", "name", help="Show only this backend; by default all that start.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str | None, as_json: bool) -> None:
-    """List the ops: how backends run each, what dtypes it takes, and how far off a result may be.
+    """List the ops: how backends run each, its dtypes and its tolerance.
 
-    An op is primitive, or composed of others. For one of those a backend may bring a kernel, or a pair of kernels.
-    In brackets are the precisions that a kernel tells apart besides "highest".
-    Those of a group, such as linalg, a backend may lack together; the last lines say who offers what.
-    Results of a class may differ by so many times float32's eps from the exact ones (polyarr/testing/tolerance.py).
+    An op is primitive, or composed of others. For a composed one a backend may have a kernel, or a pair of kernels for
+    its value and its gradient. In brackets are the precisions that a kernel distinguishes besides "highest". Ops of a
+    group, such as linalg, may be missing from a backend together; the last lines list the groups of each backend. The
+    tolerance is a class and a multiple of float32's eps (polyarr/testing/tolerance.py).
     """
     with no_plugin_warnings():
         shown = [get_backend(name)] if name else [row.backend for row in status(start=True) if row.backend]
@@ -69,7 +69,7 @@ def _how(op: Op, backend: Backend) -> str:
 
 
 def _checked() -> dict[Op, dict[str, Any]]:
-    """How the conformance kit calls and holds each op; nothing where what the kit needs is not installed."""
+    """Return the dtypes and the tolerance of each op in the conformance kit; empty if its libraries are missing."""
     try:
         samples: Any = importlib.import_module("polyarr.testing.samples").SAMPLES
     except ImportError:
@@ -81,6 +81,6 @@ def _checked() -> dict[Op, dict[str, Any]]:
 
 
 def _compactly(dtypes: tuple[str, ...]) -> str:
-    """The kind that has just these dtypes, or their names."""
+    """Return the name of the kind with exactly these dtypes, or else their names."""
     kinds = {frozenset(d.name for d in members): kind for kind, members in KINDS.items()}
     return kinds.get(frozenset(dtypes)) or ", ".join(dtypes)

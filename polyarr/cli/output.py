@@ -1,4 +1,4 @@
-"""How the commands print: a table for people, JSON for programs; and what becomes of streams that take nothing."""
+"""Output of the commands: tables, JSON, text, and errors of the standard streams."""
 
 import contextlib
 import json
@@ -14,42 +14,39 @@ from polyarr.plugins import PluginWarning
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns aligned to the left, two blanks between them."""
+    """Print columns that are aligned to the left, with two blanks between them."""
     lines = [[str(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def shown(text: str, kept: str = "") -> str:
-    """A text out of a file, for a terminal: what is not to be seen, such as an escape, as Python writes it.
-
-    kept  characters that stay as they are
-    """
+def escaped(text: str, kept: str = "") -> str:
+    """Return a text with unprintable characters, such as terminal escapes, escaped; those in `kept` stay."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def print_text(text: str) -> None:
-    """A part of a text by a model, which must not move a terminal's cursor; elsewhere as it is."""
-    # With "color", click leaves a text alone that is not for a terminal.
-    click.echo(shown(text, "\n\t") if sys.stdout.isatty() else text, nl=False, color=True)
+    """Print a part of a generated text; on a terminal, with its escapes made visible."""
+    # color=True: click must not strip escapes from text that does not go to a terminal.
+    click.echo(escaped(text, "\n\t") if sys.stdout.isatty() else text, nl=False, color=True)
 
 
 @contextlib.contextmanager
 def no_plugin_warnings() -> Iterator[None]:
-    """For commands that show every failure themselves."""
+    """Silence plugin warnings, in commands that show every failure themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         yield
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON; what JSON has no form for is printed as text."""
+    """Print a value as JSON; objects that JSON cannot hold become text."""
     click.echo(json.dumps(value, indent=2, default=str))
 
 
 class _Output:
-    """Standard output, whose errors say that they are its own."""
+    """Standard output whose errors name it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -76,10 +73,10 @@ def _named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Inside the block, closed ones, as after `2>&-`, are /dev/null, and errors of standard output name it.
+    """Open closed standard streams, as after `2>&-`, as /dev/null in the block; errors of standard output name it.
 
-    Who closes them wants to see nothing; and no file that is opened later may get their numbers, lest what a driver
-    prints ends up in a checkpoint.
+    Otherwise a file that is opened later could get the number of a closed stream, and text that a driver prints could
+    end up in a checkpoint.
     """
     for number in range(3):
         try:
@@ -98,14 +95,14 @@ def standard_streams() -> Iterator[None]:
         sys.stdout = before
 
 
-def complain(line: str) -> None:
-    """A line on stderr, if anything can be written there."""
+def print_error(line: str) -> None:
+    """Print a line on stderr, if it can be written to."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 
 
 def flushed(stream: Any) -> OSError | None:
-    """Write what a stream still holds. If that fails, the error; what it holds is dropped, lest Python fail as well."""
+    """Flush a stream; if that fails, drop its buffer, so that Python does not fail at exit, and return the error."""
     try:
         stream.flush()
     except OSError as error:
@@ -115,7 +112,7 @@ def flushed(stream: Any) -> OSError | None:
 
 
 def _discard(number: int) -> None:
-    """Make a file descriptor one of /dev/null, also for processes that are started later."""
+    """Redirect a file descriptor to /dev/null, also for processes that are started later."""
     null = os.open(os.devnull, os.O_RDWR)
     if null == number:
         os.set_inheritable(number, True)

@@ -1,4 +1,4 @@
-"""`polyarr prepare`: texts as tokens in a folder, from which training reads what it needs when it needs it."""
+"""`polyarr prepare`: tokenize texts into a folder, from which training reads windows on demand."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from polyarr.text.sources import FIELD
 
 
 def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
-    """Say whether the tokens in a folder are as they were written, and end."""
+    """Verify the tokens in a folder, and exit."""
     if folder is None or context.resilient_parsing:
         return
     extra("jsonschema")
@@ -25,27 +25,27 @@ def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> N
 
 @click.command()
 @click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write.")
 @click.option(
     "--tokenizer", "tokens", metavar="FILE|char|byte", default="char", show_default=True,
-    help="What the texts are cut into: a tokenizer.json, a folder with one or with GPT-2's files.",
+    help="Tokenizer: a tokenizer.json, a folder with one or with GPT-2's files, characters or bytes.",
 )
 @click.option(
     "--validation", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=VALIDATION, show_default=True,
-    help="Which part of the tokens, the last ones, is for validation.",
+    help="Share of the tokens, at the end, for validation.",
 )
-@click.option("--field", default=FIELD, show_default=True, help="Where JSON lines have their text.")
+@click.option("--field", default=FIELD, show_default=True, help="Key of the text in JSON lines.")
 @click.option("--overwrite", is_flag=True, help="Replace the tokens in --out.")
 @click.option(
     "--check", metavar="DIR", type=click.Path(path_type=Path), is_eager=True, expose_value=False, callback=_check,
-    help="Only say whether the tokens in DIR are as they were written.",
+    help="Only verify the checksum of the tokens in DIR.",
 )
 def command(
     data: tuple[Path, ...], out: Path, tokens: str, validation: float, field: str, overwrite: bool
 ) -> None:
-    """Write the tokens of texts into a folder, once, for `polyarr train --data`.
+    """Tokenize texts into a folder, once, for `polyarr train --data`.
 
-    DATA are UTF-8 texts, JSON lines (.jsonl), folders of such files, or patterns in quotes; they may be larger than the
+    DATA are UTF-8 texts, JSON lines (.jsonl), folders of such files, or patterns in quotes; they may be larger than
     memory.
     """
     if has_strangers(out):

@@ -1,4 +1,4 @@
-"""Commands that several processes run together: what they begin with, and what is said of what stops them."""
+"""Commands that run on several processes: joining the ranks, and reporting errors once."""
 
 import importlib.metadata
 import os
@@ -21,45 +21,43 @@ from polyarr.hooks import Diagnosis
 from polyarr.training.ranks import ALONE
 from polyarr.version import __version__
 
-TOGETHER = 3.0  # seconds in which ranks that fail for the same reason do
+FAILURE_WINDOW = 3.0  # seconds within which ranks that fail for the same reason do so
 
 
 _world: World = ALONE
-_meeting: Any = None  # an MPI communicator on which nobody waits for anything else
+_communicator: Any = None  # an MPI communicator that is used for nothing else
 
 
 def join(begin: Callable[[], World]) -> World:
-    """The ranks that mpiexec started, each on its device; or this process alone.
-
-    begin  joins several processes; one that is alone starts its backend when it needs it
-    """
-    global _world, _meeting
+    """Return the World of the ranks that mpiexec started, which `begin` joins, or of this process alone."""
+    global _world, _communicator
     if any(name in os.environ for name in LAUNCHED):
         _world = begin()
-        _meeting = _world.link.comm.Dup() if _world.size > 1 else None
+        _communicator = _world.link.comm.Dup() if _world.size > 1 else None
     return _world
 
 
-def is_to_tell(rank: int, line: str, code: int) -> bool:
-    """Whether this rank tells what stopped it: the first does if all were stopped. Others that go on it ends.
+def reports_error(rank: int, line: str, code: int) -> bool:
+    """Return whether this rank reports its error: the first one does if all ranks failed. Ranks that did not are ended.
 
-    Errors:  RuntimeError where ranks cannot join
+    Raises:
+        RuntimeError: The ranks cannot join.
     """
-    if _meeting is None and code == INTERRUPTED:  # others may be in MPI's start, from which only the launcher gets them
+    if _communicator is None and code == INTERRUPTED:  # others may be in MPI's start, which only the launcher can end
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
-    if "mpi4py.MPI" not in sys.modules:  # it was stopped before it wanted to join them
+    if "mpi4py.MPI" not in sys.modules:  # the error came before this rank joined
         join(lambda: distributed.init("numpy"))
-    if _meeting is None:
+    if _communicator is None:
         return rank == 0
-    if not _all_are_here():
+    if not _all_failed():
         _world.link.end(f"rank {rank}: {line}", code)
     return rank == 0
 
 
-def _all_are_here() -> bool:
-    """Whether all ranks come here soon."""
-    request, end = _meeting.Ibarrier(), time.monotonic() + TOGETHER
+def _all_failed() -> bool:
+    """Return whether all ranks arrive within a few seconds."""
+    request, end = _communicator.Ibarrier(), time.monotonic() + FAILURE_WINDOW
     while not request.Test():
         if time.monotonic() > end:
             return False
@@ -71,7 +69,7 @@ def _all_are_here() -> bool:
 
 
 def of_mpi() -> list[Diagnosis]:
-    """Which MPI is there, in a process that is no rank; MPI is not begun."""
+    """Return the MPI library of a process that is not a rank; MPI is not initialized."""
     level = "ok"
     try:
         extra("mpi4py", "mpi").rc.initialize = False
@@ -87,7 +85,7 @@ def _first_line(text: str) -> str:
 
 
 def here() -> dict[str, str]:
-    """What may differ from rank to rank."""
+    """Return the facts that may differ from rank to rank."""
     backend = get_backend()
     device = f"{backend.name} ({backend.hardware})"
     versions = {"polyarr": __version__, "Python": platform.python_version(), "numpy": np.__version__}
@@ -95,7 +93,7 @@ def here() -> dict[str, str]:
 
 
 def of_ranks(rows: list[dict[str, str]]) -> list[Diagnosis]:
-    """A line for each rank, and one for each version that is not the same on all."""
+    """Return a line for each rank, and one for each version."""
     lines = []
     for rank, row in enumerate(rows):
         where = f"rank {rank}, process {row['process']} on {row['host']}, computes on {row['device']}"

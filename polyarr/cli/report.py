@@ -1,20 +1,23 @@
-"""`polyarr report`: a run as one page of HTML."""
+"""`polyarr report`: write a report of a run as one HTML page."""
 
 from pathlib import Path
 
 import click
 
+from polyarr.files import read_regular
 from polyarr.training.report import write_report
+
+_MAX_SAMPLE = 2**24  # bytes of a sample text
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--sample", "samples", type=click.Path(dir_okay=False, path_type=Path), multiple=True,
-              help="A file with a text that the model wrote, to be shown; may be repeated.")  # fmt: skip
+              help="File with a generated text to show; may be repeated.")  # fmt: skip
 def command(folder: Path, samples: tuple[Path, ...]) -> None:
     """Write report.html into the folder of a run: curves, evaluations, recipe, environment.
 
-    The page needs nothing besides itself: no network, no other file. A run that is still going on may be reported, too.
+    The page is self-contained: it needs no network and no other file. A run may be reported while it is training.
     """
-    texts = [path.read_text("utf-8", "replace") for path in samples]
+    texts = [read_regular(path, _MAX_SAMPLE).decode("utf-8", "replace") for path in samples]
     click.echo(f"written: {write_report(folder, texts)}")

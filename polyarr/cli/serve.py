@@ -1,10 +1,11 @@
-"""`polyarr serve`: a trained model answers over HTTP, until Ctrl-C."""
+"""`polyarr serve`: serve a trained model over HTTP, until Ctrl-C."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from polyarr.cli.output import complain
+from polyarr.cli.output import print_error
 from polyarr.cli.starting import loaded
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.core.current import get_backend
@@ -14,27 +15,43 @@ from polyarr.nn import merge_lora
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: one that the system chooses."
 )
-@click.option("--name", help="What clients call the model.  [default: the folder's name]")
-@click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
-@click.option("--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Which one.")
+@click.option("--name", help="Name of the model for clients.  [default: the folder's name]")
+@click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]")
+@click.option(
+    "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Checkpoint to load."
+)
 @click.option(
     "--length",
     type=click.IntRange(min=2),
-    help="How many tokens a prompt and what follows it may have.  [default: the model's context]",
+    help="Largest number of tokens of a prompt and its completion.  [default: the model's context]",
 )
 @click.option(
-    "--waiting", type=click.IntRange(min=0), default=32, show_default=True, help="How many requests may wait."
+    "--waiting", type=click.IntRange(min=0), default=32, show_default=True, help="Number of requests that may wait."
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=300.0,
     show_default=True,
-    help="How many seconds a request may take, waiting included.",
+    help="Time limit of a request in seconds, waiting included.",
+)
+@click.option(
+    "--allowed-host", "hosts", multiple=True, metavar="NAME",
+    help="Host name by which clients may call the server, or *.NAME; may be repeated.",
+)
+@click.option(
+    "--api-key-file", "keys", type=click.Path(path_type=Path), help="Require one of the API keys in a file."
+)
+@click.option(
+    "--per-client", type=click.IntRange(min=1),
+    help="Largest number of concurrent requests of one client.  [default: all; beyond this machine a quarter]",
+)
+@click.option(
+    "--trust-messages", is_flag=True, help="Allow control tokens, such as <|im_end|>, in messages."
 )
 def command(
     folder: Path,
@@ -46,15 +63,20 @@ def command(
     length: int | None,
     waiting: int,
     timeout: float,
+    trust_messages: bool,
+    keys: Path | None,
+    **access: Any,
 ) -> None:
     """Serve the model in DIR to clients of the OpenAI API: /v1/completions and /v1/chat/completions."""
     serving = extra("polyarr.serving.server", "serve")
     name = name or folder.resolve().name
-    with serving.listen(host, port) as listener:  # what cannot be had is said before a model is loaded
+    found = serving.read_keys(keys) if keys else ()
+    with serving.listen(host, port) as listener:  # before the model is loaded, so that a bad address fails at once
         choose_backend(backend)
         model, tokenizer = loaded(folder, checkpoint)
         model = merge_lora(model)
-        server = serving.server_of(model, tokenizer, name, host, length=length, waiting=waiting, seconds=timeout)
+        limits = {"length": length, "waiting": waiting, "seconds": timeout, "is_trusted": trust_messages, **access}
+        server = serving.server_of(model, tokenizer, name, host, keys=found, **limits)
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         click.echo(
@@ -64,7 +86,8 @@ def command(
             f"http://{shown}:{number}/v1; Ctrl-C stops"
         )
         if not serving.is_loopback(address):
-            complain(f"warning: whoever reaches {shown}:{number} can use the model; there is no password")
+            lacks = "there is no encryption" if keys else "there is no key (--api-key-file) and no encryption"
+            print_error(f"warning: whoever reaches {shown}:{number} can use the model; {lacks}")
         server.run([listener])
     click.echo("stopped")
     if server.stopped_by:

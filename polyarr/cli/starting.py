@@ -1,5 +1,6 @@
-"""What commands begin with: a run, or a model from elsewhere; and the options of `polyarr train --from`."""
+"""Options and functions of commands that load a run or a pretrained model."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -7,60 +8,66 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from polyarr.models.decoder import LanguageModel
-from polyarr.models.folders import CONFIG
+from polyarr.models.folders import CONFIG, no_such
 from polyarr.text import Tokenizer
 from polyarr.training import Recipe, load_checkpoint
-from polyarr.training.pretrained import TUNED, fine_tuning, load_model
+from polyarr.training.pretrained import TUNED, base_of, fine_tuning, load_model
 
 
-class Beginning(NamedTuple):
-    """What a run is called, how it is trained, and what it begins with, if that is not new."""
+class RunStart(NamedTuple):
+    """Start of a run: its name and recipe, and the model, tokenizer and base that it begins with, if it is not new."""
 
     preset: str
     recipe: Recipe
     model: LanguageModel | None = None
     tokenizer: Tokenizer | None = None
+    base: str | None = None
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS = (
     click.option(
         "--from", "source", type=click.Path(path_type=Path),
-        help="Begin with the weights and the tokenizer of a run, a Hugging Face folder or a safetensors file, which "
-        "stays as it is.",
+        help="Begin with the weights and the tokenizer of a run, a Hugging Face folder or a safetensors file, which is "
+        "not changed.",
     ),
     click.option(
         "--lora", "rank", metavar="RANK", type=click.IntRange(min=1),
-        help="Train low-rank adapters beside some layers, and nothing else.",
+        help="Train only low-rank adapters (LoRA) of some layers.",
     ),
-    click.option("--lora-match", "match", metavar="PATTERN", help="Beside which layers.  [default: att.*]"),
-    click.option("--lora-alpha", "alpha", type=float, help="They count ALPHA / RANK times.  [default: RANK]"),
+    click.option(
+        "--lora-match", "match", metavar="PATTERN",
+        help="Layers with adapters, such as ff.* or att.[qv].  [default: att.*]",
+    ),
+    click.option("--lora-alpha", "alpha", type=float, help="Scale adapters by ALPHA / RANK.  [default: RANK]"),
 )
 
 
 def starting_options(command: F) -> F:
-    """The options of a run that begins with given weights."""
+    """Add the options of a run that begins with given weights to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def with_adapters(changes: dict[str, Any], rank: int | None, match: str | None, alpha: float | None) -> dict[str, Any]:
-    """The changes of a recipe with what these options say of adapters."""
+    """Return the changes of a recipe, with those of the options for adapters."""
     named = {"rank": rank, "match": match, "alpha": alpha}
     given, own = {name: value for name, value in named.items() if value is not None}, changes.get("lora")
     return {**changes, "lora": {**(own if isinstance(own, dict) else {}), **given}} if given else changes
 
 
-def start(source: Path, changes: dict[str, Any]) -> Beginning:
-    """A run that begins with the model at a path, on the current backend."""
+def start(source: Path, changes: dict[str, Any]) -> RunStart:
+    """Return the start of a run with the model at a path, on the current backend."""
     model, tokenizer = load_model(source)
-    return Beginning(TUNED, fine_tuning(model, **changes), model, tokenizer)
+    return RunStart(TUNED, fine_tuning(model, **changes), model, tokenizer, base_of(source))
 
 
 def loaded(path: Path, checkpoint: str) -> tuple[LanguageModel, Tokenizer]:
-    """The model and the tokenizer of a run, or of what has a config.json: a model from elsewhere, as it lies there."""
-    if ((path if path.is_dir() else path.parent) / CONFIG).is_file():
+    """Return the model and the tokenizer of a run, or of a folder with a config.json."""
+    if not path.exists():
+        raise no_such(path)
+    if os.path.lexists((path if path.is_dir() else path.parent) / CONFIG):
         return load_model(path, checkpoint)
     model, tokenizer, *_ = load_checkpoint(path, checkpoint)
     return model, tokenizer

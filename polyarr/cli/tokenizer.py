@@ -1,4 +1,4 @@
-"""`polyarr tokenizer`: learn one from texts, and see what one makes of a text."""
+"""`polyarr tokenizer`: train a tokenizer on texts, and show the tokens of a text."""
 
 from pathlib import Path
 
@@ -7,26 +7,27 @@ import click
 from polyarr.cli.output import print_json
 from polyarr.saving import write_whole
 from polyarr.text import Tokenizer, find_files, is_prepared, load_tokenizer, open_prepared, train_bpe
+from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.sources import FIELD, read_pieces
 from polyarr.text.subword import BYTES
 
-_SHOWN = 20  # tokens at either end of a vocabulary
+_MAX_LISTED = 20  # tokens that are listed at either end of a vocabulary
 
 
 @click.group(no_args_is_help=False)
 def command() -> None:
-    """Learn a tokenizer from texts, or show one."""
+    """Train a tokenizer on texts, or show one."""
 
 
 @command.command("train")
 @click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--size", type=click.IntRange(min=BYTES + 1), required=True, help="How many tokens at most.")
+@click.option("--size", type=click.IntRange(min=BYTES + 1), required=True, help="Largest number of tokens.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The tokenizer.json to write."
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write, a tokenizer.json."
 )
-@click.option("--field", default=FIELD, show_default=True, help="Where JSON lines have their text.")
+@click.option("--field", default=FIELD, show_default=True, help="Key of the text in JSON lines.")
 def train(data: tuple[Path, ...], size: int, out: Path, field: str) -> None:
-    """Learn a byte-level BPE tokenizer, as GPT-2's, from texts.
+    """Train a byte-level BPE tokenizer, as GPT-2's, on texts.
 
     DATA are UTF-8 texts, JSON lines (.jsonl), folders of such files, or patterns in quotes.
     """
@@ -44,11 +45,11 @@ def train(data: tuple[Path, ...], size: int, out: Path, field: str) -> None:
 def show(path: Path, text: str | None, as_json: bool) -> None:
     """Show a tokenizer, or the tokens of a text.
 
-    FILE is a tokenizer.json, a folder with one or with GPT-2's files, or what `polyarr prepare` wrote.
+    FILE is a tokenizer.json, a folder with one or with GPT-2's files, or a folder that `polyarr prepare` wrote.
     """
     tokenizer = open_prepared(path).tokenizer if is_prepared(path) else load_tokenizer(path)
     try:
-        tokens = None if text is None else tokenizer.encode(text).tolist()
+        tokens = None if text is None else _encoded(tokenizer, text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--text'") from error
     if as_json:
@@ -58,10 +59,15 @@ def show(path: Path, text: str | None, as_json: bool) -> None:
     numbers = tokens if tokens is not None else [*range(tokenizer.vocab_size)]
     if tokens is not None:
         click.echo(f"{len(text):,} characters, {len(text.encode()):,} bytes, {len(tokens):,} {tokenizer.unit}:")
-    elif len(numbers) > 2 * _SHOWN:
-        click.echo(_listed(tokenizer, numbers[:_SHOWN]) + "\n...")
-        numbers = numbers[-_SHOWN:]
+    elif len(numbers) > 2 * _MAX_LISTED:
+        click.echo(_listed(tokenizer, numbers[:_MAX_LISTED]) + "\n...")
+        numbers = numbers[-_MAX_LISTED:]
     click.echo(_listed(tokenizer, numbers))
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    with SandboxedTokenizer(tokenizer, is_shared=True) as programs:
+        return programs.encode(text).tolist()
 
 
 def _end(tokenizer: Tokenizer) -> str:

@@ -1,4 +1,4 @@
-"""`polyarr train`: a small GPT on a text, from the first batch to a saved model and a picture of its loss."""
+"""`polyarr train`: train a language model on a text, and save it with a plot of its loss."""
 
 import errno
 import hashlib
@@ -14,7 +14,7 @@ import click
 
 from polyarr import distributed
 from polyarr.cli.ranks import join
-from polyarr.cli.starting import Beginning, start, starting_options, with_adapters
+from polyarr.cli.starting import RunStart, start, starting_options, with_adapters
 from polyarr.core.current import set_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS
@@ -34,13 +34,13 @@ from polyarr.text import (
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.files import RUN_FILES, newest
 from polyarr.training.presets import named_recipe, parsed_settings, to_toml
-from polyarr.training.ranks import agree, once, shared
+from polyarr.training.ranks import check_equal_on_ranks, on_root, split_step
 from polyarr.training.recipes import COMPUTED
 from polyarr.training.run import device, perplexity, speed
 from polyarr.version import __version__
 
-SIGNALLED = 128  # plus the signal's number, as shells have it
-_OWN = {"data", "backend", "show", "profile", "tensorboard", "quiet"}  # options that need not be those of all ranks
+SIGNALLED = 128  # plus the signal's number: the exit code of shells
+_OWN = {"data", "backend", "show", "profile", "tensorboard", "quiet"}  # options that may differ between ranks
 LIBRARY = "Python's standard library"
 T = TypeVar("T")
 _positive = click.IntRange(min=1)
@@ -50,62 +50,64 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="A UTF-8 text, a folder or a pattern of them, JSON lines, or what `polyarr prepare` wrote.  "
+    help="A UTF-8 text, a folder or a pattern of them, JSON lines, or a folder from `polyarr prepare`.  "
     f"[default: the source of {LIBRARY}]",
 )
-@click.option("--tokenizer", "tokens", metavar="FILE|char|byte", help="What the text is cut into.  [default: char]")
+@click.option(
+    "--tokenizer", "tokens", metavar="FILE|char|byte", help="A file or folder, characters or bytes.  [default: char]"
+)
 @click.option(
     "--preset",
     metavar="NAME|FILE.toml",
-    help=f"What to train, and how: {', '.join(PRESETS)}, or a file of your own.  [default: demo]",
+    help=f"Recipe: {', '.join(PRESETS)}, or a file of your own.  [default: demo]",
 )
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True,
-    help="Another value for a setting of the preset, such as clip=0.5 or model.n_layers=6; may be repeated.",
+    help="Change a setting of the recipe, such as clip=0.5 or model.n_layers=6; may be repeated.",
 )
 @starting_options
-@click.option("--show", is_flag=True, help="Print all settings as a file that --preset takes, and train nothing.")
-@click.option("--backend", help="What to compute on.  [default: $POLYARR_BACKEND, or opencl]")
-@click.option("--steps", type=_positive, help="How many steps, if not as many as the preset has.")
+@click.option("--show", is_flag=True, help="Print all settings as a file for --preset, without training.")
+@click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]")
+@click.option("--steps", type=_positive, help="Number of steps.  [default: the recipe's]")
 @click.option(
     "--decay-steps",
     type=_positive,
-    help="Over how many steps the learning rate falls, where more are to follow with --resume.  [default: --steps]",
+    help="Number of steps in which the learning rate falls, if --resume is to add steps later.  [default: --steps]",
 )
-@click.option("--lr", type=float, help="The largest learning rate, if not the preset's.")
+@click.option("--lr", type=float, help="Highest learning rate.  [default: the recipe's]")
 @click.option(
-    "--accumulate", type=_positive, help="How many batches make one step, if not as the preset has it."
+    "--accumulate", type=_positive, help="Number of batches per step.  [default: the recipe's]"
 )
 @click.option(
     "--dtype",
     type=click.Choice(COMPUTED),
-    help="What the model computes in; its weights are float32.  [default: float32]",
+    help="Dtype of the computation; weights are float32.  [default: float32]",
 )
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
-    help="How exact products of float32 are, where the device can be faster.  [default: highest]",
+    help="Precision of float32 matrix products; lower ones are faster on some devices.  [default: highest]",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="Decides weights, batches and dropout.  [default: 1337]"
+    "--seed", type=click.IntRange(min=0), help="Seed of weights, batches and dropout.  [default: 1337]"
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Where to save.  [default: runs/PRESET]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run.  [default: runs/PRESET]")
 @click.option(
-    "--resume", is_flag=True, help="Go on with the run in --out, to as many --steps; it keeps its schedule."
+    "--resume", is_flag=True, help="Resume the run in --out, up to --steps; it keeps its schedule."
 )
 @click.option(
-    "--checkpoint", metavar="NAME", help="What --resume goes on from: best, last or step-N.  [default: the newest]"
+    "--checkpoint", metavar="NAME", help="Checkpoint to --resume: best, last or step-N.  [default: the newest]"
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option(
     "--profile", type=click.Path(dir_okay=False, path_type=Path),
-    help="Print where the time of a few steps goes, and write a trace of them for ui.perfetto.dev.",
+    help="Profile a few steps: print a table, and write a trace for ui.perfetto.dev.",
 )
 @click.option(
-    "--compile/--no-compile", "compiled", default=True, help="Capture a step once and replay it.  [default: compile]"
+    "--compile/--no-compile", "compiled", default=True, help="Compile the training step.  [default: compile]"
 )
-@click.option("--wire", type=click.Choice(["bfloat16"]), help="Send gradients to other ranks in half the bytes.")
-@click.option("--tensorboard", is_flag=True, help="Write event files for TensorBoard, too, into --out.")
+@click.option("--wire", type=click.Choice(["bfloat16"]), help="Dtype in which ranks exchange gradients.")
+@click.option("--tensorboard", is_flag=True, help="Also write event files for TensorBoard into --out.")
 @click.option("--quiet", is_flag=True, help="Print errors and warnings only.")
 def command(
     data: Path | None,
@@ -135,21 +137,21 @@ def command(
     tensorboard: bool,
     quiet: bool,
 ) -> None:
-    """Train a language model on text, a new one or one --from elsewhere, and save its best and its last state."""
+    """Train a language model on text, a new one or one --from elsewhere, and save its best and its last checkpoint."""
     _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha, checkpoint)
     named = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
     named |= {"dtype": dtype, "precision": precision}
     changes = parsed_settings(settings) | {name: value for name, value in named.items() if value is not None}
     changes = with_adapters(changes, rank, match, alpha)
     world = join(lambda: choose_backend(backend, distributed.init))
-    agree(world, lambda: _same_for_all(click.get_current_context()))
-    backend, quiet = world.device or backend, quiet or world.rank > 0  # each on its own
-    with world.alone():  # one may be longer at reading than others
+    check_equal_on_ranks(world, lambda: _same_for_all(click.get_current_context()))
+    backend, quiet = world.device or backend, quiet or world.rank > 0  # each rank has its own device
+    with world.alone():  # ranks may take different times to read the data
         begun = None if resume else _beginning(preset, source, backend, changes)
         if begun and show:
             click.echo("" if world.rank else to_toml(begun.recipe), nl=False)
             return
-        once(world, lambda: _check_libraries(tensorboard))
+        on_root(world, lambda: _check_libraries(tensorboard))
         if begun:
             out = out or Path("runs") / begun.preset
             if source is not None and out.resolve() == source.resolve():
@@ -158,7 +160,7 @@ def command(
         else:
             run = _resumed(data, backend, out, checkpoint, changes, world)
         run.wire = wire
-    once(world, lambda: [_check_writable(folder) for folder in (out, profile and profile.parent) if folder])
+    on_root(world, lambda: [_check_writable(folder) for folder in (out, profile and profile.parent) if folder])
     if not quiet:
         _introduce(run)
     run = train(run, out, profile=profile, compiled=compiled, quiet=quiet, tensorboard=tensorboard)
@@ -169,14 +171,14 @@ def command(
 
 
 def _same_for_all(context: click.Context) -> dict[str, Any]:
-    """What ranks must be started with alike: the version, and what they were told."""
+    """Return the facts that all ranks must start with: the version and the options."""
     told = {max(p.opts, key=len): context.params.get(p.name) for p in context.command.params if p.name not in _OWN}
     return {"polyarr": __version__, **{name: str(value) for name, value in told.items() if value is not None}}
 
 
 def _check_libraries(tensorboard: bool) -> None:
-    """Now, rather than at the end."""
-    for module in ("safetensors.numpy", "jsonschema", "tqdm", "matplotlib.figure"):
+    """Raise RuntimeError for missing libraries before training rather than after it."""
+    for module in ("jsonschema", "tqdm", "matplotlib.figure"):
         extra(module)
     if tensorboard:
         extra("tensorboardX", "tensorboard")
@@ -210,21 +212,21 @@ def _check_options(
         raise click.UsageError("--resume needs --out, the folder of the run")
 
 
-def _beginning(preset: str | None, source: Path | None, backend: str | None, changes: dict) -> Beginning:
-    """What a new run begins with: a preset with changes, or the model at a path."""
+def _beginning(preset: str | None, source: Path | None, backend: str | None, changes: dict) -> RunStart:
+    """Return the start of a new run: a preset with changes, or the model at a path."""
     changes = _with_its_schedule(changes)
     if source is not None:
-        choose_backend(backend)  # where its weights go
+        choose_backend(backend)  # the weights are loaded onto it
         return start(source, changes)
     name, recipe = named_recipe(preset or "demo")
-    found = Beginning(name, recipe.changed(**changes))
+    found = RunStart(name, recipe.changed(**changes))
     if found.recipe.lora is not None:
         raise click.UsageError("adapters are trained beside the weights of a model; give it with --from")
     return found
 
 
 def _with_its_schedule(changes: dict) -> dict:
-    """The changes of a run that begins: its schedule has as many steps as the run, unless they say otherwise."""
+    """Return the changes of a new run, in which decay_steps follows steps unless it is given."""
     return {"decay_steps": changes["steps"], **changes} if "steps" in changes else changes
 
 
@@ -232,24 +234,24 @@ def _new(
     data: Path | None,
     tokens: str | None,
     backend: str | None,
-    begun: Beginning,
+    begun: RunStart,
     seed: int,
     out: Path,
     overwrite: bool,
     world: World,
 ) -> Run:
-    preset, recipe, model, tokenizer = begun
+    preset, recipe, model, tokenizer, base = begun
     if data is not None and is_prepared(data) and tokens:
         raise click.UsageError(f"{data} is prepared with a tokenizer; leave out --tokenizer")
     corpus = _corpus(data, recipe, tokenizer if tokens is None else chosen_tokenizer(tokens))
     if tokenizer is not None and not same_tokens(corpus.tokenizer, tokenizer):
         raise click.UsageError(f"{data} is prepared with another tokenizer than the model's; prepare it with that")
-    once(world, lambda: overwrite or _check_free(out))
+    on_root(world, lambda: overwrite or _check_free(out))
     choose_backend(backend)
     corpus = replace(corpus, tokenizer=tokenizer or corpus.tokenizer)
-    agree(world, lambda: _of_a_run(preset, recipe, seed, corpus))
+    check_equal_on_ranks(world, lambda: _of_a_run(preset, recipe, seed, corpus))
     path = None if data is None else str(data.resolve())
-    return new_run(corpus, recipe, seed, preset, data=path, model=model, world=world)
+    return new_run(corpus, recipe, seed, preset, data=path, model=model, base=base, world=world)
 
 
 def _check_free(out: Path) -> None:
@@ -258,7 +260,7 @@ def _check_free(out: Path) -> None:
 
 
 def _of_a_run(preset: str, recipe: Recipe, seed: int, corpus: Corpus) -> dict[str, Any]:
-    """What ranks must have alike when they begin; the model and what was trained before is the first one's."""
+    """Return the facts that must be equal on all ranks; model and training state come from the first rank."""
     settings = {f"{name} of the recipe": value for name, value in recipe.to_dict().items()}
     tokens = hashlib.sha256(json.dumps(corpus.tokenizer.to_dict()).encode()).hexdigest()
     return {"preset": preset, **settings, "seed": seed, "the data's digest": corpus.digest, "the tokenizer's": tokens}
@@ -277,7 +279,7 @@ def _resumed(
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
     corpus = _corpus(found, recipe, saved.tokenizer)
-    agree(world, lambda: _of_a_run(saved.info["preset"], recipe, saved.info["seed"], corpus))
+    check_equal_on_ranks(world, lambda: _of_a_run(saved.info["preset"], recipe, saved.info["seed"], corpus))
     run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found), world=world)
     if step and not world.rank:
         _say_what_differs(before, saved.info, run)
@@ -285,7 +287,7 @@ def _resumed(
 
 
 def _say_what_differs(before: Recipe, info: dict, run: Run) -> None:
-    """Say so if the run will not end where one with as many steps from the beginning does."""
+    """Report reasons why the run will not end with the same bits as one with as many steps from the beginning."""
     recipe = run.recipe
     here = device(run.world)
     if info.get("device", here) != here:
@@ -305,7 +307,7 @@ def _say_what_differs(before: Recipe, info: dict, run: Run) -> None:
 
 
 def chosen_tokenizer(name: str) -> Tokenizer | None:
-    """What --tokenizer names; None for the characters of whatever the text is."""
+    """Return the tokenizer that --tokenizer names; None for one token per character of the text."""
     words = {"char": lambda: None, "byte": byte_tokenizer}
     return words[name]() if name in words else load_tokenizer(name)
 
@@ -317,16 +319,15 @@ def _corpus(data: Path | None, recipe: Recipe, tokenizer: Tokenizer | None) -> C
         corpus = open_prepared(data)
     else:
         corpus = Corpus.of_files(find_files([data]), tokenizer)
-    check_length(LIBRARY if data is None else str(data), corpus, recipe.model["context_length"])
+    check_length(LIBRARY if data is None else str(data), corpus, recipe.length)
     return corpus
 
 
 def choose_backend(name: str | None, begin: Callable[[str], T] = set_backend) -> T:
-    """Start the backend that an option, or else POLYARR_BACKEND, names; without either, opencl.
+    """Start the backend that an option names, or else POLYARR_BACKEND, or else opencl; return the result of `begin`.
 
-    begin  what starts it, and gives what is returned
-
-    Errors:  BackendError, which names the way out; another backend is never taken instead
+    Raises:
+        BackendError: The backend does not start; there is no fallback to another one, but the error names one.
     """
     chosen = name or os.environ.get("POLYARR_BACKEND") or "opencl"
     try:
@@ -336,14 +337,14 @@ def choose_backend(name: str | None, begin: Callable[[str], T] = set_backend) ->
 
 
 def _check_writable(out: Path) -> None:
-    """Raise OSError unless files can be made in out, which is created."""
+    """Create a folder; raise OSError unless files can be written in it."""
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out))
     out.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=out):
             pass
-    except OSError as error:  # which names the file that was tried
+    except OSError as error:  # name the folder instead of the temporary file
         raise OSError(error.errno, error.strerror, str(out)) from error
 
 
@@ -359,7 +360,7 @@ def _introduce(run: Run) -> None:
         f"{run.tokenizer.vocab_size} different ones\n{_what_follows(run)}"
     )
     if run.world.size > 1:
-        parts, windows = shared(recipe, run.world.size)
+        parts, windows = split_step(recipe, run.world.size)
         click.echo(
             f"{run.world}; each has {parts * windows} of a step's windows{f', {windows} at a time' * (parts > 1)}; the "
             f"learning rate is that of one process, at most {recipe.lr:g}"
@@ -375,7 +376,7 @@ def _what_follows(run: Run) -> str:
         return f"all {recipe.steps:,} steps are done already; give more --steps to go on"
     return (
         f"{left:,} steps, each of {recipe.batch_size * recipe.accumulation} windows of "
-        f"{run.model.config.context_length} {run.tokenizer.unit}; Ctrl-C stops and saves"
+        f"{run.recipe.length} {run.tokenizer.unit}; Ctrl-C stops and saves"
     )
 
 

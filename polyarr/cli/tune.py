@@ -1,4 +1,4 @@
-"""`polyarr tune`: find the fastest kernels for a device by measuring, and keep them."""
+"""`polyarr tune`: measure which kernels are the fastest on a device, and save the result."""
 
 import json
 import re
@@ -15,25 +15,27 @@ from polyarr.cli.train import choose_backend
 from polyarr.core.current import get_backend
 from polyarr.core.tuning import Kept, Tuning, Work
 from polyarr.extras import extra
+from polyarr.files import read_regular
 from polyarr.training import PRESETS
 from polyarr.training.recipes import COMPUTED
 
 SHAPES = "shakespeare-char"
-VOCABULARIES = {"gpt2-124m": 50257}  # of a preset; of others, characters
+VOCABULARIES = {"gpt2-124m": 50257}  # vocabulary of a preset; other presets have characters
 CHARACTERS = 65
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
-PRODUCTS = ("NT", "NN", "TN")  # a layer, the gradient of what it is given, and that of its weight
+PRODUCTS = ("NT", "NN", "TN")  # GEMMs of a layer: forward, gradient of the input, gradient of the weight
 FILE_KEY = "polyarr tuning"
+_MAX_FILE = 2**26  # bytes
 _path = click.Path(dir_okay=False, path_type=Path)
 
 
 class Seconds(click.ParamType):
-    """A time such as 90, 60s, 2m or 1h."""
+    """Duration such as 90, 60s, 2m or 1h."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds."""
+        """Return the duration in seconds."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value).strip())
         if not found or not float(found[1]):
             self.fail(f"{value!r} is no time such as 60s or 2m.", param, ctx)
@@ -42,27 +44,27 @@ class Seconds(click.ParamType):
 
 @click.command()
 @click.option("--budget", type=Seconds(), default="60s", show_default=True, help="How long to measure.")
-@click.option("--ops", help="Only these ops, separated by commas.")
+@click.option("--ops", help="Tune only these ops, separated by commas.")
 @click.option(
     "--shapes", default=SHAPES, show_default=True,
-    help=f"For what: presets ({', '.join(PRESETS)}), products such as 1024x1024x512 (m x n x k), attention such as "
-    "12x1024x1024x64 (heads in all, queries, keys, length of a row); separated by commas.",
+    help=f"Shapes to tune for: presets ({', '.join(PRESETS)}), GEMMs such as 1024x1024x512 (m x n x k), attention such "
+    "as 12x1024x1024x64 (batch x heads, queries, keys, head size); separated by commas.",
 )
 @click.option("--dtype", type=click.Choice((*COMPUTED, "float64")), default=COMPUTED[0], show_default=True)
-@click.option("--device", help="The backend, and its device if it has several, such as opencl:0.")
-@click.option("--list", "listed", is_flag=True, help="Show what is kept, and measure nothing.")
+@click.option("--device", help="Backend and device, such as opencl:0.")
+@click.option("--list", "listed", is_flag=True, help="List saved results, without measuring.")
 @click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
-@click.option("--export", "target", type=_path, metavar="FILE", help="Write what is kept to a file.")
-@click.option("--import", "source", type=_path, metavar="FILE", help="Keep what --export wrote, here or elsewhere.")
+@click.option("--export", "target", type=_path, metavar="FILE", help="Write saved results to a file.")
+@click.option("--import", "source", type=_path, metavar="FILE", help="Load results that --export wrote.")
 def command(
     budget: float, ops: str | None, shapes: str, dtype: str, device: str | None, listed: bool, as_json: bool,
     target: Path | None, source: Path | None,
 ) -> None:  # fmt: skip
-    """Time the kernels that a device can choose from, and keep the fastest.
+    """Measure the kernels that a device can choose from, and save the fastest.
 
-    Each candidate is checked before it is timed, and takes turns with what is used without it. What is kept holds for
-    this device, driver and version of the kernels; anything else is set aside, and `polyarr doctor` says so. Let the
-    machine do nothing else meanwhile. Ctrl-C stops, and keeps what was found.
+    Each candidate is checked before it is timed, in turns with the default kernel. Results are valid for one device,
+    driver and version of the kernels; others are ignored, and `polyarr doctor` reports them. Leave the machine idle
+    meanwhile. Ctrl-C stops, and keeps the results so far.
     """
     if (listed or as_json) + (target is not None) + (source is not None) > 1:
         raise click.UsageError("give one of --list, --export and --import")
@@ -88,13 +90,14 @@ def _ops(given: str | None, tuning: Tuning) -> tuple[str, ...]:
     return wanted
 
 
-# ---- what is to be measured ------------------------------------------------------------------------------------
+# ---- workloads -------------------------------------------------------------------------------------------------
 
 
 def works_of(ops: tuple[str, ...], shapes: str, dtype: str) -> list[Work]:
-    """The work that --shapes names, as far as it is that of these ops, the largest first.
+    """Return the work that --shapes names for these ops, the largest first.
 
-    Errors:  click.BadParameter for what names no work
+    Raises:
+        click.BadParameter: A shape is invalid, or none is of these ops.
     """
     found = []
     for text in shapes.split(","):
@@ -115,7 +118,7 @@ def works_of(ops: tuple[str, ...], shapes: str, dtype: str) -> list[Work]:
 
 
 def distinct(tuning: Tuning, works: list[Work]) -> list[Work]:
-    """Of works that are tuned by one, the first."""
+    """Return the works without those that are tuned together with an earlier one."""
     return list({(work.op, work.dtype, tuning.shape(work)): work for work in reversed(works)}.values())[::-1]
 
 
@@ -125,7 +128,7 @@ def _of_lengths(lengths: tuple[int, ...], dtype: str) -> list[Work]:
 
 
 def _of_preset(name: str, dtype: str) -> list[Work]:
-    """The products and the attention of a training step."""
+    """Return the GEMMs and the attention of a preset's training step."""
     recipe = PRESETS[name]
     config = recipe.config(VOCABULARIES.get(name, CHARACTERS))
     width, tokens = config.emb_dim, recipe.batch_size * config.context_length
@@ -154,7 +157,7 @@ def _measure(tuning: Tuning, works: list[Work], budget: float) -> None:
                 for step in steps:
                     bar.total = step.total
                     bar.update(step.done - bar.n)
-        except ValueError as error:  # such work has no parameters here
+        except ValueError as error:  # this work has no parameters to tune on this device
             click.echo(str(error))
             continue
         finally:
@@ -163,7 +166,7 @@ def _measure(tuning: Tuning, works: list[Work], budget: float) -> None:
         sys.stdout.flush()
 
 
-# ---- what is kept ----------------------------------------------------------------------------------------------
+# ---- saved results ---------------------------------------------------------------------------------------------
 
 
 def _list(tuning: Tuning, as_json: bool) -> None:
@@ -189,7 +192,7 @@ def _export(tuning: Tuning, target: Path) -> None:
 
 def _import(tuning: Tuning, source: Path) -> None:
     try:
-        found = json.loads(source.read_text())
+        found = json.loads(read_regular(source, _MAX_FILE))
         count = tuning.imported(found.get(FILE_KEY) if isinstance(found, dict) else None)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source}: {error}") from error

@@ -1,4 +1,4 @@
-"""What lies in files of models: tensors and their statistics, configuration, progress, vocabulary."""
+"""Contents of model files: tensors and their statistics, configuration, progress of training, vocabulary."""
 
 from polyarr.contents.contents import Contents, Tensor, contents_of
 from polyarr.contents.picture import save_histograms

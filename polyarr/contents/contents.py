@@ -1,6 +1,7 @@
-"""What lies at a path, with the statistics of its tensors."""
+"""Contents of a model file or folder, with statistics of its tensors."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +13,21 @@ import numpy as np
 from polyarr.contents.kinds import MODEL, reader_of
 from polyarr.contents.statistics import Statistics, statistics_of
 from polyarr.contents.stored import DAMAGES, Stored
+from polyarr.files import check_regular
 from polyarr.schema import in_one_line
-from polyarr.text.files import check_regular
 
 
 class Tensor(NamedTuple):
-    """A tensor in a file; statistics are None where they were not asked for, or where its dtype has none."""
+    """Tensor in a file.
+
+    Attributes:
+        name: Name of the tensor.
+        shape: Its shape.
+        dtype: Name of its dtype, or the file's name of a dtype that NumPy lacks.
+        nbytes: Size in bytes.
+        statistics: Statistics of its numbers; None if they were not computed, or the dtype has none.
+        stored: Access to its numbers.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -28,11 +38,11 @@ class Tensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return a dict that JSON can hold."""
         known = self.statistics._asdict() if self.statistics else {}
         found = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         found |= {"size": self.size, "bytes": self.nbytes}
@@ -41,13 +51,16 @@ class Tensor(NamedTuple):
 
 @dataclass
 class Contents:
-    """What lies at a path.
+    """Contents of a model file or folder.
 
-    kind        in words
-    files       the names of the files that were read
-    settings    the configuration: a run's recipe, a config.json, metadata
-    progress    of a run: its step, how many there are to be, its losses
-    vocabulary  its size, what a token is called, which ends a text, the first and the last tokens
+    Attributes:
+        path: The file or folder.
+        kind: Description of its kind.
+        files: Names of the files that were read.
+        tensors: The tensors, by name.
+        settings: Configuration: the recipe of a run, a config.json, or metadata.
+        progress: For a run: its step, the number of steps, and losses.
+        vocabulary: For a tokenizer: its size, the name of tokens, the end token, and the first and last tokens.
     """
 
     path: Path
@@ -60,7 +73,7 @@ class Contents:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Of all tensors together; parameters are a model's numbers, without an optimiser's."""
+        """Totals of all tensors; "parameters" counts a model's numbers without the optimizer's."""
         known = [t.statistics for t in self.tensors if t.statistics]
         weights = [t for t in self.tensors if t.name.startswith(MODEL)] if self.progress else self.tensors
         return {
@@ -73,7 +86,7 @@ class Contents:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return a dict that JSON can hold."""
         return {
             "path": str(self.path),
             "kind": self.kind,
@@ -89,17 +102,21 @@ class Contents:
 def contents_of(
     path: str | Path, *, statistics: bool = True, progress: Callable[[int], Any] | None = None
 ) -> Contents:
-    """What lies at a path: tensors with their statistics, the configuration, how far a run has come, the tokens.
+    """Return the contents of a file or a folder.
 
-    A path is a run of polyarr's or one of its checkpoints; a Hugging Face folder, or another one of safetensors files;
-    a safetensors, npz or npy file; prepared tokens; a tokenizer. Files are read a few megabytes at a time, and nothing
-    is ever unpickled.
+    A path may be a run of polyarr or one of its checkpoints; a Hugging Face folder or another one of safetensors files;
+    a safetensors, npz or npy file; prepared tokens; or a tokenizer. Files are read a few megabytes at a time, and
+    nothing is ever unpickled.
 
-    statistics  without them, only what files say of their tensors is read
-    progress    called with how many more bytes were read
+    Args:
+        path: The file or folder.
+        statistics: Whether to read the tensors' numbers and compute statistics.
+        progress: Function that is called with the number of further bytes that were read.
 
-    Errors:  OSError if something cannot be read; ValueError if it is damaged, pickled, or nothing that is known;
-             RuntimeError without the library that it needs
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A file is damaged, pickled, or of an unknown kind.
+        RuntimeError: A library that the file needs is missing.
     """
     path = Path(path)
     check_regular(path)
@@ -107,7 +124,7 @@ def contents_of(
         found = reader_of(path)(path)
         tensors = [_tensor(stored, statistics, progress) for stored in sorted(found.stored, key=_in_order)]
     except (ValueError, OSError, *DAMAGES) as error:
-        if isinstance(error, OSError) and error.filename:  # the system's; those of libraries name no file
+        if isinstance(error, OSError) and error.filename:  # of the system; errors of libraries name no file
             raise
         raise ValueError(_placed(path, in_one_line(error) or type(error).__name__)) from error
     names = [str(file.relative_to(path)) if file != path else file.name for file in found.files]
@@ -115,14 +132,14 @@ def contents_of(
 
 
 def _placed(path: Path, reason: str) -> str:
-    """A reason with its path before it, unless it begins with that, or with the file's name."""
-    if reason.startswith(str(path)):
+    """Return a reason with its path in front, unless it begins with the path or the file's name."""
+    if reason.startswith((f"{path}:", f"{path}{os.sep}")):
         return reason
     return f"{path}{reason.removeprefix(path.name)}" if reason.startswith(f"{path.name} ") else f"{path}: {reason}"
 
 
 def _in_order(stored: Stored) -> list[Any]:
-    """Block 10 after block 2."""
+    """Return a sort key that puts block 10 after block 2."""
     parts = re.split(r"(\d{1,18})", stored.name)
     return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)]
 
@@ -130,18 +147,18 @@ def _in_order(stored: Stored) -> list[Any]:
 def _tensor(stored: Stored, wanted: bool, progress: Callable[[int], Any] | None) -> Tensor:
     found = None
     if wanted and stored.blocks:
-        found = statistics_of(_watched(stored.blocks(), progress or (lambda _: None)))
+        found = statistics_of(_with_progress(stored.blocks(), progress or (lambda _: None)))
     return Tensor(*stored[:4], found, stored)
 
 
-def _watched(blocks: Iterator[np.ndarray], progress: Callable[[int], Any]) -> Iterator[np.ndarray]:
+def _with_progress(blocks: Iterator[np.ndarray], progress: Callable[[int], Any]) -> Iterator[np.ndarray]:
     for block in blocks:
         yield block
         progress(block.nbytes)
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: no number is infinite there, and none is nan."""
+    """Return a value as JSON can hold it, with None for nan and infinities."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list):

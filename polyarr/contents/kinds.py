@@ -1,5 +1,6 @@
-"""The kinds of files and folders that are known, and what each says beside its tensors."""
+"""Readers for each kind of model file and folder."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -8,19 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.contents.stored import Stored, blocks_of, of_npy, of_npz, of_safetensors
-from polyarr.models.folders import CONFIG, INDEX, PICKLED, hint_of_pickled, read_index, read_json
+from polyarr.files import open_regular
+from polyarr.models.folders import CONFIG, INDEX, PICKLED, hint_of_others, read_index, read_json
 from polyarr.text import Tokenizer, is_prepared, load_tokenizer, open_prepared, tokenizer_from_dict
 from polyarr.text.prepared import MANIFEST, read_manifest
+from polyarr.text.tokenizer import has_tokenizer
 from polyarr.training.checkpoint import read_info
 from polyarr.training.files import checkpoints, newest, path_of
 
-MODEL = "model."  # what begins the names of a model's arrays in a checkpoint
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
-_SHOWN = 10  # tokens at either end of a vocabulary
+MODEL = "model."  # prefix of the names of a model's arrays in a checkpoint
+_MAX_LISTED = 10  # tokens that are listed at either end of a vocabulary
 
 
 class Found(NamedTuple):
-    """What a reader gives: what Contents has, but for the path and the statistics."""
+    """Result of a reader: the fields of Contents without the path and the statistics."""
 
     kind: str
     files: list[Path]
@@ -42,9 +44,10 @@ def _found(
 
 
 def reader_of(path: Path) -> Callable[[Path], Found]:
-    """What reads a path, by what lies there.
+    """Return the reader for a path.
 
-    Errors:  ValueError if it is nothing that is known, or pickled
+    Raises:
+        ValueError: The file is pickled or of an unknown kind.
     """
     return _reader_of_folder(path) if path.is_dir() else _reader_of_file(path)
 
@@ -54,27 +57,28 @@ def _reader_of_folder(folder: Path) -> Callable[[Path], Found]:
         return _run
     if is_prepared(folder):
         return _prepared
-    if (folder / INDEX).is_file() or any(folder.glob("*.safetensors")):
+    if os.path.lexists(folder / INDEX) or any(folder.glob("*.safetensors")):
         return _weights
-    if any((folder / name).is_file() for name in _TOKENIZERS):
+    if has_tokenizer(folder):
         return _tokenizer
-    hint = hint_of_pickled(folder)
+    hint = hint_of_others(folder)
     raise ValueError(f"neither a checkpoint nor safetensors, prepared tokens or a tokenizer is here{hint}")
 
 
 def _reader_of_file(path: Path) -> Callable[[Path], Found]:
     if path.suffix in PICKLED:
         raise ValueError("pickled, which is never read, for it could run anything; save it as safetensors")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(10)
     if head.startswith(b"\x93NUMPY"):
         return lambda path: _found("npy file", [path], of_npy(path))
     if head.startswith((b"PK\3\4", b"PK\5\6")):
         return lambda path: _found("npz file", [path], of_npz(path))
+    # safetensors begins with the length of its header in 8 bytes, of which the first may equal a brace.
+    if head[5:9] == b"\0\0\0{" or path.suffix == ".safetensors":
+        return _safetensors
     if head[:1] == b"{" or path.suffix == ".json":
         return _tokenizer
-    if head[8:9] == b"{" or path.suffix == ".safetensors":
-        return _safetensors
     raise ValueError("neither safetensors, npz, npy nor a tokenizer.json")
 
 
@@ -105,7 +109,7 @@ def _tokenizer(path: Path) -> Found:
 
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     size = tokenizer.vocab_size
-    numbers = range(size) if size <= 2 * _SHOWN else [*range(_SHOWN), *range(size - _SHOWN, size)]
+    numbers = range(size) if size <= 2 * _MAX_LISTED else [*range(_MAX_LISTED), *range(size - _MAX_LISTED, size)]
     tokens = [{"number": number, "token": tokenizer.token(number)} for number in numbers]
     return {"size": size, "unit": tokenizer.unit, "end": tokenizer.end, "tokens": tokens}
 
@@ -119,13 +123,12 @@ def _run(folder: Path) -> Found:
 
 
 def _weights(folder: Path) -> Found:
-    """A Hugging Face folder, or any other of safetensors files."""
-    files = _shards(folder) if (folder / INDEX).is_file() else sorted(folder.glob("*.safetensors"))
+    """Read a Hugging Face folder, or another one of safetensors files."""
+    files = _shards(folder) if os.path.lexists(folder / INDEX) else sorted(folder.glob("*.safetensors"))
     stored = [tensor for file in files for tensor in of_safetensors(file)[0]]
     config = folder / CONFIG
-    settings = read_json(config) if config.is_file() else {}
-    has_tokens = any((folder / name).is_file() for name in _TOKENIZERS)
-    words = _vocabulary(load_tokenizer(folder)) if has_tokens else {}
+    settings = read_json(config) if os.path.lexists(config) else {}
+    words = _vocabulary(load_tokenizer(folder)) if has_tokenizer(folder) else {}
     kind = "Hugging Face folder" if settings else "folder of safetensors files"
     return _found(kind, files, stored, settings, vocabulary=words)
 
@@ -142,7 +145,7 @@ def _prepared(folder: Path) -> Found:
     corpus, manifest = open_prepared(folder), read_manifest(folder)
     tokens, dtype = manifest["tokens"], np.dtype(manifest["tokens"]["dtype"])
     path = folder / tokens["file"]
-    blocks = partial(blocks_of, partial(open, path, "rb"), 0, tokens["count"], dtype)
+    blocks = partial(blocks_of, partial(open_regular, path), 0, tokens["count"], dtype)
     stored = Stored("tokens", (tokens["count"],), dtype.name, tokens["count"] * dtype.itemsize, blocks)
     shown = {key: value for key, value in manifest.items() if key not in ("tokens", "tokenizer")}
     words = _vocabulary(corpus.tokenizer)

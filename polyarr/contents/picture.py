@@ -8,24 +8,33 @@ from typing import Any
 import numpy as np
 
 from polyarr.contents.contents import Contents, Tensor
-from polyarr.contents.statistics import counted
+from polyarr.contents.statistics import histogram
 from polyarr.extras import extra
 from polyarr.saving import write_whole
 
 BINS = 60
-MOST = 300  # histograms in a picture
-_LONGEST = 40  # characters of a name
+MAX_HISTOGRAMS = 300  # histograms in a picture
+_MAX_NAME = 40  # characters of a name in the picture
 
 
 def save_histograms(path: str | Path, contents: Contents) -> int:
-    """Draw how the finite numbers of each tensor are spread into a PNG; how many tensors it shows. Needs no display.
+    """Plot histograms of the finite numbers of each tensor into a PNG, without a display.
 
-    Tensors without numbers are left out, and beyond MOST the smallest ones.
+    Tensors without numbers are left out. Of more than 300 tensors, only the largest are shown.
 
-    Errors:  OSError if it cannot be written; RuntimeError without the library matplotlib
+    Args:
+        path: The PNG file.
+        contents: Contents with statistics.
+
+    Returns:
+        The number of histograms.
+
+    Raises:
+        OSError: The file cannot be written.
+        RuntimeError: The library matplotlib is missing.
     """
     some = [t for t in contents.tensors if t.stored.blocks and t.statistics and _is_finite(t)]
-    kept = {id(t) for t in sorted(some, key=lambda t: -t.size)[:MOST]}
+    kept = {id(t) for t in sorted(some, key=lambda t: -t.size)[:MAX_HISTOGRAMS]}
     shown = [t for t in some if id(t) in kept]
     columns = min(6, max(1, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
@@ -39,7 +48,7 @@ def save_histograms(path: str | Path, contents: Contents) -> int:
     title = f"{contents.path.name}: {contents.kind}{left_out}; how many numbers there are of each size (logarithm)"
     figure.text(0.2 / width, 1 - 0.3 / height, _plain(title), fontsize=9)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=90)  # a Figure of its own draws with Agg
+    figure.savefig(picture, format="png", dpi=90)  # a Figure without pyplot draws with Agg, which needs no display
     write_whole(Path(path), picture.getvalue())
     return len(shown)
 
@@ -53,7 +62,7 @@ def _draw(axes: Any, tensor: Tensor) -> None:
     low, high = float(tensor.statistics.min), float(tensor.statistics.max)
     if low == high:
         low, high = low - 0.5 * max(1.0, abs(low)), high + 0.5 * max(1.0, abs(high))
-    numbers = counted(tensor.stored.blocks(), low, high, BINS)
+    numbers = histogram(tensor.stored.blocks(), low, high, BINS)
     axes.stairs(np.log1p(numbers), np.linspace(low, high, BINS + 1), fill=True)
     axes.set_yticks([])
     axes.set_xticks([low, high], [f"{low:.3g}", f"{high:.3g}"], fontsize=6)
@@ -61,9 +70,9 @@ def _draw(axes: Any, tensor: Tensor) -> None:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"...{name[-_LONGEST:]}"
+    return name if len(name) <= _MAX_NAME else f"...{name[-_MAX_NAME:]}"
 
 
 def _plain(text: str) -> str:
-    """A text without what matplotlib takes for mathematics, and without what no font draws."""
+    """Return a text without matplotlib's markup, and without characters that its font may lack."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text).replace("$", r"\$")

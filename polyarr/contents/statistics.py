@@ -1,4 +1,4 @@
-"""What is said of a tensor's numbers, of which a part at a time is in memory."""
+"""Statistics of tensors, computed block by block."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,16 @@ _NARROW = {np.dtype(t) for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml
 
 
 class Statistics(NamedTuple):
-    """Of the finite numbers of a tensor, in float64; None where there are none. And how many are not finite."""
+    """Statistics of a tensor, computed in float64.
+
+    Attributes:
+        min: Smallest finite number; None if there is none.
+        max: Largest finite number; None if there is none.
+        mean: Mean of the finite numbers; None if there is none.
+        std: Standard deviation of the finite numbers; None if there is none.
+        nan: Number of nans.
+        inf: Number of infinities.
+    """
 
     min: float | None
     max: float | None
@@ -22,12 +31,12 @@ class Statistics(NamedTuple):
 
 
 def has_statistics(dtype: np.dtype) -> bool:
-    """Whether there are statistics of a dtype: of real numbers and of True and False."""
+    """Return whether a dtype has statistics: real numbers and bools do."""
     return dtype.kind in "biuf" or dtype in _NARROW
 
 
 class _Sums:
-    """Mean and squared distances of blocks, joined as Chan, Golub and LeVeque do: without losing digits."""
+    """Mean and sum of squared deviations, merged block by block with the stable formula of Chan, Golub and LeVeque."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -43,7 +52,7 @@ class _Sums:
             block = wide = wide[finite]
         if not wide.size:
             return
-        exact = block if block.dtype.kind in "iu" else wide  # not all integers of 64 bits are a float64
+        exact = block if block.dtype.kind in "iu" else wide  # float64 cannot hold all 64-bit integers
         low, high = exact.min().item(), exact.max().item()
         self.ends = (low, high) if self.ends is None else (min(low, self.ends[0]), max(high, self.ends[1]))
         self._join(wide)
@@ -59,9 +68,9 @@ class _Sums:
 
 
 def statistics_of(blocks: Iterable[np.ndarray]) -> Statistics:
-    """The statistics of the numbers of all blocks, which are of one axis."""
+    """Return the statistics of the numbers in all blocks, which are of one axis."""
     sums = _Sums()
-    with np.errstate(over="ignore", invalid="ignore"):  # squares of the largest floats
+    with np.errstate(over="ignore", invalid="ignore"):  # squares of very large numbers overflow
         for block in blocks:
             sums.add(block)
     low, high = sums.ends or (None, None)
@@ -69,8 +78,8 @@ def statistics_of(blocks: Iterable[np.ndarray]) -> Statistics:
     return Statistics(low, high, mean, std, sums.nan, sums.inf)
 
 
-def counted(blocks: Iterable[np.ndarray], low: float, high: float, bins: int) -> np.ndarray:
-    """How many of the numbers lie in each of so many equal parts of [low, high]."""
+def histogram(blocks: Iterable[np.ndarray], low: float, high: float, bins: int) -> np.ndarray:
+    """Return a histogram of the finite numbers: counts in `bins` equal parts of [low, high]."""
     found = np.zeros(bins, np.int64)
     for block in blocks:
         wide = block.astype(np.float64)

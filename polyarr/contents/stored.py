@@ -1,43 +1,46 @@
-"""The tensors in files, read a block at a time: safetensors, npy and npz. Nothing is ever unpickled."""
+"""Tensors in safetensors, npy and npz files, read block by block. Nothing is ever unpickled."""
 
 import contextlib
 import io
-import json
 import lzma
 import math
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from polyarr.contents.statistics import has_statistics
-from polyarr.extras import extra
-from polyarr.saving import CODES
+from polyarr.files import open_regular
 from polyarr.schema import in_one_line
+from polyarr.tensor_file import Entry, TensorFile
 
 BLOCK = 2**20  # numbers in memory at once
-_CODES = CODES | {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
-_HEADER = 2**14  # bytes in which an npy header ends; NumPy reads none of more than 10,000
+Opened = Callable[[], AbstractContextManager[BinaryIO]]
+_HEADER = 2**14  # bytes that contain an npy header; NumPy refuses headers above 10,000
 _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # its names of fields are UTF-8; fields are not looked at
+    (3, 0): np.lib.format.read_array_header_2_0,  # differs from 2.0 only in the names of fields, which are not used
 }
-# What the libraries raise for damaged files while they are read, beside ValueError and OSError.
+# Errors of libraries for damaged files, beside ValueError and OSError.
 DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError)
 
 
 class Stored(NamedTuple):
-    """A tensor in a file.
+    """Tensor in a file.
 
-    dtype   the dtype's name, or what a file calls one that there is not in NumPy
-    blocks  gives its numbers, a block of one axis at a time; None for what has no statistics
+    Attributes:
+        name: Name of the tensor.
+        shape: Its shape.
+        dtype: Name of its dtype, or the file's name of a dtype that NumPy lacks.
+        nbytes: Size in bytes.
+        blocks: Function that yields its numbers in blocks of one axis; None if the dtype has no statistics.
     """
 
     name: str
@@ -47,8 +50,8 @@ class Stored(NamedTuple):
     blocks: Callable[[], Iterator[np.ndarray]] | None
 
 
-def blocks_of(opened: Callable[[], BinaryIO], start: int, count: int, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """So many numbers of a stream, from a byte on."""
+def blocks_of(opened: Opened, start: int, count: int, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Yield `count` numbers of a stream, from byte `start` on, in blocks."""
     with opened() as stream:
         stream.seek(start)
         while count:
@@ -61,7 +64,7 @@ def blocks_of(opened: Callable[[], BinaryIO], start: int, count: int, dtype: np.
 
 
 def _stored(
-    name: str, shape: tuple[int, ...], dtype: np.dtype, opened: Callable[[], BinaryIO], start: int
+    name: str, shape: tuple[int, ...], dtype: np.dtype, opened: Opened, start: int
 ) -> Stored:
     count = math.prod(shape)
     blocks = partial(blocks_of, opened, start, count, dtype) if has_statistics(dtype) else None
@@ -72,39 +75,35 @@ def _stored(
 
 
 def of_safetensors(path: Path) -> tuple[list[Stored], dict[str, str]]:
-    """The tensors of a file, and its metadata.
+    """Return the tensors of a file, and its metadata.
 
-    Errors:  OSError if it cannot be read; ValueError if it is damaged
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is damaged.
     """
     try:
-        with extra("safetensors").safe_open(path, framework="numpy") as file:  # which checks the header
-            metadata = file.metadata() or {}
-    except (extra("safetensors").SafetensorError, OSError) as error:
+        file = TensorFile(path)
+    except ValueError as error:
         raise ValueError(f"{path.name} is damaged, or no safetensors file: {in_one_line(error)}") from error
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return [_of_part(path, 8 + length, name, part) for name, part in header.items()], metadata
+    return [_of_entry(path, name, entry) for name, entry in file.entries.items()], file.metadata
 
 
-def _of_part(path: Path, start: int, name: str, part: dict) -> Stored:
-    shape, (begin, end) = tuple(part["shape"]), part["data_offsets"]
-    if part["dtype"] not in _CODES:
-        return Stored(name, shape, part["dtype"], end - begin, None)
-    return _stored(name, shape, np.dtype(_CODES[part["dtype"]]), partial(open, path, "rb"), start + begin)
+def _of_entry(path: Path, name: str, entry: Entry) -> Stored:
+    if entry.dtype is None:
+        return Stored(name, entry.shape, entry.code, entry.end - entry.start, None)
+    return _stored(name, entry.shape, entry.dtype, partial(open_regular, path), entry.start)
 
 
 # ---- npy and npz -------------------------------------------------------------------------------------------------
 
 
 def of_npy(path: Path) -> list[Stored]:
-    """The one array of a file; ValueError for objects, which are pickled, and for what is damaged."""
-    return [_of_array(path.stem, partial(open, path, "rb"), path.stat().st_size)]
+    """Return the array of a file; raise ValueError if it is damaged, or holds objects, which are pickled."""
+    return [_of_array(path.stem, partial(open_regular, path), path.stat().st_size)]
 
 
 def of_npz(path: Path) -> list[Stored]:
-    """The arrays of a file; ValueError for objects, which are pickled, and for what is damaged or no array."""
+    """Return the arrays of a file; raise ValueError if it is damaged or holds anything but arrays of numbers."""
     with _zip(path) as file:
         members = file.infolist()
     for member in members:
@@ -116,25 +115,26 @@ def of_npz(path: Path) -> list[Stored]:
     ]
 
 
-def _member(path: Path, member: zipfile.ZipInfo) -> BinaryIO:
-    with _zip(path) as file:  # which a stream of it keeps open
-        return file.open(member)
+@contextlib.contextmanager
+def _member(path: Path, member: zipfile.ZipInfo) -> Iterator[BinaryIO]:
+    with _zip(path) as file, file.open(member) as stream:
+        yield stream
 
 
 @contextlib.contextmanager
 def _zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip file; ValueError for what Python does not read, such as one that is encrypted."""
+    """Open a zip file; raise ValueError for one that Python cannot read, such as an encrypted one."""
     try:
-        with zipfile.ZipFile(path) as file:
+        with open_regular(path) as opened, zipfile.ZipFile(opened) as file:
             yield file
     except RuntimeError as error:
         raise ValueError(str(error)) from error
 
 
-def _of_array(name: str, opened: Callable[[], BinaryIO], size: int) -> Stored:
-    """The array that an npy stream of so many bytes holds."""
+def _of_array(name: str, opened: Opened, size: int) -> Stored:
+    """Return the array in an npy stream of `size` bytes."""
     with opened() as stream:
-        head = io.BytesIO(stream.read(_HEADER))  # no more: a header may say that it is of four gigabytes
+        head = io.BytesIO(stream.read(_HEADER))  # a damaged header may claim a length of four gigabytes
     shape, dtype = _header(name, head)
     if dtype.hasobject:
         raise ValueError(f"{name} holds objects, which are pickled and never read; it must hold numbers")
@@ -147,9 +147,9 @@ def _of_array(name: str, opened: Callable[[], BinaryIO], size: int) -> Stored:
 
 
 def _header(name: str, head: BinaryIO) -> tuple[tuple, np.dtype]:
-    """The shape and the dtype by the header of an npy stream, of which it is read."""
+    """Read the header of an npy stream; return the shape and the dtype."""
     try:
         shape, _, dtype = _NPY_HEADERS[np.lib.format.read_magic(head)](head)
-    except Exception as error:  # NumPy evaluates a literal of Python, and lets all errors of it through
+    except Exception as error:  # NumPy evaluates the header as a Python literal, which may raise anything
         raise ValueError(f"{name} has a damaged header, or one of an unknown format: {in_one_line(error)}") from error
     return shape, dtype

@@ -1,1 +1,1 @@
-"""The mechanism: specs, ops, arrays, the tape and what a backend is. It mentions no op and no backend."""
+"""The core: specs, ops, arrays, the tape and the backend contract. Defines no particular op and no backend."""

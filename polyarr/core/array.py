@@ -1,4 +1,4 @@
-"""Array: a handle on a buffer of one backend; and what is done to arrays, or to whatever an op takes, as a whole."""
+"""Array: a handle on a buffer of one backend; and helpers for op arguments (arrays, numbers, None, tuples of them)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,29 +8,45 @@ import numpy as np
 
 from polyarr.core import dlpack
 from polyarr.core.backend import Backend, count_download, count_upload
-from polyarr.core.current import get_backend
+from polyarr.core.current import get_backend, traced
 from polyarr.core.errors import DtypeError
 from polyarr.core.number import FloatNumber, IntNumber
 from polyarr.core.spec import DTYPES, NARROW, Spec, float32, int64, uint64
 from polyarr.core.tape import Node, hold, reads, records
 
-if TYPE_CHECKING:  # the operators and the other methods, which polyarr.ops gives to Array
+if TYPE_CHECKING:  # declares the operators and methods that polyarr.ops adds to Array
     from polyarr.core.methods import Methods
 else:
     Methods = object
 
-NUMBERS: dict[type, Spec] = {kind: Spec((), kind) for kind in (bool, int, float)}  # of Python numbers, by their type
+NUMBERS: dict[type, Spec] = {kind: Spec((), kind) for kind in (bool, int, float)}
 NUMBERS |= {IntNumber: NUMBERS[int], FloatNumber: NUMBERS[float]}
 
 
 class Array(Methods):
     """An n-dimensional array on one backend: a handle on a buffer that never changes.
 
-    `x[i] = v` and `x += y` give the handle a new buffer; other handles on the old one do not see it.
+    `x[i] = v` and `x += y` give the handle a new buffer; other handles on the old buffer do not change. Create arrays
+    with `polyarr.asarray`, `polyarr.zeros` and the other creation functions, not with this constructor.
+
+    Attributes:
+        backend: Backend that holds the buffer.
+        buf: Buffer, in the backend's own type.
+        spec: Shape and dtype.
+        node: Node of the tape that computed the array; None if no gradient is recorded.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.asarray([[1.0, 2.0], [3.0, 4.0]])
+        >>> x.shape, x.dtype, x.device
+        ((2, 2), dtype('float32'), 'numpy')
+        >>> x @ x + 1
+        Array([[ 8., 11.],
+               [16., 23.]], float32, 'numpy')
     """
 
     __slots__ = ("__weakref__", "backend", "buf", "node", "spec")
-    __array_ufunc__ = None  # so that NumPy leaves `ndarray + Array` to us
+    __array_ufunc__ = None  # makes NumPy defer `ndarray + Array` to Array
     __dlpack__, __dlpack_device__ = dlpack.exported, dlpack.device_of
 
     def __init__(self, backend: Backend, buf: Any, spec: Spec, node: Node | None = None) -> None:
@@ -38,46 +54,65 @@ class Array(Methods):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The length of each axis."""
+        """Length of each axis."""
         return self.spec.shape
 
     @property
     def dtype(self) -> np.dtype:
-        """The element type."""
+        """Element type."""
         return self.spec.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Number of axes."""
         return len(self.spec.shape)
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return self.spec.size
 
     @property
     def device(self) -> str:
-        """The name of the backend that holds the array."""
+        """Name of the backend that holds the array."""
         return self.backend.name
 
     def numpy(self) -> np.ndarray:
-        """A copy on the host. Waits for the backend."""
+        """Return a copy of the values as a NumPy array. Waits for the backend.
+
+        Returns:
+            C-contiguous numpy.ndarray of the same shape and dtype.
+
+        Raises:
+            CaptureError: The array is one of a function that is being captured by `polyarr.compile`.
+        """
         hold(self)
-        host = self.backend.download(self.buf)
+        a = traced(self)
+        host = a.backend.download(a.buf)
         count_download(host.nbytes)
         return host
 
     def to(self, backend: str | Backend) -> "Array":
-        """The same values on another backend; a gradient comes back the same way.
+        """Return the array on another backend. The gradient travels back the same way.
 
-        Between backends of one home nothing is copied. Others are asked for a transfer of their own, then for DLPack;
-        otherwise the values go through the host.
+        Backends with the same memory (`Backend.home`) share the buffer. Otherwise the source's `transfer` is tried,
+        then DLPack, then a copy through the host.
+
+        Args:
+            backend: Name of a backend, or a Backend.
+
+        Returns:
+            Array with the same values on `backend`; the array itself if it is there already.
+
+        Raises:
+            BackendError: As `get_backend`.
+            DtypeError: The backend does not support the dtype.
         """
-        target, source = get_backend(backend), self.backend
+        target, a = get_backend(backend), traced(self)
+        source = a.backend
         if target is source:
             return self
-        moved = _moved(self, target)
+        moved = _moved(a, target)
         if (read := reads.get()) is not None:
             read.note(self)
         if self.node is not None and records():
@@ -85,19 +120,22 @@ class Array(Methods):
         return moved
 
     def untracked(self) -> "Array":
-        """The same values, unknown to the tape."""
+        """Return a new handle on the values without a tape node."""
         hold(self)
-        return Array(self.backend, self.buf, self.spec)
+        a = traced(self)
+        return Array(a.backend, a.buf, a.spec)
 
     def snapshot(self) -> "Array":
-        """A second handle, which keeps today's buffer when this one is rebound."""
+        """Return a second handle, which keeps the current buffer if this one is rebound."""
         hold(self)
-        return Array(self.backend, self.buf, self.spec, self.node)
+        a = traced(self)
+        return Array(a.backend, a.buf, a.spec, a.node)
 
     def rebind(self, other: "Array") -> None:
-        """Let this handle stand for other's values."""
+        """Make this handle refer to the buffer, Spec and node of another one."""
         if (read := reads.get()) is not None:
             read.rebinds(self)
+        other = traced(other)
         self.backend, self.buf, self.spec, self.node = other.backend, other.buf, other.spec, other.node
 
     def __reduce__(self) -> tuple:
@@ -117,16 +155,18 @@ def _moved(a: Array, target: Backend) -> Array:
         if source.transfer is not None:
             found = source.transfer(a.buf, target)
         if found is NotImplemented and source.dlpack and target.dlpack:
-            with contextlib.suppress(BufferError):  # another device, say
+            with contextlib.suppress(BufferError):  # for example from another device
                 found = target.dlpack.adopt(source.dlpack.export(a.buf))
     return from_numpy(a.numpy(), target) if found is NotImplemented else Array(target, found, a.spec)
 
 
 def from_numpy(host: np.ndarray, backend: Backend) -> Array:
-    """An Array on backend with a copy of host's values.
+    """Return an Array on a backend with a copy of a NumPy array; during a capture it is a constant of the program.
 
-    Errors:  DtypeError if the backend cannot hold the dtype
+    Raises:
+        DtypeError: The backend does not support the dtype.
     """
+    backend = get_backend(backend)
     if host.dtype not in backend.dtypes:
         raise DtypeError(unheld("asarray", host.dtype, backend))
     count_upload(host.nbytes)
@@ -134,7 +174,7 @@ def from_numpy(host: np.ndarray, backend: Backend) -> Array:
 
 
 def unheld(op: str, dtype: np.dtype, backend: Backend) -> str:
-    """What to say where a backend cannot hold a dtype."""
+    """Return the error message for a dtype that a backend does not support."""
     held = ", ".join(d.name for d in DTYPES if d in backend.dtypes)
     return f"{op}: {dtype.name} on {backend.name!r} ({backend.hardware}); it holds {held}"
 
@@ -143,20 +183,20 @@ def unheld(op: str, dtype: np.dtype, backend: Backend) -> str:
 
 
 def spec_of(a: Any) -> Any:
-    """The Spec of an op's argument; None and tuples are passed through."""
+    """Return the Spec of an op argument; None and Specs are returned as they are, tuples by member."""
     if type(a) is Array:
         return a.spec
     if type(a) is Spec or a is None:
         return a
     if type(a) is tuple:
         return tuple(map(spec_of, a))
-    return NUMBERS[type(a)] if type(a) in NUMBERS else Spec(a.shape, a.dtype)  # the last takes over calls
+    return NUMBERS[type(a)] if type(a) in NUMBERS else Spec(a.shape, a.dtype)  # an object with `polyarr_op`
 
 
-def listed(members: tuple, backend: Backend | None) -> tuple[tuple, Backend | None, bool] | None:
-    """Of a list of arrays on one backend, or of numbers: the Specs, the backend, and if the tape knows one of them.
+def specs_of_list(members: tuple, backend: Backend | None) -> tuple[tuple, Backend | None, bool] | None:
+    """Return (Specs, backend, whether any member is tracked) of a list of arrays on one backend, or of numbers.
 
-    None for any other list, and where backend is given and is another one.
+    Returns None for any other list, and if a member is on another backend than `backend`.
     """
     specs, tracked = [], False
     for m in members:
@@ -176,7 +216,7 @@ def listed(members: tuple, backend: Backend | None) -> tuple[tuple, Backend | No
 
 
 def flatten(args: Any) -> Iterator[Any]:
-    """The members of a tuple, and of the tuples in it."""
+    """Yield the members of a tuple and of the tuples nested in it."""
     for a in args:
         if type(a) is tuple:
             yield from flatten(a)
@@ -185,7 +225,7 @@ def flatten(args: Any) -> Iterator[Any]:
 
 
 def cast_spec(spec: Any, dtype: np.dtype | None) -> Any:
-    """What `cast` makes of arrays with these Specs."""
+    """Return the Spec that `cast` produces for arrays with this Spec."""
     if dtype is None or spec is None:
         return spec
     if type(spec) is tuple:
@@ -194,7 +234,7 @@ def cast_spec(spec: Any, dtype: np.dtype | None) -> Any:
 
 
 def cast(a: Any, dtype: np.dtype | None) -> Any:
-    """Arrays as dtype; None: as they are."""
+    """Cast arrays to dtype; return numbers, and anything if dtype is None, unchanged."""
     if dtype is None:
         return a
     if type(a) is tuple:
@@ -205,35 +245,35 @@ def cast(a: Any, dtype: np.dtype | None) -> Any:
 
 
 def _as_position(a: Array) -> Array:
-    """uint64 indices as int64; one beyond int64 becomes the smallest number, which no axis has."""
+    """Cast uint64 indices to int64; values beyond int64 become its minimum, which is out of range for any axis."""
     index = a.astype(int64)
     sign = index >> 63
     return (index & ~sign) | (sign << 63)
 
 
 def widened(a: Any) -> Any:
-    """Narrow floats as float32; a list member by member, anything else as it is."""
+    """Cast float16 and bfloat16 arrays to float32, in tuples too; return anything else unchanged."""
     if type(a) is tuple:
         return tuple(map(widened, a))
     return a.astype(float32) if type(a) is Array and a.spec.dtype in NARROW else a
 
 
 def rounded(value: Any, out: Any) -> Any:
-    """What was computed wide, in the dtype that is due; with a handle of its own."""
+    """Cast values that were computed in float32 to the dtypes of `out`, as new handles."""
     if value is None or type(out) is not Spec:
         return None if value is None else tuple(map(rounded, value, out))
     return value.astype(out.dtype) if value.spec.dtype != out.dtype else value.snapshot()
 
 
 def buffer(a: Any) -> Any:
-    """What a kernel gets."""
+    """Return the buffer of an array, as a kernel receives it; numbers unchanged, tuples by member."""
     if type(a) is Array:
         return a.buf
     return tuple([m.buf if type(m) is Array else buffer(m) for m in a]) if type(a) is tuple else a
 
 
 def arrays(backend: Backend, buf: Any, out: Any) -> Any:
-    """What a kernel gave, as Arrays of the Specs `out`."""
+    """Wrap the buffers that a kernel returned as Arrays with the Specs `out`."""
     if type(out) is Spec:
         return Array(backend, buf, out)
     return tuple(
@@ -242,21 +282,21 @@ def arrays(backend: Backend, buf: Any, out: Any) -> Any:
 
 
 def number_of(a: Any) -> Any:
-    """An array without axes as a Python number, read from its backend; numbers as they are; of a list every member."""
+    """Return the value of a 0-d array as a Python number, read from its backend; numbers unchanged."""
     if type(a) is Array:
         return a.numpy()[()].item()
     return tuple(map(number_of, a)) if type(a) is tuple else a
 
 
 def untracked(a: Any) -> Any:
-    """The same, unknown to the tape."""
+    """Return an argument with arrays that have no tape node."""
     if type(a) is Array:
         return a.untracked() if a.node is not None else a
     return tuple(map(untracked, a)) if type(a) is tuple else a
 
 
 def snapshot(a: Any) -> Any:
-    """A handle of its own, which nobody else rebinds, on what an operation took; of a list for every member."""
+    """Return an argument with its own handles on the arrays, unaffected if the caller rebinds his."""
     if type(a) is Array:
         return Array(a.backend, a.buf, a.spec, a.node)
     return tuple(map(snapshot, a)) if type(a) is tuple else a

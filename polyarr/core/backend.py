@@ -1,37 +1,43 @@
-"""What a backend is: a name, a table of kernels, and three ways to move data.
+"""Backend: a name, a table of kernels, functions that move data, and optional capabilities.
 
 The kernel contract
 -------------------
-A kernel for a primitive, or for an op that states its VJP:
+The kernel of a primitive, or of an op that states its VJP, is a function:
 
     kernel(out, *buffers, **params) -> buffer
 
-`out` is the result's Spec. Each array input arrives as the buffer that the backend made; a Python number
-arrives as a Python number, an absent optional input as None, a list of arrays as a tuple of buffers. `params`
-are all of the op's keyword parameters, checked and in canonical form (axes are non-negative tuples). Inputs of
-one op share one dtype wherever the op promotes; indices are int32 or int64. Shapes are not broadcast beforehand. A
-kernel never writes to an input, and may return a view of one.
+- `out` is the Spec (shape and dtype) of the result. With several results, `out` is a tuple of Specs and the kernel
+  returns a tuple of buffers.
+- Each array input arrives as a buffer of the backend, a Python number as a Python number, an absent optional input as
+  None, and a list of arrays as a tuple of buffers.
+- `params` holds all keyword parameters of the op, validated and in canonical form: axes are tuples of non-negative
+  ints.
+- Inputs that the op promotes have one dtype. Indices are int32 or int64. Inputs are not broadcast to a common shape.
+- A kernel never writes to an input. It may return a view of one.
 
-A kernel for any other op, whose gradient is that of its body, is a Fused pair:
+The kernel of any other op, whose gradient is that of its decomposition, is a Fused: a fused kernel with its VJP.
 
     forward(out, *buffers, **params)                        -> buffer, saved
-    backward(g, saved, *buffers, wanted=(...), **params)    -> one buffer, or None, per input
+    backward(g, saved, *buffers, wanted=(...), **params)    -> one gradient buffer, or None, per input
 
-`g` is the buffer of the cotangent, with the shape of the result. `wanted` says of every input whether its gradient is
-asked for; None will do for one that is not. A gradient has its input's shape and dtype; None for one that is wanted has
-the body differentiated instead. `saved` is a tree of tuples, with buffers and plain values as leaves: all that the pair
-keeps, besides its inputs, until the gradient is pulled. Where a pair cannot do what is asked, a row that is too long
-for the device, say, forward returns NotImplemented, and the op's body runs instead, on the same backend.
+- `saved` is a tree of tuples whose leaves are buffers or plain values. It is everything that the kernel keeps until the
+  gradient is computed, besides the inputs.
+- `g` is the buffer of the cotangent, with the shape of the result. With several results, `g` is a tuple of buffers;
+  the cotangent of a result that was not used is zeros.
+- `wanted` has one bool per input: whether its gradient is requested. For an input that is a list, the entry of `wanted`
+  and the gradient are tuples.
+- Each gradient has the shape and dtype of its input. Return None for an input whose gradient is not wanted. If the
+  gradient of a wanted input is None, the op's decomposition is differentiated instead.
+- `forward` returns NotImplemented for a call that the kernel does not support, such as a row too long for the device.
+  The op's decomposition then runs on the same backend.
 
-A pair may say which inputs its backward needs for the gradient of which one, as Fused(forward, backward, needs). The
-others are given up early where nobody can ask for a higher derivative, and backward gets their Specs in their place:
+By default all inputs are kept until the gradient is computed. Fused(forward, backward, needs) names, for the gradient
+of each input, the inputs that `backward` reads:
 
     Fused(forward, backward, {"x": ("weight",), "weight": ("x",), "bias": ()})
 
-Such a backward gives every gradient that is wanted.
-
-Where an op has several results, `out` is a tuple of Specs, a kernel returns a tuple of buffers, and `g` is one; what of
-it nobody used is zeros. For an input that is a list, the gradient and `wanted` are tuples.
+If no higher derivative can be requested, the other inputs are freed early, and `backward` receives their Specs instead
+of their buffers. Such a `backward` must return every gradient that is wanted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,30 +53,41 @@ from polyarr.core.tuning import Tuning
 
 
 class Fused(NamedTuple):
-    """A backend's own way to compute a composed op and its gradient. There is no half a pair."""
+    """Fused kernel of a composed op with its VJP; a backend provides both functions or neither.
+
+    Attributes:
+        forward: (out, *buffers, **params) -> (buffer, saved), or NotImplemented for a call that it does not support.
+        backward: (g, saved, *buffers, wanted, **params) -> one gradient buffer or None per input.
+        needs: Input name -> names of the inputs that `backward` reads for its gradient. An input that is not a key
+            needs all inputs.
+    """
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
-    needs: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # a gradient that is not among them needs all inputs
+    needs: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 class Launch(NamedTuple):
-    """Something that a device was given to do, as told to whoever watches.
+    """Work submitted to a device, as reported to a launch callback.
 
-    name   of the kernel, or of what moves bytes
-    work   a kernel's global size, or how many bytes are moved; empty where that is not known
-    group  a kernel's local size; None for what is no kernel
-    times  () -> when it began and ended on the device, in seconds of time.perf_counter; waits for it
+    Attributes:
+        name: Name of the kernel or of the memory operation.
+        work: Global size of a kernel, or (number of bytes,) of a copy; empty if unknown.
+        group: Local size (work-group or thread block) of a kernel; None if the work is not a kernel.
+        times: () -> (start, end) of the work on the device, in seconds of time.perf_counter. Waits for the work to
+            finish.
+        step: The program and the step of a captured function that the work belongs to; None if a launcher enqueued it.
     """
 
     name: str
     work: tuple[int, ...]
     group: tuple[int, ...] | None
     times: Callable[[], tuple[float, float]]
+    step: Any = None
 
 
 def _nothing() -> None:
-    """For a backend whose kernels have finished when they return."""
+    """Return at once: the default `synchronize`, of a backend whose kernels have finished when they return."""
 
 
 def _no_memory_report() -> dict[str, int]:
@@ -82,34 +99,37 @@ def _no_peaks() -> Mapping[str, float]:
 
 
 def family_of(name: str) -> str:
-    """The name of a backend without its device, the one that it is registered by: "opencl" of "opencl:1"."""
+    """Return the registered name of a backend, without its device: "opencl" for "opencl:1"."""
     return name.partition(":")[0]
 
 
 class DLPack(NamedTuple):
-    """How a backend shares buffers without a copy.
+    """Zero-copy exchange of buffers through DLPack.
 
-    export  buffer -> an object with __dlpack__ and __dlpack_device__; BufferError if it shares no such buffer
-    adopt   such an object -> a buffer, which may share its memory and then keeps it; BufferError for a device, a dtype
-            or strides that it lacks
+    Attributes:
+        export: buffer -> an object with `__dlpack__` and `__dlpack_device__`. Raises BufferError if the buffer cannot
+            be shared.
+        adopt: An object with those methods -> buffer, which may share its memory and then keeps it alive. Raises
+            BufferError for a device, dtype or strides that the backend does not support.
     """
 
     export: Callable[[Any], Any]
     adopt: Callable[[Any], Any]
 
 
+# (buffers of one dtype, dtype on the wire, "sum" or "mean") -> the reduced buffers
 Reduce = Callable[[Sequence[Any], np.dtype, str], list[Any]]
 
 
 class Meeting(NamedTuple):
-    """What a process has at hand to reduce buffers together with others, from device to device.
+    """A device-to-device collectives library (such as NCCL) and how to create a communicator with it.
 
-    place    the device's own in its machine: two processes on one cannot meet
-    library  with its version: all must have the same
-    dtypes   what it reduces
-    ticket   () -> what one process draws for all
-    join     (ticket, rank, size) -> a function; returns when all have joined. That takes buffers of one dtype, the
-             dtype that travels, and "sum" or "mean", and gives the buffers of what all have together
+    Attributes:
+        place: Identifier of the device within its machine. Two ranks on one device cannot form a communicator.
+        library: Name and version of the library; must be equal on all ranks.
+        dtypes: dtypes that the library reduces.
+        ticket: () -> unique id of a new communicator. Rank 0 creates it and sends it to the other ranks.
+        join: (unique id, rank, size) -> Reduce: the all-reduce of the communicator. Returns when all ranks have joined.
     """
 
     place: str
@@ -120,14 +140,15 @@ class Meeting(NamedTuple):
 
 
 class Together(NamedTuple):
-    """How processes reduce what their backends hold.
+    """All-reduce of buffers across processes.
 
-    meeting  () -> what is at hand to do so without the host; BackendError says why not. None: there is no such way
-    windows  how it is done through memory that all processes of a host see: from the ranks' pieces of it, as bytes, the
-             own rank, and what waits until all ranks have called it -> a function as Meeting.join gives one, for any
-             floats. None: there is no such way
-    settle   has what was to be reduced reduced by now, as far as that takes the others: it may be put off until
-             something else is enqueued
+    Attributes:
+        meeting: () -> Meeting. Raises BackendError with the reason if the library is not available. None: not
+            supported.
+        windows: (shared memory of each rank as bytes, own rank, barrier) -> Reduce: the all-reduce of floating-point
+            buffers through host memory that all ranks of a host map. None: not supported.
+        settle: Completes deferred all-reduces, so that no rank waits for this one. An all-reduce may be deferred until
+            more work is enqueued.
     """
 
     meeting: Callable[[], Meeting] | None = None
@@ -136,42 +157,55 @@ class Together(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """A backend, as a value.
+    """A backend as a value: what runs the ops on one device.
 
-    name         what the user writes: the name that it is registered by, then, if it has several devices, a colon and
-                 the device: "numpy", "opencl:1"
-    kernels      Op -> kernel or Fused pair; nobody can change the table of a backend that runs
-    upload       numpy.ndarray -> buffer; the buffer owns its memory
-    download     buffer -> numpy.ndarray, C-contiguous, owned by the caller; waits
-    synchronize  waits for everything that was enqueued
-    dtypes       the dtypes that the backend can hold
-    hardware     one line that says what the backend computes on; x.device is the backend's name
-    memory       bytes, by name: "in use", "peak", "held", "limit"; empty where unknown
-    unordered    the ops whose last bits may differ from call to call, as sums in no fixed order do
-    guarded      () -> a context: what is allocated within it starts out as 0xff bytes between canaries; at its end it
-                 raises BackendError if something outside was written to. None: the backend cannot tell
-    flushes      the dtypes in which a number below the smallest normal one may be taken as 0, and given as 0: compilers
-                 and GPUs do so for speed. The conformance kit then asks for no more
-    home         what memory it computes in: arrays meet where their backends' homes are equal, whichever kernels
-                 those have. None: a home of its name
-    transfer     (buffer, target backend) -> a buffer of the target, or NotImplemented: a way that spares the host
-    dlpack       how buffers are shared with others through DLPack. None: not at all
-    noting       (note) -> a context within which note(launch) is called for all that the device is given to do; it
-                 gives the ids of the kernels, and halves of pairs, of which that is true. None: a kernel takes as long
-                 as its call
-    peaks        what the device can do at most, measured when it is looked up: "GFLOP/s" in float32, "GB/s", and what
-                 precision.products_in calls the rate of products; empty where unknown
-    tuning       what `polyarr tune` can measure. None: nothing
-    reads        op -> the inputs, among those that are numbers, that its kernel also takes as arrays without axes, and
-                 reads from memory; any other number comes as Python's
-    precisions   op -> the precisions, of those that core.precision has, that its kernel tells apart besides "highest":
-                 only such a kernel is given `precision`, "highest" or one of them; it speaks of float32 alone
-    handle       what kernels that a plugin puts into the table may build on; the backend says what it is, and keeps to
-                 it. None: nothing but the buffers
-    replay       (Program, what runs it anyhow) -> what runs it better: see core/program.py. None: the kernels are
-                 called one after the other
-    fusion       which steps of programs are made one, and how: see core/program.py. None: none are
-    together     how it reduces buffers together with backends of other processes. None: not at all
+    The first four fields are required; every other field is an optional capability. The module's docstring describes
+    the contract of `kernels`.
+
+    Attributes:
+        name: Name that users write: the registered name and, with several devices, a colon and the device ("numpy",
+            "opencl:1").
+        kernels: Op -> kernel or Fused. Read-only once the backend has started.
+        upload: numpy.ndarray -> buffer that owns its memory.
+        download: buffer -> C-contiguous numpy.ndarray owned by the caller. Waits for the buffer's value.
+        synchronize: () -> None. Waits for all enqueued work.
+        dtypes: dtypes of the arrays that the backend can hold.
+        hardware: One line that describes the hardware. (`Array.device` is `name`.)
+        memory: () -> bytes by name: "in use", "peak", "held", "limit". Empty if unknown.
+        unordered: Ops that are not deterministic: the last bits of their results may differ between calls.
+        guarded: () -> context manager that detects out-of-bounds writes. Memory allocated within it is filled with 0xff
+            bytes and lies between canaries; the exit raises BackendError if a canary was overwritten. None: not
+            supported.
+        flushes: dtypes whose subnormal numbers kernels may flush to zero. The conformance kit then accepts zeros.
+        noting: (callback) -> context manager within which callback(Launch) is called for all work submitted to the
+            device. Entering it returns the ids of the kernels, and of the functions of Fused kernels, whose launches
+            are reported. None: the profiler times the calls of kernels instead.
+        peaks: () -> measured peak rates of the device: "GB/s", "GFLOP/s" for float32 arithmetic, and the keys of
+            `precision.products_in` for matrix products. Empty if unknown.
+        tuning: What `polyarr tune` can measure. None: nothing.
+        reads: Op -> names of scalar inputs that its kernel also accepts as 0-d arrays and reads on the device. All
+            other scalar inputs arrive as Python numbers.
+        precisions: Op -> float32 matmul precisions that its kernel distinguishes besides "highest". Only these kernels
+            receive the parameter `precision`: "highest" or one of them.
+        handle: Backend-specific object for kernels from plugins (context, queue, ...); documented by the backend. None:
+            plugins can use the buffers only.
+        home: Identifier of the memory. Arrays of backends with equal homes can be inputs of one op, and move between
+            these backends without a copy. None: the home is `name`.
+        transfer: (buffer, target backend) -> buffer of the target, or NotImplemented: a copy that avoids the host.
+            None: not supported.
+        dlpack: Zero-copy exchange with other libraries. None: not supported.
+        replay: (Program, default run) -> run: a faster way to run a captured program; see core/program.py. None:
+            kernels are called one by one.
+        fusion: Steps of a captured program that the backend fuses; see core/program.py. None: no fusion.
+        together: All-reduce with backends of other processes. None: through host memory.
+
+    Examples:
+        >>> import numpy as np, polyarr as pa
+        >>> from polyarr.backends.kernels import make_kernels
+        >>> download = lambda buffer: np.array(buffer, order="C")
+        >>> backend = pa.Backend("mine", make_kernels(np), upload=np.array, download=download)
+        >>> pa.asarray([1.0, 2.0], device=backend) + 1
+        Array([2., 3.], float32, 'mine')
     """
 
     name: str
@@ -199,7 +233,7 @@ class Backend(NamedTuple):
     together: Together | None = None
 
     def meets(self, other: "Backend") -> bool:
-        """True if an array of one and an array of the other may be inputs of one op."""
+        """Return whether arrays of the two backends may be inputs of one op."""
         return self is other or self._home == other._home
 
     @property
@@ -208,19 +242,26 @@ class Backend(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The name without the device: what an override looks at."""
+        """Registered name, without the device."""
         return family_of(self.name)
 
     def __repr__(self) -> str:
         return f"<backend {self.name} on {self.hardware}>"
 
     def without_fused(self) -> "Backend":
-        """The same backend without its pairs: their ops are left to their bodies."""
+        """Return the backend without its Fused kernels; their ops then run their decompositions."""
         return self._replace(kernels={op: k for op, k in self.kernels.items() if not isinstance(k, Fused)})
 
 
 class Transfers(NamedTuple):
-    """How many copies between host and device there were, and their bytes."""
+    """Number and size of the copies between host and backends.
+
+    Attributes:
+        uploads: Number of copies from the host.
+        downloads: Number of copies to the host.
+        upload_bytes: Bytes copied from the host.
+        download_bytes: Bytes copied to the host.
+    """
 
     uploads: int = 0
     downloads: int = 0
@@ -232,18 +273,31 @@ _transfers = Transfers()
 
 
 def transfers() -> Transfers:
-    """Every copy between host and backend since the process began; subtract two readings to count a region."""
+    """Return the copies between host and backends since the process started.
+
+    Subtract two readings to count those of a region.
+
+    Returns:
+        Transfers with the number and the bytes of copies in both directions.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> before = pa.transfers()
+        >>> x = pa.asarray([1.0, 2.0])
+        >>> pa.transfers().upload_bytes - before.upload_bytes
+        8
+    """
     return _transfers
 
 
 def count_upload(nbytes: int) -> None:
-    """Record one copy from the host."""
+    """Count one copy of nbytes from the host."""
     global _transfers
     _transfers = _transfers._replace(uploads=_transfers.uploads + 1, upload_bytes=_transfers.upload_bytes + nbytes)
 
 
 def count_download(nbytes: int) -> None:
-    """Record one copy to the host."""
+    """Count one copy of nbytes to the host."""
     global _transfers
     _transfers = _transfers._replace(
         downloads=_transfers.downloads + 1, download_bytes=_transfers.download_bytes + nbytes

@@ -1,4 +1,4 @@
-"""How a call meets an op's signature: positional and by name, what may be an input, and what to say if it is not."""
+"""Matching the arguments of a call to an op's inputs and parameters, and the errors if they do not match."""
 
 import inspect
 from typing import Any
@@ -7,12 +7,12 @@ import numpy as np
 
 from polyarr.core.array import NUMBERS, Array, flatten
 from polyarr.core.backend import Backend
-from polyarr.core.errors import BackendError
+from polyarr.core.errors import BackendError, NestingError
 from polyarr.core.spec import Spec, described
 
 
 def bound(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Fill absent optional inputs, and take extra positional arguments as parameters in their order."""
+    """Fill in optional inputs that are absent, and take extra positional arguments as parameters in their order."""
     n = len(op.inputs)
     extra = dict(zip(op.defaults, args[n:], strict=False))
     if len(args) - n > len(op.defaults) or extra.keys() & params.keys():
@@ -21,6 +21,7 @@ def bound(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str
 
 
 def bound_by_name(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Take inputs given by keyword, and check that no input is missing and no parameter unknown."""
     inputs = {name: params.get(name, default) for name, default in list(op.optional.items())[len(args) :]}
     params = {name: value for name, value in params.items() if name not in inputs}
     missing = [name for name, value in inputs.items() if value is inspect.Parameter.empty]
@@ -29,11 +30,12 @@ def bound_by_name(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, 
     return (*args, *inputs.values()), params
 
 
-def accepted(op: Any, name: str, a: Any) -> Any:
+def as_input(op: Any, name: str, a: Any) -> Any:
+    """Convert an argument of an op to an Array, Spec, Python number, None or tuple of them; TypeError otherwise."""
     if type(a) in (list, tuple):
         if any(type(member) in (list, tuple) for member in a):
             raise TypeError(f"{op.name}: {name} is a list of lists; make it an array, by polyarr.asarray")
-        return tuple(accepted(op, name, member) for member in a)
+        return tuple(as_input(op, name, member) for member in a)
     if isinstance(a, np.generic) and a.dtype.kind in "biuf":
         return a.item()
     if type(a) in (Array, Spec) or type(a) in NUMBERS or a is None:
@@ -46,10 +48,14 @@ def accepted(op: Any, name: str, a: Any) -> Any:
     )
 
 
-def frozen(op: Any, name: str, value: Any) -> Any:
-    """A parameter that can be hashed: lists become tuples."""
+def hashable(op: Any, name: str, value: Any) -> Any:
+    """Make a parameter hashable: lists become tuples."""
     if isinstance(value, (list, tuple)):
-        return tuple(frozen(op, name, member) for member in value)
+        try:
+            return tuple(hashable(op, name, member) for member in value)
+        except RecursionError:
+            deep = f"{op.name}: {name} contains itself, or is nested too deeply"
+            raise NestingError(f"{deep}; it must be made of Python numbers, tuples or names") from None
     if type(value).__hash__ is None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(f"{op.name}: {name} is a {kind}; it must be made of Python numbers, tuples or names")
@@ -57,7 +63,7 @@ def frozen(op: Any, name: str, value: Any) -> Any:
 
 
 def signature(arguments: list[inspect.Parameter]) -> inspect.Signature:
-    """What a call accepts: `squeeze(x, 0)` as well as `squeeze(x, axis=0)`."""
+    """Return the signature of an op; parameters may be positional: `squeeze(x, 0)` and `squeeze(x, axis=0)`."""
     has_default = [a.default is not a.empty for a in arguments]
     if has_default != sorted(has_default):
         return inspect.Signature(arguments)
@@ -65,12 +71,13 @@ def signature(arguments: list[inspect.Parameter]) -> inspect.Signature:
 
 
 def usage(op: Any, missing: list[str], unknown: set[str]) -> str:
+    """Return the error message for missing or unknown arguments."""
     given = f"missing {', '.join(missing)}" if missing else f"unknown argument {', '.join(sorted(unknown))}"
     return f"{op.name}: {given}; it takes {op.name}{inspect.signature(op.__wrapped__)}"
 
 
-def unfit(op: Any, specs: tuple, error: AttributeError) -> str:
-    """The complaint about the input that the op's rule took for an array, so that it met the error; "" for no input."""
+def wrong_input(op: Any, specs: tuple, error: AttributeError) -> str:
+    """Return the error message for the input that the op's rule wrongly took for an array; "" if there is none."""
     for name, spec in zip(op.inputs, specs, strict=True):
         if (type(spec) is Spec and not spec.is_number) or (spec is None and op.optional[name] is None):
             continue
@@ -80,8 +87,8 @@ def unfit(op: Any, specs: tuple, error: AttributeError) -> str:
     return ""
 
 
-def no_array(op: Any, specs: tuple) -> str:
-    """The complaint about None, or a number that comes first, where a body needs an array and would name another op."""
+def missing_array(op: Any, specs: tuple) -> str:
+    """Return the error message for None or a leading number where a decomposition needs an array, else ""."""
     for i, (name, spec) in enumerate(zip(op.inputs, specs, strict=True)):
         is_number = type(spec) is Spec and spec.is_number and i not in (*op.promoted, *op.indices, *op.numbers)
         if (is_number and i == 0) or (spec is None and op.optional[name] is inspect.Parameter.empty):
@@ -90,14 +97,15 @@ def no_array(op: Any, specs: tuple) -> str:
     return ""
 
 
-def mixed(op: Any, args: Any) -> str:
+def mixed_backends(op: Any, args: Any) -> str:
+    """Return the error message for inputs on several backends."""
     found = list({id(a.backend): a.backend.name for a in flatten(args) if type(a) is Array}.values())
     names = " and ".join(map(repr, found)) if len({*found}) > 1 else f"{len(found)} backends called {found[0]!r}"
     return f"{op.name}: inputs live on {names}; bring them to one backend with .to(name)"
 
 
 class GroupError(BackendError):
-    """A backend has nothing of an op's group."""
+    """Backend without any kernel of an op's group."""
 
     def __init__(self, told: str, backend: Backend) -> None:
         super().__init__(told)
@@ -105,23 +113,26 @@ class GroupError(BackendError):
 
 
 def lacking(op: Any, backend: Backend) -> BackendError:
+    """Return the error for an op that the backend has no kernel for."""
     told, way = f"{op.name}: backend {backend.name!r} has no", 'with x.to("numpy")'
     if op.group and all(other.group != op.group for other in backend.kernels):
         return GroupError(f"{told} {op.group}; compute it on one that has (see polyarr ops), {way}", backend)
     return BackendError(f"{told} kernel for it; compute it on another one, {way}")
 
 
-def unwanting(op: Any, backward: Any) -> str:
-    """The complaint about a backward of API 1; among **params, it would take wanted for a parameter of the op."""
+def outdated_backward(op: Any, backward: Any) -> str:
+    """Return the error message for a backward function of API 1, without the parameter `wanted`; else ""."""
     try:
         if "wanted" in inspect.signature(backward).parameters:
             return ""
-    except (TypeError, ValueError):  # a callable written in C need not say
+    except (TypeError, ValueError):  # a callable written in C may have no signature
         return ""
     told = "since api 2 it is backward(g, saved, *buffers, wanted, **params)"
-    return f"{op.name}: backward of its pair has no parameter wanted; {told}"
+    return f"{op.name}: backward of its Fused kernel has no parameter wanted; {told}"
 
 
-def misshapen(op: Any, backend: Backend, half: str, found: Any, due: str) -> str:
+def wrong_result(op: Any, backend: Backend, function: str, found: Any, due: str) -> str:
+    """Return the error message for a Fused kernel whose `function` did not return the required tuple."""
     given = described(found) + (f" of {len(found)}" if type(found) in (tuple, list) else "")
-    return f"{op.name}: {half} of the pair of backend {backend.name!r} gave {given}; it must give a tuple of {due}"
+    where = f"{function} of the Fused kernel of backend {backend.name!r}"
+    return f"{op.name}: {where} gave {given}; it must give a tuple of {due}"

@@ -1,4 +1,4 @@
-"""The current backend, which is meant where none is named: use_backend's, else set_backend's, else the first."""
+"""The current backend: the innermost use_backend, else set_backend, else the initial backend."""
 
 import contextlib
 import functools
@@ -18,29 +18,41 @@ _scope: ContextVar[tuple[Backend, Any] | None] = ContextVar("polyarr_backend", d
 _default: Backend | None = None
 
 
-class StandIn(NamedTuple):
-    """What stands for a backend while a function is captured.
+class CaptureContext(NamedTuple):
+    """Hooks of the capture that runs in this context.
 
-    target   the backend
-    backend  what stands for it: a trace
-    lift     Array -> what stands for it, or CaptureError
-    again    Array -> the same values as another value of the program, so that what is computed from it is not shared
-             with what was computed before
+    Attributes:
+        target: Backend that the captured function computes on.
+        backend: Tracing backend that replaces it during the capture.
+        tracer_of: Array -> its tracer if the function captures the array by name; else the array itself.
+        lift: Array -> its tracer. Raises CaptureError if the function was not given the array.
+        copy: Array -> a new value of the program with the same contents, so that recomputation from it is not merged
+            with the first computation.
     """
 
     target: Backend
     backend: Backend
+    tracer_of: Callable[[Any], Any]
     lift: Callable[[Any], Any]
-    again: Callable[[Any], Any]
+    copy: Callable[[Any], Any]
 
 
-stand_in: ContextVar[StandIn | None] = ContextVar("polyarr_stand_in", default=None)
+capturing: ContextVar[CaptureContext | None] = ContextVar("polyarr_capturing", default=None)
+
+
+def traced(a: Any) -> Any:
+    """Return the tracer of an array that the function being captured uses by name; any other array itself.
+
+    Call this before copying, reading or taking the backend of a handle without an op: later runs have other values.
+    """
+    capture = capturing.get()
+    return a if capture is None else capture.tracer_of(a)
 
 
 def renewed(leaf: Any) -> Any:
-    """A leaf from which something is computed that was computed before, to keep less meanwhile."""
-    trace = stand_in.get()
-    return leaf if trace is None else trace.again(leaf)
+    """Return a leaf as a new value, from which a checkpoint recomputes instead of keeping intermediate results."""
+    capture = capturing.get()
+    return leaf if capture is None else capture.copy(leaf)
 
 
 def _nobody(name: str | None) -> Backend:
@@ -51,21 +63,34 @@ _named: Callable[[str | None], Backend] = _nobody
 
 
 def find_with(named: Callable[[str | None], Backend]) -> None:
-    """Have `named` find backends by their names, and the one to begin with for None."""
+    """Set the function that finds a backend by name, and the initial backend for None."""
     global _named
     _named = named
 
 
 def get_backend(name: str | Backend | None = None) -> Backend:
-    """The backend with this name, started if need be; without a name, the current one.
+    """Return the backend with a name, started if necessary; without a name, the current backend.
 
-    The current backend is that of the innermost use_backend, else that of set_backend, else the one that
-    POLYARR_BACKEND names, else numpy.
+    The current backend is that of the innermost `use_backend`, else that of `set_backend`, else the one named by the
+    environment variable POLYARR_BACKEND, else "numpy".
 
-    Errors:  BackendError if there is no such backend, if two plugins offer it, or if it cannot be loaded or start;
-             in the last case with the error that it met as its cause
+    Args:
+        name: Name such as "numpy" or "opencl:1", a Backend, or None for the current one.
+
+    Returns:
+        The Backend.
+
+    Raises:
+        BackendError: No backend has this name, two plugins offer it, or it cannot be loaded or started; in the last
+            case the cause is the original error.
+        TypeError: `name` is neither a name nor a Backend.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.get_backend("numpy")
+        <backend numpy on the host's CPU, NumPy>
     """
-    if name is None:  # creation ops come here: keep it short
+    if name is None:  # on the path of every creation op
         scope = _scope.get()
         if scope is not None:
             return scope[0]
@@ -73,12 +98,12 @@ def get_backend(name: str | Backend | None = None) -> Backend:
     if not isinstance(name, (str, Backend)):
         raise TypeError(f"a backend is given by name or as a Backend, not as {told(name)}")
     found = name if isinstance(name, Backend) else _named(name)
-    trace = stand_in.get()
-    return found if trace is None or found is not trace.target else trace.backend
+    capture = capturing.get()
+    return found if capture is None or found is not capture.target else capture.backend
 
 
 def chosen() -> Backend | None:
-    """The current backend, where somebody chose it or it was needed; None: the first is still to be started."""
+    """Return the current backend if one was chosen or needed; None if the initial backend has not been started."""
     scope = _scope.get()
     return _default if scope is None else scope[0]
 
@@ -86,7 +111,15 @@ def chosen() -> Backend | None:
 def set_backend(name: str | Backend) -> Backend:
     """Make a backend the default of the whole process, and start it now.
 
-    Errors:  as get_backend
+    Args:
+        name: Name of a backend, or a Backend.
+
+    Returns:
+        The Backend.
+
+    Raises:
+        BackendError: As `get_backend`.
+        TypeError: As `get_backend`.
     """
     global _default
     _default = backend = get_backend(name)
@@ -96,9 +129,20 @@ def set_backend(name: str | Backend) -> Backend:
 class use_backend:  # noqa: N801  reads as a verb, like the context managers of the standard library
     """Use a backend within a `with` block or a decorated function.
 
-    Threads and asyncio tasks do not disturb each other. May be nested and used again.
+    The choice is local to the thread or asyncio task. Blocks may be nested, and one object used several times.
 
-    Errors:  as get_backend, on entering; TypeError on decorating a coroutine or generator function
+    Args:
+        name: Name of a backend, or a Backend.
+
+    Raises:
+        BackendError: As `get_backend`, on entering the block.
+        TypeError: The decorated function is a coroutine or generator function.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> with pa.use_backend("numpy"):
+        ...     pa.zeros(2).device
+        'numpy'
     """
 
     def __init__(self, name: str | Backend) -> None:
@@ -127,21 +171,25 @@ class use_backend:  # noqa: N801  reads as a verb, like the context managers of 
 
 
 def synchronize(backend: str | Backend | None = None) -> None:
-    """Wait until a backend (None: the current one) has finished everything that was enqueued.
+    """Wait until a backend has finished all enqueued work.
 
-    Errors:  as get_backend, and what the work that it waited for met
+    Args:
+        backend: Name of a backend, or a Backend; None: the current one.
+
+    Raises:
+        BackendError: As `get_backend`, or an error of the work that was waited for.
     """
     get_backend(backend).synchronize()
 
 
 def wait(backend: Backend) -> None:
-    """Wait for a backend, or for what it stands for: who watches a capture reads nothing from it."""
-    trace = stand_in.get()
-    (backend if trace is None or trace.backend is not backend else trace.target).synchronize()
+    """Wait for a backend; for the traced backend if `backend` is a tracing backend."""
+    capture = capturing.get()
+    (backend if capture is None or capture.backend is not backend else capture.target).synchronize()
 
 
 def forget_default(*backends: Backend) -> None:
-    """Have nobody's set_backend count that chose one of these."""
+    """Reset the default backend if it is one of these."""
     global _default
     if any(backend is _default for backend in backends):
         _default = None
@@ -149,7 +197,7 @@ def forget_default(*backends: Backend) -> None:
 
 @contextlib.contextmanager
 def undecided() -> Iterator[None]:
-    """A block in which no backend was chosen yet, as in a new process; what was before is put back at its end."""
+    """Run a block without a chosen backend, as in a new process, and restore the choice at its end."""
     global _default
     before, token = _default, _scope.set(None)
     _default = None

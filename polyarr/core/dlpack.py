@@ -1,7 +1,7 @@
-"""DLPack: memory that libraries share.
+"""DLPack: zero-copy exchange of memory with other libraries.
 
-NumPy makes the capsules and takes them apart; what it has no word for, other devices and bfloat16, is put in its place
-afterwards. An ndarray stands for memory on a device, too: NumPy does not look at memory before it computes.
+NumPy creates and reads the capsules. Devices and bfloat16, which NumPy does not support, are patched into the capsule
+afterwards. An ndarray may describe device memory here, since NumPy does not access memory until it computes.
 """
 
 import contextlib
@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.core.current import traced
 from polyarr.core.spec import Spec, as_dtype, bfloat16
 from polyarr.core.tape import hold
 
 CPU = (1, 0)
-HOST, CUDA = (1, 3), 2  # the kinds of devices: the host, with its memory that CUDA knows, and NVIDIA's
+HOST, CUDA = (1, 3), 2  # device types: CPU and CUDA host memory; CUDA
 VERSION = (1, 0)
 READ_ONLY, COPIED = 1, 2
 UINT, BFLOAT = 1, 4
@@ -24,7 +25,7 @@ BOOL = (6, 8)
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor of dlpack.h."""
+    """The struct DLTensor of dlpack.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p), ("kind", ctypes.c_int32), ("number", ctypes.c_int32), ("ndim", ctypes.c_int32),
@@ -35,7 +36,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned of dlpack.h, in which flags are told."""
+    """The struct DLManagedTensorVersioned of dlpack.h, which has flags."""
 
     _fields_ = (
         ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
@@ -43,7 +44,7 @@ class _Versioned(ctypes.Structure):
     )  # fmt: skip
 
 
-# prototypes of our own: those of ctypes.pythonapi are everybody's
+# Own prototypes: those of ctypes.pythonapi are shared with all other libraries.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -61,9 +62,10 @@ def _tensor(capsule: Any) -> _Tensor:
 
 
 def capsule_of(memory: np.ndarray, device: tuple[int, int], max_version: Any, flags: int = 0) -> Any:
-    """A capsule of memory that an ndarray stands for.
+    """Return a capsule for memory that an ndarray describes.
 
-    Errors:  BufferError for negative strides, which no other library takes: PyTorch ends the process over them
+    Raises:
+        BufferError: A stride is negative. No other library supports this, and PyTorch aborts the process.
     """
     if min(memory.strides, default=0) < 0:
         raise BufferError("__dlpack__: a reversed array cannot be shared")
@@ -77,16 +79,21 @@ def capsule_of(memory: np.ndarray, device: tuple[int, int], max_version: Any, fl
 
 
 def _flagged(capsule: Any, flags: int) -> Any:
-    """The capsule with flags, where it can tell them."""
+    """Set flags on a capsule, if its version has them, and return it."""
     if flags and (versioned := _versioned(capsule)) is not None:
         versioned.flags |= flags
     return capsule
 
 
 def memory_of(x: Any, **asked: Any) -> np.ndarray:
-    """The memory that x shares, wherever it lies; the ndarray keeps it. asked is what x.__dlpack__ is asked for.
+    """Return the memory that x exports, on any device, as an ndarray that keeps it alive.
 
-    Errors:  BufferError if x does not share it, or has elements that NumPy has no dtype for
+    Args:
+        x: Object with `__dlpack__`.
+        **asked: Arguments of `x.__dlpack__`.
+
+    Raises:
+        BufferError: x does not export its memory, or has a dtype that NumPy lacks.
     """
     made = _asked(x, max_version=VERSION, **asked)
     tensor = _tensor(made)
@@ -101,7 +108,7 @@ def memory_of(x: Any, **asked: Any) -> np.ndarray:
 
 
 def _asked(x: Any, max_version: Any, **asked: Any) -> Any:
-    """The capsule of x, which may know only what DLPack was before 1.0."""
+    """Return the capsule of x, which may support DLPack before 1.0 only."""
     try:
         return x.__dlpack__(max_version=max_version, **asked)
     except TypeError:
@@ -113,7 +120,7 @@ def _asked(x: Any, max_version: Any, **asked: Any) -> Any:
 
 
 class _Given:
-    """A capsule that was made already."""
+    """Exporter of an existing capsule."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -126,14 +133,15 @@ class _Given:
 
 
 def is_on_host(x: Any) -> bool:
-    """True if the memory that x shares is the host's."""
+    """Return whether the memory that x exports is host memory."""
     return x.__dlpack_device__()[0] in HOST
 
 
 def on_host(x: Any) -> np.ndarray:
-    """The memory that x shares, on the host; or a copy, if x lies elsewhere and makes one.
+    """Return the memory that x exports on the host; a copy if x is on another device.
 
-    Errors:  BufferError if it does not
+    Raises:
+        BufferError: x can do neither.
     """
     if is_on_host(x):
         return memory_of(x)
@@ -145,10 +153,11 @@ def on_host(x: Any) -> np.ndarray:
 
 
 class Shared:
-    """Memory that is shared with whoever asks, where it lies.
+    """Exporter of memory in place.
 
-    memory  (stream, copy) -> an ndarray that stands for the memory and keeps it, and on which the stream may work; with
-            copy that of a copy
+    Attributes:
+        memory: (stream, copy) -> ndarray that describes the memory, or a copy of it, keeps it alive, and may be used on
+            the stream.
     """
 
     def __init__(self, memory: Callable[[Any, bool], np.ndarray], device: tuple[int, int] = CPU) -> None:
@@ -166,14 +175,19 @@ class Shared:
 
 
 def address_of(x: Any) -> int:
-    """Where the memory is that x shares."""
+    """Return the address of the memory that x exports."""
     seen = Seen(x)
     memory_of(seen)
     return seen.address
 
 
 class Seen:
-    """What speaks DLPack, and what it said: the Spec, and where the memory is. copy is what to ask for besides."""
+    """Exporter that forwards to another one and records the Spec and address of what was exported.
+
+    Args:
+        x: Object with `__dlpack__`.
+        copy: Value of the argument `copy` to pass on; None: not passed.
+    """
 
     def __init__(self, x: Any, copy: bool | None = None) -> None:
         self._x, self._asked = x, {} if copy is None else {"copy": copy}
@@ -194,7 +208,7 @@ class Seen:
 
     @property
     def spec(self) -> Spec:
-        """Its shape and dtype. DtypeError if polyarr has no such dtype."""
+        """Spec of what was exported; DtypeError if polyarr has no such dtype."""
         return Spec(self._shape, as_dtype(self._kind))
 
 
@@ -202,14 +216,15 @@ class Seen:
 
 
 def _shared(x: Any) -> Any:
-    """What shares the memory of an Array; None where its backend does not."""
+    """Return the exporter of an Array's memory; None if its backend does not share it."""
+    x = traced(x)
     with contextlib.suppress(BufferError):
         return x.backend.dlpack and x.backend.dlpack.export(x.buf)
     return None
 
 
 def device_of(x: Any) -> tuple[int, int]:
-    """The device on which an Array is shared: where it lies, or the host, to which it is copied."""
+    """Return the DLPack device on which an Array is exported; the host if it is copied there."""
     shared = _shared(x)
     return CPU if shared is None else tuple(shared.__dlpack_device__())
 
@@ -217,12 +232,14 @@ def device_of(x: Any) -> tuple[int, int]:
 def exported(
     x: Any, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
 ) -> Any:
-    """A DLPack capsule of an Array: of its memory on a GPU, of a copy on the host.
+    """Return a DLPack capsule of an Array: of its memory on a GPU, of a copy on the host.
 
-    With copy=False memory on the host is shared, too; with copy=True none is. Whoever shares memory must not write to
-    it. From DLPack 1.0 on he is told so, but not everybody listens: so what costs little to copy is copied.
+    With copy=False host memory is shared too; with copy=True nothing is shared. A consumer must not write to shared
+    memory. Consumers before DLPack 1.0 are not told that it is read-only, hence the copy on the host, where it is
+    cheap.
 
-    Errors:  BufferError if it cannot be had on dl_device, or not without a copy
+    Raises:
+        BufferError: The array cannot be exported on `dl_device`, or not without a copy.
     """
     shared, here = _shared(x), device_of(x)
     there = here if dl_device is None else tuple(dl_device)

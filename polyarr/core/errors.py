@@ -1,33 +1,37 @@
-"""What polyarr raises. Each error derives from the built-in that users would catch."""
+"""Errors that polyarr raises. Each derives from the built-in exception that users would catch."""
 
 
 class ShapeError(ValueError):
-    """Shapes that do not fit together."""
+    """Shapes that do not match."""
 
 
 class AxisError(ShapeError, IndexError):
-    """An axis that an array does not have; to the array API standard that is an IndexError."""
+    """Axis that an array does not have; an IndexError as well, as the array API standard requires."""
 
 
 class DtypeError(TypeError):
-    """Dtypes that do not fit together, or that an op or a device does not take."""
+    """dtypes that cannot be combined, or that an op or a device does not support."""
+
+
+class NestingError(ValueError, RecursionError):
+    """Tree or list that contains itself or is nested too deeply."""
 
 
 class MatrixError(ValueError):
-    """A matrix of which what is asked for does not exist: a singular one has no inverse."""
+    """Matrix for which the requested result does not exist, such as the inverse of a singular matrix."""
 
 
 class BackendError(RuntimeError):
-    """A backend that is missing, cannot start, or lacks something; or arrays of two backends in one op."""
+    """Backend that is missing, cannot start or lacks a capability; also mixed backends in one op."""
 
 
 class DeviceMemoryError(BackendError, MemoryError):
-    """A device has no room for an array, even after its pool was trimmed."""
+    """Device out of memory, even after its pool released its free blocks."""
 
 
 class GradientError(TypeError):
-    """A gradient that does not exist or was asked for wrongly."""
+    """Gradient that does not exist or was requested incorrectly."""
 
 
 class CaptureError(RuntimeError):
-    """Something that a compiled function may not do while it is captured."""
+    """Operation that a compiled function may not perform while it is captured."""

@@ -1,4 +1,4 @@
-"""Groups of ops, such as linalg, that a backend may lack as a whole: half a group helps nobody."""
+"""Groups of ops, such as linalg, that a backend implements completely or not at all."""
 
 from polyarr.core.backend import Backend
 from polyarr.core.op import OPS, Op
@@ -7,19 +7,19 @@ OFFERED, IN_PART, NOT_OFFERED = "offered", "in part", "not offered"
 
 
 def groups() -> list[str]:
-    """The names of all groups."""
+    """Return the names of all groups."""
     return sorted({op.group for op in OPS if op.group})
 
 
 def lacking(backend: Backend, group: str) -> list[Op]:
-    """The primitives of a group for which a backend has no kernel."""
+    """Return the primitives of a group for which a backend has no kernel."""
     return [op for op in _primitives(group) if op not in backend.kernels]
 
 
 def offer(backend: Backend, group: str) -> str:
-    """Whether a backend has the group: OFFERED, IN_PART, which is a fault, or NOT_OFFERED.
+    """Return whether a backend implements a group: OFFERED, NOT_OFFERED, or IN_PART, which is a defect.
 
-    A group without primitives, such as conv, is made of what every backend has.
+    A group without primitives, such as conv, is always offered.
     """
     lacks = len(lacking(backend, group))
     return OFFERED if not lacks else NOT_OFFERED if lacks == len(_primitives(group)) else IN_PART

@@ -1,5 +1,5 @@
 # Written by `make stubs` out of the ops, which are the place for changes.
-"""What polyarr.ops gives to Array, as type checkers see it; no program meets this class."""
+"""Methods that polyarr.ops gives to Array, for type checkers; no program meets this class."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What other libraries call what polyarr has: the answer to a name that it does not have."""
+"""Names of other libraries' functions, for the error on a name that polyarr does not have."""
 
 import difflib
 from collections.abc import Iterable
@@ -76,7 +76,7 @@ OURS |= {name: f"linalg.{name}" for name in _IN_LINALG} | {"norm": "linalg.vecto
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that polyarr does not have."""
+    """Return the error message for a name that polyarr does not have."""
     if name in OURS:
         return f"polyarr has no {name!r}: {name} is called {OURS[name]} here"
     close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1, cutoff=0.7)

@@ -1,4 +1,4 @@
-"""Op, and the one path every operation takes: infer, run, record."""
+"""Op: an operation as a value. All calls take one path: infer the result, run a kernel, record for the gradient."""
 
 import inspect
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from polyarr.core.array import (
     cast,
     cast_spec,
     flatten,
-    listed,
     number_of,
     rounded,
     spec_of,
+    specs_of_list,
     unheld,
     untracked,
     widened,
@@ -25,23 +25,23 @@ from polyarr.core.array import (
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.binding import (
     GroupError,
-    accepted,
+    as_input,
     bound,
     bound_by_name,
-    frozen,
+    hashable,
     lacking,
-    misshapen,
-    mixed,
-    no_array,
+    missing_array,
+    mixed_backends,
     signature,
-    unfit,
     usage,
+    wrong_input,
+    wrong_result,
 )
-from polyarr.core.current import StandIn, get_backend, stand_in
+from polyarr.core.current import CaptureContext, capturing, get_backend
 from polyarr.core.errors import BackendError, DtypeError, ShapeError
 from polyarr.core.number import Number, check
 from polyarr.core.precision import as_kernel_takes, decided
-from polyarr.core.record import Need, need_of, record_pair, record_rules, run_own_pair
+from polyarr.core.record import Need, need_of, record_fused, record_rules, run_own_pair
 from polyarr.core.spec import (
     FLOATS,
     INTEGERS,
@@ -57,31 +57,72 @@ from polyarr.core.spec import (
 from polyarr.core.tape import reads, records
 
 OPS: list["Op"] = []  # every Op, in order of definition
-_PLANS_KEPT = 4096  # per op
+MAX_PLANS = 4096  # per op
 
 
 class Plan(NamedTuple):
-    """What inference found for one combination of Specs and parameters."""
+    """Result of inference for one combination of Specs and parameters.
 
-    out: Any  # a Spec, or a tuple of them
-    adapts: bool  # something is to be done by one of the next three
-    params: dict[str, Any] | None  # canonical parameters; None: as given
-    casts: tuple[np.dtype | None, ...] | None  # what to cast each input to; None: nothing
-    numbers: tuple[tuple[int, np.dtype], ...]  # the inputs that are Python numbers to check, and what must hold them
-    held: tuple[int, ...]  # the inputs for numbers that are arrays here
-    check: Callable[..., None] | None  # (*args), which raises for values of numbers that cannot be
-    dtype: np.dtype | None  # a primitive's result has it and no input does: a backend may lack it
-    carries: bool  # a result is of floats, and may have a gradient
-    widened: bool  # narrow floats go through body and VJP rules as float32, and what comes out is rounded once
+    Attributes:
+        out: Spec of the result, or a tuple of Specs.
+        adapts: Whether `params`, `casts` or `numbers` requires work before the kernel runs.
+        params: Parameters in canonical form; None if they are canonical as given.
+        casts: dtype to cast each input to, or None; None if no input is cast.
+        numbers: (input index, dtype) of each Python number to check, and the dtype that must be able to hold it.
+        scalar_arrays: Indices of the scalar inputs that are arrays in this call.
+        check: (*args) -> None, which raises for invalid values of scalar inputs; None if there is nothing to check.
+        dtype: dtype of a primitive's result if no input has it, so that the backend may not support it; else None.
+        carries: Whether a result is floating-point and so may have a gradient.
+        widened: Whether float16 and bfloat16 inputs are computed in float32 by the decomposition and the VJP rules, and
+            the results rounded once.
+    """
+
+    out: Any
+    adapts: bool
+    params: dict[str, Any] | None
+    casts: tuple[np.dtype | None, ...] | None
+    numbers: tuple[tuple[int, np.dtype], ...]
+    scalar_arrays: tuple[int, ...]
+    check: Callable[..., None] | None
+    dtype: np.dtype | None
+    carries: bool
+    widened: bool
 
 
 class Op:
-    """An operation as a value.
+    """An operation as a value: the key of a backend's table of kernels, and the function that users call.
 
-    Positional inputs are arrays (or Python numbers, None, lists of arrays); keyword-only ones are parameters.
-    A primitive has a `rule` from Specs to a Spec and one VJP line. Any other op has a `body` made of ops; a backend
-    may bring a kernel for it: a Fused pair, or a forward kernel where the op states its VJP. It may have a pair of its
-    own, made of ops, for backends that bring none.
+    The positional arguments of an op are its inputs: arrays, and where the op allows them Python numbers, None or lists
+    of arrays. Its keyword-only arguments are its parameters: hashable constants.
+
+    An op is either a primitive or composed. A primitive has a shape rule and VJP rules, and every backend implements
+    it. A composed op has a decomposition (`body`) into other ops, which computes its value and its gradient on every
+    backend. A backend may add a kernel for it: a Fused kernel with its VJP or, if the op states VJP rules, a forward
+    kernel alone.
+
+    Use `@primitive` and `@composed` to define an op.
+
+    Attributes:
+        name: Name of the op, unique among all ops.
+        rule: (*specs, **params) -> Spec of the result, or a tuple of Specs.
+        body: Decomposition: the op computed with other ops. None for a primitive.
+        inputs: Names of the inputs, in order.
+        optional: Input name -> default value; inspect.Parameter.empty if the input is required.
+        defaults: Parameter name -> default value; inspect.Parameter.empty if the parameter is required.
+        promoted: Indices of the inputs that are promoted to one dtype.
+        indices: Indices of the inputs that kernels receive as int32 or int64.
+        numbers: Indices of the scalar inputs, whose values may change between calls without a new plan or capture.
+        fitting: Indices of the inputs that, if they are Python numbers, must be representable in the result's dtype.
+        canonical: (*specs, **params) -> changed parameters, in the form that kernels receive. None: unchanged.
+        checks: (*specs, **params) -> function (*args) that raises ShapeError for invalid values of scalar inputs. None:
+            no check.
+        widen: Whether float16 and bfloat16 are computed in float32 and rounded once.
+        group: Group of ops that a backend may omit together, such as "linalg"; "" if the op is in no group.
+        has_precision: Whether the op has the parameter `precision`.
+        rules: Input name -> (VJP rule or None, names of the rule's arguments after the cotangent). Empty if the
+            gradient is that of the decomposition.
+        gradients: The VJP rules in the form that the tape records: (input index, rule, getters of its arguments).
+        own_pair: Custom VJP of a composed op, made of ops; used if the backend has no kernel. See `pair`.
     """
 
     def __init__(
@@ -120,7 +161,7 @@ class Op:
         OPS.append(self)
 
     def __repr__(self) -> str:
-        return f"<op {self.name}{self.__signature__}>"  # which is what help() shows of a value
+        return f"<op {self.name}{self.__signature__}>"  # shown by help()
 
     def __reduce__(self) -> tuple:
         return _op_called, (self.name,)
@@ -128,7 +169,17 @@ class Op:
     # ---- stating the gradient --------------------------------------------------------------------------------
 
     def vjp(self, **rules: Callable | None) -> None:
-        """State the gradient, one rule per input. What a rule names is what the tape keeps."""
+        """State the VJP: one rule per input.
+
+        A rule is a function of the cotangent and of any of: inputs by name, parameters by name, the Spec of an input as
+        `<input>_spec`, and the result as `out`. The tape keeps exactly what the rules name.
+
+        Args:
+            **rules: Input name -> rule, or None if the input has no gradient.
+
+        Raises:
+            TypeError: An input has no entry, or a rule names something unknown.
+        """
         if set(rules) != set(self.inputs):
             raise TypeError(f"{self.name}.vjp: one rule per input {self.inputs}, got {tuple(rules)}")
         known = {"out", *self.inputs, *(f"{i}_spec" for i in self.inputs), *self.defaults}
@@ -141,28 +192,31 @@ class Op:
                 self.gradients.append((self.inputs.index(name), rule, tuple(need_of(self, need) for need in needs)))
 
     def pair(self, forward: Callable, backward: Callable) -> None:
-        """State how value and gradient are found together, where what the body's gradient keeps is too much.
+        """State a custom VJP made of ops, for a composed op whose decomposition would keep too much for its gradient.
 
-        They are as the halves of a backend's pair, but take and give arrays, and forward is told `wanted` instead of
-        the Spec: forward(*inputs, wanted, **params), backward(g, saved, *inputs, wanted, **params). Higher derivatives
-        are the body's.
+        The functions are those of a Fused kernel, except that they take and return arrays, and that `forward` receives
+        `wanted` instead of the Spec of the result. Higher derivatives are those of the decomposition.
+
+        Args:
+            forward: (*inputs, wanted, **params) -> (value, saved).
+            backward: (g, saved, *inputs, wanted, **params) -> one gradient or None per input.
         """
         self.own_pair = Fused(forward, backward)
 
     # ---- infer -----------------------------------------------------------------------------------------------
 
     def plan(self, specs: tuple[Any, ...], params: dict[str, Any]) -> Plan:
-        """The result's Spec, checked; cached by Specs and parameters."""
+        """Return the plan for these Specs and parameters: validated, and cached under both."""
         try:
             return self._plans[specs, *params.values()]
         except KeyError:
             key = (specs, *params.values())
         except TypeError:  # a list among the parameters
-            params = {name: frozen(self, name, value) for name, value in params.items()}
+            params = {name: hashable(self, name, value) for name, value in params.items()}
             plan = self.plan(specs, params)
             return plan._replace(params=params) if plan.params is None else plan
-        if len(self._plans) >= _PLANS_KEPT:
-            for oldest in list(self._plans)[: _PLANS_KEPT // 2]:  # what is still needed is found anew, once
+        if len(self._plans) >= MAX_PLANS:
+            for oldest in list(self._plans)[: MAX_PLANS // 2]:
                 self._plans.pop(oldest, None)
         plan = self._plans[key] = self._infer(specs, params)
         return plan
@@ -174,15 +228,15 @@ class Op:
         casts = self._casts(specs)
         if casts:
             specs = tuple(cast_spec(s, c) for s, c in zip(specs, casts, strict=True))
-        if self.rule is self.body and (complaint := no_array(self, specs)):
-            raise TypeError(complaint)
+        if self.rule is self.body and (message := missing_array(self, specs)):
+            raise TypeError(message)
         try:
             if self.canonical:
                 params = {**params, **self.canonical(*specs, **params)}
             found = self.rule(*specs, **params)  # type: ignore[misc]
         except AttributeError as error:
-            if complaint := unfit(self, specs, error):
-                raise TypeError(complaint) from error
+            if message := wrong_input(self, specs, error):
+                raise TypeError(message) from error
             raise
         out, canonical = found if type(found) is tuple and found and type(found[-1]) is dict else (found, None)
         if type(out) is Spec and out.is_number:
@@ -193,14 +247,14 @@ class Op:
             params = {**params, **canonical}
         changed = params if self.canonical or canonical is not None else None
         flat, numbers = [s for s in flatten(specs) if s is not None], self._numbers(specs, out)
-        held = tuple(i for i in self.numbers if any(s and not s.is_number for s in flatten(specs[i : i + 1])))
+        scalar_arrays = tuple(i for i in self.numbers if any(s and not s.is_number for s in flatten(specs[i : i + 1])))
         return Plan(
             out=out,
             adapts=bool(changed is not None or casts or numbers),
             params=changed,
             casts=casts,
             numbers=numbers,
-            held=held,
+            scalar_arrays=scalar_arrays,
             check=self.checks and self.checks(*specs, **params),
             dtype=None if self.body or type(out) is tuple or any(s.dtype is out.dtype for s in flat) else out.dtype,
             carries=any(type(s) is Spec and s.dtype in FLOATS for s in flatten((out,))),
@@ -208,14 +262,14 @@ class Op:
         )
 
     def _numbers(self, specs: tuple, out: Any) -> tuple[tuple[int, np.dtype], ...]:
-        """The Python numbers that must fit the dtype of the arrays they meet or, where there is none, of the result."""
+        """List the Python numbers to check against the arrays' dtype or, without an array, the result's dtype."""
         arrays = [s.dtype for i in self.promoted for s in flatten(specs[i : i + 1]) if s and not s.is_number]
         dtype = arrays[0] if arrays else getattr(out, "dtype", None)
         numbers = [i for i in self.promoted or self.fitting if type(specs[i]) is Spec and specs[i].is_number]
         return tuple((i, dtype) for i in numbers if dtype is not None and may_not_fit(specs[i].dtype, dtype))
 
     def _casts(self, specs: tuple) -> tuple[np.dtype | None, ...] | None:
-        """What to cast each input to: what is promoted to one dtype, indices to one of the two that kernels know."""
+        """Return the dtype that each input is cast to: promoted inputs to one dtype, other indices to int64."""
         shared = self._shared_dtype(specs)
         casts = [shared if i in self.promoted else None for i in range(len(specs))]
         for i in self.indices:
@@ -254,7 +308,7 @@ class Op:
                     if backend is None:
                         backend = a.backend
                     elif not backend.meets(a.backend):
-                        raise BackendError(mixed(self, args))
+                        raise BackendError(mixed_backends(self, args))
                 if a.node is not None:
                     tracked = True
             elif kind in NUMBERS:
@@ -264,7 +318,7 @@ class Op:
                 specs.append(a)
             elif a is None:
                 specs.append(None)
-            elif kind is tuple and (found := listed(a, backend)) is not None:
+            elif kind is tuple and (found := specs_of_list(a, backend)) is not None:
                 spec, backend, has_node = found
                 specs.append(spec)
                 tracked = tracked or has_node
@@ -277,25 +331,25 @@ class Op:
         return self._run(args, tuple(specs), backend, tracked, params)
 
     def _call_unusual(self, args: tuple, params: dict[str, Any]) -> Any:
-        """The call with a list of arrays, a NumPy scalar, what takes over the call, or what is no input at all."""
-        for a in flatten(tuple(tuple(a) if type(a) is list else a for a in args)):
+        """Call with inputs that need conversion: lists, NumPy scalars, or objects with `polyarr_op`."""
+        for a in [member for each in args for member in (each if type(each) in (tuple, list) else (each,))]:
             if type(a) is not Array and hasattr(type(a), "polyarr_op"):
                 found = a.polyarr_op(self, args, params)
                 if found is not NotImplemented:
                     return found
-        args = tuple(accepted(self, name, a) for name, a in zip(self.inputs, args, strict=True))
+        args = tuple(as_input(self, name, a) for name, a in zip(self.inputs, args, strict=True))
         flat = [a for a in flatten(args) if a is not None]
         specs = tuple(map(spec_of, args))
         if any(type(a) is Spec for a in flat):
             return self._inferred(args, specs, params)
         arrays = [a for a in flat if type(a) is Array]
         if any(not arrays[0].backend.meets(a.backend) for a in arrays):
-            raise BackendError(mixed(self, flat))
+            raise BackendError(mixed_backends(self, flat))
         tracked = any(a.node is not None for a in arrays)
         return self._run(args, specs, arrays[0].backend if arrays else None, tracked, params)
 
     def _inferred(self, args: tuple, specs: tuple, params: dict[str, Any]) -> Any:
-        """The result's Spec, for a call with Specs."""
+        """Return the Spec of the result of a call with Specs."""
         plan = self.plan(specs, params)
         if plan.check is not None:
             plan.check(*args)
@@ -309,10 +363,10 @@ class Op:
             for a in flatten(args):
                 if type(a) is Array:
                     read.note(a)
-        if (trace := stand_in.get()) is not None:
-            args, backend = lifted(trace, args, backend)
+        if (capture := capturing.get()) is not None:
+            args, backend = lift_inputs(capture, args, backend)
         if plan.check is not None:
-            plan.check(*args) if trace is None else check(plan.check, *args)
+            plan.check(*args) if capture is None else check(plan.check, *args)
         if backend is None:
             backend = get_backend()
         tracked = tracked and records()
@@ -323,13 +377,13 @@ class Op:
             if plan.dtype is not None and plan.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.dtype, backend))
         elif self._needs_body(kernel, tracked):
-            return self._run_defined(plan, args, params, tracked)
-        if plan.held and kernel is not None:
-            args = self._with_numbers(args, plan, backend)
+            return self._run_default(plan, args, params, tracked)
+        if plan.scalar_arrays and kernel is not None:
+            args = self._read_scalars(args, plan, backend)
         return self._run_kernel(kernel, backend, args, plan, tracked, params)
 
     def _adapted(self, plan: Plan, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Inputs and parameters as kernels expect them; numbers that do not fit raise."""
+        """Cast inputs, check that numbers fit, and return inputs and parameters as kernels receive them."""
         if plan.casts:
             args = tuple([cast(a, c) for a, c in zip(args, plan.casts, strict=True)])
         for i, dtype in plan.numbers:
@@ -339,61 +393,61 @@ class Op:
                 check_number(self.name, self.inputs[i], args[i], dtype)
         return args, params if plan.params is None else plan.params
 
-    def _with_numbers(self, args: tuple, plan: Plan, backend: Backend) -> tuple:
-        """The inputs that are numbers, as the backend's kernel takes them: plain, unless it says that it reads them."""
+    def _read_scalars(self, args: tuple, plan: Plan, backend: Backend) -> tuple:
+        """Convert scalar inputs that are arrays to Python numbers, except those that the kernel reads itself."""
         reads = backend.reads.get(self, ())
-        plain = [i for i in plan.held if self.inputs[i] not in reads]
+        plain = [i for i in plan.scalar_arrays if self.inputs[i] not in reads]
         if not plain:
             return args
         args = tuple([number_of(a) if i in plain else a for i, a in enumerate(args)])
         if plan.check is not None:
             try:
                 plan.check(*args)
-            except ShapeError as error:  # of values, which a kernel that reads them can report at the next read only
+            except ShapeError as error:  # IndexError, as a kernel that reads the values on the device reports it
                 raise IndexError(*error.args) from None
         return args
 
     def _needs_body(self, kernel: Any, tracked: bool) -> bool:
-        """True where nothing but the body can serve: no kernel, or a forward kernel without a stated VJP."""
+        """Return whether only the decomposition can serve: no kernel, or a gradient that the kernel lacks."""
         if kernel is None:
             return not (tracked and self.rules)
         return tracked and not self.rules and type(kernel) is not Fused
 
-    def _run_defined(self, plan: Plan, args: tuple, params: dict[str, Any], tracked: bool) -> Any:
-        """What the op says itself: its pair where a gradient may be asked for, else its body."""
+    def _run_default(self, plan: Plan, args: tuple, params: dict[str, Any], tracked: bool) -> Any:
+        """Run the op's own definition: its custom VJP if a gradient may be requested, else its decomposition."""
         if tracked and self.own_pair is not None:
             return self.run_own_pair(plan, args, params)
         return self.run_body(plan, args, params)
 
     def run_own_pair(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
-        """The value by the op's own pair, which the tape keeps."""
+        """Run the op's custom VJP and record it."""
         return run_own_pair(self, args, params, plan)
 
     def run_body(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
-        """The value by definition. The one place where the body of an op meets narrow floats."""
+        """Run the decomposition; float16 and bfloat16 are widened to float32 here and the result rounded once."""
         try:
             if plan.widened:
                 return rounded(self.body(*map(widened, args), **params), plan.out)  # type: ignore[misc]
             value = self.body(*args, **params)  # type: ignore[misc]
-        except GroupError as error:  # it names an op of the body; the user called this one
+        except GroupError as error:  # names an op of the decomposition, but the user called this one
             raise (lacking(self, error.backend) if self.group else error) from None
-        # A body may have nothing to do; the result is a handle of its own all the same.
+        # A decomposition may return its input; the result still needs a handle of its own.
         return value.snapshot() if type(value) is Array and any(value is a for a in args) else value
 
     def _run_kernel(self, kernel: Any, backend: Backend, args: tuple, plan: Plan, tracked: bool, params: dict) -> Any:
-        if kernel is None:  # the body's value, the stated gradient
+        if kernel is None:  # no kernel, but stated VJP rules: run the decomposition untracked, record the rules
             value = self.run_body(plan, tuple(map(untracked, args)), params)
         elif type(kernel) is Fused:
             bufs = [buffer(a) for a in args]
             found = kernel.forward(plan.out, *bufs, **self.kernel_params(backend, params))
             if found is NotImplemented:
-                return self._run_defined(plan, args, params, tracked)
+                return self._run_default(plan, args, params, tracked)
             if type(found) is not tuple or len(found) != 2:
-                raise BackendError(misshapen(self, backend, "forward", found, "2, buffer and saved"))
+                raise BackendError(wrong_result(self, backend, "forward", found, "2, buffer and saved"))
             buf, saved = found
             value = arrays(backend, buf, plan.out)
             if tracked:
-                record_pair(self, kernel, args, params, plan, saved, value)
+                record_fused(self, kernel, args, params, plan, saved, value)
             return value
         else:
             out = plan.out
@@ -405,15 +459,15 @@ class Op:
         return value
 
     def kernel_params(self, backend: Backend, params: dict[str, Any]) -> dict[str, Any]:
-        """What a backend's kernel gets of a call's parameters."""
+        """Return a call's parameters as the backend's kernel receives them."""
         return as_kernel_takes(params, backend.precisions.get(self, ())) if self.has_precision else params
 
 
-def lifted(trace: StandIn, args: tuple, backend: Backend | None) -> tuple[tuple, Backend | None]:
-    """The inputs of a call in a function that is captured, as its trace has them, and where the call computes."""
+def lift_inputs(capture: CaptureContext, args: tuple, backend: Backend | None) -> tuple[tuple, Backend | None]:
+    """Return the inputs of a call during a capture as tracers, and the backend that computes."""
 
     def lift(a: Any) -> Any:
-        return trace.lift(a) if type(a) is Array else tuple(map(lift, a)) if type(a) is tuple else a
+        return capture.lift(a) if type(a) is Array else tuple(map(lift, a)) if type(a) is tuple else a
 
     found = tuple(map(lift, args))
     return found, next((a.backend for a in flatten(found) if type(a) is Array), backend)
@@ -430,17 +484,25 @@ def primitive(
     widen: bool = False,
     group: str = "",
 ) -> Any:
-    """An op that every backend implements. The decorated function is its rule from Specs to a Spec.
+    """Define an op that every backend implements. The decorated function is its shape rule, from Specs to a Spec.
 
-    promote    the inputs that share one dtype
-    indices    the inputs that kernels get as int32 or int64, whatever integers they are
-    numbers    the inputs that are numbers, or lists of them, and change from call to call: Python's, or arrays without
-               axes. They are in no key of a cache. Kernels get Python numbers, unless Backend.reads says otherwise
-    checks     (*specs, **params) -> a function (*args), which raises ShapeError for values of numbers that cannot be;
-               of arrays, that becomes an IndexError, at the next read where kernels read them
-    fits       the inputs that, as Python numbers, must fit the result's dtype; what is promoted must fit the arrays'
-    widen      run the VJP rules on float16 and bfloat16 in float32; for rules in which more than one op rounds
-    group      of ops that a backend may lack together: see core/groups.py. "": it may not
+    Names of inputs are given as one string, separated by spaces.
+
+    Args:
+        face: The shape rule: (*specs, **params) -> Spec.
+        promote: Inputs that are promoted to one dtype.
+        indices: Inputs that kernels receive as int32 or int64, whatever integer dtype they have.
+        numbers: Scalar inputs, or lists of them, whose values change from call to call: Python numbers or 0-d arrays.
+            They are part of no cache key. Kernels receive Python numbers unless Backend.reads says otherwise.
+        checks: (*specs, **params) -> function (*args) that raises ShapeError for invalid values of scalar inputs. For
+            values in arrays the error is an IndexError, raised at the next read if the kernel reads them on the device.
+        fits: Inputs that, if they are Python numbers, must be representable in the result's dtype. (Promoted inputs
+            must be representable in the dtype of the arrays.)
+        widen: Run the VJP rules on float16 and bfloat16 in float32; for rules with more than one rounding op.
+        group: Group of ops that a backend may omit together (see core/groups.py); "": every backend has the op.
+
+    Returns:
+        The Op; without a function, a decorator.
     """
     if face is None:
         return lambda face: Op(
@@ -468,16 +530,23 @@ def composed(
     widen: bool = True,
     group: str = "",
 ) -> Any:
-    """An op made of other ops: the decorated function is its definition.
+    """Define an op made of other ops. The decorated function is its decomposition.
 
-    promote    the inputs that share one dtype
-    indices    the inputs that kernels get as int32 or int64, whatever integers they are
-    numbers    the inputs that are numbers, or lists of them, and change from call to call: Python's, or arrays without
-               axes. They are in no key of a cache. Kernels get Python numbers, unless Backend.reads says otherwise
-    canonical  (*specs, **params) -> the parameters that change, in the form that kernels expect
-    infer      (*specs, **params) -> the result's Spec, where the body cannot run on Specs
-    widen      compute with float16 and bfloat16 in float32, and round once; False where at most one op rounds
-    group      the group of primitives that the body needs, if there is one
+    Names of inputs are given as one string, separated by spaces.
+
+    Args:
+        face: The decomposition: (*inputs, **params) -> value.
+        promote: Inputs that are promoted to one dtype.
+        indices: Inputs that kernels receive as int32 or int64, whatever integer dtype they have.
+        numbers: Scalar inputs, or lists of them, whose values change from call to call: Python numbers or 0-d arrays.
+            They are part of no cache key. Kernels receive Python numbers unless Backend.reads says otherwise.
+        canonical: (*specs, **params) -> changed parameters, in the form that kernels receive.
+        infer: (*specs, **params) -> Spec of the result; for a decomposition that cannot run on Specs.
+        widen: Compute float16 and bfloat16 in float32 and round once; False if at most one op rounds.
+        group: Group of the primitives that the decomposition needs; "": none.
+
+    Returns:
+        The Op; without a function, a decorator.
     """
     if face is None:
         return lambda face: Op(

@@ -1,4 +1,4 @@
-"""How exactly products of float32 are computed: a word that each call keeps, and the default where it names none."""
+"""Precision of float32 matrix products: a parameter of each call, and the default for calls that give none."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,27 +8,40 @@ from typing import Any
 
 from polyarr.core.spec import float32, told
 
-PRECISIONS = ("highest", "high", "medium")  # each is a lower bound: a kernel may always be more exact
+PRECISIONS = ("highest", "high", "medium")  # lower bounds: a kernel may be more precise
 
 _scope: ContextVar[str | None] = ContextVar("polyarr_matmul_precision", default=None)
 _default = PRECISIONS[0]
 
 
 def get_matmul_precision() -> str:
-    """The precision of products that name none: the innermost use_matmul_precision's, else set_matmul_precision's."""
+    """Return the default precision of float32 matrix products.
+
+    Returns:
+        "highest", "high" or "medium": that of the innermost `use_matmul_precision`, else that of
+        `set_matmul_precision`.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.get_matmul_precision()
+        'highest'
+    """
     return _scope.get() or _default
 
 
 def set_matmul_precision(precision: str) -> None:
-    """Have products of float32, in the whole process, be as exact as a word says, where nothing else is said.
+    """Set the default precision of float32 matrix products for the whole process.
 
-    "highest"  float32 arithmetic, as IEEE 754 has it; the default
-    "high"     each number as the sum of 16-bit parts, where the device has units for products of those
-    "medium"   each number rounded to tf32 or bfloat16 at worst, the sums still in float32
+    A precision is a lower bound: a device without the hardware for a lower one computes at a higher one.
 
-    A precision is a lower bound: a device without such units computes all three alike.
+    Args:
+        precision: One of
+            "highest": IEEE 754 float32 arithmetic; the initial default.
+            "high": Split precision: each operand is a sum of 16-bit terms, multiplied on matrix units.
+            "medium": Operands rounded to tf32 or bfloat16 at worst, accumulated in float32.
 
-    Errors:  ValueError for another word
+    Raises:
+        ValueError: `precision` is none of these.
     """
     global _default
     _default = _checked("set_matmul_precision", precision)
@@ -36,11 +49,21 @@ def set_matmul_precision(precision: str) -> None:
 
 @contextlib.contextmanager
 def use_matmul_precision(precision: str) -> Iterator[None]:
-    """Use a precision, as set_matmul_precision describes them, within a `with` block or a decorated function.
+    """Set the default precision of float32 matrix products within a `with` block or a decorated function.
 
-    What is called within keeps it for its gradient, wherever that is pulled. Threads do not disturb each other.
+    The gradient of a call has the precision of the call, wherever it is computed. The setting is local to the thread.
 
-    Errors:  ValueError for another word, on entering
+    Args:
+        precision: "highest", "high" or "medium"; see `set_matmul_precision`.
+
+    Raises:
+        ValueError: `precision` is none of these; raised on entering the block.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> with pa.use_matmul_precision("medium"):
+        ...     pa.get_matmul_precision()
+        'medium'
     """
     before = _scope.get()
     _scope.set(_checked("use_matmul_precision", precision))
@@ -57,19 +80,19 @@ def _checked(name: str, precision: Any) -> str:
 
 
 def decided(op: str, asked: str | None) -> str:
-    """The precision that a call of an op has from now on."""
+    """Return the precision of a call of an op: the requested one, or the default for None."""
     return get_matmul_precision() if asked is None else _checked(op, asked)
 
 
 def products_in(dtype: str, precision: str = PRECISIONS[0]) -> str:
-    """What a backend's `peaks` calls the GFLOP/s of large products; of float32 each precision has its own."""
+    """Return the key in `Backend.peaks` for matrix products of a dtype; float32 has one per precision."""
     return f"GFLOP/s in {dtype}" + f" at {precision}" * (dtype == float32.name)
 
 
 def as_kernel_takes(params: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """The parameters for a kernel that tells these words apart: the least exact of them that is exact enough.
+    """Return the parameters for a kernel, with the least precise of its `known` precisions that satisfies the call.
 
-    A kernel that tells none apart, and is "highest" without knowing, is not told.
+    A kernel that distinguishes no precisions computes at "highest" and does not receive the parameter.
     """
     if not known:
         return {name: value for name, value in params.items() if name != "precision"}

@@ -1,23 +1,22 @@
-"""What a captured function is: a flat list of steps over numbered values. No op and no backend is mentioned here.
+"""Program: a captured function as a flat list of steps over numbered values. Defines no op and no backend.
 
-A value is anything that a kernel takes or gives: a buffer, what a pair saves, a Spec, a Python number. Constants are
-values too, so that every step runs the same way: values[gives] = call(*(values[t] for t in takes), **params).
+A value is an argument or result of a kernel: a buffer, what a Fused kernel saves, a Spec or a Python number. Constants
+are values too, so that every step runs the same way: values[gives] = call(*(values[t] for t in takes), **params).
 
-How a backend runs programs in its own way
-------------------------------------------
-Backend.replay is replay(program, plain) -> run, called once for each program, when it was captured. Both `plain` and
-`run` take the list of the inputs' values, in the order of program.inputs, and give the list of the outputs' values;
-several threads may call them at once. `plain` calls the steps in order, and serves wherever `run` cannot do better.
+Running programs on a backend
+-----------------------------
+Backend.replay is replay(program, plain) -> run. It is called once per program, after the capture. Both `plain` and
+`run` take the list of the inputs' values, in the order of program.inputs, and return the list of the outputs' values.
+Several threads may call them at once. `plain` calls the steps in order; `run` may fall back to it.
 
-- An input that is an array may come with other strides, another offset or another size of memory behind it than last
-  time, and may share memory with another input; its Spec is that of program.specs.
-- What an output is belongs to the caller, for as long as he likes: it is new memory at every run, or an input or a
-  constant, or a view of one.
-- The list of inputs may be emptied, and nothing else may keep what was in it once it is not needed any more: a caller
-  who gave an array away counts on its memory.
-- An error of a step is raised as it is, with program.note(error, step) called for it before.
+- An array input has the Spec in program.specs. Its strides, its offset and the size of its memory may differ between
+  runs, and it may share memory with another input.
+- The caller owns the outputs: each is memory allocated by this run, or an input or a constant, or a view of one.
+- `run` may empty the list of inputs, and must not keep an input alive after its last use: callers that donate an array
+  rely on its memory being freed.
+- `run` raises the error of a step unchanged, after program.note(error, step).
 
-Backend.fusion says which steps it can make one command of: see Fusion. capture/fuse.py then groups them, before replay.
+Backend.fusion describes which steps the backend can fuse (see Fusion). capture/fuse.py groups them before replay.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,16 +30,17 @@ Run = Callable[[list[Any]], list[Any]]
 class Step(NamedTuple):
     """One call of a kernel, or of a function of Python numbers.
 
-    op      the Op; None for a function of numbers; of a group of steps the Program that they are
-    part    which kernel of it: "kernel", or "forward" or "backward" of a pair; "number" for a function of numbers;
-            "group" for what Fusion.make made of several, which takes and gives what an op with several results does
-    call    what is called; a pure function, of which None as the result's number means that only its errors count
-    takes   for each positional argument the number of a value, or a tuple of such, nested as the argument is. The first
-            is a kernel's `out` or, of a "backward", its g and saved
-    params  the keyword parameters, constants all of them; with `wanted` of a "backward"
-    gives   the number of the result, or a tuple of such, nested as the result is; None for what nobody looks at: it may
-            be anything. Of a "forward" it is (result, saved)
-    place   the user's line, file:line
+    Attributes:
+        op: The Op. None for a function of numbers; the Program of the fused steps for a group.
+        part: Function of the op that is called: "kernel"; "forward" or "backward" of a Fused kernel; "number" for a
+            function of numbers; "group" for the function that Fusion.make made of several steps, with several results.
+        call: The function to call; pure. A function of numbers whose result is None is called for its errors only.
+        takes: Value number of each positional argument, or a tuple of them, nested as the argument is. The first
+            argument is a kernel's `out`; those of a "backward" are g and saved.
+        params: Keyword parameters, all constant; including `wanted` of a "backward".
+        gives: Value number of the result, or a tuple of them, nested as the result is; None for a result that is not
+            used and may be anything. Of a "forward" it is (result, saved).
+        place: Line of the user's code, "file:line".
     """
 
     op: Any
@@ -53,25 +53,26 @@ class Step(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What an error calls it."""
+        """Name of the step in errors."""
         if self.op is None:
             return getattr(self.call, "__name__", "a function of numbers")
         return f"{self.op.name} backward" if self.part == "backward" else self.op.name
 
 
 class Program(NamedTuple):
-    """A captured function without the trees around it.
+    """A captured function without the trees of its arguments and its result.
 
-    name       of the function
-    counts     the steps that are functions of Python numbers; they take constants and numbers only, and come first
-    steps      all others, in an order in which they can run
-    size       how many values there are; they are numbered from 0
-    constants  what is known beforehand, by value: Specs, buffers, Python numbers, None
-    inputs     the values that every run brings: buffers and Python numbers
-    outputs    the values that a run gives; one may be there twice, or be an input or a constant
-    specs      of the values that are arrays; what a pair saves has none
-    numbers    int or float, for the values that are Python numbers and differ from run to run: every other value that
-               is a number is a constant. An int may have any size; the key of random numbers has up to 64 bits
+    Attributes:
+        name: Name of the function.
+        counts: Steps that are functions of Python numbers. They take constants and numbers only, and run first.
+        steps: All other steps, in an order in which they can run.
+        size: Number of values; they are numbered from 0.
+        constants: Value number -> value known at capture: Specs, buffers, Python numbers, None.
+        inputs: Value numbers of the inputs of each run: buffers and Python numbers.
+        outputs: Value numbers of the results. One may occur twice, or be an input or a constant.
+        specs: Value number -> Spec, for arrays. Values saved by a Fused kernel have none.
+        numbers: Value number -> int or float, for scalars that differ from run to run; all other numbers are constants.
+            An int may have any size; the key of random numbers has up to 64 bits.
     """
 
     name: str
@@ -108,25 +109,26 @@ class Program(NamedTuple):
         return f"%{v}" if brief or kind is None else f"%{v} {kind}"
 
     def spec(self, v: int) -> Spec | None:
-        """The Spec of a value that is an array or a Python number; None for others."""
+        """Return the Spec of a value that is an array or a Python number; None for other values."""
         if v in self.specs:
             return self.specs[v]
         kind = self.numbers.get(v, type(self.constants.get(v)))
         return Spec((), kind) if kind in (bool, int, float) else None
 
     def note(self, error: BaseException, step: Step) -> None:
-        """Say on an error which step of which function it comes from."""
+        """Add a note to an error that names the step and the function that raised it."""
         n = (*self.counts, *self.steps).index(step)
         error.add_note(f"in step {n}, {step.name}, of the compiled {self.name}; captured at {step.place}")
 
 
 class Kind(NamedTuple):
-    """Which steps may be in one group.
+    """Fusion class of a step: which steps can be in one group.
 
-    shape    of the elements that a step goes through, which all steps of a group share: its result's or, of a step that
-             reduces, its input's
-    calls    something that the steps of a group have in common; with "" a step may be with any
-    reduced  of a step that reduces how many axes, the last ones, which the result keeps with one element each; else 0
+    Attributes:
+        shape: Iteration shape, equal for all steps of a group: the shape of the result or, for a reduction, of the
+            input.
+        calls: Tag that all steps of a group with a tag must share. A step with "" can be in a group with any tag.
+        reduced: Number of trailing axes that a reduction reduces, kept with length 1; 0 if the step does not reduce.
     """
 
     shape: tuple[int, ...]
@@ -135,13 +137,14 @@ class Kind(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """How a backend makes one command of several steps that go through the same elements and give one array each.
+    """Fusion of several steps with one iteration shape and one result each into one kernel.
 
-    kind  (step, its inputs' Specs, its result's) -> None: it stays alone
-    make  (group, its kind) -> what runs it: (Specs of the outputs, *inputs) -> a tuple of the outputs. A group is a
-          Program. Its values have the shape that the group goes through, or one that is broadcast to it; its outputs
-          have that shape, or are results of what reduces. Bits are those of the steps
-    most  how many arrays a group may take and give
+    Attributes:
+        kind: (step, Specs of its inputs, Spec of its result) -> Kind. None: the step is not fused.
+        make: (group as a Program, its Kind) -> function (Specs of the outputs, *inputs) -> tuple of outputs. The values
+            of the group have the iteration shape or broadcast to it; its outputs have that shape or are results of
+            reductions. The results are bitwise those of the single steps.
+        most: Largest number of arrays that a group reads and writes in all.
     """
 
     kind: Callable[[Step, tuple[Spec, ...], Spec], Kind | None]
@@ -150,7 +153,7 @@ class Fusion(NamedTuple):
 
 
 def flat(values: Any) -> Iterator[int]:
-    """The numbers in a step's takes or gives."""
+    """Yield the value numbers in a step's `takes` or `gives`."""
     if type(values) is tuple:
         for member in values:
             yield from flat(member)
@@ -159,12 +162,12 @@ def flat(values: Any) -> Iterator[int]:
 
 
 def taken(values: Any, takes: Any) -> Any:
-    """What stands in values, a list or dict, for a member of a step's takes."""
+    """Return the argument for an entry of a step's `takes`, looked up in `values`, a list or dict."""
     return tuple([taken(values, t) for t in takes]) if type(takes) is tuple else values[takes]
 
 
 def given(gives: Any, found: Any) -> Iterator[tuple[int, Any]]:
-    """(number, value) for what a step gave."""
+    """Yield (value number, value) for the result of a step."""
     if type(gives) is tuple:
         for g, f in zip(gives, found, strict=True):
             yield from given(g, f)
@@ -173,9 +176,9 @@ def given(gives: Any, found: Any) -> Iterator[tuple[int, Any]]:
 
 
 def last_uses(program: Program) -> list[tuple[int, ...]]:
-    """For each of program.steps the values that nobody needs after it: the plan of memory.
+    """Return, for each of program.steps, the values whose last use it is: the memory plan.
 
-    Outputs and constants are not among them. An input that no step takes is with none.
+    Outputs and constants are never freed. An input that no step takes occurs in no entry.
     """
     kept, seen = {*program.outputs, *program.constants}, set[int]()
     plan = []

@@ -1,18 +1,20 @@
-"""What the tape keeps of a call: a pair with what it saved, or the op's VJP rules with what they name."""
+"""Recording a call on the tape: a Fused kernel with what it saved, or VJP rules with the values that they name."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_of, untracked, widened
-from polyarr.core.backend import Fused
-from polyarr.core.binding import misshapen, unwanting
-from polyarr.core.errors import BackendError
-from polyarr.core.spec import FLOATS, Spec
+from polyarr.core.backend import Backend, Fused
+from polyarr.core.binding import outdated_backward, wrong_result
+from polyarr.core.errors import BackendError, DtypeError, ShapeError
+from polyarr.core.spec import FLOATS, Spec, described
 from polyarr.core.tape import Node, Result, is_pulled_once
 
 
 def track(value: Any, node: Node) -> None:
-    """Make value, one Array or a tree of tuples of them, the result of a node."""
+    """Make `value`, an Array or a tree of tuples of them, the result of a node."""
     if type(value) is Array:
         value.node = node
         return
@@ -22,26 +24,49 @@ def track(value: Any, node: Node) -> None:
 
 
 def _results(out: Any) -> tuple:
-    """What Node takes as results."""
+    """Return the Specs of the results as Node expects them: () for a single result."""
     return () if type(out) is Spec else tuple(flatten(out))
 
 
 def nested(out: Any, members: Iterator) -> Any:
-    """The members, one after the other, in the tuples of out."""
+    """Arrange members, in order, in the tuple structure of `out`."""
     return tuple(nested(o, members) for o in out) if type(out) is tuple else next(members)
 
 
-# ---- pairs -------------------------------------------------------------------------------------------------------
+def check_gradient(given: str, g: Any, spec: Spec, backend: Backend | None = None) -> None:
+    """Check that a cotangent, tangent or gradient has the shape, dtype and device of its array.
+
+    Args:
+        given: Start of the error message: what provided the array, and a verb.
+        g: The array to check.
+        spec: Spec of the array that it belongs to. Only the shape is compared if this is not floating-point.
+        backend: Backend of that array; None if unknown.
+
+    Raises:
+        ShapeError: `g` is not an array of that shape.
+        DtypeError: `g` has another dtype.
+        BackendError: `g` is on another backend.
+    """
+    if type(g) is not Array or g.shape != spec.shape:
+        raise ShapeError(f"{given} {described(g)} for {spec}; it must be an array of that shape")
+    if g.dtype != spec.dtype and spec.dtype in FLOATS:
+        raise DtypeError(f"{given} {g.spec} for {spec}; it must have that dtype: cast it with astype")
+    if backend is not None and not backend.meets(g.backend):
+        where = f"{g.spec} on {g.backend.name!r} for an array on {backend.name!r}"
+        raise BackendError(f"{given} {where}; bring it there with .to({backend.name!r})")
+
+
+# ---- fused kernels with their VJP ----------------------------------------------------------------------------------
 
 
 class Pair:
-    """The pull of an op that ran the forward of a pair: the backward kernel, or the body where that is recorded.
+    """Pull function of an op that ran a Fused kernel: calls `backward`, or differentiates the decomposition.
 
-    args     what the op was called with, which its definition would need for a higher derivative; Specs of the arrays
-             that nobody needs
-    backend  where the pair computes
-    saved    what forward saved, a tree of buffers and plain values
-    wanted   for every input if its gradient is wanted; a tuple for a list
+    Attributes:
+        args: Arguments of the call, kept for `backward` and for higher derivatives; Specs for arrays that were freed.
+        backend: Backend of the kernel.
+        saved: What `forward` saved: a tree of tuples of buffers and plain values.
+        wanted: For each input, whether its gradient is wanted; a tuple for a list.
     """
 
     __slots__ = ("args", "backend", "fused", "op", "params", "plan", "saved", "wanted")
@@ -53,42 +78,56 @@ class Pair:
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
         cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
+        for part in g if type(g) is list else (g,):
+            if part.backend is not self.backend:
+                check_gradient(f"{self.op.name}: a cotangent is", part, part.spec, self.backend)
         bufs, params = map(buffer, self.args), self.op.kernel_params(self.backend, self.params)
         try:
             grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **params)
         except TypeError as error:
-            if complaint := unwanting(self.op, self.fused.backward):
-                raise BackendError(complaint) from error
+            if message := outdated_backward(self.op, self.fused.backward):
+                raise BackendError(message) from error
             raise
         if type(grads) not in (tuple, list) or len(grads) != len(self.args):
             due = f"{len(self.args)}, one for each input"
-            raise BackendError(misshapen(self.op, self.backend, "backward", grads, due))
-        found = _chosen(self.wanted, grads)
+            raise BackendError(wrong_result(self.op, self.backend, "backward", grads, due))
+        found = [*_chosen(self.wanted, grads)]
+        for i, (buf, spec) in enumerate(zip(found, node.specs, strict=True)):
+            self._check_buffer(i, buf, spec)
         return [None if b is None else Array(self.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
+
+    def _check_buffer(self, i: int, buf: Any, spec: Spec) -> None:
+        """Raise BackendError if the i-th wanted gradient has another shape or dtype than its input."""
+        dtype = getattr(buf, "dtype", None)
+        if isinstance(dtype, np.dtype) and (dtype != spec.dtype or tuple(buf.shape) != spec.shape):
+            wanted = zip(self.op.inputs, self.wanted, strict=True)
+            name = [name for name, want in wanted for each in flatten((want,)) if each][i]
+            given = f"from the Fused kernel of {self.backend.name!r} d/d{name} came as {Spec(tuple(buf.shape), dtype)}"
+            raise BackendError(f"{self.op.name}: {given}; it must be {spec}")
 
     @property
     def inputs(self) -> list[Array]:
-        """The inputs whose gradients are wanted."""
+        """Inputs whose gradients are wanted."""
         return list(_chosen(self.wanted, self.args))
 
-    def give_up(self) -> None:
-        """Keep no array that backward does not need."""
+    def free_unneeded(self) -> None:
+        """Replace the arrays that `backward` does not read by their Specs."""
         names, needs = self.op.inputs, self.fused.needs
         wanted = [name for name, want in zip(names, self.wanted, strict=True) if any(flatten((want,)))]
         read = {needed for name in wanted for needed in needs.get(name, names)}
-        self.args = tuple(a if name in read else _given_up(a) for name, a in zip(names, self.args, strict=True))
+        self.args = tuple(a if name in read else _specs_only(a) for name, a in zip(names, self.args, strict=True))
 
     def body(self, *inputs: Array) -> Any:
-        """The op's definition, with other arrays in place of `inputs`."""
+        """Run the op's decomposition, with other arrays in place of `inputs`."""
         if any(type(a) is Spec for a in flatten(self.args)):
-            pair = f"the pair of {self.backend.name!r} says what its backward needs"
-            raise BackendError(f"{self.op.name}: {pair}; it must then give every gradient that is wanted")
+            kernel = f"the Fused kernel of {self.backend.name!r} states what its backward needs"
+            raise BackendError(f"{self.op.name}: {kernel}; it must then give every gradient that is wanted")
         args = _replaced(self.wanted, self.args, iter(inputs))
         return self.op.run_body(self.plan, args, self.params)
 
 
-class OwnPair(Pair):
-    """The same of a pair that the op has itself: it takes and gives arrays."""
+class CustomPull(Pair):
+    """Pull function of an op with a custom VJP, which takes and returns arrays."""
 
     __slots__ = ()
 
@@ -98,14 +137,14 @@ class OwnPair(Pair):
 
 
 def run_own_pair(op: Any, args: tuple, params: dict, plan: Any) -> Any:
-    """The value of an op by the pair that it has itself; the tape keeps it."""
+    """Run an op's custom VJP and record it."""
     value, saved = op.own_pair.forward(*map(untracked, args), wanted=_tracked(args), **params)
-    _keep(OwnPair(op, op.own_pair, args, params, plan, saved), value)
+    _keep(CustomPull(op, op.own_pair, args, params, plan, saved), value)
     return value
 
 
-def record_pair(op: Any, kernel: Fused, args: tuple, params: dict, plan: Any, saved: Any, value: Any) -> None:
-    """Have the tape keep a pair that ran forward."""
+def record_fused(op: Any, kernel: Fused, args: tuple, params: dict, plan: Any, saved: Any, value: Any) -> None:
+    """Record a Fused kernel that ran `forward`."""
     _keep(Pair(op, kernel, args, params, plan, saved), value)
 
 
@@ -113,13 +152,13 @@ def _keep(pair: Pair, value: Any) -> None:
     inputs = pair.inputs
     parents, specs = tuple(a.node for a in inputs), tuple(a.spec for a in inputs)
     if pair.fused.needs and is_pulled_once():
-        pair.give_up()
+        pair.free_unneeded()
     track(value, Node(parents, specs, pair, _results(pair.plan.out)))
 
 
-def _given_up(a: Any) -> Any:
-    """The Specs of arrays; what else there is, as it is."""
-    return tuple(map(_given_up, a)) if type(a) is tuple else a.spec if type(a) is Array else a
+def _specs_only(a: Any) -> Any:
+    """Replace arrays by their Specs, in tuples too."""
+    return tuple(map(_specs_only, a)) if type(a) is tuple else a.spec if type(a) is Array else a
 
 
 def _tracked(args: tuple) -> tuple:
@@ -127,7 +166,7 @@ def _tracked(args: tuple) -> tuple:
 
 
 def _chosen(wanted: tuple, members: Any) -> Iterator[Any]:
-    """The members where wanted says so, in order."""
+    """Yield the members that `wanted` selects, in order."""
     for want, member in zip(wanted, members, strict=True):
         if type(want) is tuple:
             yield from _chosen(want, member or (None,) * len(want))
@@ -136,7 +175,7 @@ def _chosen(wanted: tuple, members: Any) -> Iterator[Any]:
 
 
 def _replaced(wanted: tuple, args: tuple, inputs: Iterator[Array]) -> tuple:
-    """args with the next of the inputs wherever one is wanted."""
+    """Return args with the next of `inputs` in each position that `wanted` selects."""
     return tuple(
         _replaced(want, a, inputs) if type(want) is tuple else next(inputs) if want else a
         for want, a in zip(wanted, args, strict=True)
@@ -149,7 +188,7 @@ Need = Callable[[tuple, dict], Any]
 
 
 def need_of(op: Any, name: str) -> Need | None:
-    """How to find what a rule names, in a call's arguments and parameters; None for the result."""
+    """Return a getter (args, params) -> value for a name in a VJP rule; None for the result."""
     if name == "out":
         return None
     if name in op.defaults:
@@ -162,14 +201,17 @@ def need_of(op: Any, name: str) -> Need | None:
 
 
 class Rules:
-    """The pull of an op that states its gradient.
+    """Pull function of an op with VJP rules.
 
-    work    for every input with a tracked array: the rule, what it names, and of a list which members are tracked
-    result  (backend, buffer) if some rule names `out`, else None: then the tape does not keep it
-    plan    of the call; if it says so, narrow floats go through the rules as float32
+    Attributes:
+        op: The op, for errors.
+        work: (rule, its arguments, tracked members of a list or None) of each input with a tracked array.
+        result: (backend, buffer) if a rule names `out`; else None, and the tape does not keep the result.
+        plan: Plan of the call; it says whether the rules compute float16 and bfloat16 in float32.
     """
 
-    __slots__ = ("plan", "result", "work")
+    __slots__ = ("op", "plan", "result", "work")
+    op: Any
 
     def __init__(self, work: list, result: Any, plan: Any) -> None:
         self.work, self.result, self.plan = work, result, plan
@@ -177,7 +219,7 @@ class Rules:
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
         wide = self.plan.widened
         g = nested(self.plan.out, iter(g)) if type(g) is list else g
-        # Attached here and not before: a kept result would hold its own node alive.
+        # The Array is made here: if the tape kept it, it would keep its own node alive in a cycle.
         out = None if self.result is None else self._result(node)
         if wide:
             g, out = widened(g), widened(out)
@@ -198,11 +240,11 @@ class Rules:
         return value
 
 
-_OUT = object()  # stands for the result among what a rule names
+_OUT = object()  # placeholder of the result among a rule's arguments
 
 
 def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value: Any) -> None:
-    """Have the tape keep the op's VJP rules, for its tracked inputs, and what they name."""
+    """Record the VJP rules of an op's tracked inputs with the values that they name."""
     parents: list[Node] = []
     specs: list[Spec] = []
     work: list[tuple] = []
@@ -230,6 +272,7 @@ def record_rules(op: Any, args: tuple, params: dict[str, Any], plan: Any, value:
             work.append((rule, needs, members))
     if parents:
         pull = Rules(work, result, plan)
+        pull.op = op
         if type(value) is Array:
             value.node = Node(parents, specs, pull)
         else:

@@ -1,4 +1,4 @@
-"""Shapes and dtypes, without data: the vocabulary that every layer shares."""
+"""Spec: shape and dtype without data; dtypes, promotion, broadcasting and their checks."""
 
 import builtins
 import math
@@ -21,10 +21,10 @@ SIGNED = (int8, int16, int32, int64)
 UNSIGNED = (uint8, uint16, uint32, uint64)
 INTEGERS = SIGNED + UNSIGNED
 FLOATS = (float16, bfloat16, float32, float64)
-NARROW = (float16, bfloat16)  # stored as such; what is computed is computed in float32 and rounded once
+NARROW = (float16, bfloat16)  # storage types: computed in float32 and rounded once
 DTYPES = (bool, *INTEGERS, *FLOATS)
 
-# The kinds that an op may ask for, and how an error names them.
+# The kinds of dtypes that an op may require, by the name that errors use.
 KINDS = {
     "any": DTYPES,
     "real": INTEGERS + FLOATS,
@@ -36,14 +36,24 @@ KINDS = {
 }
 
 Number = builtins.bool | int | float
-_MOST_BYTES = 2**63 - 1
+_MAX_BYTES = 2**63 - 1
 
 
 class Spec:
-    """What an array is before it holds numbers: a shape and a dtype.
+    """Shape and dtype of an array, without its values.
 
-    A Python number has shape () and the Python type (bool, int or float) as its dtype: it is weak, it
-    takes the dtype of the arrays it meets.
+    A Python number has shape () and the Python type (bool, int or float) as its dtype: it is weakly typed and takes the
+    dtype of the arrays that it is combined with. Ops called with Specs return the Spec of the result and compute
+    nothing.
+
+    Attributes:
+        shape: Length of each axis.
+        dtype: NumPy dtype, or a Python type for a Python number.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.matmul(pa.Spec((2, 3), pa.float32), pa.Spec((3, 4), pa.float32))
+        float32[2, 4]
     """
 
     __slots__ = ("_hash", "dtype", "shape")
@@ -56,12 +66,12 @@ class Spec:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_number(self) -> builtins.bool:
-        """True for a Python number, which has no dtype of its own."""
+        """Return whether this is the Spec of a Python number, which has no dtype of its own."""
         return isinstance(self.dtype, type)
 
     def __hash__(self) -> int:
@@ -79,7 +89,7 @@ class Spec:
 
 
 def described(value: Any) -> str:
-    """What was given: an array by its Spec; of anything else the kind, a list, a numpy.ndarray."""
+    """Describe a value for an error: an array by its Spec, anything else by its type."""
     kind = type(value)
     spec = getattr(value, "spec", value)
     if type(spec) is Spec:
@@ -89,39 +99,44 @@ def described(value: Any) -> str:
 
 
 def told(value: Any) -> str:
-    """What was given, as it was written where that is short."""
-    written = repr(value) if isinstance(value, (str, int, float, complex, tuple, list, np.dtype)) else ""
+    """Show a value for an error: its repr if that is short, else its description."""
+    try:
+        written = repr(value) if isinstance(value, (str, int, float, complex, tuple, list, np.dtype)) else ""
+    except RecursionError:
+        written = ""
     return written if written and "\n" not in written and len(written) < 60 else described(value)
 
 
-@cache  # NumPy takes longer to say it than all else that a Spec says
+@cache  # dtype.name is slow in NumPy
 def dtype_name(dtype: np.dtype | type) -> str:
-    """The dtype's name as the standard spells it."""
+    """Return the dtype's name as the array API standard spells it."""
     return dtype.__name__ if isinstance(dtype, type) else dtype.name
 
 
 def as_dtype(dtype: object) -> np.dtype:
-    """The polyarr dtype that dtype names: a dtype object, a NumPy scalar type, a Python type or a name.
+    """Return the polyarr dtype for a dtype object, a NumPy scalar type, a Python type or a name.
 
-    Errors:  DtypeError if polyarr has no such dtype
+    Raises:
+        DtypeError: polyarr has no such dtype.
     """
     python = {builtins.bool: bool, int: int64, float: float32}
     if isinstance(dtype, type) and dtype in python:
         return python[dtype]
     try:
         found = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)  # type: ignore[call-overload]
-    except (TypeError, ValueError):  # the second for a tuple or list that is no structure either
+    except (TypeError, ValueError, RecursionError):  # ValueError, RecursionError: tuples and lists that are no dtype
         found = None
-    if dtype is None or found is None or found not in DTYPES:  # to NumPy, None is equal to float64
+    if dtype is None or found is None or found not in DTYPES:  # NumPy takes None for float64
         raise DtypeError(f"no dtype {told(dtype)}; polyarr has {', '.join(d.name for d in DTYPES)}")
     return found
 
 
 def promote(op: str, specs: Sequence[Spec]) -> np.dtype:
-    """The dtype that arrays of these specs share, by the array API standard's table.
+    """Return the dtype that arrays with these Specs are promoted to, by the array API standard's table.
 
-    Errors:  DtypeError where the standard defines none (mixed kinds, int64 with uint64), and for a Python
-             number of a higher kind than the arrays
+    Raises:
+        DtypeError: The standard defines no promotion (mixed kinds, int64 with uint64), or a Python number is of a
+            higher kind than the arrays.
     """
     arrays: list[np.dtype] = [s.dtype for s in specs if not s.is_number]
     if not arrays:
@@ -155,12 +170,12 @@ def _number_fits(number: type, dtype: np.dtype) -> builtins.bool:
 
 
 def may_not_fit(number: type, dtype: np.dtype) -> builtins.bool:
-    """True if some Python numbers of a type are beyond what dtype holds: then check_number must see each of them."""
+    """Return whether some Python numbers of a type are out of range for dtype, so that check_number must run."""
     return dtype != bool and (number is int or (number is float and dtype in INTEGERS))
 
 
 def check_number(op: str, name: str, value: Number, dtype: np.dtype) -> None:
-    """Raise OverflowError for a Python number that dtype cannot hold: nothing wraps around in silence."""
+    """Raise OverflowError for a Python number that dtype cannot represent; nothing wraps around silently."""
     low, high = _LIMITS.get(dtype, (-math.inf, math.inf))
     if not low <= value <= high:
         given = (
@@ -178,13 +193,13 @@ def _listed(specs: Sequence[Spec]) -> str:
 
 
 def check_size(op: str, out: Spec) -> None:
-    """Raise ShapeError for a result that no memory could ever hold, whose size not even a number of the host's says."""
-    if math.prod(n for n in out.shape if n) * np.dtype(out.dtype).itemsize > _MOST_BYTES:
+    """Raise ShapeError for a result of 2**63 bytes or more."""
+    if math.prod(n for n in out.shape if n) * np.dtype(out.dtype).itemsize > _MAX_BYTES:
         raise ShapeError(f"{op}: the result would be {out}; an array has at most 2**63 - 1 bytes")
 
 
 def check_kind(op: str, name: str, spec: Spec, kind: str) -> None:
-    """Raise DtypeError unless spec's dtype is of the kind (a key of KINDS), TypeError for None or a list."""
+    """Raise DtypeError unless spec's dtype is of a kind (a key of KINDS); TypeError for None or a list."""
     if type(spec) is not Spec:
         given = "None" if spec is None else "a list"
         raise TypeError(f"{op}: {name} is {given}; it must be an array or a Python number")
@@ -194,9 +209,10 @@ def check_kind(op: str, name: str, spec: Spec, kind: str) -> None:
 
 
 def broadcast(op: str, *specs: Spec) -> tuple[int, ...]:
-    """The shape that specs broadcast to.
+    """Return the shape that specs broadcast to.
 
-    Errors:  ShapeError if two lengths differ and neither is 1
+    Raises:
+        ShapeError: Two lengths of one axis differ and neither is 1.
     """
     ndim = max(len(s.shape) for s in specs)
     shape = [1] * ndim

@@ -1,14 +1,21 @@
-"""What a backend offers to `polyarr tune`: work whose kernels can be chosen by measuring, and what was chosen."""
+"""The interface of `polyarr tune`: calls whose kernels are chosen by measurement, and the stored choices."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 
 class Work(NamedTuple):
-    """A call of an op for which the fastest kernel is wanted.
+    """A call of an op for which the fastest kernel is searched.
 
-    matmul     shape (m, n, k); form "NN" is x @ y of row-major matrices, "NT" is x @ y.T, and "TN" is x.T @ y
-    attention  shape (heads in all, queries, keys, length of a row), causal; form "forward" or "backward"
+    The meaning of `shape` and `form` depends on the op:
+    - "matmul": shape (m, n, k); form "NN" is x @ y of row-major matrices, "NT" x @ y.T, "TN" x.T @ y.
+    - "attention": shape (batch x heads, queries, keys, head size), with a causal mask; form "forward" or "backward".
+
+    Attributes:
+        op: Name of the op.
+        dtype: Name of the dtype.
+        shape: Sizes.
+        form: Variant of the op.
     """
 
     op: str
@@ -21,7 +28,7 @@ class Work(NamedTuple):
 
 
 class Step(NamedTuple):
-    """How far the tuning of a piece of work has come: so many of all steps; the last one says what came of it."""
+    """Progress of tuning: `done` of `total` steps; `outcome` of the last step describes the result."""
 
     done: int
     total: int
@@ -29,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of earlier tuning: for what, the parameters, what was measured; problem says why it is not used."""
+    """Stored result of tuning: its key, parameters, measurements, and in `problem` why it is not used ("": it is)."""
 
     op: str
     dtype: str
@@ -42,15 +49,16 @@ class Kept(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """How a backend measures its own parameters, and keeps them for the next process.
+    """Tuning by measurement: searches for a backend's fastest parameters and stores them for later processes.
 
-    ops         the names of the ops that it has parameters for
-    shape       (work) -> the class of shapes that is tuned with it
-    tune        (work, seconds) -> steps; every candidate is checked before it is timed, and the fastest is kept when
-                the steps end, also if they end early. ValueError for work that it cannot measure
-    kept        what is kept, used or not
-    exported    what `imported` takes, on another machine too: a list that JSON can hold
-    imported    keeps what `exported` gave; how many entries it took. ValueError for what is no such list
+    Attributes:
+        ops: Names of the ops that have parameters.
+        shape: (work) -> name of the class of shapes that shares one result.
+        tune: (work, seconds) -> Steps. Each candidate is checked before it is timed. The fastest is stored when the
+            iteration ends, also if it ends early. Raises ValueError for work that it cannot measure.
+        kept: () -> stored results, used or not.
+        exported: () -> JSON-compatible list of the stored results, for `imported` on any machine.
+        imported: (list) -> number of results stored. Raises ValueError for anything but such a list.
     """
 
     ops: tuple[str, ...]

@@ -1,4 +1,8 @@
-"""Watching what runs. While somebody does, methods of Op and Pair are replaced; while nobody does, nothing asks."""
+"""Observers of running ops.
+
+Methods of Op and Pair are replaced by observed versions while an observer is registered, so calls cost nothing extra
+otherwise.
+"""
 
 import contextlib
 import threading
@@ -14,105 +18,123 @@ from polyarr.core.record import Pair
 
 
 class Call:
-    """One call of an op, or of the backward half of a pair, while somebody watches.
+    """One observed call of an op, or of the backward function of a Fused kernel.
 
-    part    what computes it: "kernel", "forward" or "backward" of a pair, "body", "walk" for a gradient's way back; ""
-            as long as nothing was found that can
-    outer   the call within which it was made, in the same thread
-    began, ended, in seconds of time.perf_counter
+    Attributes:
+        op: The op.
+        specs: Specs of the inputs.
+        params: Parameters.
+        backend: Backend that computes; None if unknown.
+        part: What computes: "kernel"; "forward" or "backward" of a Fused kernel; "body" for the decomposition; "walk"
+            for a backward pass over the tape; "captured" for a captured function, and "group" for a fused step of one;
+            "" until it is known.
+        place: Line of the user's code, of a step of a captured function.
+        out: Spec of the result.
+        error: Exception that the call raised, or None.
+        outer: The enclosing call in the same thread, or None.
+        thread: Thread of the call.
+        began: Start, in seconds of time.perf_counter.
+        ended: End, in seconds of time.perf_counter.
     """
 
-    __slots__ = ("backend", "began", "ended", "error", "op", "out", "outer", "params", "part", "specs", "thread")
+    __slots__ = (
+        "backend", "began", "ended", "error", "op", "out", "outer", "params", "part", "place", "specs", "thread",
+    )  # fmt: skip
 
     def __init__(self, op: Any, specs: tuple, params: dict[str, Any], backend: Backend | None, part: str = "") -> None:
         self.op, self.specs, self.params, self.backend, self.part = op, specs, params, backend, part
         self.out: Any = None
         self.error: BaseException | None = None
+        self.place = ""
         self.outer: Call | None = innermost()
         self.thread = threading.current_thread()
         self.began = self.ended = time.perf_counter()
 
     @property
     def name(self) -> str:
-        """The op's name, and which half of a pair it is if it is the second."""
+        """Name of the op, with "backward" for the backward function."""
         return f"{self.op.name} backward" if self.part == "backward" else self.op.name
 
     @property
     def depth(self) -> int:
-        """How many calls it is made within."""
+        """Number of enclosing calls."""
         return 0 if self.outer is None else self.outer.depth + 1
 
     def within(self, part: str) -> bool:
-        """True inside of a call of which such a part runs."""
+        """Return whether an enclosing call has this part."""
         return self.outer is not None and (self.outer.part == part or self.outer.within(part))
 
 
-class Watcher:
-    """Somebody who watches. Is called in the thread that computes, and must not compute.
+class Observer:
+    """Observer of calls and launches: subclass it and register it with `observing`.
 
-    What `ended` raises is raised by the call.
+    Its methods run in the thread that computes, and must not compute. An exception of `ended` is raised by the call.
+
+    Attributes:
+        needs_launches: Whether `launched` is needed. Backends then report launches with times, which slows them down.
+        takes_programs: Whether captured functions run as they do unobserved, and not one op after the other.
     """
 
-    needs_launches = False  # True: devices are asked to note what they do and when, which slows them down
+    needs_launches = takes_programs = False
 
     def begun(self, call: Call) -> None:
-        """It was found what computes the call. Twice, if a pair declines and the op's body takes over."""
+        """Report what computes a call; called again if a Fused kernel declines and the decomposition runs."""
 
     def launched(self, launch: Launch, call: Call | None) -> None:
-        """A device was given something to do, within a call or outside of any, as an upload is."""
+        """Report work submitted to a device, within a call or, such as an upload, outside of any."""
 
     def ended(self, call: Call, value: Any) -> None:
-        """The call is over; value is None if it has an error."""
+        """Report the end of a call; value is None if it raised."""
 
 
-_present: tuple[Watcher, ...] = ()  # who watches in two blocks, one within the other, is here twice
-_watchers: tuple[Watcher, ...] = ()  # and here once
+_registered: tuple[Observer, ...] = ()  # once per active `observing` block
+_observers: tuple[Observer, ...] = ()  # the same without duplicates
 _lock = threading.RLock()
 _here = threading.local()
-_notes: dict[int, tuple[Any, Any, Container[int]]] = {}  # by id of Backend.noting: itself, its context, own kernels
+_launch_reports: dict[int, tuple[Any, Any, Container[int]]] = {}  # by id of Backend.noting: it, its context, kernel ids
 
 
 def innermost() -> Call | None:
-    """The call that runs in this thread."""
+    """Return the call that runs in this thread, or None."""
     return getattr(_here, "call", None)
 
 
 @contextlib.contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
-    """Have somebody watch all threads in this block."""
-    _change(lambda present: [*present, watcher])
+def observing(observer: Observer) -> Iterator[None]:
+    """Register an observer for all threads within this block."""
+    _change(lambda registered: [*registered, observer])
     try:
         yield
     finally:
-        _change(lambda present: _without(watcher, present))
+        _change(lambda registered: _without(observer, registered))
 
 
-def is_watching(watcher: Watcher) -> bool:
-    """True if somebody watches now."""
-    return any(w is watcher for w in _watchers)
+def is_observing(observer: Observer) -> bool:
+    """Return whether an observer is registered."""
+    return any(w is observer for w in _observers)
 
 
-def _without(watcher: Watcher, present: tuple[Watcher, ...]) -> list[Watcher]:
-    """With one less of it."""
-    last = max(i for i, w in enumerate(present) if w is watcher)
-    return [w for i, w in enumerate(present) if i != last]
+def _without(observer: Observer, registered: tuple[Observer, ...]) -> list[Observer]:
+    """Return the observers with one registration of `observer` removed."""
+    last = max(i for i, w in enumerate(registered) if w is observer)
+    return [w for i, w in enumerate(registered) if i != last]
 
 
-def _change(change: Callable[[tuple[Watcher, ...]], list[Watcher]]) -> None:
-    global _present, _watchers
+def _change(change: Callable[[tuple[Observer, ...]], list[Observer]]) -> None:
+    global _registered, _observers
     with _lock:
-        _present = tuple(change(_present))
-        _watchers = tuple(dict.fromkeys(_present))
-        for owner, name, plain, watched in STAND_INS:
-            setattr(owner, name, watched if _watchers else plain)
-        if not any(w.needs_launches for w in _watchers):
-            while _notes:
-                _notes.popitem()[1][1].__exit__(None, None, None)
+        _registered = tuple(change(_registered))
+        _observers = tuple(dict.fromkeys(_registered))
+        for owner, name, plain, observed in REPLACED:
+            setattr(owner, name, observed if _observers else plain)
+        if not any(w.needs_launches for w in _observers):
+            while _launch_reports:
+                _launch_reports.popitem()[1][1].__exit__(None, None, None)
 
 
 @contextlib.contextmanager
 def calling(call: Call) -> Iterator[Callable[[Any], Any]]:
-    """The block in which a call runs. Gives what is to be told its value, and hands that back."""
+    """Run a block as a call; yields a function that records the call's value and returns it."""
     value = None
 
     def found(given: Any) -> Any:
@@ -128,45 +150,51 @@ def calling(call: Call) -> Iterator[Callable[[Any], Any]]:
         raise
     finally:
         _here.call, call.ended = call.outer, time.perf_counter()
-        for watcher in _watchers:
-            watcher.ended(call, value)
+        for observer in _observers:
+            observer.ended(call, value)
 
 
-def begin(call: Call, part: str, out: Any) -> None:
-    """Tell everybody who watches what computes a call."""
+def report_begin(call: Call, part: str, out: Any) -> None:
+    """Report to all observers what computes a call."""
     call.part, call.out = part, out
-    for watcher in _watchers:
-        watcher.begun(call)
+    for observer in _observers:
+        observer.begun(call)
 
 
-def note(launch: Launch) -> None:
-    """Tell everybody who watches what a device was given to do."""
-    for watcher in _watchers:
-        watcher.launched(launch, innermost())
+def report_launch(launch: Launch) -> None:
+    """Report a launch to all observers."""
+    for observer in _observers:
+        observer.launched(launch, innermost())
 
 
-# ---- what a kernel does to its device ------------------------------------------------------------------------------
+def takes_programs(backend: Backend) -> bool:
+    """Return whether captured functions may run whole: all observers allow it, and the backend reports its launches."""
+    return all(w.takes_programs for w in _observers) and _reported_kernels(backend) is not None
 
 
-def _notes_itself(half: Callable, backend: Backend) -> bool:
-    """True if the backend notes by itself, from now on at the latest, what a kernel has the device do."""
+# ---- launches of kernels -------------------------------------------------------------------------------------------
+
+
+def _reported_kernels(backend: Backend) -> Container[int] | None:
+    """Ask a backend to report its launches, and return the ids of the kernels it does so for; None if it cannot."""
     if backend.noting is None:
-        return False
+        return None
     with _lock:
         key = id(backend.noting)
-        if key not in _notes:
-            context = backend.noting(note)
-            _notes[key] = backend.noting, context, context.__enter__()
-        return id(half) in _notes[key][2]
+        if key not in _launch_reports:
+            context = backend.noting(report_launch)
+            _launch_reports[key] = backend.noting, context, context.__enter__()
+        return _launch_reports[key][2]
 
 
-def seen(half: Callable, call: Call, backend: Backend, run: Callable | None = None) -> Callable:
-    """A kernel, or half of a pair, such that what it does is noted: if not by the backend, then by the clock.
+def with_launches(kernel_function: Callable, call: Call, backend: Backend, run: Callable | None = None) -> Callable:
+    """Return a kernel, or a function of a Fused kernel, wrapped so that its launches are reported.
 
-    run is what is to be called for it, if it is not to be called itself.
+    If the backend does not report them, the duration of the call is reported as one launch. `run` is called in place of
+    `kernel_function`, if given.
     """
-    run = run or half
-    if not any(w.needs_launches for w in _watchers) or _notes_itself(half, backend):
+    run = run or kernel_function
+    if not any(w.needs_launches for w in _observers) or id(kernel_function) in (_reported_kernels(backend) or ()):
         return run
 
     def timed(*args: Any, **params: Any) -> Any:
@@ -176,13 +204,13 @@ def seen(half: Callable, call: Call, backend: Backend, run: Callable | None = No
         wait(backend)
         ended = time.perf_counter()
         if found is not NotImplemented:
-            note(Launch(call.name, (), None, lambda: (began, ended)))
+            report_launch(Launch(call.name, (), None, lambda: (began, ended)))
         return found
 
     return timed
 
 
-# ---- what stands in for the methods --------------------------------------------------------------------------------
+# ---- observed versions of the methods ------------------------------------------------------------------------------
 
 _PLAIN_RUN, _PLAIN_RUN_KERNEL, _PLAIN_RUN_BODY, _PLAIN_PULL = Op._run, Op._run_kernel, Op.run_body, Pair.__call__
 _PLAIN_RUN_OWN_PAIR = Op.run_own_pair
@@ -199,45 +227,45 @@ def _run_kernel(
     call = innermost()
     if call is not None and kernel is not None:
         is_pair = type(kernel) is Fused
-        begin(call, "forward" if is_pair else "kernel", plan.out)
+        report_begin(call, "forward" if is_pair else "kernel", plan.out)
         if is_pair:
-            kernel = kernel._replace(forward=seen(kernel.forward, call, backend))
+            kernel = kernel._replace(forward=with_launches(kernel.forward, call, backend))
         else:
-            kernel = seen(kernel, call, backend)
+            kernel = with_launches(kernel, call, backend)
     return _PLAIN_RUN_KERNEL(self, kernel, backend, args, plan, tracked, params)
 
 
 def _run_body(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
     call = innermost()
     if call is not None and call.op is self and call.part in ("", "forward"):
-        begin(call, "body", plan.out)
+        report_begin(call, "body", plan.out)
         return _PLAIN_RUN_BODY(self, plan, args, params)
-    # Where a pair is differentiated, its body runs without a call of the op.
+    # The decomposition of a Fused kernel is differentiated without a call of the op.
     call = Call(self, tuple(map(spec_of, args)), params, _backend_of(args))
     with calling(call) as found:
-        begin(call, "body", plan.out)
+        report_begin(call, "body", plan.out)
         return found(_PLAIN_RUN_BODY(self, plan, args, params))
 
 
 def _run_own_pair(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
     if (call := innermost()) is not None:
-        begin(call, "body", plan.out)
+        report_begin(call, "body", plan.out)
     return _PLAIN_RUN_OWN_PAIR(self, plan, args, params)
 
 
 def _pull(self: Pair, node: Any, g: Any) -> Any:
     call = Call(self.op, (self.plan.out, *map(spec_of, self.args)), self.params, self.backend, "backward")
     with calling(call) as found:
-        begin(call, "backward", node.specs)
-        return found(seen(self.fused.backward, call, self.backend, _PLAIN_PULL)(self, node, g))
+        report_begin(call, "backward", node.specs)
+        return found(with_launches(self.fused.backward, call, self.backend, _PLAIN_PULL)(self, node, g))
 
 
 def _backend_of(args: tuple) -> Backend:
     return next((a.backend for a in flatten(args) if type(a) is Array), None) or get_backend()
 
 
-# (whose, name, the method, what stands in for it while somebody watches)
-STAND_INS: list[tuple[Any, str, Any, Any]] = [
+# (owner, name, plain function, observed function)
+REPLACED: list[tuple[Any, str, Any, Any]] = [
     (Op, "_run", _PLAIN_RUN, _run),
     (Op, "_run_kernel", _PLAIN_RUN_KERNEL, _run_kernel),
     (Op, "run_body", _PLAIN_RUN_BODY, _run_body),
@@ -246,11 +274,11 @@ STAND_INS: list[tuple[Any, str, Any, Any]] = [
 ]
 
 
-def stand_in(owner: Any, name: str, watched: Callable) -> Any:
-    """Have something else than a method or function be called while somebody watches. Gives the plain one."""
+def replace_while_observed(owner: Any, name: str, observed: Callable) -> Any:
+    """Replace a method or function by `observed` while an observer is registered; return the plain one."""
     plain = getattr(owner, name)
     with _lock:
-        STAND_INS.append((owner, name, plain, watched))
-        if _watchers:
-            setattr(owner, name, watched)
+        REPLACED.append((owner, name, plain, observed))
+        if _observers:
+            setattr(owner, name, observed)
     return plain

@@ -1,6 +1,6 @@
-"""Data parallel over MPI: one process per device, the same script in each, started with `mpiexec -n N`.
+"""Data parallelism over MPI: one process per device, each running the same script, started with `mpiexec -n N`.
 
-world = polyarr.distributed.init()                    # one process without mpiexec: everything is the identity
+world = polyarr.distributed.init()                    # without mpiexec: one rank, and every collective is the identity
 model = world.broadcast(model)
 loss, grads = world.mean(step(model, batch(seed, i, world.rank)))
 """

@@ -1,4 +1,4 @@
-"""Sums over ranks on the devices: by a library of theirs, NCCL, say, or through memory of the host that all see."""
+"""All-reduce on the devices: through a device-to-device library such as NCCL, or through shared host memory."""
 
 import json
 import mmap
@@ -19,54 +19,60 @@ from polyarr.core.spec import FLOATS
 from polyarr.distributed.link import Link
 from polyarr.distributed.world import Transport
 
-REDUCED = ("mean", "sum")
-WINDOW = 64 << 20  # bytes of a rank's window
+DEVICE_OPS = ("mean", "sum")
+MAX_WINDOW_BYTES = 64 << 20  # largest number of bytes of a rank's piece of shared memory
 PAGE = mmap.PAGESIZE
-SHARED = "/dev/shm"  # where systems keep memory that processes share, and may have little room for it
+SHARED = "/dev/shm"  # file system of shared memory; often small in containers
 Offer = dict[str, Any]
 
 
 class DeviceTransport:
-    """Sums and means of floats on the devices; the rest, which is rare and small, as `host` does it."""
+    """All-reduce of floats on the devices; all other collectives, rare and small, through `host`."""
 
     def __init__(self, name: str, backend: Backend, dtypes: frozenset, reduce: Reduce, host: Transport) -> None:
         self.name, self._backend, self._dtypes, self._reduce, self._host = name, backend, dtypes, reduce, host
 
     def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
-        """The leaves, of one dtype and one backend, as all ranks' together, sent as dtype `wire`."""
+        """Return the leaves, of one dtype and one backend, reduced over all ranks; sent as dtype `wire`."""
         backend = leaves[0].backend
-        if op not in REDUCED or wire not in self._dtypes or not backend.meets(self._backend):
+        if op not in DEVICE_OPS or wire not in self._dtypes or backend.name != self._backend.name:  # equal on all ranks
             return self._host.all_reduce(leaves, op, wire)
         found = self._reduce([a.buf for a in leaves], wire, op)
         return [Array(backend, buf, a.spec) for a, buf in zip(leaves, found, strict=True)]
 
     def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
-        """The leaves as rank root has them: once a run, so through the host."""
+        """Return the leaves of rank `root`, through the host: this runs once per training."""
         return self._host.broadcast(leaves, root)
 
     def all_gather(self, leaves: Sequence[Array]) -> list[Array]:
-        """The leaves of all ranks, through the host."""
+        """Return the leaves of all ranks, through the host."""
         return self._host.all_gather(leaves)
 
 
 def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[[int], Any] | None) -> Transport:
-    """The best way that all ranks have, else `host`. Each decides the same; rank 0 says why not from device to device.
+    """Return the fastest transport that all ranks support, else `host`. All ranks decide the same.
 
-    share  bytes -> the windows of all ranks; None if not all are on one host
+    If the ranks cannot communicate from device to device, rank 0 warns and says why.
+
+    Args:
+        link: Messages between the ranks.
+        backend: Backend of this rank.
+        host: Transport through host memory.
+        share: (bytes) -> shared memory of each rank; None if the ranks run on several hosts.
     """
     together = backend.together or Together()
     link.settle = together.settle
     meeting, offer = _offer(together)
     offers = [json.loads(text) for text in link.texts(json.dumps(offer))]
     if any("why" in offer or "library" in offer for offer in offers):
-        reduce, why = None, _refusal(offers)
+        reduce, why = None, _why_not(offers)
         if not why:
-            reduce, why = _joined(link, meeting)
+            reduce, why = _join(link, meeting)
         if not why:
             return DeviceTransport(meeting.library, backend, meeting.dtypes, reduce, host)
         if link.rank == 0:
             warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)
-    window = min(min(offer["window"] for offer in offers) // link.size // PAGE * PAGE, WINDOW)
+    window = min(min(offer["window"] for offer in offers) // link.size // PAGE * PAGE, MAX_WINDOW_BYTES)
     if together.windows is None or share is None or not window:
         return host
     reduce = together.windows(share(window), link.rank, partial(link.gather, b"."))
@@ -74,9 +80,12 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
 
 
 def shared_by(mpi: Any, local: Any, nbytes: int) -> list[np.ndarray]:
-    """Memory that all ranks of a host see, so many bytes of each. mpi is mpi4py.MPI, and local their communicator.
+    """Allocate memory that all ranks of a host map: nbytes per rank, each on its own pages, so that drivers can pin it.
 
-    Each piece has pages of its own, so that drivers can pin it.
+    Args:
+        mpi: The module mpi4py.MPI.
+        local: Communicator of the ranks of this host.
+        nbytes: Bytes per rank.
     """
     window = mpi.Win.Allocate_shared(nbytes + PAGE, 1, comm=local)
     found = [np.frombuffer(window.Shared_query(rank)[0], np.uint8) for rank in range(local.size)]
@@ -84,7 +93,7 @@ def shared_by(mpi: Any, local: Any, nbytes: int) -> list[np.ndarray]:
 
 
 def _offer(together: Together) -> tuple[Any, Offer]:
-    """What this rank has at hand, and what it tells the others of it."""
+    """Return the collectives library of this rank, or None, and the description of it for the other ranks."""
     room = os.statvfs(SHARED) if os.path.isdir(SHARED) else None
     window = room.f_bavail * room.f_frsize // 2 if room and together.windows else 0
     offer: Offer = {"window": window}
@@ -97,8 +106,8 @@ def _offer(together: Together) -> tuple[Any, Offer]:
     return meeting, {**offer, "library": meeting.library, "device": f"device {meeting.place} of {platform.node()}"}
 
 
-def _refusal(offers: Sequence[Offer]) -> str:
-    """Why ranks cannot meet; empty if they can."""
+def _why_not(offers: Sequence[Offer]) -> str:
+    """Return why the ranks cannot form a communicator; "" if they can."""
     for rank, offer in enumerate(offers):
         if "library" not in offer:
             return f"rank {rank}: {offer.get('why', 'its backend knows no other way')}"
@@ -108,8 +117,8 @@ def _refusal(offers: Sequence[Offer]) -> str:
     return f"{count} ranks are on {device}" if count > 1 else ""
 
 
-def _joined(link: Link, meeting: Meeting) -> tuple[Any, str]:
-    """The function that reduces, and an empty text; or why there is none."""
+def _join(link: Link, meeting: Meeting) -> tuple[Any, str]:
+    """Join the ranks to a communicator; return (all-reduce, "") or (None, reason)."""
     ticket, why, reduce = "", "", None
     try:
         ticket = meeting.ticket().hex() if link.rank == 0 else ""

@@ -1,8 +1,8 @@
-"""Arrays of all ranks brought together in the memory of the host.
+"""Collectives through host memory and MPI.
 
-Each rank adds up one share of what all have, in the order of the ranks and in float32 at least; then all give each
-other what they have added up. So the result is the same on every rank and every time, whichever MPI it is, and as
-little goes over the wire as in a ring. In bfloat16 on the wire a number is rounded twice: before the sum, and after it.
+Each rank sums one share of the numbers of all ranks, in the order of the ranks and at least in float32; then all ranks
+exchange the sums. The result is identical on every rank and in every run, with any MPI, and the traffic is that of a
+ring all-reduce. With bfloat16 on the wire a number is rounded twice: before the sum and after it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,37 +15,37 @@ from polyarr.core.array import Array, from_numpy
 from polyarr.core.spec import NARROW, float32
 from polyarr.distributed.link import Link
 
-CHUNK = 1 << 22  # bytes that are on the wire at a time
+CHUNK_BYTES = 1 << 22  # in flight at a time
 COMBINE: dict[str, Callable] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class HostTransport:
-    """All through NumPy memory and MPI: what works everywhere."""
+    """Transport through NumPy memory and MPI; works everywhere."""
 
     name = "MPI, through host memory"
 
-    def __init__(self, link: Link, chunk: int = CHUNK) -> None:
+    def __init__(self, link: Link, chunk: int = CHUNK_BYTES) -> None:
         self.link, self.chunk = link, chunk
-        self._kept: dict[Any, np.ndarray] = {}  # memory that a step uses as the one before did
+        self._kept: dict[Any, np.ndarray] = {}  # buffers reused by every step
 
     def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
-        """The leaves, of one dtype and one backend, as all ranks' together, sent as dtype `wire`."""
+        """Return the leaves, of one dtype and one backend, reduced over all ranks; sent as dtype `wire`."""
         dtype, total = leaves[0].dtype, sum(a.size for a in leaves)
         bucket = self._memory("bucket", total, dtype)
         step = max(1, self.chunk // dtype.itemsize)
-        copied, there = _copied(leaves, bucket, step), 0
+        copied, copied_count = _copied(leaves, bucket, step), 0
         for start in range(0, total, step):
             stop = min(start + step, total)
-            while there < stop:
-                there = next(copied)
+            while copied_count < stop:
+                copied_count = next(copied)
             exchange = _Exchange(self, bucket[start:stop], op, wire)
-            while there < min(stop + step, total):  # the next chunk's copy, while this one is on its way
-                there = next(copied)
+            while copied_count < min(stop + step, total):  # copy the next chunk while this one is in flight
+                copied_count = next(copied)
             exchange.finish()
         return _uploaded(bucket, leaves, [a.shape for a in leaves])
 
     def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
-        """The leaves as rank root has them."""
+        """Return the leaves of rank `root`."""
         bucket = self._memory("bucket", sum(a.size for a in leaves), leaves[0].dtype)
         if self.link.rank == root:
             _copy(leaves, bucket)
@@ -53,7 +53,7 @@ class HostTransport:
         return list(leaves) if self.link.rank == root else _uploaded(bucket, leaves, [a.shape for a in leaves])
 
     def all_gather(self, leaves: Sequence[Array]) -> list[Array]:
-        """The leaves of all ranks, those of each one after the other along the first axis."""
+        """Return the leaves of all ranks, concatenated along the first axis in the order of the ranks."""
         total, size = sum(a.size for a in leaves), self.link.size
         own = self._memory("bucket", total, leaves[0].dtype)
         _copy(leaves, own)
@@ -66,7 +66,7 @@ class HostTransport:
         ]
 
     def _memory(self, use: str, count: int, dtype: np.dtype) -> np.ndarray:
-        """Memory for so many numbers, kept from call to call: new memory costs as much as a copy."""
+        """Return memory for `count` numbers, reused from call to call: allocation costs as much as a copy."""
         kept = self._kept.get((use, dtype))
         if kept is None or len(kept) < count:
             kept = self._kept[use, dtype] = np.empty(count, dtype)
@@ -74,7 +74,7 @@ class HostTransport:
 
 
 class _Exchange:
-    """A chunk on its way: its shares are sent to who adds them up; then all give back what they have added up."""
+    """All-reduce of one chunk in flight: each share goes to the rank that sums it, then the sums go to all ranks."""
 
     def __init__(self, host: HostTransport, chunk: np.ndarray, op: str, wire: np.dtype) -> None:
         self.link, self.chunk, self.op = host.link, chunk, op
@@ -96,12 +96,12 @@ class _Exchange:
         return raw(self.sent), [n * itemsize for n in self.counts], [s * itemsize for s in self.starts]
 
     def finish(self) -> None:
-        """Wait for it; the chunk is all ranks' together then."""
+        """Wait for the exchange; the chunk then holds the reduced numbers."""
         self.link.wait(self.request)
         narrow = self.received.dtype in NARROW
         parts = self.received.astype(float32) if narrow else self.received
         total = parts[0]
-        with np.errstate(all="ignore"):  # infinity is a result
+        with np.errstate(all="ignore"):  # overflow gives infinity without a warning
             for part in parts[1:]:
                 COMBINE[self.op](total, part, out=total)
             if self.op == "mean":
@@ -112,24 +112,24 @@ class _Exchange:
             self.chunk[:] = self.sent
 
 
-BYTE = "B"  # as MPI calls it
+BYTE = "B"  # MPI datatype
 
 
 def raw(memory: np.ndarray) -> np.ndarray:
-    """The bytes of contiguous memory."""
+    """Return contiguous memory as bytes."""
     return memory.reshape(-1).view(np.uint8)
 
 
 def _copied(leaves: Sequence[Array], bucket: np.ndarray, most: int) -> Iterator[int]:
-    """Copy the leaves into the bucket, at most so many numbers at once, and say each time how much of it is there."""
-    there = 0
+    """Copy the leaves into the bucket, at most `most` numbers at a time; yield the number copied so far."""
+    copied_count = 0
     for a in leaves:
         flat = ops.reshape(a, shape=(a.size,))
         for start in range(0, a.size, most):
             piece = (flat if a.size <= most else flat[start : start + most]).numpy()
-            bucket[there : there + piece.size] = piece
-            there += piece.size
-            yield there
+            bucket[copied_count : copied_count + piece.size] = piece
+            copied_count += piece.size
+            yield copied_count
 
 
 def _copy(leaves: Sequence[Array], bucket: np.ndarray) -> None:
@@ -138,7 +138,7 @@ def _copy(leaves: Sequence[Array], bucket: np.ndarray) -> None:
 
 
 def _uploaded(bucket: np.ndarray, leaves: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """The bucket's numbers as arrays of these shapes, where the leaves are."""
+    """Return the bucket's numbers as arrays of these shapes on the backends of the leaves."""
     ends = np.cumsum([a.size for a in leaves])
     return [
         from_numpy(bucket[end - a.size : end].reshape(shape), a.backend)

@@ -1,4 +1,4 @@
-"""What ranks say to each other over MPI. Every wait ends: with what was waited for, or with the end of all ranks."""
+"""Messages between ranks over MPI. Every wait ends: with the message, or with the end of all ranks."""
 
 import hashlib
 import os
@@ -12,23 +12,27 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-PATIENCE = 20.0  # seconds that a rank may keep the others waiting, or not be heard of
-# Seconds in which a rank looks all the time, and only lets others go first: for whoever may be late, and for what is on
-# its way, which MPI moves on at each look. Then it sleeps between two looks, at most so long.
-SOON, ON_ITS_WAY, LONGEST = 5e-3, 0.5, 1e-3
+PATIENCE = 20.0  # seconds that a rank may keep the others waiting, or give no sign of life
+# Seconds of busy polling for a late rank, and for a transfer, which MPI advances at each poll; then the longest sleep
+# between two polls.
+SPIN_SECONDS, TRANSFER_SPIN_SECONDS, MAX_SLEEP = 5e-3, 0.5, 1e-3
 
-_let_others_go_first = getattr(os, "sched_yield", partial(time.sleep, 0))
+_yield_processor = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 class Link:
-    """A rank's way to the others; where comm is None there are none.
+    """Messages of one rank to the others; without a communicator there is one rank.
 
-    comm      an MPI communicator of our own, so that nobody else's messages get between ours
-    patience  seconds that a rank may keep the others waiting
-    came      how often this rank came to where all meet: who is behind the others is looked for
-    state     RUNNING, ALONE or ENDED, for those who look
-    told      called before all ranks are ended for a reason that was told
-    settle    called before all meet: what devices have yet to do with the others' comes first, on all ranks
+    Attributes:
+        comm: MPI communicator used by nothing else, so that no other messages interfere. None: a single rank.
+        patience: Seconds that a rank may keep the others waiting.
+        rank: Number of this rank.
+        size: Number of ranks.
+        came: Number of collective waits that this rank has reached; a rank with a lower number is behind.
+        state: RUNNING, ALONE or ENDED, as reported to the watch thread.
+        is_watched: Whether a watch thread ends the run if a rank hangs.
+        told: Called before all ranks are ended for a reported reason.
+        settle: Called before each collective: completes the devices' deferred collectives on all ranks.
     """
 
     RUNNING, ALONE, ENDED = range(3)
@@ -41,27 +45,29 @@ class Link:
         self.told: Callable[[], None] = lambda: None
         self.settle = self.told
 
-    # ---- meeting ---------------------------------------------------------------------------------------------
+    # ---- collectives -----------------------------------------------------------------------------------------
 
-    def wait(self, request: Any, soon: float = ON_ITS_WAY) -> None:
-        """Wait for what all take part in."""
+    def wait(self, request: Any, soon: float = TRANSFER_SPIN_SECONDS) -> None:
+        """Wait for a collective request: poll for `soon` seconds, then sleep between polls."""
         self.came += 1
         began = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - began
             if waited < soon:
-                _let_others_go_first()
+                _yield_processor()
                 continue
-            time.sleep(min(LONGEST, waited / 50))
+            time.sleep(min(MAX_SLEEP, waited / 50))
             if not self.is_watched and waited > self.patience:
                 self.end(f"rank {self.rank} waited for another for {self.patience:g} s")
 
     def meet(self, what: str) -> None:
-        """Wait until all have come here, for the same.
+        """Wait until all ranks have called this with the same text.
 
-        what  its first line says what is done, the others with what
+        Args:
+            what: Description of the operation in the first line, and of its arguments in the others.
 
-        Errors:  ValueError, on all ranks, if another wants something else
+        Raises:
+            ValueError: A rank has another text; raised on all ranks.
         """
         if self.comm is None:
             return
@@ -70,23 +76,23 @@ class Link:
             raise ValueError(_difference(self.texts(what)))
 
     def gather(self, line: bytes) -> list[bytes]:
-        """The lines of all ranks, in their order; they are of one length."""
+        """Return the lines of all ranks in the order of the ranks; all lines have one length."""
         if self.comm is None:
             return [line]
         self.settle()
         lines = bytearray(len(line) * self.size)
-        self.wait(self.comm.Iallgather(bytearray(line), lines), SOON)
+        self.wait(self.comm.Iallgather(bytearray(line), lines), SPIN_SECONDS)
         return [bytes(lines[i * len(line) : (i + 1) * len(line)]) for i in range(self.size)]
 
     def texts(self, text: str) -> list[str]:
-        """The texts of all ranks, in their order, of any length."""
+        """Return the texts of all ranks, of any length, in the order of the ranks."""
         own = text.encode()
         lengths = [int.from_bytes(length, "little") for length in self.gather(len(own).to_bytes(8, "little"))]
         lines = self.gather(own.ljust(max(*lengths, 1), b"\0"))
         return [line[:length].decode() for line, length in zip(lines, lengths, strict=True)]
 
     def spread(self, memory: np.ndarray, root: int) -> None:
-        """Have all ranks hold the bytes that root holds."""
+        """Broadcast the bytes of rank `root` to all ranks."""
         self.settle()
         self.wait(self.comm.Ibcast(memory, root))
 
@@ -94,7 +100,7 @@ class Link:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A block in which this rank may keep the others waiting for as long as it takes, if only it lives."""
+        """Run a block in which this rank may keep the others waiting for any time, as long as it is alive."""
         before, self.state = self.state, self.ALONE
         try:
             yield
@@ -102,16 +108,16 @@ class Link:
             self.state = before
 
     def end(self, why: str, code: int = 1) -> NoReturn:
-        """End all ranks, for a reason that is told in one line; an empty one is known already."""
+        """End all ranks after printing the reason in one line; "" if it is known already."""
         self.told()
         if why:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"polyarr: {why}; all ranks end\n".encode())
         self.comm.Abort(code)
-        os._exit(code)  # where the launcher lets us live
+        os._exit(code)  # if the launcher did not kill this process
 
 
 def _difference(texts: list[str]) -> str:
-    """Which rank wants something else than rank 0."""
+    """Return an error message that names the first difference between rank 0 and another rank."""
     rank = next(rank for rank, text in enumerate(texts) if text != texts[0])
     first, other = texts[0].splitlines(), texts[rank].splitlines()
     here, there = next(pair for pair in zip_longest(first, other, fillvalue="nothing more") if pair[0] != pair[1])

@@ -1,4 +1,4 @@
-"""Optimiser states divided over ranks: each keeps, and updates, its share of every parameter."""
+"""Sharded optimizer states: each rank keeps and updates its share of every parameter (ZeRO stage 1)."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,18 +11,24 @@ from polyarr.optim import Optimizer, State, trainable
 
 
 class Sharded:
-    """An optimiser of which each rank has one part in as many as there are ranks: of the state, and of the work.
+    """Optimizer whose state and work are divided over the ranks.
 
-    Any optimiser of polyarr.optim will do, for what they do is elementwise but for the global norm, which is taken of
-    all gradients. Gradients are whole, and the same on all ranks, as World.mean gives them; the new parameters are
-    gathered. So model and gradients take what they take without, and the moments of AdamW 8 / size bytes for each
-    parameter instead of 8: see memory.
+    Gradients are whole and equal on all ranks, as `World.mean` returns them; each rank updates its share, and the new
+    parameters are gathered. AdamW then keeps 8 / size bytes of moments per parameter instead of 8; see `memory`.
+    `update` is compiled and cannot be called inside a compiled function.
 
-        optimizer = polyarr.distributed.Sharded(world, polyarr.optim.AdamW(3e-4))
-        state = optimizer.init(model)
-        model, state = optimizer.update(world.mean(grads), state, model)
+    Args:
+        world: The ranks.
+        optimizer: Any optimizer of polyarr.optim. Its update must be elementwise except for the global norm, which is
+            taken over the whole gradients.
 
-    update is captured here, as far as it can be: it cannot be called in a compiled function.
+    Examples:
+        >>> import polyarr as pa
+        >>> world, model = pa.distributed.init(), pa.nn.Linear(2, 1)
+        >>> optimizer = pa.distributed.Sharded(world, pa.optim.AdamW(3e-4))
+        >>> state = optimizer.init(model)
+        >>> grads = pa.tree.map(pa.ones_like, model)
+        >>> model, state = optimizer.update(world.mean(grads), state, model)
     """
 
     def __init__(self, world: World, optimizer: Optimizer) -> None:
@@ -30,13 +36,22 @@ class Sharded:
         self._captured = compile(self._update)
 
     def init(self, model: Any) -> State:
-        """This rank's part of the state before the first step."""
+        """Return this rank's part of the initial state."""
         return self._of(trainable(model)).init(self._shares(trainable(model)))
 
     def update(self, grads: Any, state: State, model: Any) -> tuple[Any, State]:
-        """One step of all ranks: a new model, the same on all, and this rank's part of the new state.
+        """Update the parameters on all ranks.
 
-        Errors:  as Optimizer.update
+        Args:
+            grads: Whole gradients, equal on all ranks.
+            state: This rank's part of the state.
+            model: Tree of parameters.
+
+        Returns:
+            The new model, equal on all ranks, and this rank's part of the new state.
+
+        Raises:
+            ValueError: As `Optimizer.update`.
         """
         if self.world.size == 1:
             return self.optimizer.update(grads, state, model)
@@ -49,21 +64,21 @@ class Sharded:
         return tree.unflatten(model, {**leaves, **new}.values()), state
 
     def memory(self, model: Any) -> tuple[int, int]:
-        """How many bytes of moments this rank keeps, and how many they would be on one."""
+        """Return the bytes of moments on this rank, and those without sharding."""
         params, kept = trainable(model).values(), len(self.optimizer.moments)
         sizes = [(p.size, 8 if p.dtype.itemsize == 8 else 4) for p in params]
         own = sum(-(-size // self.world.size) * nbytes for size, nbytes in sizes)
         return kept * own, kept * sum(size * nbytes for size, nbytes in sizes)
 
     def gathered(self, state: State, model: Any) -> State:
-        """The whole state, as the optimiser alone has it, from all ranks' parts: to save."""
+        """Return the whole state, as the plain optimizer has it, gathered from all ranks: for saving."""
         moments = self.world.all_gather({m: state[m] for m in self.optimizer.moments})
         params = trainable(model)
         whole = {m: {name: _whole(a, params[name]) for name, a in moments[m].items()} for m in moments}
         return {**state, **whole}
 
     def divided(self, state: State) -> State:
-        """This rank's part of a whole state: to go on, on however many ranks."""
+        """Return this rank's part of a whole state: for resuming on any number of ranks."""
         return {**state, **{m: self._shares(state[m]) for m in self.optimizer.moments}}
 
     def _update(self, grads: dict[str, Array], state: State, params: dict[str, Array]) -> tuple[Any, State]:
@@ -71,7 +86,7 @@ class Sharded:
         return self._of(params).update(self._shares(grads), state, self._shares(params), norm)
 
     def _of(self, params: dict[str, Array]) -> Optimizer:
-        """The optimiser for shares, which have lost their shapes: what decays is what would without."""
+        """Return the optimizer for flat shares, with the weight decay of the unflattened parameters."""
         decays = {name: self.optimizer.decays(name, p) for name, p in params.items()}
         return replace(self.optimizer, decays=lambda name, p: decays[name])
 
@@ -79,7 +94,7 @@ class Sharded:
         return {name: self._share(a) for name, a in arrays.items()}
 
     def _share(self, a: Array) -> Array:
-        """This rank's part of an array's elements, one in as many as there are ranks; zeros fill up the last."""
+        """Return this rank's equal part of an array's elements, flat; the last part is padded with zeros."""
         rank, size = self.world.rank, self.world.size
         if size == 1:
             return a

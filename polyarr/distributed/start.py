@@ -22,27 +22,40 @@ from polyarr.distributed.witness import connect
 from polyarr.distributed.world import World
 from polyarr.extras import extra
 
-# How many processes launchers say they started, or something that only they set.
+# Environment variables of launchers: the first three give the number of processes, the others show a launcher.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK", "PMI_RANK", "PMI_FD")
-# The name of memory that processes share, which MPICH takes away when they end, unless they are killed.
+# Shared memory of MPICH. MPICH removes it at the end, but not if a process is killed.
 NAMED = re.compile(r"(/dev/shm/mpich_shm_\S+)$", re.MULTILINE)
 _world: World | None = None
 
 
 def init(backend: str | None = None, patience: float = PATIENCE) -> World:
-    """The ranks that mpiexec started, seen from this process, which computes on a device of its own from here on.
+    """Return the ranks that mpiexec started, and select this process's device as the current backend.
 
-    Once in a process, before anything is computed; later calls give the same World. A process that was not started by
-    mpiexec is alone: everything is the identity then, and MPI is not loaded.
+    Call it once per process, before any computation; later calls return the same World. A process that was not started
+    by mpiexec is a single rank: every collective is the identity, and MPI is not loaded.
 
-    backend   the backend to compute on, by name; None: the current one, or if none was chosen yet, that of
-              POLYARR_BACKEND. Of several devices each rank of a host takes one, in the order of `polyarr devices`, of
-              those that POLYARR_DEVICE names or that are of the best kind; where there are more ranks than devices,
-              they share them, as they do one that the name says
-    patience  seconds that a rank may keep the others waiting, or not be heard of, before all ranks are ended with a
-              line that names it
+    With several devices, each rank of a host takes one, in the order of `polyarr devices`, out of those that
+    POLYARR_DEVICE names or that are of the best kind. If there are more ranks than devices, or `backend` names a
+    device, ranks share it. Afterwards the backend's name without a device ("opencl") means the device of this rank.
 
-    Errors:  RuntimeError without mpi4py, and where mpiexec is that of another MPI; BackendError as get_backend
+    Args:
+        backend: Name of the backend; None: the current one or, if none was chosen, that of POLYARR_BACKEND.
+        patience: Seconds that a rank may keep the others waiting, or give no sign of life. Then all ranks are ended
+            with a message that names it.
+
+    Returns:
+        World: all ranks, as seen from this one.
+
+    Raises:
+        RuntimeError: mpi4py is missing, or mpiexec belongs to another MPI.
+        BackendError: As `get_backend`.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> world = pa.distributed.init()
+        >>> world.rank, world.size
+        (0, 1)
     """
     global _world
     if _world is None:
@@ -65,7 +78,7 @@ def _joined(backend: str | None, patience: float) -> World:
         witness = connect(local, names[link.rank])
         if witness is not None:
             link.told = witness.told
-            atexit.register(witness.ended)  # when all have left, see watch
+            atexit.register(witness.ended)  # runs after the handler that watch registers, when all ranks have left
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             watch(comm.Dup(), link, names)
     device, places = _places(link, partial(_device, backend, local.rank, local.size))
@@ -78,22 +91,22 @@ def _joined(backend: str | None, patience: float) -> World:
 
 
 def _unname(local: Any) -> None:
-    """Take the names of memory that all ranks of this host have by now: it goes with the last of them, however it ends.
+    """Unlink the shared memory that all ranks of this host have mapped: the last one to end frees it.
 
-    local  an MPI communicator of the ranks of this host
+    `local` is the MPI communicator of the ranks of this host.
     """
     local.Barrier()
     if local.rank == 0:
-        with suppress(OSError):  # another system
+        with suppress(OSError):  # no /proc
             for name in {*NAMED.findall(Path("/proc/self/maps").read_text())}:
                 os.unlink(name)
 
 
 def _places(link: Link, start: Callable[[], str]) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """What this rank computes on, and the host and the device of each; where one fails, none goes on without it."""
+    """Start this rank's backend; return its device, and (host, device) of every rank. If one fails, all raise."""
     device = failure = ""
     try:
-        with link.alone():  # a driver may take its time
+        with link.alone():  # starting a driver can be slow
             device = start()
     except BackendError as error:
         failure = str(error)
@@ -105,7 +118,7 @@ def _places(link: Link, start: Callable[[], str]) -> tuple[str, tuple[tuple[str,
 
 
 def _check(mpi: Any) -> None:
-    """Processes that do not see each other would each take itself for the only one."""
+    """Raise RuntimeError if MPI does not see the processes of the launcher; each would consider itself the only one."""
     said = next((os.environ[name] for name in LAUNCHED[:3] if name in os.environ), "")
     if said.isdecimal() and int(said) != mpi.COMM_WORLD.size:
         library = mpi.Get_library_version().split("\n")[0].strip("\0 ")
@@ -116,7 +129,8 @@ def _check(mpi: Any) -> None:
 
 
 def _device(backend: str | None, local_rank: int, local_size: int) -> str:
-    """Start the backend of this rank, and make it the current one; its name."""
-    if backend is None and (found := chosen()) is not None:
-        return found.name
-    return set_backend(plugins.shared(backend, local_rank, local_size)).name
+    """Start the backend of this rank, make it the current one and the default of its family; return its name."""
+    found = chosen() if backend is None else None
+    found = found or set_backend(plugins.shared(backend, local_rank, local_size))
+    plugins.set_family_default(found)
+    return found.name

@@ -1,7 +1,6 @@
-"""A thread by which each rank is known to live, and to keep up: whoever does not ends all ranks, by name.
+"""Watch thread: ends all ranks, with a message, if one of them dies or keeps the others waiting.
 
-Rank 0 hears from all, and all hear from rank 0. Nothing else is said here, and little of that: a few bytes each half a
-second, over MPI.
+Rank 0 exchanges heartbeats of a few bytes with every other rank, twice a second, over MPI.
 """
 
 import atexit
@@ -17,14 +16,14 @@ import numpy as np
 
 from polyarr.distributed.link import Link
 
-BEAT = 0.5  # seconds between two signs of life
-OVER = -1  # what rank 0 says when all have ended
-ASLEEP = 5.0  # seconds without a look around after which it was us who were stopped
+HEARTBEAT_SECONDS = 0.5
+ALL_ENDED = -1  # sent by rank 0 when all ranks have ended
+MAX_PAUSE_SECONDS = 5.0  # between two iterations; after a longer one, this process itself was suspended
 
 
 @dataclass
-class Heard:
-    """What is known of a rank: when it was last heard of, and since when it is behind the others, if it is."""
+class RankState:
+    """State of a rank: time of its last heartbeat, and since when it is behind the others, or None."""
 
     when: float
     came: int = 0
@@ -32,21 +31,21 @@ class Heard:
     behind: float | None = None
 
     def hear(self, now: float, came: int, state: int) -> None:
-        """It says how far it is."""
+        """Record a heartbeat."""
         if came != self.came:
             self.behind = None
         self.when, self.came, self.state = now, came, state
 
     def compare(self, now: float, furthest: int) -> None:
-        """Note whether others wait for it."""
+        """Record whether other ranks wait for this one."""
         if self.came >= furthest or self.state == Link.ALONE:
             self.behind = None
         elif self.behind is None:
             self.behind = now
 
 
-def blamed(heard: list[Heard], now: float, patience: float) -> tuple[int, str] | None:
-    """The rank that is to blame, and for what; None while all is well."""
+def hung_rank(heard: list[RankState], now: float, patience: float) -> tuple[int, str] | None:
+    """Return the rank that hangs and the reason; None if all is well."""
     furthest = max(h.came for h in heard)
     for rank, h in enumerate(heard):
         h.compare(now, furthest)
@@ -60,10 +59,12 @@ def blamed(heard: list[Heard], now: float, patience: float) -> tuple[int, str] |
 
 
 class Watch(threading.Thread):
-    """The thread of one rank.
+    """Watch thread of one rank.
 
-    comm   a communicator of its own
-    names  what the ranks are called where one is blamed
+    Args:
+        comm: MPI communicator used by nothing else.
+        link: Link of this rank, whose progress is reported.
+        names: Names of all ranks, for messages.
     """
 
     def __init__(self, comm: Any, link: Link, names: list[str]) -> None:
@@ -74,31 +75,31 @@ class Watch(threading.Thread):
         self.awaited = {rank: comm.Irecv(memory, rank) for rank, memory in self.inbox.items()}
         self.sent: dict[int, tuple[Any, np.ndarray]] = {}
         now = time.monotonic()
-        self.heard = [Heard(now) for _ in range(comm.size)]
+        self.heard = [RankState(now) for _ in range(comm.size)]
         self.is_over = False
 
     def run(self) -> None:
-        """Tell, listen and judge, until all have ended."""
+        """Send, receive and judge heartbeats until all ranks have ended."""
         last = beat = 0.0
         while not self.is_over:
             now = time.monotonic()
-            if now - last > ASLEEP:
+            if now - last > MAX_PAUSE_SECONDS:
                 for heard in self.heard:
                     heard.when, heard.behind = now, None
-            if now - beat > BEAT:
+            if now - beat > HEARTBEAT_SECONDS:
                 beat = now
                 self._tell(self.link.came, self.link.state)
             last = now
             self._listen(now)
             self._judge(now)
-            time.sleep(BEAT / 2)
+            time.sleep(HEARTBEAT_SECONDS / 2)
         for request in self.awaited.values():
             request.Cancel()
             request.Wait()
 
     def _tell(self, came: int, state: int) -> None:
         for rank in self.inbox:
-            if rank not in self.sent or self.sent[rank][0].Test():  # else it does not listen
+            if rank not in self.sent or self.sent[rank][0].Test():  # else the last one was not received
                 memory = np.array([came, state], np.int64)
                 self.sent[rank] = self.comm.Isend(memory, rank), memory
 
@@ -107,12 +108,12 @@ class Watch(threading.Thread):
         for rank, memory in self.inbox.items():
             while self.awaited[rank].Test():
                 came, state = map(int, memory)
-                self.is_over |= came == OVER
+                self.is_over |= came == ALL_ENDED
                 self.heard[rank].hear(now, came, state)
                 self.awaited[rank] = self.comm.Irecv(memory, rank)
 
     def _judge(self, now: float) -> None:
-        """Rank 0 judges all ranks, the others whether rank 0 lives; those of higher rank leave it to rank 1 to say."""
+        """End all ranks if one hangs: rank 0 judges all, the others rank 0, the lowest of them first."""
         own = self.link.rank
         if own:
             silent = now - self.heard[0].when
@@ -123,7 +124,7 @@ class Watch(threading.Thread):
             self._say_over()
             return
         else:
-            found = blamed(self.heard, now, self.link.patience)
+            found = hung_rank(self.heard, now, self.link.patience)
         if found is not None:
             self.link.end(f"{self.names[found[0]]} {found[1]}")
 
@@ -131,14 +132,14 @@ class Watch(threading.Thread):
         for request, _ in self.sent.values():
             request.Wait()
         self.sent.clear()
-        self._tell(OVER, Link.ENDED)
+        self._tell(ALL_ENDED, Link.ENDED)
         for request, _ in self.sent.values():
             request.Wait()
         self.is_over = True
 
 
 def watch(comm: Any, link: Link, names: list[str]) -> None:
-    """Have a rank watched: its life, what it does not catch, and its end."""
+    """Start the watch thread of a rank, and end all ranks on an uncaught exception or SIGTERM."""
     thread = Watch(comm, link, names)
     link.is_watched = True
     before = sys.excepthook

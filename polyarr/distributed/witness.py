@@ -1,8 +1,9 @@
-"""A process beside the ranks of a host that tells which of them died.
+"""Witness: a process beside the ranks of a host that reports which of them died.
 
-A launcher kills all ranks as soon as one of them dies, so that none is left to tell. This process is not the
-launcher's. Ranks are connected to it, and say so before they end; the first whose connection breaks off has died.
-It is started as a script, without polyarr: it must be there soon, and cost nothing.
+A launcher kills all ranks as soon as one dies, so none could report it. The witness has its own session, which the
+launcher does not kill. All ranks connect to it and announce a regular end; the first connection that breaks without one
+belongs to the rank that died. It is started as a script without polyarr, so that it starts quickly and uses little
+memory.
 """
 
 import os
@@ -14,41 +15,41 @@ import tempfile
 from contextlib import suppress
 from typing import Any
 
-LATEST = 20.0  # seconds in which all ranks are connected
-READY = b"r"  # whoever dies from here on is noticed in time
-ENDED, TOLD = b"e", b"t"  # one rank ends as it should; why all ranks end was told
+CONNECT_SECONDS = 20.0  # for all ranks together
+READY = b"r"  # sent to the ranks when all are connected
+ENDED, TOLD = b"e", b"t"  # regular end of one rank; end of all ranks for a reason already reported
 
 
 class Witness:
-    """A rank's connection to the witness of its host."""
+    """Connection of a rank to the witness of its host."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self.connection = connection
-        connection.settimeout(LATEST)
+        connection.settimeout(CONNECT_SECONDS)
         self._say(name.encode() + b"\n")
         with suppress(OSError):
             connection.recv(len(READY))
 
     def ended(self) -> None:
-        """This rank ends as it should."""
+        """Announce the regular end of this rank."""
         self._say(ENDED)
 
     def told(self) -> None:
-        """All ranks end, and it was told why."""
+        """Announce that all ranks end for a reason that was reported."""
         self._say(TOLD)
 
     def _say(self, what: bytes) -> None:
-        with suppress(OSError):  # it died; that is no reason to
+        with suppress(OSError):  # a dead witness must not end the rank
             self.connection.sendall(what)
 
 
 def connect(local: Any, name: str) -> Witness | None:
-    """Connect to the witness of this host, which the first of its ranks starts; None where there can be none.
+    """Connect to the witness of this host, which its first rank starts; return None if there is none.
 
-    local  an MPI communicator of the ranks of this host
+    `local` is the MPI communicator of the ranks of this host.
     """
     folder = path = None
-    with suppress(OSError, AttributeError):  # no room, or a system without such sockets
+    with suppress(OSError, AttributeError):  # disk full, or no Unix sockets
         if local.rank == 0:
             folder = tempfile.TemporaryDirectory(prefix="polyarr-")
             path = _start(os.path.join(folder.name, "witness"), local.size)
@@ -65,41 +66,43 @@ def connect(local: Any, name: str) -> Witness | None:
 
 
 def _start(path: str, ranks: int) -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(path)
-        door.listen(ranks)
-        door.set_inheritable(True)
-        # In a session of its own: what the launcher sends to a rank's group of processes does not reach it.
-        command = [sys.executable, "-I", "-S", __file__, str(door.fileno()), str(ranks)]
-        subprocess.Popen(command, pass_fds=[door.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(ranks)
+        listener.set_inheritable(True)
+        # In a new session, so that signals of the launcher to the process group of a rank do not reach it.
+        command = [sys.executable, "-I", "-S", __file__, str(listener.fileno()), str(ranks)]
+        subprocess.Popen(
+            command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
+        )
     return path
 
 
-def main(door: socket.socket, ranks: int) -> None:
-    """Wait for the end of all ranks, or of the first that dies."""
-    said: dict[socket.socket, bytearray] = {}
-    door.settimeout(LATEST)
-    waiting = selectors.DefaultSelector()  # epoll, which keeps the order
-    with suppress(TimeoutError):  # a rank that did not get that far
+def main(listener: socket.socket, ranks: int) -> None:
+    """Wait for the end of all ranks, or report the first that dies."""
+    received: dict[socket.socket, bytearray] = {}
+    listener.settimeout(CONNECT_SECONDS)
+    waiting = selectors.DefaultSelector()  # epoll, which reports events in order
+    with suppress(TimeoutError):  # a rank died before it connected
         for _ in range(ranks):
-            connection, _ = door.accept()
-            said[connection] = bytearray()
+            connection, _ = listener.accept()
+            received[connection] = bytearray()
             waiting.register(connection, selectors.EVENT_READ)
-    door.close()
-    for connection in said:
+    listener.close()
+    for connection in received:
         with suppress(OSError):
             connection.sendall(READY)
-    while said:
-        # All that there is to know, in the order in which it came: so the first that died is found, however late.
+    while received:
+        # All pending events in order, so that the first rank that died is found even if several did.
         found = [(key.fileobj, key.fileobj.recv(256)) for key, _ in waiting.select()]
         for connection, more in found:
-            said[connection] += more
-        if any(TOLD in each.partition(b"\n")[2] for each in said.values()):
+            received[connection] += more
+        if any(TOLD in each.partition(b"\n")[2] for each in received.values()):
             return
         for connection, more in found:
             if not more:
                 waiting.unregister(connection)
-                name, _, state = said.pop(connection).partition(b"\n")
+                name, _, state = received.pop(connection).partition(b"\n")
                 if not state:
                     os.write(2, b"polyarr: " + name + b" died; all ranks end\n")
                     return

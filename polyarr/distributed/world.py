@@ -1,4 +1,4 @@
-"""The ranks of a run as a value, and what they do together to trees."""
+"""World: all ranks of a run, and the collectives on trees."""
 
 import json
 from collections.abc import Sequence
@@ -17,38 +17,46 @@ from polyarr.distributed.link import Link
 from polyarr.distributed.trees import Parts, parts_of
 
 OPS = ("mean", "sum", "max", "min")
-SLICES = 48  # the bits of a random counter that count draws; those above say whose slice of a batch they are for
+SLICES = 48  # low bits of the random counter that count draws; the bits above hold the rank
 
 
 class Transport(Protocol):
-    """How arrays are brought together, wherever their memory is. Those of a call are of one dtype, on one backend."""
+    """Collectives on arrays of one dtype and one backend."""
 
     name: str
 
     def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
-        """The leaves as all ranks' together, sent as dtype `wire`: the same bits on every rank and every time."""
+        """Return the leaves reduced over all ranks, sent as dtype `wire`: bitwise equal on all ranks and repeatable."""
 
     def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
-        """The leaves as rank root has them."""
+        """Return the leaves of rank `root`."""
 
     def all_gather(self, leaves: Sequence[Array]) -> list[Array]:
-        """The leaves of all ranks, those of each one after the other along the first axis."""
+        """Return the leaves of all ranks, concatenated along the first axis in the order of the ranks."""
 
 
 @dataclass(frozen=True)
 class World:
-    """All ranks that compute together, seen from one of them; init() makes it.
+    """All ranks that compute together, as seen from one of them; created by `polyarr.distributed.init`.
 
-    Whatever ranks do together they all have to call, in the same order, with trees of the same names, shapes and
-    dtypes; where one has others, all raise a ValueError that says which. Arrays stay on the backends where they are.
+    All ranks must call the collectives in the same order, with trees of the same names, shapes and dtypes; otherwise
+    all of them raise a ValueError that names the difference. Arrays stay on their backends: each rank's own device, or
+    another backend such as NumPy on all ranks.
 
-    rank        the number of this process among all, from 0
-    size        how many there are
-    local_rank  its number among those of its host
-    device      the name of the backend on which it computes
-    link        for what is no tree: see polyarr.distributed.link
-    transport   how arrays are brought together; None where there is one rank only
-    places      of every rank its host and its device
+    Attributes:
+        rank: Number of this process, from 0.
+        size: Number of ranks.
+        local_rank: Number of this process among those of its host.
+        device: Name of the backend on which this rank computes.
+        link: Messages that are not trees; see polyarr.distributed.link.
+        transport: Implementation of the collectives; None for a single rank.
+        places: (host, device) of every rank.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> world = pa.distributed.init()
+        >>> world.mean({"loss": pa.asarray(0.5)})
+        {'loss': Array(0.5, float32, 'numpy')}
     """
 
     rank: int
@@ -60,7 +68,7 @@ class World:
     places: tuple[tuple[str, str], ...] = field(repr=False, default=())
 
     def __str__(self) -> str:
-        """The ranks with their devices, and how many share one, in a line."""
+        """Return the ranks with their devices, in one line."""
         shown: dict[tuple[str, str], list[str]] = {}
         for rank, place in enumerate(self.places or [("this host", self.device)]):
             shown.setdefault(place, []).append(str(rank))
@@ -75,17 +83,25 @@ class World:
     # ---- trees -----------------------------------------------------------------------------------------------
 
     def broadcast(self, given: Any, root: int = 0) -> Any:
-        """The tree as rank root has it; leaves that are neither arrays nor numbers stay as they are.
+        """Return the tree of rank `root`.
 
-        Errors:  ValueError, on all ranks, where their trees differ in names, shapes or dtypes; CaptureError in a
-                 compiled function
+        Args:
+            given: Tree; leaves that are neither arrays nor numbers are returned as they are.
+            root: Rank whose values are sent.
+
+        Returns:
+            Tree like `given`.
+
+        Raises:
+            ValueError: `root` is no rank, or the trees of the ranks differ in names, shapes or dtypes (on all ranks).
+            CaptureError: Called in a compiled function.
         """
         if not 0 <= root < self.size:
             raise ValueError(f"broadcast: root is {root}; it must be from 0 to {self.size - 1}")
-        parts = parts_of("broadcast", f"from rank {root}", given, others=True)
+        parts = parts_of("broadcast", f"from rank {root}", given, self.device, others=True)
         if self.transport is None:
             return given
-        self.link.meet(parts.said)
+        self.link.meet(parts.description)
         for places, arrays in parts.arrays():
             _put(parts, places, self.transport.broadcast(arrays, root))
         if parts.numbers:
@@ -93,52 +109,70 @@ class World:
         return tree.unflatten(given, parts.leaves)
 
     def all_reduce(self, given: Any, op: str = "mean", wire: str | None = None) -> Any:
-        """The tree of what all ranks' trees are together, leaf by leaf.
+        """Reduce the trees of all ranks, leaf by leaf.
 
-        Each number is summed in the order of the ranks, narrow floats in float32, or as NCCL does it: the bits are the
-        same on every rank and at every repetition. Ints, of Python or in arrays, have no mean but a Python int's, which
-        is a float.
+        Sums are computed in the order of the ranks, float16 and bfloat16 in float32, or as NCCL computes them. The
+        result is bitwise equal on every rank and in every repetition. The mean of Python ints is a float.
 
-        op    "mean", "sum", "max" or "min"
-        wire  "bfloat16": float32 is sent in half the bytes, rounded before it is summed in float32, and after it
+        Args:
+            given: Tree of arrays and Python numbers.
+            op: "mean", "sum", "max" or "min".
+            wire: "bfloat16" sends float32 arrays as bfloat16, rounded before and after the sum in float32; None: as
+                they are.
 
-        Errors:  ValueError, on all ranks, where their trees differ in names, shapes or dtypes; DtypeError for the mean
-                 of integers, and the sum of bools; TypeError for leaves that are neither arrays nor numbers;
-                 CaptureError in a compiled function
+        Returns:
+            Tree like `given`, equal on all ranks.
+
+        Raises:
+            ValueError: `op` or `wire` is invalid, or the trees of the ranks differ in names, shapes or dtypes (on all
+                ranks).
+            DtypeError: The mean of an integer array, or the sum of a bool array.
+            TypeError: A leaf is neither an array nor a number.
+            CaptureError: Called in a compiled function.
+            GradientError: Called in a function that is differentiated.
         """
         if op not in OPS:
             raise ValueError(f"all_reduce: op is {op!r}; it must be one of {', '.join(OPS)}")
         if wire not in (None, "bfloat16"):
             raise ValueError(f"all_reduce: wire is {wire!r}; it must be None or 'bfloat16'")
-        parts = parts_of("all_reduce", f"op={op!r}, wire={wire!r}", given)
+        parts = parts_of("all_reduce", f"op={op!r}, wire={wire!r}", given, self.device)
         for _, arrays in parts.arrays():
             _check_dtype(arrays[0].dtype, op)
         if self.transport is None:
             return given
-        self.link.meet(parts.said)
+        self.link.meet(parts.description)
         for places, arrays in parts.arrays():
             dtype = arrays[0].dtype
             narrow = bfloat16 if wire is not None and dtype == float32 else dtype
             _put(parts, places, self.transport.all_reduce(arrays, op, narrow))
         if parts.numbers:
-            _put(parts, parts.numbers, [_together(op, column) for column in zip(*self._numbers(parts), strict=True)])
+            _put(parts, parts.numbers, [_reduced(op, column) for column in zip(*self._numbers(parts), strict=True)])
         return tree.unflatten(given, parts.leaves)
 
     def mean(self, given: Any, wire: str | None = None) -> Any:
-        """The mean of all ranks' trees: all_reduce(tree, "mean", wire)."""
+        """Return the mean of the trees of all ranks: `all_reduce(given, "mean", wire)`."""
         return self.all_reduce(given, "mean", wire)
 
     def all_gather(self, given: Any) -> Any:
-        """The arrays of all ranks, those of each one after the other along the first axis.
+        """Concatenate the arrays of all ranks along the first axis, in the order of the ranks.
 
-        Errors:  as all_reduce; ShapeError for an array without axes
+        Args:
+            given: Tree of arrays with at least one axis.
+
+        Returns:
+            Tree like `given`; each first axis is `size` times as long.
+
+        Raises:
+            ShapeError: A leaf has no axes.
+            ValueError: The trees of the ranks differ in names, shapes or dtypes; on all ranks.
+            CaptureError: Called in a compiled function.
         """
-        parts = parts_of("all_gather", "", given)
+        parts = parts_of("all_gather", "", given, self.device)
         if parts.numbers or any(not a.shape for _, arrays in parts.arrays() for a in arrays):
             raise ShapeError("all_gather: a leaf has no axes; every leaf must be an array with one at least")
         if self.transport is None:
             return given
-        self.link.meet(parts.said)
+        self.link.meet(parts.description)
         for places, arrays in parts.arrays():
             _put(parts, places, self.transport.all_gather(arrays))
         return tree.unflatten(given, parts.leaves)
@@ -146,13 +180,18 @@ class World:
     # ---- the rest --------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have called this."""
         self.link.meet("barrier")
 
     def agree(self, name: str, value: Any) -> None:
-        """Go on only where all ranks have the same value; what is compared is its repr.
+        """Check that all ranks have the same value, compared by its repr.
 
-        Errors:  ValueError, on all ranks, naming what differs and where
+        Args:
+            name: Name of the value, for the error.
+            value: Any value.
+
+        Raises:
+            ValueError: The values differ; raised on all ranks.
         """
         self.link.meet(f"agree on {name}")
         texts = self.link.texts(repr(value))
@@ -161,21 +200,22 @@ class World:
                 raise ValueError(f"{name}: rank 0 has {texts[0]}, rank {rank} has {text}; all ranks must have the same")
 
     def alone(self) -> AbstractContextManager[None]:
-        """A block in which this rank may keep the others waiting for as long as it takes: to save, say."""
+        """Return a context in which this rank may keep the others waiting for any time, for example to save."""
         return self.link.alone()
 
     def split_random(self) -> None:
-        """From here on each rank draws numbers of its own, for its slice of the batch; before, all draw the same.
+        """Give each rank random numbers of its own from here on, for its slice of the batch.
 
-        Rank r goes on from the state of rank 0, with r in the upper 16 of the counter's 64 bits. Whoever computes the
-        slices one after the other, each from that state, draws the same on one process.
+        Before, all ranks draw the same numbers. Rank r continues from the state of rank 0, with r in the upper 16 of
+        the counter's 64 bits. A single process that computes the slices one after the other, each from that state,
+        draws the same numbers.
         """
         seed, counter = map(int, random.get_state())
         seed, counter = self.broadcast((seed, counter))
         random.set_state((seed, counter % (1 << SLICES) + (self.rank << SLICES)))
 
     def _numbers(self, parts: Parts) -> list[list[float]]:
-        """The Python numbers of all ranks."""
+        """Return the Python numbers of all ranks."""
         return [json.loads(row) for row in self.link.texts(json.dumps([parts.leaves[i] for i in parts.numbers]))]
 
 
@@ -184,10 +224,10 @@ def _put(parts: Parts, places: Sequence[int], values: Sequence[Any]) -> None:
         parts.leaves[i] = value
 
 
-def _together(op: str, column: Sequence[float]) -> float:
+def _reduced(op: str, column: Sequence[float]) -> float:
     if op in ("max", "min"):
         known = max(column) if op == "max" else min(column)
-        return next((x for x in column if x != x), known)  # a nan is seen wherever it is, as in arrays
+        return next((x for x in column if x != x), known)  # nan propagates, as in arrays
     return sum(column) / len(column) if op == "mean" else sum(column)
 
 

@@ -1,6 +1,7 @@
-"""Models, for whatever backend is current: none of them names one."""
+"""Model architectures, pretrained weights and text generation, on whichever backend is current."""
 
 from polyarr.models.adapters import load_adapters, save_adapters
+from polyarr.models.completion import Completion, Part, Writer
 from polyarr.models.encoder import Encoder, EncoderClassifier, EncoderConfig, MaskedModel, mask_tokens
 from polyarr.models.generation import generate, stream
 from polyarr.models.gpt import GPTConfig, GPTModel
@@ -10,7 +11,6 @@ from polyarr.models.pretrained import PretrainedError, load_pretrained, save_pre
 from polyarr.models.resnet import ResNetConfig, ResNetModel
 from polyarr.models.sampling import Sampling
 from polyarr.models.torchvision import load_resnet, save_resnet
-from polyarr.models.writing import Completion, Part, Writer
 
 __all__ = [
     "Completion",

@@ -1,10 +1,10 @@
-"""Low-rank adapters in the files of PEFT, read and written: adapter_config.json and adapter_model.safetensors."""
+"""Low-rank adapters (LoRA) in PEFT's files, read and written: adapter_config.json and adapter_model.safetensors."""
 
 import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,16 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.decoder import LanguageModel
-from polyarr.models.folders import hint_of_pickled, read_json
+from polyarr.models.folders import hint_of_others, read_json
 from polyarr.models.formats import WRITTEN, Format
-from polyarr.models.pretrained import DTYPES, Tensors, held_by, listed, reasons_named, shares
+from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import Linear, LoRALinear
 from polyarr.nn.lora import replaced
 from polyarr.saving import Source, write_arrays, write_whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_BEFORE, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # around the name of a layer
-_FIXED: dict[str, tuple[Any, ...]] = {  # what polyarr's adapters are; first what is written
+_BEFORE, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # prefix and suffixes of a layer's name
+_FIXED: dict[str, tuple[Any, ...]] = {  # settings that polyarr supports; the first value is the one it writes
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "use_dora": (False, None),
@@ -34,24 +34,35 @@ _FIXED: dict[str, tuple[Any, ...]] = {  # what polyarr's adapters are; first wha
 
 
 def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageModel:
-    """A model like the given one, with the adapters that PEFT saved in a folder for it: as nn.lora makes one.
+    """Return a copy of a model with the LoRA adapters that PEFT saved in a folder.
 
-    PEFT has three adapters where a Llama's queries, keys and values are one layer here: they become one of their ranks'
-    sum, which computes the same.
+    The weights of the copy are frozen and its adapters are trainable, as `nn.lora` makes them. PEFT has separate
+    adapters for the queries, keys and values of a Llama, which are one layer in polyarr. The copy keeps them separate
+    too, unless all three have the same first matrix, which is how adapters of the whole layer are saved.
 
-    Errors:  OSError if a file cannot be read; PretrainedError for files that are damaged, of adapters of another kind,
-             or of another model; ValueError for a model that has adapters, or that Hugging Face's formats lack
+    Args:
+        path: Folder with adapter_config.json and adapter_model.safetensors.
+        model: The base model: a GPTModel or a LlamaModel without adapters. It is not changed.
+
+    Returns:
+        A model of the type of `model`.
+
+    Raises:
+        OSError: A file cannot be read.
+        PretrainedError: The files are damaged, hold adapters of another kind, or belong to another model; or
+            `model` has adapters already.
+        ValueError: Hugging Face has no format for `model`.
     """
     path = Path(path)
     form = _format("load_adapters", model)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path))
-    with reasons_named("load_adapters", path):
+    with errors_with_path("load_adapters", path):
         settings = read_json(path / CONFIG)
         rank, scale, dropout = _numbers(settings)
         if not (path / WEIGHTS).exists():
-            raise FileNotFoundError(f"{path}: {WEIGHTS} is not here{hint_of_pickled(path)}")
-        tensors, used = held_by(path / WEIGHTS), set[str]()
+            raise FileNotFoundError(f"{path}: {WEIGHTS} is not here{hint_of_others(path)}")
+        tensors, used = open_tensors(path / WEIGHTS), set[str]()
 
         def adapted(own: str, layer: Linear) -> Linear | LoRALinear:
             if type(layer) is LoRALinear:
@@ -61,8 +72,8 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
             if not given:
                 return layer
             used.update(name + half for name in given for half in (_A, _B))
-            a, b = _joined(model, layer, names, rank, tensors)
-            found = LoRALinear(layer, a.shape[0], scale, dropout)
+            a, b, parts = _joined(model, layer, names, rank, tensors)
+            found = LoRALinear(layer, rank, scale, dropout, parts)
             found.a, found.b = (creation.asarray(part, dtype=held.dtype) for part, held in ((a, found.a), (b, found.b)))
             return found
 
@@ -74,13 +85,22 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
     return changed
 
 
-def save_adapters(path: str | os.PathLike, model: LanguageModel, *, dtype: Any = "float32") -> None:
-    """Write the adapters of a model, and nothing else, into a folder as PEFT loads them.
+def save_adapters(
+    path: str | os.PathLike, model: LanguageModel, *, dtype: Any = "float32", base: str | None = None
+) -> None:
+    """Write the adapters of a model, without its other weights, into a folder as PEFT loads them.
 
-    Those of lower rank are filled up with zeros, so that all have one.
+    Adapters of lower rank than the largest are padded with zeros, since the files have one rank for all.
 
-    Errors:  ValueError for a model without adapters, or that Hugging Face's formats lack; OSError if the folder holds
-             adapters already, or cannot be written to; RuntimeError without the library safetensors
+    Args:
+        path: Folder, which is created if it does not exist.
+        model: A GPTModel or a LlamaModel with adapters, such as `nn.lora` makes.
+        dtype: Dtype of the arrays in the file.
+        base: Path or hub name of the base model, for programs that look it up; None: it is not stated.
+
+    Raises:
+        ValueError: `model` has no adapters, or Hugging Face has no format for it.
+        OSError: The folder holds adapters already, or cannot be written to.
     """
     folder, dtype, form = Path(path), as_dtype(dtype), _format("save_adapters", model)
     layers: dict[str, Any] = {}
@@ -91,30 +111,32 @@ def save_adapters(path: str | os.PathLike, model: LanguageModel, *, dtype: Any =
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
         raise FileExistsError(f"{folder}: it holds adapters already; give another folder")
-    rank, scale = max(layer.a.shape[0] for layer in found.values()), next(iter(found.values())).scale
+    scale = next(iter(found.values())).scale
+    halves = {
+        name: (a, b * (layer.scale / scale))
+        for own, layer in found.items()
+        for name, a, b in _theirs(model, _names(form, own), layer)
+    }
+    rank = max(len(a) for a, _ in halves.values())
     arrays: dict[str, Source] = {}
-    for own, layer in found.items():
-        a, b = layer.a.numpy(), layer.b.numpy() * (layer.scale / scale)
+    for name, (a, b) in halves.items():
         a = np.pad(a, ((0, rank - a.shape[0]), (0, 0)))  # (R, in)
         b = np.pad(b, ((0, 0), (0, rank - b.shape[1])))  # (out, R)
-        names = _names(form, own)
-        cuts = np.cumsum(shares(model, b.shape[0], len(names)))[:-1]
-        for name, part in zip(names, np.split(b, cuts), strict=True):
-            for half, array in ((_A, a), (_B, part)):
-                array = array.astype(dtype)
-                arrays[_BEFORE + name + half] = Source(Spec(array.shape, dtype), partial(np.asarray, array))
+        for half, array in ((_A, a), (_B, b)):
+            array = array.astype(dtype)
+            arrays[_BEFORE + name + half] = Source(Spec(array.shape, dtype), partial(np.asarray, array))
     write_arrays(folder / WEIGHTS, arrays, {"format": "pt"})
     settings = {name: known[0] for name, known in _FIXED.items()} | {
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": rank * scale,
         "lora_dropout": next(iter(found.values())).drop.rate,
         "fan_in_fan_out": any(form.parts(f"{own}.weight")[1] for own in found),
-        "target_modules": [name for own in found for name in _names(form, own)],
+        "target_modules": [*halves],
     }
-    write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())  # last: without it nothing is loaded
+    write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())  # last: a folder without it is not loaded
 
 
 def _format(op: str, model: LanguageModel) -> Format:
@@ -125,12 +147,12 @@ def _format(op: str, model: LanguageModel) -> Format:
 
 
 def _names(form: Format, own: str) -> list[str]:
-    """What one of our layers is called, or its parts are."""
+    """Return the names that Hugging Face has for one of polyarr's layers: one, or one for each of its parts."""
     return [name.removesuffix(".weight") for name in form.parts(f"{own}.weight")[0]]
 
 
 def _numbers(settings: Mapping[str, Any]) -> tuple[int, float, float]:
-    """The rank, how often adapters count, and their rate of dropout."""
+    """Return the rank, the scale and the dropout rate of the adapters."""
     for name, known in _FIXED.items():
         if settings.get(name, known[0]) not in known:
             raise ValueError(f"its {name} is {settings[name]!r}; polyarr's adapters have {known[0]!r}")
@@ -146,26 +168,45 @@ def _numbers(settings: Mapping[str, Any]) -> tuple[int, float, float]:
     return rank, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank), dropout
 
 
+def _bounds(model: LanguageModel, rows: int, count: int) -> list[tuple[int, int]]:
+    """Return the rows (start, stop) of polyarr's layer that belong to each of Hugging Face's `count` layers."""
+    ends = np.cumsum(rows_of_parts(model, rows, count)).tolist()
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def _theirs(
+    model: LanguageModel, names: list[str], layer: LoRALinear
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield (name, A (R, in), B (rows, R)) for each of the layers that Hugging Face has for one of polyarr's."""
+    bounds = _bounds(model, layer.base.weight.shape[0], len(names))
+    a, b, rank = layer.a.numpy(), layer.b.numpy(), layer.b.shape[1]
+    if layer.parts and len(names) > 1:
+        done = 0
+        for number, (start, stop) in enumerate(layer.parts):
+            rows = b[done : done + stop - start]
+            yield names[bounds.index((start, stop))], a[number * rank : (number + 1) * rank], rows
+            done += stop - start
+    else:
+        whole = layer.whole_b().numpy()
+        for name, (start, stop) in zip(names, bounds, strict=True):
+            yield name, a, whole[start:stop]
+
+
 def _joined(
     model: LanguageModel, layer: Linear, names: list[str], rank: int, tensors: Tensors
-) -> tuple[np.ndarray, np.ndarray]:
-    """One adapter (R, in), (out, R) that does what those of a layer's parts do; of one part its own."""
+) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
+    """Return A, B and parts of a LoRALinear, joined from the adapters of a layer's parts; () is one adapter for all."""
     rows, columns = layer.weight.shape
-    found = []
-    for number, (name, size) in enumerate(zip(names, shares(model, rows, len(names)), strict=True)):
-        if name + _A not in tensors and name + _B not in tensors:
-            continue
-        a, b = _checked(name + _A, [rank, columns], tensors), _checked(name + _B, [size, rank], tensors)
-        found.append((number, a, b))
-    if all(np.array_equal(a, found[0][1]) for _, a, _ in found):  # as we write them
-        a = found[0][1]
-        places = {number: b for number, _, b in found}
-    else:
-        a = np.concatenate([a for _, a, _ in found])
-        last = len(found) - 1
-        places = {n: np.pad(b, ((0, 0), (rank * i, rank * (last - i)))) for i, (n, _, b) in enumerate(found)}
-    empty = (np.zeros((size, a.shape[0]), a.dtype) for size in shares(model, rows, len(names)))
-    return a, np.concatenate([places.get(number, none) for number, none in enumerate(empty)])
+    found = {}
+    for name, (start, stop) in zip(names, _bounds(model, rows, len(names)), strict=True):
+        if name + _A in tensors or name + _B in tensors:
+            a = _checked(name + _A, [rank, columns], tensors)
+            found[start, stop] = a, _checked(name + _B, [stop - start, rank], tensors)
+    matrices = [a for a, _ in found.values()]
+    b = np.concatenate([b for _, b in found.values()])
+    if len(found) == len(names) and all(np.array_equal(a, matrices[0]) for a in matrices):  # as save_adapters has it
+        return matrices[0], b, ()
+    return np.concatenate(matrices), b, tuple(found)
 
 
 def _checked(name: str, shape: list[int], tensors: Tensors) -> np.ndarray:

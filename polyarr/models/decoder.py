@@ -1,4 +1,4 @@
-"""What the families of language models have in common: how they are configured, called, trained and given caches."""
+"""Base classes of decoder-only language models: configuration, logits, loss and key-value caches."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -13,14 +13,22 @@ from polyarr.nn import Embedding, Int8Linear, KeyValueCache, Linear, Module, qua
 from polyarr.nn.attention import unpadded
 from polyarr.ops.validation import check_array, whole
 
-LONGEST = 2**31 - 1  # what an array can be indexed with
+MAX_SIZE = 2**31 - 1  # largest int32: backends index arrays with it
 
 
 @dataclass(frozen=True)
 class Config:
-    """The size and form of a language model; each family adds its fields, and says which of them are sizes.
+    """Base class of language models' configurations; a family adds its fields, and lists its sizes in `_max_sizes`.
 
-    Errors:  ValueError for a size that is not a positive int or is too large, or a flag that is no bool
+    Args:
+        vocab_size: Number of tokens.
+        context_length: Largest number of positions.
+        emb_dim: Width of the embeddings.
+        n_heads: Number of attention heads (of queries).
+        n_layers: Number of transformer blocks.
+
+    Raises:
+        ValueError: A size is not a positive int or is too large, or a flag is not a bool.
     """
 
     vocab_size: int
@@ -29,17 +37,17 @@ class Config:
     n_heads: int
     n_layers: int
 
-    # More layers than any model has: a wrong number must not take for ever.
-    _largest: ClassVar[dict[str, int]] = {
-        "vocab_size": LONGEST,
-        "context_length": LONGEST,
-        "emb_dim": LONGEST,
-        "n_heads": LONGEST,
+    # n_layers has a limit far above any real model, so that a wrong number does not build blocks for ever.
+    _max_sizes: ClassVar[dict[str, int]] = {
+        "vocab_size": MAX_SIZE,
+        "context_length": MAX_SIZE,
+        "emb_dim": MAX_SIZE,
+        "n_heads": MAX_SIZE,
         "n_layers": 10_000,
     }
 
     def __post_init__(self) -> None:
-        for name, largest in self._largest.items():
+        for name, largest in self._max_sizes.items():
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 self._refuse(f"{name} is {told(value)}; it must be a positive int")
@@ -58,9 +66,11 @@ class Config:
 
     @classmethod
     def of(cls, config: "Self | Mapping[str, Any]") -> Self:
-        """The configuration that a mapping with these keys describes.
+        """Return the configuration that a mapping of its fields describes; a configuration is returned unchanged.
 
-        Errors:  ValueError for keys that are missing or unknown, and as the class; TypeError for what is no mapping
+        Raises:
+            TypeError: `config` is neither a configuration nor a mapping.
+            ValueError: Keys are missing or unknown, or a value is out of range.
         """
         if isinstance(config, cls):
             return config
@@ -76,17 +86,17 @@ class Config:
 
 
 class LanguageModel(Module):
-    """Tokens to the logits of what follows each of them.
+    """Base class of decoder-only language models, which map tokens to the logits of the token after each of them.
 
-    A family defines `features`, and has a config, tok_emb, blocks, and an out_head or, where it shares the embedding's
-    weight, None.
+    A family defines `features` and has the attributes config, tok_emb, blocks and out_head. out_head is None if the
+    head shares the weight of the token embedding.
     """
 
     config: Any
     tok_emb: Embedding
     blocks: list[Any]
     out_head: Linear | Int8Linear | None
-    recompute = False  # True: what is inside of a block is not kept for the gradient but computed again
+    recompute = False  # True: gradient checkpointing; activations inside a block are recomputed in the backward pass
 
     def __call__(
         self,
@@ -95,34 +105,48 @@ class LanguageModel(Module):
         position: int | None = None,
         padding: Array | None = None,
     ) -> Array:
-        """(B, T) integers -> logits (B, T, V).
+        """Return the logits of the token after each position.
 
-        With caches, one per block, the tokens are from `position` on; None: they are the first ones. padding, (B,)
-        integers, is how many of each row's first tokens are none: nothing sees them, and positions count from there.
+        Args:
+            tokens: Integers of shape (B, T).
+            caches: One key-value cache per block, which the call extends; None: no cache.
+            position: Position of the first of `tokens` in the caches; None: they are the first tokens.
+            padding: Integers of shape (B,): how many tokens at the start of each row are padding. They are masked, and
+                positions count from the first token that is not.
 
-        Errors:  DtypeError unless tokens are integers; ShapeError if they are not [B, T] or do not fit the context
+        Returns:
+            Logits of shape (B, T, V).
+
+        Raises:
+            DtypeError: `tokens` are not integers.
+            ShapeError: `tokens` is not of shape (B, T) or does not fit into the context.
         """
         self._check(tokens, position)
         return self._head(self.features(tokens, caches, position, padding))  # (B, T, V)
 
-    def following(
+    def next_token_logits(
         self,
         tokens: Array,
         caches: list[KeyValueCache] | None = None,
         position: int | None = None,
         padding: Array | None = None,
     ) -> Array:
-        """The logits (B, V) of what follows the last of tokens (B, T), as a call gives them; of no other.
-
-        Errors:  as for a call
-        """
+        """Return the logits (B, V) of the token after `tokens` (B, T); arguments and errors are those of a call."""
         self._check(tokens, position)
         return self._head(self.features(tokens, caches, position, padding)[:, -1:])[:, 0]  # (B, V)
 
     def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
-        """The cross-entropy of targets (B, T) under the logits of tokens (B, T), which never exist as a whole.
+        """Return the cross-entropy of `targets` (B, T) given `tokens` (B, T), without storing all logits at once.
 
-        Errors:  as for a call; as linear_cross_entropy for targets
+        Args:
+            tokens: Integers of shape (B, T).
+            targets: Integers of shape (B, T), usually the tokens shifted by one position.
+            reduction: "mean" or "sum" for a scalar, "none" for an array of shape (B, T).
+
+        Raises:
+            DtypeError: `tokens` or `targets` are not integers.
+            ShapeError: `tokens` is not of shape (B, T) or does not fit into the context, or `targets` has another
+                shape.
         """
         self._check(tokens, None)
         head = self.out_head or self.tok_emb
@@ -135,19 +159,23 @@ class LanguageModel(Module):
         position: int | None = None,
         padding: Array | None = None,
     ) -> Array:
-        """(B, T) integers -> (B, T, C), what the head sees."""
+        """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
 
-    def through_blocks(self, x: Array, seen: Array | None, caches: list | None, *args: Any) -> Array:
-        """(B, T, C) -> the same, after all blocks, which are called with (x, seen, their own cache, *args)."""
+    def through_blocks(self, x: Array, mask: Array | None, caches: list | None, *args: Any) -> Array:
+        """Return x (B, T, C) after all blocks, which are called with (x, mask, their own cache, *args)."""
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = (checkpoint(block.__call__) if self.recompute else block)(x, seen, cache, *args)  # (B, T, C)
+            x = (checkpoint(block.__call__) if self.recompute else block)(x, mask, cache, *args)  # (B, T, C)
         return x
 
     def with_context(self, length: int) -> Self:
-        """The same model for texts of at most so many tokens.
+        """Return the model with a shorter context.
 
-        Errors:  ValueError unless length is from 1 to the model's own
+        Args:
+            length: The new context_length.
+
+        Raises:
+            ValueError: `length` is not from 1 to the model's own context_length.
         """
         if not 1 <= whole("with_context", "length", length) <= self.config.context_length:
             own = self.config.context_length
@@ -157,15 +185,16 @@ class LanguageModel(Module):
         return model
 
     def caches(self, batch: int, size: int) -> list[KeyValueCache]:
-        """Room for what the blocks see of so many positions."""
+        """Return empty key-value caches, one for each block, with a capacity of `size` positions of `batch` rows."""
         return [block.att.cache(batch, size, self.tok_emb.weight) for block in self.blocks]
 
     def quantised(self) -> Self:
-        """The same model with weights of a byte each in its linear layers: for writing, which waits for reading them.
+        """Return the model with int8 weights in its linear layers (weight-only quantization), for faster generation.
 
-        A head that shares the embedding's weight gets its own; the embeddings stay as they are.
+        Generation is bound by the bandwidth of reading the weights. A head that shares the weight of the token
+        embedding gets a quantized weight of its own; embeddings stay as they are.
 
-        Source:  Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339
+        Source: Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339
         """
         model = quantised(self)
         if self.out_head is None:
@@ -175,10 +204,10 @@ class LanguageModel(Module):
     def _head(self, x: Array) -> Array:
         return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
 
-    def _seen(
+    def _attention_mask(
         self, tokens: Array, caches: list[KeyValueCache] | None, position: int | None, padding: Array | None
     ) -> Array | None:
-        """What attention gets as its mask, besides being causal where there is no position."""
+        """Return the mask of attention: of cached and padded positions, or None if the causal mask is enough."""
         if position is not None and caches is not None:
             return caches[0].seen(tokens.shape[1], position, padding)  # (T, S) or (B, 1, T, S)
         return None if padding is None else unpadded(padding, tokens.shape[1])  # (B, 1, 1, T)
@@ -188,7 +217,8 @@ class LanguageModel(Module):
         check_array(name, "tokens", tokens)
         if tokens.dtype not in INTEGERS:
             raise DtypeError(f"{name}: tokens is {spec_of(tokens)}; its dtype must be integer")
-        start = position if isinstance(position, int) else 0  # another at each run: then only the positions can tell
+        # Within a compiled function the position is a scalar input; its value is unknown, so only T is checked.
+        start = position if isinstance(position, int) else 0
         if len(tokens.shape) != 2 or start + tokens.shape[1] > length:
             given = f"{spec_of(tokens)}{f' after {start} cached ones' if start else ''}"
             raise ShapeError(f"{name}: tokens is {given}; it must be [batch, at most {length - start}]")

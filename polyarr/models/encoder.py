@@ -1,4 +1,4 @@
-"""Encoders, in which every position sees all others: for telling what a sequence is, and what stood in its gaps."""
+"""Encoders, in which every position attends to all others: classification and masked language modeling."""
 
 import math
 from collections.abc import Mapping
@@ -25,19 +25,31 @@ from polyarr.nn import (
 from polyarr.ops.validation import check_array
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
-IGNORED = -100  # a target that counts nothing, as cross_entropy has it
+IGNORED = -100  # a target without a loss: the default ignore_index of cross_entropy
 
 
 @dataclass(frozen=True)
 class EncoderConfig(Config):
-    """The size and form of an encoder.
+    """Configuration of an encoder.
 
-    hidden_dim  the width of the feed-forward layers; None: 4 * emb_dim
-    activation  "relu", as the first Transformer has it, or "gelu", as BERT has
-    norm_first  whether a norm comes before each half of a block, and one at the end, instead of one after each half
+    Args:
+        vocab_size: Number of tokens.
+        context_length: Largest number of positions.
+        emb_dim: Width of the embeddings, a multiple of n_heads.
+        n_heads: Number of attention heads.
+        n_layers: Number of blocks.
+        drop_rate: Rate of dropout, from 0 to 1.
+        hidden_dim: Width of the feed-forward layers; None: 4 * emb_dim.
+        activation: "relu" as in the first Transformer, "gelu" as in BERT, or "gelu_tanh".
+        norm_first: True for pre-norm blocks and a norm at the end, False for post-norm blocks.
 
-    Errors:  ValueError as Config, for a rate outside 0 to 1 or another activation, or if emb_dim does not divide by
-             n_heads
+    Raises:
+        ValueError: A field is of another type or out of range, or n_heads does not divide emb_dim.
+
+    Examples:
+        >>> from polyarr.models import EncoderConfig
+        >>> EncoderConfig(vocab_size=10, context_length=8, emb_dim=8, n_heads=2, n_layers=1).activation
+        'relu'
     """
 
     drop_rate: float = 0.1
@@ -57,7 +69,7 @@ class EncoderConfig(Config):
 
 
 class EncoderBlock(Module):
-    """Attention and feed-forward, each around a shortcut, with a norm after each or before."""
+    """Attention and a feed-forward layer, each with a residual connection and a norm before or after it."""
 
     def __init__(self, config: EncoderConfig) -> None:
         self.norm1, self.norm2 = LayerNorm(config.emb_dim), LayerNorm(config.emb_dim)
@@ -66,7 +78,7 @@ class EncoderBlock(Module):
         self.drop_shortcut, self.norm_first = Dropout(config.drop_rate), config.norm_first
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
-        """(B, T, C) -> the same. mask as ops.attention has it."""
+        """Return the output (B, T, C) of the block for x (B, T, C) and a mask as in ops.attention."""
         if self.norm_first:
             x = x + self.drop_shortcut(self.att(self.norm1(x), mask))  # (B, T, C)
             return x + self.drop_shortcut(self.ff(self.norm2(x)))  # (B, T, C)
@@ -75,10 +87,22 @@ class EncoderBlock(Module):
 
 
 class Encoder(Module):
-    """Token embeddings with sines and cosines of the position, and blocks in which every position sees all others.
+    """Transformer encoder: token embeddings, sinusoidal position encodings and blocks of unmasked attention.
 
-    Errors:  ValueError as EncoderConfig.of
-    Source:  Vaswani et al. 2017, arXiv:1706.03762
+    Args:
+        config: An EncoderConfig, or a mapping of its fields.
+
+    Raises:
+        ValueError: The configuration is invalid.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.models import Encoder
+        >>> sizes = {"vocab_size": 10, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+        >>> Encoder(sizes)(pa.asarray([[1, 2, 3]])).shape
+        (1, 3, 8)
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762
     """
 
     def __init__(self, config: EncoderConfig | Mapping[str, Any]) -> None:
@@ -89,9 +113,18 @@ class Encoder(Module):
         self.final_norm = LayerNorm(config.emb_dim) if config.norm_first else None
 
     def __call__(self, tokens: Array, keep: Array | None = None) -> Array:
-        """(B, T) integers -> (B, T, C). keep (B, T) is False where there is only padding, which nobody then sees.
+        """Return the features of each position.
 
-        Errors:  DtypeError unless tokens are integers and keep bools; ShapeError if they do not fit
+        Args:
+            tokens: Integers of shape (B, T).
+            keep: Bools of shape (B, T), False at padding, which no position attends to; None: no padding.
+
+        Returns:
+            Floating-point array of shape (B, T, C).
+
+        Raises:
+            DtypeError: `tokens` are not integers, or `keep` are not bools.
+            ShapeError: `tokens` is not of shape (B, T) or does not fit into the context, or `keep` has another shape.
         """
         self._check(tokens, keep)
         x = self.tok_emb(tokens) * math.sqrt(self.config.emb_dim)  # (B, T, C)
@@ -115,9 +148,21 @@ class Encoder(Module):
 
 
 class EncoderClassifier(Module):
-    """What a sequence is: a head on the mean of what an encoder makes of its tokens.
+    """Classifier of sequences: an encoder, the mean of its features over positions, and a linear head.
 
-    Errors:  ValueError as EncoderConfig.of
+    Args:
+        config: An EncoderConfig, or a mapping of its fields.
+        n_classes: Number of classes.
+
+    Raises:
+        ValueError: The configuration is invalid.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.models import EncoderClassifier
+        >>> sizes = {"vocab_size": 10, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+        >>> EncoderClassifier(sizes, n_classes=3)(pa.asarray([[1, 2, 3]])).shape
+        (1, 3)
     """
 
     def __init__(self, config: EncoderConfig | Mapping[str, Any], n_classes: int) -> None:
@@ -125,7 +170,7 @@ class EncoderClassifier(Module):
         self.head = Linear(self.encoder.config.emb_dim, n_classes)
 
     def __call__(self, tokens: Array, keep: Array | None = None) -> Array:
-        """(B, T) integers -> logits (B, classes). keep, and Errors, as Encoder has them."""
+        """Return logits (B, classes) for tokens (B, T); arguments and errors are those of Encoder."""
         x = self.encoder(tokens, keep)  # (B, T, C)
         if keep is None:
             return self.head(ops.mean(x, axis=1))  # (B, classes)
@@ -134,17 +179,29 @@ class EncoderClassifier(Module):
         return self.head(ops.sum(x * weight, axis=1) / count)  # (B, classes)
 
     def loss(self, tokens: Array, targets: Array, keep: Array | None = None) -> Array:
-        """The mean cross-entropy of targets (B,)."""
+        """Return the mean cross-entropy of targets (B,), for tokens (B, T) and `keep` as in Encoder."""
         return ops.cross_entropy(self(tokens, keep), targets)
 
 
 class MaskedModel(Module):
-    """What stood at the positions that mask_tokens changed: BERT's head, with the token embedding's weight.
+    """Masked language model: an encoder with BERT's head, which shares the weight of the token embedding.
 
-    Its encoder can go on as that of an EncoderClassifier.
+    It learns to predict the tokens that `mask_tokens` replaced. Its `encoder` can become that of an EncoderClassifier.
 
-    Errors:  ValueError as EncoderConfig.of
-    Source:  Devlin et al. 2018, arXiv:1810.04805
+    Args:
+        config: An EncoderConfig, or a mapping of its fields.
+
+    Raises:
+        ValueError: The configuration is invalid.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.models import MaskedModel
+        >>> model = MaskedModel({"vocab_size": 10, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1})
+        >>> model(pa.asarray([[1, 2, 3]])).shape
+        (1, 3, 10)
+
+    Source: Devlin et al. 2018, arXiv:1810.04805
     """
 
     def __init__(self, config: EncoderConfig | Mapping[str, Any]) -> None:
@@ -154,11 +211,11 @@ class MaskedModel(Module):
         self.norm = LayerNorm(config.emb_dim)
 
     def __call__(self, tokens: Array, keep: Array | None = None) -> Array:
-        """(B, T) integers -> logits (B, T, V). keep, and Errors, as Encoder has them."""
+        """Return logits (B, T, V) for tokens (B, T); arguments and errors are those of Encoder."""
         return ops.linear(self._features(tokens, keep), self.encoder.tok_emb.weight)  # (B, T, V)
 
     def loss(self, tokens: Array, targets: Array, keep: Array | None = None) -> Array:
-        """The mean cross-entropy of targets (B, T), of which those that are IGNORED count nothing."""
+        """Return the mean cross-entropy of targets (B, T); targets of -100 (IGNORED) have no loss."""
         features = self._features(tokens, keep)  # (B, T, C)
         return ops.linear_cross_entropy(features, self.encoder.tok_emb.weight, targets, ignore_index=IGNORED)
 
@@ -169,11 +226,29 @@ class MaskedModel(Module):
 def mask_tokens(
     tokens: Array, mask_token: int, vocab_size: int, keep: Array | None = None, rate: float = 0.15
 ) -> tuple[Array, Array]:
-    """Tokens with gaps, and targets that are IGNORED elsewhere, as a MaskedModel learns from them.
+    """Return tokens in which some are replaced, and the targets from which a MaskedModel learns to restore them.
 
-    Of the tokens that are kept a share, `rate`, has a target; of those 8 in 10 become mask_token, 1 another token.
+    A share `rate` of the tokens gets a target. Of these, 80% become `mask_token`, 10% a random token, and 10% stay.
 
-    Errors:  ValueError unless 0 < rate <= 1
+    Args:
+        tokens: Integers of shape (B, T).
+        mask_token: The token that stands for a masked one.
+        vocab_size: Random tokens are drawn from 0 to vocab_size - 1.
+        keep: Bools of shape (B, T), False at padding, which is never replaced; None: no padding.
+        rate: Share of tokens that get a target, above 0 and at most 1.
+
+    Returns:
+        The changed tokens (B, T), and targets (B, T), which are -100 where there is none.
+
+    Raises:
+        ValueError: `rate` is out of range.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.models import mask_tokens
+        >>> tokens, targets = mask_tokens(pa.asarray([[5, 6, 7]]), mask_token=0, vocab_size=10, rate=1.0)
+        >>> targets.tolist()
+        [[5, 6, 7]]
     """
     if not 0 < rate <= 1:
         raise ValueError(f"mask_tokens: rate is {rate}; it must be above 0 and at most 1")

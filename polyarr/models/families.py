@@ -1,4 +1,4 @@
-"""The families of language models by name, and configurations of them as what JSON can hold."""
+"""Families of language models by name, and their configurations as JSON settings."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,9 +15,10 @@ FAMILIES: dict[str, tuple[type[Config], type[LanguageModel]]] = {
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
-    """The configuration that settings describe: its fields, and its "family", without which it is GPT's.
+    """Return the configuration that settings describe: its fields, and "family", which is "gpt" if it is left out.
 
-    Errors:  ValueError for a family that there is not, and as the configuration
+    Raises:
+        ValueError: The family is unknown, or the fields are invalid.
     """
     family = settings.get("family", "gpt")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -26,12 +27,12 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """What config_of takes, and JSON can hold."""
+    """Return the settings of a configuration, which JSON can hold and `config_of` takes."""
     (family,) = (name for name, (kind, _) in FAMILIES.items() if type(config) is kind)
     return {"family": family, **asdict(config)}
 
 
 def new_model(config: Config) -> LanguageModel:
-    """A model of a configuration, with new weights."""
+    """Return a model with the given configuration and newly initialized weights."""
     (model,) = (model for kind, model in FAMILIES.values() if type(config) is kind)
     return model(config)

@@ -1,23 +1,27 @@
-"""What lies in the folders of models of others: the names of their files, and how an index is read."""
+"""Files in a folder of a pretrained model: their names, how the index is read, and hints for unsupported formats."""
 
+import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from polyarr.files import read_regular
 from polyarr.schema import in_one_line
-from polyarr.text.files import read_regular
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # never read: they could run anything
-_LARGEST_JSON = 2**27  # bytes; an index has a line for each array
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # never read: unpickling can run any code
+_MAX_JSON = 2**27  # bytes; an index has a line for each array
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The dict in a JSON file.
+    """Return the dict in a JSON file.
 
-    Errors:  OSError if it cannot be read; ValueError if it is no JSON, holds something else, or is too large
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not JSON, is not a dict, or is too large.
     """
-    data = read_regular(path, _LARGEST_JSON)
+    data = read_regular(path, _MAX_JSON)
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -28,9 +32,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """In which file of a folder each array is, by its index.
+    """Return the name of the file that holds each array, by the index of a folder.
 
-    Errors:  ValueError for an index without that, or that names what is no safetensors file of the folder; as read_json
+    Raises:
+        OSError: The index cannot be read.
+        ValueError: The index is damaged, or names anything but safetensors files of the same folder.
     """
     names = read_json(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
@@ -41,7 +47,22 @@ def read_index(folder: Path) -> dict[str, str]:
     return names
 
 
-def hint_of_pickled(folder: Path) -> str:
-    """What an error adds where a folder has what it lacks, pickled."""
-    pickled = [path.name for path in sorted(folder.iterdir()) if path.suffix in PICKLED]
-    return f"; {pickled[0]} is pickled, which is never read: save it as safetensors" if pickled else ""
+def hint_of_others(folder: Path) -> str:
+    """Return a hint for an error about a missing file if the folder has an unsupported format, else ""."""
+    names = sorted(path.name for path in folder.iterdir())
+    hints = {
+        "is pickled, which is never read: save it as safetensors": PICKLED,
+        "is quantized weights in llama.cpp's format, which is not read: take the model's safetensors files": (".gguf",),
+        "is of adapters: take the model that they belong to, and add them with --adapters": ("adapter_config.json",),
+    }
+    for hint, ends in hints.items():
+        if found := [name for name in names if name.endswith(ends)]:
+            return f"; {found[0]} {hint}"
+    return ""
+
+
+def no_such(path: Path) -> FileNotFoundError:
+    """Return the error for a path that does not exist, with a hint if it may be a model on the Hugging Face Hub."""
+    is_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", str(path))
+    hint = f"; to fetch a model of the Hugging Face Hub: hf download {path} --local-dir DIR" if is_name else ""
+    return FileNotFoundError(errno.ENOENT, f"no such file or folder{hint}", str(path))

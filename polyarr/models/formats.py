@@ -1,4 +1,4 @@
-"""How other programs keep a family's models: one table of names and one of settings for each, both read both ways."""
+"""File formats of other programs' models: tables of layer names and of settings, used in both directions."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,10 +13,13 @@ from polyarr.nn import RotaryScaling
 
 
 class Layer(NamedTuple):
-    """What one of our layers is called elsewhere: one name, or several whose rows ours has one after the other.
+    """Name of one of polyarr's layers in another program: one name, or several whose rows polyarr concatenates.
 
-    transposed    their weight is (in, out), ours (out, in)
-    weight, bias  what they call these
+    Attributes:
+        names: Names of the other program's layers, with a star for the number of the block.
+        transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
+        weight: Name of the weight.
+        bias: Name of the bias.
     """
 
     names: tuple[str, ...]
@@ -25,43 +28,44 @@ class Layer(NamedTuple):
     bias: str = "bias"
 
     def arrays(self, own: str, number: str) -> tuple[str, ...]:
-        """Their names of our array "weight" or "bias" in the block of a number."""
+        """Return the other program's names of the array `own`, "weight" or "bias", in the block with this number."""
         suffix = {"weight": self.weight, "bias": self.bias}[own]
         return tuple(f"{name.replace('*', number)}.{suffix}" for name in self.names)
 
 
 def layer(*names: str, **settings: Any) -> Layer:
-    """A layer of these names."""
+    """Return a Layer with these names."""
     return Layer(names, **settings)
 
 
 class Format(NamedTuple):
-    """How another program keeps the models of a family.
+    """Format of another program's models of one family.
 
-    layers     our layers and theirs, with a star for a block's number
-    config_of  our configuration, of what is in their config.json
-    described  what is in their config.json, of our configuration
-    prefix     what some files leave out before every name but the head's
-    ignored    names of what is in files and is no weight, with stars
-    complete   gives a model that lacks an array that theirs always have one that does not, and computes the same
+    Attributes:
+        layers: Layers of the other program by the name of polyarr's layer, with a star for the number of a block.
+        config_of: Function from the content of config.json to polyarr's configuration.
+        settings_of: Function from polyarr's configuration to the content of config.json.
+        prefix: Prefix of all names but the head's, which some files leave out.
+        ignored: Names of arrays in files that are not weights, with stars.
+        complete: Function that adds arrays the other program always has, to a model that computes the same.
     """
 
     layers: Mapping[str, Layer]
     config_of: Callable[[Mapping[str, Any]], Config]
-    described: Callable[[Any], dict[str, Any]]
+    settings_of: Callable[[Any], dict[str, Any]]
     prefix: str = ""
     ignored: tuple[str, ...] = ()
     complete: Callable[[Any], LanguageModel] = lambda model: model
 
     def parts(self, name: str) -> tuple[tuple[str, ...], bool]:
-        """What our array of this name is made of: their names, and whether theirs are transposed."""
+        """Return the names of the arrays that make up one of polyarr's, and whether these are transposed."""
         path, _, own = name.rpartition(".")
         number = re.search(r"\.(\d+)\.", path)
         found = self.layers[path.replace(number[0], ".*.", 1) if number else path]
         return found.arrays(own, number[1] if number else ""), found.transposed and own == "weight"
 
     def ignores(self, name: str) -> bool:
-        """True for what is no weight."""
+        """Return whether an array of this name is not a weight."""
         return re.sub(r"\.\d+\.", ".*.", name, count=1) in self.ignored
 
 
@@ -69,7 +73,7 @@ class Format(NamedTuple):
 
 
 def _sizes(given: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-    """Our fields of theirs, all of which must be there."""
+    """Return polyarr's fields, taken from the other program's settings, all of which must be there."""
     missing = [theirs for theirs in fields.values() if theirs not in given]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
@@ -77,7 +81,7 @@ def _sizes(given: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any
 
 
 def _check_fixed(given: Mapping[str, Any], fixed: Mapping[str, tuple]) -> None:
-    """Raise ValueError for what our models do otherwise: the values that are known, first what an absent one means."""
+    """Raise ValueError for settings that polyarr does not support; the first of the known values is the default."""
     for name, known in fixed.items():
         if given.get(name, known[0]) not in known:
             listed = " or ".join(repr(value) for value in known)
@@ -129,7 +133,7 @@ def _gpt2_config(given: Mapping[str, Any]) -> GPTConfig:
     return GPTConfig(**sizes, drop_rate=rate, qkv_bias=True, tie_embeddings=tied)
 
 
-def _gpt2_described(config: GPTConfig) -> dict[str, Any]:
+def _gpt2_settings(config: GPTConfig) -> dict[str, Any]:
     written = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
     written |= _written(config, _GPT2_FIELDS, _GPT2_FIXED) | dict.fromkeys(_GPT2_RATES, config.drop_rate)
     return written | {"tie_word_embeddings": config.tie_embeddings}
@@ -169,7 +173,7 @@ _LLAMA_FIELDS = {
     "n_kv_heads": "num_key_value_heads",
     "hidden_dim": "intermediate_size",
 }
-_LLAMA_FIXED = {"hidden_act": ("silu",), "mlp_bias": (False,)}
+_LLAMA_FIXED = {"hidden_act": ("silu",)}
 _QWEN2_FIXED = {"hidden_act": ("silu",), "use_sliding_window": (False,)}
 _SCALING = {
     "factor": "factor",
@@ -182,7 +186,7 @@ _SCALING = {
 def _llama_config(given: Mapping[str, Any]) -> LlamaConfig:
     _check_fixed(given, _LLAMA_FIXED)
     bias = given.get("attention_bias", False)
-    return _of_the_family(given, qkv_bias=bias, out_bias=bias)
+    return _of_the_family(given, qkv_bias=bias, out_bias=bias, ff_bias=given.get("mlp_bias", False))
 
 
 def _qwen2_config(given: Mapping[str, Any]) -> LlamaConfig:
@@ -212,7 +216,7 @@ def _of_the_family(given: Mapping[str, Any], **biases: bool) -> LlamaConfig:
 
 
 def _rotary(given: Mapping[str, Any]) -> tuple[Any, RotaryScaling | None]:
-    """The base and the scaling, which files of transformers 5 have in one dict, and those before beside each other."""
+    """Return the base and the scaling of rotary embeddings, which transformers 5 has in one dict, unlike before."""
     found = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(found, Mapping):
         raise ValueError(f"its rope_scaling is {found!r}; it must be a dict")
@@ -223,13 +227,17 @@ def _rotary(given: Mapping[str, Any]) -> tuple[Any, RotaryScaling | None]:
     return theta, RotaryScaling(**_sizes(found, _SCALING)) if kind == "llama3" else None
 
 
-def _llama_described(config: LlamaConfig) -> dict[str, Any]:
-    if config.out_bias and not config.qkv_bias:
-        raise ValueError("this model has out_bias and no qkv_bias, which no model of transformers has")
+def _llama_settings(config: LlamaConfig) -> dict[str, Any]:
     is_qwen2 = config.qkv_bias and not config.out_bias
+    for own, other, is_odd in (
+        ("out_bias", "no qkv_bias", config.out_bias and not config.qkv_bias),
+        ("ff_bias", "qkv_bias without out_bias", config.ff_bias and is_qwen2),
+    ):
+        if is_odd:
+            raise ValueError(f"this model has {own} and {other}, which no model of transformers has")
     kind, name, fixed = ("qwen2", "Qwen2", _QWEN2_FIXED) if is_qwen2 else ("llama", "Llama", _LLAMA_FIXED)
     written = {"architectures": [f"{name}ForCausalLM"], "model_type": kind, **_written(config, _LLAMA_FIELDS, fixed)}
-    written |= {} if is_qwen2 else {"attention_bias": config.qkv_bias}
+    written |= {} if is_qwen2 else {"attention_bias": config.qkv_bias, "mlp_bias": config.ff_bias}
     scaling = config.rope_scaling and {theirs: getattr(config.rope_scaling, own) for own, theirs in _SCALING.items()}
     return written | {
         "head_dim": config.head_size,
@@ -262,7 +270,7 @@ def _tutorial_config(given: Mapping[str, Any]) -> GPTConfig:
     return GPTConfig.of({**given, "tie_embeddings": False})
 
 
-def _tutorial_described(config: GPTConfig) -> dict[str, Any]:
+def _tutorial_settings(config: GPTConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name != "tie_embeddings"}
 
 
@@ -280,7 +288,7 @@ def _untied(model: GPTModel) -> GPTModel:
 GPT2 = Format(
     _GPT2_LAYERS,
     _gpt2_config,
-    _gpt2_described,
+    _gpt2_settings,
     prefix="transformer.",
     ignored=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
     complete=_with_qkv_bias,
@@ -288,7 +296,7 @@ GPT2 = Format(
 LLAMA = Format(
     _LLAMA_LAYERS,
     _llama_config,
-    _llama_described,
+    _llama_settings,
     prefix="model.",
     ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
 )
@@ -296,7 +304,7 @@ QWEN2 = LLAMA._replace(config_of=_qwen2_config)
 TUTORIAL = Format(
     _TUTORIAL_LAYERS,
     _tutorial_config,
-    _tutorial_described,
+    _tutorial_settings,
     ignored=("trf_blocks.*.att.mask",),
     complete=_untied,
 )
@@ -306,9 +314,10 @@ WRITTEN = {"huggingface": {GPTModel: GPT2, LlamaModel: LLAMA}, "tutorial": {GPTM
 
 
 def format_of(given: Mapping[str, Any]) -> Format:
-    """The format that the content of a config.json is of.
+    """Return the format of a model whose config.json has this content.
 
-    Errors:  ValueError for a model that polyarr does not have
+    Raises:
+        ValueError: polyarr does not have such a model.
     """
     kind = given.get("model_type")
     if not isinstance(kind, str | None) or kind not in READ or (kind is None and "emb_dim" not in given):

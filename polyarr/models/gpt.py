@@ -1,4 +1,4 @@
-"""GPT: a decoder of pre-norm transformer blocks with learnt positions."""
+"""GPT: a decoder of pre-norm transformer blocks with learned position embeddings."""
 
 import math
 from collections.abc import Mapping
@@ -25,14 +25,31 @@ PRESETS = {"gpt2-124m": GPT_CONFIG_124M}
 
 @dataclass(frozen=True)
 class GPTConfig(Config):
-    """The size and form of a GPT.
+    """Configuration of a GPT.
 
-    Errors:  ValueError as Config, for a rate outside 0 to 1, or if emb_dim does not divide by n_heads
+    Args:
+        vocab_size: Number of tokens.
+        context_length: Largest number of positions.
+        emb_dim: Width of the embeddings, a multiple of n_heads.
+        n_heads: Number of attention heads.
+        n_layers: Number of transformer blocks.
+        drop_rate: Rate of dropout, from 0 to 1.
+        qkv_bias: Whether the projections to queries, keys and values have a bias.
+        tie_embeddings: Whether the head shares the weight of the token embedding.
+
+    Raises:
+        ValueError: A field is of another type or out of range, or n_heads does not divide emb_dim.
+
+    Examples:
+        >>> from polyarr.models import GPTConfig
+        >>> sizes = {"vocab_size": 11, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+        >>> GPTConfig(**sizes, drop_rate=0.0, qkv_bias=False).tie_embeddings
+        False
     """
 
     drop_rate: float
     qkv_bias: bool
-    tie_embeddings: bool = False  # the head shares the token embedding's weight
+    tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,13 +59,26 @@ class GPTConfig(Config):
 
 
 class GPTModel(LanguageModel):
-    """Token and position embeddings, blocks of masked attention and feed-forward, a norm and a head without bias.
+    """GPT language model: token and position embeddings, causal transformer blocks, a norm and a head.
 
-    Weights begin as GPT-2's: normal with standard deviation 0.02, those that end a shortcut's branch divided by
-    sqrt(2 * n_layers).
+    Weights are initialized as in GPT-2: normal with standard deviation 0.02, divided by sqrt(2 * n_layers) for the last
+    layer of each residual branch. The head has no bias.
 
-    Errors:  ValueError as GPTConfig.of
-    Source:  Radford et al. 2019, "Language models are unsupervised multitask learners"
+    Args:
+        config: A GPTConfig, or a mapping of its fields.
+
+    Raises:
+        ValueError: The configuration is invalid.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.models import GPTModel
+        >>> sizes = {"vocab_size": 11, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+        >>> model = GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": False})
+        >>> model(pa.asarray([[1, 2, 3]])).shape
+        (1, 3, 11)
+
+    Source: Radford et al. 2019, "Language models are unsupervised multitask learners"
     """
 
     def __init__(self, config: GPTConfig | Mapping[str, Any]) -> None:
@@ -74,9 +104,13 @@ class GPTModel(LanguageModel):
         self.out_head = None if tied else Linear(*sizes, bias=False, init=init)
 
     def with_context(self, length: int) -> Self:
-        """The same model for texts of at most so many tokens: later positions are forgotten.
+        """Return the model with a shorter context; the embeddings of later positions are dropped.
 
-        Errors:  ValueError unless length is from 1 to the model's own
+        Args:
+            length: The new context_length.
+
+        Raises:
+            ValueError: `length` is not from 1 to the model's own context_length.
         """
         model = super().with_context(length)
         model.pos_emb.weight = model.pos_emb.weight[:length]
@@ -89,12 +123,12 @@ class GPTModel(LanguageModel):
         position: int | None = None,
         padding: Array | None = None,
     ) -> Array:
-        """(B, T) integers -> (B, T, C), what the head sees."""
+        """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
         count, start = tokens.shape[1], 0 if position is None else position
         if padding is None:
             positions = ops.slice(self.pos_emb.weight, (start, 0), steps=(1, 1), shape=(count, self.config.emb_dim))
         else:
             positions = self.pos_emb(positions_of(tokens, count, start, padding)[..., 0])  # (B, T, C)
         x = self.drop_emb(self.tok_emb(tokens) + positions)  # (B, T, C)
-        seen = self._seen(tokens, caches, position, padding)
-        return self.final_norm(self.through_blocks(x, seen, caches, position))  # (B, T, C)
+        mask = self._attention_mask(tokens, caches, position, padding)
+        return self.final_norm(self.through_blocks(x, mask, caches, position))  # (B, T, C)

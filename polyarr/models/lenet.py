@@ -1,4 +1,4 @@
-"""LeNet-5: two convolutions and three linear layers, for images of digits, (B, H, W, C) with the channels last."""
+"""LeNet-5: a small convolutional network for images of digits, (B, H, W, C)."""
 
 from polyarr import ops
 from polyarr.core.array import Array
@@ -7,13 +7,27 @@ from polyarr.ops.validation import whole
 
 
 class LeNet(Module):
-    """LeNet-5 as it is built today, with relu and the largest of each window.
+    """LeNet-5 with relu and max pooling: two convolutions and three linear layers.
 
-    size      of the square images; those below 12 need padding "same"
-    padding   of the second convolution, whose windows are 5 x 5; the first one keeps the image's size
+    The filters are 5 x 5. The first convolution keeps the size of the image.
 
-    Errors:  ValueError for a size of which nothing is left
-    Source:  LeCun, Bottou, Bengio, Haffner 1998, "Gradient-based learning applied to document recognition"
+    Args:
+        size: Height and width of the images; below 12 the second convolution needs padding "same".
+        channels: Number of channels of the images.
+        num_classes: Number of classes.
+        padding: Padding of the second convolution, "valid" or "same".
+        widths: Channels of the two convolutions.
+
+    Raises:
+        ValueError: `size` is too small.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.models import LeNet
+        >>> LeNet(size=8, padding="same")(pa.ones((2, 8, 8, 1))).shape
+        (2, 10)
+
+    Source: LeCun, Bottou, Bengio, Haffner 1998, "Gradient-based learning applied to document recognition"
     """
 
     def __init__(
@@ -37,7 +51,7 @@ class LeNet(Module):
         self.head = Linear(84, num_classes)
 
     def __call__(self, x: Array) -> Array:
-        """(B, H, W, C) -> (B, num_classes)"""
+        """Return logits (B, num_classes) for images (B, H, W, C)."""
         x = self.pool(self.conv1(x))  # (B, H / 2, W / 2, C)
         x = self.pool(self.conv2(x))
         x = ops.reshape(x, shape=(x.shape[0], -1))

@@ -1,10 +1,11 @@
-"""Models in the files of others: Hugging Face folders and safetensors files, read and written."""
+"""Pretrained language models in Hugging Face folders and safetensors files, read and written."""
 
 import contextlib
-import errno
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,124 +16,144 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.spec import Spec, as_dtype
-from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
-from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_pickled, read_index, read_json
+from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
 from polyarr.models.formats import WRITTEN, Format, format_of
 from polyarr.nn import merge_lora, shapes_only
 from polyarr.saving import Source, write_arrays, write_whole
+from polyarr.tensor_file import TensorFile
 
-DTYPES = ("F64", "F32", "F16", "BF16")  # what a weight may be stored in
-_SHOWN = 3  # names listed in an error
-_LONGEST = 300  # characters of a reason
+DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are read
+_MAX_LISTED = 3  # names listed in an error
+_MAX_REASON = 300  # characters of an error's reason
 
 
-class Stored(NamedTuple):
-    """An array in a file, and what is known of it without reading it."""
+class StoredTensor(NamedTuple):
+    """Array in a safetensors file: its name, shape and dtype, without its data."""
 
-    file: Path
+    file: TensorFile
     name: str
     shape: list[int]
     dtype: str
 
     def read(self) -> np.ndarray:
-        """Its numbers. The file is open meanwhile only: as long as it is, what was read of it counts as memory."""
-        with _opened(self.file) as file:
-            return file.get_tensor(self.name)
+        """Return the data."""
+        return self.file.array(self.name)
 
 
-Tensors = dict[str, Stored]  # by full name
+Tensors = dict[str, StoredTensor]  # arrays by full name
 
 
 class PretrainedError(ValueError):
-    """Files that are damaged, or of a model that polyarr does not have."""
+    """Error for model files that are damaged, or that hold a model which polyarr does not have."""
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
 def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = "float32") -> LanguageModel:
-    """The model in a Hugging Face folder, or in a safetensors file beside its config.json; in evaluation mode.
+    """Load a language model from a Hugging Face folder, or from a safetensors file beside its config.json.
 
-    It may be GPT-2, Llama, Qwen2 or what has their names, such as SmolLM2, in one file or in several with an index; or
-    the tutorial's GPT, whose config.json is its dict of settings. Arrays are read and brought to dtype one by one, so
-    that there is the model in memory, and the largest array a few times. Nothing is ever unpickled.
+    The model may be a GPT-2, Llama, Qwen2 or one with their array names, such as SmolLM2, in one file or in several
+    with an index. It may also be the GPT of Raschka's book, whose config.json is its dict of settings. Arrays are read
+    and converted one by one, which takes the memory of the model and a few times that of its largest array. Nothing is
+    ever unpickled.
 
-    Errors:  OSError if a file cannot be read; PretrainedError for files that are damaged, or that name other arrays or
-             settings than polyarr's model has; RuntimeError without the library safetensors
+    Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
+    the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
+
+    Args:
+        path: The folder, or the file.
+        dtype: Dtype of the model's parameters.
+
+    Returns:
+        A GPTModel or a LlamaModel in evaluation mode.
+
+    Raises:
+        OSError: A file cannot be read.
+        PretrainedError: A file is damaged, or has other arrays or settings than polyarr's model.
     """
     path, dtype = Path(path), as_dtype(dtype)
     if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(path))
-    with reasons_named("load_pretrained", path):
-        settings = read_json((path if path.is_dir() else path.parent) / CONFIG)
+        raise no_such(path)
+    folder = path if path.is_dir() else path.parent
+    if not os.path.lexists(folder / CONFIG):
+        raise FileNotFoundError(f"{path}: no {CONFIG} is here{hint_of_others(folder)}")
+    with errors_with_path("load_pretrained", path):
+        settings = read_json(folder / CONFIG)
         form = format_of(settings)
+        tensors, config = _prefixed(_tensors(path), form), form.config_of(settings)
+        if config.tie_embeddings and _has_own_head(form, tensors):
+            text = "its settings tie the output head to the embedding, its file has another head: that one is kept"
+            warnings.warn(f"load_pretrained: {path}: {text}", RuntimeWarning, stacklevel=2)
+            config = replace(config, tie_embeddings=False)
         with shapes_only():
-            model = new_model(form.config_of(settings)).astype(dtype)
-        tensors = _prefixed(_tensors(path), form)
+            model = new_model(config).astype(dtype)
         _check(model, form, tensors)
         found = {name: creation.asarray(_read(form, name, tensors), dtype=dtype) for name in model.named_parameters()}
     return model.load_parameters(found).eval()
 
 
 @contextlib.contextmanager
-def reasons_named(op: str, path: Path) -> Iterator[None]:
-    """Errors of a file's content in one line, with its path."""
+def errors_with_path(op: str, path: Path) -> Iterator[None]:
+    """Raise errors about the content of a file as a PretrainedError of one line that names its path."""
     try:
         yield
-    except (ValueError, RecursionError, extra("safetensors").SafetensorError) as error:
+    except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        short = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
+        short = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}..."
         raise PretrainedError(f"{op}: {path}: {short}") from error
 
 
 def _tensors(path: Path) -> Tensors:
-    """The arrays of a file, or of a folder's one file or those of its index."""
+    """Return the arrays of a file, or of a folder's model.safetensors, or of the files of its index."""
     if path.suffix in PICKLED:
         raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
     whole, index = (path / WHOLE, path / INDEX) if path.is_dir() else (path, None)
     if index is None or whole.exists():
-        return held_by(whole)
+        return open_tensors(whole)
     if not index.exists():
-        raise FileNotFoundError(f"{path}: neither {WHOLE} nor {INDEX} is here{hint_of_pickled(path)}")
+        raise FileNotFoundError(f"{path}: neither {WHOLE} nor {INDEX} is here{hint_of_others(path)}")
     return _by_index(read_index(path), path)
 
 
-def held_by(path: Path) -> Tensors:
-    """The arrays of a file, none of which is read."""
-    with _opened(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}
-        return {name: Stored(path, name, part.get_shape(), part.get_dtype()) for name, part in slices.items()}
-
-
-def _opened(path: Path) -> Any:
-    with path.open("rb"):
-        pass  # the system's own error for a file that is not there, with its name
+def open_tensors(path: Path) -> Tensors:
+    """Return the arrays of a safetensors file, without reading their data."""
     try:
-        return extra("safetensors").safe_open(path, framework="numpy")
-    except (OSError, ValueError, extra("safetensors").SafetensorError) as error:
+        file = TensorFile(path)
+    except ValueError as error:
         raise ValueError(f"{path.name} is damaged or no safetensors file: {error}") from error
+    return {name: StoredTensor(file, name, list(entry.shape), entry.code) for name, entry in file.entries.items()}
 
 
 def _by_index(names: dict[str, str], folder: Path) -> Tensors:
-    """The arrays that an index names, in its files."""
-    held = {file: held_by(folder / file) for file in sorted(set(names.values()))}
+    """Return the arrays that an index names, from its files."""
+    held = {file: open_tensors(folder / file) for file in sorted(set(names.values()))}
     if lost := [name for name, file in names.items() if name not in held[file]]:
         raise ValueError(f"{listed(lost)}: not in the files that {INDEX} names for them")
     return {name: held[file][name] for name, file in names.items()}
 
 
 def _prefixed(tensors: Tensors, form: Format) -> Tensors:
-    """The tensors under their full names, where a file of a model without its head leaves out what all begin with."""
+    """Return the tensors by full name, for files of models without a head that leave out the common prefix."""
     if not form.prefix or any(name.startswith(form.prefix) for name in tensors):
         return tensors
     heads = form.parts("out_head.weight")[0]
     return {name if name in heads else form.prefix + name: place for name, place in tensors.items()}
 
 
+def _has_own_head(form: Format, tensors: Tensors) -> bool:
+    """Return whether the files hold an output head that differs from the embedding."""
+    (head,), (embedding,) = form.parts("out_head.weight")[0], form.parts("tok_emb.weight")[0]
+    if head not in tensors or embedding not in tensors:
+        return False
+    own, tied = tensors[head], tensors[embedding]
+    return own.shape != tied.shape or not np.array_equal(own.read(), tied.read())
+
+
 def _check(model: LanguageModel, form: Format, tensors: Tensors) -> None:
-    """Raise ValueError unless the tensors are those of a model, in name, shape and kind."""
+    """Raise ValueError unless the tensors are exactly those of the model, in name, shape and dtype."""
     wanted = _wanted(model, form)
     ignored = () if model.out_head else form.parts("out_head.weight")[0]  # a copy of what it is tied to
     missing = [name for name in wanted if name not in tensors]
@@ -150,25 +171,25 @@ def _check(model: LanguageModel, form: Format, tensors: Tensors) -> None:
 
 
 def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
-    """The names and shapes that files of this form have for a model."""
+    """Return the names and shapes of the arrays of a model in this format."""
     wanted = {}
     for own, leaf in model.named_parameters().items():
         names, transposed = form.parts(own)
-        for name, rows in zip(names, shares(model, leaf.shape[0], len(names)), strict=True):
+        for name, rows in zip(names, rows_of_parts(model, leaf.shape[0], len(names)), strict=True):
             shape = [rows, *leaf.shape[1:]]
             wanted[name] = shape[::-1] if transposed else shape
     return wanted
 
 
-def shares(model: LanguageModel, rows: int, parts: int) -> list[int]:
-    """How many rows of an array belong to each of its parts: one, or queries, keys and values."""
+def rows_of_parts(model: LanguageModel, rows: int, parts: int) -> list[int]:
+    """Return the number of rows of each part of an array: one part, or queries, keys and values."""
     att = model.blocks[0].att
     heads = (att.n_heads, att.n_kv_heads, att.n_kv_heads) if parts > 1 else (1,)
     return [rows * share // sum(heads) for share in heads]
 
 
 def _read(form: Format, own: str, tensors: Tensors) -> np.ndarray:
-    """Our array of a name, of theirs."""
+    """Return the array that polyarr calls `own`, joined from the other program's arrays."""
     names, transposed = form.parts(own)
     parts = [tensors[name].read() for name in names]
     for name, part in zip(names, parts, strict=True):
@@ -179,8 +200,9 @@ def _read(form: Format, own: str, tensors: Tensors) -> np.ndarray:
 
 
 def listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    """Return the first few names as text, and how many more there are."""
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -195,30 +217,35 @@ def save_pretrained(
     shard_bytes: int = 2**31,
     special_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Write a model into a folder as others read it: a config.json, and weights as safetensors, adapters merged.
+    """Write a language model into a folder: a config.json, and weights as safetensors files with adapters merged.
 
-    format       "huggingface", which transformers loads, or "tutorial"
-    dtype        what the weights are written in
-    shard_bytes  from which size on the weights are several files with an index
-    special_tokens  what config.json says of them, such as eos_token_id; others are said not to be there
+    Args:
+        path: Folder, which is created if it does not exist.
+        model: A GPTModel or a LlamaModel.
+        format: "huggingface", which transformers loads, or "tutorial", the GPT of Raschka's book.
+        dtype: Dtype of the written weights.
+        shard_bytes: Largest size of a file; larger weights become several files with an index.
+        special_tokens: Ids of special tokens for config.json, such as eos_token_id. bos_token_id and eos_token_id are
+            null unless they are given.
 
-    Errors:  ValueError for a model that the format lacks; OSError if the folder holds a model already, or cannot be
-             written to; RuntimeError without the library safetensors
+    Raises:
+        ValueError: The format has no such model.
+        OSError: The folder holds a model already, or cannot be written to.
     """
     folder, dtype = Path(path), as_dtype(dtype)
     form = WRITTEN.get(format, {}).get(type(model))
     if form is None:
         raise ValueError(f"save_pretrained: {type(model).__name__} as {format!r}; {_formats(model)}")
     complete = form.complete(merge_lora(model))
-    settings = form.described(complete.config)
+    settings = form.settings_of(complete.config)
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / name).exists() for name in (CONFIG, WHOLE, INDEX)):
         raise FileExistsError(f"{folder}: it holds a model already; give another folder")
     _write_weights(folder, complete, form, dtype, shard_bytes)
     if format == "huggingface":
-        # Left out, they would be the family's usual ones, which may be other tokens here, or none.
+        # null, because a missing setting means the family's default id, which may be another token here.
         settings |= {"torch_dtype": dtype.name, "bos_token_id": None, "eos_token_id": None, **special_tokens}
-    # Last: a folder without it holds no model.
+    # Last, because a folder without it holds no model.
     write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())
 
 
@@ -242,7 +269,7 @@ def _write_weights(folder: Path, model: LanguageModel, form: Format, dtype: np.d
 
 
 def _shards(model: LanguageModel, dtype: np.dtype, limit: int) -> list[list[str]]:
-    """Our names, in groups of at most so many bytes where no single array is larger."""
+    """Group polyarr's names into files of at most `limit` bytes; a larger array gets a file of its own."""
     shards: list[list[str]] = []
     room = 0
     for own, leaf in model.named_parameters().items():
@@ -256,9 +283,9 @@ def _shards(model: LanguageModel, dtype: np.dtype, limit: int) -> list[list[str]
 
 
 def _sources(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> Iterator[tuple[str, Source]]:
-    """Their arrays, by name, that ours of a name is made of."""
+    """Yield the other program's arrays, by name, that polyarr's array `own` is made of."""
     leaf, (names, transposed) = model.named_parameters()[own], form.parts(own)
-    ends = np.cumsum(shares(model, leaf.shape[0], len(names)))
+    ends = np.cumsum(rows_of_parts(model, leaf.shape[0], len(names)))
     for name, start, end in zip(names, [0, *ends], ends, strict=False):
         shape = (int(end - start), *leaf.shape[1:])
         read = partial(_part, leaf, slice(start, end), transposed, dtype)

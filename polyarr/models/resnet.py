@@ -1,4 +1,4 @@
-"""ResNet: networks of residual blocks for images, (B, H, W, C) with the channels last."""
+"""ResNet: networks of residual blocks for images (B, H, W, C)."""
 
 import math
 from collections.abc import Mapping
@@ -13,20 +13,27 @@ RESNET_18: dict[str, Any] = {"blocks": (2, 2, 2, 2), "bottleneck": False}
 RESNET_34: dict[str, Any] = {"blocks": (3, 4, 6, 3), "bottleneck": False}
 RESNET_50: dict[str, Any] = {"blocks": (3, 4, 6, 3), "bottleneck": True}
 PRESETS = {"resnet-18": RESNET_18, "resnet-34": RESNET_34, "resnet-50": RESNET_50}
-EXPANSION = 4  # how many times wider a bottleneck's result is than what its 3x3 filters see
+EXPANSION = 4  # channels of a bottleneck block's output, as a multiple of those of its 3x3 convolution
 
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """The size and form of a ResNet.
+    """Configuration of a ResNet.
 
-    blocks       how many there are in each stage; each but the first halves the image and doubles the channels
-    bottleneck   whether a block's 3x3 convolution is between two of 1x1, which make channels fewer and more again
-    num_classes  how many numbers the head gives
-    channels     of the image
-    width        channels of the first stage
+    Args:
+        blocks: Number of blocks in each stage. Each stage but the first halves the image and doubles the channels.
+        bottleneck: Whether blocks have a 3x3 convolution between two 1x1 ones, instead of two 3x3 convolutions.
+        num_classes: Number of classes.
+        channels: Channels of the image.
+        width: Channels of the first stage.
 
-    Errors:  ValueError for what is no positive int
+    Raises:
+        ValueError: A field is not a positive int.
+
+    Examples:
+        >>> from polyarr.models import ResNetConfig
+        >>> ResNetConfig(blocks=(3, 4, 6, 3), bottleneck=True).num_classes
+        1000
     """
 
     blocks: tuple[int, ...]
@@ -44,9 +51,10 @@ class ResNetConfig:
 
     @classmethod
     def of(cls, given: "ResNetConfig | Mapping[str, Any]") -> Self:
-        """A configuration out of one or of its fields.
+        """Return the configuration that a mapping of its fields describes; a configuration is returned unchanged.
 
-        Errors:  ValueError as the class, and for fields that are missing or unknown
+        Raises:
+            ValueError: Keys are missing or unknown, or a value is out of range.
         """
         if isinstance(given, cls):
             return given
@@ -62,12 +70,12 @@ def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> 
 
 
 def _norm(conv: Conv2d) -> BatchNorm:
-    """What follows a convolution, with relu."""
+    """Return the batch norm after a convolution, with relu."""
     return BatchNorm(conv.weight.shape[0], activation="relu")
 
 
 class ResidualBlock(Module):
-    """Convolutions, each with a norm, around a shortcut; all but the last followed by relu, and so is the sum."""
+    """Convolutions with batch norms and a residual connection; relu follows all norms but the last, and the sum."""
 
     def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool) -> None:
         channels = width * EXPANSION if bottleneck else width
@@ -80,7 +88,7 @@ class ResidualBlock(Module):
         self.shortcut = None if fits else [_conv(in_channels, channels, 1, stride), BatchNorm(channels)]
 
     def __call__(self, x: Array) -> Array:
-        """(B, H, W, C) -> (B, H / stride, W / stride, D)"""
+        """Return the output (B, H / stride, W / stride, D) of the block for x (B, H, W, C)."""
         y = x
         for conv, norm in zip(self.convs, self.norms, strict=True):
             y = norm(conv(y))
@@ -91,13 +99,25 @@ class ResidualBlock(Module):
 
 
 class ResNetModel(Module):
-    """Convolution, norm and pool, stages of residual blocks, the mean over all places and a linear head.
+    """ResNet: a convolution, a max pool, stages of residual blocks, global average pooling and a linear head.
 
-    A block that halves the image does so in its 3x3 convolution. Convolutions begin normal with standard deviation
-    sqrt(2 / (out * k * k)).
+    A bottleneck block that halves the image does so in its 3x3 convolution. Filters are initialized normal with
+    standard deviation sqrt(2 / (out * k * k)).
 
-    Errors:  ValueError as ResNetConfig.of
-    Source:  He, Zhang, Ren, Sun 2016, arXiv:1512.03385
+    Args:
+        config: A ResNetConfig, or a mapping of its fields.
+
+    Raises:
+        ValueError: The configuration is invalid.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.models import ResNetModel
+        >>> model = ResNetModel({"blocks": (1, 1), "num_classes": 5, "width": 4}).eval()
+        >>> model(pa.ones((2, 16, 16, 3))).shape
+        (2, 5)
+
+    Source: He, Zhang, Ren, Sun 2016, arXiv:1512.03385
     """
 
     def __init__(self, config: ResNetConfig | Mapping[str, Any]) -> None:
@@ -117,7 +137,7 @@ class ResNetModel(Module):
         self.head = Linear(channels, config.num_classes)
 
     def features(self, x: Array) -> Array:
-        """(B, H, W, C) -> (B, D), what the head sees."""
+        """Return the input of the head, (B, D), for images (B, H, W, C)."""
         x = self.pool(self.norm(self.conv(x)))  # (B, H / 4, W / 4, C)
         for stage in self.stages:
             for block in stage:
@@ -125,5 +145,5 @@ class ResNetModel(Module):
         return ops.mean(x, axis=(1, 2))
 
     def __call__(self, x: Array) -> Array:
-        """(B, H, W, C) -> (B, num_classes)"""
+        """Return logits (B, num_classes) for images (B, H, W, C)."""
         return self.head(self.features(x))

@@ -1,4 +1,4 @@
-"""How a token is chosen from logits."""
+"""Sampling of tokens from logits: temperature, top-k, top-p, min-p and repetition penalty."""
 
 import math
 from dataclasses import dataclass, fields
@@ -8,22 +8,31 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import NARROW, float32, int32, told
 
-_HOTTEST = 3e38  # as a temperature: all are equally likely, and float32 still holds it
+_MAX_TEMPERATURE = 3e38  # larger temperatures are clamped to it: it fits float32, and all tokens are equally likely
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, in transformers' words and order: penalty, temperature, top_k, top_p, min_p.
+    """Parameters of sampling, applied in transformers' order: repetition penalty, temperature, top_k, top_p, min_p.
 
-    temperature         the logits are divided by it; 0 takes the likeliest token
-    top_k               only the k likeliest
-    top_p               only the fewest likeliest that together have at least this probability
-    min_p               only those that have at least this share of the likeliest one's probability
-    repetition_penalty  positive logits of tokens that the text has are divided by it, negative ones multiplied
+    Args:
+        temperature: The logits are divided by it; 0 always takes the most likely token.
+        top_k: Sample only from the k most likely tokens; None: from all.
+        top_p: Sample only from the fewest most likely tokens whose probabilities add up to at least top_p; None: from
+            all.
+        min_p: Sample only tokens with at least min_p times the probability of the most likely one; None: all.
+        repetition_penalty: Positive logits of tokens that are in the text are divided by it, negative ones multiplied.
 
-    Errors:  ValueError for one out of range, or of another type
-    Source:  Fan et al. 2018, arXiv:1805.04833 (top_k); Holtzman et al. 2020, arXiv:1904.09751 (top_p); Nguyen et al.
-             2024, arXiv:2407.01082 (min_p); Keskar et al. 2019, arXiv:1909.05858 (repetition_penalty)
+    Raises:
+        ValueError: A parameter is out of range or of another type.
+
+    Examples:
+        >>> from polyarr.models import Sampling
+        >>> Sampling(temperature=0.8, top_k=20).numbers
+        {'temperature': 0.8}
+
+    Source: Fan et al. 2018, arXiv:1805.04833 (top_k); Holtzman et al. 2020, arXiv:1904.09751 (top_p); Nguyen et al.
+        2024, arXiv:2407.01082 (min_p); Keskar et al. 2019, arXiv:1909.05858 (repetition_penalty)
     """
 
     temperature: float = 1.0
@@ -46,13 +55,13 @@ class Sampling:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What of it takes part in arithmetic; of a greedy choice no more than the penalty."""
+        """Scalar inputs of a compiled step: the parameters in use but top_k; at temperature 0, only the penalty."""
         left_out = {"top_k": self.top_k, "repetition_penalty": 1.0, "top_p": 1.0, "min_p": 0.0}
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         found = {name: v for name, v in found.items() if v is not None and v != left_out.get(name)}
         if self.temperature == 0:
             return {name: float(v) for name, v in found.items() if name == "repetition_penalty"}
-        return {name: float(min(v, _HOTTEST)) for name, v in found.items()}
+        return {name: float(min(v, _MAX_TEMPERATURE)) for name, v in found.items()}
 
 
 def _within(value: Any, condition: Any) -> bool:
@@ -60,11 +69,17 @@ def _within(value: Any, condition: Any) -> bool:
 
 
 def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: int | None = None) -> Array:
-    """One token for each row of logits (B, V) -> (B,). Of equally likely ones, top_k and top_p keep the first.
+    """Return one token for each row of logits; of equally likely tokens, top_k and top_p keep the first.
 
-    unit     (B, 1) from 0 up to 1: where in the row's probabilities the token is, in their order
-    numbers  Sampling.numbers, which may be others at each run of a compiled function; without a temperature the
-             likeliest token is taken
+    Args:
+        logits: Floating-point array of shape (B, V).
+        unit: Uniform numbers from 0 up to 1, (B, 1), from which the token is drawn by inverse transform sampling.
+        numbers: Sampling.numbers, which may be scalar inputs of a compiled function; without a temperature the most
+            likely token is taken.
+        top_k: As in Sampling.
+
+    Returns:
+        Integers of shape (B,).
     """
     if "temperature" not in numbers:
         return ops.argmax(logits, axis=-1)
@@ -77,13 +92,13 @@ def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: in
     return ops.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]
 
 
-def penalised(logits: Array, seen: Array, penalty: Any) -> Array:
-    """The logits (B, V), those of seen tokens (B, V) further down."""
-    return ops.where(seen, ops.where(logits < 0, logits * penalty, logits / penalty), logits)
+def penalize_occurred(logits: Array, occurred: Array, penalty: Any) -> Array:
+    """Return the logits (B, V), with those of the marked tokens (B, V) lowered by the penalty."""
+    return ops.where(occurred, ops.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def seen_in(tokens: Array, padding: Array | None, vocab_size: int) -> Array:
-    """Which tokens are in each row of tokens (B, T): bool (B, V)."""
+def occurrence_mask(tokens: Array, padding: Array | None, vocab_size: int) -> Array:
+    """Return the mask (B, V) of the tokens that occur in each row of tokens (B, T)."""
     each = ops.ones_like(tokens, dtype=int32)  # (B, T)
     if padding is not None:
         each = ops.astype(ops.arange(0, 1, tokens, size=tokens.shape[1], dtype=int32) >= padding[:, None], dtype=int32)
@@ -91,21 +106,21 @@ def seen_in(tokens: Array, padding: Array | None, vocab_size: int) -> Array:
     return ops.scatter_add_along_axis(none, tokens, each, axis=1) > 0
 
 
-def with_token(seen: Array, token: Array) -> Array:
-    """Which tokens (B, V) are in each row, once it has one more (B,)."""
-    return seen | (ops.arange(0, 1, seen, size=seen.shape[1], dtype=token.dtype) == token[:, None])
+def mark_occurred(occurred: Array, token: Array) -> Array:
+    """Return the mask (B, V) of the tokens in each row after one more token (B,)."""
+    return occurred | (ops.arange(0, 1, occurred, size=occurred.shape[1], dtype=token.dtype) == token[:, None])
 
 
 def _tempered(logits: Array, temperature: Any) -> Array:
-    """The logits less their largest, divided by the temperature: the largest is 0, the others may be -inf."""
+    """Return the logits divided by the temperature and shifted so that the largest is 0; others may become -inf."""
     behind = logits.astype(float32) if logits.dtype in NARROW else logits
     behind = behind - ops.max(behind, axis=-1, keepdims=True)
-    # 0 / temperature is nan where the temperature is too small for the dtype, or for a device without denormals.
+    # 0 / temperature is nan if the temperature underflows in this dtype, or on a device that flushes denormals.
     return ops.where(behind == 0, behind, behind / temperature)
 
 
 def _nucleus(ranked: Array, top_p: Any) -> Array:
-    """The logits, which fall, -inf behind the fewest that together have probability top_p; the first always stays."""
+    """Return the descending logits, with -inf after the fewest whose probabilities add up to top_p; the first stays."""
     together = ops.cumulative_sum(ops.softmax(ranked, axis=-1), axis=-1)
     before = ops.concat([ops.zeros_like(together[..., :1]), together[..., :-1]], axis=-1)
     kept = (before == 0) | (before < top_p)
@@ -113,9 +128,9 @@ def _nucleus(ranked: Array, top_p: Any) -> Array:
 
 
 def _drawn(logits: Array, unit: Array, min_p: Any) -> Array:
-    """The index (B,) at which the running sum of probabilities passes unit; of one with probability, whatever rounds.
+    """Return the index (B,) at which the cumulative sum of probabilities passes `unit`, for logits whose largest is 0.
 
-    logits  (B, V), of which the largest is 0
+    The index always has a probability above 0, however the sums are rounded.
     """
     weights = ops.exp(logits)  # (B, V), of which the largest is 1
     if min_p is not None:

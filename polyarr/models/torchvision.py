@@ -1,4 +1,4 @@
-"""ResNets in safetensors files with torchvision's names, read and written."""
+"""ResNet weights in safetensors files with torchvision's array names, read and written."""
 
 import errno
 import os
@@ -14,37 +14,45 @@ from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.folders import PICKLED
-from polyarr.models.pretrained import DTYPES, Tensors, held_by, listed, reasons_named
+from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors
 from polyarr.models.resnet import ResNetConfig, ResNetModel
 from polyarr.nn import shapes_only
 from polyarr.saving import Source, write_arrays
 
-# What their arrays of a layer are called, by ours.
+# torchvision's names of a layer's arrays, by polyarr's.
 _ARRAYS = {
     "weight": "weight",
     "bias": "bias",
     "statistics.mean": "running_mean",
     "statistics.variance": "running_var",
 }
-_IGNORED = ".num_batches_tracked"  # which running statistics that move by a fixed share do not need
+_IGNORED = ".num_batches_tracked"  # not needed by running statistics with a fixed momentum
 
 
 def load_resnet(path: str | os.PathLike[str], *, dtype: Any = "float32") -> ResNetModel:
-    """The ResNet in a safetensors file with torchvision's names, in evaluation mode; for images (B, H, W, C).
+    """Load a ResNet from a safetensors file with torchvision's array names.
 
-    How many blocks, channels and classes there are, the arrays say. Nothing is ever unpickled: what is in a .pth file
-    is to be saved as safetensors first, by safetensors.torch.save_file(model.state_dict(), path).
+    The configuration follows from the names and shapes of the arrays. Nothing is ever unpickled: save the weights of a
+    .pth file with safetensors.torch.save_file(model.state_dict(), path) first.
 
-    Errors:  OSError if the file cannot be read; PretrainedError for a file that is damaged, or of another model;
-             RuntimeError without the library safetensors
+    Args:
+        path: The safetensors file.
+        dtype: Dtype of the model's parameters.
+
+    Returns:
+        A model in evaluation mode, for images of shape (B, H, W, C).
+
+    Raises:
+        OSError: The file cannot be read.
+        PretrainedError: The file is damaged, or holds another model.
     """
     path, dtype = Path(path), as_dtype(dtype)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    with reasons_named("load_resnet", path):
+    with errors_with_path("load_resnet", path):
         if path.suffix in PICKLED:
             raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
-        tensors = held_by(path)
+        tensors = open_tensors(path)
         with shapes_only():
             model = ResNetModel(_config_of(tensors)).astype(dtype)
         names, leaves = names_of(model.config), model.named_parameters()
@@ -54,9 +62,16 @@ def load_resnet(path: str | os.PathLike[str], *, dtype: Any = "float32") -> ResN
 
 
 def save_resnet(path: str | os.PathLike[str], model: ResNetModel, *, dtype: Any = "float32") -> None:
-    """Write a ResNet into a safetensors file, whose arrays torchvision's model takes by load_state_dict.
+    """Write a ResNet into a safetensors file whose arrays torchvision's model loads with load_state_dict.
 
-    Errors:  TypeError for another model; OSError if the file cannot be written; RuntimeError without safetensors
+    Args:
+        path: The safetensors file.
+        model: The model.
+        dtype: Dtype of the written weights.
+
+    Raises:
+        TypeError: `model` is not a ResNetModel.
+        OSError: The file cannot be written.
     """
     if not isinstance(model, ResNetModel):
         raise TypeError(f"save_resnet: model is a {type(model).__name__}; it must be a ResNetModel")
@@ -67,12 +82,12 @@ def save_resnet(path: str | os.PathLike[str], model: ResNetModel, *, dtype: Any 
 
 
 def names_of(config: ResNetConfig) -> dict[str, str]:
-    """Their names by ours, of all arrays that a model may have."""
+    """Return torchvision's names by polyarr's, for all arrays that a model of this configuration may have."""
     return {f"{own}.{a}": f"{theirs}.{b}" for own, theirs in _layers(config) for a, b in _ARRAYS.items()}
 
 
 def _layers(config: ResNetConfig) -> Iterator[tuple[str, str]]:
-    """Our layers and theirs."""
+    """Yield the name of each layer in polyarr and in torchvision."""
     yield from (("conv", "conv1"), ("norm", "bn1"), ("head", "fc"))
     for stage, count in enumerate(config.blocks):
         for block in range(count):
@@ -83,12 +98,12 @@ def _layers(config: ResNetConfig) -> Iterator[tuple[str, str]]:
 
 
 def _theirs(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an array there: filters have their channels before their places."""
+    """Return the shape of an array in torchvision, whose filters have channels before height and width."""
     return (shape[0], shape[-1], *shape[1:-1]) if len(shape) == 4 else shape
 
 
 def _config_of(tensors: Tensors) -> ResNetConfig:
-    """The configuration of the model that the arrays are of."""
+    """Return the configuration of the model that the arrays belong to."""
     counts: dict[int, int] = {}
     for found in filter(None, (re.match(r"layer(\d+)\.(\d+)\.", name) for name in tensors)):
         stage, block = int(found[1]), int(found[2])
@@ -108,7 +123,7 @@ def _shape(tensors: Tensors, layer: str, axes: int) -> list[int]:
 
 
 def _check(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> None:
-    """Raise ValueError unless the tensors are what is wanted, in name, shape and kind."""
+    """Raise ValueError unless the tensors have exactly the expected names, shapes and dtypes."""
     missing = [name for name in wanted if name not in tensors]
     unknown = [name for name in tensors if name not in wanted and not name.endswith(_IGNORED)]
     wrong = [f"{what} {listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
@@ -123,7 +138,7 @@ def _check(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> None:
 
 
 def _read(name: str, tensors: Tensors) -> np.ndarray:
-    """Our array, of theirs."""
+    """Return an array in polyarr's layout."""
     host = tensors[name].read()
     if not np.isfinite(host).all():
         raise ValueError(f"{name} holds numbers that are not finite")

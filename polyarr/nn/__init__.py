@@ -1,4 +1,4 @@
-"""Layers: Modules are trees of arrays, and calling one is a function of its arrays and inputs."""
+"""Layers: Modules are trees of arrays; calling one is a function of its arrays and inputs. Initializers, LoRA, int8."""
 
 from polyarr.nn.attention import KeyValueCache, MultiHeadAttention, TransformerBlock
 from polyarr.nn.convolution import (

@@ -1,10 +1,10 @@
-"""Multi-head self-attention, and the pre-norm transformer block."""
+"""Multi-head self-attention with its key-value cache, and the pre-norm transformer block."""
 
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import float32, int32
-from polyarr.nn.init import Initialiser
+from polyarr.nn.init import Initializer
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear
 from polyarr.nn.module import Module
 from polyarr.nn.rotary import Turns, rotary
@@ -12,9 +12,21 @@ from polyarr.ops.validation import check_array, whole, within
 
 
 class KeyValueCache(Module):
-    """Room for the keys and values of `size` positions of one attention layer, while text is generated.
+    """Key-value cache of one attention layer, with a capacity of `size` positions, for generating text.
 
-    Its arrays keep their length, so that a compiled function that is given the cache serves all positions.
+    Its arrays keep their length, so that a compiled function that takes the cache serves all positions.
+
+    Args:
+        batch: Number of rows.
+        n_heads: Number of heads of keys and values.
+        size: Capacity: number of positions.
+        head_size: Length of the vectors of a head.
+        like: Array whose dtype and backend the cache has; None for float32 on the current backend.
+
+    Examples:
+        >>> from polyarr import nn
+        >>> nn.KeyValueCache(1, 2, 16, 4).k.shape
+        (1, 2, 16, 4)
     """
 
     def __init__(self, batch: int, n_heads: int, size: int, head_size: int, like: Array | None = None) -> None:
@@ -35,35 +47,68 @@ class KeyValueCache(Module):
 
     @property
     def size(self) -> int:
-        """How many positions there is room for."""
+        """The capacity: number of positions."""
         return self.both.shape[3]
 
     def put(self, k: Array, v: Array, position: int, together: bool = False) -> None:
-        """Place keys and values (B, H, T, D) from a position on; together, where they are parts of one array."""
+        """Store keys and values from a position on.
+
+        Args:
+            k: Keys (B, H, T, D).
+            v: Values (B, H, T, D).
+            position: First position.
+            together: Whether to copy both at once, which is faster if they are slices of one array.
+        """
         for first, new in [(0, ops.stack([k, v]))] if together else [(0, k[None]), (1, v[None])]:
             both = ops.slice_update(self.both, new, (first, 0, 0, position, 0), steps=(1, 1, 1, 1, 1))
             self.both.rebind(both)
 
     def seen(self, count: int, position: int, padding: Array | None = None) -> Array:
-        """Which positions each of `count` queries from a position on may see: (T, S); with padding (B, 1, T, S)."""
+        """Return the attention mask of queries from a position on: the positions that each query attends to.
+
+        Args:
+            count: Number T of queries.
+            position: Position of the first query.
+            padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
+
+        Returns:
+            bool array (T, S), or (B, 1, T, S) with padding.
+        """
         rows = ops.arange(0, 1, self.both, size=count, dtype=int32)[:, None] + position  # (T, 1)
         before = ops.arange(0, 1, self.both, size=self.size, dtype=int32) <= rows  # (T, S)
         return before if padding is None else before & unpadded(padding, self.size)
 
 
 def unpadded(padding: Array, size: int) -> Array:
-    """Which of so many positions are behind the padding (B,) of their row: (B, 1, 1, S)."""
+    """Return which of `size` positions are behind the padding (B,) of their row, as a mask (B, 1, 1, S)."""
     return ops.arange(0, 1, padding, size=size, dtype=padding.dtype) >= padding[:, None, None, None]
 
 
 class MultiHeadAttention(Module):
-    """Self-attention in n_heads subspaces. One projection makes queries, keys and values.
+    """Multi-head self-attention. One projection makes queries, keys and values.
 
-    n_kv_heads  how many heads of keys and values there are, each for as many queries; None: one for each
-    head_size   the length of a head's vectors; None: emb_dim / n_heads
+    Args:
+        emb_dim: Length of the last axis.
+        n_heads: Number of heads of queries.
+        n_kv_heads: Number of heads of keys and values, each for as many heads of queries; None for n_heads.
+        head_size: Length of the vectors of a head; None for emb_dim / n_heads.
+        causal: Whether a position attends only to itself and earlier positions.
+        drop_rate: Probability with which an attention weight is dropped while training.
+        qkv_bias: Whether the projection of queries, keys and values has a bias.
+        out_bias: Whether the output projection has a bias.
+        init: Initializer of the first projection, as in Linear.
+        out_init: Initializer of the output projection.
 
-    Errors:  ValueError unless emb_dim divides by n_heads, or head_size is given, and n_heads divides by n_kv_heads
-    Source:  Vaswani et al. 2017, arXiv:1706.03762; for n_kv_heads Ainslie et al. 2023, arXiv:2305.13245
+    Raises:
+        ValueError: n_heads does not divide emb_dim and there is no head_size, or n_kv_heads does not divide n_heads.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.MultiHeadAttention(8, 2, causal=True)(pa.ones((1, 5, 8))).shape
+        (1, 5, 8)
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762; for n_kv_heads Ainslie et al. 2023, arXiv:2305.13245
     """
 
     def __init__(
@@ -77,8 +122,8 @@ class MultiHeadAttention(Module):
         drop_rate: float = 0.0,
         qkv_bias: bool = True,
         out_bias: bool = True,
-        init: Initialiser | None = None,
-        out_init: Initialiser | None = None,
+        init: Initializer | None = None,
+        out_init: Initializer | None = None,
     ) -> None:
         name = "MultiHeadAttention"
         emb_dim, n_heads = whole(name, "emb_dim", emb_dim), whole(name, "n_heads", n_heads)
@@ -94,8 +139,22 @@ class MultiHeadAttention(Module):
         self.qkv = Linear(emb_dim, rows, bias=qkv_bias, init=init)
         self.out = Linear(n_heads * self.head_size, emb_dim, bias=out_bias, init=out_init)
 
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Return the rows (start, stop) of the weight of qkv that make queries "q", keys "k" and values "v"."""
+        queries, keys = self.n_heads * self.head_size, self.n_kv_heads * self.head_size
+        return {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}
+
     def cache(self, batch: int, size: int, like: Array | None = None) -> KeyValueCache:
-        """Room for the keys and values of so many positions, of like's dtype; None: the weights'."""
+        """Return an empty key-value cache for this layer.
+
+        Args:
+            batch: Number of rows.
+            size: Capacity: number of positions.
+            like: Array whose dtype and backend the cache has; None for those of the weights.
+
+        Returns:
+            KeyValueCache.
+        """
         like = self.qkv.weight if like is None else like
         return KeyValueCache(batch, self.n_kv_heads, size, self.head_size, like)
 
@@ -107,10 +166,20 @@ class MultiHeadAttention(Module):
         position: int | None = None,
         turned: Turns | None = None,
     ) -> Array:
-        """(B, T, C) -> the same. mask as ops.attention has it.
+        """Return the output (B, T, C) for x (B, T, C).
 
-        With a cache, x is from `position` on, after what the cache has seen; None: there was nothing before. With
-        `turned`, queries and keys have rotary embeddings.
+        Args:
+            x: Floating-point array (B, T, C).
+            mask: Attention mask, as in polyarr.attention.
+            cache: Key-value cache, which is updated in place; None for none.
+            position: Position of the first x, after what the cache holds; None if nothing was before.
+            turned: Rotary tables; None for queries and keys without rotary embeddings.
+
+        Returns:
+            Array of the shape of x.
+
+        Raises:
+            ShapeError: x does not have three axes.
         """
         check_array("MultiHeadAttention", "x", x)
         if x.ndim != 3:
@@ -121,7 +190,7 @@ class MultiHeadAttention(Module):
             cache.put(k, v, 0 if position is None else position, together=turned is None)
         if cache is not None and position is not None:
             k, v, mask = cache.k, cache.v, cache.seen(t, position) if mask is None else mask  # (B, K, S, D), (T, S)
-        causal = self.causal and position is None  # otherwise the mask says so
+        causal = self.causal and position is None  # otherwise the mask is causal
         return self.out(self._attended(q, k, v, mask, causal))
 
     def _projected(self, x: Array, turned: Turns | None) -> tuple[Array, Array, Array]:
@@ -135,7 +204,7 @@ class MultiHeadAttention(Module):
         return tuple(ops.permute_dims(a, axes=(0, 2, 1, 3)) for a in parts)
 
     def _attended(self, q: Array, k: Array, v: Array, mask: Array | None, causal: bool) -> Array:
-        """What the queries (B, H, T, D) see of keys and values (B, K, S, D), heads side by side: (B, T, H * D)."""
+        """Return the attention of queries (B, H, T, D) to keys and values (B, K, S, D) as (B, T, H * D)."""
         b, heads, t, size = q.shape
         if (kv := k.shape[1]) != heads:  # the queries of a group share its keys and values
             q = ops.reshape(q, shape=(b, kv, heads // kv, t, size))  # (B, K, H / K, T, D)
@@ -145,13 +214,30 @@ class MultiHeadAttention(Module):
                 mask = ops.reshape(mask, shape=(mask.shape[0], *grouped, *mask.shape[2:]))
         rate = self.drop_rate if self.training else 0.0
         key, counter = random.draw() if rate else (0, 0)
-        y = ops.attention(q, k, v, mask, key, counter, causal=causal, dropout_rate=rate)  # as q
+        y = ops.attention(q, k, v, mask, key, counter, causal=causal, dropout_rate=rate)  # (as q)
         axes = (0, 2, 1, 3) if y.ndim == 4 else (0, 3, 1, 2, 4)
         return ops.reshape(ops.permute_dims(y, axes=axes), shape=(b, t, heads * size))
 
 
 class TransformerBlock(Module):
-    """Attention and feed-forward, each after a norm and around a shortcut."""
+    """Pre-norm transformer block: attention and feed-forward, each after a layer norm and inside a residual connection.
+
+    Args:
+        emb_dim: Length of the last axis.
+        n_heads: Number of heads.
+        causal: Whether a position attends only to itself and earlier positions.
+        drop_rate: Probability of dropout while training.
+        qkv_bias: Whether the projection of queries, keys and values has a bias.
+        activation: Activation of the feed-forward block.
+        init: Initializer of the weights, as in Linear.
+        out_init: Initializer of the two output projections.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.TransformerBlock(8, 2, causal=True)(pa.ones((1, 5, 8))).shape
+        (1, 5, 8)
+    """
 
     def __init__(
         self,
@@ -162,8 +248,8 @@ class TransformerBlock(Module):
         drop_rate: float = 0.0,
         qkv_bias: bool = True,
         activation: str = "gelu_tanh",
-        init: Initialiser | None = None,
-        out_init: Initialiser | None = None,
+        init: Initializer | None = None,
+        out_init: Initializer | None = None,
     ) -> None:
         self.norm1, self.norm2 = LayerNorm(emb_dim), LayerNorm(emb_dim)
         self.att = MultiHeadAttention(
@@ -185,6 +271,6 @@ class TransformerBlock(Module):
         cache: KeyValueCache | None = None,
         position: int | None = None,
     ) -> Array:
-        """(B, T, C) -> the same"""
+        """Return the output (B, T, C) for x (B, T, C); mask, cache and position are those of MultiHeadAttention."""
         x = x + self.drop_shortcut(self.att(self.norm1(x), mask, cache, position))  # (B, T, C)
         return x + self.drop_shortcut(self.ff(self.norm2(x)))  # (B, T, C)

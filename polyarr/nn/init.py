@@ -1,4 +1,4 @@
-"""What parameters begin with: functions from a shape to an array, drawn from polyarr.random."""
+"""Initializers of parameters: functions from a shape to an array, drawn from polyarr.random."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,15 +10,22 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.spec import Spec, described, float32, told
 from polyarr.ops.validation import number
 
-Initialiser = Callable[[tuple[int, ...]], Any]
+Initializer = Callable[[tuple[int, ...]], Any]
 _only_shapes: ContextVar[bool] = ContextVar("polyarr_only_shapes", default=False)
 
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Inside the block, layers get Specs for parameters: a model of any size, without memory or time.
+    """Have layers hold Specs instead of arrays inside the block: a model of any size, without memory or time.
 
     Such a model can be counted and printed, and load_parameters gives it arrays.
+
+    Examples:
+        >>> from polyarr import nn
+        >>> with nn.shapes_only():
+        ...     layer = nn.Linear(100_000, 100_000)
+        >>> layer.num_parameters()
+        10000100000
     """
     token = _only_shapes.set(True)
     try:
@@ -27,26 +34,64 @@ def shapes_only() -> Iterator[None]:
         _only_shapes.reset(token)
 
 
-def normal(std: float = 1.0) -> Initialiser:
-    """Normally distributed around 0."""
+def normal(std: float = 1.0) -> Initializer:
+    """Return an initializer with the normal distribution around 0.
+
+    Args:
+        std: Standard deviation.
+
+    Returns:
+        Function from a shape to an array.
+
+    Examples:
+        >>> from polyarr import nn
+        >>> nn.normal(0.02)((2, 3)).shape
+        (2, 3)
+    """
     return lambda shape: _made(shape, lambda: random.normal(shape, std=std))
 
 
-def uniform(bound: float) -> Initialiser:
-    """Uniform between -bound and bound."""
+def uniform(bound: float) -> Initializer:
+    """Return an initializer with the uniform distribution between -bound and bound.
+
+    Args:
+        bound: Largest magnitude.
+
+    Returns:
+        Function from a shape to an array.
+
+    Examples:
+        >>> from polyarr import nn
+        >>> nn.uniform(0.1)((2, 3)).shape
+        (2, 3)
+    """
     return lambda shape: _made(shape, lambda: random.uniform(shape, low=-bound, high=bound))
 
 
-def constant(value: float) -> Initialiser:
-    """The same number everywhere."""
+def constant(value: float) -> Initializer:
+    """Return an initializer with one number everywhere.
+
+    Args:
+        value: Number.
+
+    Returns:
+        Function from a shape to an array.
+
+    Examples:
+        >>> from polyarr import nn
+        >>> nn.constant(1)((2,))
+        Array([1., 1.], float32, 'numpy')
+    """
     value = float(number("nn.constant", "value", value))
     return lambda shape: _made(shape, lambda: creation.full(shape, value))
 
 
-def begun(layer: str, init: Initialiser, *shape: int) -> Any:
-    """What a parameter of a layer begins with.
+def initial_value(layer: str, init: Initializer, *shape: int) -> Any:
+    """Return the initial value of a parameter of a layer.
 
-    Errors:  TypeError for what is no initialiser; ShapeError for one that gives another shape
+    Raises:
+        TypeError: init is not a function.
+        ShapeError: init returned another shape.
     """
     if not callable(init):
         raise TypeError(f"{layer}: init is {told(init)}; it must be a function of a shape, such as nn.normal(0.02)")

@@ -1,4 +1,4 @@
-"""The plain layers: what they hold, and the op that they call."""
+"""Basic layers: the parameters that they hold, and the op that they call."""
 
 import math
 from collections.abc import Callable
@@ -8,15 +8,30 @@ from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import described, float32
-from polyarr.nn.init import Initialiser, begun, constant, normal, uniform
+from polyarr.nn.init import Initializer, constant, initial_value, normal, uniform
 from polyarr.nn.module import Module
 from polyarr.ops.validation import check_array, whole, within
 
 
 class Linear(Module):
-    """act(x @ weight.T + bias). Without init, weight and bias are uniform within 1/sqrt(in_features).
+    """Linear layer: act(x @ weight.T + bias).
 
-    init draws the weight instead, (out, in) -> array; the bias is then 0.
+    Args:
+        in_features: Length of the last axis of the input.
+        out_features: Length of the last axis of the output.
+        bias: Whether to add a bias.
+        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
+        init: Initializer of the weight (out, in), with a bias of 0. None: both are uniform within 1 /
+            sqrt(in_features).
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> layer = nn.Linear(3, 2)
+        >>> layer(pa.ones((4, 3))).shape
+        (4, 2)
+        >>> layer.weight.shape
+        (2, 3)
     """
 
     def __init__(
@@ -25,33 +40,57 @@ class Linear(Module):
         out_features: int,
         bias: bool = True,
         activation: str | None = None,
-        init: Initialiser | None = None,
+        init: Initializer | None = None,
     ) -> None:
         in_features = whole("Linear", "in_features", in_features)
         out_features = whole("Linear", "out_features", out_features)
         default = uniform(1 / math.sqrt(max(in_features, 1)))
-        self.weight = begun("Linear", init or default, out_features, in_features)
+        self.weight = initial_value("Linear", init or default, out_features, in_features)
         self.bias = (constant(0) if init else default)((out_features,)) if bias else None
         self.activation = activation
 
     def __call__(self, x: Array) -> Array:
-        """(..., in) -> (..., out)"""
+        """Return the output (..., out) for an input x (..., in)."""
         return ops.linear(x, self.weight, self.bias, activation=self.activation)
 
 
 class Embedding(Module):
-    """A row of weight for each index."""
+    """Table with a trained vector for each index.
 
-    def __init__(self, num_embeddings: int, emb_dim: int, init: Initialiser | None = None) -> None:
-        self.weight = begun("Embedding", init or normal(), num_embeddings, emb_dim)
+    Args:
+        num_embeddings: Number of indices.
+        emb_dim: Length of a vector.
+        init: Initializer of the weight (num_embeddings, emb_dim); None for normal(1).
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.Embedding(10, 4)(pa.asarray([[1, 2, 3]])).shape
+        (1, 3, 4)
+    """
+
+    def __init__(self, num_embeddings: int, emb_dim: int, init: Initializer | None = None) -> None:
+        self.weight = initial_value("Embedding", init or normal(), num_embeddings, emb_dim)
 
     def __call__(self, indices: Array) -> Array:
-        """(...) integers -> (..., emb_dim)"""
+        """Return the vectors (..., emb_dim) of integer indices (...)."""
         return ops.embedding(self.weight, indices)
 
 
 class LayerNorm(Module):
-    """The last axis brought to mean 0 and variance 1, then scaled and shifted."""
+    """Layer norm: normalize the last axis to mean 0 and variance 1, then scale and shift it.
+
+    Args:
+        emb_dim: Length of the last axis.
+        eps: Number added to the variance.
+        bias: Whether to shift.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.LayerNorm(2, eps=0.0)(pa.asarray([[1.0, 3.0]]))
+        Array([[-1.,  1.]], float32, 'numpy')
+    """
 
     def __init__(self, emb_dim: int, eps: float = 1e-5, bias: bool = True) -> None:
         self.weight = constant(1)((emb_dim,))
@@ -59,65 +98,124 @@ class LayerNorm(Module):
         self.eps = within("LayerNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
-        """(..., emb_dim) -> the same"""
+        """Return the normalized x (..., emb_dim)."""
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
 class RMSNorm(Module):
-    """The last axis divided by its root mean square, then scaled."""
+    """RMS norm: divide the last axis by its root mean square, then scale it.
+
+    Args:
+        emb_dim: Length of the last axis.
+        eps: Number added to the mean square.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.RMSNorm(2)(pa.asarray([[3.0, 4.0]]))
+        Array([[0.8485281, 1.1313708]], float32, 'numpy')
+    """
 
     def __init__(self, emb_dim: int, eps: float = 1e-6) -> None:
         self.weight = constant(1)((emb_dim,))
         self.eps = within("RMSNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
-        """(..., emb_dim) -> the same"""
+        """Return the normalized x (..., emb_dim)."""
         return ops.rms_norm(x, self.weight, eps=self.eps)
 
 
 class Dropout(Module):
-    """While training, each element is 0 with probability rate, and the others grow by 1 / (1 - rate).
+    """Dropout: while training, set each element to 0 with probability rate, and divide the others by 1 - rate.
 
-    Errors:  ValueError unless 0 <= rate <= 1
+    Args:
+        rate: Probability from 0 to 1.
+
+    Raises:
+        ValueError: rate is not from 0 to 1.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.Dropout(0.5).eval()(pa.ones(3))
+        Array([1., 1., 1.], float32, 'numpy')
     """
 
     def __init__(self, rate: float) -> None:
         self.rate = within("Dropout", "the dropout rate", rate, 0, 1)
 
     def __call__(self, x: Array) -> Array:
-        """any -> the same"""
+        """Return x, with dropout while training."""
         return ops.dropout(x, *random.draw(), rate=self.rate) if self.training and self.rate else x
 
 
 class GELU(Module):
-    """ops.gelu as a layer."""
+    """The activation polyarr.gelu as a layer.
+
+    Args:
+        approximate: "none" or "tanh".
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.GELU()(pa.asarray([-1.0, 1.0]))
+        Array([-0.15865526,  0.8413447 ], float32, 'numpy')
+    """
 
     def __init__(self, approximate: str = "none") -> None:
         self.approximate = approximate
 
     def __call__(self, x: Array) -> Array:
-        """any -> the same"""
+        """Return gelu(x), of the shape of x."""
         return ops.gelu(x, approximate=self.approximate)
 
 
 class ReLU(Module):
-    """ops.relu as a layer."""
+    """The activation polyarr.relu as a layer.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.ReLU()(pa.asarray([-1.0, 1.0]))
+        Array([0., 1.], float32, 'numpy')
+    """
 
     def __call__(self, x: Array) -> Array:
-        """any -> the same"""
+        """Return relu(x), of the shape of x."""
         return ops.relu(x)
 
 
 class SiLU(Module):
-    """ops.silu as a layer."""
+    """The activation polyarr.silu as a layer.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.SiLU()(pa.asarray([0.0, 1.0]))
+        Array([0.       , 0.7310586], float32, 'numpy')
+    """
 
     def __call__(self, x: Array) -> Array:
-        """any -> the same"""
+        """Return silu(x), of the shape of x."""
         return ops.silu(x)
 
 
 class Sequential(Module):
-    """Layers, or any functions of one array, one after the other."""
+    """Layers, or any functions of one array, called one after the other.
+
+    Args:
+        *layers: Layers or functions.
+
+    Raises:
+        TypeError: A layer is not callable.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> model = nn.Sequential(nn.Linear(3, 8, activation="relu"), nn.Linear(8, 2))
+        >>> model(pa.ones((4, 3))).shape
+        (4, 2)
+    """
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
         for layer in layers:
@@ -127,7 +225,7 @@ class Sequential(Module):
         self.layers = list(layers)
 
     def __call__(self, x: Any) -> Any:
-        """As the layers have it"""
+        """Return the output of the last layer."""
         for layer in self.layers:
             x = layer(x)
         return x
@@ -140,7 +238,21 @@ class Sequential(Module):
 
 
 class FeedForward(Module):
-    """Two Linear layers with an activation between them; hidden is 4 * emb_dim unless given."""
+    """Feed-forward block: two Linear layers with an activation between them.
+
+    Args:
+        emb_dim: Length of the last axis.
+        hidden: Length between the layers; None for 4 * emb_dim.
+        activation: "relu", "silu", "gelu" or "gelu_tanh".
+        init: Initializer of the first layer, as in Linear.
+        out_init: Initializer of the second layer.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.FeedForward(4)(pa.ones((2, 3, 4))).shape
+        (2, 3, 4)
+    """
 
     def __init__(
         self,
@@ -148,22 +260,36 @@ class FeedForward(Module):
         hidden: int | None = None,
         *,
         activation: str = "gelu_tanh",
-        init: Initialiser | None = None,
-        out_init: Initialiser | None = None,
+        init: Initializer | None = None,
+        out_init: Initializer | None = None,
     ) -> None:
         hidden = 4 * emb_dim if hidden is None else hidden
         self.up = Linear(emb_dim, hidden, activation=activation, init=init)
         self.down = Linear(hidden, emb_dim, init=out_init)
 
     def __call__(self, x: Array) -> Array:
-        """(..., emb_dim) -> the same"""
+        """Return the output (..., emb_dim) for x (..., emb_dim)."""
         return self.down(self.up(x))
 
 
 class GatedFeedForward(Module):
-    """Two Linear layers to hidden numbers, one of which gates the other through an activation, and one back.
+    """Gated feed-forward block: down(act(gate(x)) * up(x)), as SwiGLU.
 
-    Source:  Shazeer 2020, arXiv:2002.05202 (SwiGLU)
+    Args:
+        emb_dim: Length of the last axis.
+        hidden: Length of gate and up.
+        activation: "relu", "silu", "gelu" or "gelu_tanh".
+        bias: Whether the three Linear layers have biases.
+        init: Initializer of gate and up, as in Linear.
+        out_init: Initializer of down.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.GatedFeedForward(4, 8)(pa.ones((2, 3, 4))).shape
+        (2, 3, 4)
+
+    Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU)
     """
 
     def __init__(
@@ -172,30 +298,43 @@ class GatedFeedForward(Module):
         hidden: int,
         *,
         activation: str = "silu",
-        init: Initialiser | None = None,
-        out_init: Initialiser | None = None,
+        bias: bool = False,
+        init: Initializer | None = None,
+        out_init: Initializer | None = None,
     ) -> None:
-        self.gate = Linear(emb_dim, hidden, bias=False, activation=activation, init=init)
-        self.up = Linear(emb_dim, hidden, bias=False, init=init)
-        self.down = Linear(hidden, emb_dim, bias=False, init=out_init)
+        self.gate = Linear(emb_dim, hidden, bias=bias, activation=activation, init=init)
+        self.up = Linear(emb_dim, hidden, bias=bias, init=init)
+        self.down = Linear(hidden, emb_dim, bias=bias, init=out_init)
 
     def __call__(self, x: Array) -> Array:
-        """(..., emb_dim) -> the same"""
+        """Return the output (..., emb_dim) for x (..., emb_dim)."""
         return self.down(self.gate(x) * self.up(x))
 
 
 class PositionalEncoding(Module):
-    """Adds sines and cosines of the position, which are not trained.
+    """Sinusoidal positional encoding: add sines and cosines of the position, which are not trained.
 
-    Errors:  ShapeError, when called, if x's last axis is not emb_dim
-    Source:  Vaswani et al. 2017, arXiv:1706.03762
+    Args:
+        emb_dim: Length of the last axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.PositionalEncoding(4)(pa.zeros((1, 4)))
+        Array([[0., 1., 0., 1.]], float32, 'numpy')
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762
     """
 
     def __init__(self, emb_dim: int) -> None:
         self.emb_dim = whole("PositionalEncoding", "emb_dim", emb_dim)
 
     def __call__(self, x: Array) -> Array:
-        """(..., T, emb_dim) -> the same"""
+        """Return x (..., T, emb_dim) with the encoding of positions 0 to T - 1 added.
+
+        Raises:
+            ShapeError: The last axis of x is not emb_dim.
+        """
         check_array("PositionalEncoding", "x", x)
         if x.ndim < 2 or x.shape[-1] != self.emb_dim:
             raise ShapeError(f"PositionalEncoding: x is {x.spec}; it must be [..., T, {self.emb_dim}]")

@@ -1,13 +1,14 @@
-"""Low-rank adapters: a model whose linear layers stay as they are, each beside a small product that is trained."""
+"""Low-rank adapters (LoRA): linear layers stay frozen, each beside a product of low rank that is trained."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from polyarr import ops, tree
 from polyarr.core.array import Array, spec_of
 from polyarr.core.spec import described, float64, told
+from polyarr.nn.attention import MultiHeadAttention
 from polyarr.nn.init import constant, uniform
 from polyarr.nn.layers import Dropout, Linear
 from polyarr.nn.module import Module
@@ -19,62 +20,115 @@ _SHOWN = 5  # paths listed in an error
 
 
 class LoRALinear(Module):
-    """act(x @ (weight + scale * b @ a).T + bias): a Linear layer that is frozen, beside a product of low rank.
+    """Linear layer with a low-rank adapter: act(x @ (weight + scale * b @ a).T + bias). Only a and b are trained.
 
-    a begins uniform within 1/sqrt(in_features), b as 0. While training, what goes into a is dropped with probability
-    dropout. Both are float32 beside narrower weights, for small steps would be lost in those.
+    a (rank, in) starts uniform within 1 / sqrt(in_features), b (out, rank) as 0. Both are float32 beside 16-bit
+    weights, which would lose small steps.
 
-    Source:  Hu et al. 2021, arXiv:2106.09685
+    Args:
+        base: Linear layer, which is copied and frozen.
+        rank: Rank of the adapter.
+        scale: Factor of the adapter.
+        dropout: Probability with which training drops an input of the adapter.
+        parts: Rows (start, stop) of the weight, in order, each with an adapter of its own; other rows have none. a is
+            then (parts * rank, in) and b (all these rows, rank). Empty for one adapter for all rows.
+
+    Raises:
+        TypeError: base is not a Linear layer.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> layer = nn.LoRALinear(nn.Linear(8, 8), rank=2, scale=1.0)
+        >>> list(layer.named_parameters(only_trainable=True))
+        ['a', 'b']
+
+    Source: Hu et al. 2021, arXiv:2106.09685
     """
 
-    def __init__(self, base: Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
+    def __init__(
+        self, base: Linear, rank: int, scale: float, dropout: float = 0.0, parts: Sequence[tuple[int, int]] = ()
+    ) -> None:
         if not isinstance(base, Linear):
             raise TypeError(f"LoRALinear: base is {described(base)}; it must be a Linear layer")
         self.base = base.copy().freeze()
         rows, columns = base.weight.shape
-        self.a = _beside(base.weight, uniform(max(columns, 1) ** -0.5)((rank, columns)))
+        self.parts = tuple(parts)
+        rows = sum(stop - start for start, stop in self.parts) if parts else rows
+        self.a = _beside(base.weight, uniform(max(columns, 1) ** -0.5)((max(len(self.parts), 1) * rank, columns)))
         self.b = _beside(base.weight, constant(0)((rows, rank)))
         self.scale, self.drop = scale, Dropout(dropout)
         self.train(base.training)
 
     def __call__(self, x: Array) -> Array:
-        """(..., in) -> (..., out)"""
+        """Return the output (..., out) for an input x (..., in)."""
         base = self.base
-        low = ops.linear(ops.linear(self.drop(x), like(self.a, x)), like(self.b, x))  # (..., R), then (..., out)
+        low = ops.linear(ops.linear(self.drop(x), like(self.a, x)), like(self.whole_b(), x))  # (..., out)
         return ACTIVATIONS[base.activation](ops.linear(x, base.weight, base.bias) + low * self.scale)
 
     @property
     def weight(self) -> Array:
-        """The one matrix that does the same, (out, in), for whoever computes with a layer's weight."""
+        """The weight (out, in) of a Linear layer that computes the same."""
         held = self.base.weight
-        change = ops.matmul(self.b, self.a) * self.scale
+        change = ops.matmul(self.whole_b(), self.a) * self.scale
         return like(like(held, change) + change, held)
+
+    def whole_b(self) -> Array:
+        """Return b for all rows: b itself, or for several parts (out, parts * rank) with zeros outside of them."""
+        if not self.parts:
+            return self.b
+        rank, at, done, blocks = self.b.shape[1], 0, 0, list[Array]()
+        width = len(self.parts) * rank
+        for number, (start, stop) in enumerate(self.parts):
+            rows = self.b[done : done + stop - start]
+            sides = self._zeros(stop - start, number * rank), self._zeros(stop - start, width - (number + 1) * rank)
+            blocks += [self._zeros(start - at, width), ops.concat([sides[0], rows, sides[1]], axis=1)]
+            at, done = stop, done + stop - start
+        return ops.concat([*blocks, self._zeros(self.base.weight.shape[0] - at, width)], axis=0)
+
+    def _zeros(self, *shape: int) -> Array:
+        return ops.full(0, self.b, shape=shape, dtype=self.b.dtype)
 
     @property
     def bias(self) -> Array | None:
-        """The frozen layer's."""
+        """The bias of the frozen layer."""
         return self.base.bias
 
     def merged(self) -> Linear:
-        """A Linear layer that does the same."""
+        """Return a Linear layer that computes the same."""
         layer = self.base.copy()
         layer.weight = self.weight
         return layer
 
 
 def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None = None, dropout: float = 0.0) -> M:
-    """A model like the given one that trains nothing but adapters beside some of its Linear layers.
+    """Return a model like the given one that trains only low-rank adapters beside some of its Linear layers.
 
-    It computes the same at first. The given model stays as it is; the arrays are shared.
+    At first it computes the same. The given model does not change; the arrays are shared.
 
-    match    which layers: a pattern with * and ? that their paths end with. "att.*" is for blocks.0.att.qkv and its
-             kin, "*" for all
-    alpha    what the adapters give counts alpha / rank times; None: once
-    dropout  the probability with which training drops what goes into an adapter
+    Args:
+        model: Module with Linear layers.
+        rank: Rank of the adapters.
+        match: Pattern with *, ? and [] that the paths of the layers end with. "att.*" matches blocks.0.att.qkv and its
+            like, "*" every layer. "att.q", "att.k" and "att.v" are the parts of att.qkv that make queries, keys and
+            values: "att.[qv]" gives two of them an adapter each.
+        alpha: The factor of the adapters is alpha / rank; None for 1.
+        dropout: Probability with which training drops an input of an adapter.
 
-    Errors:  ValueError if no Linear layer matches, the model has adapters already, or a number is out of range;
-             TypeError for what is no Module
-    Source:  Hu et al. 2021, arXiv:2106.09685
+    Returns:
+        Model of the type of the given one.
+
+    Raises:
+        ValueError: No Linear layer matches, the model has adapters already, or a number is out of range.
+        TypeError: model is not a Module.
+
+    Examples:
+        >>> from polyarr import nn
+        >>> model = nn.lora(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), rank=2, match="*")
+        >>> model.num_parameters(only_trainable=True)
+        32
+
+    Source: Hu et al. 2021, arXiv:2106.09685
     """
     check_module("lora", model)
     alpha = rank if alpha is None else alpha
@@ -89,15 +143,28 @@ def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None =
     chosen = _chosen(model, match)
 
     def adapted(path: str, layer: Linear) -> Module:
-        return LoRALinear(layer, rank, alpha / rank, dropout) if path in chosen else layer
+        return LoRALinear(layer, rank, alpha / rank, dropout, chosen[path]) if path in chosen else layer
 
     return replaced(model, adapted)
 
 
 def merge_lora(model: M) -> M:
-    """The model with its adapters added to the weights that they are beside, and nothing frozen.
+    """Return the model with its adapters added to the weights beside them, and nothing frozen.
 
-    Errors:  TypeError for what is no Module
+    Args:
+        model: Module.
+
+    Returns:
+        Model of the type of the given one.
+
+    Raises:
+        TypeError: model is not a Module.
+
+    Examples:
+        >>> from polyarr import nn
+        >>> model = nn.lora(nn.Sequential(nn.Linear(8, 8)), match="*")
+        >>> list(nn.merge_lora(model).named_parameters())
+        ['layers.0.weight', 'layers.0.bias']
     """
     check_module("merge_lora", model)
     return replaced(model, lambda _, layer: layer.merged() if type(layer) is LoRALinear else layer).unfreeze()
@@ -109,22 +176,38 @@ def check_module(name: str, model: Any) -> None:
         raise TypeError(f"{name}: model is {described(model)}; it must be a Module")
 
 
-def _chosen(model: Module, match: str) -> set[str]:
-    """The paths of the layers that a pattern is for."""
+def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Return the paths of the layers that match a pattern, and the matching parts of each; () for a whole layer."""
     layers: dict[str, Module] = {}
     replaced(model, layers.setdefault)
     if any(type(layer) is LoRALinear for layer in layers.values()):
         raise ValueError("lora: the model has adapters already; merge_lora puts them into its weights")
     pattern = match.replace(".", "/")
-    found = {path for path in layers if pattern and PurePosixPath(path.replace(".", "/")).match(pattern)}
+
+    def fits(path: str) -> bool:
+        return bool(pattern) and PurePosixPath(path.replace(".", "/")).match(pattern)
+
+    found: dict[str, tuple[tuple[int, int], ...]] = {path: () for path in layers if fits(path)}
+    for path, attention in _attentions(model):
+        parts = tuple(rows for name, rows in attention.parts().items() if fits(f"{path}.{name}"))
+        if parts and f"{path}.qkv" in layers:
+            found.setdefault(f"{path}.qkv", parts)
     if not found:
         there = f"such as {', '.join([*layers][:_SHOWN])}" if layers else "of which there is none"
         raise ValueError(f"lora: match is {match!r}; it must be a pattern for paths of Linear layers, {there}")
     return found
 
 
+def _attentions(node: Any, path: tuple = ()) -> Iterator[tuple[str, MultiHeadAttention]]:
+    """Iterate over (path, layer) of the attention layers in a tree."""
+    if isinstance(node, MultiHeadAttention):
+        yield ".".join(map(str, path)), node
+    for name, child in (tree.children(node) or {}).items():
+        yield from _attentions(child, (*path, name))
+
+
 def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:
-    """A copy of a tree with change(path, layer) for each layer that is a Linear, or one with an adapter."""
+    """Return a copy of a tree with change(path, layer) in place of each Linear or LoRALinear layer."""
     if type(node) in (Linear, LoRALinear):
         return change(".".join(map(str, path)), node)
     found = tree.children(node)
@@ -134,7 +217,7 @@ def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> 
 
 
 def _beside(weight: Any, made: Any) -> Any:
-    """What was drawn, on the backend of a weight, and as wide as that if it is wider; of a Spec a Spec."""
+    """Return an array on the backend of a weight, in float64 beside float64; for a Spec a Spec."""
     if type(weight) is not Array:
         return spec_of(made)
     there = made.to(weight.backend)

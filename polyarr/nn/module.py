@@ -1,4 +1,4 @@
-"""Module: a tree of arrays with a call, as a plain Python object."""
+"""Module, the base class of layers: a tree of arrays with a call, as a plain Python object."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,65 +11,105 @@ from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import FLOATS, Spec, as_dtype, described
 
-_SETTINGS = {bool, int, float, str, type(None)}  # types of which nothing is a child
+_SETTINGS = {bool, int, float, str, type(None)}  # types that are never children
 _SHOWN = 3  # names listed in an error
 
 
 class Module:
-    """A layer or model. Attributes that are arrays, Modules, or lists, tuples and dicts with one of those in them,
-    are its children in the order of assignment; every other attribute is configuration.
+    """Base class of layers and models: a tree of arrays with a call.
 
-    A Module is a tree: gradients with respect to it, and tree.map over it, give Modules of the same form. Only
+    Attributes that are arrays, Modules, or lists, tuples and dicts that hold one, are its children, in the order of
+    assignment; every other attribute is configuration. Subclasses assign them in `__init__` and define `__call__`.
+
+    A Module is a tree: gradients with respect to it, and tree.map over it, return Modules of the same structure. Only
     arrays stay children, so to map parameters to something else, map over parameters().
+
+    Attributes:
+        training: Whether layers such as Dropout behave as in training; see train and eval.
+        frozen: Whether the arrays are not trained; see freeze. Modules inside have their own.
+        is_state: Whether the arrays are no parameters, such as running statistics: never trained or cast.
+        is_gradient: Whether the arrays are gradients: set in the result of a gradient transform.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> class Scale(nn.Module):
+        ...     def __init__(self, n):
+        ...         self.factor = pa.ones(n)
+        ...     def __call__(self, x):
+        ...         return x * self.factor
+        >>> list(Scale(3).named_parameters())
+        ['factor']
     """
 
     training = True
-    frozen = False  # True where the arrays are not trained; Modules inside have their own
-    is_state = False  # True for what is beside parameters, running statistics say: never trained, and in its own dtype
-    is_gradient = False  # True for what a gradient transform made of a Module: then the arrays are gradients
+    frozen = False
+    is_state = False
+    is_gradient = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the layer computes; every Module defines its own."""
+        """Compute the layer; every Module defines its own."""
         raise TypeError(f"{type(self).__name__}: it defines no __call__, so it cannot be called")
 
     # ---- the tree --------------------------------------------------------------------------------------------
 
     def tree_children(self) -> dict[str, Any]:
-        """The attributes that take part in trees, by name."""
-        found = vars(self).items()  # at every call of a compiled function; so what is plain is told by its type
+        """Return the attributes that are children, by name."""
+        found = vars(self).items()  # runs at every call of a compiled function, so plain settings are skipped by type
         return {name: v for name, v in found if type(v) is Array or (type(v) not in _SETTINGS and _is_child(v))}
 
     def tree_rebuild(self, children: dict[str, Any]) -> Self:
-        """A shallow copy with other children."""
+        """Return a shallow copy with other children."""
         new = object.__new__(type(self))
-        object.__setattr__(new, "__dict__", vars(self) | children)  # whatever __setattr__ a subclass has
+        object.__setattr__(new, "__dict__", vars(self) | children)  # a subclass may have its own __setattr__
         return new
 
     def parameters(self) -> dict[str, Any]:
-        """The arrays, as nested dicts and lists; tree.map takes it for the Module itself."""
+        """Return the arrays as nested dicts and lists, which tree.map takes in place of the Module."""
         return {name: _plain(child) for name, child in self.tree_children().items()}
 
     def named_parameters(self, *, only_trainable: bool = False) -> dict[str, Array]:
-        """The arrays by dotted name, such as "blocks.0.att.qkv.weight"; without those of frozen Modules, if need be."""
+        """Return the arrays by dotted name, such as "blocks.0.att.qkv.weight".
+
+        Args:
+            only_trainable: Whether to leave out those of frozen Modules.
+
+        Returns:
+            Dict from dotted names to arrays, in order.
+        """
         return tree.trainable(self) if only_trainable else tree.by_name(self)
 
     def num_parameters(self, *, only_trainable: bool = False) -> int:
-        """How many numbers the arrays hold."""
+        """Return the number of elements of all arrays.
+
+        Args:
+            only_trainable: Whether to leave out those of frozen Modules.
+
+        Returns:
+            int.
+        """
         return sum(leaf.size for leaf in self.named_parameters(only_trainable=only_trainable).values())
 
     # ---- saving and loading ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Array]:
-        """The same as named_parameters: what load_parameters takes."""
+        """Return named_parameters(), which load_parameters takes."""
         return self.named_parameters()
 
     def load_parameters(self, named: Mapping[str, Any]) -> Self:
-        """Replace every array, in place, by the array (polyarr's, or NumPy's) of its dotted name; returns the Module.
+        """Replace every array, in place, by the array of its dotted name.
 
-        Dtype and backend stay as they are; nothing is replaced unless everything fits. What polyarr.load gives of a
-        Module that was saved, a tree, serves as well.
+        Dtype and backend stay as they are; nothing is replaced unless everything fits.
 
-        Errors:  ValueError for names that are missing or unknown; ShapeError for another shape
+        Args:
+            named: Mapping from dotted names to arrays of polyarr or NumPy; or a tree, as polyarr.load returns it.
+
+        Returns:
+            The Module itself.
+
+        Raises:
+            ValueError: A name is missing or unknown.
+            ShapeError: An array has another shape.
         """
         _check_mapping("load_parameters", named)
         own = self.named_parameters()
@@ -86,22 +126,36 @@ class Module:
         return self
 
     def to(self, backend: str | Backend) -> Self:
-        """The same Module on another backend."""
+        """Return the Module on another backend.
+
+        Args:
+            backend: Backend or its name.
+
+        Returns:
+            Module with copies of the arrays.
+        """
         return tree.map(lambda leaf: leaf.to(backend) if type(leaf) is Array else leaf, self)
 
     def astype(self, dtype: Any) -> Self:
-        """The same Module with its floating-point parameters in another dtype; the gradient comes back in theirs.
+        """Return the Module with its floating-point parameters in another dtype; gradients keep the original dtype.
 
-        So a model can compute in float16 or bfloat16 whose own parameters, and what an optimiser keeps of them, stay
-        float32: value_and_grad(lambda m: loss_of(m.astype(bfloat16), batch))(model).
+        A model can so compute in float16 or bfloat16 while its parameters, and the state of an optimizer, stay float32:
+        value_and_grad(lambda m: loss_of(m.astype(bfloat16), batch))(model).
 
-        Errors:  DtypeError unless dtype is floating-point
+        Args:
+            dtype: Floating-point dtype or its name.
+
+        Returns:
+            Module with converted arrays.
+
+        Raises:
+            DtypeError: dtype is not floating-point.
         """
         due = as_dtype(dtype)
         if due not in FLOATS:
             raise DtypeError(f"Module.astype: dtype is {due.name}; it must be floating-point")
         leaves = tree.leaves(self)
-        alike = defaultdict[Any, list[int]](list)  # all at once, but for what has no gradient where others have one
+        alike = defaultdict[Any, list[int]](list)  # cast at once; tracked and untracked arrays apart
         for i, (leaf, is_cast) in enumerate(zip(leaves, _are_cast(self, due), strict=True)):
             if is_cast:
                 alike[type(leaf), leaf.dtype, getattr(leaf, "node", None) is None].append(i)
@@ -111,9 +165,17 @@ class Module:
         return tree.unflatten(self, leaves)
 
     def with_arrays(self, named: Mapping[str, Array]) -> Self:
-        """The same Module with other arrays at some dotted names, such as nn.observing gives them.
+        """Return the Module with other arrays at some dotted names, such as those of nn.observing.
 
-        Errors:  ValueError for a name that is unknown; ShapeError for another shape or dtype
+        Args:
+            named: Mapping from dotted names to arrays.
+
+        Returns:
+            Module that shares the other arrays.
+
+        Raises:
+            ValueError: A name is unknown.
+            ShapeError: An array has another shape or dtype.
         """
         _check_mapping("with_arrays", named)
         leaves = self.named_parameters()
@@ -125,36 +187,49 @@ class Module:
         return tree.unflatten(self, {**leaves, **named}.values())
 
     def copy(self) -> Self:
-        """Another Module with the same arrays: switching or changing one leaves the other as it is."""
+        """Return another Module with the same arrays; changes of one do not change the other."""
         return tree.map(lambda leaf: leaf, self)
 
     # ---- training or not -------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
-        """Switch this Module and all inside it to training (dropout works) or, with False, to evaluation."""
+        """Switch this Module and all inside it to training, in which dropout works.
+
+        Args:
+            mode: False for evaluation.
+
+        Returns:
+            The Module itself.
+        """
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
-        """Switch to evaluation: dropout does nothing."""
+        """Switch this Module and all inside it to evaluation, in which dropout does nothing; return the Module."""
         return self.train(False)
 
     def freeze(self, mode: bool = True) -> Self:
-        """Freeze this Module and all inside it: they have no gradients, and optimisers leave them alone.
+        """Freeze this Module and all inside it: their arrays have no gradients, and optimizers do not change them.
 
-        One inside may be unfrozen then: model.freeze(); model.out_head.unfreeze() trains the head.
+        Modules inside may be unfrozen afterwards: model.freeze(); model.out_head.unfreeze() trains only the head.
+
+        Args:
+            mode: False to unfreeze.
+
+        Returns:
+            The Module itself.
         """
         for module in self.modules():
             module.frozen = mode or module.is_state
         return self
 
     def unfreeze(self) -> Self:
-        """Have this Module and all inside it trained again."""
+        """Have this Module and all inside it trained again; return the Module."""
         return self.freeze(False)
 
     def modules(self) -> Iterator["Module"]:
-        """This Module and every one inside it."""
+        """Iterate over this Module and every Module inside it."""
         return _modules(self)
 
     def __repr__(self) -> str:
@@ -162,7 +237,7 @@ class Module:
 
 
 def _are_cast(node: Any, dtype: Any) -> list[bool]:
-    """For every leaf, in order, if it gets another dtype: floating-point arrays but for those of what is_state."""
+    """Return for every leaf, in order, whether it is cast: floating-point arrays, without those of is_state Modules."""
     children = tree.children(node)
     if children is None:
         return [isinstance(node, (Array, Spec)) and node.dtype in FLOATS and node.dtype != dtype]
@@ -202,7 +277,7 @@ def _check_mapping(method: str, named: Any) -> None:
 
 
 def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:
-    """The node with the arrays of `found`; Modules keep their identity."""
+    """Return the node with the arrays of `found`; Modules keep their identity."""
     children = tree.children(node)
     if children is None:
         return found[".".join(map(str, path))]
@@ -224,7 +299,7 @@ def _modules(node: Any) -> Iterator[Module]:
 
 
 def _described(name: str, value: Any) -> list[str]:
-    """Lines for a child: an array by its Spec, a Module with its configuration, equal neighbours once."""
+    """Return the lines of a child: an array by its Spec, a Module with its configuration, equal neighbors once."""
     label = f"{name}: " if name else ""
     if isinstance(value, (Array, Spec)):
         return [f"{label}{value.spec if type(value) is Array else value}"]
@@ -240,7 +315,7 @@ def _described(name: str, value: Any) -> list[str]:
 
 
 def _distinct(children: dict[Any, Any]) -> Iterator[tuple[list[str], int]]:
-    """The descriptions of children, with the number of equal neighbours; only list members can be equal."""
+    """Return the descriptions of children, with the number of equal neighbors; only list members can be equal."""
     described = (_described(name if isinstance(name, str) else "", child) for name, child in children.items())
     return ((lines, len(list(same))) for lines, same in groupby(described))
 

@@ -1,15 +1,15 @@
-"""Norms of images and sequences, and how the running statistics of batch norms come out of a step.
+"""Norms of images and sequences, and the running statistics of batch norms.
 
-A BatchNorm in training mode normalises by the batch. What its running statistics then are is a value like the loss:
+A BatchNorm in training mode normalizes by the batch. Its new running statistics are a value of the step, like the loss:
 
     def loss_of(model, images, labels):
-        with nn.observing(model) as (model, seen):
+        with nn.observing(model) as (model, statistics):
             loss = pa.cross_entropy(model(images), labels)
-        return loss, seen
+        return loss, statistics
 
-    (loss, seen), grads = pa.value_and_grad(loss_of, has_aux=True)(model, images, labels)
+    (loss, statistics), grads = pa.value_and_grad(loss_of, has_aux=True)(model, images, labels)
     model, state = optimizer.update(grads, state, model)
-    model = model.with_arrays(seen)
+    model = model.with_arrays(statistics)
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,11 @@ from polyarr.ops.validation import within
 
 
 class Statistics(Module):
-    """The running mean and variance of a BatchNorm: no parameters, and in float32 whatever its Module is cast to."""
+    """Running mean and variance of a BatchNorm: not parameters, and float32 even if the Module around it is cast.
+
+    Args:
+        channels: Number of channels.
+    """
 
     frozen = True
     is_state = True
@@ -36,16 +40,16 @@ class Statistics(Module):
         self.mean, self.variance = constant(0)((channels,)), constant(1)((channels,))
 
 
-class _Notes:
-    """Where the batch norms of a model that is observed leave their new statistics, until the block is over."""
+class _Collector:
+    """Collector of the new statistics of the batch norms of an observed model, until the block ends."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Array] = {}
         self.is_open = True
 
     def note(self, path: str, old: Statistics, momentum: float, **batch: Array) -> None:
-        """Have the statistics of the batch norm at a path move towards those of a batch."""
-        for name, new in batch.items() if self.is_open else ():  # a gradient may compute the layer once more, later
+        """Move the statistics of the batch norm at a path toward those of a batch."""
+        for name, new in batch.items() if self.is_open else ():  # a checkpoint may compute the layer again later
             place = f"{path}.{name}"
             before = self.seen.get(place, getattr(old, name))
             self.seen[place] = before + momentum * (stop_gradient(new).astype(before.dtype) - before)
@@ -53,41 +57,66 @@ class _Notes:
 
 @contextmanager
 def observing(model: Any) -> Iterator[tuple[Any, dict[str, Array]]]:
-    """(The model to call in the block, what the running statistics of its batch norms are after it, by dotted name).
+    """Collect the new running statistics of the batch norms of a model inside the block.
 
-    model may be any tree of Modules, such as a tuple of two models. The second is complete at the end of the block;
-    model.with_arrays takes it. Over several machines, it may be averaged as gradients are.
+    Args:
+        model: Tree of Modules, such as a model or a tuple of two.
+
+    Returns:
+        Context manager of (model, statistics): the model to call in the block, and a dict from dotted names to arrays
+        that is complete at the end of the block, for Module.with_arrays. Across devices it may be averaged like
+        gradients.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> norm = nn.BatchNorm(1)
+        >>> with nn.observing(norm) as (model, statistics):
+        ...     y = model(pa.asarray([[0.0], [2.0]]))
+        >>> norm.with_arrays(statistics).statistics.mean
+        Array([0.1], float32, 'numpy')
     """
-    notes = _Notes()
+    collector = _Collector()
     try:
-        yield _observed(model, "", notes), notes.seen
+        yield _observed(model, "", collector), collector.seen
     finally:
-        notes.is_open = False
+        collector.is_open = False
 
 
-def _observed(node: Any, path: str, notes: _Notes) -> Any:
-    """A copy whose batch norms know their path and where to leave their statistics."""
+def _observed(node: Any, path: str, collector: _Collector) -> Any:
+    """Return a copy whose batch norms know their path and where to leave their statistics."""
     children = tree.children(node)
     if children is None:
         return node
-    new = tree.rebuild(node, {name: _observed(child, f"{path}{name}.", notes) for name, child in children.items()})
+    new = tree.rebuild(node, {name: _observed(child, f"{path}{name}.", collector) for name, child in children.items()})
     if isinstance(new, BatchNorm):
-        new.observer = notes, f"{path}statistics"
+        new.observer = collector, f"{path}statistics"
     return new
 
 
 class BatchNorm(Module):
-    """Each channel (the last axis) brought to mean 0 and variance 1 over all other axes, scaled, shifted and activated.
+    """Batch norm: normalize each channel, the last axis, over all other axes, then scale, shift and activate it.
 
-    While training, by the batch's mean and variance, and within `observing`, which takes the new running statistics:
-    the old ones, moved by the share `momentum` towards the batch's mean and n / (n - 1) times its variance. In
-    evaluation, by the running statistics.
+    While training, mean and variance are those of the batch, and the layer must be called within `observing`, which
+    collects the new running statistics: the old ones moved by the share `momentum` toward the mean of the batch and n /
+    (n - 1) times its variance. In evaluation, mean and variance are the running statistics.
 
-    Errors:  RuntimeError while training outside of `observing`; ShapeError while training with one value per channel
-    Source:  Ioffe, Szegedy 2015, arXiv:1502.03167
+    Args:
+        channels: Number of channels.
+        eps: Number added to the variance.
+        momentum: Share of the batch in the new running statistics, from 0 to 1.
+        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.BatchNorm(2, eps=0.0).eval()(pa.asarray([[3.0, -1.0]]))
+        Array([[ 3., -1.]], float32, 'numpy')
+
+    Source: Ioffe, Szegedy 2015, arXiv:1502.03167
     """
 
-    observer: tuple[_Notes, str] | None = None
+    observer: tuple[_Collector, str] | None = None
 
     def __init__(
         self, channels: int, eps: float = 1e-5, momentum: float = 0.1, activation: str | None = None
@@ -98,7 +127,12 @@ class BatchNorm(Module):
         self.momentum = within("BatchNorm", "momentum", momentum, 0, 1)
 
     def __call__(self, x: Array) -> Array:
-        """(..., channels) -> the same"""
+        """Return the normalized x (..., channels).
+
+        Raises:
+            RuntimeError: The layer is training and not within `observing`.
+            ShapeError: The layer is training and a channel has one value.
+        """
         held = self.statistics
         if not self.training:
             y = ops.batch_norm_inference(x, held.mean, held.variance, self.weight, self.bias, eps=self.eps)
@@ -110,15 +144,26 @@ class BatchNorm(Module):
         if count < 2:
             raise ShapeError(f"BatchNorm: x is {x.spec}; in training there must be two values per channel")
         y, mean, variance = ops.batch_norm(x, self.weight, self.bias, eps=self.eps, activation=self.activation)
-        notes, path = self.observer
-        notes.note(path, held, self.momentum, mean=mean, variance=variance * (count / (count - 1)))
+        collector, path = self.observer
+        collector.note(path, held, self.momentum, mean=mean, variance=variance * (count / (count - 1)))
         return y
 
 
 class GroupNorm(Module):
-    """Each of so many groups of channels of each sample brought to mean 0 and variance 1; channels scaled and shifted.
+    """Group norm: normalize each group of channels of each sample, then scale and shift each channel.
 
-    Source:  Wu, He 2018, arXiv:1803.08494
+    Args:
+        groups: Number of groups; it divides channels.
+        channels: Number of channels, the last axis.
+        eps: Number added to the variance.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.GroupNorm(2, 4, eps=0.0)(pa.asarray([[1.0, 3.0, 0.0, 8.0]]))
+        Array([[-1.,  1., -1.,  1.]], float32, 'numpy')
+
+    Source: Wu, He 2018, arXiv:1803.08494
     """
 
     def __init__(self, groups: int, channels: int, eps: float = 1e-5) -> None:
@@ -126,14 +171,26 @@ class GroupNorm(Module):
         self.groups, self.eps = groups, within("GroupNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
-        """(B, ..., channels) -> the same"""
+        """Return the normalized x (B, ..., channels)."""
         return ops.group_norm(x, self.weight, self.bias, groups=self.groups, eps=self.eps)
 
 
 class InstanceNorm(Module):
-    """Each channel of each sample brought to mean 0 and variance 1; scaled and shifted only if `affine`.
+    """Instance norm: normalize each channel of each sample.
 
-    Source:  Ulyanov, Vedaldi, Lempitsky 2016, arXiv:1607.08022
+    Args:
+        channels: Number of channels, the last axis.
+        eps: Number added to the variance.
+        affine: Whether to scale and shift.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.InstanceNorm(1, eps=0.0)(pa.asarray([[[1.0], [3.0]]]))
+        Array([[[-1.],
+                [ 1.]]], float32, 'numpy')
+
+    Source: Ulyanov, Vedaldi, Lempitsky 2016, arXiv:1607.08022
     """
 
     def __init__(self, channels: int, eps: float = 1e-5, affine: bool = False) -> None:
@@ -142,5 +199,5 @@ class InstanceNorm(Module):
         self.eps = within("InstanceNorm", "eps", eps, 0)
 
     def __call__(self, x: Array) -> Array:
-        """(B, ..., channels) -> the same"""
+        """Return the normalized x (B, ..., channels)."""
         return ops.instance_norm(x, self.weight, self.bias, eps=self.eps)

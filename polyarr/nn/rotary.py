@@ -1,4 +1,4 @@
-"""Rotary embeddings: positions as turns of pairs of numbers, so that attention sees how far two of them are apart."""
+"""Rotary position embeddings: rotate pairs of numbers by the position, so that attention sees distances."""
 
 import math
 from typing import NamedTuple
@@ -10,10 +10,16 @@ from polyarr.ops.validation import check_array, number, whole
 
 
 class RotaryScaling(NamedTuple):
-    """How Llama 3.1 and later stretch rotary embeddings to longer texts than `original_length`, which they began with.
+    """Scaling of rotary embeddings of Llama 3.1 and later for texts longer than the original length.
 
-    What turns at least high_freq_factor times within that length stays; what turns at most low_freq_factor times is
-    slowed down by factor; between the two it goes over from one to the other.
+    Pairs that rotate at least high_freq_factor times within original_length stay as they are; pairs that rotate at most
+    low_freq_factor times become slower by factor; those between are interpolated.
+
+    Attributes:
+        factor: Factor by which slow rotations become slower.
+        low_freq_factor: Number of rotations up to which a pair is slow.
+        high_freq_factor: Number of rotations from which a pair stays as it is.
+        original_length: Number of positions that the model was trained with at first.
     """
 
     factor: float
@@ -23,16 +29,16 @@ class RotaryScaling(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """The cosines and sines of each position's angles, (T, D / 2) or (B, T, D / 2)."""
+    """Rotary tables: the cosines and sines of the angles of each position, (T, D / 2) or (B, T, D / 2)."""
 
     cos: Array
     sin: Array
 
 
 def positions_of(like: Array, count: int, position: int, padding: Array | None = None) -> Array:
-    """The numbers of `count` positions from a position on: (T, 1); or of each row behind its padding (B,): (B, T, 1).
+    """Return the numbers (T, 1) of `count` positions from a position on; with padding (B,) per row, (B, T, 1).
 
-    The padding itself is at 0.
+    Positions within the padding are 0.
     """
     at = ops.arange(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
     return at if padding is None else ops.maximum(at - ops.astype(padding, dtype=int32)[:, None, None], 0)
@@ -47,14 +53,35 @@ def turns(
     scaling: RotaryScaling | None = None,
     padding: Array | None = None,
 ) -> Turns:
-    """The turns of `count` positions from a position on, which may be another number at each run.
+    """Return the rotary tables of `count` positions from a position on.
 
-    They are float32 beside narrower floats: in bfloat16, distances of far positions would be lost.
+    Pair i of a position rotates by position * theta^(-2 i / head_size). The tables are float32 beside narrower floats:
+    bfloat16 would lose distances of far positions.
 
-    Pair i of a position turns by position * theta^(-2 i / head_size).
+    Args:
+        like: Array whose backend the tables are on; float64 gives float64 tables.
+        head_size: Length D of the vectors of a head.
+        count: Number T of positions.
+        position: First position; in a compiled function it may change at each run.
+        theta: Base of the rates, above 0.
+        scaling: RotaryScaling, or None.
+        padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
 
-    Errors:  ValueError for a head_size or theta that is not above 0; TypeError for what is no number
-    Source:  Su et al. 2021, arXiv:2104.09864
+    Returns:
+        Turns (cos, sin).
+
+    Raises:
+        ValueError: head_size or theta is not above 0.
+        TypeError: A number has a wrong type.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> nn.turns(pa.zeros(1), head_size=2, count=2).sin
+        Array([[0.      ],
+               [0.841471]], float32, 'numpy')
+
+    Source: Su et al. 2021, arXiv:2104.09864
     """
     check_array("turns", "like", like)
     head_size, count = whole("turns", "head_size", head_size), whole("turns", "count", count)
@@ -77,7 +104,22 @@ def _scaled(rate: Array, scaling: RotaryScaling) -> Array:
 
 
 def rotary(x: Array, turned: Turns) -> Array:
-    """x (..., T, H, D) with each pair of numbers (i, i + D / 2) of each head turned by its position's angle i."""
+    """Return x with each pair of elements (i, i + D / 2) of each head rotated by angle i of its position.
+
+    Args:
+        x: Floating-point array (..., T, H, D): queries or keys.
+        turned: Rotary tables, as turns returns them.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn
+        >>> tables = nn.turns(pa.zeros(1), head_size=2, count=2)
+        >>> nn.rotary(pa.asarray([[[1.0, 0.0]], [[1.0, 0.0]]]), tables)[1]
+        Array([[0.5403023, 0.841471 ]], float32, 'numpy')
+    """
     cos, sin = (table[..., None, :] for table in turned)  # (T, 1, D / 2)
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]  # (..., T, H, D / 2)

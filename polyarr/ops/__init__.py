@@ -1,4 +1,4 @@
-"""Every op, by family; and the only place that gives Array (and Spec, for inference) its operators."""
+"""All ops, and the operators and methods that Array (and Spec, for inference) gets from them."""
 
 import builtins
 import inspect
@@ -97,22 +97,22 @@ BINARY: dict[str, Callable] = {
     "rshift": bitwise_right_shift,
 }
 COMPARISONS = {"eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal}
-REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}  # of any other, "r" and its name
+REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}  # others: "r" + name
 UNARY = {"neg": negative, "pos": positive, "abs": abs, "invert": bitwise_invert}
-# The methods that NumPy's, PyTorch's and MLX's arrays have in common; everything else is a function.
+# Methods that the arrays of NumPy, PyTorch and MLX have in common; everything else is a function.
 NAMED = (all, any, argmax, argmin, max, mean, min, prod, squeeze, std, sum, var)
 
 
 OPERANDS = {Array, Spec, *NUMBERS}
-OF_NUMBERS = (np.ndarray, np.generic, list, tuple)  # which ops take, or refuse with a word on what to do
+OF_NUMBERS = (np.ndarray, np.generic, list, tuple)  # ops accept these, or raise an error that says what to do
 
 
 def _is_foreign(other: Any, reflected: str) -> bool:
-    """True for an operand that polyarr knows nothing of, and that may know what to do with an array."""
+    """Return whether an operand is of another library, and may have an operator for arrays."""
     if type(other) in OPERANDS or isinstance(other, OF_NUMBERS) or hasattr(type(other), "polyarr_op"):
         return False
     if reflected in ("__eq__", "__ne__") and hasattr(type(other), "__dlpack__"):
-        return False  # every object has these two, and Python would take another library's array to be unequal
+        return False  # every object has these two; Python would call another library's array unequal
     return hasattr(type(other), reflected)
 
 
@@ -136,7 +136,7 @@ def _unary(op: Callable) -> Callable:
 
 
 def _named(op: Op) -> Callable:
-    """The op as a method: x.sum(axis=0) for sum(x, axis=0)."""
+    """Return the op as a method: x.sum(axis=0) for sum(x, axis=0)."""
 
     def method(self: Array, *args: Any, **params: Any) -> Any:
         return op(self, *args, **params)
@@ -153,7 +153,7 @@ def _in_place(name: str, op: Callable) -> Callable:
         if _is_foreign(other, reflected):
             return NotImplemented
         found = op(self, other)
-        if type(found) not in (Array, Spec):  # other took over the call
+        if type(found) not in (Array, Spec):  # `other` took over the call by polyarr_op
             return found
         if found.spec != self.spec:
             error = ShapeError if found.shape != self.shape else DtypeError
@@ -165,7 +165,7 @@ def _in_place(name: str, op: Callable) -> Callable:
 
 
 def _give(kind: type, name: str, method: Any) -> None:
-    """Have arrays answer to a name; where Python says what is wrong with a call, it is by that name."""
+    """Set a method under a name; its __name__ appears in Python's own errors of a wrong call."""
     if getattr(method, "__module__", "") == __name__:
         method.__name__, method.__qualname__ = name, f"Array.{name}"
     setattr(kind, name, method)
@@ -186,7 +186,7 @@ for _name, _op in BINARY.items():
     _give(Array, f"__i{_name}__", _in_place(_name, _op))
 
 
-# ---- what an Array answers to Python, NumPy and other array libraries ------------------------------------------
+# ---- the protocols of Python, NumPy and other array libraries -----------------------------------------------------
 
 
 def _scalar(x: Array, asked: str, kind: str = "number") -> Any:
@@ -209,7 +209,7 @@ def _length(x: Array) -> int:
 
 def _repr(x: Array) -> str:
     text = np.array2string(x.numpy(), separator=", ", prefix="Array(", threshold=1000)
-    shape = "" if x.size else f"shape={x.shape}, "  # which no element shows
+    shape = "" if x.size else f"shape={x.shape}, "  # an empty array shows no elements
     return f"Array({text}, {shape}{x.dtype.name}, {x.backend.name!r})"
 
 
@@ -232,27 +232,27 @@ def _transpose(x: Array) -> Array:
 
 
 def _item(x: Array) -> Any:
-    """The one element as a Python number."""
+    """Return the only element as a Python number."""
     return _scalar(x, "item")
 
 
 def _one_by_one(given: tuple) -> Any:
-    """What was given as one tuple, or one by one."""
+    """Return arguments given as one tuple, or one by one, as a tuple."""
     return given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
 
 
 def _reshaped(x: Array, *shape: Any) -> Array:
-    """The same elements in another shape, as polyarr.reshape; lengths may be given one by one."""
+    """Return the elements in another shape, as polyarr.reshape; lengths may be given one by one."""
     return reshape(x, shape=_one_by_one(shape))
 
 
 def _transposed(x: Array, *axes: Any) -> Array:
-    """x with its axes in another order, as polyarr.permute_dims, or without arguments in reverse."""
+    """Return x with its axes in another order, as polyarr.permute_dims; without arguments in reverse."""
     return permute_dims(x, axes=_one_by_one(axes) if axes else tuple(reversed(range(x.ndim))))
 
 
 def _swapped(x: Array, axis1: int, axis2: int) -> Array:
-    """x with two axes swapped."""
+    """Return x with two axes swapped."""
     order = list(range(x.ndim))
     i, j = (one_axis("swapaxes", x, axis) for axis in (axis1, axis2))
     order[i], order[j] = j, i
@@ -260,17 +260,17 @@ def _swapped(x: Array, axis1: int, axis2: int) -> Array:
 
 
 def _flattened(x: Array) -> Array:
-    """The elements along one axis, in row-major order."""
+    """Return the elements along one axis, in row-major order."""
     return reshape(x, shape=(-1,))
 
 
 def _format(x: Array, spec: str) -> str:
-    """f"{loss:.4f}": the one element in a format of Python's; without one, the same as print."""
+    """Format the only element as Python does, as in f"{loss:.4f}"; without a format, return str(x)."""
     return format(_scalar(x, f"format {spec!r}"), spec) if spec else str(x)
 
 
 def _round(x: Array, digits: int | None = None) -> Any:
-    """round(loss, 3): the one element as a Python number, rounded as Python does it."""
+    """Return the only element as a Python number, rounded by Python, as in round(loss, 3)."""
     return builtins.round(_scalar(x, "round"), digits)
 
 
@@ -281,7 +281,7 @@ def _namespace(x: Array, api_version: str | None = None) -> Any:
 
 
 def _to_device(x: Array, device: str, *, stream: Any = None) -> Array:
-    """The same values on the backend called device: the standard's name for .to."""
+    """Return the values on the backend called device: the name of Array.to in the array API standard."""
     return x.to(device)
 
 
@@ -293,7 +293,7 @@ def _assign(x: Array, key: Any, value: Any) -> None:
 
 
 def _unknown(x: Array, name: str) -> Any:
-    """No method, but perhaps a function, of this name or of another one."""
+    """Raise AttributeError, which names a function of polyarr that has this name or does this."""
     ours = OURS.get(name, name)
     is_function = "." in ours or callable(vars(sys.modules["polyarr"]).get(ours))
     there = f"; there is polyarr.{ours}" if is_function and not name.startswith("_") else ""
@@ -326,7 +326,7 @@ METHODS = {
     "__format__": _format,
     "__round__": _round,
     "T": property(_transpose, doc="The transpose of a matrix."),
-    "mT": property(matrix_transpose, doc="x with its last two axes swapped."),
+    "mT": property(matrix_transpose, doc="The array with its last two axes swapped."),
 }
 for _name, _method in METHODS.items():
     _give(Array, _name, _method)

@@ -1,16 +1,18 @@
-"""Every op by name; what of it is public as it stands is in __all__.
+"""All ops by name; __all__ has those that are public unchanged.
 
 Type checkers read catalogue.pyi instead, which `make stubs` writes.
 """
 
 from polyarr.core.op import OPS
-from polyarr.ops import (  # noqa: F401  they fill OPS
+from polyarr.ops import (  # noqa: F401  importing them fills OPS
     convolution,
     create,
     decompositions,
     elementwise,
+    functions,
     head,
     index,
+    joining,
     linalg,
     logic,
     nn,
@@ -22,7 +24,7 @@ from polyarr.ops import (  # noqa: F401  they fill OPS
     shape,
 )
 
-# What polyarr has in another form or place (see creation, ops.standard and linalg), and what is for layers and kernels.
+# Ops that polyarr offers in another form or place (creation, ops.standard, linalg), and ops for layers and kernels.
 INNER = """
 adamw adaptive_mean_pool arange argtopk astype astype_all cholesky concat conv conv_input_gradient conv_product
 conv_transpose conv_weight_gradient cross_entropy_and_gradient cumulative_sum det eigh eigvalsh full interpolate inv

@@ -1,8 +1,8 @@
 """Convolutions of sequences, images and volumes: the group conv. Channels are the last axis.
 
-All is made of windows, of its transpose sum_windows, and of products. conv_product, conv_input_gradient and
-conv_weight_gradient are the three sides of one trilinear form: each one's gradients are the other two, so a backend
-that has kernels for them has gradients of every order.
+Everything is composed of windows, its transpose sum_windows, and matrix products. conv_product, conv_input_gradient and
+conv_weight_gradient are the three sides of one trilinear form: the gradients of each are the other two, so a backend
+with kernels for them has gradients of every order.
 """
 
 import itertools
@@ -13,9 +13,10 @@ from polyarr.core.op import composed
 from polyarr.core.spec import Spec, check_kind, told
 from polyarr.ops.create import full
 from polyarr.ops.elementwise import add, like
+from polyarr.ops.joining import stack
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.nn import ACTIVATIONS, check_activation
-from polyarr.ops.shape import matrix_transpose, permute_dims, reshape, slice, slice_update, stack
+from polyarr.ops.shape import matrix_transpose, permute_dims, reshape, slice, slice_update
 from polyarr.ops.spatial import (
     CONV,
     Geometry,
@@ -43,14 +44,23 @@ def _window_rule(x, *, kernel, stride, dilation):
 
 @composed(infer=_window_rule, widen=False, group=CONV)
 def windows(x, *, kernel, stride=1, dilation=1):
-    """Every window of x: element j of window i is x at i * stride + j * dilation, along each spatial axis.
+    """Return every sliding window of x (unfold): element j of window i is x at i * stride + j * dilation.
 
-    A view where a backend has strides.
+    The result is a view if the backend has strides.
 
-    Shapes:  x (b, *lengths, c), kernel (*k), of 1 to 3 axes -> (b, *how many fit, *k, c)
-    Dtypes:  any -> the same
-    Errors:  ShapeError if a window reaches over more than there is
-    Grads:   x
+    Args:
+        x: Array (b, *lengths, c) of any dtype, with 1 to 3 spatial axes.
+        kernel: Lengths of a window, an int or one per spatial axis.
+        stride: Distance of two windows, an int or one per spatial axis.
+        dilation: Distance of two elements of a window, an int or one per spatial axis.
+
+    Returns:
+        Array (b, *number of windows, *kernel, c) of the dtype of x.
+
+    Raises:
+        ShapeError: A window is longer than x.
+
+    Gradients: x
     """
     b, c = x.shape[0], x.shape[-1]
     out = tuple((n - r) // s + 1 for n, r, s in zip(x.shape[1:-1], spans(kernel, dilation), stride, strict=True))
@@ -59,7 +69,7 @@ def windows(x, *, kernel, stride=1, dilation=1):
 
 
 def _starts(kernel, dilation):
-    """Where each element of the first window lies."""
+    """Yield where each element of the first window lies."""
     for place in itertools.product(*map(range, kernel)):
         yield (0, *(j * d for j, d in zip(place, dilation, strict=True)), 0)
 
@@ -80,12 +90,21 @@ def _sum_rule(x, *, shape, stride, dilation):
 
 @composed(infer=_sum_rule, group=CONV)
 def sum_windows(x, *, shape, stride=1, dilation=1):
-    """The array of zeros to which every window is added at its place: the transpose of windows.
+    """Return zeros with every window added at its position (fold): the transpose of windows.
 
-    Shapes:  x (b, *windows, *k, c), shape (*lengths) -> (b, *lengths, c)
-    Dtypes:  real -> the same
-    Errors:  ShapeError unless there are as many windows as windows gives for lengths
-    Grads:   x
+    Args:
+        x: Integer or floating-point array (b, *number of windows, *kernel, c).
+        shape: Lengths of the spatial axes of the result.
+        stride: Distance of two windows, an int or one per spatial axis.
+        dilation: Distance of two elements of a window, an int or one per spatial axis.
+
+    Returns:
+        Array (b, *shape, c) of the dtype of x.
+
+    Raises:
+        ShapeError: An array of this shape has another number of windows.
+
+    Gradients: x
     """
     axes = len(shape)
     b, c, out, kernel = x.shape[0], x.shape[-1], x.shape[1 : 1 + axes], x.shape[1 + axes : -1]
@@ -113,7 +132,7 @@ sum_windows.vjp(
 
 
 def _checked(x: Spec, weight: Spec, shape, kernel, *, stride, padding, dilation, groups) -> tuple[Geometry, int]:
-    """Where the windows lie on x (b, *shape, c), and groups; or ShapeError."""
+    """Return the geometry of the windows on x (b, *shape, c), and groups; or raise ShapeError."""
     for name, a in (("x", x), ("weight", weight)):
         check_kind("conv", name, a, "floating")
     groups = whole("conv", "groups", groups)
@@ -127,7 +146,7 @@ def _checked(x: Spec, weight: Spec, shape, kernel, *, stride, padding, dilation,
 
 
 def _params(x: Spec, weight: Spec, **given) -> dict:
-    """The parameters of a product, per axis."""
+    """Return the parameters of a convolution, per axis."""
     lengths = images("conv", "x", x)
     images("conv", "weight", weight, len(lengths))
     where, groups = _checked(x, weight, lengths, weight.shape[1:-1], **given)
@@ -140,7 +159,7 @@ def _product_rule(x, weight, *, precision, **given):
 
 
 def _columns(x, kernel, *, stride, padding, dilation, groups):
-    """All windows of x as rows of matrices, one matrix per group: (groups, b * windows, k * c / groups)."""
+    """Return all windows of x (im2col) as one matrix per group: (groups, b * windows, k * c / groups)."""
     found = windows(padded(x, padding), kernel=kernel, stride=stride, dilation=dilation)
     rows, places, c = math.prod(found.shape[: 1 + len(kernel)]), volume(kernel), x.shape[-1] // groups
     apart = permute_dims(reshape(found, shape=(rows, places, groups, c)), axes=(2, 0, 1, 3))
@@ -148,24 +167,36 @@ def _columns(x, kernel, *, stride, padding, dilation, groups):
 
 
 def _rows(y, groups):
-    """y (b, *windows, n) as matrices (groups, b * windows, n / groups)."""
+    """Return y (b, *windows, n) as matrices (groups, b * windows, n / groups)."""
     apart = reshape(y, shape=(math.prod(y.shape[:-1]), groups, y.shape[-1] // groups))
     return permute_dims(apart, axes=(1, 0, 2))
 
 
 def _matrices(weight, groups):
-    """weight (n, *k, c / groups) as matrices (groups, n / groups, k * c / groups)."""
+    """Return weight (n, *k, c / groups) as matrices (groups, n / groups, k * c / groups)."""
     return reshape(weight, shape=(groups, weight.shape[0] // groups, math.prod(weight.shape[1:])))
 
 
 @composed(promote="x weight", infer=_product_rule, group=CONV)
 def conv_product(x, weight, *, stride=1, padding=0, dilation=1, groups=1, precision=None):
-    """What conv runs: the sum of products of every window of x with every filter.
+    """Return the sum of products of every window of x with every filter; conv runs this op.
 
-    Shapes:  x (b, *lengths, c), weight (n, *k, c / groups) -> (b, *windows, n)
-    Dtypes:  floating, promoted; sums of float16 and bfloat16 are kept in float32
-    Errors:  as conv
-    Grads:   x, weight
+    Args:
+        x: Floating-point array (b, *lengths, c).
+        weight: Floating-point array (n, *kernel, c / groups), promoted with x.
+        stride: As in conv.
+        padding: As in conv.
+        dilation: As in conv.
+        groups: As in conv.
+        precision: As in matmul.
+
+    Returns:
+        Array (b, *number of windows, n) of the promoted dtype; sums of 16-bit floats are kept in float32.
+
+    Raises:
+        ShapeError: As in conv.
+
+    Gradients: x, weight
     """
     where = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     columns, out = _columns(x, weight.shape[1:-1], **where)
@@ -189,12 +220,25 @@ def _check_gradient(g: Spec, out: Spec) -> None:
 
 @composed(promote="g weight", infer=_input_rule, group=CONV)
 def conv_input_gradient(g, weight, *, shape, stride=1, padding=0, dilation=1, groups=1, precision=None):
-    """The gradient of conv_product for its x, whose spatial axes are shape; what conv_transpose runs.
+    """Return the gradient of conv_product with respect to its x; conv_transpose runs this op.
 
-    Shapes:  g (b, *windows, n), weight (n, *k, c / groups), shape (*lengths) -> (b, *lengths, c)
-    Dtypes:  floating, promoted; sums of float16 and bfloat16 are kept in float32
-    Errors:  as conv; ShapeError unless x of this shape has as many windows as g
-    Grads:   g, weight
+    Args:
+        g: Floating-point array (b, *number of windows, n), the cotangent.
+        weight: Floating-point array (n, *kernel, c / groups), promoted with g.
+        shape: Lengths of the spatial axes of x.
+        stride: As in conv.
+        padding: As in conv.
+        dilation: As in conv.
+        groups: As in conv.
+        precision: As in matmul.
+
+    Returns:
+        Array (b, *shape, c) of the promoted dtype; sums of 16-bit floats are kept in float32.
+
+    Raises:
+        ShapeError: As in conv, or an x of this shape has another number of windows than g.
+
+    Gradients: g, weight
     """
     b, kernel, c = g.shape[0], weight.shape[1:-1], weight.shape[-1]
     columns = matrix_product(_rows(g, groups), _matrices(weight, groups), precision=precision)
@@ -217,12 +261,25 @@ def _weight_rule(g, x, *, shape, precision, **given):
 
 @composed(promote="g x", infer=_weight_rule, group=CONV)
 def conv_weight_gradient(g, x, *, shape, stride=1, padding=0, dilation=1, groups=1, precision=None):
-    """The gradient of conv_product for its weight, whose kernel has this shape.
+    """Return the gradient of conv_product with respect to its weight.
 
-    Shapes:  g (b, *windows, n), x (b, *lengths, c), shape (*k) -> (n, *k, c / groups)
-    Dtypes:  floating, promoted; sums of float16 and bfloat16 are kept in float32
-    Errors:  as conv; ShapeError unless x has as many windows as g
-    Grads:   g, x
+    Args:
+        g: Floating-point array (b, *number of windows, n), the cotangent.
+        x: Floating-point array (b, *lengths, c), promoted with g.
+        shape: Lengths of the kernel.
+        stride: As in conv.
+        padding: As in conv.
+        dilation: As in conv.
+        groups: As in conv.
+        precision: As in matmul.
+
+    Returns:
+        Array (n, *shape, c / groups) of the promoted dtype; sums of 16-bit floats are kept in float32.
+
+    Raises:
+        ShapeError: As in conv, or x has another number of windows than g.
+
+    Gradients: g, x
     """
     columns, _ = _columns(x, shape, stride=stride, padding=padding, dilation=dilation, groups=groups)
     found = matrix_product(matrix_transpose(_rows(g, groups)), columns, precision=precision)
@@ -282,16 +339,31 @@ def _conv_rule(x, weight, bias, *, activation, precision, **given):
 
 @composed(promote="x weight", infer=_conv_rule, group=CONV)
 def conv(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1, activation=None, precision=None):
-    """Every window of x times every filter, plus bias, through an activation: correlation, as all networks have it.
+    """Return the convolution of x with weight, plus bias, through an activation. The channels are the last axis.
 
-    padding is "same", "valid", an int, one per axis, or a pair (before, after) per axis; precision is matmul's.
-    polyarr.conv is the function around it, which takes other layouts.
+    As in neural networks in general, this is a cross-correlation. The function polyarr.conv calls this op, and takes
+    other layouts and leading axes.
 
-    Shapes:  x (b, *lengths, c), weight (n, *k, c / groups), bias (n,) or None -> (b, *windows, n)
-    Dtypes:  floating; x and weight promoted, bias may differ -> theirs; 16-bit floats are summed in float32
-    Errors:  ShapeError if lengths, groups or parameters do not fit, or a window reaches over more than there is;
-             ValueError for an unknown activation
-    Grads:   x, weight, bias
+    Args:
+        x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
+        weight: Floating-point array (n, *kernel, c / groups), promoted with x.
+        bias: Floating-point array (n,), or None. Its dtype may differ.
+        stride: Distance of two windows, an int or one per spatial axis.
+        padding: Zeros around x: "same", "valid", an int, one per spatial axis, or a pair (before, after) per spatial
+            axis.
+        dilation: Distance of two elements of a window, an int or one per spatial axis.
+        groups: Number of groups of channels; each sees only its own c / groups channels of x.
+        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
+        precision: As in matmul.
+
+    Returns:
+        Array (b, *number of windows, n) of the promoted dtype; sums of 16-bit floats are kept in float32.
+
+    Raises:
+        ShapeError: The lengths, groups or parameters do not fit, or a window is longer than x with its padding.
+        ValueError: There is no such activation.
+
+    Gradients: x, weight, bias
     """
     y = conv_product(x, weight, **_where(stride, padding, dilation, groups, precision))
     return like(ACTIVATIONS[activation](y if bias is None else add(y, bias)), y)
@@ -307,7 +379,7 @@ def _transpose_rule(x, weight, bias, *, stride, padding, output_padding, dilatio
         raise ShapeError(f"{op}: {given}; weight.shape[0] must equal x.shape[-1], which groups must divide")
     _check_bias(op, bias, weight.shape[-1] * groups)
     steps, pairs, gaps, more = _transposed(op, lengths, weight.shape[1:-1], stride, padding, output_padding, dilation)
-    out = _grown(lengths, weight.shape[1:-1], steps, pairs, gaps, more)
+    out = _output_lengths(lengths, weight.shape[1:-1], steps, pairs, gaps, more)
     if 0 in (*lengths, *weight.shape[1:-1]) or min(out) < 1:
         given = f"x is {x}, weight is {weight}, stride is {list(steps)}, padding is {told(padding)}"
         raise ShapeError(f"{op}: {given}; x and the result, {list(out)}, must have elements along each axis")
@@ -316,7 +388,7 @@ def _transpose_rule(x, weight, bias, *, stride, padding, output_padding, dilatio
 
 
 def _transposed(op: str, lengths, kernel, stride, padding, output_padding, dilation):
-    """stride, padding, dilation and output_padding per axis. With "same", the result is stride times as long as x."""
+    """Return stride, padding, dilation and output_padding per axis; "same": the result is stride times as long as x."""
     n = len(lengths)
     steps, gaps = per_axis(op, "stride", stride, n), per_axis(op, "dilation", dilation, n)
     more, reach = per_axis(op, "output_padding", output_padding, n, least=0), spans(kernel, gaps)
@@ -329,8 +401,8 @@ def _transposed(op: str, lengths, kernel, stride, padding, output_padding, dilat
     return steps, pairs, gaps, more
 
 
-def _grown(lengths, kernel, stride, padding, dilation, output_padding):
-    """The lengths of what conv_transpose gives."""
+def _output_lengths(lengths, kernel, stride, padding, dilation, output_padding):
+    """Return the lengths of the result of conv_transpose."""
     each = zip(lengths, spans(kernel, dilation), stride, padding, output_padding, strict=True)
     return tuple((n - 1) * s + r - sum(p) + m for n, r, s, p, m in each)
 
@@ -339,19 +411,33 @@ def _grown(lengths, kernel, stride, padding, dilation, output_padding):
 def conv_transpose(
     x, weight, bias=None, *, stride=1, padding=0, output_padding=0, dilation=1, groups=1, precision=None
 ):
-    """The transpose of conv with this weight, plus bias: for every element of x, its filter is added up at its place.
+    """Return the transposed convolution of x with weight, plus bias. The channels are the last axis.
 
-    padding is cut off around the result; output_padding are further elements after it. With "same" the result is
-    stride times as long as x. polyarr.conv_transpose is the function around it, which takes other layouts.
+    For every element of x, its filter is added to the result at its position. Along each spatial axis the result has
+    length (length - 1) * stride - padding + dilation * (kernel - 1) + 1 + output_padding. The function
+    polyarr.conv_transpose calls this op, and takes other layouts and leading axes.
 
-    Shapes:  x (b, *lengths, c), weight (c, *k, n / groups), bias (n,) or None -> (b, *lengths, n), for each axis
-             (length - 1) * stride - padding + dilation * (k - 1) + 1 + output_padding
-    Dtypes:  floating; x and weight promoted, bias may differ -> theirs; 16-bit floats are summed in float32
-    Errors:  ShapeError if lengths, groups or parameters do not fit, or nothing is left
-    Grads:   x, weight, bias
+    Args:
+        x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
+        weight: Floating-point array (c, *kernel, n / groups), promoted with x.
+        bias: Floating-point array (n,), or None. Its dtype may differ.
+        stride: Distance of the positions of two neighbors, an int or one per spatial axis.
+        padding: Elements cut off around the result, as in conv; with "same" the result is stride times as long as x.
+        output_padding: Further elements at the end, an int or one per spatial axis.
+        dilation: Distance of two elements of a filter, an int or one per spatial axis.
+        groups: Number of groups of channels.
+        precision: As in matmul.
+
+    Returns:
+        Array (b, *lengths, n) of the promoted dtype; sums of 16-bit floats are kept in float32.
+
+    Raises:
+        ShapeError: The lengths, groups or parameters do not fit, or the result would be empty.
+
+    Gradients: x, weight, bias
     """
-    out = _grown(x.shape[1:-1], weight.shape[1:-1], stride, padding, dilation, output_padding)
-    # output_padding beyond a stride would have room for another window: what x does not reach is cut, or is zeros
+    out = _output_lengths(x.shape[1:-1], weight.shape[1:-1], stride, padding, dilation, output_padding)
+    # With output_padding of a stride or more, x does not reach the end: shrink the padding there, or append zeros.
     over = [max(m - s + 1, 0) for m, s in zip(output_padding, stride, strict=True)]
     cut = [min(o, after) for o, (_, after) in zip(over, padding, strict=True)]
     kept = tuple((before, after - o) for (before, after), o in zip(padding, cut, strict=True))

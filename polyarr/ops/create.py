@@ -1,4 +1,4 @@
-"""Ops that make arrays out of parameters, on the backend of `like` or the current one."""
+"""Ops that make arrays from parameters, on the backend of `like` or the current one."""
 
 import math
 from typing import Any
@@ -11,13 +11,15 @@ from polyarr.core.spec import Spec, as_dtype, check_kind, described, float32, in
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.validation import check_array, whole, wholes
 
-NATURAL = {bool: bool_, int: int64, float: float32}  # the dtypes of Python's numbers, the narrowest kind first
+NATURAL = {bool: bool_, int: int64, float: float32}  # dtypes of Python numbers, the narrowest kind first
 
 
 def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:
-    """shape as a tuple of lengths; an int stands for one axis.
+    """Return shape, an int or a tuple of ints, as a tuple of lengths.
 
-    Errors:  ShapeError for a negative length, TypeError for one that is no integer
+    Raises:
+        ShapeError: A length is negative.
+        TypeError: A length is not an integer.
     """
     found = wholes(op, name, shape)
     if any(n < 0 for n in found):
@@ -27,12 +29,21 @@ def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:
 
 @primitive(fits="value")
 def full(value, like=None, *, shape, dtype):
-    """An array that holds value everywhere.
+    """Return an array that holds one value everywhere.
 
-    Shapes:  -> shape
-    Dtypes:  -> dtype
-    Errors:  ShapeError for a negative length, or a value that has axes
-    Grads:   none
+    Args:
+        value: Python number, or an array without axes.
+        like: Array whose backend the result is on; None for the current backend.
+        shape: Int or tuple of ints.
+        dtype: Dtype of the result.
+
+    Returns:
+        Array of that shape and dtype.
+
+    Raises:
+        ShapeError: A length is negative, or value has axes.
+
+    Gradients: none
     """
     check_kind("full", "value", value, "any")
     if value.shape:
@@ -43,12 +54,22 @@ def full(value, like=None, *, shape, dtype):
 
 @primitive
 def arange(start, step, like=None, *, size, dtype):
-    """start, start + step, start + 2 step, ...: size of them.
+    """Return start, start + step, start + 2 step and so on.
 
-    Shapes:  -> (size,)
-    Dtypes:  -> dtype
-    Errors:  ShapeError for a negative size
-    Grads:   none
+    Args:
+        start: Python number.
+        step: Python number.
+        like: Array whose backend the result is on; None for the current backend.
+        size: Number of elements.
+        dtype: Dtype of the result.
+
+    Returns:
+        Array (size,) of that dtype.
+
+    Raises:
+        ShapeError: size is negative.
+
+    Gradients: none
     """
     for name, given in (("start", start), ("step", step)):
         if type(given) is not Spec or not given.is_number:
@@ -61,29 +82,86 @@ arange.vjp(start=None, step=None, like=None)
 
 
 def full_like(x: Array, fill_value: float, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
-    """An array of fill_value with x's shape, and its dtype and device unless others are given."""
+    """Return an array of one value with the shape of x.
+
+    Args:
+        x: Array of any dtype and shape.
+        fill_value: Python number.
+        dtype: Dtype of the result; None for that of x.
+        device: Backend of the result, or its name; None for that of x.
+
+    Returns:
+        Array of the shape of x.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.full_like(pa.asarray([1.0, 2.0]), 7)
+        Array([7., 7.], float32, 'numpy')
+    """
     check_array("full_like", "x", x)
     made = full(fill_value, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
     return made if device is None else made.to(device)
 
 
 def ones_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
-    """An array of ones with x's shape, and its dtype and device unless others are given."""
+    """Return an array of ones with the shape of x.
+
+    Args:
+        x: Array of any dtype and shape.
+        dtype: Dtype of the result; None for that of x.
+        device: Backend of the result, or its name; None for that of x.
+
+    Returns:
+        Array of the shape of x.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.ones_like(pa.asarray([3.0, 2.0]))
+        Array([1., 1.], float32, 'numpy')
+    """
     return full_like(x, 1, dtype=dtype, device=device)
 
 
 def zeros_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
-    """An array of zeros with x's shape, and its dtype and device unless others are given."""
+    """Return an array of zeros with the shape of x.
+
+    Args:
+        x: Array of any dtype and shape.
+        dtype: Dtype of the result; None for that of x.
+        device: Backend of the result, or its name; None for that of x.
+
+    Returns:
+        Array of the shape of x.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.zeros_like(pa.asarray([3.0, 2.0]))
+        Array([0., 0.], float32, 'numpy')
+    """
     return full_like(x, 0, dtype=dtype, device=device)
 
 
 def empty_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
-    """An array like x for which no values are promised. It holds zeros."""
+    """Return an array with the shape of x whose values are not specified; it holds zeros.
+
+    Args:
+        x: Array of any dtype and shape.
+        dtype: Dtype of the result; None for that of x.
+        device: Backend of the result, or its name; None for that of x.
+
+    Returns:
+        Array of the shape of x.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.empty_like(pa.asarray([3.0, 2.0])).shape
+        (2,)
+    """
     return zeros_like(x, dtype=dtype, device=device)
 
 
 def steps_between(start: float, stop: float, step: float) -> int:
-    """How many numbers start, start + step, ... lie before stop."""
+    """Return how many of the numbers start, start + step, ... lie before stop."""
     count = (stop - start) / step
     if not math.isfinite(count):
         kind = ValueError if math.isnan(count) else OverflowError

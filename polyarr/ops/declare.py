@@ -1,4 +1,4 @@
-"""How an elementwise op is declared."""
+"""Declaration of elementwise ops."""
 
 import inspect
 from collections.abc import Callable
@@ -9,21 +9,26 @@ import numpy as np
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, broadcast, check_kind
 
-DOC = """
-
-    Shapes:  the inputs broadcast
-    Dtypes:  {kind} -> {result}
-    Errors:  ShapeError if the inputs do not broadcast, DtypeError for another dtype"""
+ARRAYS = {
+    "any": "Array of any dtype",
+    "real": "Integer or floating-point array",
+    "floating": "Floating-point array",
+    "signed": "Signed integer or floating-point array",
+    "integer": "Integer array",
+    "bool": "bool array",
+    "integer or bool": "Integer or bool array",
+}
 
 
 def elementwise(
     kind: str, result: np.dtype | None = None, primitive: bool = True, widen: bool = True
 ) -> Callable[[Callable], Op]:
-    """An elementwise op on dtypes of a kind (a key of KINDS), giving the shared dtype or `result`.
+    """Declare an elementwise op on dtypes of a kind (a key of KINDS), with the shared dtype or `result` as its dtype.
 
-    A primitive's function holds only its docstring; that of any other op is its body. Body and VJP rules compute with
-    narrow floats in float32, unless `widen` says that at most one op rounds in each. The labels that follow from kind
-    and result are added to the docstring here.
+    The decorated function of a primitive holds only a docstring; that of any other op is its decomposition. Both the
+    decomposition and the VJP rules compute in float32 for 16-bit floats, unless `widen` is False: then at most one op
+    rounds. The docstring gives a first line, perhaps more text, `Gradients:` and `Source:` where needed, and an
+    example; the sections that follow from kind and result are added here.
     """
 
     def decorate(face: Callable) -> Op:
@@ -52,10 +57,33 @@ def elementwise(
 
 
 def _documented(doc: str, names: tuple[str, ...], kind: str, result: np.dtype | None) -> str:
-    """doc with its labels: those that follow from the dtypes, and unless it says so itself, what has a gradient."""
-    text, own, labels = doc.rstrip().partition("\n\n    Grads:")
-    text, source, cited = text.partition("\n\n    Source:")
-    carries = result is None and kind in ("real", "floating") and "gradient is zero" not in text
-    grads = labels if own else "   " + (", ".join(names) if carries else "none")
-    made = DOC.format(kind=kind, result=result or "the same")
-    return f"{text}{made}\n    Grads:{grads}" + (f"\n    Source:{cited}" if source else "") + "\n"
+    """Return doc with the sections that follow from the dtypes, and with the gradient unless doc states it."""
+    blocks = inspect.cleandoc(doc).split("\n\n")
+    examples = [b for b in blocks if b.startswith(">>>")]
+    labels = [b for b in blocks if b.startswith(("Gradients:", "Source:"))]
+    text = [b for b in blocks if b not in examples and b not in labels]
+    if not any(b.startswith("Gradients:") for b in labels):
+        carries = result is None and kind in ("real", "floating")
+        labels.insert(0, f"Gradients: {', '.join(names) if carries else 'none'}")
+    if examples:
+        shown = "\n".join([">>> import polyarr as pa", *examples])
+        examples = ["Examples:\n" + "\n".join(f"    {line}" for line in shown.splitlines())]
+    return "\n\n".join([*text, *_sections(names, kind, result), *examples, *labels]) + "\n"
+
+
+def _sections(names: tuple[str, ...], kind: str, result: np.dtype | None) -> list[str]:
+    """Return the sections Args, Returns and Raises of an elementwise op."""
+    dtypes = ARRAYS[kind]
+    if len(names) == 1:
+        args, raised = [f"{names[0]}: {dtypes}, of any shape."], [f"DtypeError: {names[0]} has another dtype."]
+        found = "Array of the shape and dtype of x." if result is None else f"{result.name} array of the shape of x."
+    else:
+        args = [f"{name}: {dtypes}, or a Python number." for name in names]
+        found = "Array of the broadcast shape and the promoted dtype."
+        found = found if result is None else f"{result.name} array of the broadcast shape."
+        raised = [
+            "DtypeError: An input has another dtype, or the dtypes do not promote.",
+            f"ShapeError: {' and '.join(names)} do not broadcast.",
+        ]
+    sections = {"Args": args, "Returns": [found], "Raises": raised}
+    return [f"{title}:\n" + "\n".join(f"    {line}" for line in lines) for title, lines in sections.items()]

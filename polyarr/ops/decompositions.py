@@ -1,6 +1,6 @@
-"""Decompositions of matrices, and what is solved by them: the group linalg, which a backend may lack.
+"""Matrix decompositions, and what is solved by them: the group linalg, which a backend may lack.
 
-Signs that a decomposition leaves open are settled, so that every backend gives the same.
+Signs that a decomposition leaves open are fixed, so that every backend gives the same result.
 """
 
 from polyarr.core.array import spec_of
@@ -8,7 +8,8 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind
 from polyarr.ops.create import arange
-from polyarr.ops.elementwise import add, astype, divide, exp, multiply, negative, subtract, where
+from polyarr.ops.elementwise import add, astype, divide, multiply, negative, subtract, where
+from polyarr.ops.functions import exp
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, greater
 from polyarr.ops.shape import broadcast_to, expand_dims, matrix_transpose, reshape, slice, tril
@@ -17,7 +18,7 @@ LINALG = "linalg"
 
 
 def _matrices(op: str, x: Spec, rows: str = "any") -> Spec:
-    """x, if it can be matrices: with rows "as many" as columns, or "at least as many"."""
+    """Return x if it is a stack of matrices, with `rows` "as many" as columns, or "at least as many"."""
     check_kind(op, "x", x, "floating")
     if x.ndim < 2:
         raise ShapeError(f"{op}: x is {x}; it must have at least two axes")
@@ -32,28 +33,50 @@ def _matrices(op: str, x: Spec, rows: str = "any") -> Spec:
 
 @primitive(group=LINALG, widen=True)
 def cholesky(x):
-    """The lower triangle L with a positive diagonal for which L L^T is the symmetric part of x, (x + x^T) / 2.
+    """Return the lower triangle L with a positive diagonal such that L L^T is the symmetric part (x + x^T) / 2 of x.
 
-    Shapes:  (..., n, n) -> the same
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError unless its symmetric part is positive definite
-    Grads:   x, symmetric
-    Source:  Seeger, Hetzel, Dai, Meissner, Lawrence 2017, arXiv:1710.08717
+    Args:
+        x: Floating-point array (..., n, n).
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: The symmetric part of x is not positive definite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.ops.cholesky(pa.asarray([[4.0, 2.0], [2.0, 5.0]]))
+        Array([[2., 0.],
+               [1., 2.]], float32, 'numpy')
+
+    Gradients: x, symmetric
+
+    Source: Seeger, Hetzel, Dai, Meissner, Lawrence 2017, arXiv:1710.08717
     """
     return _matrices("cholesky", x, "as many")
 
 
 @primitive(group=LINALG, widen=True)
 def eigh(x):
-    """The eigenvalues w, ascending, and eigenvectors v of the symmetric part of x: v diag(w) v^T = (x + x^T) / 2.
+    """Return eigenvalues w, ascending, and eigenvectors v of the symmetric part of x: v diag(w) v^T = (x + x^T) / 2.
 
-    Of every column of v, the element of the largest magnitude is positive.
+    In every column of v, the element of the largest magnitude is positive.
 
-    Shapes:  (..., n, n) -> (..., n) and (..., n, n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if it is not finite
-    Grads:   x, symmetric; of equal eigenvalues, the choice of eigenvectors has none
-    Source:  Giles 2008, An extended collection of matrix derivative results
+    Args:
+        x: Floating-point array (..., n, n).
+
+    Returns:
+        Tuple (w, v) of arrays (..., n) and (..., n, n) of the dtype of x.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite.
+
+    Gradients: x, symmetric; the choice of eigenvectors of equal eigenvalues has none
+
+    Source: Giles 2008, An extended collection of matrix derivative results
     """
     x = _matrices("eigh", x, "as many")
     return Spec(x.shape[:-1], x.dtype), x
@@ -61,13 +84,21 @@ def eigh(x):
 
 @primitive(group=LINALG, widen=True)
 def qr(x):
-    """q with orthonormal columns, and the upper triangle r with no negative diagonal, for which q r is x.
+    """Return q with orthonormal columns and the upper triangle r with a nonnegative diagonal such that x = q r.
 
-    Shapes:  (..., m, n), m >= n -> (..., m, n) and (..., n, n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if x has fewer rows than columns, which polyarr.linalg.qr takes; MatrixError if it is not finite
-    Grads:   x, where its columns are independent
-    Source:  Walter, Lehmann 2012, Algorithmic differentiation of linear algebra functions; arXiv:1009.6112
+    Args:
+        x: Floating-point array (..., m, n) with m >= n. polyarr.linalg.qr takes m < n as well.
+
+    Returns:
+        Tuple (q, r) of arrays (..., m, n) and (..., n, n) of the dtype of x.
+
+    Raises:
+        ShapeError: x has fewer rows than columns.
+        MatrixError: x is not finite.
+
+    Gradients: x, if its columns are independent
+
+    Source: Walter, Lehmann 2012, Algorithmic differentiation of linear algebra functions; arXiv:1009.6112
     """
     x = _matrices("qr", x, "at least as many")
     return x, Spec((*x.shape[:-2], x.shape[-1], x.shape[-1]), x.dtype)
@@ -75,15 +106,24 @@ def qr(x):
 
 @primitive(group=LINALG, widen=True)
 def svd(x):
-    """u and vh with orthonormal columns and rows, and s, descending and not negative: u diag(s) vh is x.
+    """Return u and vh with orthonormal columns and rows, and the singular values s, such that x = u diag(s) vh.
 
-    Of every column of u, the element of the largest magnitude is positive.
+    The singular values are descending and nonnegative. In every column of u, the element of the largest magnitude is
+    positive.
 
-    Shapes:  (..., m, n), k the smaller of m and n -> (..., m, k), (..., k) and (..., k, n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
-    Grads:   x; of equal singular values and of those that are 0, the choice of vectors has none
-    Source:  Wan, Zhang 2019, arXiv:1909.02659
+    Args:
+        x: Floating-point array (..., m, n); k is the smaller of m and n.
+
+    Returns:
+        Tuple (u, s, vh) of arrays (..., m, k), (..., k) and (..., k, n) of the dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        MatrixError: x is not finite.
+
+    Gradients: x; the choice of singular vectors of singular values that are equal or 0 has none
+
+    Source: Wan, Zhang 2019, arXiv:1909.02659
     """
     x = _matrices("svd", x)
     *lead, m, n = x.shape
@@ -93,13 +133,21 @@ def svd(x):
 
 @primitive(group=LINALG, widen=True)
 def slogdet(x):
-    """The determinant's sign, and the logarithm of its absolute value; 0 and -inf where it is 0.
+    """Return the sign of the determinant and the logarithm of its absolute value; 0 and -inf for a singular matrix.
 
-    Shapes:  (..., n, n) -> (...) twice
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if it is not finite
-    Grads:   x, of the logarithm, unless the determinant is 0
-    Source:  Giles 2008, An extended collection of matrix derivative results
+    Args:
+        x: Floating-point array (..., n, n).
+
+    Returns:
+        Tuple of two arrays (...) of the dtype of x.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite.
+
+    Gradients: x, through the logarithm, unless the determinant is 0
+
+    Source: Giles 2008, An extended collection of matrix derivative results
     """
     x = _matrices("slogdet", x, "as many")
     return (Spec(x.shape[:-2], x.dtype),) * 2
@@ -107,13 +155,28 @@ def slogdet(x):
 
 @primitive(group=LINALG, widen=True, promote="x b")
 def solve(x, b):
-    """The y for which x y is b.
+    """Return the solution y of x y = b.
 
-    Shapes:  x (..., n, n), b (..., n, k); the leading axes broadcast -> (..., n, k)
-    Dtypes:  floating, promoted
-    Errors:  ShapeError unless x is square and b has as many rows; MatrixError if x is singular or not finite
-    Grads:   x, b
-    Source:  Giles 2008, An extended collection of matrix derivative results
+    Args:
+        x: Floating-point array (..., n, n).
+        b: Floating-point array (..., n, k), promoted with x. The leading axes broadcast.
+
+    Returns:
+        Array (..., n, k) of the promoted dtype.
+
+    Raises:
+        ShapeError: x is not square, or b has another number of rows.
+        MatrixError: x is singular or not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.ops.solve(pa.asarray([[2.0, 0.0], [1.0, 1.0]]), pa.asarray([[4.0], [5.0]]))
+        Array([[2.],
+               [3.]], float32, 'numpy')
+
+    Gradients: x, b
+
+    Source: Giles 2008, An extended collection of matrix derivative results
     """
     _matrices("solve", x, "as many")
     if b.is_number or b.ndim < 2 or b.shape[-2] != x.shape[-1]:
@@ -126,20 +189,20 @@ def solve(x, b):
 
 
 def product(x, *more):
-    """The matrix product, as exact as can be: what is decomposed is, too, and gradients divide by small differences."""
+    """Return the matrix product at the highest precision: gradients of decompositions divide by small differences."""
     for y in more:
         x = matrix_product(x, y, precision="highest")
     return x
 
 
 def _diagonal_of(n: int, like):
-    """A bool matrix, True on the diagonal."""
+    """Return a bool matrix, true on the diagonal."""
     numbers = arange(0, 1, like, size=n, dtype="int64")
     return equal(reshape(numbers, shape=(n, 1)), numbers)
 
 
 def identity(n: int, like):
-    """The identity matrix, for every matrix of like."""
+    """Return an identity matrix for every matrix of like."""
     return broadcast_to(astype(_diagonal_of(n, like), dtype=like.dtype), shape=(*like.shape[:-2], n, n))
 
 
@@ -148,23 +211,23 @@ def _symmetric(x):
 
 
 def _mirrored(x):
-    """The symmetric matrix with x's lower triangle."""
+    """Return the symmetric matrix with the lower triangle of x."""
     return add(tril(x), matrix_transpose(tril(x, k=-1)))
 
 
 def _over(x, y):
-    """x y^-1."""
+    """Return x y^-1."""
     return matrix_transpose(solve(matrix_transpose(y), matrix_transpose(x)))
 
 
 def _inverses(x):
-    """1 / x, and 0 where x is 0."""
+    """Return 1 / x, and 0 where x is 0."""
     zero = equal(x, 0)
     return where(zero, 0, divide(1, where(zero, 1, x)))
 
 
 def _gaps(x):
-    """1 / (x_j - x_i), and 0 where they are equal: nothing moves there that depends on a gradient."""
+    """Return 1 / (x_j - x_i), and 0 where they are equal: the gradient does not depend on the vectors chosen there."""
     return _inverses(subtract(expand_dims(x, axis=-2), expand_dims(x, axis=-1)))
 
 
@@ -195,7 +258,7 @@ def _svd_grad(g, out):
     left, right = (add(a, matrix_transpose(a)) for a in (left, right))
     inner = add(multiply(left, across), multiply(down, right))
     found = product(u, where(_diagonal_of(s.shape[-1], s), expand_dims(ds, axis=-1), inner), vh)
-    if u.shape[-2] > s.shape[-1]:  # what leaves the space that the columns span
+    if u.shape[-2] > s.shape[-1]:  # the part outside of the space that the columns span
         found = add(found, product(_rest(du, u), multiply(expand_dims(_inverses(s), axis=-1), vh)))
     if vh.shape[-1] > s.shape[-1]:
         more = product(_rest(dv, v), multiply(expand_dims(_inverses(s), axis=-1), matrix_transpose(u)))
@@ -204,12 +267,12 @@ def _svd_grad(g, out):
 
 
 def _rest(x, q):
-    """x without its part in the space of q's columns."""
+    """Return x without its part in the space that the columns of q span."""
     return subtract(x, product(q, matrix_transpose(q), x))
 
 
 def _times_inverse(g, x):
-    """g x^-T, of one number for each matrix."""
+    """Return g x^-T for one number g per matrix."""
     return multiply(expand_dims(expand_dims(g, axis=-1), axis=-1), matrix_transpose(inv(x)))
 
 
@@ -229,12 +292,19 @@ solve.vjp(
 
 @composed(group=LINALG)
 def inv(x):
-    """The inverse.
+    """Return the inverse of a matrix.
 
-    Shapes:  (..., n, n) -> the same
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if it is singular or not finite
-    Grads:   x
+    Args:
+        x: Floating-point array (..., n, n).
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is singular or not finite.
+
+    Gradients: x
     """
     _matrices("inv", spec_of(x), "as many")
     return solve(x, identity(x.shape[-1], x))
@@ -242,12 +312,19 @@ def inv(x):
 
 @composed(group=LINALG)
 def det(x):
-    """The determinant.
+    """Return the determinant of a matrix.
 
-    Shapes:  (..., n, n) -> (...)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if it is not finite
-    Grads:   x, unless the determinant is 0: then MatrixError
+    Args:
+        x: Floating-point array (..., n, n).
+
+    Returns:
+        Array (...) of the dtype of x.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite; of the gradient, the determinant is 0.
+
+    Gradients: x, unless the determinant is 0
     """
     _matrices("det", spec_of(x), "as many")
     sign, size = slogdet(x)
@@ -256,12 +333,19 @@ def det(x):
 
 @composed(group=LINALG)
 def eigvalsh(x):
-    """The eigenvalues of the symmetric part of x, ascending.
+    """Return the eigenvalues of the symmetric part of x, ascending.
 
-    Shapes:  (..., n, n) -> (..., n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError unless x is square; MatrixError if it is not finite
-    Grads:   x, symmetric
+    Args:
+        x: Floating-point array (..., n, n).
+
+    Returns:
+        Array (..., n) of the dtype of x.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite.
+
+    Gradients: x, symmetric
     """
     _matrices("eigvalsh", spec_of(x), "as many")
     return eigh(x)[0]
@@ -269,12 +353,19 @@ def eigvalsh(x):
 
 @composed(group=LINALG)
 def svdvals(x):
-    """The singular values, descending.
+    """Return the singular values of x, descending.
 
-    Shapes:  (..., m, n) -> (..., the smaller of m and n)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
-    Grads:   x
+    Args:
+        x: Floating-point array (..., m, n).
+
+    Returns:
+        Array (..., min(m, n)) of the dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        MatrixError: x is not finite.
+
+    Gradients: x
     """
     _matrices("svdvals", spec_of(x))
     return svd(x)[1]
@@ -282,13 +373,22 @@ def svdvals(x):
 
 @composed(group=LINALG, promote="x rtol")
 def pinv(x, rtol):
-    """The pseudo-inverse: singular values of at most rtol times the largest count as 0.
+    """Return the pseudo-inverse of x. Singular values of at most rtol times the largest count as 0.
 
-    Shapes:  x (..., m, n), rtol broadcasts to (...) -> (..., n, m)
-    Dtypes:  floating, promoted
-    Errors:  ShapeError if x has fewer than two axes; MatrixError if it is not finite
-    Grads:   x, where a small change leaves the rank as it is
-    Source:  Golub, Pereyra 1973, doi:10.1137/0710036
+    Args:
+        x: Floating-point array (..., m, n).
+        rtol: Number, or floating-point array that broadcasts to (...), promoted with x.
+
+    Returns:
+        Array (..., n, m) of the promoted dtype.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+        MatrixError: x is not finite.
+
+    Gradients: x, where a small change does not change the rank
+
+    Source: Golub, Pereyra 1973, doi:10.1137/0710036
     """
     _matrices("pinv", spec_of(x))
     u, s, vh = svd(x)
@@ -297,7 +397,7 @@ def pinv(x, rtol):
 
 
 def significant(s, rtol):
-    """Where singular values are more than rtol times the largest, which is the first."""
+    """Return which singular values exceed rtol times the largest, which is the first."""
     n, zeros = len(s.shape), (0,) * len(s.shape)
     first = slice(s, starts=zeros, steps=(1,) * n, shape=(*s.shape[:-1], min(1, s.shape[-1])))
     return greater(s, multiply(first, expand_dims(rtol, axis=-1) if getattr(rtol, "shape", ()) else rtol))

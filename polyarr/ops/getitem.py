@@ -1,4 +1,4 @@
-"""What `x[key]` and `x[key] = value` mean, in terms of slice, slice_update, take and scatter."""
+"""Indexing: `x[key]` and `x[key] = value` in terms of slice, slice_update, take and scatter."""
 
 import builtins
 import math
@@ -22,20 +22,28 @@ from polyarr.ops.validation import ARRAY, check_fits, stands_for_array
 
 SLICE = builtins.slice
 ALL = SLICE(None)
-WHOLE = {int, IntNumber}
-PLAIN = {type(None), SLICE, *WHOLE}  # the keys that are no index arrays
+INT_KEYS = {int, IntNumber}
+PLAIN_KEYS = {type(None), SLICE, *INT_KEYS}  # types of keys that are not index arrays
 
 
 def get_item(x: Array, key: Any) -> Array:
-    """x[key], for ints, slices, ..., None, integer arrays and one boolean mask.
+    """Return x[key], for ints, slices, ..., None, integer arrays and one boolean mask.
 
-    Errors:  IndexError for a key that x does not have, or of a wrong type
+    Args:
+        x: Array of any dtype and shape.
+        key: Key, or tuple of keys.
+
+    Returns:
+        Array of the dtype of x. With a boolean mask, its length is read by the host.
+
+    Raises:
+        IndexError: x does not have the key, or the key has a wrong type.
     """
     if (mask := _mask(x, key)) is not None:
-        return take(_masked_rows(x, mask), true_positions(mask), axis=0)
+        return take(_masked_rows(x, mask), _positions_in(x, mask), axis=0)
     window, arrays, shape = _parse(x, key)
     if window["shape"] != x.shape or window["steps"] != (1,) * x.ndim:
-        x = _seen_through(x, window)
+        x = _sliced(x, window)
     if not arrays:
         return x.snapshot() if x.shape == shape and type(x) is Array else reshape(x, shape=shape)
     lead = _lead(shape, arrays)
@@ -44,14 +52,24 @@ def get_item(x: Array, key: Any) -> Array:
     return reshape(found, shape=_gathered_shape(shape, flat.shape))
 
 
-def _seen_through(x: Array, window: dict[str, Any]) -> Array:
-    return slice(x, window["starts"], steps=window["steps"], shape=window["shape"])  # by name, an input takes longer
+def _sliced(x: Array, window: dict[str, Any]) -> Array:
+    return slice(x, window["starts"], steps=window["steps"], shape=window["shape"])  # by position: faster
 
 
 def set_item(x: Array, key: Any, value: Any) -> Array:
-    """A copy of x with x[key] replaced by value, which broadcasts.
+    """Return a copy of x with x[key] replaced by value.
 
-    Errors:  as get_item; ShapeError if value does not broadcast to x[key]
+    Args:
+        x: Array of any dtype and shape.
+        key: Key, or tuple of keys, as in get_item.
+        value: Array or Python number that broadcasts to x[key] and is converted to the dtype of x.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        IndexError: x does not have the key, or the key has a wrong type.
+        ShapeError: value does not broadcast to x[key].
     """
     if (mask := _mask(x, key)) is not None:
         return _masked_update(x, mask, value)
@@ -59,7 +77,7 @@ def set_item(x: Array, key: Any, value: Any) -> Array:
     if not arrays:
         value = _value(x, value, shape)
         return slice_update(x, reshape(value, shape=window["shape"]), window["starts"], steps=window["steps"])
-    part, lead = _seen_through(x, window), _lead(shape, arrays)
+    part, lead = _sliced(x, window), _lead(shape, arrays)
     view, flat = _flattened(part, arrays, lead)
     window_shape = (*view.shape[:lead], *flat.shape, *view.shape[lead + 1 :])
     value = reshape(_value(x, value, _gathered_shape(shape, flat.shape)), shape=window_shape)
@@ -78,7 +96,7 @@ def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
             raise TypeError(f"x[key] = value: value is {described(value)}; {ARRAY} or a Python number")
         check_fits("x[key] = value", "value", number, x.dtype)
         found = full(number, x, shape=(), dtype=x.dtype)
-    while len(found.shape) > len(shape) and found.shape[0] == 1:  # NumPy lets leading axes of length 1 go
+    while len(found.shape) > len(shape) and found.shape[0] == 1:  # NumPy drops leading axes of length 1
         found = reshape(found, shape=found.shape[1:])
     try:
         return broadcast_to(found, shape=shape)
@@ -86,18 +104,20 @@ def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
         raise ShapeError(f"x[key] = value: value is {spec_of(value)}; it must broadcast to {list(shape)}") from None
 
 
-def _mask(x: Array, key: Any) -> Array | None:
+def _mask(x: Array, key: Any) -> Array | np.ndarray | None:
+    """Return the boolean mask that a key is, on the host if it is a list or a NumPy array; None for another key."""
     if type(key) in (SLICE, int):
         return None
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     if isinstance(key, (list, np.ndarray)) and (host := _on_host(key)).dtype == bool_:
-        key = from_numpy(host, x.backend)
-    if isinstance(key, Array) and key.dtype == bool_:
+        key = host
+    if isinstance(key, (Array, np.ndarray)) and key.dtype == bool_:
         covered = x.shape[: key.ndim]
         if key.shape != covered:
             if key.ndim <= x.ndim and all(n in (m, 0) for n, m in zip(key.shape, covered, strict=True)):
-                return full(False, x, shape=covered, dtype=bool_)  # to the standard, one without elements chooses none
-            raise IndexError(f"indexing: x is {x.spec}, the mask is {key.spec}; the mask must have x's leading axes")
+                return np.zeros(covered, bool_)  # in the standard, a mask without elements selects nothing
+            given = f"x is {x.spec}, the mask is {spec_of(key)}"
+            raise IndexError(f"indexing: {given}; the mask must have x's leading axes")
         return key
     return None
 
@@ -109,19 +129,24 @@ def _on_host(key: Any) -> np.ndarray:
         raise IndexError("indexing: an index is a list of rows of several lengths; they must be alike") from None
 
 
-def _masked_rows(x: Array, mask: Array) -> Any:
-    """x with the axes that the mask covers joined into one."""
+def _masked_rows(x: Array, mask: Array | np.ndarray) -> Any:
+    """Return x with the axes that the mask covers joined into one."""
     return reshape(x, shape=(mask.size, *x.shape[mask.ndim :]))
 
 
+def _positions_in(x: Array, mask: Array | np.ndarray) -> Array:
+    """Return the flat positions of the true elements of a mask of x."""
+    return true_positions(mask) if isinstance(mask, Array) else from_numpy(np.flatnonzero(mask), x.backend)
+
+
 def true_positions(mask: Array) -> Array:
-    """The flat positions of the True elements. How many there are is read by the host: a shape depends on it."""
+    """Return the flat positions of the true elements. Their number is read by the host, since a shape depends on it."""
     flat = reshape(mask, shape=(-1,))
     if not flat.size:
         return full(0, flat, shape=(0,), dtype=int64)
     rank = cumulative_sum(astype(flat, dtype=int64), axis=0)
     count = int(rank[-1].numpy())
-    # Each True element writes its position at its rank; the False ones write to a spare place at the end.
+    # Each True element writes its position at its rank; the False ones write to an extra element at the end.
     where_to = where(flat, add(rank, -1), count)
     positions = arange(0, 1, flat, size=flat.size, dtype=int64)
     return slice(
@@ -133,9 +158,22 @@ def true_positions(mask: Array) -> Array:
 
 
 def nonzero(x: Array) -> tuple[Array, ...]:
-    """The indices of the elements that are not 0, one array per axis. Reads one number: how many there are.
+    """Return the indices of the nonzero elements. Their number is read by the host.
 
-    Errors:  ShapeError if x has no axis
+    Args:
+        x: Array of any dtype with at least one axis.
+
+    Returns:
+        Tuple of int64 arrays with one axis, one for each axis of x.
+
+    Raises:
+        ShapeError: x has no axis.
+        TypeError: x is not an array with values.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.nonzero(pa.asarray([[1, 0], [0, 2]]))
+        (Array([0, 1], int64, 'numpy'), Array([0, 1], int64, 'numpy'))
     """
     if type(x) is not Array:
         raise TypeError(f"nonzero: x is {described(x)}; it must be a polyarr array, whose values decide the shape")
@@ -146,24 +184,25 @@ def nonzero(x: Array) -> tuple[Array, ...]:
     return tuple(remainder(floor_divide(flat, s), n) for s, n in zip(strides, x.shape, strict=True))
 
 
-def _masked_update(x: Array, mask: Array, value: Any) -> Array:
+def _masked_update(x: Array, mask: Array | np.ndarray, value: Any) -> Array:
     rest = x.shape[mask.ndim :]
     if type(value) is Array and value.ndim > len(rest):
-        positions = true_positions(mask)
+        positions = _positions_in(x, mask)
         value = _value(x, value, (*positions.shape, *rest))
         return reshape(scatter(_masked_rows(x, mask), positions, value, axis=0), shape=x.shape)
+    mask = mask if isinstance(mask, Array) else from_numpy(mask, x.backend)
     spread = reshape(mask, shape=(*mask.shape, *(1,) * len(rest)))
     return where(broadcast_to(spread, shape=x.shape), _value(x, value, x.shape), x)
 
 
-# The index arrays by axis. An int beside an array is one, too, as in NumPy: None, for the window has cut its axis.
+# Index arrays by axis. An int beside an array counts as one, as in NumPy: None, since the slice has cut its axis.
 Indices = list[tuple[int, Array | None]]
 
 
 def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
-    """The window that ints and slices cut, the index arrays, and the result's shape, "array" for each of them."""
+    """Return the slice that the key makes, its index arrays, and the result's shape with "array" for index arrays."""
     keys = _complete(x, key if isinstance(key, tuple) else (key,))
-    has_arrays = not PLAIN.issuperset(map(type, keys))
+    has_arrays = not PLAIN_KEYS.issuperset(map(type, keys))
     starts, steps, lengths, axis = [], [], [], 0
     arrays: Indices = []
     shape: list[Any] = []
@@ -176,7 +215,7 @@ def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
             start, stop, step = k.indices(n)
             count = len(range(start, stop, step))
             shape.append(count)
-        elif type(k) in WHOLE:
+        elif type(k) in INT_KEYS:
             start, step, count = _position(x, axis, k), 1, 1
             if has_arrays:
                 arrays.append((axis, None))
@@ -193,7 +232,7 @@ def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
 
 
 def _complete(x: Array, keys: tuple) -> list:
-    """keys, with the ellipsis spelt out and every axis named."""
+    """Return the keys with the ellipsis replaced and every axis named."""
     found = [_as_key(x, k) for k in keys]
     ellipses = [i for i, k in enumerate(found) if k is Ellipsis]
     used = len([k for k in found if k is not None]) - len(ellipses)
@@ -204,17 +243,24 @@ def _complete(x: Array, keys: tuple) -> list:
 
 
 def _as_key(x: Array, k: Any) -> Any:
-    if type(k) in PLAIN or k is Ellipsis:
+    if type(k) in PLAIN_KEYS or k is Ellipsis:
         return k
     if isinstance(k, (list, np.ndarray)):
         host = _on_host(k)
-        k = from_numpy(host if host.size else host.astype(np.int64), x.backend)
+        if host.dtype.newbyteorder("=") in INTEGERS:  # files hold big-endian numbers
+            host = host.astype(host.dtype.newbyteorder("="), copy=False)
+        elif isinstance(k, list) and not host.size:  # [] names no dtype
+            host = host.astype(np.int64)
+        else:
+            given = Spec(host.shape, host.dtype)
+            raise IndexError(f"indexing: an index is {given}; it must be an integer array, or one bool mask alone")
+        k = from_numpy(host, x.backend)
     if isinstance(k, Array) or stands_for_array(k):
         if k.dtype not in INTEGERS:
             raise IndexError(f"indexing: an index is {spec_of(k)}; it must be an integer array, or one bool mask alone")
         return k
     try:
-        if isinstance(k, bool):  # to Python an int, to a reader a mask
+        if isinstance(k, bool):  # a subclass of int that looks like a mask
             raise TypeError
         return int(operator.index(k))
     except TypeError:
@@ -242,15 +288,18 @@ def _within(spec: Spec, axis: int, k: int) -> int:
 
 
 def _lead(shape: tuple, arrays: Indices) -> int:
-    """The axis that the index arrays' shape takes, as in NumPy: the first one's if they stand side by side, else 0."""
+    """Return the axis at which index arrays stand in the result, as in NumPy: that of the first if adjacent, else 0."""
     places = [i for i, n in enumerate(shape) if n == "array"]
     return arrays[0][0] if places == list(range(places[0], places[0] + len(places))) else 0
 
 
 def _flattened(x: Array, arrays: Indices, lead: int) -> tuple[Array, Array]:
-    """x with the indexed axes joined into one at lead, and the positions along it."""
+    """Return x with the indexed axes joined into one at lead, and the positions along it."""
     given = [(x.shape[axis], a) for axis, a in arrays if a is not None]
-    shape = broadcast("indexing", *(spec_of(a) for _, a in given))
+    try:
+        shape = broadcast("indexing", *(spec_of(a) for _, a in given))
+    except ShapeError as error:  # NumPy raises IndexError for such a key
+        raise IndexError(*error.args) from None
     flat = None
     for n, a in given:
         place = checked_positions(a, n) if len(given) > 1 else a
@@ -268,7 +317,7 @@ def _joining_order(ndim: int, arrays: Indices, lead: int) -> tuple[int, ...]:
 
 
 def _gathered_shape(shape: tuple, indices: tuple[int, ...]) -> tuple[int, ...]:
-    """The result's shape, with the index arrays' shape in its place."""
+    """Return the shape of the result, with the shape of the index arrays in its place."""
     places = [i for i, n in enumerate(shape) if n == "array"]
     beside = places == list(range(places[0], places[0] + len(places)))
     at = places[0] if beside else 0

@@ -1,4 +1,4 @@
-"""A model's last product together with its loss, a part of the rows at a time: its logits never exist as a whole."""
+"""The last product of a model fused with its loss, computed in chunks of rows: the logits never exist as a whole."""
 
 import math
 
@@ -8,24 +8,36 @@ from polyarr.core.op import composed
 from polyarr.core.spec import NARROW, check_kind, float32
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, astype, divide, like, multiply, subtract, where
+from polyarr.ops.joining import concat
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.nn import check_reduction, cross_entropy, linear, reduced, softmax
-from polyarr.ops.shape import concat, expand_dims, matrix_transpose, reshape, slice
+from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, slice
 from polyarr.ops.validation import whole, within
 
-AT_ONCE = 1 << 29  # bytes of logits
-WHOLE = 128  # parts are multiples of so many rows, which is what kernels of products take at once
+MAX_LOGITS_BYTES = 1 << 29  # bytes: the logits of a chunk
+ROW_TILE = 128  # rows of a chunk are a multiple of this, the tile of matrix products
 
 
 @composed(indices="targets")
 def cross_entropy_and_gradient(g, logits, targets, *, ignore_index=-100, label_smoothing=0.0):
-    """The losses of cross_entropy without a reduction, and the gradient of the logits for the cotangent g.
+    """Return the unreduced losses of cross_entropy, and the gradient of the logits for the cotangent g.
 
-    Shapes:  g (n,), logits (n, v), targets (n,) -> (n,), (n, v)
-    Dtypes:  logits floating, targets integer, g as the losses -> cross_entropy's, and logits'
-    Errors:  as cross_entropy; DtypeError for another g
-    Grads:   g, logits
+    Args:
+        g: Floating-point array (n,), of the dtype of the losses.
+        logits: Floating-point array (n, v).
+        targets: Integer array (n,).
+        ignore_index: As in cross_entropy.
+        label_smoothing: As in cross_entropy.
+
+    Returns:
+        Tuple of the losses (n,) and the gradient (n, v), of the dtype of logits.
+
+    Raises:
+        ShapeError: As in cross_entropy.
+        DtypeError: g has another shape or dtype than the losses.
+
+    Gradients: g, logits
     """
     losses = cross_entropy(
         logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
@@ -45,47 +57,67 @@ def cross_entropy_and_gradient(g, logits, targets, *, ignore_index=-100, label_s
 def linear_cross_entropy(
     x, weight, targets, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", rows_at_once=None, precision=None
 ):  # fmt: skip
-    """cross_entropy(linear(x, weight), targets), for heads of many classes: the logits never exist as a whole.
+    """Return cross_entropy(linear(x, weight), targets) without storing all logits, for heads of many classes.
 
-    The rows are taken in parts: rows_at_once, or as many as have 512 MB of logits. So are the gradients, and those of a
-    mean or a sum are found in the forward pass, while a part's logits are there. precision is matmul's.
+    The logits and their gradients exist for a chunk of rows at a time. With a mean or a sum, the gradients are computed
+    in the forward pass, while the logits of a chunk are there.
 
-    Shapes:  x (..., k), weight (v, k), targets (...) -> (), or (...) with reduction "none"
-    Dtypes:  x and weight floating and promoted, targets integer -> theirs, but float32 for float16 and bfloat16
-    Errors:  ShapeError if the shapes do not fit, or without classes; ValueError for another reduction, rows_at_once
-             below 1, or a label_smoothing that is not from 0 to 1; IndexError, at the next read, for a target that is
-             no class
-    Grads:   x, weight
-    Source:  Hsu et al. 2024, arXiv:2410.10989
+    Args:
+        x: Floating-point array (..., k).
+        weight: Floating-point array (v, k), promoted with x.
+        targets: Integer array (...): the classes, from 0 to v - 1.
+        ignore_index: As in cross_entropy.
+        label_smoothing: As in cross_entropy.
+        reduction: "mean", "sum", or "none" for a loss per row.
+        rows_at_once: Rows in a chunk; None for as many as have 512 MB of logits.
+        precision: As in matmul.
+
+    Returns:
+        Array (), or (...) with reduction "none", of the promoted dtype, but float32 for float16 and bfloat16.
+
+    Raises:
+        ShapeError: The shapes do not fit, or there are no classes.
+        ValueError: There is no such reduction, rows_at_once is below 1, or label_smoothing is not from 0 to 1.
+        IndexError: A target is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x, weight = pa.asarray([[1.0, 0.0]]), pa.asarray([[2.0, 0.0], [0.0, 2.0]])
+        >>> pa.linear_cross_entropy(x, weight, pa.asarray([0]))
+        Array(0.12692805, float32, 'numpy')
+
+    Gradients: x, weight
+
+    Source: Hsu et al. 2024, arXiv:2410.10989
     """
     _check_head(x, weight, targets, reduction)
     within("linear_cross_entropy", "label_smoothing", label_smoothing, 0, 1)
     settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
     losses = [
         cross_entropy(linear(some, weight, precision=precision), at, **settings)
-        for some, at in _parts(rows_at_once, weight, _rows(x), _flat(targets))
+        for some, at in _chunks(rows_at_once, weight, _rows(x), _flat(targets))
     ]
     return reduced(reshape(_joined(losses), shape=targets.shape), targets, ignore_index, reduction)[0]
 
 
 def _forward(x, weight, targets, *, wanted, ignore_index, reduction, **settings):
-    """The loss; and for a cotangent of 1 for each row's the gradients, and by what their sum is divided.
+    """Return the loss and, for a cotangent of 1, the gradients and the divisor of the sum of the losses.
 
-    Without a reduction each row has a cotangent of its own, which is not known yet.
+    Without a reduction each row has its own cotangent, which is not known yet.
     """
     settings["ignore_index"] = ignore_index
     if reduction == "none":
         return linear_cross_entropy.body(x, weight, targets, reduction=reduction, **settings), None
     ones = full(1.0, x, shape=(targets.size,), dtype=float32 if x.dtype in NARROW else x.dtype)
-    losses, *slopes = _walked(ones, x, weight, targets, wanted, **settings)
+    losses, *slopes = _chunked_gradients(ones, x, weight, targets, wanted, **settings)
     loss, divisor = reduced(losses, _flat(targets), ignore_index, reduction)
     return loss, (*slopes, divisor)
 
 
 def _backward(g, saved, x, weight, targets, *, wanted, reduction, **settings):
-    """The gradients: what forward found, times the cotangent."""
+    """Return the gradients: those of the forward pass times the cotangent."""
     if saved is None:
-        _, *slopes = _walked(_flat(g), x, weight, targets, wanted, **settings)
+        _, *slopes = _chunked_gradients(_flat(g), x, weight, targets, wanted, **settings)
     else:
         *slopes, divisor = saved
         factor = g if divisor is None else divide(g, divisor)
@@ -98,21 +130,21 @@ def _backward(g, saved, x, weight, targets, *, wanted, reduction, **settings):
 linear_cross_entropy.pair(_forward, _backward)
 
 
-def _walked(g, x, weight, targets, wanted, *, rows_at_once, **settings):
-    """The losses of all rows, and the gradients of x and weight for the losses' cotangent g; None if not wanted."""
+def _chunked_gradients(g, x, weight, targets, wanted, *, rows_at_once, **settings):
+    """Return the losses of all rows, and the gradients of x and weight for the cotangent g; None if not wanted."""
     losses, dx, dweight = [], [], None
-    for some_g, some_x, at in _parts(rows_at_once, weight, g, _rows(x), _flat(targets)):
-        loss, *slopes = _of_part(some_g, some_x, at, weight, wanted, **settings)
+    for some_g, some_x, at in _chunks(rows_at_once, weight, g, _rows(x), _flat(targets)):
+        loss, *slopes = _chunk_gradients(some_g, some_x, at, weight, wanted, **settings)
         losses.append(loss)
         dx.append(slopes[0])
-        if dweight is not None:  # sums are kept wide
+        if dweight is not None:  # accumulate in the dtype of the losses
             dweight, slopes[1] = like(dweight, loss), like(slopes[1], loss)
         dweight = slopes[1] if dweight is None else add(dweight, slopes[1])
     return _joined(losses), _joined(dx) if wanted[0] else None, dweight
 
 
-def _of_part(g, x, targets, weight, wanted, *, precision, **settings):
-    """The same of some rows: when this returns, their logits are gone."""
+def _chunk_gradients(g, x, targets, weight, wanted, *, precision, **settings):
+    """Return losses and gradients of one chunk of rows, whose logits are freed when this function returns."""
     losses, slope = cross_entropy_and_gradient(g, linear(x, weight, precision=precision), targets, **settings)
     dx = matrix_product(slope, weight, precision=precision) if wanted[0] else None
     dweight = matrix_product(matrix_transpose(slope), x, precision=precision) if wanted[1] else None
@@ -133,24 +165,24 @@ def _check_head(x, weight, targets, reduction):
     check_reduction("linear_cross_entropy", reduction)
 
 
-def _parts(rows_at_once, weight, *arrays):
-    """Some rows of each array after the other; one part at least."""
+def _chunks(rows_at_once, weight, *arrays):
+    """Yield chunks of rows of each array; at least one chunk."""
     rows, classes = arrays[0].shape[0], weight.shape[0]
     if rows_at_once is None:
-        most = max(1, AT_ONCE // (classes * weight.dtype.itemsize))
-        most = most // WHOLE * WHOLE or most
-        each = -(-rows // max(1, -(-rows // most)))  # parts of one size
-        each = min(-(-each // WHOLE) * WHOLE, most)
+        most = max(1, MAX_LOGITS_BYTES // (classes * weight.dtype.itemsize))
+        most = most // ROW_TILE * ROW_TILE or most
+        each = -(-rows // max(1, -(-rows // most)))  # chunks of equal size
+        each = min(-(-each // ROW_TILE) * ROW_TILE, most)
     else:
         each = whole("linear_cross_entropy", "rows_at_once", rows_at_once)
         if each < 1:
             raise ValueError(f"linear_cross_entropy: rows_at_once is {each}; it must be at least 1")
     for first in range(0, max(rows, 1), each):
-        yield tuple(_window(a, first, min(each, rows - first)) for a in arrays)
+        yield tuple(_rows_from(a, first, min(each, rows - first)) for a in arrays)
 
 
-def _window(a, first, count):
-    """So many of a's rows."""
+def _rows_from(a, first, count):
+    """Return `count` rows of a, from row `first` on."""
     if count == a.shape[0]:
         return a
     zeros = (0,) * (len(a.shape) - 1)

@@ -1,4 +1,4 @@
-"""Taking and placing elements by index, and ordering."""
+"""Ops that gather and scatter elements by index, and ops that sort."""
 
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
@@ -13,12 +13,27 @@ from polyarr.ops.validation import whole
 
 @primitive(indices="indices")
 def take(x, indices, *, axis=0):
-    """The elements of x at indices along axis. A negative index counts from the end.
+    """Return the elements of x at indices along an axis. A negative index counts from the end.
 
-    Shapes:  x (a, n, b), indices any -> (a, *indices.shape, b)
-    Dtypes:  x any, indices integer -> x's
-    Errors:  DtypeError unless indices are integers; IndexError, at the next read, for one that is out of range
-    Grads:   x
+    Args:
+        x: Array of any dtype, of shape (*before, n, *after) with n along axis.
+        indices: Integer array of any shape.
+        axis: Axis that the indices count along.
+
+    Returns:
+        Array (*before, *indices.shape, *after) of the dtype of x.
+
+    Raises:
+        DtypeError: indices is not an integer array.
+        AxisError: x lacks the axis.
+        IndexError: An index is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.take(pa.asarray([10, 20, 30]), pa.asarray([2, 0]))
+        Array([30, 10], int64, 'numpy')
+
+    Gradients: x
     """
     check_kind("take", "indices", indices, "integer")
     at = one_axis("take", x, axis)
@@ -27,24 +42,54 @@ def take(x, indices, *, axis=0):
 
 @primitive(indices="indices")
 def scatter(x, indices, updates, *, axis=0):
-    """x with the elements at indices along axis replaced by updates; of several for one place the last one counts.
+    """Return x with the elements at indices along an axis replaced by updates; of equal indices the last one counts.
 
-    Shapes:  x (a, n, b), indices any, updates (a, *indices.shape, b) -> x's
-    Dtypes:  x and updates any, one for both; indices integer -> x's
-    Errors:  ShapeError if updates has another shape; IndexError, at the next read, for an index out of range
-    Grads:   x, updates (if no two indices are equal)
+    Args:
+        x: Array of any dtype, of shape (*before, n, *after) with n along axis.
+        indices: Integer array of any shape.
+        updates: Array (*before, *indices.shape, *after) of the dtype of x.
+        axis: Axis that the indices count along.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: updates has another shape or dtype.
+        IndexError: An index is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.scatter(pa.asarray([1, 2, 3]), pa.asarray([0, 2]), pa.asarray([7, 9]))
+        Array([7, 2, 9], int64, 'numpy')
+
+    Gradients: x, updates (if no two indices are equal)
     """
     return _scattered("scatter", x, indices, updates, axis)
 
 
 @primitive(indices="indices")
 def scatter_add(x, indices, updates, *, axis=0):
-    """x with updates added to the elements at indices along axis.
+    """Return x with updates added to the elements at indices along an axis.
 
-    Shapes:  x (a, n, b), indices any, updates (a, *indices.shape, b) -> x's
-    Dtypes:  x and updates real, one for both; indices integer -> x's
-    Errors:  ShapeError if updates has another shape; IndexError, at the next read, for an index out of range
-    Grads:   x, updates
+    Args:
+        x: Integer or floating-point array, of shape (*before, n, *after) with n along axis.
+        indices: Integer array of any shape; equal indices add up.
+        updates: Array (*before, *indices.shape, *after) of the dtype of x.
+        axis: Axis that the indices count along.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: updates has another shape or dtype.
+        IndexError: An index is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.scatter_add(pa.asarray([1, 2, 3]), pa.asarray([0, 0]), pa.asarray([10, 20]))
+        Array([31,  2,  3], int64, 'numpy')
+
+    Gradients: x, updates
     """
     return _scattered("scatter_add", x, indices, updates, axis)
 
@@ -80,12 +125,28 @@ def _canonical_axis(x, indices, *, axis):
 
 @composed(indices="indices", canonical=_canonical_axis, widen=False)
 def take_along_axis(x, indices, *, axis=-1):
-    """For each place, the element of x at indices along axis: what argsort and argmax point to.
+    """Return, for each position, the element of x at the index held there, such as one that argsort or argmax returned.
 
-    Shapes:  x (a, n, b), indices (a, m, b), other axes may broadcast -> (a, m, b)
-    Dtypes:  x any, indices integer -> x's
-    Errors:  ShapeError if they have different numbers of axes; IndexError, at the next read, out of range
-    Grads:   x
+    Args:
+        x: Array of any dtype, of length n along axis.
+        indices: Integer array with as many axes as x; all axes but `axis` broadcast against x.
+        axis: Axis that the indices count along.
+
+    Returns:
+        Array of the broadcast shape, with the length of indices along axis, and the dtype of x.
+
+    Raises:
+        ShapeError: x and indices have different numbers of axes, or do not broadcast.
+        IndexError: An index is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.asarray([[3, 1, 2], [9, 8, 7]])
+        >>> pa.take_along_axis(x, pa.asarray([[1, 0], [2, 2]]))
+        Array([[1, 3],
+               [7, 7]], int64, 'numpy')
+
+    Gradients: x
     """
     x, indices, flat = _flat_positions("take_along_axis", x, indices, axis)
     return take(reshape(x, shape=(-1,)), flat, axis=0)
@@ -93,19 +154,36 @@ def take_along_axis(x, indices, *, axis=-1):
 
 @composed(indices="indices", widen=False)
 def scatter_add_along_axis(x, indices, updates, *, axis=-1):
-    """x with updates added at indices along axis: the transpose of take_along_axis.
+    """Return x with updates added at indices along an axis: the transpose of take_along_axis.
 
-    Shapes:  x (a, n, b), indices and updates (a, m, b) -> x's
-    Dtypes:  x and updates real, one for both; indices integer -> x's
-    Errors:  ShapeError if they have different numbers of axes; IndexError, at the next read, out of range
-    Grads:   x, updates
+    Args:
+        x: Integer or floating-point array, of length n along axis.
+        indices: Integer array with as many axes as x.
+        updates: Array of the shape of indices and the dtype of x.
+        axis: Axis that the indices count along.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: x and indices have different numbers of axes, or updates has another shape.
+        IndexError: An index is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> updates = pa.asarray([[1.0], [2.0]])
+        >>> pa.scatter_add_along_axis(pa.zeros((2, 3)), pa.asarray([[1], [2]]), updates)
+        Array([[0., 1., 0.],
+               [0., 0., 2.]], float32, 'numpy')
+
+    Gradients: x, updates
     """
     x, indices, flat = _flat_positions("scatter_add_along_axis", x, indices, axis)
     return reshape(scatter_add(reshape(x, shape=(-1,)), flat, updates, axis=0), shape=x.shape)
 
 
 def _flat_positions(op: str, x, indices, axis: int):
-    """x and indices broadcast against each other off axis, and the positions of indices in the flattened x."""
+    """Return x and indices, broadcast on all axes but `axis`, and the positions of indices in the flattened x."""
     check_kind(op, "indices", spec_of(indices), "integer")
     if len(x.shape) != len(indices.shape):
         raise ShapeError(f"{op}: x is {spec_of(x)}, indices is {spec_of(indices)}; they must have as many axes")
@@ -124,12 +202,12 @@ def _flat_positions(op: str, x, indices, axis: int):
 
 
 def checked_positions(indices, n: int):
-    """indices from 0 to n - 1, negative ones counted from the end; one that is out of range is an error as in take."""
+    """Return indices as numbers from 0 to n - 1, negative ones counted from the end; others fail as in take."""
     return take(arange(0, 1, indices, size=n, dtype=int64), indices, axis=0)
 
 
 def _positions(like, axis: int):
-    """0, 1, 2 ... along axis, of length 1 along all others."""
+    """Return 0, 1, 2, ... along axis, with length 1 along all other axes."""
     ndim, n = len(like.shape), like.shape[axis]
     return reshape(arange(0, 1, like, size=n, dtype=int64), shape=tuple(n if i == axis else 1 for i in range(ndim)))
 
@@ -139,12 +217,26 @@ def _positions(like, axis: int):
 
 @primitive
 def argsort(x, *, axis=-1, descending=False, stable=True):
-    """The indices that put x in order along axis; equal ones keep their order, nan counts as larger than all numbers.
+    """Return the indices that sort x along an axis. Equal elements keep their order; nan is larger than all numbers.
 
-    Shapes:  any -> the same
-    Dtypes:  real -> int64
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   none
+    Args:
+        x: Integer or floating-point array.
+        axis: Axis to sort along.
+        descending: Whether the largest element comes first.
+        stable: Ignored; the order of equal elements is always kept.
+
+    Returns:
+        int64 array of the shape of x.
+
+    Raises:
+        AxisError: x lacks the axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.argsort(pa.asarray([3.0, 1.0, 2.0]))
+        Array([1, 2, 0], int64, 'numpy')
+
+    Gradients: none
     """
     check_kind("argsort", "x", x, "real")
     at = one_axis("argsort", x, axis)
@@ -161,12 +253,26 @@ def _canonical_sort(x, *, axis, descending, stable):
 
 @composed(canonical=_canonical_sort, widen=False)
 def sort(x, *, axis=-1, descending=False, stable=True):
-    """x in order along axis, as argsort has it.
+    """Return x sorted along an axis; nan is larger than all numbers.
 
-    Shapes:  any -> the same
-    Dtypes:  real -> the same
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Integer or floating-point array.
+        axis: Axis to sort along.
+        descending: Whether the largest element comes first.
+        stable: Ignored; the order of equal elements is always kept.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        AxisError: x lacks the axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.sort(pa.asarray([3.0, 1.0, 2.0]), descending=True)
+        Array([3., 2., 1.], float32, 'numpy')
+
+    Gradients: x
     """
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
@@ -180,12 +286,21 @@ def _canonical_top(x, *, k, axis):
 
 @composed(canonical=_canonical_top, widen=False)
 def argtopk(x, *, k, axis=-1):
-    """The indices of the k largest elements along axis, the largest first: the first k of the descending order.
+    """Return the indices of the k largest elements along an axis, the largest first.
 
-    Shapes:  n along axis -> k along it
-    Dtypes:  real -> int64
-    Errors:  ShapeError if k is larger than n
-    Grads:   none
+    Args:
+        x: Integer or floating-point array, of length n along axis.
+        k: Int from 0 to n.
+        axis: Axis to choose along.
+
+    Returns:
+        int64 array of length k along axis.
+
+    Raises:
+        AxisError: x lacks the axis.
+        ShapeError: k is not from 0 to n.
+
+    Gradients: none
     """
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     return slice(argsort(x, axis=axis, descending=True), starts=(0,) * len(shape), steps=(1,) * len(shape), shape=shape)
@@ -196,12 +311,29 @@ argtopk.vjp(x=None)
 
 @composed(canonical=_canonical_top, widen=False)
 def topk(x, *, k, axis=-1):
-    """The k largest elements along axis, in descending order, and their indices.
+    """Return the k largest elements along an axis, the largest first, and their indices.
 
-    Shapes:  n along axis -> two arrays with k along it
-    Dtypes:  real -> the same, and int64
-    Errors:  ShapeError if k is larger than n
-    Grads:   x, through the values
+    Args:
+        x: Integer or floating-point array, of length n along axis.
+        k: Int from 0 to n.
+        axis: Axis to choose along.
+
+    Returns:
+        Tuple of two arrays of length k along axis: the elements, of the dtype of x, and their indices, int64.
+
+    Raises:
+        AxisError: x lacks the axis.
+        ShapeError: k is not from 0 to n.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> values, indices = pa.topk(pa.asarray([3.0, 1.0, 2.0]), k=2)
+        >>> values
+        Array([3., 2.], float32, 'numpy')
+        >>> indices
+        Array([0, 2], int64, 'numpy')
+
+    Gradients: x, through the elements
     """
     order = argtopk(x, k=k, axis=axis)
     return take_along_axis(x, order, axis=axis), order

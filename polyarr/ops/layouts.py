@@ -1,7 +1,7 @@
-"""Convolutions, pools and resizing as functions: with any leading axes, and with the channels first where they are.
+"""Convolutions, pooling and resizing as functions: with any leading axes, and with the channels last or first.
 
-polyarr.conv is a function of this file, polyarr.ops.conv the op that it calls, which has the channels last; so it is
-with the others. Nothing is copied for a layout where a backend has strides.
+polyarr.conv is a function of this file; it calls the op polyarr.ops.conv, which has the channels last. The others are
+alike. Another layout costs no copy if the backend has strides.
 """
 
 import math
@@ -17,7 +17,7 @@ from polyarr.ops.spatial import check_whole
 from polyarr.ops.validation import check_array
 
 LAST, FIRST = "channels_last", "channels_first"
-WHOLE = ("kernel", "stride", "padding", "output_padding", "dilation", "groups", "shape")  # parameters that are ints
+INT_PARAMETERS = ("kernel", "stride", "padding", "output_padding", "dilation", "groups", "shape")
 
 
 def _check_layout(op: str, layout: str) -> None:
@@ -26,7 +26,7 @@ def _check_layout(op: str, layout: str) -> None:
 
 
 def _moved(x: Array, layout: str, axes: int, back: bool = False) -> Array:
-    """x with its channels behind its spatial axes, which are `axes` in number; or before them again."""
+    """Return x with its channels moved behind its `axes` spatial axes, or with `back` before them again."""
     if layout == LAST:
         return x
     lead = len(x.shape) - axes - 1
@@ -37,10 +37,10 @@ def _moved(x: Array, layout: str, axes: int, back: bool = False) -> Array:
 
 
 def _called(op: Any, x: Array, axes: int, layout: str, *more: Any, **params: Any) -> Array:
-    """What op gives for x with one leading axis and the channels last, in x's layout and with its leading axes."""
+    """Call an op, which takes one leading axis and the channels last, for x with any leading axes and in any layout."""
     _check_layout(op.name, layout)
     check_array(op.name, "x", x)
-    check_whole(op.name, **{name: params[name] for name in WHOLE if name in params})
+    check_whole(op.name, **{name: params[name] for name in INT_PARAMETERS if name in params})
     if not 1 <= axes <= 3:
         raise ShapeError(f"{op.name}: x is {spec_of(x)}, {axes} spatial axes are named; there may be 1, 2 or 3")
     if len(x.shape) < axes + 1:
@@ -55,7 +55,7 @@ def _called(op: Any, x: Array, axes: int, layout: str, *more: Any, **params: Any
 
 
 def _filters(op: str, weight: Array, layout: str) -> tuple[Array, int]:
-    """weight with its channels last, and how many spatial axes it has."""
+    """Return weight with its channels last, and its number of spatial axes."""
     _check_layout(op, layout)
     check_array(op, "weight", weight)
     axes = len(weight.shape) - 2
@@ -65,7 +65,7 @@ def _filters(op: str, weight: Array, layout: str) -> tuple[Array, int]:
 
 
 def _spatial(x: Array, per_axis: Any) -> int:
-    """How many spatial axes are meant: as many as there are numbers, or for one number all but two."""
+    """Return the number of spatial axes meant: as many as there are numbers, or for one number all axes but two."""
     return len(per_axis) if isinstance(per_axis, (tuple, list)) else max(len(getattr(x, "shape", ())) - 2, 1)
 
 
@@ -82,17 +82,39 @@ def conv(
     precision: str | None = None,
     layout: str = LAST,
 ) -> Array:
-    """Convolution over the last 1, 2 or 3 axes before the channels: every window times every filter, plus bias.
+    """Return the convolution of x with weight, plus bias, through an activation.
 
-    What is meant is correlation, as in all networks. padding is "same", "valid", an int, one per axis, or a pair
-    (before, after) per axis. With layout "channels_first", the channels of x, weight and the result stand before
-    their spatial axes: x, weight and all numbers are then as PyTorch's. precision is matmul's.
+    As in neural networks in general, this is a cross-correlation. weight has 1, 2 or 3 spatial axes, and x as many.
 
-    Shapes:  x (..., *lengths, c), weight (n, *k, c / groups), bias (n,) or None -> (..., *windows, n)
-    Dtypes:  floating; x and weight promoted, bias may differ -> theirs; 16-bit floats are summed in float32
-    Errors:  ShapeError if lengths, groups or parameters do not fit, or a window reaches over more than there is;
-             ValueError for an unknown activation or layout
-    Grads:   x, weight, bias
+    Args:
+        x: Floating-point array (..., *lengths, c), or (..., c, *lengths) with layout "channels_first".
+        weight: Floating-point array (n, *kernel, c / groups), or (n, c / groups, *kernel) with layout "channels_first",
+            promoted with x.
+        bias: Floating-point array (n,), or None. Its dtype may differ.
+        stride: Distance of two windows, an int or one per spatial axis.
+        padding: Zeros around x: "same", "valid", an int, one per spatial axis, or a pair (before, after) per spatial
+            axis.
+        dilation: Distance of two elements of a window, an int or one per spatial axis.
+        groups: Number of groups of channels; each sees only its own c / groups channels of x.
+        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
+        precision: As in matmul.
+        layout: "channels_last", or "channels_first" as in PyTorch: of x, weight and the result.
+
+    Returns:
+        Array (..., *number of windows, n), or (..., n, *number of windows), of the promoted dtype. Sums of 16-bit
+        floats are kept in float32.
+
+    Raises:
+        ShapeError: The lengths, groups or parameters do not fit, or a window is longer than x with its padding.
+        ValueError: There is no such activation or layout.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> image, weight = pa.ones((1, 4, 4, 3)), pa.ones((8, 3, 3, 3))
+        >>> pa.conv(image, weight, padding="same", stride=2).shape
+        (1, 2, 2, 8)
+
+    Gradients: x, weight, bias
     """
     weight, axes = _filters("conv", weight, layout)
     params = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
@@ -112,16 +134,39 @@ def conv_transpose(
     precision: str | None = None,
     layout: str = LAST,
 ) -> Array:
-    """The transpose of conv with this weight, plus bias: for every element of x, its filter is added up at its place.
+    """Return the transposed convolution of x with weight, plus bias.
 
-    padding is cut off around the result; output_padding are further elements after it. With "same" the result is
-    stride times as long as x. layout and precision are conv's.
+    For every element of x, its filter is added to the result at its position. Along each spatial axis the result has
+    length (length - 1) * stride - padding + dilation * (kernel - 1) + 1 + output_padding.
 
-    Shapes:  x (..., *lengths, c), weight (c, *k, n / groups), bias (n,) or None -> (..., *lengths, n), for each axis
-             (length - 1) * stride - padding + dilation * (k - 1) + 1 + output_padding
-    Dtypes:  floating; x and weight promoted, bias may differ -> theirs; 16-bit floats are summed in float32
-    Errors:  ShapeError if lengths, groups or parameters do not fit, or nothing is left; ValueError for another layout
-    Grads:   x, weight, bias
+    Args:
+        x: Floating-point array (..., *lengths, c), or (..., c, *lengths) with layout "channels_first".
+        weight: Floating-point array (c, *kernel, n / groups), or (c, n / groups, *kernel) with layout "channels_first",
+            promoted with x.
+        bias: Floating-point array (n,), or None. Its dtype may differ.
+        stride: Distance of the positions of two neighbors, an int or one per spatial axis.
+        padding: Elements cut off around the result, as in conv; with "same" the result is stride times as long as x.
+        output_padding: Further elements at the end, an int or one per spatial axis.
+        dilation: Distance of two elements of a filter, an int or one per spatial axis.
+        groups: Number of groups of channels.
+        precision: As in matmul.
+        layout: "channels_last", or "channels_first" as in PyTorch: of x, weight and the result.
+
+    Returns:
+        Array (..., *lengths, n), or (..., n, *lengths), of the promoted dtype. Sums of 16-bit floats are kept in
+        float32.
+
+    Raises:
+        ShapeError: The lengths, groups or parameters do not fit, or the result would be empty.
+        ValueError: There is no such layout.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> image, weight = pa.ones((1, 4, 4, 3)), pa.ones((3, 2, 2, 8))
+        >>> pa.conv_transpose(image, weight, stride=2).shape
+        (1, 8, 8, 8)
+
+    Gradients: x, weight, bias
     """
     weight, axes = _filters("conv_transpose", weight, layout)
     params = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
@@ -138,17 +183,31 @@ def max_pool(
     ceil_mode: bool = False,
     layout: str = LAST,
 ) -> Array:
-    """The largest element of every window, a nan if there is one; of the padding none counts.
+    """Return the largest element of every window; nan if there is a nan. The padding does not count.
 
-    A kernel of n lengths is for as many axes before the channels; an int is for all but the first and the channels.
-    stride is the kernel unless it is given. With ceil_mode, there is a window more where elements are left over. The
-    gradient goes to the first of the largest elements. padding and layout are conv's.
+    Args:
+        x: Floating-point array (..., *lengths, c), or (..., c, *lengths) with layout "channels_first".
+        kernel: Lengths of a window, one per spatial axis. An int counts for all axes but the first and the channels.
+        stride: Distance of two windows, an int or one per spatial axis; None for kernel.
+        padding: As in conv; less than the length of a window.
+        dilation: Distance of two elements of a window, an int or one per spatial axis.
+        ceil_mode: Whether elements left over at the end get a window of their own.
+        layout: "channels_last" or "channels_first".
 
-    Shapes:  x (..., *lengths, c), kernel (*k) -> (..., *windows, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if a window reaches over more than there is, or padding over as much as a window; ValueError
-             for another layout
-    Grads:   x
+    Returns:
+        Array (..., *number of windows, c), or (..., c, *number of windows), of the dtype of x.
+
+    Raises:
+        ShapeError: A window is longer than x with its padding, or not longer than the padding.
+        ValueError: There is no such layout.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.reshape(pa.asarray([1.0, 5.0, 2.0, 3.0]), (1, 4, 1))
+        >>> pa.max_pool(x, 2).flatten()
+        Array([5., 3.], float32, 'numpy')
+
+    Gradients: x; the first of equal largest elements has the gradient
     """
     params = {"stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
     return _called(pools.max_pool, x, _spatial(x, kernel), layout, kernel=kernel, **params)
@@ -165,17 +224,33 @@ def mean_pool(
     divisor: float | None = None,
     layout: str = LAST,
 ) -> Array:
-    """The mean of every window; or its sum divided by a divisor.
+    """Return the mean of every window, or its sum divided by divisor.
 
-    A kernel of n lengths is for as many axes before the channels; an int is for all but the first and the channels.
-    stride is the kernel unless it is given. With ceil_mode, there is a window more where elements are left over. The
-    padding counts as zeros, or without count_include_pad not at all; what ceil_mode takes beyond it does not count.
+    Args:
+        x: Floating-point array (..., *lengths, c), or (..., c, *lengths) with layout "channels_first".
+        kernel: Lengths of a window, one per spatial axis. An int counts for all axes but the first and the channels.
+        stride: Distance of two windows, an int or one per spatial axis; None for kernel.
+        padding: As in conv; less than the length of a window.
+        ceil_mode: Whether elements left over at the end get a window of their own.
+        count_include_pad: Whether the padding counts as zeros; what ceil_mode reaches beyond the padding does not
+            count.
+        divisor: Number to divide the sums by; None for the number of elements that count.
+        layout: "channels_last" or "channels_first".
 
-    Shapes:  x (..., *lengths, c), kernel (*k) -> (..., *windows, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if a window reaches over more than there is, or padding over as much as a window; ValueError
-             if divisor is 0, and for another layout
-    Grads:   x
+    Returns:
+        Array (..., *number of windows, c), or (..., c, *number of windows), of the dtype of x.
+
+    Raises:
+        ShapeError: A window is longer than x with its padding, or not longer than the padding.
+        ValueError: divisor is 0, or there is no such layout.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.reshape(pa.asarray([1.0, 5.0, 2.0, 3.0]), (1, 4, 1))
+        >>> pa.mean_pool(x, 2).flatten()
+        Array([3. , 2.5], float32, 'numpy')
+
+    Gradients: x
     """
     params = {"stride": stride, "padding": padding, "ceil_mode": ceil_mode, "divisor": divisor}
     counted = {"count_include_pad": count_include_pad}
@@ -183,15 +258,29 @@ def mean_pool(
 
 
 def adaptive_mean_pool(x: Array, shape: Any, *, layout: str = LAST) -> Array:
-    """The means of as many windows as shape says, as equal as can be; None keeps an axis as it is.
+    """Return the means of a given number of windows, of lengths as equal as possible.
 
-    A shape of n lengths is for as many axes before the channels; an int is for all but the first and the channels.
-    Window i of m over n elements goes from i n / m, rounded down, to (i + 1) n / m, rounded up.
+    Window i of m over n elements reaches from floor(i n / m) to ceil((i + 1) n / m).
 
-    Shapes:  x (..., *lengths, c), shape (*m) -> (..., *m, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for a length below 1; ValueError for another layout
-    Grads:   x
+    Args:
+        x: Floating-point array (..., *lengths, c), or (..., c, *lengths) with layout "channels_first".
+        shape: Numbers of windows, one per spatial axis; None keeps an axis as it is. An int counts for all axes but the
+            first and the channels.
+        layout: "channels_last" or "channels_first".
+
+    Returns:
+        Array (..., *shape, c), or (..., c, *shape), of the dtype of x.
+
+    Raises:
+        ShapeError: A length is below 1.
+        ValueError: There is no such layout.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.adaptive_mean_pool(pa.ones((2, 7, 5, 3)), 1).shape
+        (2, 1, 1, 3)
+
+    Gradients: x
     """
     return _called(pools.adaptive_mean_pool, x, _spatial(x, shape), layout, shape=shape)
 
@@ -205,17 +294,34 @@ def interpolate(
     align_corners: bool = False,
     layout: str = LAST,
 ) -> Array:
-    """x at other points of its spatial axes: as many as shape says, or scale times as many.
+    """Return x resized along its spatial axes.
 
-    A shape or scale of n numbers is for as many axes before the channels; one number for all but the first and the
-    channels. Point i of m over n elements lies at i n / m, rounded down, with mode "nearest". With "linear", of which
-    "bilinear" and "trilinear" are names, it lies at (i + 1/2) n / m - 1/2 between two elements, or with align_corners
-    at i (n - 1) / (m - 1). Given a scale, it stands for m / n.
+    Point i of m over n elements lies at floor(i n / m) with mode "nearest". With "linear" it lies between two elements,
+    at (i + 1/2) n / m - 1/2, or with align_corners at i (n - 1) / (m - 1). If scale is given, it stands for m / n.
 
-    Shapes:  x (..., *lengths, c), shape (*m) -> (..., *m, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for a length below 1; ValueError for another mode or layout, and unless shape or scale is given
-    Grads:   x
+    Args:
+        x: Floating-point array (..., *lengths, c), or (..., c, *lengths) with layout "channels_first".
+        shape: Lengths m of the result, one per spatial axis; None if scale is given. An int counts for all axes but the
+            first and the channels.
+        scale: Factors of the lengths, likewise; None if shape is given.
+        mode: "nearest" or "linear"; "bilinear" and "trilinear" are other names of "linear".
+        align_corners: Whether the first and last points are those of x; only for "linear".
+        layout: "channels_last" or "channels_first".
+
+    Returns:
+        Array (..., *shape, c), or (..., c, *shape), of the dtype of x.
+
+    Raises:
+        ShapeError: A length is below 1.
+        ValueError: There is no such mode or layout, or not exactly one of shape and scale is given.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.reshape(pa.asarray([1.0, 2.0]), (1, 2, 1))
+        >>> pa.interpolate(x, 4, mode="linear").flatten()
+        Array([1.  , 1.25, 1.75, 2.  ], float32, 'numpy')
+
+    Gradients: x
     """
     params = {"shape": shape, "scale": scale, "mode": mode, "align_corners": align_corners}
     return _called(pools.interpolate, x, _spatial(x, scale if shape is None else shape), layout, **params)

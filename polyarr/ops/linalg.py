@@ -12,8 +12,9 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.precision import decided
 from polyarr.core.spec import Spec, broadcast, check_kind, described, told
-from polyarr.ops import elementwise, reduce
-from polyarr.ops.elementwise import astype, multiply, sqrt, square, where
+from polyarr.ops import elementwise, functions, reduce
+from polyarr.ops.elementwise import astype, multiply, square, where
+from polyarr.ops.functions import sqrt
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.reduce import axes_of, sum
 from polyarr.ops.shape import matrix_transpose, one_axis, permute_dims, reshape, slice
@@ -22,12 +23,21 @@ from polyarr.ops.validation import check_array, number, whole, wholes
 
 @primitive(promote="x y")
 def matrix_product(x, y, *, precision=None):
-    """The matrix product over the last two axes; what matmul runs.
+    """Return the matrix product over the last two axes; matmul and others run this op.
 
-    Shapes:  x (..., m, k), y (..., k, n); the leading axes broadcast -> (..., m, n)
-    Dtypes:  real, promoted
-    Errors:  ShapeError if there are fewer than two axes or k differs, ValueError for an unknown precision
-    Grads:   x, y
+    Args:
+        x: Integer or floating-point array (..., m, k).
+        y: Integer or floating-point array (..., k, n), promoted with x. The leading axes broadcast.
+        precision: As in matmul.
+
+    Returns:
+        Array (..., m, n) of the promoted dtype.
+
+    Raises:
+        ShapeError: There are fewer than two axes, or k differs.
+        ValueError: There is no such precision.
+
+    Gradients: x, y
     """
     for name, a in (("x", x), ("y", y)):
         check_kind("matmul", name, a, "real")
@@ -44,7 +54,7 @@ matrix_product.vjp(
 
 
 def _right_grad(g, x, y_spec: Spec, precision: str):
-    """x^T g. Where one y served a whole batch, the batch is part of the sum and not a stack of products."""
+    """Return x^T g. If one y served a whole batch, the batch is part of the sum instead of a stack of products."""
     if y_spec.ndim == 2 and x.ndim > 2 and x.shape[:-2] == g.shape[:-2]:
         x, g = (reshape(a, shape=(math.prod(a.shape[:-1]), a.shape[-1])) for a in (x, g))
     return matrix_product(matrix_transpose(x), g, precision=precision)
@@ -52,15 +62,28 @@ def _right_grad(g, x, y_spec: Spec, precision: str):
 
 @composed(promote="x y", widen=False)
 def matmul(x, y, *, precision=None):
-    """The matrix product; a one-dimensional x counts as a row, a one-dimensional y as a column.
+    """Return the matrix product. A one-dimensional x counts as a row, a one-dimensional y as a column.
 
-    precision, as set_matmul_precision has it, says how exact a product of float32 must be.
+    Args:
+        x: Integer or floating-point array (..., m, k) or (k,).
+        y: Integer or floating-point array (..., k, n) or (k,), promoted with x. The leading axes broadcast.
+        precision: How exact a product of float32 arrays is, as in set_matmul_precision; None for the current setting.
 
-    Shapes:  x (..., m, k), y (..., k, n); the leading axes broadcast -> (..., m, n); x (k,) drops m, y (k,) drops n
-    Dtypes:  real, promoted
-    Errors:  ShapeError if x or y has no axis or k differs, ValueError for an unknown precision
-    Grads:   x, y
-    Source:  array API standard 2024.12
+    Returns:
+        Array (..., m, n) of the promoted dtype; without m if x has one axis, without n if y has.
+
+    Raises:
+        ShapeError: x or y has no axis, or k differs.
+        ValueError: There is no such precision.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.matmul(pa.asarray([[1.0, 2.0], [3.0, 4.0]]), pa.asarray([1.0, 10.0]))
+        Array([21., 43.], float32, 'numpy')
+
+    Gradients: x, y
+
+    Source: array API standard 2024.12
     """
     if not x.shape or not y.shape or x.shape[-1] != y.shape[-2 if len(y.shape) > 1 else 0]:
         raise ShapeError(f"matmul: x is {spec_of(x)}, y is {spec_of(y)}; x.shape[-1] must equal y.shape[-2]")
@@ -75,15 +98,29 @@ def matmul(x, y, *, precision=None):
 
 @composed(promote="x y")
 def vecdot(x, y, *, axis=-1):
-    """The sum of products along axis.
+    """Return the dot product of vectors along an axis.
 
-    Shapes:  x and y broadcast; axis goes
-    Dtypes:  real, promoted
-    Errors:  ShapeError if they do not broadcast, lack the axis, or their lengths along it differ
-    Grads:   x, y
+    Args:
+        x: Integer or floating-point array.
+        y: Integer or floating-point array, promoted with x, that broadcasts against it.
+        axis: Axis of the vectors; x and y have the same length along it.
+
+    Returns:
+        Array of the broadcast shape without the axis, of the promoted dtype.
+
+    Raises:
+        AxisError: x or y lacks the axis.
+        ShapeError: The shapes do not broadcast, or the lengths along axis differ.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.vecdot(pa.asarray([[1.0, 2.0], [3.0, 4.0]]), pa.asarray([1.0, 10.0]))
+        Array([21., 43.], float32, 'numpy')
+
+    Gradients: x, y
     """
     shorter = x if len(x.shape) < len(y.shape) else y
-    at = one_axis("vecdot", shorter, axis) - len(shorter.shape)  # broadcasting lines axes up at their end
+    at = one_axis("vecdot", shorter, axis) - len(shorter.shape)  # broadcasting aligns the last axes
     if x.shape[at] != y.shape[at]:
         raise ShapeError(f"vecdot: x is {spec_of(x)}, y is {spec_of(y)}; they must agree along axis {axis}")
     return sum(multiply(x, y), axis=at, dtype=x.dtype)
@@ -91,12 +128,25 @@ def vecdot(x, y, *, axis=-1):
 
 @composed(promote="x y", widen=False)
 def outer(x, y):
-    """Every product of an element of x with one of y.
+    """Return the outer product of two vectors.
 
-    Shapes:  (m,), (n,) -> (m, n)
-    Dtypes:  real, promoted
-    Errors:  ShapeError unless both have one axis
-    Grads:   x, y
+    Args:
+        x: Integer or floating-point array (m,).
+        y: Integer or floating-point array (n,), promoted with x.
+
+    Returns:
+        Array (m, n) of the promoted dtype.
+
+    Raises:
+        ShapeError: x or y does not have one axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.outer(pa.asarray([1, 2]), pa.asarray([1, 10]))
+        Array([[ 1, 10],
+               [ 2, 20]], int64, 'numpy')
+
+    Gradients: x, y
     """
     if len(x.shape) != 1 or len(y.shape) != 1:
         raise ShapeError(f"outer: x is {spec_of(x)}, y is {spec_of(y)}; both must have one axis")
@@ -105,14 +155,28 @@ def outer(x, y):
 
 @composed(promote="x y", widen=False)
 def tensordot(x, y, *, axes=2, precision=None):
-    """The sum of products over pairs of axes: the last n of x with the first n of y, or two tuples of axes.
+    """Return the sum of products over pairs of axes of two tensors.
 
-    precision is matmul's.
+    Args:
+        x: Integer or floating-point array.
+        y: Integer or floating-point array, promoted with x.
+        axes: Int n: the last n axes of x with the first n of y. Or two tuples of ints: axes of x, and those of y that
+            they are paired with.
+        precision: As in matmul.
 
-    Shapes:  the axes that are left of x, then those of y
-    Dtypes:  real, promoted
-    Errors:  ShapeError if paired axes differ in length
-    Grads:   x, y
+    Returns:
+        Array of the promoted dtype: the remaining axes of x, then those of y.
+
+    Raises:
+        ShapeError: Paired axes differ in length.
+        TypeError: axes is neither an int nor a pair.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.tensordot(pa.ones((2, 3, 4)), pa.ones((4, 3, 5)), axes=((1, 2), (1, 0))).shape
+        (2, 5)
+
+    Gradients: x, y
     """
     if isinstance(axes, int):
         if not 0 <= axes <= min(len(x.shape), len(y.shape)):
@@ -138,14 +202,22 @@ def tensordot(x, y, *, axes=2, precision=None):
 
 @composed
 def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
-    """The norm of vectors along axis (None: of all elements): the root of order `ord` of the sum of powers |x|^ord.
+    """Return the norm of order `ord` of vectors: sum(|x|^ord)^(1/ord).
 
-    For inf it is the largest magnitude, for -inf the smallest, for 0 the number of elements that are not 0.
+    Args:
+        x: Floating-point array.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+        ord: Order. inf gives the largest magnitude, -inf the smallest, 0 the number of nonzero elements.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for an axis that x lacks, and for inf or -inf over no elements; DtypeError for another dtype
-    Grads:   x; 0 where the norm is 0, and of an element that is 0, at which a power below 1 has no slope
+    Returns:
+        Array without the reduced axes, of the dtype of x.
+
+    Raises:
+        DtypeError: x is not floating-point.
+        ShapeError: x lacks an axis, or ord is inf or -inf and there are no elements.
+
+    Gradients: x; 0 where the norm is 0, and for elements that are 0 if the order is below 1
     """
     check_kind("vector_norm", "x", spec_of(x), "floating")
     kind, over = number("vector_norm", "ord", ord), {"axis": axes_of("vector_norm", x, axis), "keepdims": keepdims}
@@ -154,33 +226,43 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
     if kind == 2 and over["axis"]:
         return _root(sum(square(x), **over), sqrt)
     sizes = elementwise.abs(x)
-    if kind == 1 or not over["axis"]:  # of no axis: the root of a number's power would round it, or be infinite
+    if kind == 1 or not over["axis"]:  # a power and its root would only round
         return sum(sizes, **over)
     if math.isinf(kind):
         return (reduce.max if kind > 0 else reduce.min)(sizes, **over)
-    return _root(sum(_powers(sizes, kind), **over), lambda total: elementwise.pow(total, 1 / kind))
+    return _root(sum(_powers(sizes, kind), **over), lambda total: functions.pow(total, 1 / kind))
 
 
 def _powers(sizes, kind: float):
     if kind > 1:
-        return elementwise.pow(sizes, kind)
+        return functions.pow(sizes, kind)
     zero = equal(sizes, 0)
-    return where(zero, 0.0 if kind > 0 else math.inf, elementwise.pow(where(zero, 1, sizes), kind))
+    return where(zero, 0.0 if kind > 0 else math.inf, functions.pow(where(zero, 1, sizes), kind))
 
 
 def _root(total, fn: Callable):
-    """fn of a total, and 0 where that is 0: a root has no slope there."""
+    """Return fn of a total, and 0 where the total is 0: the slope of a root is infinite there."""
     zero = equal(total, 0)
     return where(zero, 0, fn(where(zero, 1, total)))
 
 
 def diagonal(x: Array, /, *, offset: int = 0) -> Array:
-    """The diagonals of matrices; `offset` of them above the main one, or below where it is negative.
+    """Return the diagonals of matrices.
 
-    Shapes:  (..., m, n) -> (..., the diagonal's length)
-    Dtypes:  any -> the same
-    Errors:  ShapeError if x has fewer than two axes
-    Grads:   x
+    Args:
+        x: Array (..., m, n) of any dtype.
+        offset: Diagonal: 0 is the main one, positive numbers are above it, negative ones below.
+
+    Returns:
+        Array (..., length of the diagonal) of the dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.diagonal(pa.asarray([[1, 2], [3, 4]]))
+        Array([1, 4], int64, 'numpy')
     """
     check_array("diagonal", "x", x)
     if len(x.shape) < 2:
@@ -196,14 +278,26 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
 
 
 def einsum(subscripts: str, *operands: Array, precision: str | None = None) -> Array:
-    """Sums of products in Einstein's notation, such as "bhtd,bhsd->bhts". NumPy's planner chooses the order of pairs.
+    """Return a sum of products in Einstein's notation. NumPy's planner chooses the order of the products.
 
-    precision is matmul's.
+    Args:
+        subscripts: Labels of the axes of each operand, and of the result after "->", such as "bhtd,bhsd->bhts"; "..."
+            stands for leading axes that broadcast.
+        *operands: Integer or floating-point arrays, promoted to one dtype.
+        precision: As in matmul.
 
-    Shapes:  as the subscripts say; "..." stands for leading axes that broadcast
-    Dtypes:  real, promoted
-    Errors:  ShapeError if the subscripts and the operands do not fit
-    Grads:   every operand
+    Returns:
+        Array of the promoted dtype with the axes that the subscripts name.
+
+    Raises:
+        ShapeError: The subscripts and the operands do not fit.
+        TypeError: subscripts is not a string.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.asarray([[1.0, 2.0], [3.0, 4.0]])
+        >>> pa.einsum("ij,ij->i", x, x)
+        Array([ 5., 25.], float32, 'numpy')
     """
     if not isinstance(subscripts, str):
         raise TypeError(f"einsum: subscripts is {described(subscripts)}; it must be a str such as 'ij,jk->ik'")
@@ -230,7 +324,7 @@ def einsum(subscripts: str, *operands: Array, precision: str | None = None) -> A
 
 
 def _subscripts(subscripts: str, operands) -> tuple[list[str], str]:
-    """The labels of each operand and of the result, with every ellipsis spelt out."""
+    """Return the labels of each operand and of the result, with every ellipsis written out."""
     left, arrow, output = subscripts.replace(" ", "").partition("->")
     inputs = left.split(",")
     if len(inputs) != len(operands):
@@ -250,7 +344,7 @@ def _subscripts(subscripts: str, operands) -> tuple[list[str], str]:
 
 
 def _contract(a: tuple, b: tuple, wanted: set[str], precision: str | None) -> tuple:
-    """One operand out of two: labels that nobody else wants are summed by a batched matrix product."""
+    """Return one operand made of two: labels that no other operand needs are summed by a batched matrix product."""
     (x_labels, x), (y_labels, y) = _summed(a, wanted | set(b[0])), _summed(b, wanted | set(a[0]))
     shared = [c for c in x_labels if c in y_labels]
     batch = [c for c in shared if c in wanted]
@@ -268,7 +362,7 @@ def _contract(a: tuple, b: tuple, wanted: set[str], precision: str | None) -> tu
 
 
 def _grouped(x, labels, sizes, batch, rows, columns):
-    """x as (*batch, rows, columns), each group of axes joined into one."""
+    """Return x as (*batch, rows, columns), each group of axes joined into one."""
     order = [*batch, *rows, *columns]
     moved = permute_dims(x, axes=tuple(labels.index(c) for c in order))
     lengths = [math.prod(sizes[c] for c in group) for group in (rows, columns)]
@@ -276,7 +370,7 @@ def _grouped(x, labels, sizes, batch, rows, columns):
 
 
 def _summed(term: tuple, wanted: set[str]) -> tuple:
-    """A term without repeated labels (their diagonal is taken) and unwanted ones (they are summed)."""
+    """Return a term without repeated labels (their diagonal is taken) and without unwanted ones (they are summed)."""
     labels, x = list(term[0]), term[1]
     for c in [c for c, group in itertools.groupby(sorted(labels)) if len(list(group)) > 1]:
         while labels.count(c) > 1:
@@ -286,7 +380,7 @@ def _summed(term: tuple, wanted: set[str]) -> tuple:
 
 
 def _diagonal(labels: list, x, c: str) -> tuple:
-    """x with two axes labelled c replaced by their diagonal."""
+    """Return x with two axes labelled c replaced by their diagonal."""
     i = labels.index(c)
     j = labels.index(c, i + 1)
     rest = [a for a in range(len(x.shape)) if a not in (i, j)]

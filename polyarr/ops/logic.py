@@ -11,40 +11,68 @@ from polyarr.ops.declare import elementwise
 
 @elementwise("any", bool_, widen=False)
 def equal(x, y):
-    """True where x equals y."""
+    """Return whether x equals y, element by element. nan equals nothing.
+
+    >>> pa.equal(pa.asarray([1, 2, 3]), 2)
+    Array([False,  True, False], bool, 'numpy')
+    """
 
 
 @elementwise("real", bool_, widen=False)
 def less(x, y):
-    """True where x is below y."""
+    """Return whether x is less than y, element by element.
+
+    >>> pa.less(pa.asarray([1, 2, 3]), 2)
+    Array([ True, False, False], bool, 'numpy')
+    """
 
 
 @elementwise("real", bool_, widen=False)
 def less_equal(x, y):
-    """True where x is not above y, and neither is nan."""
+    """Return whether x is less than or equal to y, element by element; false where either is nan.
+
+    >>> pa.less_equal(pa.asarray([1, 2, 3]), 2)
+    Array([ True,  True, False], bool, 'numpy')
+    """
 
 
 @elementwise("any", bool_, primitive=False, widen=False)
 def not_equal(x, y):
-    """True where x differs from y; nan differs from everything."""
+    """Return whether x differs from y, element by element. nan differs from everything.
+
+    >>> pa.not_equal(pa.asarray([1, 2, 3]), 2)
+    Array([ True, False,  True], bool, 'numpy')
+    """
     return bitwise_invert(equal(x, y))
 
 
 @elementwise("real", bool_, primitive=False, widen=False)
 def greater(x, y):
-    """True where x is above y."""
+    """Return whether x is greater than y, element by element.
+
+    >>> pa.greater(pa.asarray([1, 2, 3]), 2)
+    Array([False, False,  True], bool, 'numpy')
+    """
     return less(y, x)
 
 
 @elementwise("real", bool_, primitive=False, widen=False)
 def greater_equal(x, y):
-    """True where x is not below y, and neither is nan."""
+    """Return whether x is greater than or equal to y, element by element; false where either is nan.
+
+    >>> pa.greater_equal(pa.asarray([1, 2, 3]), 2)
+    Array([False,  True,  True], bool, 'numpy')
+    """
     return less_equal(y, x)
 
 
 @elementwise("real", bool_, primitive=False, widen=False)
 def isnan(x):
-    """True where x is not a number."""
+    """Return whether x is nan, element by element.
+
+    >>> pa.isnan(pa.asarray([1.0, pa.nan]))
+    Array([False,  True], bool, 'numpy')
+    """
     return not_equal(x, x)
 
 
@@ -62,55 +90,95 @@ isnan.vjp(x=None)
 
 @elementwise("integer or bool")
 def bitwise_and(x, y):
-    """x & y, bit by bit."""
+    """Return x & y, bit by bit.
+
+    >>> pa.bitwise_and(pa.asarray([5, 6]), 3)
+    Array([1, 2], int64, 'numpy')
+    """
 
 
 @elementwise("integer or bool")
 def bitwise_or(x, y):
-    """x | y, bit by bit."""
+    """Return x | y, bit by bit.
+
+    >>> pa.bitwise_or(pa.asarray([5, 6]), 3)
+    Array([7, 7], int64, 'numpy')
+    """
 
 
 @elementwise("integer or bool")
 def bitwise_xor(x, y):
-    """x ^ y, bit by bit."""
+    """Return x ^ y, bit by bit.
+
+    >>> pa.bitwise_xor(pa.asarray([5, 6]), 3)
+    Array([6, 5], int64, 'numpy')
+    """
 
 
 @elementwise("integer or bool")
 def bitwise_invert(x):
-    """~x, bit by bit; for bool, not x."""
+    """Return ~x, bit by bit; of bool, the logical negation.
+
+    >>> pa.bitwise_invert(pa.asarray([0, 5]))
+    Array([-1, -6], int64, 'numpy')
+    """
 
 
 @elementwise("integer")
 def bitwise_left_shift(x, y):
-    """x * 2**y, modulo the dtype's range."""
+    """Return x * 2**y, modulo the range of the dtype.
+
+    >>> pa.bitwise_left_shift(pa.asarray([1, 3]), 2)
+    Array([ 4, 12], int64, 'numpy')
+    """
 
 
 @elementwise("integer")
 def bitwise_right_shift(x, y):
-    """floor(x / 2**y)."""
+    """Return floor(x / 2**y).
+
+    >>> pa.bitwise_right_shift(pa.asarray([8, -3]), 1)
+    Array([ 4, -2], int64, 'numpy')
+    """
 
 
 @elementwise("bool", primitive=False)
 def logical_and(x, y):
-    """True where both are."""
+    """Return whether both x and y are true, element by element.
+
+    >>> pa.logical_and(pa.asarray([True, True]), pa.asarray([True, False]))
+    Array([ True, False], bool, 'numpy')
+    """
     return bitwise_and(x, y)
 
 
 @elementwise("bool", primitive=False)
 def logical_or(x, y):
-    """True where at least one is."""
+    """Return whether x or y is true, element by element.
+
+    >>> pa.logical_or(pa.asarray([False, True]), pa.asarray([False, False]))
+    Array([False,  True], bool, 'numpy')
+    """
     return bitwise_or(x, y)
 
 
 @elementwise("bool", primitive=False)
 def logical_xor(x, y):
-    """True where exactly one is."""
+    """Return whether exactly one of x and y is true, element by element.
+
+    >>> pa.logical_xor(pa.asarray([True, True]), pa.asarray([True, False]))
+    Array([False,  True], bool, 'numpy')
+    """
     return bitwise_xor(x, y)
 
 
 @elementwise("bool", primitive=False)
 def logical_not(x):
-    """True where x is not."""
+    """Return whether x is false, element by element.
+
+    >>> pa.logical_not(pa.asarray([True, False]))
+    Array([False,  True], bool, 'numpy')
+    """
     return bitwise_invert(x)
 
 

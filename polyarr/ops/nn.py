@@ -1,4 +1,4 @@
-"""The ops of neural networks. Each body is the definition and the gradient; a backend may bring a Fused pair."""
+"""Ops of neural networks. Each decomposition is value and gradient; a backend may bring a fused kernel with its VJP."""
 
 import math
 
@@ -9,25 +9,8 @@ from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32, in
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
-from polyarr.ops.elementwise import (
-    add,
-    astype,
-    clip,
-    divide,
-    erf,
-    exp,
-    isfinite,
-    like,
-    log,
-    multiply,
-    relu,
-    rsqrt,
-    silu,
-    square,
-    subtract,
-    tanh,
-    where,
-)
+from polyarr.ops.elementwise import add, astype, clip, divide, isfinite, like, multiply, square, subtract, where
+from polyarr.ops.functions import erf, exp, log, relu, rsqrt, silu, tanh
 from polyarr.ops.index import take, take_along_axis
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, not_equal
@@ -43,12 +26,25 @@ def _canonical_axis(x, *, axis):
 
 @composed(canonical=_canonical_axis)
 def softmax(x, *, axis=-1):
-    """exp(x) divided by its sum over axis.
+    """Return exp(x) divided by its sum over an axis.
 
-    Shapes:  any -> the same
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Floating-point array of any shape.
+        axis: Axis along which the results add up to 1.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        DtypeError: x is not floating-point.
+        ShapeError: x lacks the axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.softmax(pa.asarray([0.0, 0.0, 1.0]))
+        Array([0.21194156, 0.21194156, 0.5761169 ], float32, 'numpy')
+
+    Gradients: x
     """
     check_kind("softmax", "x", spec_of(x), "floating")
     if 0 in x.shape:
@@ -59,12 +55,25 @@ def softmax(x, *, axis=-1):
 
 @composed(canonical=_canonical_axis)
 def log_softmax(x, *, axis=-1):
-    """x minus the logarithm of the sum of exp(x) over axis.
+    """Return the logarithm of softmax, without overflow.
 
-    Shapes:  any -> the same
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Floating-point array of any shape.
+        axis: Axis along which the exponentials of the results add up to 1.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        DtypeError: x is not floating-point.
+        ShapeError: x lacks the axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.log_softmax(pa.asarray([0.0, 0.0, 1.0]))
+        Array([-1.5514446 , -1.5514446 , -0.55144465], float32, 'numpy')
+
+    Gradients: x
     """
     check_kind("log_softmax", "x", spec_of(x), "floating")
     if 0 in x.shape:
@@ -74,7 +83,7 @@ def log_softmax(x, *, axis=-1):
 
 
 def check_norm(op: str, x, eps, **named) -> None:
-    """Every named array that is there has x's last axis as its only one; eps is a number, perhaps below 0."""
+    """Raise unless eps is a number, x has an axis, and every named array is None or has the shape of the last axis."""
     number(op, "eps", eps)
     check_kind(op, "x", spec_of(x), "floating")
     if not x.shape:
@@ -88,15 +97,30 @@ def check_norm(op: str, x, eps, **named) -> None:
 
 @composed
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
-    """Normalise the last axis to mean 0 and variance 1, then scale and shift.
+    """Normalize the last axis to mean 0 and variance 1, then scale and shift it.
 
-    y = (x - mean) / sqrt(var + eps) * weight + bias,  var divides by n.
+    y = (x - mean) / sqrt(variance + eps) * weight + bias; the variance divides by n.
 
-    Shapes:  x (..., n), weight (n,) or None, bias (n,) or None -> (..., n)
-    Dtypes:  floating; weight and bias may differ -> x's
-    Errors:  ShapeError if weight or bias is not (n,)
-    Grads:   x, weight, bias
-    Source:  Ba, Kiros, Hinton 2016, arXiv:1607.06450
+    Args:
+        x: Floating-point array (..., n).
+        weight: Floating-point array (n,), or None for 1. Its dtype may differ from x.
+        bias: Floating-point array (n,), or None for 0. Its dtype may differ from x.
+        eps: Number added to the variance.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: weight or bias is not (n,), or x has no axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.layer_norm(pa.asarray([[1.0, 2.0, 3.0]]))
+        Array([[-1.2247356,  0.       ,  1.2247356]], float32, 'numpy')
+
+    Gradients: x, weight, bias
+
+    Source: Ba, Kiros, Hinton 2016, arXiv:1607.06450
     """
     check_norm("layer_norm", x, eps, weight=weight, bias=bias)
     centred = subtract(x, mean(x, axis=-1, keepdims=True))
@@ -108,15 +132,29 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5):
 
 @composed
 def rms_norm(x, weight=None, *, eps=1e-6):
-    """Divide the last axis by its root mean square, then scale.
+    """Divide the last axis by its root mean square, then scale it.
 
     y = x / sqrt(mean(x^2) + eps) * weight.
 
-    Shapes:  x (..., n), weight (n,) or None -> (..., n)
-    Dtypes:  floating; weight may differ -> x's
-    Errors:  ShapeError if weight is not (n,)
-    Grads:   x, weight
-    Source:  Zhang, Sennrich 2019, arXiv:1910.07467
+    Args:
+        x: Floating-point array (..., n).
+        weight: Floating-point array (n,), or None for 1. Its dtype may differ from x.
+        eps: Number added to the mean square.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: weight is not (n,), or x has no axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.rms_norm(pa.asarray([[3.0, 4.0]]))
+        Array([[0.8485281, 1.1313708]], float32, 'numpy')
+
+    Gradients: x, weight
+
+    Source: Zhang, Sennrich 2019, arXiv:1910.07467
     """
     check_norm("rms_norm", x, eps, weight=weight)
     y = multiply(x, rsqrt(add(mean(square(x), axis=-1, keepdims=True), eps)))
@@ -125,17 +163,31 @@ def rms_norm(x, weight=None, *, eps=1e-6):
 
 @composed
 def gelu(x, *, approximate="none"):
-    """x times the normal distribution function of x: by erf ("none") or by the tanh formula ("tanh").
+    """Return x times the distribution function of the standard normal distribution at x.
 
-    Shapes:  any -> the same
-    Dtypes:  floating -> the same
-    Errors:  ValueError for another form
-    Grads:   x
-    Source:  Hendrycks, Gimpel 2016, arXiv:1606.08415
+    Args:
+        x: Floating-point array of any shape.
+        approximate: "none" for the exact function by erf, "tanh" for the approximation by tanh.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        DtypeError: x is not floating-point.
+        ValueError: approximate is neither "none" nor "tanh".
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.gelu(pa.asarray([-1.0, 0.0, 1.0]))
+        Array([-0.15865526,  0.        ,  0.8413447 ], float32, 'numpy')
+
+    Gradients: x
+
+    Source: Hendrycks, Gimpel 2016, arXiv:1606.08415
     """
     check_kind("gelu", "x", spec_of(x), "floating")
     if approximate == "tanh":
-        bounded = clip(x, -10, 10)  # there tanh is 1 in every dtype; of a huge x the gradient would be inf * 0
+        bounded = clip(x, -10, 10)  # tanh is 1 there; a huge x would have the gradient inf * 0
         inner = multiply(multiply(bounded, add(multiply(square(bounded), 0.044715), 1)), math.sqrt(2 / math.pi))
         return multiply(multiply(x, 0.5), add(tanh(inner), 1))
     if approximate == "none":
@@ -153,7 +205,7 @@ ACTIVATIONS = {
 
 
 def check_activation(op: str, activation) -> None:
-    """ValueError unless it is one of ACTIVATIONS."""
+    """Raise ValueError unless activation is one of ACTIVATIONS."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
@@ -167,12 +219,29 @@ def _check_bias(op, weight, bias):
 
 @composed(promote="x weight")
 def linear(x, weight, bias=None, *, activation=None, precision=None):
-    """x times the transpose of weight, plus bias, through an activation; precision is matmul's.
+    """Return x times the transpose of weight, plus bias, through an activation.
 
-    Shapes:  x (..., k), weight (n, k), bias (n,) or None -> (..., n)
-    Dtypes:  floating; x and weight promoted, bias may differ -> theirs
-    Errors:  ShapeError if the lengths do not fit, ValueError for an unknown activation
-    Grads:   x, weight, bias
+    Args:
+        x: Floating-point array (..., k).
+        weight: Floating-point array (n, k), promoted with x.
+        bias: Floating-point array (n,), or None. Its dtype may differ.
+        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
+        precision: Of the product, as in matmul.
+
+    Returns:
+        Array (..., n) of the promoted dtype of x and weight.
+
+    Raises:
+        ShapeError: x.shape[-1] differs from weight.shape[1], or bias is not (n,).
+        ValueError: There is no such activation.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> weight = pa.asarray([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+        >>> pa.linear(pa.asarray([[1.0, -1.0]]), weight, activation="relu")
+        Array([[1., 0., 0.]], float32, 'numpy')
+
+    Gradients: x, weight, bias
     """
     check_activation("linear", activation)
     for name, a in (("x", x), ("weight", weight), ("bias", bias)):
@@ -191,15 +260,34 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
 
 @composed()
 def int8_linear(x, weight, scale, bias=None, *, activation=None):
-    """A linear layer of bytes: linear with the rows of weight multiplied by scale.
+    """Return a linear layer with int8 weights: linear with the rows of weight multiplied by scale.
 
     y = activation(x weight^T * scale + bias).
 
-    Shapes:  x (..., k), weight (n, k), scale (n,), bias (n,) or None -> (..., n)
-    Dtypes:  x, scale and bias floating, weight int8 -> x's
-    Errors:  ShapeError if the lengths do not fit, ValueError for an unknown activation
-    Grads:   x, scale, bias
-    Source:  Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339, of which this is the quantised weight
+    Args:
+        x: Floating-point array (..., k).
+        weight: int8 array (n, k).
+        scale: Floating-point array (n,).
+        bias: Floating-point array (n,), or None.
+        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
+
+    Returns:
+        Array (..., n) of the dtype of x.
+
+    Raises:
+        DtypeError: weight is not int8, or another input is not floating-point.
+        ShapeError: The shapes do not fit.
+        ValueError: There is no such activation.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> weight, scale = pa.asarray([[100, -50]], dtype="int8"), pa.asarray([0.5])
+        >>> pa.int8_linear(pa.asarray([[1.0, 1.0]]), weight, scale)
+        Array([[25.]], float32, 'numpy')
+
+    Gradients: x, scale, bias
+
+    Source: Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339 (only the quantized weights)
     """
     check_activation("int8_linear", activation)
     for name, a in (("x", x), ("scale", scale), ("bias", bias)):
@@ -220,12 +308,27 @@ def int8_linear(x, weight, scale, bias=None, *, activation=None):
 
 @composed(indices="indices", widen=False)
 def embedding(weight, indices):
-    """The rows of weight at indices.
+    """Return the rows of weight at indices.
 
-    Shapes:  weight (v, c), indices any -> (*indices.shape, c)
-    Dtypes:  weight floating, indices integer -> weight's
-    Errors:  ShapeError unless weight has two axes; IndexError, at the next read, for an index out of range
-    Grads:   weight
+    Args:
+        weight: Floating-point array (v, c).
+        indices: Integer array of any shape.
+
+    Returns:
+        Array (*indices.shape, c) of the dtype of weight.
+
+    Raises:
+        ShapeError: weight does not have two axes.
+        IndexError: An index is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> weight = pa.asarray([[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]])
+        >>> pa.embedding(weight, pa.asarray([2, 0]))
+        Array([[2. , 2.5],
+               [0. , 0.5]], float32, 'numpy')
+
+    Gradients: weight
     """
     if len(weight.shape) != 2:
         raise ShapeError(f"embedding: weight is {spec_of(weight)}; it must have two axes")
@@ -234,15 +337,31 @@ def embedding(weight, indices):
 
 @composed(numbers="key counter", widen=False)
 def dropout(x, key, counter, *, rate):
-    """x with each element set to 0 with probability rate, and the others divided by 1 - rate.
+    """Return x with each element set to 0 with probability rate, and the others divided by 1 - rate.
 
     Element i is kept if the upper 24 of the 32 random bits i of (key, counter) are at least rate * 2^24.
+    polyarr.nn.Dropout draws key and counter.
 
-    Shapes:  any -> the same
-    Dtypes:  floating -> the same
-    Errors:  ValueError unless 0 <= rate <= 1
-    Grads:   x
-    Source:  Srivastava et al. 2014, JMLR 15
+    Args:
+        x: Floating-point array of any shape.
+        key: Int, the key of random_bits.
+        counter: Int, the counter of random_bits.
+        rate: Probability from 0 to 1.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ValueError: rate is not from 0 to 1.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.dropout(pa.ones(6), 7, 0, rate=0.5)
+        Array([2., 2., 0., 0., 0., 2.], float32, 'numpy')
+
+    Gradients: x
+
+    Source: Srivastava et al. 2014, JMLR 15
     """
     check_kind("dropout", "x", spec_of(x), "floating")
     rate = within("dropout", "rate", rate, 0, 1)
@@ -251,7 +370,7 @@ def dropout(x, key, counter, *, rate):
 
 
 dropout.vjp(
-    x=lambda g, key, counter, rate: dropout(g, key, counter, rate=rate),  # under the same mask
+    x=lambda g, key, counter, rate: dropout(g, key, counter, rate=rate),  # with the same random bits
     key=None,
     counter=None,
 )
@@ -264,17 +383,32 @@ def _kept(like, key, counter, shape, rate: float):
 
 @composed(indices="targets")
 def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, reduction="mean"):
-    """The negative log-probability of the target class under softmax(logits).
+    """Return the negative log-probability of the target classes under softmax(logits).
 
-    With label smoothing s: (1 - s) times that, plus s times the mean over all classes. Targets equal to ignore_index
-    count nothing; the mean is over the others (nan if there are none).
+    Args:
+        logits: Floating-point array (..., v): a score for each of v classes.
+        targets: Integer array (...): the classes, from 0 to v - 1.
+        ignore_index: Target whose rows have loss 0 and do not count in the mean.
+        label_smoothing: Weight s from 0 to 1: the loss is (1 - s) times the loss of the target plus s times the mean
+            over all classes.
+        reduction: "mean", "sum", or "none" for a loss per row.
 
-    Shapes:  logits (..., v), targets (...) -> (), or (...) with reduction "none"
-    Dtypes:  logits floating, targets integer -> logits', but float32 for float16 and bfloat16
-    Errors:  ShapeError if targets is not logits' leading shape, or without classes; ValueError for another
-             reduction, or a label_smoothing that is not from 0 to 1; IndexError, at the next read, for a target that
-             is no class
-    Grads:   logits
+    Returns:
+        Array (), or (...) with reduction "none", of the dtype of logits, but float32 for float16 and bfloat16. The mean
+        of no rows is nan.
+
+    Raises:
+        ShapeError: targets is not shaped like logits without its last axis, or there are no classes.
+        ValueError: There is no such reduction, or label_smoothing is not from 0 to 1.
+        IndexError: A target is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> logits = pa.asarray([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0]])
+        >>> pa.cross_entropy(logits, pa.asarray([0, 1]))
+        Array(0.16723382, float32, 'numpy')
+
+    Gradients: logits
     """
     check_kind("cross_entropy", "logits", spec_of(logits), "floating")
     check_kind("cross_entropy", "targets", spec_of(targets), "integer")
@@ -288,9 +422,9 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     label_smoothing = within("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
     check_reduction("cross_entropy", reduction)
     logits, counted, classes = _wide(logits), not_equal(targets, ignore_index), logits.shape[-1]
-    # Whatever an ignored row holds, a nan say, neither its loss nor its gradient comes from it.
+    # Replace ignored rows, so that a nan in them reaches neither loss nor gradient.
     logp = log_softmax(where(expand_dims(counted, axis=-1), logits, 0), axis=-1)
-    target = where(less(targets, 0), classes, targets)  # a class is never counted from the end
+    target = where(less(targets, 0), classes, targets)  # negative targets are out of range, not counted from the end
     at = expand_dims(where(counted, target, 0), axis=-1)
     loss = multiply(squeeze(take_along_axis(logp, at, axis=-1), axis=-1), label_smoothing - 1)
     if label_smoothing:
@@ -299,13 +433,13 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
 
 
 def check_reduction(op: str, reduction) -> None:
-    """Raise ValueError for what is no reduction of losses."""
+    """Raise ValueError unless reduction is "mean", "sum" or "none"."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{op}: reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
 
 
 def reduced(losses, targets, ignore_index, reduction):
-    """The losses as reduction says, and what their sum was divided by, if it was."""
+    """Return the reduced losses and the number that their sum was divided by, or None."""
     if reduction != "mean":
         return sum(losses) if reduction == "sum" else losses, None
     count = sum(astype(not_equal(targets, ignore_index), dtype=losses.dtype))
@@ -314,18 +448,30 @@ def reduced(losses, targets, ignore_index, reduction):
 
 @composed(promote="x y")
 def mse(x, y):
-    """The mean square difference.
+    """Return the mean squared difference of x and y.
 
-    Shapes:  x and y broadcast -> ()
-    Dtypes:  floating, promoted; float16 and bfloat16 -> float32
-    Errors:  ShapeError if they do not broadcast
-    Grads:   x, y
+    Args:
+        x: Floating-point array.
+        y: Floating-point array, promoted with x, that broadcasts against it.
+
+    Returns:
+        Array () of the promoted dtype, but float32 for float16 and bfloat16.
+
+    Raises:
+        ShapeError: x and y do not broadcast.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.mse(pa.asarray([1.0, 2.0]), pa.asarray([1.0, 4.0]))
+        Array(2., float32, 'numpy')
+
+    Gradients: x, y
     """
     return mean(square(_wide(subtract(x, y))))
 
 
 def _wide(x):
-    """x, narrow floats as float32: a loss is not for storing, and of few digits it says little."""
+    """Return x with 16-bit floats as float32: a loss of few digits says little."""
     return astype(x, dtype=float32) if x.dtype in NARROW else x
 
 
@@ -358,17 +504,39 @@ def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
 
 @composed(promote="q k v", numbers="key counter", canonical=_canonical_attention)
 def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None, dropout_rate=0.0, precision=None):
-    """Scaled dot-product attention: softmax(q k^T * scale) v, over the positions that may be seen.
+    """Return scaled dot-product attention: softmax(q k^T * scale + mask) v.
 
-    mask: True where a query may see a key, or numbers that are added to the scores. causal: query i sees keys up to
-    i + (s - t), so that the last query sees all. A query that may see nothing gives zeros. With dropout_rate, the
-    weights go through dropout with (key, counter). scale defaults to 1 / sqrt(d); precision is matmul's.
+    A query that may attend to no key gives zeros.
 
-    Shapes:  q (..., t, d), k (..., s, d), v (..., s, e), mask broadcastable to (..., t, s) -> (..., t, e)
-    Dtypes:  floating, promoted
-    Errors:  ShapeError if the shapes do not fit
-    Grads:   q, k, v, mask (if floating)
-    Source:  Vaswani et al. 2017, arXiv:1706.03762
+    Args:
+        q: Floating-point array (..., t, d): queries.
+        k: Floating-point array (..., s, d): keys.
+        v: Floating-point array (..., s, e): values. The leading axes of q, k and v broadcast.
+        mask: Array that broadcasts to (..., t, s): bool, true where a query may attend to a key, or floating-point
+            numbers that are added to the scores; None for no mask.
+        key: Int, the key of the random bits of dropout.
+        counter: Int, the counter of the random bits of dropout.
+        causal: Whether query i attends only to keys up to i + (s - t), so that the last query attends to all.
+        scale: Factor of the scores; None for 1 / sqrt(d).
+        dropout_rate: Probability with which an attention weight is set to 0.
+        precision: Of the two products, as in matmul.
+
+    Returns:
+        Array (..., t, e) of the promoted dtype.
+
+    Raises:
+        ShapeError: The shapes do not fit, or mask is neither bool nor floating-point.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> q, v = pa.zeros((2, 4)), pa.asarray([[1.0], [3.0]])
+        >>> pa.attention(q, q, v, causal=True)
+        Array([[1.],
+               [2.]], float32, 'numpy')
+
+    Gradients: q, k, v, mask (if floating-point)
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762
     """
     scores = multiply(matrix_product(q, matrix_transpose(k), precision=precision), scale)
     if mask is not None and mask.dtype != bool_:
@@ -386,7 +554,7 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
 
 
 def _masked_softmax(scores):
-    """Softmax over the last axis, and zeros where every score is -inf."""
+    """Return softmax over the last axis, and zeros where every score is -inf."""
     if scores.shape[-1] == 0:
         return scores
     top = max(scores, axis=-1, keepdims=True)

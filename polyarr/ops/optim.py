@@ -1,4 +1,4 @@
-"""What optimisers do with many arrays at once: the norm of all gradients, and the steps. See polyarr/optim.py."""
+"""Ops of optimizers on lists of arrays: the norm of all gradients, and the update steps. See polyarr/optim.py."""
 
 import math
 
@@ -6,19 +6,31 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed
 from polyarr.core.spec import Spec, check_kind, described, float32, float64, told
-from polyarr.ops.elementwise import add, astype, divide, expm1, multiply, sqrt, square, subtract, where
+from polyarr.ops.elementwise import add, astype, divide, multiply, square, subtract, where
+from polyarr.ops.functions import expm1, sqrt
 from polyarr.ops.logic import equal
 from polyarr.ops.reduce import sum
 
 
 @composed
 def global_norm(arrays):
-    """The Euclidean norm of all elements of all arrays.
+    """Return the Euclidean norm of all elements of all arrays.
 
-    Shapes:  a list of arrays -> ()
-    Dtypes:  floating -> float64 if one of them is, else float32
-    Errors:  TypeError for an empty list
-    Grads:   arrays; 0 where the norm is 0
+    Args:
+        arrays: List of at least one floating-point array.
+
+    Returns:
+        Array (): float64 if one of the arrays is, else float32.
+
+    Raises:
+        TypeError: arrays is no list of arrays, or an empty one.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.global_norm([pa.asarray([3.0]), pa.asarray([[4.0]])])
+        Array(5., float32, 'numpy')
+
+    Gradients: arrays; 0 where the norm is 0
     """
     if not isinstance(arrays, tuple) or not arrays or not all(hasattr(a, "shape") for a in arrays):
         raise TypeError("global_norm: got no list of arrays; it needs one, with at least one array")
@@ -42,7 +54,7 @@ def _norm_grad(g, a, out):
 
 
 def _step(op: str, states: str, numbers: str):
-    """The rule of a step over lists: the new params and states are like those that go in."""
+    """Return the shape rule of a step over lists: the new parameters and states have the Specs of the old ones."""
     lists = ("params", "grads", *states.split())
 
     def infer(*inputs, weight_decay, **_):
@@ -72,14 +84,30 @@ def _check_list(op: str, name: str, members) -> None:
 
 @composed(infer=_step("sgd", "velocity", "lr scale"), numbers="lr scale")
 def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, nesterov):
-    """One step of stochastic gradient descent with momentum over lists of arrays.
+    """Return the parameters and velocities after one step of stochastic gradient descent with momentum.
 
-    g = scale * grad + weight_decay * p;  v = momentum * v + g;  p = p - lr * (v, or g + momentum * v with nesterov).
+    g = scale * grad + weight_decay * p; v = momentum * v + g; p = p - lr * v, or with nesterov p - lr * (g + momentum *
+    v).
 
-    Shapes:  lists of arrays, alike -> (params, velocity)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if the lists differ, TypeError for what is no list, DtypeError for integers
-    Grads:   params, grads, velocity
+    Args:
+        params: List of floating-point arrays.
+        grads: List of arrays of the same shapes.
+        velocity: List of arrays of the same shapes; their dtype is that of the arithmetic.
+        lr: Learning rate, a number or an array without axes.
+        scale: Factor of the gradients, a number or an array without axes.
+        momentum: Number.
+        weight_decay: Tuple with a number for each of params.
+        nesterov: Whether to use Nesterov momentum.
+
+    Returns:
+        Tuple (params, velocity) of tuples of arrays.
+
+    Raises:
+        ShapeError: The lists differ in shapes, or weight_decay in length.
+        TypeError: An input is no list of arrays.
+        DtypeError: An array is not floating-point.
+
+    Gradients: params, grads, velocity
     """
     new_params, new_velocity = [], []
     for p, g, v, decay in zip(params, grads, velocity, weight_decay, strict=True):
@@ -94,17 +122,36 @@ def sgd(params, grads, velocity, lr, scale=1.0, *, momentum, weight_decay, neste
 
 @composed(infer=_step("adamw", "m v", "lr step scale"), numbers="lr step scale")
 def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight_decay, decoupled):
-    """One step of AdamW (decoupled) or Adam over lists of arrays.
+    """Return the parameters and moments after one step of AdamW, or of Adam if not decoupled.
 
-    g = scale * grad;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
+    g = scale * grad; m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
     p = p - lr * weight_decay * p - lr * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps).
-    Without decoupled, g gains weight_decay * p instead. step counts from 1; weight_decay has one entry per array.
 
-    Shapes:  lists of arrays, alike -> (params, m, v)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if the lists differ, TypeError for what is no list, DtypeError for integers
-    Grads:   params, grads, m, v
-    Source:  Kingma, Ba 2014, arXiv:1412.6980; Loshchilov, Hutter 2017, arXiv:1711.05101
+    Args:
+        params: List of floating-point arrays.
+        grads: List of arrays of the same shapes.
+        m: List of first moments; their dtype is that of the arithmetic.
+        v: List of second moments.
+        lr: Learning rate, a number or an array without axes.
+        step: Number of this step, counted from 1; a number or an array without axes.
+        scale: Factor of the gradients, a number or an array without axes.
+        beta1: Decay of the first moments.
+        beta2: Decay of the second moments.
+        eps: Number added to the root.
+        weight_decay: Tuple with a number for each of params.
+        decoupled: Whether weight decay acts on the parameters (AdamW); otherwise weight_decay * p is added to g (Adam).
+
+    Returns:
+        Tuple (params, m, v) of tuples of arrays.
+
+    Raises:
+        ShapeError: The lists differ in shapes, or weight_decay in length.
+        TypeError: An input is no list of arrays.
+        DtypeError: An array is not floating-point.
+
+    Gradients: params, grads, m, v
+
+    Source: Kingma, Ba 2014, arXiv:1412.6980; Loshchilov, Hutter 2017, arXiv:1711.05101
     """
     found = []
     for p, g, first, second, decay in zip(params, grads, m, v, weight_decay, strict=True):
@@ -122,7 +169,7 @@ def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight
 
 
 def _one_minus_power(beta: float, step):
-    """1 - beta^step; of a step in an array as -expm1(step log(beta)), which keeps its digits in float32."""
+    """Return 1 - beta^step; for a step in an array as -expm1(step log(beta)), which keeps its digits in float32."""
     if isinstance(step, NUMBERS) or beta == 0:
         return 1 - beta**step if beta else 1.0
     return -expm1(multiply(astype(step, dtype=float32), math.log(beta)))

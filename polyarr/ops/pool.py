@@ -1,4 +1,4 @@
-"""Pools, and other lengths of sequences, images and volumes. Channels are the last axis."""
+"""Pooling and resizing of sequences, images and volumes. Channels are the last axis."""
 
 import math
 from fractions import Fraction
@@ -11,15 +11,16 @@ from polyarr.ops.convolution import windows
 from polyarr.ops.create import arange, full
 from polyarr.ops.elementwise import add, astype, divide, floor_divide, maximum, minimum, multiply, subtract, where
 from polyarr.ops.index import take
+from polyarr.ops.joining import repeat
 from polyarr.ops.logic import equal, less
 from polyarr.ops.reduce import argmax, mean, sum
 from polyarr.ops.reduce import max as largest
-from polyarr.ops.shape import expand_dims, repeat, reshape, slice
+from polyarr.ops.shape import expand_dims, reshape, slice
 from polyarr.ops.spatial import CONV, geometry, images, padded, per_axis, spans, volume
 from polyarr.ops.validation import number
 
 MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
-_FINEST = 10**6  # a scale is taken for the fraction that is meant: 1.7 for 17/10
+_FINEST = 10**6  # largest denominator of the fraction that a scale is taken for: 17/10 for 1.7
 
 # ---- pools -----------------------------------------------------------------------------------------------------------
 
@@ -37,8 +38,8 @@ def _pool_rule(op: str, x, kernel, stride, padding, dilation, ceil_mode):
     return Spec((x.shape[0], *where_.out, x.shape[-1]), x.dtype), found
 
 
-def _reached(x, kernel, *, stride, padding, dilation=None, ceil_mode):
-    """padding, and what windows of ceil_mode take of what is beyond."""
+def _extended_padding(x, kernel, *, stride, padding, dilation=None, ceil_mode):
+    """Return padding, extended by what windows of ceil_mode reach beyond it."""
     if not ceil_mode:
         return padding
     lengths = x.shape[1:-1]
@@ -53,28 +54,38 @@ def _max_rule(x, *, kernel, stride, padding, dilation, ceil_mode):
 
 @composed(infer=_max_rule, group=CONV)
 def max_pool(x, *, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-    """The largest element of every window, a nan if there is one; of the padding none counts.
+    """Return the largest element of every window; nan if there is a nan. The padding does not count.
 
-    stride is the kernel unless it is given. With ceil_mode, there is a window more where elements are left over. The
-    gradient goes to the first of the largest elements.
+    The function polyarr.max_pool calls this op, and takes other layouts and leading axes.
 
-    Shapes:  x (b, *lengths, c), kernel (*k) -> (b, *windows, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if a window reaches over more than there is, or padding over as much as a window
-    Grads:   x
+    Args:
+        x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
+        kernel: Lengths of a window, an int or one per spatial axis.
+        stride: Distance of two windows, an int or one per spatial axis; None for kernel.
+        padding: As in conv; less than the length of a window.
+        dilation: Distance of two elements of a window, an int or one per spatial axis.
+        ceil_mode: Whether elements left over at the end get a window of their own.
+
+    Returns:
+        Array (b, *number of windows, c) of the dtype of x.
+
+    Raises:
+        ShapeError: A window is longer than x with its padding, or not longer than the padding.
+
+    Gradients: x; the first of equal largest elements has the gradient
     """
-    more = _reached(x, kernel, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode)
+    more = _extended_padding(x, kernel, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode)
     found = windows(padded(x, more, -math.inf), kernel=kernel, stride=stride, dilation=dilation)
     b, *out, c = found.shape[: 1 + len(kernel)] + found.shape[-1:]
     each = reshape(found, shape=(b, *out, volume(kernel), c))
     first = argmax(each, axis=-2, keepdims=True)
-    if any(map(any, more)):  # where all elements are -inf, the first one of them, and not of the padding
+    if any(map(any, more)):  # if all elements are -inf, choose the first of x, not of the padding
         ones = padded(full(1, x, shape=(1, *x.shape[1:-1], 1), dtype=x.dtype), more)
         inside = windows(ones, kernel=kernel, stride=stride, dilation=dilation)
         real = argmax(reshape(inside, shape=(1, *out, volume(kernel), 1)), axis=-2, keepdims=True)
         first = where(equal(largest(each, axis=-2, keepdims=True), -math.inf), real, first)
     places = reshape(arange(0, 1, x, size=volume(kernel), dtype=int64), shape=(-1, 1))
-    # no index is followed: where the first one is, its gradient goes, and that is all a mask says
+    # A mask instead of a gather: its gradient needs no scatter.
     return sum(where(equal(places, first), each, 0), axis=-2)
 
 
@@ -89,18 +100,30 @@ def _mean_rule(x, *, kernel, stride, padding, ceil_mode, count_include_pad, divi
 
 @composed(infer=_mean_rule, group=CONV)
 def mean_pool(x, *, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor=None):
-    """The mean of every window; or its sum divided by a divisor.
+    """Return the mean of every window, or its sum divided by divisor.
 
-    stride is the kernel unless it is given. With ceil_mode, there is a window more where elements are left over. The
-    padding counts as zeros, or without count_include_pad not at all; what ceil_mode takes beyond it does not count.
+    The function polyarr.mean_pool calls this op, and takes other layouts and leading axes.
 
-    Shapes:  x (b, *lengths, c), kernel (*k) -> (b, *windows, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError if a window reaches over more than there is, or padding over as much as a window; ValueError
-             if divisor is 0
-    Grads:   x
+    Args:
+        x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
+        kernel: Lengths of a window, an int or one per spatial axis.
+        stride: Distance of two windows, an int or one per spatial axis; None for kernel.
+        padding: As in conv; less than the length of a window.
+        ceil_mode: Whether elements left over at the end get a window of their own.
+        count_include_pad: Whether the padding counts as zeros; what ceil_mode reaches beyond the padding does not
+            count.
+        divisor: Number to divide the sums by; None for the number of elements that count.
+
+    Returns:
+        Array (b, *number of windows, c) of the dtype of x.
+
+    Raises:
+        ShapeError: A window is longer than x with its padding, or not longer than the padding.
+        ValueError: divisor is 0.
+
+    Gradients: x
     """
-    more = _reached(x, kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
+    more = _extended_padding(x, kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
     axes = tuple(range(1 + len(kernel), 1 + 2 * len(kernel)))
     total = sum(windows(padded(x, more), kernel=kernel, stride=stride), axis=axes)
     counted = padding if count_include_pad else ((0, 0),) * len(kernel)
@@ -124,14 +147,22 @@ def _adaptive_rule(x, *, shape):
 
 @composed(infer=_adaptive_rule, group=CONV)
 def adaptive_mean_pool(x, *, shape):
-    """The means of as many windows as shape says, as equal as can be; None keeps an axis as it is.
+    """Return the means of a given number of windows, of lengths as equal as possible.
 
-    Window i of m over n elements goes from i n / m, rounded down, to (i + 1) n / m, rounded up.
+    Window i of m over n elements reaches from floor(i n / m) to ceil((i + 1) n / m). The function
+    polyarr.adaptive_mean_pool calls this op, and takes other layouts and leading axes.
 
-    Shapes:  x (b, *lengths, c), shape (*m) -> (b, *m, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for a length below 1
-    Grads:   x
+    Args:
+        x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
+        shape: Numbers of windows, an int or one per spatial axis; None keeps an axis as it is.
+
+    Returns:
+        Array (b, *shape, c) of the dtype of x.
+
+    Raises:
+        ShapeError: A length is below 1.
+
+    Gradients: x
     """
     for axis, m in enumerate(shape, 1):
         if m != x.shape[axis]:
@@ -143,7 +174,7 @@ def _means(x, axis: int, m: int):
     n = x.shape[axis]
     if n % m == 0:
         return mean(reshape(x, shape=(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :])), axis=axis + 1)
-    longest = n // m + (1 if math.gcd(n, m) == n % m else 2)  # some parts begin and end within an element of x
+    longest = n // m + (1 if math.gcd(n, m) == n % m else 2)  # some windows start and end within an element of x
     first = multiply(arange(0, 1, x, size=m, dtype=int64), n)
     start, end = floor_divide(first, m), floor_divide(add(first, n + m - 1), m)
     place = add(expand_dims(start, axis=-1), arange(0, 1, x, size=longest, dtype=int64))
@@ -154,7 +185,7 @@ def _means(x, axis: int, m: int):
 
 
 def _along(a, x, axis: int):
-    """a, which has x's axis and perhaps more, with axes of length 1 for those of x that come after."""
+    """Return a, which has the axes of x up to `axis` and maybe more, with axes of length 1 for the other axes of x."""
     return reshape(a, shape=(*a.shape, *(1,) * (len(x.shape) - axis - 1)))
 
 
@@ -188,16 +219,27 @@ def _resize_rule(x, *, shape, scale, mode, align_corners):
 
 @composed(infer=_resize_rule, group=CONV)
 def interpolate(x, *, shape=None, scale=None, mode="nearest", align_corners=False):
-    """x at other points of its spatial axes: as many as shape says, or scale times as many.
+    """Return x resized along its spatial axes.
 
-    Point i of m over n elements lies at i n / m, rounded down, with mode "nearest". With "linear", of which "bilinear"
-    and "trilinear" are names, it lies at (i + 1/2) n / m - 1/2 between two elements, or with align_corners at
-    i (n - 1) / (m - 1). Given a scale, it stands for m / n.
+    Point i of m over n elements lies at floor(i n / m) with mode "nearest". With "linear" it lies between two elements,
+    at (i + 1/2) n / m - 1/2, or with align_corners at i (n - 1) / (m - 1). If scale is given, it stands for m / n. The
+    function polyarr.interpolate calls this op, and takes other layouts and leading axes.
 
-    Shapes:  x (b, *lengths, c), shape (*m) -> (b, *m, c)
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for a length below 1; ValueError for another mode, and unless shape or scale is given
-    Grads:   x
+    Args:
+        x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
+        shape: Lengths m of the result, an int or one per spatial axis; None if scale is given.
+        scale: Factors of the lengths, a number or one per spatial axis; None if shape is given.
+        mode: "nearest" or "linear"; "bilinear" and "trilinear" are other names of "linear".
+        align_corners: Whether the first and last points are those of x; only for "linear".
+
+    Returns:
+        Array (b, *shape, c) of the dtype of x.
+
+    Raises:
+        ShapeError: A length is below 1.
+        ValueError: There is no such mode, or not exactly one of shape and scale is given.
+
+    Gradients: x
     """
     for axis, m in enumerate(shape, 1):
         n = x.shape[axis]
@@ -212,7 +254,7 @@ def interpolate(x, *, shape=None, scale=None, mode="nearest", align_corners=Fals
 
 
 def _points(x, m: int, step: Fraction, first: Fraction):
-    """The places first + i * step, not below 0, in parts of `unit`: numerators, and unit."""
+    """Return the positions first + i * step, not below 0, as numerators and their common denominator `unit`."""
     unit = step.denominator * first.denominator
     start, by = first * unit, step * unit
     return maximum(add(multiply(arange(0, 1, x, size=m, dtype=int64), int(by)), int(start)), 0), unit
@@ -239,6 +281,6 @@ def _between(x, axis: int, m: int, step: Fraction, first: Fraction):
     below = floor_divide(places, unit)
     beyond = subtract(places, multiply(below, unit))
     low, high = (take(x, minimum(add(below, i), n - 1), axis=axis) for i in (0, 1))
-    # both shares of a point as quotients, for 1 - share would lose the digits of a small one
+    # Compute both weights as quotients: 1 - weight would lose the digits of a small one.
     shares = (_along(divide(astype(part, dtype=x.dtype), unit), x, axis) for part in (subtract(unit, beyond), beyond))
     return add(*map(multiply, (low, high), shares))

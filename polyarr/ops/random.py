@@ -7,16 +7,32 @@ from polyarr.ops.create import shape_of
 
 @primitive(numbers="key counter")
 def random_bits(key, counter, like=None, *, shape):
-    """Uniform 32-bit integers by Philox4x32-10: element i is word i % 4 of block i // 4.
+    """Return uniform 32-bit integers by Philox4x32-10: element i is word i % 4 of block i // 4.
 
-    The four counter words of a block are the low and high half of its number, then those of `counter`; the key words
-    are the halves of `key`. Every backend gives the same bits.
+    The four counter words of block b are the low and high half of b, then those of `counter`; the two key words are
+    the halves of `key`. Every backend gives the same bits.
 
-    Shapes:  -> shape
-    Dtypes:  -> uint32
-    Errors:  ShapeError for a negative length
-    Grads:   none
-    Source:  Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"
+    Args:
+        key: Int of up to 64 bits, or an integer array without axes.
+        counter: Int of up to 64 bits, or an integer array without axes.
+        like: Array whose backend the result is on; None for the current backend.
+        shape: Int or tuple of ints.
+
+    Returns:
+        uint32 array of that shape.
+
+    Raises:
+        ShapeError: A length is negative.
+        TypeError: key or counter is not an integer.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.ops.random_bits(1, 0, shape=3)
+        Array([3823634032, 3842641596, 2515673792], uint32, 'numpy')
+
+    Gradients: none
+
+    Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"
     """
     for name, given in (("key", key), ("counter", counter)):
         if type(given) is not Spec or given.shape or given.dtype not in INTEGERS:

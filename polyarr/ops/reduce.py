@@ -10,29 +10,19 @@ from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import full
-from polyarr.ops.elementwise import (
-    add,
-    astype,
-    divide,
-    exp,
-    isfinite,
-    like,
-    log,
-    multiply,
-    sqrt,
-    square,
-    subtract,
-    where,
-)
+from polyarr.ops.elementwise import add, astype, divide, isfinite, like, multiply, square, subtract, where
+from polyarr.ops.functions import exp, log, sqrt
+from polyarr.ops.joining import concat
 from polyarr.ops.logic import equal, not_equal
-from polyarr.ops.shape import broadcast_to, concat, flip, permute_dims, reshape, slice, squeeze
+from polyarr.ops.shape import broadcast_to, flip, permute_dims, reshape, slice, squeeze
 from polyarr.ops.validation import number, whole, wholes
 
 
 def axes_of(op: str, x, axis) -> tuple[int, ...]:
-    """The axes that `axis` (None for all, an int or a tuple) names, non-negative and in order.
+    """Return the axes that `axis` (None for all, an int or a tuple of ints) names, non-negative and sorted.
 
-    Errors:  ShapeError for an axis that x lacks or that is named twice
+    Raises:
+        ShapeError: x lacks an axis, or an axis is named twice.
     """
     if axis is None:
         return tuple(range(len(x.shape)))
@@ -47,12 +37,12 @@ def axes_of(op: str, x, axis) -> tuple[int, ...]:
 
 
 def axis_of(op: str, x, axis: int) -> int:
-    """The one axis that `axis` names, non-negative."""
+    """Return the one axis that the int `axis` names, as a non-negative int."""
     return axes_of(op, x, whole(op, "axis", axis))[0]
 
 
 def kept_shape(x, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """x's shape with the reduced axes as 1."""
+    """Return the shape of x with the reduced axes as 1."""
     return tuple(1 if i in axes else n for i, n in enumerate(x.shape))
 
 
@@ -65,7 +55,7 @@ def _reduced(op: str, x: Spec, axis, keepdims: bool, dtype) -> tuple[Spec, dict]
 
 
 def _accumulated(x: Spec, dtype) -> np.dtype:
-    """The dtype of a sum or product: the given one, else int64 or uint64 for integers and bools."""
+    """Return the dtype of a sum or product: the given one, else int64 or uint64 for integers and bools."""
     if dtype is not None:
         return as_dtype(dtype)
     if x.dtype == bool_ or x.dtype in INTEGERS:
@@ -75,12 +65,27 @@ def _accumulated(x: Spec, dtype) -> np.dtype:
 
 @primitive
 def sum(x, *, axis=None, keepdims=False, dtype=None):
-    """The sum over axis (None: all axes).
+    """Return the sum of the elements over axes.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  floating -> the same; integer, bool -> int64 or uint64; dtype overrules
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+        dtype: Dtype to add up in and of the result; None for the default.
+
+    Returns:
+        Array without the reduced axes. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
+
+    Raises:
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.asarray([[1.0, 2.0], [3.0, 4.0]])
+        >>> pa.sum(x, axis=0)
+        Array([4., 6.], float32, 'numpy')
+
+    Gradients: x
     """
     out, params = _reduced("sum", x, axis, keepdims, _accumulated(x, dtype))
     return out, {**params, "dtype": out.dtype}
@@ -88,12 +93,26 @@ def sum(x, *, axis=None, keepdims=False, dtype=None):
 
 @primitive(widen=True)
 def prod(x, *, axis=None, keepdims=False, dtype=None):
-    """The product over axis (None: all axes).
+    """Return the product of the elements over axes.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  floating -> the same; integer, bool -> int64 or uint64; dtype overrules
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x; products that hold one zero have the gradient of that element alone
+    Args:
+        x: Array of any dtype and shape.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+        dtype: Dtype to multiply in and of the result; None for the default.
+
+    Returns:
+        Array without the reduced axes. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
+
+    Raises:
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.prod(pa.asarray([[1.0, 2.0], [3.0, 4.0]]), axis=1)
+        Array([ 2., 12.], float32, 'numpy')
+
+    Gradients: x; where one element of a product is zero, only that element has a gradient
     """
     out, params = _reduced("prod", x, axis, keepdims, _accumulated(x, dtype))
     return out, {**params, "dtype": out.dtype}
@@ -101,24 +120,50 @@ def prod(x, *, axis=None, keepdims=False, dtype=None):
 
 @primitive(widen=True)
 def max(x, *, axis=None, keepdims=False):
-    """The largest element over axis; nan if there is one.
+    """Return the largest element over axes; nan if there is a nan.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  real -> the same
-    Errors:  ShapeError for an axis that x lacks or that has length 0
-    Grads:   x; ties share it equally
+    Args:
+        x: Integer or floating-point array.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        Array without the reduced axes, of the dtype of x.
+
+    Raises:
+        ShapeError: x lacks an axis, or a reduced axis has length 0.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.max(pa.asarray([[1.0, 4.0], [3.0, 2.0]]), axis=1)
+        Array([4., 3.], float32, 'numpy')
+
+    Gradients: x; equal largest elements share the gradient equally
     """
     return _extreme("max", x, axis, keepdims)
 
 
 @primitive(widen=True)
 def min(x, *, axis=None, keepdims=False):
-    """The smallest element over axis; nan if there is one.
+    """Return the smallest element over axes; nan if there is a nan.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  real -> the same
-    Errors:  ShapeError for an axis that x lacks or that has length 0
-    Grads:   x; ties share it equally
+    Args:
+        x: Integer or floating-point array.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        Array without the reduced axes, of the dtype of x.
+
+    Raises:
+        ShapeError: x lacks an axis, or a reduced axis has length 0.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.min(pa.asarray([[1.0, 4.0], [3.0, 2.0]]), axis=1)
+        Array([1., 2.], float32, 'numpy')
+
+    Gradients: x; equal smallest elements share the gradient equally
     """
     return _extreme("min", x, axis, keepdims)
 
@@ -137,24 +182,50 @@ def _check_not_empty(op: str, x: Spec, axis: int) -> None:
 
 @primitive
 def argmax(x, *, axis=None, keepdims=False):
-    """The index of the first largest element along axis (None: in the flattened x); a nan counts as largest.
+    """Return the index of the first largest element along an axis; a nan counts as the largest.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  real -> int64
-    Errors:  ShapeError for an axis that x lacks or that has length 0
-    Grads:   none
+    Args:
+        x: Integer or floating-point array.
+        axis: Int; None for the index into the flattened x.
+        keepdims: Whether the reduced axis stays, with length 1.
+
+    Returns:
+        int64 array without the axis.
+
+    Raises:
+        ShapeError: x lacks the axis, or it has length 0.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.argmax(pa.asarray([[1.0, 4.0], [3.0, 2.0]]), axis=1)
+        Array([1, 0], int64, 'numpy')
+
+    Gradients: none
     """
     return _arg_extreme("argmax", x, axis, keepdims)
 
 
 @primitive
 def argmin(x, *, axis=None, keepdims=False):
-    """The index of the first smallest element along axis (None: in the flattened x); a nan counts as smallest.
+    """Return the index of the first smallest element along an axis; a nan counts as the smallest.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  real -> int64
-    Errors:  ShapeError for an axis that x lacks or that has length 0
-    Grads:   none
+    Args:
+        x: Integer or floating-point array.
+        axis: Int; None for the index into the flattened x.
+        keepdims: Whether the reduced axis stays, with length 1.
+
+    Returns:
+        int64 array without the axis.
+
+    Raises:
+        ShapeError: x lacks the axis, or it has length 0.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.argmin(pa.asarray([[1.0, 4.0], [3.0, 2.0]]), axis=1)
+        Array([0, 1], int64, 'numpy')
+
+    Gradients: none
     """
     return _arg_extreme("argmin", x, axis, keepdims)
 
@@ -170,12 +241,20 @@ def _arg_extreme(op: str, x: Spec, axis, keepdims: bool) -> tuple[Spec, dict]:
 
 @primitive
 def cumulative_sum(x, *, axis=None, dtype=None):
-    """The running sum along axis, which may be omitted for one-dimensional x.
+    """Return the prefix sums along an axis.
 
-    Shapes:  any -> the same
-    Dtypes:  floating -> the same; integer, bool -> int64 or uint64; dtype overrules
-    Errors:  ShapeError for an axis that x lacks, or an axis left out where x has several
-    Grads:   x
+    Args:
+        x: Array of any dtype.
+        axis: Int; None only for an x with one axis.
+        dtype: Dtype to add up in and of the result; None for the default.
+
+    Returns:
+        Array of the shape of x. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
+
+    Raises:
+        ShapeError: x lacks the axis, or has several axes and none is given.
+
+    Gradients: x
     """
     if axis is None and x.ndim != 1:
         raise ShapeError(f"cumulative_sum: x is {x}; axis must be given unless x has one axis")
@@ -183,31 +262,31 @@ def cumulative_sum(x, *, axis=None, dtype=None):
     return Spec(x.shape, dtype), {"axis": axis_of("cumulative_sum", x, 0 if axis is None else axis), "dtype": dtype}
 
 
-def _spread(g, x_spec: Spec, axis: tuple[int, ...]):
-    """g, with the reduced axes back at their length."""
+def _broadcast_back(g, x_spec: Spec, axis: tuple[int, ...]):
+    """Return g broadcast back to the shape before the reduction."""
     return broadcast_to(reshape(g, shape=kept_shape(x_spec, axis)), shape=x_spec.shape)
 
 
 def _extreme_grad(g, x, out, axis):
     hits = astype(equal(x, reshape(out, shape=kept_shape(x, axis))), dtype=g.dtype)
-    return multiply(_spread(g, x, axis), divide(hits, sum(hits, axis=axis, keepdims=True)))
+    return multiply(_broadcast_back(g, x, axis), divide(hits, sum(hits, axis=axis, keepdims=True)))
 
 
 def _prod_grad(g, x, axis):
-    """g times the product of the other elements, by running products from both ends, so that zeros are no trouble."""
+    """Return g times the product of all other elements, by prefix products from both ends: correct for zeros in x."""
     moved = [i for i in range(x.ndim) if i not in axis] + list(axis)
 
     lead = tuple(x.shape[i] for i in moved[: x.ndim - len(axis)])
     flat = reshape(permute_dims(x, axes=tuple(moved)), shape=(*lead, math.prod(x.shape[i] for i in axis)))
-    others = multiply(_running_before(flat), flip(_running_before(flip(flat, axis=-1)), axis=-1))
+    others = multiply(_prefix_products(flat), flip(_prefix_products(flip(flat, axis=-1)), axis=-1))
     back = permute_dims(
         reshape(others, shape=tuple(x.shape[i] for i in moved)), axes=tuple(moved.index(i) for i in range(x.ndim))
     )
-    return multiply(_spread(g, x, axis), back)
+    return multiply(_broadcast_back(g, x, axis), back)
 
 
-def _running_before(x):
-    """The product of all earlier elements along the last axis, in log2(n) doubling steps."""
+def _prefix_products(x):
+    """Return the product of all earlier elements along the last axis, in log2(n) doubling steps."""
     n = x.shape[-1]
     lead = x.shape[:-1]
     one = broadcast_to(_one_like(x), shape=(*lead, 1)) if n else x
@@ -229,11 +308,11 @@ def _one_like(x):
 
 
 def _reversed_sum(g, axis: int):
-    """The running sum from the end."""
+    """Return the suffix sums along axis."""
     return flip(cumulative_sum(flip(g, axis=axis), axis=axis), axis=axis)
 
 
-sum.vjp(x=lambda g, x_spec, axis: _spread(like(g, x_spec), x_spec, axis))
+sum.vjp(x=lambda g, x_spec, axis: _broadcast_back(like(g, x_spec), x_spec, axis))
 prod.vjp(x=lambda g, x, axis: _prod_grad(like(g, x), x, axis))
 max.vjp(x=lambda g, x, out, axis: _extreme_grad(g, x, out, axis))
 min.vjp(x=lambda g, x, out, axis: _extreme_grad(g, x, out, axis))
@@ -247,43 +326,83 @@ cumulative_sum.vjp(x=lambda g, x_spec, axis: like(_reversed_sum(g, axis), x_spec
 
 @composed(widen=False)
 def any(x, *, axis=None, keepdims=False):
-    """True where some element over axis is not 0.
+    """Return whether any element over axes is nonzero.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  any -> bool
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   none
+    Args:
+        x: Array of any dtype and shape.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        bool array without the reduced axes.
+
+    Raises:
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.any(pa.asarray([[True, False], [False, False]]), axis=1)
+        Array([ True, False], bool, 'numpy')
+
+    Gradients: none
     """
     axis = axes_of("any", x, axis)
-    return not_equal(sum(hits(x), axis=axis, keepdims=keepdims), 0)  # which adds up bytes, to an int64
+    return not_equal(sum(nonzero_mask(x), axis=axis, keepdims=keepdims), 0)  # accumulates in int64
 
 
 @composed(widen=False)
 def all(x, *, axis=None, keepdims=False):
-    """True where no element over axis is 0.
+    """Return whether all elements over axes are nonzero.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  any -> bool
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   none
+    Args:
+        x: Array of any dtype and shape.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        bool array without the reduced axes.
+
+    Raises:
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.all(pa.asarray([[True, True], [True, False]]), axis=1)
+        Array([ True, False], bool, 'numpy')
+
+    Gradients: none
     """
     axis = axes_of("all", x, axis)
     return equal(sum(equal(x, False if x.dtype == bool_ else 0), axis=axis, keepdims=keepdims), 0)
 
 
-def hits(x):
-    """Where x is not 0, as bools."""
+def nonzero_mask(x):
+    """Return whether elements are nonzero, as a bool array."""
     return x if x.dtype == bool_ else not_equal(x, 0)
 
 
 @composed
 def mean(x, *, axis=None, keepdims=False):
-    """The arithmetic mean over axis (None: all axes); nan of nothing.
+    """Return the arithmetic mean over axes; nan for no elements.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  floating -> the same
-    Errors:  DtypeError unless x is floating-point, ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Floating-point array.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        Array without the reduced axes, of the dtype of x.
+
+    Raises:
+        DtypeError: x is not floating-point.
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.mean(pa.asarray([[1.0, 2.0], [3.0, 5.0]]), axis=1)
+        Array([1.5, 4. ], float32, 'numpy')
+
+    Gradients: x
     """
     check_kind("mean", "x", _spec(x), "floating")
     axis = axes_of("mean", x, axis)
@@ -292,19 +411,34 @@ def mean(x, *, axis=None, keepdims=False):
 
 @composed
 def var(x, *, axis=None, correction=0.0, keepdims=False):
-    """The variance over axis: the mean square distance from the mean, with n - correction as the divisor.
+    """Return the variance over axes: the mean of the squared distances from the mean.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  floating -> the same
-    Errors:  DtypeError unless x is floating-point, ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Floating-point array.
+        axis: Int or tuple of ints; None for all axes.
+        correction: Number subtracted from the number of elements in the divisor; 1 for the unbiased estimate.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        Array without the reduced axes, of the dtype of x; nan or inf where the divisor is not positive.
+
+    Raises:
+        DtypeError: x is not floating-point.
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.var(pa.asarray([1.0, 2.0, 3.0]), correction=1)
+        Array(1., float32, 'numpy')
+
+    Gradients: x
     """
     axis = axes_of("var", x, axis)
     correction = number("var", "correction", correction)
     centred = subtract(x, mean(x, axis=axis, keepdims=True))
-    # The mean of equal numbers is off by a rounding; that of what is left of them is not.
+    # The mean of equal numbers has a rounding error; subtract the mean of the remainders, which has none.
     centred = subtract(centred, mean(centred, axis=axis, keepdims=True))
-    # A divisor below 1 gives nan or inf, as in NumPy, and not an error.
+    # A divisor that is not positive gives nan or inf, as in NumPy.
     return divide(
         sum(square(centred), axis=axis, keepdims=keepdims), float(builtins.max(_count(x, axis) - correction, 0))
     )
@@ -312,24 +446,52 @@ def var(x, *, axis=None, correction=0.0, keepdims=False):
 
 @composed
 def std(x, *, axis=None, correction=0.0, keepdims=False):
-    """The square root of the variance over axis.
+    """Return the standard deviation over axes, the square root of the variance.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  floating -> the same
-    Errors:  DtypeError unless x is floating-point, ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Floating-point array.
+        axis: Int or tuple of ints; None for all axes.
+        correction: Number subtracted from the number of elements in the divisor; 1 for the unbiased variance.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        Array without the reduced axes, of the dtype of x.
+
+    Raises:
+        DtypeError: x is not floating-point.
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.std(pa.asarray([1.0, 2.0, 3.0]), correction=1)
+        Array(1., float32, 'numpy')
+
+    Gradients: x
     """
     return sqrt(var(x, axis=axes_of("std", x, axis), correction=correction, keepdims=keepdims))
 
 
 @composed
 def logsumexp(x, *, axis=None, keepdims=False):
-    """log(sum(exp(x))) over axis, without overflow; -inf of nothing but -inf.
+    """Return log(sum(exp(x))) over axes, without overflow; -inf if all elements are -inf.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  floating -> the same
-    Errors:  ShapeError for an axis that x lacks or that has length 0
-    Grads:   x
+    Args:
+        x: Floating-point array.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        Array without the reduced axes, of the dtype of x.
+
+    Raises:
+        ShapeError: x lacks an axis, or a reduced axis has length 0.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.logsumexp(pa.asarray([[1000.0, 1000.0]]), axis=1)
+        Array([1000.6932], float32, 'numpy')
+
+    Gradients: x
     """
     axes = axes_of("logsumexp", x, axis)
     top = max(x, axis=axes, keepdims=True)
@@ -342,12 +504,12 @@ logsumexp.vjp(x=lambda g, x, axis: _softmax_times(g, x, axis))
 
 
 def _softmax_times(g, x, axis):
-    """g times the softmax of x. Not exp(x - out): of a large out, the rounding alone is a factor."""
+    """Return g times the softmax of x. exp(x - out) would multiply the rounding error of a large out."""
     axes = axes_of("logsumexp", x, axis)
     top = max(x, axis=axes, keepdims=True)
     e = exp(subtract(x, where(isfinite(top), top, 0)))
     total = sum(e, axis=axes, keepdims=True)
-    return multiply(_spread(g, x, axes), divide(e, where(equal(total, 0), 1, total)))
+    return multiply(_broadcast_back(g, x, axes), divide(e, where(equal(total, 0), 1, total)))
 
 
 def _count(x, axis) -> int:

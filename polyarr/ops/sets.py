@@ -1,6 +1,6 @@
-"""Searching sorted arrays, membership and distinct elements: functions of the array API standard made of ops.
+"""Searching sorted arrays, membership, and distinct elements: functions of the array API standard composed of ops.
 
-How many distinct elements there are is read by the host: a shape depends on it.
+The number of distinct elements is read by the host, since a shape depends on it.
 """
 
 from typing import Any, NamedTuple
@@ -13,27 +13,41 @@ from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import add, astype, subtract, where
 from polyarr.ops.getitem import true_positions
 from polyarr.ops.index import argsort, scatter, take
+from polyarr.ops.joining import concat
 from polyarr.ops.logic import bitwise_and, bitwise_or, bitwise_xor, equal, isnan, less, less_equal, not_equal
 from polyarr.ops.reduce import cumulative_sum
-from polyarr.ops.shape import concat, reshape
+from polyarr.ops.shape import reshape
 from polyarr.ops.validation import check_array, check_fits
 
 # ---- searching -----------------------------------------------------------------------------------------------------
 
 
 def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | None = None) -> Array:
-    """Where elements of x2 belong in x1, which is sorted, or is by `sorter`; nan counts as larger than all numbers.
+    """Return the positions at which elements of x2 would be inserted in the sorted x1. nan is larger than all numbers.
 
-    The element of x1 at the position found is the first that is not below (side "left") or that is above ("right").
+    Args:
+        x1: Integer or floating-point array (n,), sorted, or sorted by `sorter`.
+        x2: Integer or floating-point array or number, promoted with x1.
+        side: "left" for the position of the first element that is not less, "right" for the first that is greater.
+        sorter: Integer array (n,), as argsort returns it; None if x1 is sorted.
 
-    Shapes:  x1 (n,), x2 any, sorter (n,) -> x2's
-    Dtypes:  real, promoted; sorter integer -> int64
-    Errors:  ShapeError unless x1 has one axis and sorter its shape; ValueError for another side
-    Grads:   none
+    Returns:
+        int64 array of the shape of x2, from 0 to n.
+
+    Raises:
+        ShapeError: x1 does not have one axis, or sorter has another shape.
+        ValueError: There is no such side.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.searchsorted(pa.asarray([1.0, 3.0, 5.0]), pa.asarray([3.0, 4.0]))
+        Array([1, 2], int64, 'numpy')
+
+    Gradients: none
     """
     if side not in ("left", "right"):
         raise ValueError(f"searchsorted: side is {side!r}; it must be 'left' or 'right'")
-    x1, x2 = _together("searchsorted", x1, x2, "real")
+    x1, x2 = _promoted("searchsorted", x1, x2, "real")
     if len(x1.shape) != 1:
         raise ShapeError(f"searchsorted: x1 is {spec_of(x1)}; it must have one axis")
     if sorter is not None:
@@ -45,7 +59,7 @@ def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | N
 
 
 def _position(ordered: Array, x: Array, after: bool) -> Array:
-    """How many elements of `ordered` stand before each of x, with it too if after; all at once, bit by bit."""
+    """Return how many elements of `ordered` are less than each of x (or equal, if `after`): a search bit by bit."""
     n = ordered.shape[0]
     found = full(0, x, shape=x.shape, dtype=int64)
     for bit in reversed(range(n.bit_length())):
@@ -58,21 +72,34 @@ def _position(ordered: Array, x: Array, after: bool) -> Array:
 
 
 def _before(x: Array, y: Array) -> Array:
-    """x < y, where nan is larger than all numbers."""
+    """Return whether x < y, where nan is larger than all numbers."""
     if x.dtype not in FLOATS:
         return less(x, y)
     return bitwise_or(less(x, y), bitwise_and(isnan(y), equal(x, x)))
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
-    """True where an element of x1 is among those of x2 (with invert: is not); nan is equal to nothing.
+    """Return whether elements of x1 are among those of x2. nan equals nothing.
 
-    Shapes:  any -> x1's
-    Dtypes:  any, promoted; at least one must be an array -> bool
-    Errors:  DtypeError where the two do not promote
-    Grads:   none
+    Args:
+        x1: Array of any dtype, or a Python number.
+        x2: Array of any dtype, or a Python number; x1 and x2 are not both numbers.
+        invert: Whether to return the negation.
+
+    Returns:
+        bool array of the shape of x1.
+
+    Raises:
+        DtypeError: The dtypes do not promote.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.isin(pa.asarray([1, 2, 3]), pa.asarray([3, 1]))
+        Array([ True, False,  True], bool, 'numpy')
+
+    Gradients: none
     """
-    x1, x2 = _together("isin", x1, x2, "any")
+    x1, x2 = _promoted("isin", x1, x2, "any")
     x1, pool = _ordered_kind(x1), reshape(_ordered_kind(x2), shape=(-1,))
     n = pool.shape[0]
     if not n:
@@ -83,8 +110,8 @@ def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
     return not_equal(nearest, x1) if invert else equal(nearest, x1)
 
 
-def _together(op: str, x1: Any, x2: Any, kind: str) -> tuple[Array, Array]:
-    """Two inputs, of which one may be a Python number, as arrays of one dtype."""
+def _promoted(op: str, x1: Any, x2: Any, kind: str) -> tuple[Array, Array]:
+    """Return two inputs, of which one may be a Python number, as arrays of one dtype."""
     given = {"x1": x1, "x2": x2}
     arrays = {name: a for name, a in given.items() if type(a) in (Array, Spec)}
     for name, a in given.items():
@@ -103,7 +130,7 @@ def _together(op: str, x1: Any, x2: Any, kind: str) -> tuple[Array, Array]:
 
 
 class UniqueAll(NamedTuple):
-    """What unique_all gives."""
+    """Result of unique_all: distinct values, first positions, the position of each element among the values, counts."""
 
     values: Array
     indices: Array
@@ -112,63 +139,107 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """What unique_counts gives."""
+    """Result of unique_counts: distinct values and their counts."""
 
     values: Array
     counts: Array
 
 
 class UniqueInverse(NamedTuple):
-    """What unique_inverse gives."""
+    """Result of unique_inverse: distinct values and the position of each element among them."""
 
     values: Array
     inverse_indices: Array
 
 
 def unique_values(x: Array, /) -> Array:
-    """The distinct elements of x in ascending order; every nan is distinct.
+    """Return the distinct elements of x in ascending order. Every nan is distinct.
 
-    Shapes:  any -> one axis, whose length is read by the host
-    Dtypes:  any -> the same
-    Errors:  TypeError unless x is an array
-    Grads:   x; the first of equal elements has it
+    Args:
+        x: Array of any dtype and shape.
+
+    Returns:
+        Array with one axis and the dtype of x. Its length is read by the host.
+
+    Raises:
+        TypeError: x is not an array with values.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.unique_values(pa.asarray([3, 1, 3]))
+        Array([1, 3], int64, 'numpy')
+
+    Gradients: x; the first of equal elements has it
     """
     flat, order, first = _groups("unique_values", x)
     return take(flat, take(order, true_positions(first), axis=0), axis=0)
 
 
 def unique_counts(x: Array, /) -> UniqueCounts:
-    """The distinct elements of x, and how often each occurs. As unique_values.
+    """Return the distinct elements of x in ascending order, and how often each occurs.
 
-    Shapes:  any -> two arrays of one axis
-    Dtypes:  any -> the same, and int64
-    Errors:  TypeError unless x is an array
-    Grads:   x, through the values
+    Args:
+        x: Array of any dtype and shape.
+
+    Returns:
+        UniqueCounts (values, counts) of arrays with one axis; counts is int64.
+
+    Raises:
+        TypeError: x is not an array with values.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.unique_counts(pa.asarray([3, 1, 3])).counts
+        Array([1, 2], int64, 'numpy')
+
+    Gradients: x, through the values
     """
     found = _unique("unique_counts", x)
     return UniqueCounts(found.values, found.counts)
 
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
-    """The distinct elements of x, and where each element of x is among them. As unique_values.
+    """Return the distinct elements of x in ascending order, and the position of each element of x among them.
 
-    Shapes:  any -> one axis, and x's shape
-    Dtypes:  any -> the same, and int64
-    Errors:  TypeError unless x is an array
-    Grads:   x, through the values
+    Args:
+        x: Array of any dtype and shape.
+
+    Returns:
+        UniqueInverse (values, inverse_indices): inverse_indices is int64, of the shape of x.
+
+    Raises:
+        TypeError: x is not an array with values.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.unique_inverse(pa.asarray([3, 1, 3])).inverse_indices
+        Array([1, 0, 1], int64, 'numpy')
+
+    Gradients: x, through the values
     """
     found = _unique("unique_inverse", x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
 def unique_all(x: Array, /) -> UniqueAll:
-    """The distinct elements of x, where each first occurs in the flattened x, where each element of x is among them,
-    and how often each occurs. As unique_values.
+    """Return the distinct elements of x in ascending order, with their positions and counts.
 
-    Shapes:  any -> one axis, one axis, x's shape, one axis
-    Dtypes:  any -> the same, and three times int64
-    Errors:  TypeError unless x is an array
-    Grads:   x, through the values
+    Args:
+        x: Array of any dtype and shape.
+
+    Returns:
+        UniqueAll (values, indices, inverse_indices, counts). indices are the first positions of the values in the
+        flattened x; inverse_indices, of the shape of x, are the positions of its elements among the values.
+
+    Raises:
+        TypeError: x is not an array with values.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.unique_all(pa.asarray([3, 1, 3])).indices
+        Array([1, 0], int64, 'numpy')
+
+    Gradients: x, through the values
     """
     return _unique("unique_all", x)
 
@@ -178,13 +249,13 @@ def _unique(op: str, x: Array) -> UniqueAll:
     starts: Any = true_positions(first)
     ends = concat([starts[1:], full(flat.shape[0], starts, shape=(min(starts.shape[0], 1),), dtype=int64)], axis=0)
     indices = take(order, starts, axis=0)
-    group = subtract(cumulative_sum(astype(first, dtype=int64), axis=0), 1)  # of each element in order
+    group = subtract(cumulative_sum(astype(first, dtype=int64), axis=0), 1)  # per sorted element
     inverse = scatter(full(0, order, shape=order.shape, dtype=int64), order, group, axis=0)
     return UniqueAll(take(flat, indices, axis=0), indices, reshape(inverse, shape=x.shape), subtract(ends, starts))
 
 
 def _groups(op: str, x: Array) -> tuple[Array, Array, Array]:
-    """x flattened, the order that sorts it, and True in that order where an element differs from the one before."""
+    """Return x flattened, the order that sorts it, and where an element in this order differs from the previous one."""
     if type(x) is not Array:
         raise TypeError(f"{op}: x is {described(x)}; it must be a polyarr array, whose values decide the shape")
     flat = reshape(x, shape=(-1,))
@@ -195,5 +266,5 @@ def _groups(op: str, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _ordered_kind(x: Array) -> Array:
-    """x in a dtype that has an order: bool as 0 and 1."""
+    """Return x in a dtype that has an order: bool as 0 and 1."""
     return astype(x, dtype="uint8") if x.dtype == bool_ else x

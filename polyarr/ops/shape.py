@@ -1,7 +1,6 @@
-"""Ops that move elements and do not change them: views, windows, joining and splitting, triangles."""
+"""Ops that move elements without changing them: views, strided slices, triangles. Those that join are in joining.py."""
 
 import builtins
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import AxisError, ShapeError
 from polyarr.core.op import composed, primitive
-from polyarr.core.spec import INTEGERS, Spec, broadcast, described
+from polyarr.core.spec import INTEGERS, Spec, broadcast
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import arange, full, shape_of
 from polyarr.ops.elementwise import where
@@ -18,9 +17,11 @@ from polyarr.ops.validation import check_array, whole, wholes
 
 
 def one_axis(op: str, x, axis: int, extra: int = 0) -> int:
-    """axis as a number from 0 to ndim + extra - 1.
+    """Return axis as an int from 0 to ndim + extra - 1.
 
-    Errors:  AxisError if x has no such axis, TypeError unless axis is an int
+    Raises:
+        AxisError: x has no such axis.
+        TypeError: axis is not an int.
     """
     axis, ndim = whole(op, "axis", axis), len(x.shape) + extra
     if not -ndim <= axis < ndim:
@@ -33,12 +34,19 @@ def one_axis(op: str, x, axis: int, extra: int = 0) -> int:
 
 @primitive
 def reshape(x, *, shape):
-    """The same elements, in row-major order, in another shape; one length may be -1.
+    """Return the elements of x, in row-major order, in another shape.
 
-    Shapes:  any -> shape
-    Dtypes:  any -> the same
-    Errors:  ShapeError if shape holds another number of elements
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        shape: Int or tuple of ints; one of them may be -1, which stands for what is left.
+
+    Returns:
+        Array of that shape and the dtype of x.
+
+    Raises:
+        ShapeError: shape holds another number of elements.
+
+    Gradients: x
     """
     given = wholes("reshape", "shape", shape)
     rest = math.prod(n for n in given if n != -1)
@@ -50,12 +58,24 @@ def reshape(x, *, shape):
 
 @primitive
 def permute_dims(x, *, axes):
-    """x with its axes in another order: axis i of the result is axis axes[i] of x.
+    """Return x with its axes in another order.
 
-    Shapes:  any -> permuted
-    Dtypes:  any -> the same
-    Errors:  ShapeError if axes does not name every axis once
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        axes: Tuple of ints: axis i of the result is axis axes[i] of x.
+
+    Returns:
+        Array with the permuted axes.
+
+    Raises:
+        ShapeError: axes does not name every axis once.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.permute_dims(pa.zeros((2, 3, 4)), axes=(2, 0, 1)).shape
+        (4, 2, 3)
+
+    Gradients: x
     """
     axes = wholes("permute_dims", "axes", axes)
     found = tuple(one_axis("permute_dims", x, a) for a in axes)
@@ -66,12 +86,25 @@ def permute_dims(x, *, axes):
 
 @primitive
 def broadcast_to(x, *, shape):
-    """x stretched to shape: axes of length 1, and new ones in front, are repeated.
+    """Return x broadcast to a shape: axes of length 1, and new axes in front, are repeated.
 
-    Shapes:  broadcastable -> shape
-    Dtypes:  any -> the same
-    Errors:  ShapeError if x does not broadcast to shape
-    Grads:   x
+    Args:
+        x: Array of any dtype.
+        shape: Int or tuple of ints.
+
+    Returns:
+        Array of that shape and the dtype of x.
+
+    Raises:
+        ShapeError: x does not broadcast to the shape.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.broadcast_to(pa.asarray([1, 2]), shape=(2, 2))
+        Array([[1, 2],
+               [1, 2]], int64, 'numpy')
+
+    Gradients: x
     """
     shape = shape_of("broadcast_to", shape)
     lead = len(shape) - x.ndim
@@ -81,7 +114,7 @@ def broadcast_to(x, *, shape):
 
 
 def _check_number(op: str, name: str, a) -> None:
-    """Raise unless a Spec is that of an integer."""
+    """Raise TypeError unless a is the Spec of an int or of an integer array without axes."""
     if type(a) is not Spec or a.shape or a.dtype not in (int, *INTEGERS):
         raise TypeError(f"{op}: {name} is {a}; it must be an int, or an array of integers without axes")
 
@@ -97,7 +130,7 @@ def _check_starts(op: str, x: Spec, starts, steps, shape) -> None:
 
 
 def _checked_window(op: str, x: Spec, at: int, steps, shape) -> Callable[..., None]:
-    """What raises if the window leaves x, as far as its starts, which are input number `at`, are known here."""
+    """Return a function that raises if the slice leaves x, as far as its starts, input number `at`, are Python ints."""
     bounds = []
     for step, count, length in zip(steps, shape, x.shape, strict=True):
         reach = (count - 1) * step
@@ -118,14 +151,24 @@ def _checked_window(op: str, x: Spec, at: int, steps, shape) -> Callable[..., No
     checks=lambda x, starts, *, steps, shape: _checked_window("slice", x, 1, steps, shape),
 )
 def slice(x, starts, *, steps, shape):
-    """The window of x with element i * step + start along each axis; steps may be negative.
+    """Return the strided slice of x whose element i is element start + i * step of x, along each axis.
 
-    This is what `x[2:, ::-1]` runs. Parameters are per axis, and lie within x.
+    This op runs `x[2:, ::-1]`.
 
-    Shapes:  any -> shape
-    Dtypes:  any -> the same
-    Errors:  ShapeError if the window leaves x; IndexError, at the next read, if a start that is an array says so
-    Grads:   x
+    Args:
+        x: Array of any dtype.
+        starts: Tuple with an int per axis, not negative, or an integer array without axes.
+        steps: Tuple with an int per axis, which may be negative.
+        shape: Tuple of ints: the shape of the result.
+
+    Returns:
+        Array of that shape and the dtype of x.
+
+    Raises:
+        ShapeError: The slice leaves x.
+        IndexError: A start that is an array leaves x; raised at the next read of a result.
+
+    Gradients: x
     """
     _check_starts("slice", x, starts, steps, shape)
     return Spec(shape, x.dtype)
@@ -136,12 +179,24 @@ def slice(x, starts, *, steps, shape):
     checks=lambda x, value, starts, *, steps: _checked_window("slice_update", x, 2, steps, value.shape),
 )
 def slice_update(x, value, starts, *, steps):
-    """x with a window replaced by value: what `x[2:, ::-1] = value` runs.
+    """Return x with a strided slice replaced by value.
 
-    Shapes:  x any, value the window's shape -> x's
-    Dtypes:  any, one for both -> the same
-    Errors:  ShapeError if the window leaves x; IndexError, at the next read, if a start that is an array says so
-    Grads:   x, value
+    This op runs `x[2:, ::-1] = value`.
+
+    Args:
+        x: Array of any dtype.
+        value: Array of the dtype of x and the shape of the slice.
+        starts: Tuple with an int per axis, not negative, or an integer array without axes.
+        steps: Tuple with an int per axis, which may be negative.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: The slice leaves x.
+        IndexError: A start that is an array leaves x; raised at the next read of a result.
+
+    Gradients: x, value
     """
     _check_starts("slice_update", x, starts, steps, value.shape)
     return Spec(x.shape, x.dtype)
@@ -149,12 +204,24 @@ def slice_update(x, value, starts, *, steps):
 
 @composed(widen=False)
 def expand_dims(x, *, axis=0):
-    """x with a new axis of length 1 at position axis.
+    """Return x with a new axis of length 1.
 
-    Shapes:  any -> one axis more
-    Dtypes:  any -> the same
-    Errors:  ShapeError if there is no such position
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        axis: Position of the new axis in the result.
+
+    Returns:
+        Array with one axis more.
+
+    Raises:
+        AxisError: There is no such position.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.expand_dims(pa.zeros((2, 3)), axis=1).shape
+        (2, 1, 3)
+
+    Gradients: x
     """
     at = one_axis("expand_dims", x, axis, extra=1)
     return reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
@@ -162,12 +229,25 @@ def expand_dims(x, *, axis=0):
 
 @composed(widen=False)
 def squeeze(x, *, axis=None):
-    """x without the axes named (None: all of length 1), which must have length 1.
+    """Return x without axes of length 1.
 
-    Shapes:  any -> fewer axes
-    Dtypes:  any -> the same
-    Errors:  ShapeError if an axis is longer than 1
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        axis: Int or tuple of ints; None for all axes of length 1.
+
+    Returns:
+        Array without these axes.
+
+    Raises:
+        AxisError: x lacks an axis.
+        ShapeError: An axis is longer than 1.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.squeeze(pa.zeros((2, 1, 3, 1)), axis=1).shape
+        (2, 3, 1)
+
+    Gradients: x
     """
     axis = tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else axis
     gone = {one_axis("squeeze", x, a) for a in wholes("squeeze", "axis", axis)}
@@ -178,12 +258,24 @@ def squeeze(x, *, axis=None):
 
 @composed(widen=False)
 def matrix_transpose(x):
-    """x with its last two axes swapped.
+    """Return x with its last two axes swapped.
 
-    Shapes:  (..., m, n) -> (..., n, m)
-    Dtypes:  any -> the same
-    Errors:  ShapeError if x has fewer than two axes
-    Grads:   x
+    Args:
+        x: Array (..., m, n) of any dtype.
+
+    Returns:
+        Array (..., n, m).
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.matrix_transpose(pa.asarray([[1, 2], [3, 4]]))
+        Array([[1, 3],
+               [2, 4]], int64, 'numpy')
+
+    Gradients: x
     """
     if len(x.shape) < 2:
         raise ShapeError(f"matrix_transpose: x is {spec_of(x)}; it must have at least two axes")
@@ -193,12 +285,26 @@ def matrix_transpose(x):
 
 @composed(widen=False)
 def moveaxis(x, *, source, destination):
-    """x with the axes source moved to the positions destination.
+    """Return x with axes moved to other positions; the other axes keep their order.
 
-    Shapes:  any -> permuted
-    Dtypes:  any -> the same
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        source: Int or tuple of ints: the axes to move.
+        destination: Int or tuple of as many ints: their positions in the result.
+
+    Returns:
+        Array with the permuted axes.
+
+    Raises:
+        AxisError: x lacks an axis.
+        ShapeError: source and destination differ in length.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.moveaxis(pa.zeros((2, 3, 4)), source=0, destination=-1).shape
+        (3, 4, 2)
+
+    Gradients: x
     """
     places = wholes("moveaxis", "source", source), wholes("moveaxis", "destination", destination)
     if len(places[0]) != len(places[1]):
@@ -210,12 +316,25 @@ def moveaxis(x, *, source, destination):
 
 @composed(widen=False)
 def flip(x, *, axis=None):
-    """x with the order of its elements along axis (None: all axes) reversed.
+    """Return x with the order of its elements reversed along axes.
 
-    Shapes:  any -> the same
-    Dtypes:  any -> the same
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        axis: Int or tuple of ints; None for all axes.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        AxisError: x lacks an axis.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.flip(pa.asarray([[1, 2], [3, 4]]), axis=1)
+        Array([[2, 1],
+               [4, 3]], int64, 'numpy')
+
+    Gradients: x
     """
     given = range(len(x.shape)) if axis is None else wholes("flip", "axis", axis)
     turned = {one_axis("flip", x, a) for a in given}
@@ -241,225 +360,86 @@ slice_update.vjp(
 )
 
 
-# ---- joining and splitting ---------------------------------------------------------------------------------------
-
-
-@primitive(promote="arrays")
-def concat(arrays, *, axis=0):
-    """The arrays, one after the other along axis.
-
-    Shapes:  a list of arrays that agree on every other axis -> the sum of their lengths along axis
-    Dtypes:  any, promoted
-    Errors:  ShapeError if other axes differ; TypeError for an empty list
-    Grads:   arrays
-    """
-    _check_list("concat", arrays)
-    at = one_axis("concat", arrays[0], axis)
-    for a in arrays[1:]:
-        if a.ndim != arrays[0].ndim or any(
-            n != m for i, (n, m) in enumerate(zip(a.shape, arrays[0].shape, strict=True)) if i != at
-        ):
-            listed = ", ".join(map(str, arrays))
-            raise ShapeError(f"concat: arrays are {listed}; they must agree on every axis but {at}")
-    total = builtins.sum(a.shape[at] for a in arrays)
-    return Spec((*arrays[0].shape[:at], total, *arrays[0].shape[at + 1 :]), arrays[0].dtype), {"axis": at}
-
-
-def _check_list(op: str, arrays) -> None:
-    if not isinstance(arrays, (tuple, list)) or not arrays:
-        raise TypeError(f"{op}: got {'no arrays' if arrays in ((), []) else 'one array'}; it needs a list of arrays")
-    for a in arrays:
-        if not hasattr(a, "ndim") or (type(a) is Spec and a.is_number):
-            raise TypeError(f"{op}: arrays holds {described(a)}; it must be a list of arrays")
-
-
-def _parts(g, lengths, axis: int):
-    """g cut along axis into windows of these lengths."""
-    found, start = [], 0
-    for length in lengths:
-        shape = (*g.shape[:axis], length, *g.shape[axis + 1 :])
-        starts = tuple(start if i == axis and length else 0 for i in range(len(g.shape)))
-        found.append(slice(g, starts=starts, steps=(1,) * len(g.shape), shape=shape))
-        start += length
-    return tuple(found)
-
-
-concat.vjp(arrays=lambda g, arrays_spec, axis: _parts(g, [s.shape[axis] for s in arrays_spec], axis))
-
-
-@composed(promote="arrays", widen=False)
-def stack(arrays, *, axis=0):
-    """The arrays, side by side along a new axis.
-
-    Shapes:  a list of n arrays of one shape -> that shape with an axis of length n
-    Dtypes:  any, promoted
-    Errors:  ShapeError if the shapes differ; TypeError for an empty list
-    Grads:   arrays
-    """
-    _check_list("stack", arrays)
-    if any(a.shape != arrays[0].shape for a in arrays):
-        raise ShapeError(f"stack: arrays are {', '.join(str(spec_of(a)) for a in arrays)}; they must share one shape")
-    at = one_axis("stack", arrays[0], axis, extra=1)
-    return concat(tuple(expand_dims(a, axis=at) for a in arrays), axis=at)
-
-
-@composed(widen=False)
-def unstack(x, *, axis=0):
-    """The slices of x along axis, as a tuple of arrays without it.
-
-    Shapes:  n along axis -> n arrays of one axis fewer
-    Dtypes:  any -> the same
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
-    """
-    at = one_axis("unstack", x, axis)
-    return tuple(squeeze(part, axis=at) for part in _parts(x, [1] * x.shape[at], at))
-
-
-unstack.vjp(x=lambda g, axis: stack(g, axis=axis))
-
-
-@composed(widen=False)
-def split(x, *, indices_or_sections, axis=0):
-    """x cut along axis: into so many equal parts (an int), or before each of the positions (a tuple).
-
-    Shapes:  any -> a tuple of arrays
-    Dtypes:  any -> the same
-    Errors:  ShapeError if the parts would not be equal
-    Grads:   x
-    """
-    at = one_axis("split", x, axis)
-    n = x.shape[at]
-    if isinstance(indices_or_sections, int):
-        if indices_or_sections < 1 or n % indices_or_sections:
-            raise ShapeError(
-                f"split: x is {spec_of(x)}; axis {at} does not divide into {indices_or_sections} equal parts"
-            )
-        return _parts(x, [n // indices_or_sections] * indices_or_sections, at)
-    places = wholes("split", "indices_or_sections", indices_or_sections)
-    cuts = [0, *(builtins.min(c if c >= 0 else c + n, n) for c in places), n]
-    return _parts(x, [builtins.max(b - a, 0) for a, b in itertools.pairwise(cuts)], at)
-
-
-@composed(widen=False)
-def pad(x, *, pad_width, constant_values=0):
-    """x with constant_values around it: pad_width is (before, after) for all axes, or one such pair per axis.
-
-    Shapes:  n -> before + n + after, per axis
-    Dtypes:  any -> the same
-    Errors:  ShapeError for a negative width or a wrong number of pairs
-    Grads:   x
-    """
-    nested = isinstance(pad_width, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in pad_width)
-    pairs = tuple(wholes("pad", "pad_width", p) for p in (pad_width if nested else (pad_width,)))
-    pairs = pairs if nested else (pairs[0] * (3 - len(pairs[0])),) * len(x.shape)  # one width counts for both sides
-    if len(pairs) != len(x.shape) or any(len(p) != 2 or builtins.min(p) < 0 for p in pairs):
-        raise ShapeError(f"pad: x is {spec_of(x)}, pad_width is {pad_width}; it must be one (before, after) per axis")
-    shape = tuple(before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True))
-    around = full(constant_values, x, shape=shape, dtype=x.dtype)
-    starts = tuple(before if n else 0 for n, (before, _) in zip(x.shape, pairs, strict=True))
-    return slice_update(around, x, starts=starts, steps=(1,) * len(shape))
-
-
-@composed(widen=False)
-def roll(x, *, shift, axis=None):
-    """x with its elements moved by shift along axis (None: in the flattened x); what leaves at the end comes in front.
-
-    Shapes:  any -> the same
-    Dtypes:  any -> the same
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   x
-    """
-    if axis is None:
-        return reshape(roll(reshape(x, shape=(-1,)), shift=shift, axis=0), shape=x.shape)
-    axes, shifts = wholes("roll", "axis", axis), wholes("roll", "shift", shift)
-    shifts = shifts if isinstance(shift, (tuple, list)) else shifts * len(axes)
-    if len(shifts) != len(axes):
-        raise ShapeError(f"roll: shift is {shift}, axis is {axis}; there must be one shift per axis")
-    for by, a in zip(shifts, axes, strict=True):
-        at = one_axis("roll", x, a)
-        n = x.shape[at]
-        if n and by % n:
-            before, after = _parts(x, [n - by % n, by % n], at)
-            x = concat((after, before), axis=at)
-    return x
-
-
-@composed(widen=False)
-def tile(x, *, repetitions):
-    """x repeated as a whole along each axis.
-
-    Shapes:  n -> n * repetitions, per axis; the shorter of the two is filled up with 1 in front
-    Dtypes:  any -> the same
-    Errors:  ShapeError for a negative number
-    Grads:   x
-    """
-    times = shape_of("tile", repetitions)
-    ndim = builtins.max(len(times), len(x.shape))
-    times = (1,) * (ndim - len(times)) + times
-    lengths = (1,) * (ndim - len(x.shape)) + tuple(x.shape)
-    between = reshape(x, shape=tuple(m for n in lengths for m in (1, n)))
-    spread = broadcast_to(between, shape=tuple(m for t, n in zip(times, lengths, strict=True) for m in (t, n)))
-    return reshape(spread, shape=tuple(t * n for t, n in zip(times, lengths, strict=True)))
-
-
-@composed(widen=False)
-def repeat(x, *, repeats, axis=None):
-    """x with each element repeated in place along axis (None: in the flattened x).
-
-    Shapes:  n -> n * repeats along axis
-    Dtypes:  any -> the same
-    Errors:  ShapeError for an axis that x lacks or a negative number
-    Grads:   x
-    """
-    if axis is None:
-        return repeat(reshape(x, shape=(-1,)), repeats=repeats, axis=0)
-    at, times = one_axis("repeat", x, axis), whole("repeat", "repeats", repeats)
-    shape_of("repeat", times, "repeats")
-    spread = (*x.shape[: at + 1], times, *x.shape[at + 1 :])
-    stretched = broadcast_to(expand_dims(x, axis=at + 1), shape=spread)
-    return reshape(stretched, shape=(*x.shape[:at], x.shape[at] * times, *x.shape[at + 1 :]))
-
-
 # ---- triangles ---------------------------------------------------------------------------------------------------
 
 
 @composed(widen=False)
 def tril(x, *, k=0):
-    """x with zeros above the k-th diagonal.
+    """Return the lower triangle of x: zeros above the k-th diagonal.
 
-    Shapes:  (..., m, n) -> the same
-    Dtypes:  any -> the same
-    Errors:  ShapeError if x has fewer than two axes
-    Grads:   x
+    Args:
+        x: Array (..., m, n) of any dtype.
+        k: Diagonal: 0 is the main one, positive numbers are above it.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.tril(pa.asarray([[1, 2], [3, 4]]))
+        Array([[1, 0],
+               [3, 4]], int64, 'numpy')
+
+    Gradients: x
     """
     return where(_below("tril", x, whole("tril", "k", k)), x, False if x.dtype.kind == "b" else 0)
 
 
 @composed(widen=False)
 def triu(x, *, k=0):
-    """x with zeros below the k-th diagonal.
+    """Return the upper triangle of x: zeros below the k-th diagonal.
 
-    Shapes:  (..., m, n) -> the same
-    Dtypes:  any -> the same
-    Errors:  ShapeError if x has fewer than two axes
-    Grads:   x
+    Args:
+        x: Array (..., m, n) of any dtype.
+        k: Diagonal: 0 is the main one, positive numbers are above it.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: x has fewer than two axes.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.triu(pa.asarray([[1, 2], [3, 4]]))
+        Array([[1, 2],
+               [0, 4]], int64, 'numpy')
+
+    Gradients: x
     """
     return where(_below("triu", x, whole("triu", "k", k) - 1), False if x.dtype.kind == "b" else 0, x)
 
 
 def _below(op: str, x, k: int):
-    """A bool matrix of x's last two lengths, True on the k-th diagonal and below."""
+    """Return a bool matrix of the last two lengths of x, true on the k-th diagonal and below."""
     if len(x.shape) < 2:
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least two axes")
     m, n = x.shape[-2:]
-    k = builtins.max(-m, builtins.min(k, n))  # beyond these all is on one side, and k may be too large for int64
+    k = builtins.max(-m, builtins.min(k, n))  # clamp: k may be too large for int64
     rows = reshape(arange(k, 1, x, size=m, dtype="int64"), shape=(m, 1))
     return less_equal(arange(0, 1, x, size=n, dtype="int64"), rows)
 
 
 def broadcast_arrays(*arrays: Array) -> list[Array]:
-    """The arrays, each stretched to the shape they share, as a list."""
+    """Return the arrays broadcast against each other.
+
+    Args:
+        *arrays: Arrays of any dtypes.
+
+    Returns:
+        List of arrays of one shape, each with its dtype.
+
+    Raises:
+        ShapeError: The arrays do not broadcast.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> [x.shape for x in pa.broadcast_arrays(pa.zeros((2, 1)), pa.zeros(3))]
+        [(2, 3), (2, 3)]
+    """
     for a in arrays:
         check_array("broadcast_arrays", "an input", a)
     shape = broadcast("broadcast_arrays", *map(spec_of, arrays)) if arrays else ()
@@ -467,9 +447,22 @@ def broadcast_arrays(*arrays: Array) -> list[Array]:
 
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
-    """The shape that arrays of these shapes broadcast to.
+    """Return the shape that arrays of these shapes broadcast to.
 
-    Errors:  ShapeError if two lengths differ and neither is 1, or for a negative one; TypeError for what is no shape
+    Args:
+        *shapes: Ints or tuples of ints.
+
+    Returns:
+        Tuple of ints.
+
+    Raises:
+        ShapeError: Two lengths differ and neither is 1, or a length is negative.
+        TypeError: An argument is no shape.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.broadcast_shapes((2, 1), (3,))
+        (2, 3)
     """
     given = [shape_of("broadcast_shapes", shape) for shape in shapes]
     try:

@@ -1,4 +1,4 @@
-"""Parameters per spatial axis: what ops of images and sequences share. Every error names its op."""
+"""Parameters per spatial axis, which ops of images and sequences share. Every error names its op."""
 
 import math
 import operator
@@ -8,33 +8,38 @@ from typing import Any, NamedTuple
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import Spec, told
 from polyarr.ops.create import full
-from polyarr.ops.shape import pad, slice
+from polyarr.ops.joining import pad
+from polyarr.ops.shape import slice
 from polyarr.ops.validation import wholes
 
-CONV = "conv"  # the group
+CONV = "conv"  # name of the group
 
 Lengths = tuple[int, ...]
 Padding = tuple[tuple[int, int], ...]
 
 
 class Geometry(NamedTuple):
-    """How windows lie on an array, an entry per spatial axis."""
+    """Positions of sliding windows on an array, with an entry per spatial axis."""
 
     stride: Lengths
     padding: Padding
     dilation: Lengths
-    out: Lengths  # how many windows there are
+    out: Lengths  # number of windows
 
     @property
     def params(self) -> dict[str, Any]:
-        """What goes into an op's canonical parameters."""
+        """Canonical parameters of an op."""
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
 
 
 def per_axis(op: str, name: str, value: Any, axes: int, least: int = 1, left: Lengths = ()) -> Lengths:
-    """An int per spatial axis, out of one or of as many; ShapeError for another number or one below the least.
+    """Return an int per spatial axis, from one int or as many as axes.
 
-    left says what stands for None, where that may be given.
+    left holds what None stands for, if None may be given.
+
+    Raises:
+        ShapeError: There is another number of ints, or one is below `least`.
+        TypeError: One is not an int.
     """
     each = tuple(value) if isinstance(value, (tuple, list, range)) else (value,)
     each = each * axes if len(each) == 1 else each
@@ -51,9 +56,9 @@ def per_axis(op: str, name: str, value: Any, axes: int, least: int = 1, left: Le
 
 
 def check_whole(op: str, **params: Any) -> None:
-    """TypeError for a float or a word among what must be ints, but for the padding "same".
+    """Raise TypeError for a float or a string among ints; padding may be a string.
 
-    An op that is called with an equal int first would not notice a float.
+    An op that was called with an equal int before would find its cached plan and not notice a float.
     """
     for name, value in params.items():
         if any(isinstance(n, float) or (isinstance(n, str) and name != "padding") for n in _leaves(value)):
@@ -69,15 +74,15 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def spans(kernel: Lengths, dilation: Lengths) -> Lengths:
-    """How many elements a window reaches over."""
+    """Return the length that a window with its dilation covers, per axis."""
     return tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
 
 
 def paddings(op: str, padding: Any, lengths: Lengths, reach: Lengths, stride: Lengths) -> Padding:
-    """A pair (before, after) per spatial axis, out of "same", "valid", an int, one per axis, or such pairs."""
+    """Return a pair (before, after) per spatial axis, from "same", "valid", an int, one per axis, or such pairs."""
     if padding == "valid":
         return ((0, 0),) * len(lengths)
-    if padding == "same":  # as many windows as there are steps; what is odd comes after
+    if padding == "same":  # as many windows as steps; an odd element comes after
         around = [max((-(-n // s) - 1) * s + w - n, 0) for n, w, s in zip(lengths, reach, stride, strict=True)]
         return tuple((p // 2, p - p // 2) for p in around)
     if isinstance(padding, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in padding):
@@ -95,7 +100,7 @@ def paddings(op: str, padding: Any, lengths: Lengths, reach: Lengths, stride: Le
 def geometry(
     op: str, x: Spec, lengths: Lengths, kernel: Lengths, stride: Any, padding: Any, dilation: Any, *, ceil: bool = False
 ) -> Geometry:
-    """Where windows lie on axes of these lengths; ShapeError where not even one fits."""
+    """Return the positions of windows on axes of these lengths; raise ShapeError if not one window fits."""
     n = len(lengths)
     steps, gaps = per_axis(op, "stride", stride, n), per_axis(op, "dilation", dilation, n)
     reach = spans(kernel, gaps)
@@ -106,26 +111,26 @@ def geometry(
         reached = f"a window reaches over {list(reach)}"
         raise ShapeError(f"{op}: x is {x}, {reached}; x with its padding has {list(padded)}, which must be as much")
     counts = [r // s + 1 for r, s in zip(room, steps, strict=True)]
-    if ceil:  # one more where elements are left, but none that begins in the padding after
+    if ceil:  # one more window for elements left over, unless it would start in the padding after
         more = [-(-r // s) + 1 for r, s in zip(room, steps, strict=True)]
         starts = [(m - 1) * s for m, s in zip(more, steps, strict=True)]
         ends = [m + before for m, (before, _) in zip(lengths, pairs, strict=True)]
         counts = [m if at < end else c for m, at, end, c in zip(more, starts, ends, counts, strict=True)]
-    # of one window the stride says nothing, and need not be more than memory has
+    # With one window the stride has no effect; clamp it to the array.
     far = [max(r + 1, m + before) for r, m, (before, _) in zip(room, lengths, pairs, strict=True)]
     steps = tuple(min(s, f) if c == 1 else s for s, f, c in zip(steps, far, counts, strict=True))
     return Geometry(steps, pairs, gaps, tuple(counts))
 
 
 def padded(x: Any, padding: Padding, value: float = 0) -> Any:
-    """x (b, *lengths, c) with value around its spatial axes."""
+    """Return x (b, *lengths, c) with value around its spatial axes."""
     if not any(map(any, padding)):
         return x
     return pad(x, pad_width=((0, 0), *padding, (0, 0)), constant_values=value)
 
 
 def unpadded(x: Any, padding: Padding) -> Any:
-    """x (b, *lengths, c) without what was put around its spatial axes: the transpose of padded."""
+    """Return x (b, *lengths, c) without the padding around its spatial axes: the transpose of padded."""
     if not any(map(any, padding)):
         return x
     shape = [n - sum(p) for n, p in zip(x.shape[1:-1], padding, strict=True)]
@@ -136,7 +141,7 @@ def unpadded(x: Any, padding: Padding) -> Any:
 
 
 def images(op: str, name: str, x: Spec, axes: int | None = None) -> Lengths:
-    """The lengths of x's spatial axes, which are all but the first and the last."""
+    """Return the lengths of the spatial axes of x, which are all but the first and the last."""
     if x.is_number or x.ndim not in ((axes + 2,) if axes else (3, 4, 5)):
         required = f"{axes + 2} axes" if axes else "3, 4 or 5 axes"
         raise ShapeError(f"{op}: {name} is {x}; it must have {required}, batch first and channels last")
@@ -144,5 +149,5 @@ def images(op: str, name: str, x: Spec, axes: int | None = None) -> Lengths:
 
 
 def volume(lengths: Lengths) -> int:
-    """How many elements there are."""
+    """Return the number of elements of a window."""
     return math.prod(lengths)

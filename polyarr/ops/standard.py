@@ -1,10 +1,11 @@
-"""Functions of the array API standard that are calls of ops: other ways to call one, and short compositions.
+"""Functions of the array API standard that call ops: other ways to call one, and short compositions.
 
-polyarr.reshape is a function of this file, polyarr.ops.reshape the op that it calls: what a backend has a kernel for,
-and what a table of kernels names. So it is with astype, concat, cumulative_sum, repeat and where, whose functions take
-more than the op does, and with arange and full of creation.py. Every other public op is one object under both names.
+polyarr.reshape is a function of this file; it calls the op polyarr.ops.reshape, for which backends have kernels. The
+same holds for astype, concat, cumulative_sum, repeat and where, whose functions take more than the op does, and for
+arange and full of creation.py. Every other public op is one object under both names.
 
-The standard's `copy` says little here: a buffer never changes, so nobody can tell a copy from the original.
+The parameter `copy` of the standard has little effect: a buffer never changes, so a copy cannot be told from the
+original.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import NARROW, Spec, as_dtype, float32
-from polyarr.ops import elementwise, index, reduce
+from polyarr.ops import elementwise, index, joining, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, full
 from polyarr.ops.elementwise import multiply, subtract
@@ -23,38 +24,80 @@ from polyarr.ops.validation import check_array, check_fits, whole
 
 
 def astype(x: Array, dtype: Any, *, copy: bool = True, device: Any = None) -> Array:
-    """x converted to dtype, and brought to device if one is given. Without copy, x itself where nothing changes.
+    """Convert x to a dtype. Floats lose their fraction in integer dtypes; bool tells whether an element is not 0.
 
-    Of floats, an integer dtype gets what is before the point, and bool whether they are not 0. What nan, an infinity or
-    any float beyond an integer dtype becomes differs between backends and devices: some integer.
+    What nan, an infinity or a float out of range becomes in an integer dtype differs between backends and devices.
 
-    Shapes:  any -> the same
-    Dtypes:  any -> dtype
-    Errors:  DtypeError for an unknown dtype
-    Grads:   x, if both dtypes are floating-point and x stays where it is
+    Args:
+        x: Array of any dtype and shape.
+        dtype: Dtype of the result, or its name.
+        copy: With False, x itself is returned if it has the dtype already.
+        device: Backend to move the result to, or its name; None to stay.
+
+    Returns:
+        Array of the shape of x and the given dtype.
+
+    Raises:
+        DtypeError: There is no such dtype.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.astype(pa.asarray([1.7, -1.7]), "int32")
+        Array([ 1, -1], int32, 'numpy')
+
+    Gradients: x, if both dtypes are floating-point and the device stays the same
     """
     found = x if not copy and as_dtype(dtype) == getattr(x, "dtype", None) else elementwise.astype(x, dtype=dtype)
     return found if device is None else found.to(device)
 
 
 def reshape(x: Array, shape: Any, *, copy: bool | None = None) -> Array:
-    """The same elements, in row-major order, in another shape; one length may be -1. `copy` makes no difference.
+    """Return the elements of x, in row-major order, in another shape.
 
-    Shapes:  any -> shape
-    Dtypes:  any -> the same
-    Errors:  ShapeError if shape holds another number of elements
-    Grads:   x
+    Args:
+        x: Array of any dtype and shape.
+        shape: Int or tuple of ints; one of them may be -1, which stands for what is left.
+        copy: Has no effect.
+
+    Returns:
+        Array of that shape and the dtype of x.
+
+    Raises:
+        ShapeError: shape holds another number of elements.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.reshape(pa.asarray([1, 2, 3, 4]), (2, -1))
+        Array([[1, 2],
+               [3, 4]], int64, 'numpy')
+
+    Gradients: x
     """
     return shapes.reshape(x, shape=shape)
 
 
 def where(condition: Array, x: Any, y: Any) -> Array:
-    """x where condition holds, y elsewhere. Two Python numbers give what asarray makes of them.
+    """Return x where condition is true, y elsewhere.
 
-    Shapes:  the three inputs broadcast
-    Dtypes:  condition bool; x and y any, promoted; of Python numbers alone bool, int64 or float32
-    Errors:  ShapeError if they do not broadcast, DtypeError if condition is not bool
-    Grads:   x, y
+    Args:
+        condition: bool array.
+        x: Array of any dtype, or a Python number.
+        y: Array of any dtype, or a Python number.
+
+    Returns:
+        Array of the broadcast shape and the promoted dtype of x and y; bool, int64 or float32 for two numbers.
+
+    Raises:
+        DtypeError: condition is not bool.
+        ShapeError: The inputs do not broadcast.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.asarray([-1.0, 2.0])
+        >>> pa.where(x > 0, x, 0)
+        Array([0., 2.], float32, 'numpy')
+
+    Gradients: x, y
     """
     given = {type(a.item() if isinstance(a, np.generic) else a) for a in (x, y)}
     if given <= NATURAL.keys():
@@ -68,28 +111,56 @@ def where(condition: Array, x: Any, y: Any) -> Array:
 
 
 def concat(arrays: list[Array] | tuple[Array, ...], *, axis: int | None = 0) -> Array:
-    """The arrays, one after the other along axis (None: flattened first).
+    """Return the arrays joined along an axis.
 
-    Shapes:  a list of arrays that agree on every other axis -> the sum of their lengths along axis
-    Dtypes:  any, promoted
-    Errors:  ShapeError if other axes differ; TypeError for an empty list
-    Grads:   arrays
+    Args:
+        arrays: List of at least one array; all agree on every other axis.
+        axis: Axis along which the arrays follow each other; None to flatten them first.
+
+    Returns:
+        Array of the promoted dtype, whose length along axis is the sum of theirs.
+
+    Raises:
+        ShapeError: Other axes differ.
+        TypeError: arrays is no list of arrays, or an empty one.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.concat([pa.asarray([1, 2]), pa.asarray([3])])
+        Array([1, 2, 3], int64, 'numpy')
+
+    Gradients: arrays
     """
     if axis is None and isinstance(arrays, (list, tuple)):
         arrays, axis = [shapes.reshape(a, shape=(-1,)) for a in arrays], 0
-    return shapes.concat(arrays, axis=axis)
+    return joining.concat(arrays, axis=axis)
 
 
 def repeat(x: Array, repeats: int | Array, *, axis: int | None = None) -> Array:
-    """x with each element repeated in place along axis (None: in the flattened x); an array says how often for each.
+    """Return x with each element repeated along an axis.
 
-    Shapes:  n -> n * repeats along axis, or the sum of repeats, which is then read by the host
-    Dtypes:  any -> the same
-    Errors:  ShapeError for an axis that x lacks, a negative number, or repeats of another length than x
-    Grads:   x
+    Args:
+        x: Array of any dtype.
+        repeats: Int: how often. Or an integer array with a number for each element along the axis, which is then read
+            by the host.
+        axis: Int; None for the flattened x.
+
+    Returns:
+        Array of length n * repeats along the axis, or of the sum of repeats.
+
+    Raises:
+        AxisError: x lacks the axis.
+        ShapeError: A number is negative, or repeats has another length than x.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.repeat(pa.asarray([1, 2]), 2)
+        Array([1, 1, 2, 2], int64, 'numpy')
+
+    Gradients: x
     """
     if not isinstance(repeats, Array):
-        return shapes.repeat(x, repeats=repeats, axis=axis)
+        return joining.repeat(x, repeats=repeats, axis=axis)
     x, axis = (shapes.reshape(x, shape=(-1,)), 0) if axis is None else (x, one_axis("repeat", x, axis))
     n, times = x.shape[axis], repeats.numpy()
     if times.dtype.kind not in "iu" or times.shape not in ((), (1,), (n,)) or (times < 0).any():
@@ -101,26 +172,56 @@ def repeat(x: Array, repeats: int | Array, *, axis: int | None = None) -> Array:
 
 
 def cumulative_sum(x: Array, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
-    """The running sum along axis, which may be omitted for one-dimensional x; after a 0 with include_initial.
+    """Return the prefix sums along an axis.
 
-    Shapes:  n along axis -> n, or n + 1 with include_initial
-    Dtypes:  floating -> the same; integer, bool -> int64 or uint64; dtype overrules
-    Errors:  ShapeError for an axis that x lacks, or an axis left out where x has several
-    Grads:   x
+    Args:
+        x: Array of any dtype, of length n along axis.
+        axis: Int; None only for an x with one axis.
+        dtype: Dtype to add up in and of the result; None for the default.
+        include_initial: Whether the result starts with a 0.
+
+    Returns:
+        Array of length n along axis, or n + 1 with include_initial. Its dtype is that of x if floating-point; int64 or
+        uint64 for integers and bool.
+
+    Raises:
+        ShapeError: x lacks the axis, or has several axes and none is given.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.cumulative_sum(pa.asarray([1, 2, 3]))
+        Array([1, 3, 6], int64, 'numpy')
+
+    Gradients: x
     """
     found = reduce.cumulative_sum(x, axis=axis, dtype=dtype)
-    return _led_by(0, found, axis) if include_initial else found
+    return _prepended(0, found, axis) if include_initial else found
 
 
 def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
-    """The running product along axis, which may be omitted for one-dimensional x; after a 1 with include_initial.
+    """Return the prefix products along an axis.
 
-    Neighbours are multiplied first, then pairs of them, and so on: where these overflow, a 0 before them gives nan.
+    Neighbors are multiplied first, then pairs of them, and so on: if these overflow, a 0 before them gives nan.
 
-    Shapes:  n along axis -> n, or n + 1 with include_initial
-    Dtypes:  floating -> the same; integer, bool -> int64 or uint64; dtype overrules
-    Errors:  ShapeError for an axis that x lacks, or an axis left out where x has several
-    Grads:   x
+    Args:
+        x: Array of any dtype, of length n along axis.
+        axis: Int; None only for an x with one axis.
+        dtype: Dtype to multiply in and of the result; None for the default.
+        include_initial: Whether the result starts with a 1.
+
+    Returns:
+        Array of length n along axis, or n + 1 with include_initial. Its dtype is that of x if floating-point; int64 or
+        uint64 for integers and bool.
+
+    Raises:
+        ShapeError: x lacks the axis, or has several axes and none is given.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.cumulative_prod(pa.asarray([1, 2, 3]))
+        Array([1, 2, 6], int64, 'numpy')
+
+    Gradients: x
     """
     check_array("cumulative_prod", "x", x)
     if axis is None and x.ndim != 1:
@@ -129,21 +230,37 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
     due = reduce.prod(spec_of(x), dtype=dtype).dtype
     found = elementwise.astype(x, dtype=float32 if due in NARROW else due)
     reach = 1
-    while reach < x.shape[at]:  # after a step, each element is the product of twice as many
+    while reach < x.shape[at]:  # each step doubles the number of factors
         ones = full(1, x, shape=_with_length(x, at, reach), dtype=found.dtype)
-        found = multiply(found, shapes.concat([ones, _part(found, at, 0, x.shape[at] - reach)], axis=at))
+        found = multiply(found, joining.concat([ones, _part(found, at, 0, x.shape[at] - reach)], axis=at))
         reach *= 2
     found = found if found.dtype == due else elementwise.astype(found, dtype=due)
-    return _led_by(1, found, at) if include_initial else found
+    return _prepended(1, found, at) if include_initial else found
 
 
 def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None) -> Array:
-    """The differences of neighbours along axis, taken n times, of x with prepend before and append behind it.
+    """Return the differences of neighbors along an axis.
 
-    Shapes:  m along axis -> m - n, but not below 0
-    Dtypes:  real -> the same, which wraps around in unsigned integers
-    Errors:  ShapeError for an axis that x lacks; ValueError for a negative n
-    Grads:   x, prepend, append
+    Args:
+        x: Integer or floating-point array, of length m along axis.
+        axis: Axis of the neighbors.
+        n: How often differences are taken; with 0, x itself is returned.
+        prepend: Array that is joined to x in front along axis; None for none.
+        append: Array that is joined to x behind along axis; None for none.
+
+    Returns:
+        Array of length m - n along axis, but not below 0. Unsigned integers wrap around.
+
+    Raises:
+        AxisError: x lacks the axis.
+        ValueError: n is negative.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.diff(pa.asarray([1, 4, 9]))
+        Array([3, 5], int64, 'numpy')
+
+    Gradients: x, prepend, append
     """
     check_array("diff", "x", x)
     at, n = one_axis("diff", x, axis), whole("diff", "n", n)
@@ -153,9 +270,9 @@ def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, 
         if a is not None:
             check_array("diff", name, a)
     if n == 0:
-        return x.snapshot() if type(x) is Array else x  # itself, without prepend and append, as in NumPy
+        return x.snapshot() if type(x) is Array else x  # x without prepend and append, as in NumPy
     parts = [a for a in (prepend, x, append) if a is not None]
-    found = shapes.concat(parts, axis=at) if len(parts) > 1 else x
+    found = joining.concat(parts, axis=at) if len(parts) > 1 else x
     for _ in range(min(n, found.shape[at])):
         count = max(found.shape[at] - 1, 0)
         found = subtract(_part(found, at, found.shape[at] - count, count), _part(found, at, 0, count))
@@ -163,15 +280,28 @@ def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, 
 
 
 def count_nonzero(x: Array, *, axis: Any = None, keepdims: bool = False) -> Array:
-    """How many elements over axis (None: all axes) are not 0.
+    """Return the number of nonzero elements over axes.
 
-    Shapes:  the reduced axes go, or become 1 with keepdims
-    Dtypes:  any -> int64
-    Errors:  ShapeError for an axis that x lacks
-    Grads:   none
+    Args:
+        x: Array of any dtype and shape.
+        axis: Int or tuple of ints; None for all axes.
+        keepdims: Whether reduced axes stay, with length 1.
+
+    Returns:
+        int64 array without the reduced axes.
+
+    Raises:
+        ShapeError: x lacks an axis, or an axis is named twice.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.count_nonzero(pa.asarray([[1, 0], [2, 3]]), axis=1)
+        Array([1, 2], int64, 'numpy')
+
+    Gradients: none
     """
     check_array("count_nonzero", "x", x)
-    return reduce.sum(reduce.hits(x), axis=axis, keepdims=keepdims)
+    return reduce.sum(reduce.nonzero_mask(x), axis=axis, keepdims=keepdims)
 
 
 def _with_length(x: Array, axis: int, length: int) -> tuple[int, ...]:
@@ -179,12 +309,12 @@ def _with_length(x: Array, axis: int, length: int) -> tuple[int, ...]:
 
 
 def _part(x: Array, axis: int, start: int, length: int) -> Array:
-    """length elements of x along axis."""
+    """Return `length` elements of x along axis."""
     starts = tuple(start if i == axis and length else 0 for i in range(x.ndim))
     return shapes.slice(x, starts=starts, steps=(1,) * x.ndim, shape=_with_length(x, axis, length))
 
 
-def _led_by(number: int, x: Array, axis: int | None) -> Array:
-    """x with one more element, a number, in front of it along axis."""
+def _prepended(number: int, x: Array, axis: int | None) -> Array:
+    """Return x with one more element, a number, in front of it along axis."""
     at = one_axis("concat", x, 0 if axis is None else axis)
-    return shapes.concat([full(number, x, shape=_with_length(x, at, 1), dtype=x.dtype), x], axis=at)
+    return joining.concat([full(number, x, shape=_with_length(x, at, 1), dtype=x.dtype), x], axis=at)

@@ -1,4 +1,4 @@
-"""Arguments of functions and parameters of ops: taken as ints or numbers, and what is said of one of a wrong kind."""
+"""Arguments of functions and parameters of ops: conversion to ints and numbers, and the errors for other types."""
 
 import math
 import operator
@@ -15,7 +15,7 @@ ARRAY = "it must be a polyarr array (see polyarr.asarray)"
 
 
 def stands_for_array(value: Any) -> bool:
-    """True for what takes over the calls of ops, by polyarr_op, and says what array it stands for."""
+    """Return whether a value takes over calls of ops, by polyarr_op, and has the shape and dtype of an array."""
     return hasattr(type(value), "polyarr_op") and all(hasattr(value, name) for name in ("shape", "dtype", "ndim"))
 
 
@@ -26,7 +26,7 @@ def check_array(op: str, name: str, value: Any) -> None:
 
 
 def whole(op: str, name: str, value: Any) -> int:
-    """value as an int, or TypeError."""
+    """Return value as an int, or raise TypeError."""
     try:
         return operator.index(value)
     except TypeError:
@@ -34,7 +34,7 @@ def whole(op: str, name: str, value: Any) -> int:
 
 
 def wholes(op: str, name: str, value: Any) -> tuple[int, ...]:
-    """An int, or a tuple, list or range of them, as a tuple; or TypeError."""
+    """Return an int, or a tuple, list or range of ints, as a tuple, or raise TypeError."""
     try:
         return tuple(map(operator.index, value if isinstance(value, (tuple, list, range)) else (value,)))
     except TypeError:
@@ -42,7 +42,7 @@ def wholes(op: str, name: str, value: Any) -> tuple[int, ...]:
 
 
 def number(op: str, name: str, value: Any) -> float:
-    """A Python int or float, out of one or out of anything that is a single number, such as an array without axes."""
+    """Return a Python int or float for a number, or for a value that holds one, such as an array without axes."""
     try:
         found = operator.index(value)
     except TypeError:
@@ -60,7 +60,7 @@ def number(op: str, name: str, value: Any) -> float:
 
 
 def within(op: str, name: str, value: Any, low: float, high: float = math.inf) -> float:
-    """value as a number, or TypeError; ValueError for nan, and for one that is not from low to high."""
+    """Return value as a number; raise TypeError for another type, ValueError unless it is from low to high."""
     found = number(op, name, value)
     if not low <= found <= high:
         due = f"at least {low}" if high == math.inf else f"from {low} to {high}"
@@ -69,6 +69,6 @@ def within(op: str, name: str, value: Any, low: float, high: float = math.inf) -
 
 
 def check_fits(op: str, name: str, number: Any, dtype: np.dtype) -> None:
-    """Raise OverflowError for a Python number that dtype cannot hold; in a compiled function at every run."""
+    """Raise OverflowError for a Python number that dtype cannot hold; a compiled function checks this at every run."""
     if may_not_fit(spec_of(number).dtype, dtype):
         check(check_number, op, name, number, dtype)

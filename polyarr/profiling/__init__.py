@@ -1,6 +1,6 @@
-"""Seeing what happens: where the time goes, what runs, who holds the memory."""
+"""Profiling: where the time goes, what runs, and what holds the memory."""
 
-from polyarr.profiling import tracing as tracing  # which looks at the environment
+from polyarr.profiling import tracing as tracing  # imported for its effect: starts what the environment asks for
 from polyarr.profiling.memory import Holder as Holder
 from polyarr.profiling.memory import MemoryStats as MemoryStats
 from polyarr.profiling.memory import memory_stats as memory_stats

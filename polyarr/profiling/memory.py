@@ -1,4 +1,4 @@
-"""Who holds the memory of a backend."""
+"""Memory of a backend, by the arrays that hold it."""
 
 import contextlib
 import gc
@@ -17,11 +17,18 @@ from polyarr.core.watch import Call
 from polyarr.profiling.summary import LEAVES
 from polyarr.profiling.work import VIEWS, nbytes
 
-LARGEST = 10
+MAX_HOLDERS = 10
 
 
 class Holder(NamedTuple):
-    """Arrays of one form that one op made: how many there are, what they hold in all, and the op if it is known."""
+    """Arrays of one shape and dtype that one op created.
+
+    Attributes:
+        nbytes: Bytes of all of them.
+        arrays: Number of arrays.
+        spec: Their Spec.
+        op: Name of the op; "" if unknown.
+    """
 
     nbytes: int
     arrays: int
@@ -33,13 +40,15 @@ class Holder(NamedTuple):
 
 
 class MemoryStats(NamedTuple):
-    """The memory of a backend, in bytes; None where it cannot tell.
+    """Memory of a backend, in bytes; None for values that the backend does not report.
 
-    in_use   of arrays, and of what gradients and kernels keep
-    peak     the most that was in use since the backend was started
-    pool     what the backend has of the device, in use or not
-    limit    what the device has
-    holders  who holds most, the largest first
+    Attributes:
+        backend: Name of the backend.
+        in_use: Memory of arrays, and of what gradients and kernels keep.
+        peak: Largest `in_use` since the backend was started.
+        pool: Memory that the backend has allocated on the device, in use or free.
+        limit: Memory of the device.
+        holders: The arrays that hold most, largest first.
     """
 
     backend: str
@@ -55,21 +64,23 @@ class MemoryStats(NamedTuple):
         return "\n".join([f"{self.backend}: bytes {known}", *map(str, self.holders)])
 
 
-class _Makers(watch.Watcher):
-    """Which op made a buffer. Only while somebody watches: later its memory may be that of another one."""
+class _Makers(watch.Observer):
+    """Observer that records which op made a buffer, for as long as it is registered: memory is reused later."""
+
+    takes_programs = True
 
     def __init__(self) -> None:
-        # By the id of the memory: the Spec and the op, and a way to the buffer where there can be a weak one.
+        # By id of the memory: the Spec, the name of the op, and a weak reference to the buffer if possible.
         self.known: dict[int, tuple[Spec, str, Callable[[], Any]]] = {}
 
     def ended(self, call: Call, value: Any) -> None:
-        """Note who made what; a body's result is of its last op, and a view is of whoever made what it shows."""
+        """Record the maker of a result; a decomposition's result belongs to its last op, a view to its base."""
         if call.part in LEAVES and call.op not in VIEWS:
             for a in flatten(tuple(value) if type(value) is list else (value,)):
                 self.note(a, call.name)
 
     def note(self, a: Any, name: str) -> None:
-        """Note who made an array."""
+        """Record the maker of an array."""
         if type(a) is Array:
             try:
                 buf: Callable[[], Any] = weakref.ref(a.buf)
@@ -78,35 +89,48 @@ class _Makers(watch.Watcher):
             self.known[_key(a.buf)] = a.spec, name, buf
 
     def of(self, key: int, spec: Spec) -> tuple[Spec, str]:
-        """The form and the name of what made a buffer; what is given, and "", if that is not known."""
+        """Return the Spec and the maker of a buffer; the given Spec and "" if unknown."""
         made, name, _ = self.known.get(key, (None, "", _gone))
-        is_known = made is not None and nbytes(made) == nbytes(spec) and watch.is_watching(self)
+        is_known = made is not None and nbytes(made) == nbytes(spec) and watch.is_observing(self)
         return (made, name) if is_known else (spec, "")  # type: ignore[return-value]
 
 
 def _gone() -> None:
-    """Where a weak reference leads that there cannot be."""
+    """Return None: the stand-in for a weak reference to an object that allows none."""
 
 
 _makers = _Makers()
 
 
 @contextlib.contextmanager
-def noting_makers() -> Iterator[None]:
-    """Note in this block which op made an array."""
-    if not watch.is_watching(_makers):
+def recording_makers() -> Iterator[None]:
+    """Record which op made each array within this block."""
+    if not watch.is_observing(_makers):
         _makers.known.clear()
-    with watch.watching(_makers):
+    with watch.observing(_makers):
         yield
 
 
 def memory_stats(backend: str | Backend | None = None) -> MemoryStats:
-    """What a backend's memory holds, and who holds most of it; None: the current backend.
+    """Return the memory of a backend, and the arrays that hold most of it.
 
-    Looks at all objects of the process. Which op made an array is known of those that are made while pa.profile() or
-    POLYARR_TRACE watches, as long as it does.
+    Inspects all objects of the process. The op that made an array is known for arrays created while `profile` or
+    POLYARR_TRACE is active, and as long as it is.
 
-    Errors:  as get_backend
+    Args:
+        backend: Name of a backend, or a Backend; None: the current one.
+
+    Returns:
+        MemoryStats; printing it shows a table.
+
+    Raises:
+        BackendError: As `get_backend`.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.zeros((1000, 1000))
+        >>> pa.memory_stats("numpy").in_use >= 4_000_000
+        True
     """
     found = get_backend(backend)
     groups = defaultdict[tuple[Spec, str], int](int)
@@ -116,11 +140,11 @@ def memory_stats(backend: str | Backend | None = None) -> MemoryStats:
     report = found.memory()
     in_use = report.get("in use", sum(holder.nbytes for holder in holders))
     rest = report.get("peak"), report.get("held"), report.get("limit")
-    return MemoryStats(found.name, in_use, *rest, sorted(holders, key=lambda h: -h.nbytes)[:LARGEST])
+    return MemoryStats(found.name, in_use, *rest, sorted(holders, key=lambda h: -h.nbytes)[:MAX_HOLDERS])
 
 
 def _held(backend: Backend) -> dict[int, Spec]:
-    """By the id of a memory, the Spec of the largest buffer in it: arrays', and what else there is of their type."""
+    """Return, by id of a memory block, the Spec of the largest buffer in it: of arrays and of kept buffers."""
     held: dict[int, Spec] = {}
 
     def add(buf: Any, spec: Spec) -> None:
@@ -132,8 +156,8 @@ def _held(backend: Backend) -> dict[int, Spec]:
     arrays = [a for a in whole if a.backend.name == backend.name]
     for a in arrays:
         add(a.buf, a.spec)
-    kinds = {type(a.buf) for a in arrays if hasattr(a.buf, "shape")}  # what a capture makes has none
-    for o in objects:  # what gradients keep is no Array
+    kinds = {type(a.buf) for a in arrays if hasattr(a.buf, "shape")}  # buffers of a capture have none
+    for o in objects:  # gradients keep buffers without an Array
         if type(o) in kinds:
             add(o, Spec(tuple(o.shape), o.dtype))
     for spec, _, buf in [*_makers.known.values()]:
@@ -143,16 +167,16 @@ def _held(backend: Backend) -> dict[int, Spec]:
 
 
 def _key(buf: Any) -> int:
-    """What tells one memory from another: views share theirs."""
+    """Return the id of a buffer's memory block, which its views share."""
     shared = [memory for name in ("memory", "base") if (memory := getattr(buf, name, None)) is not None]
     return id(shared[0] if shared else buf)
 
 
 def _uploaded(*args: Any) -> Array:
     a = _plain_from_numpy(*args)
-    if watch.is_watching(_makers):
+    if watch.is_observing(_makers):
         _makers.note(a, "asarray")
     return a
 
 
-_plain_from_numpy = watch.stand_in(creation, "from_numpy", _uploaded)
+_plain_from_numpy = watch.replace_while_observed(creation, "from_numpy", _uploaded)

@@ -1,4 +1,4 @@
-"""What ran when, in Chrome's trace format, which ui.perfetto.dev and chrome://tracing show."""
+"""Traces in Chrome's trace format, for ui.perfetto.dev and chrome://tracing."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from polyarr.core.watch import Call
 from polyarr.profiling.summary import Interval, Timed
 from polyarr.profiling.work import moved, operations
 
-HOST, FIRST_DEVICE = 1, 2  # what the format calls processes: the threads that call, and the devices
+HOST, FIRST_DEVICE = 1, 2  # "process" ids in the trace: one for the calling threads, one per device
 
 
 def trace_of(calls: list[Call], launches: list[Timed], blocks: list[Interval]) -> dict[str, Any]:
-    """A value for JSON. Times are microseconds since the first block began."""
+    """Return the trace as a JSON value; times are microseconds since the first block began."""
     start = min((began for began, _ in blocks), default=0.0)
     threads = {c.thread: i for i, c in enumerate(reversed({c.thread: c for c in calls}.values()), 1)}
     devices = {name: i for i, name in enumerate(dict.fromkeys(map(_device, launches)), FIRST_DEVICE)}

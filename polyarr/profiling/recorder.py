@@ -1,4 +1,4 @@
-"""What runs in a block, noted with its times."""
+"""The profiler: records what runs in a block, with times."""
 
 import contextlib
 import json
@@ -8,43 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from polyarr import autograd
+from polyarr.capture.observed import step_call
 from polyarr.core import watch
 from polyarr.core.backend import Launch
 from polyarr.core.errors import BackendError
+from polyarr.core.program import Program, Step
 from polyarr.core.watch import Call
-from polyarr.profiling.memory import noting_makers
+from polyarr.profiling.memory import recording_makers
 from polyarr.profiling.perfetto import trace_of
 from polyarr.profiling.summary import Row, Timed, bodies, kernels, ops, table_of
 
-UNREAD = 4096  # launches whose times are asked for later, when the device has long come to them
+UNREAD = 4096  # launches whose times are queried later, when they have finished, so that the host does not wait
 
 
-class profile(watch.Watcher):  # noqa: N801  reads as a verb, like the context managers of the standard library
-    """Note what runs within a `with` block, in every thread and on every backend, and how long it takes.
+class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context managers of the standard library
+    """Record what runs within a `with` block, in all threads and on all backends, and how long it takes.
 
-        with pa.profile() as p:
-            train_a_few_steps()
-        print(p)                    # p.table(peaks=True) shows it beside what the device can do
-        p.save("trace.json")        # for ui.perfetto.dev
+    Backends that report launches give device times; on others a kernel takes as long as its call, which is waited for.
+    Blocks may be nested, and one object used several times, which adds to it. Needs some hundred bytes per call.
 
-    Devices that can tell note their own times; where one cannot, a kernel takes as long as its call, and is waited for.
-    May be nested, and used again, which adds to it. Keeps some hundred bytes per call.
+    Attributes:
+        calls: Recorded calls of ops.
+        blocks: (start, end) of each block, in seconds of time.perf_counter.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> x = pa.ones((2, 2))
+        >>> with pa.profile() as p:
+        ...     y = x @ x
+        >>> [(row.name, row.calls) for row in p.ops()]
+        [('matrix_product', 1)]
     """
 
-    needs_launches = True
+    needs_launches = takes_programs = True
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.blocks: list[tuple[float, float]] = []  # when they began and ended
         self._timed: list[Timed] = []
+        self._step: tuple[Any, Any, Any] = (None, None, None)  # the last step launched, its outer call and its own
         self._unread: list[tuple[Launch, Call | None]] = []
         self._open: list[tuple[contextlib.ExitStack, float]] = []
         self._lock = threading.RLock()
 
     def __enter__(self) -> "profile":
         with contextlib.ExitStack() as stack:
-            stack.enter_context(noting_makers())
-            stack.enter_context(watch.watching(self))
+            stack.enter_context(recording_makers())
+            stack.enter_context(watch.observing(self))
             self._open.append((stack.pop_all(), time.perf_counter()))
         return self
 
@@ -58,60 +68,79 @@ class profile(watch.Watcher):  # noqa: N801  reads as a verb, like the context m
         self._read()
 
     def launched(self, launch: Launch, call: Call | None) -> None:
-        """Note what a device was given."""
+        """Record a launch."""
         with self._lock:
+            if launch.step is not None:
+                call = self._call_of(launch.step, call)
             self._unread.append((launch, call))
             if len(self._unread) >= 2 * UNREAD:
                 self._read(UNREAD)
 
+    def _call_of(self, step: tuple[Program, Step], outer: Call | None) -> Call:
+        """Return the call of a step of a captured function, one for all its launches in one run."""
+        last, within, call = self._step
+        if last is not step[1] or within is not outer:
+            call = step_call(*step, outer)
+            self._step = step[1], outer, call
+            self.calls.append(call)
+        return call
+
     def ended(self, call: Call, value: Any) -> None:
-        """Note a call."""
+        """Record a call."""
         self.calls.append(call)
 
     def _read(self, count: int | None = None) -> None:
-        """Ask for the times of the first launches, which lets go of the drivers' events."""
+        """Query the times of the first launches, which releases the driver's events."""
         with self._lock:
             read, self._unread[:count] = self._unread[:count], []
             for launch, call in read:
-                with contextlib.suppress(BackendError):  # a device that was lost tells nothing
+                with contextlib.suppress(BackendError):  # a lost device has no times
                     began, ended = launch.times()
                     self._timed.append(Timed(launch.name, launch.work, launch.group, call, began, ended))
 
     @property
     def launches(self) -> list[Timed]:
-        """Everything that devices were given to do. Waits for it."""
+        """All launches with their times. Waits for them to finish."""
         self._read()
         return self._timed
 
     def ops(self) -> list[Row]:
-        """A row for each op that has a kernel, and for the backward half of each pair; the longest first."""
+        """Return a Row per op with a kernel, and per backward function of a Fused kernel, longest first."""
         return ops(self.calls, self.launches)
 
     def kernels(self) -> list[Row]:
-        """A row for each kernel, and each way to move bytes, that devices noted; the longest first."""
+        """Return a Row per kernel and kind of copy that devices reported, longest first."""
         return kernels(self.launches)
 
     def bodies(self) -> list[Row]:
-        """A row for each op without a kernel. What its body did stands in the rows of `ops`, and here once more."""
+        """Return a Row per op that ran its decomposition; the ops in it have rows of their own in `ops`."""
         return bodies(self.calls, self.launches)
 
     def table(self, peaks: bool = False) -> str:
-        """Everything as text; with peaks, which are measured, beside what the devices can do."""
+        """Return all rows as text.
+
+        Args:
+            peaks: Whether to measure the devices' peak rates and show the share that was reached.
+        """
         return table_of(self.calls, self.launches, self.blocks, peaks)
 
     def __str__(self) -> str:
         return self.table()
 
     def save(self, file: str | Path) -> None:
-        """Write what ran when, in Chrome's trace format, as JSON: to be opened in ui.perfetto.dev.
+        """Write the timeline as JSON in Chrome's trace format, for ui.perfetto.dev.
 
-        Errors:  OSError if the file cannot be written
+        Args:
+            file: File to write.
+
+        Raises:
+            OSError: The file cannot be written.
         """
         Path(file).write_text(json.dumps(trace_of(self.calls, self.launches, self.blocks)))
 
 
 class _Walk:
-    """Stands for an op where a gradient finds its way back."""
+    """Placeholder op of the calls that are backward passes over the tape."""
 
     name = "gradient"
 
@@ -119,8 +148,8 @@ class _Walk:
 def _walk(*args: Any, **kwargs: Any) -> Any:
     call = Call(_Walk, (), {}, None, "walk")
     with watch.calling(call):
-        watch.begin(call, "walk", None)
+        watch.report_begin(call, "walk", None)
         return _plain_walk(*args, **kwargs)
 
 
-_plain_walk = watch.stand_in(autograd, "_backward", _walk)
+_plain_walk = watch.replace_while_observed(autograd, "_backward", _walk)

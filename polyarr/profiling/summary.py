@@ -1,21 +1,23 @@
-"""What was noted, added up: a row per op and per kernel, and what share of the time is explained."""
+"""Summaries of a profile: a row per op and per kernel, and how much of the time is explained."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import NamedTuple
 
 from polyarr.core.backend import Backend
 from polyarr.core.watch import Call
 from polyarr.profiling.work import moved, operations
 
-LEAVES = ("kernel", "forward", "backward")  # the parts that a device works at; what a body does are calls of their own
+# Parts of a call that run on a device; a decomposition makes inner calls.
+LEAVES = ("kernel", "forward", "backward", "group")
 Interval = tuple[float, float]
-UNITS = "GFLOP/s", "GB/s"  # of peaks
+UNITS = "GFLOP/s", "GB/s"
 HEADERS = ("calls", "launches", "device ms", "share", "host ms", "MB", "GB/s", "GFLOP/s", "of peak")
 
 
 class Timed(NamedTuple):
-    """A Launch, the call that made it, and when it ran."""
+    """A Launch with the call that made it, its start and its end."""
 
     name: str
     work: tuple[int, ...]
@@ -26,18 +28,22 @@ class Timed(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the device was at it."""
+        """Duration on the device, in seconds."""
         return self.ended - self.began
 
 
 class Row(NamedTuple):
-    """What the calls of one op, or the launches of one kernel, took together: seconds, bytes, operations.
+    """Totals over the calls of one op, or the launches of one kernel.
 
-    launches    none for a view; one per call on a backend that does not note its launches
-    seconds     on the device
-    host        seconds within the calls, without those of other ops in them
-    nbytes      what must be read and written at least; 0 where that is not known
-    operations  of floating-point numbers, in products; 0 where they are not known
+    Attributes:
+        name: Name of the op or kernel.
+        device: Name of the backend.
+        calls: Number of calls.
+        launches: Number of launches: 0 for a view; one per call on a backend that does not report launches.
+        seconds: Time on the device.
+        host: Seconds within the calls, without inner calls.
+        nbytes: Bytes that must be read and written at least; 0 if unknown.
+        operations: Floating-point operations of matrix products; 0 if unknown.
     """
 
     name: str
@@ -51,26 +57,26 @@ class Row(NamedTuple):
 
 
 def ops(calls: list[Call], launches: list[Timed]) -> list[Row]:
-    """A row for each op that has a kernel."""
+    """Return a row per op that ran a kernel."""
     mine = _by_call(launches)
     return _rows((call for call in calls if call.part in LEAVES), mine, _inner(calls))
 
 
 def bodies(calls: list[Call], launches: list[Timed]) -> list[Row]:
-    """A row for each op that ran by its body, with all that happened there."""
+    """Return a row per op that ran its decomposition, with everything that ran in it."""
     mine = _by_call(launches)
     for call in calls:  # inner ones come first
         if call.outer is not None and id(call) in mine:
             mine[id(call.outer)] = mine[id(call.outer)] + mine[id(call)]
-    rows = _rows((call for call in calls if call.part == "body"), mine, _inner(calls))
+    rows = _rows((call for call in calls if call.part in ("body", "captured")), mine, _inner(calls))
     return [row._replace(nbytes=0, operations=0.0) for row in rows]
 
 
 def kernels(launches: list[Timed]) -> list[Row]:
-    """A row for each kernel that a device noted. Its work is known if it is all that its calls launched."""
+    """Return a row per kernel that a device reported, with its work if it was the only launch of its calls."""
     mine, groups = _by_call(launches), defaultdict[tuple[str, str], list[Timed]](list)
     for launch in launches:
-        if launch.work:  # otherwise it was the clock that noted it, and it is all that the op did
+        if launch.work:  # otherwise the profiler timed the whole call, which the op's row shows
             groups[launch.name, _device(launch.call)].append(launch)
     rows = []
     for (name, device), group in groups.items():
@@ -97,7 +103,9 @@ def _rows(calls: Iterable[Call], launches: dict[int, list[Timed]], inner: dict[i
 
 
 def _title(call: Call) -> str:
-    """The name of a call's row: what rules of gradients do is kept apart from what the user's program does."""
+    """Return the row name of a call; calls in a backward pass have rows of their own."""
+    if call.place:
+        return f"{call.name}, {PurePath(call.place).name}"
     return f"{call.name} (gradient)" if call.part != "backward" and call.within("walk") else call.name
 
 
@@ -110,7 +118,7 @@ def _by_call(launches: list[Timed]) -> dict[int, list[Timed]]:
 
 
 def _inner(calls: list[Call]) -> dict[int, float]:
-    """Seconds that were spent in the calls within a call."""
+    """Return, by id of a call, the seconds spent in its inner calls."""
     found = defaultdict[int, float](float)
     for call in calls:
         if call.outer is not None:
@@ -126,7 +134,7 @@ def _device(call: Call | None) -> str:
 
 
 def shares(calls: list[Call], launches: list[Timed], blocks: list[Interval]) -> tuple[float, float, float]:
-    """Seconds of the blocks; of these, how many some device worked, and how many more were spent in calls of ops."""
+    """Return the seconds of the blocks, those in which a device was busy, and the further ones within calls of ops."""
     wall = _length(_joined(blocks))
     busy = _clipped([(t.began, t.ended) for t in launches], blocks)
     calling = _clipped([(c.began, c.ended) for c in calls if c.outer is None], blocks)
@@ -135,14 +143,14 @@ def shares(calls: list[Call], launches: list[Timed], blocks: list[Interval]) -> 
 
 
 def _clipped(intervals: list[Interval], blocks: list[Interval]) -> list[Interval]:
-    """The parts of intervals that lie within blocks, joined."""
+    """Return the parts of the intervals within the blocks, merged."""
     blocks = _joined(blocks)
     parts = [(max(a, c), min(b, d)) for a, b in _joined(intervals) for c, d in blocks]
     return _joined([(a, b) for a, b in parts if a < b])
 
 
 def _joined(intervals: list[Interval]) -> list[Interval]:
-    """The same moments as intervals that do not overlap, in order."""
+    """Merge overlapping intervals, in order."""
     joined: list[Interval] = []
     for began, ended in sorted(intervals):
         if joined and began <= joined[-1][1]:
@@ -160,7 +168,7 @@ def _length(intervals: list[Interval]) -> float:
 
 
 def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], measure_peaks: bool) -> str:
-    """What took how long; with peaks, beside what the devices can do."""
+    """Return the profile as text; with `measure_peaks`, also the share of the devices' peak rates."""
     if not blocks:
         return "nothing is profiled yet: with pa.profile() as p: ..., then print(p)"
     wall, computing, calling = shares(calls, launches, blocks)
@@ -171,7 +179,7 @@ def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], m
         f"calls of ops, {_percent(wall - computing - calling, wall)} elsewhere"
     ]
     lines += [_introduced(backend, peaks[name]) for name, backend in devices.items()]
-    sections = (("op", ops(calls, launches)), ("kernel", kernels(launches)), ("by its body", bodies(calls, launches)))
+    sections = (("op", ops(calls, launches)), ("kernel", kernels(launches)), ("as a whole", bodies(calls, launches)))
     for title, rows in sections:
         if rows:
             lines += ["", *_aligned(title, rows, peaks)]
@@ -185,7 +193,7 @@ def _introduced(backend: Backend, peaks: Mapping[str, float]) -> str:
 
 
 def _aligned(title: str, rows: list[Row], peaks: dict[str, Mapping[str, float]]) -> list[str]:
-    """Names to the left, numbers to the right, without the columns that are empty."""
+    """Format rows as a table with names on the left, numbers on the right, and no empty columns."""
     total, several = sum(row.seconds for row in rows), len({row.device for row in rows if row.device}) > 1
     cells = [(title, *HEADERS)]
     cells += [

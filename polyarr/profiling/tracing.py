@@ -1,4 +1,4 @@
-"""POLYARR_TRACE prints what runs; POLYARR_DEBUG has errors raised where their cause is. Both for the whole process."""
+"""POLYARR_TRACE prints what runs; POLYARR_DEBUG raises errors at their cause. Both apply to the whole process."""
 
 import atexit
 import contextlib
@@ -13,15 +13,15 @@ from polyarr.core.backend import Launch
 from polyarr.core.current import wait
 from polyarr.core.errors import BackendError
 from polyarr.core.watch import Call
-from polyarr.profiling.memory import noting_makers
+from polyarr.profiling.memory import recording_makers
 from polyarr.profiling.summary import LEAVES
 from polyarr.profiling.work import moved
 
 INDENT = "  "
 
 
-class Tracer(watch.Watcher):
-    """Prints a line per call, beneath the one that it is made in; with launches, one for each of these, too."""
+class Tracer(watch.Observer):
+    """Observer that prints a line per call, indented by depth; with `launches`, also a line per launch."""
 
     def __init__(self, launches: bool) -> None:
         self.needs_launches = launches
@@ -38,7 +38,7 @@ class Tracer(watch.Watcher):
         self._print(call.depth, f"{head}  [{call.backend.name}: {call.part}{work}]")
 
     def launched(self, launch: Launch, call: Call | None) -> None:
-        """Print what a device was given to do. Waits for it."""
+        """Print a launch. Waits for it to finish."""
         if not self.needs_launches:
             return
         began, ended = launch.times()
@@ -52,7 +52,7 @@ class Tracer(watch.Watcher):
         self._print(call.depth + 1 if call else 0, f"| {launch.name}{what}, {(ended - began) * 1e6:,.1f} us")
 
     def ended(self, call: Call, value: Any) -> None:
-        """Print what went wrong."""
+        """Print the error of a call."""
         if call.error is not None and (call.part in LEAVES or not call.part):
             head = "" if call.part else f"{call.name} {_specs(call.specs)}  "
             self._print(call.depth, f"{head}! {type(call.error).__name__}: {call.error}")
@@ -60,15 +60,15 @@ class Tracer(watch.Watcher):
     def _print(self, depth: int, line: str) -> None:
         thread = threading.current_thread()
         who = "" if thread is threading.main_thread() else f"{thread.name}: "
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed or missing
             sys.stderr.write(f"{who}{INDENT * depth}{line}\n")
 
 
-class Debugger(watch.Watcher):
-    """Waits for the device after each kernel, which raises what is wrong in the call that made it so."""
+class Debugger(watch.Observer):
+    """Observer that waits for the device after each kernel, so that an error is raised by the call that caused it."""
 
     def ended(self, call: Call, value: Any) -> None:
-        """Wait."""
+        """Wait for the device."""
         if call.error is None and call.part in LEAVES:
             wait(call.backend)
 
@@ -77,21 +77,21 @@ def _specs(specs: Any) -> str:
     return ", ".join(str(s) for s in flatten(specs))
 
 
-def watch_as_set() -> contextlib.ExitStack:
-    """Begin to trace or debug as the environment says; closing what it gives ends that."""
+def start_from_environment() -> contextlib.ExitStack:
+    """Start tracing and debugging as the environment variables say; closing the returned stack ends both."""
     stack, trace = contextlib.ExitStack(), settings.level("POLYARR_TRACE")
     if trace:
-        stack.enter_context(noting_makers())
-        stack.enter_context(watch.watching(Tracer(launches=trace > 1)))
+        stack.enter_context(recording_makers())
+        stack.enter_context(watch.observing(Tracer(launches=trace > 1)))
     if settings.is_on("POLYARR_DEBUG"):
-        stack.enter_context(watch.watching(Debugger()))
+        stack.enter_context(watch.observing(Debugger()))
     return stack
 
 
 @atexit.register
 def _end() -> None:
-    with contextlib.suppress(BackendError):  # of a device that was lost, or in a forked process
+    with contextlib.suppress(BackendError):  # the device was lost, or the process was forked
         _for_ever.close()
 
 
-_for_ever = watch_as_set()
+_for_ever = start_from_environment()

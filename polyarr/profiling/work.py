@@ -1,4 +1,4 @@
-"""How much work a call is, by its Specs: the bytes that it must read and write, and the operations of products."""
+"""Work of a call, by its Specs: bytes that it must read and write, and floating-point operations of products."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def _attention(out: Spec, q: Spec, k: Spec, *_: Any, causal: bool = False, **par
     return 2 * (q.size + out.size) / max(t, 1) * seen
 
 
-# Op -> floating-point operations of (out, *specs, **params), and how often as many its gradient takes.
+# Op -> (floating-point operations of (out, *specs, **params), factor for its gradient)
 OPERATIONS: dict[Any, tuple[Callable[..., float], float]] = {
     ops.matrix_product: (_product, 2),
     ops.matmul: (_product, 2),
@@ -27,14 +27,14 @@ OPERATIONS: dict[Any, tuple[Callable[..., float], float]] = {
     ops.int8_linear: (_product, 1),
     ops.attention: (_attention, 2.5),
 }
-# Whose results may be views: nobody knows if bytes were moved.
+# Ops whose result may be a view, so that the number of bytes moved is unknown.
 VIEWS = {ops.reshape, ops.permute_dims, ops.broadcast_to, ops.slice}
-# The input of which only some is read: as much as there is in the result.
+# Op -> index of the input of which only as many bytes as the result has are read.
 PARTLY_READ = {ops.take: 0, ops.take_along_axis: 0, ops.embedding: 0}
 
 
 def operations(call: Call) -> float:
-    """How many floating-point operations a call takes, for products; 0 where that is not known."""
+    """Return the floating-point operations of a call of a product; 0 if unknown."""
     if call.op not in OPERATIONS:
         return 0
     count, more = OPERATIONS[call.op]
@@ -44,7 +44,7 @@ def operations(call: Call) -> float:
 
 
 def moved(call: Call) -> int:
-    """How many bytes a call must at least read and write; 0 where that is not known."""
+    """Return the bytes that a call must read and write at least; 0 if unknown."""
     if call.op in VIEWS:
         return 0
     read = list(call.specs)
@@ -55,5 +55,5 @@ def moved(call: Call) -> int:
 
 
 def nbytes(spec: Any) -> int:
-    """The bytes of an array; 0 for a number or None."""
+    """Return the bytes of an array; 0 for a number or None."""
     return spec.size * spec.dtype.itemsize if type(spec) is Spec and not spec.is_number else 0

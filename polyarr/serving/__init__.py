@@ -1,1 +1,1 @@
-"""`polyarr serve`: a model that answers over HTTP, in the shapes of the OpenAI API."""
+"""HTTP server for a language model, with the completions and chat completions of the OpenAI API (`polyarr serve`)."""

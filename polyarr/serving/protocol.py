@@ -1,7 +1,6 @@
-"""What is asked and answered: the shapes of the OpenAI API's completions and chat completions."""
+"""Requests and responses in the format of the OpenAI API's completions and chat completions."""
 
 import json
-import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -9,23 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyarr.models.writing import Completion, Part
-from polyarr.schema import check_json, loaded_json
-from polyarr.text import Tokenizer
+from polyarr.models.completion import Completion, Part
+from polyarr.schema import SchemaError, check_json, loaded_json
+from polyarr.text import start_of
+from polyarr.text.sandbox import SandboxedTokenizer
 
 SCHEMA = Path(__file__).with_name("requests.schema.json")
 MAX_ROWS = 16  # texts that one request may ask for
-MAX_TOKENS = 16  # of a completion for which nobody says how many, as in the OpenAI API
+MAX_TOKENS = 16  # default max_tokens of a completion, as in the OpenAI API
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 DONE = "[DONE]"  # the last event of a stream
 
 
 class RefusedError(Exception):
-    """An answer that is an error.
+    """Error that a client gets as an answer.
 
-    status  of HTTP
-    param   which key of what was asked is wrong
-    code    the OpenAI API's word for it, if it has one
+    Args:
+        status: HTTP status.
+        message: Text of the error.
+        param: Key of the request that is wrong, if it is one.
+        code: The OpenAI API's code for the error, if it has one.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -33,17 +35,45 @@ class RefusedError(Exception):
         self.status, self.param, self.code = status, param, code
 
     def to_dict(self) -> dict[str, Any]:
-        """As clients of the OpenAI API read it."""
+        """Return the error in the format of the OpenAI API."""
         kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request that can be answered.
+class Limits:
+    """Limits of a request.
 
-    prompts   the tokens of each text that is to be written on, each as often as it is asked for
-    distinct  how many tokens its prompts have, each counted once
+    Attributes:
+        tokens: Largest number of tokens of a prompt and its completion together.
+        seconds: Time limit from when the body was read, including the time in the queue.
+        body: Largest size of a body, in bytes.
+        is_trusted: Whether messages of a conversation may contain control tokens.
+    """
+
+    tokens: int
+    seconds: float = 300.0
+    body: int = 2**20
+    is_trusted: bool = False
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """Valid request.
+
+    Attributes:
+        is_chat: Whether it asks for a chat completion.
+        model: Name of the model.
+        prompts: Tokens of the prompts; with n completions per prompt, each prompt n times.
+        distinct: Number of tokens of the prompts, each counted once.
+        max_tokens: Largest number of new tokens per prompt.
+        stop: Stop strings.
+        seed: Seed of the sampling, or None.
+        sampling: Parameters of Sampling that the request sets.
+        is_stream: Whether the answer is a stream of events.
+        has_usage: Whether a stream ends with the number of tokens.
+        id: Id of the answer.
+        created: Unix time of the request.
     """
 
     is_chat: bool
@@ -60,69 +90,81 @@ class Asked:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def read(body: bytes, is_chat: bool, model: str, tokenizer: Tokenizer, longest: int) -> Asked:
-    """What the body of a request asks of a model.
+def read(body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, limits: Limits) -> CompletionRequest:
+    """Return the request in a body.
 
-    longest  how many tokens a prompt and what follows it may have
-
-    Errors:  RefusedError in one line for anything that cannot be answered
+    Raises:
+        RefusedError: The request cannot be answered.
     """
-    asked = _checked(body, is_chat)
-    if asked["model"] != model:
-        text = f"model: {asked['model'][:100]!r} is not here; there is {model!r}"
+    fields = _checked(body, is_chat)
+    if fields["model"] != model:
+        text = f"model: {fields['model'][:100]!r} is not here; there is {model!r}"
         raise RefusedError(404, text, "model", "model_not_found")
-    name, count = "messages" if is_chat else "prompt", asked.get("n", 1)
+    longest = limits.tokens
+    name, count = "messages" if is_chat else "prompt", fields.get("n", 1)
     try:
-        given = [_conversation(asked["messages"], tokenizer)] if is_chat else _each(asked["prompt"])
+        given = [fields["messages"]] if is_chat else _each(fields["prompt"])
         if count * len(given) > MAX_ROWS:
             text = f"n: {count} texts for each of {len(given)} prompts; there may be {MAX_ROWS} together"
             raise RefusedError(400, text, "n")
-        prompts = [_encoded(one, tokenizer) for one in given]
+        if is_chat:
+            prompts = [_conversation(fields["messages"], tokenizer, limits)]
+        else:
+            prompts = [_encoded(one, tokenizer, longest) for one in given]
     except ValueError as error:
         raise RefusedError(400, f"{name}: {error}", name) from error
+    except OSError as error:
+        raise RefusedError(503, f"no process can be started to encode it: {error.strerror}") from error
     room = longest - max(map(len, prompts))
-    wanted = asked.get("max_completion_tokens", asked.get("max_tokens", max(room, 1) if is_chat else MAX_TOKENS))
+    if room < 0:  # the exact number of tokens is unknown: only the beginning of a long text is encoded
+        text = f"it has more than {longest} tokens, which are all that there may be together with those that follow"
+        raise RefusedError(400, f"{name}: {text}", name, "context_length_exceeded")
+    wanted = fields.get("max_completion_tokens", fields.get("max_tokens", max(room, 1) if is_chat else MAX_TOKENS))
     if wanted > room:
         text = f"{longest - room} tokens, and {wanted} are to follow; together there may be {longest}"
         raise RefusedError(400, f"{name}: {text}", name, "context_length_exceeded")
-    stop = asked.get("stop", ())
-    return Asked(
+    stop = fields.get("stop", ())
+    return CompletionRequest(
         is_chat,
         model,
         [prompt for prompt in prompts for _ in range(count)],
         sum(map(len, prompts)),
         wanted,
         (stop,) if isinstance(stop, str) else tuple(stop),
-        asked.get("seed"),
-        {name: asked[name] for name in SAMPLING if name in asked},
-        asked.get("stream", False),
-        asked.get("stream_options", {}).get("include_usage", False),
+        fields.get("seed"),
+        {name: fields[name] for name in SAMPLING if name in fields},
+        fields.get("stream", False),
+        fields.get("stream_options", {}).get("include_usage", False),
     )
 
 
 def _checked(body: bytes, is_chat: bool) -> dict[str, Any]:
     try:
-        asked = _given(loaded_json(body))
-        check_json(asked, SCHEMA, part="chat" if is_chat else "completion")
-        return asked
+        fields = _given(loaded_json(body))
+        if isinstance(fields.get("messages") if isinstance(fields, dict) else None, list):
+            fields["messages"] = [_message(message) for message in fields["messages"]]
+        check_json(fields, SCHEMA, part="chat" if is_chat else "completion")
+        return fields
     except ValueError as error:
-        reason = str(error).removeprefix("$: ")
-        known = re.match(r"([a-z_]+)[:.[]", reason)
-        raise RefusedError(400, reason, known[1] if known else None) from error
+        reason = str(error).removeprefix("it: ")
+        raise RefusedError(400, reason, error.key if isinstance(error, SchemaError) else None) from error
 
 
-def _given(body: Any) -> Any:
-    """Without what is null: to these APIs it is as if it was not said."""
-    if not isinstance(body, dict):
-        return body
-    found = {name: value for name, value in body.items() if value is not None}
-    if isinstance(found.get("messages"), list):  # clients send the assistant's back as they got them
-        found["messages"] = [_given(message) for message in found["messages"]]
+def _given(value: Any) -> Any:
+    """Return an object without keys that are null, which the API treats as missing."""
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+def _message(message: Any) -> Any:
+    """Return a message without keys that are null; an assistant's content of null becomes ""."""
+    found = _given(message)
+    if isinstance(found, dict) and found.get("role") == "assistant" and message.get("content", "") is None:
+        found["content"] = ""
     return found
 
 
 def _each(prompt: str | list) -> list[str | list[int]]:
-    """Each prompt, a text or tokens. A schema would take seconds for what this takes milliseconds."""
+    """Return the prompts, each a text or tokens, checked here because a JSON schema takes seconds for long lists."""
     found = [prompt] if isinstance(prompt, str) or _is_tokens(prompt) else prompt
     if not all(isinstance(one, str) or _is_tokens(one) for one in found):
         raise ValueError("it must be a text, the numbers of tokens, or a list of these")
@@ -133,25 +175,31 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and {int} == set(map(type, value))
 
 
-def _encoded(prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:
+def _encoded(prompt: str | list[int], tokenizer: SandboxedTokenizer, longest: int) -> list[int]:
     if isinstance(prompt, list):
         wrong = [token for token in prompt if not 0 <= token < tokenizer.vocab_size]
         if wrong:
             raise ValueError(f"{wrong[0]} is no token; they are from 0 to {tokenizer.vocab_size - 1}")
         return prompt
-    if not prompt and tokenizer.end is not None:  # what follows the end of another text
-        return [tokenizer.end]
-    found: list[int] = tokenizer.encode(prompt).tolist()
-    if not found:
-        raise ValueError("it is empty; this model needs a text to go on with")
-    return found
+    if not prompt and (start := start_of(tokenizer)):
+        return start
+    return _some(tokenizer.encode_within(prompt, longest))
 
 
-def _conversation(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> str:
-    """The text of a conversation, up to where the answer begins."""
+def _conversation(
+    messages: list[dict[str, Any]], tokenizer: SandboxedTokenizer, limits: Limits
+) -> list[int]:
+    """Return the tokens of a conversation, up to the start of the answer."""
     if tokenizer.chat is None:
         raise ValueError("this model has no chat template; use /v1/completions, or import it with one")
-    return tokenizer.chat.write([{**message, "content": _text(message["content"])} for message in messages])
+    given = [{**message, "content": _text(message["content"])} for message in messages]
+    return _some(tokenizer.encode_messages(given, limits.tokens, limits.is_trusted))
+
+
+def _some(tokens: list[int]) -> list[int]:
+    if not tokens:
+        raise ValueError("it is empty; this model needs a text to go on with")
+    return tokens
 
 
 def _text(content: str | list[dict[str, str]]) -> str:
@@ -161,53 +209,55 @@ def _text(content: str | list[dict[str, str]]) -> str:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
-def whole(asked: Asked, texts: Sequence[Completion]) -> dict[str, Any]:
-    """The answer to who does not ask for a stream."""
-    made = [{**_content(asked, "message", text.text), **_end(n, text.finish)} for n, text in enumerate(texts)]
-    return {**_head(asked, is_stream=False), "choices": made, "usage": _usage(asked, [text.tokens for text in texts])}
+def whole(request: CompletionRequest, texts: Sequence[Completion]) -> dict[str, Any]:
+    """Return the answer to a request without a stream."""
+    made = [{**_content(request, "message", text.text), **_end(n, text.finish)} for n, text in enumerate(texts)]
+    usage = _usage(request, [text.tokens for text in texts])
+    return {**_head(request, is_stream=False), "choices": made, "usage": usage}
 
 
 class Events:
-    """The events of a stream, of the parts of its texts."""
+    """Events of a stream, made from the parts of its texts."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked, self._tokens = asked, [0] * len(asked.prompts)
-        self._is_begun = [not asked.is_chat] * len(asked.prompts)
+    def __init__(self, request: CompletionRequest) -> None:
+        self._request, self._tokens = request, [0] * len(request.prompts)
+        self._is_begun = [not request.is_chat] * len(request.prompts)
 
     def of(self, part: Part) -> Iterator[str]:
-        """What a part of a text adds."""
+        """Yield the events of a part."""
         self._tokens[part.row] = part.tokens
         if not self._is_begun[part.row]:
             self._is_begun[part.row] = True
             yield self._event({"delta": {"role": "assistant", "content": ""}, **_end(part.row, None)})
         if part.text or part.finish:
-            delta = _content(self._asked, "delta", part.text) if part.text or not self._asked.is_chat else {"delta": {}}
+            has_content = part.text or not self._request.is_chat
+            delta = _content(self._request, "delta", part.text) if has_content else {"delta": {}}
             yield self._event({**delta, **_end(part.row, part.finish)})
 
     def last(self) -> Iterator[str]:
-        """What ends the stream."""
-        if self._asked.has_usage:
-            yield self._dumped([], _usage(self._asked, self._tokens))
+        """Yield the events at the end of the stream."""
+        if self._request.has_usage:
+            yield self._dumped([], _usage(self._request, self._tokens))
         yield DONE
 
     def _event(self, choice: dict[str, Any]) -> str:
         return self._dumped([choice], None)
 
     def _dumped(self, choices: list, usage: dict | None) -> str:
-        told = {"usage": usage} if self._asked.has_usage else {}
-        return json.dumps({**_head(self._asked, is_stream=True), "choices": choices, **told})
+        optional = {"usage": usage} if self._request.has_usage else {}
+        return json.dumps({**_head(self._request, is_stream=True), "choices": choices, **optional})
 
 
-def _head(asked: Asked, is_stream: bool) -> dict[str, Any]:
+def _head(request: CompletionRequest, is_stream: bool) -> dict[str, Any]:
     kind = "text_completion"
-    if asked.is_chat:
+    if request.is_chat:
         kind = "chat.completion.chunk" if is_stream else "chat.completion"
-    name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{asked.id}"
-    return {"id": name, "object": kind, "created": asked.created, "model": asked.model}
+    name = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{request.id}"
+    return {"id": name, "object": kind, "created": request.created, "model": request.model}
 
 
-def _content(asked: Asked, where: str, text: str) -> dict[str, Any]:
-    if not asked.is_chat:
+def _content(request: CompletionRequest, where: str, text: str) -> dict[str, Any]:
+    if not request.is_chat:
         return {"text": text}
     role = {"role": "assistant"} if where == "message" else {}
     return {where: {**role, "content": text}}
@@ -217,10 +267,10 @@ def _end(index: int, finish: str | None) -> dict[str, Any]:
     return {"index": index, "logprobs": None, "finish_reason": finish}
 
 
-def _usage(asked: Asked, written: Sequence[int]) -> dict[str, int]:
+def _usage(request: CompletionRequest, written: Sequence[int]) -> dict[str, int]:
     count = sum(written)
     return {
-        "prompt_tokens": asked.distinct,
+        "prompt_tokens": request.distinct,
         "completion_tokens": count,
-        "total_tokens": asked.distinct + count,
+        "total_tokens": request.distinct + count,
     }

@@ -1,84 +1,143 @@
-"""The server: a socket, patience with slow clients that ends, and signals that let what runs finish."""
+"""HTTP server: sockets, idle connections, and graceful shutdown."""
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from polyarr.models.completion import Writer
 from polyarr.models.decoder import LanguageModel
-from polyarr.models.writing import Writer
-from polyarr.serving.app import PATIENCE, Limits, Service
+from polyarr.serving.access import access_of, client_of, is_loopback
+from polyarr.serving.access import read_keys as read_keys
+from polyarr.serving.app import CLIENT_TIMEOUT, Service, error_answer
+from polyarr.serving.protocol import Limits, RefusedError
 from polyarr.serving.worker import Worker
 from polyarr.text import Tokenizer
+from polyarr.text.sandbox import SandboxedTokenizer
 
-GRACE = 10.0  # seconds after a signal in which what runs may finish
+GRACE = 8.0  # seconds after a signal in which pending requests may finish
 CONNECTIONS = 500
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Patient(H11Protocol):
-    """Connections of which one that asks nothing for a while, or does not take what it asked for, is closed."""
+class IdleClosingProtocol(H11Protocol):
+    """Connection protocol that closes a connection which is idle, or whose client does not read its answer.
+
+    Args:
+        *args: As in uvicorn's protocol.
+        most: Largest number of connections of one client on another machine; None: any number.
+        **settings: As in uvicorn's protocol.
+    """
+
+    def __init__(self, *args: Any, most: int | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._most = most
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to watch."""
+        """Accept a connection, unless the client has too many, and begin to check whether it is idle."""
         super().connection_made(transport)
+        if self._most is not None and self._owned() > self._most:
+            transport.abort()
         self._watch(None)
 
+    def _owned(self) -> int:
+        """Return the number of connections of this connection's client."""
+        mine = self.client and self.client[0]
+        if not mine or is_loopback(mine):  # it may be a proxy for many clients
+            return 0
+        return sum(one.client is not None and client_of(one.client[0]) == client_of(mine) for one in self.connections)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is not HTTP, in the format of all other errors."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = error_answer(RefusedError(400, msg))
+            headers = [*answer.raw_headers, (b"connection", b"close")]
+            start = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (start, h11.Data(data=answer.body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
     def _watch(self, before: Any) -> None:
-        """Look again later; close it if it is idle, and was so in the same request before."""
+        """Close the connection if it is idle in the same request as at the last check; else check again later."""
         if self.transport.is_closing() and not self.transport.get_write_buffer_size():
             return
-        asked = self.cycle
-        is_idle = asked is None or asked.response_complete or self.transport.is_closing()
-        now = (is_idle, asked)
+        cycle = self.cycle
+        is_idle = cycle is None or cycle.response_complete or self.transport.is_closing()
+        now = (is_idle, cycle)
         if is_idle and now == before:
             self.transport.abort()
         else:
-            self.loop.call_later(PATIENCE, self._watch, now)
+            self.loop.call_later(CLIENT_TIMEOUT, self._watch, now)
 
 
 class Server(uvicorn.Server):
-    """A server whose first signal lets what runs finish, for a while, and whose second one ends it."""
+    """Server that lets pending requests finish after the first signal, for a while, and ends at the second one.
+
+    Attributes:
+        stopped_by: Number of the signal that stopped it, or 0.
+    """
 
     stopped_by = 0
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, service: Service) -> None:
         super().__init__(
             uvicorn.Config(
-                service.app(),
-                http=Patient,
+                self._limiting_connections(service.app()),
+                http=partial(IdleClosingProtocol, most=service.access.connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 log_level="error",
                 server_header=False,
-                limit_concurrency=CONNECTIONS,
-                timeout_graceful_shutdown=round(GRACE) + 2,
+                timeout_graceful_shutdown=round(GRACE) + 1,
             )
         )
         self.service = service
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal comes, and end the thread that writes."""
-        try:
-            super().run(sockets)
-        finally:
-            self.service.worker.close()
+        """Serve until a signal comes, then end the worker's threads; signals are handled until these have ended."""
+        with self._taken_signals():
+            try:
+                super().run(sockets)
+            finally:
+                self.service.worker.close()
+
+    def _limiting_connections(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that refuses requests while there are too many connections."""
+
+        async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+            count = len(self.server_state.connections)
+            crowded = RefusedError(503, f"there are {count - 1} connections already; try again later")
+            await (app if count <= CONNECTIONS else error_answer(crowded))(scope, receive, send)
+
+        return limited
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take signals until the server has ended; who runs it is told by `stopped_by`."""
-        loop = asyncio.get_running_loop()
+        """Handle signals until the server has ended; `stopped_by` is the first one."""
+        self._loop = asyncio.get_running_loop()
+        if self.stopped_by:  # the signal came before the loop ran
+            self._loop.call_soon(self._stop, self.stopped_by)
+        with self._taken_signals():
+            yield
 
+    @contextlib.contextmanager
+    def _taken_signals(self) -> Iterator[None]:
         def handle(number: int, _: Any) -> None:
-            loop.call_soon_threadsafe(self._stop, number)
+            self.stopped_by = self.stopped_by or number
+            if self._loop:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._stop, number)
 
         before = {number: signal.signal(number, handle) for number in _SIGNALS}
         try:
@@ -104,40 +163,64 @@ def server_of(
     length: int | None = None,
     waiting: int = 32,
     seconds: float = 300.0,
+    is_trusted: bool = False,
+    hosts: Collection[str] = (),
+    keys: Collection[bytes] = (),
+    per_client: int | None = None,
 ) -> Server:
-    """A server of a model, on its backend, under a name; `run([socket])` serves until a signal comes.
+    """Return a server of a model on the current backend; `run([socket])` serves until a signal comes.
 
-    host     where it listens: at an address of this machine alone, browsers must call it by that
-    length   how many tokens a prompt and what follows it may have; None: the model's context
-    waiting  how many requests may wait for their turn
-    seconds  how long a request may take, waiting included
+    Args:
+        model: A language model.
+        tokenizer: Its tokenizer.
+        name: Name by which clients ask for the model.
+        host: Address at which the server listens. At a loopback address, clients must call it by a loopback name.
+        length: Largest number of tokens of a prompt and its completion together; None: the model's context_length.
+        waiting: Number of requests that may wait in the queue.
+        seconds: Time limit of a request, including the time in the queue.
+        is_trusted: Whether messages of a conversation may contain control tokens.
+        hosts: Further names by which clients may call the server; not at a loopback address, () allows any name.
+        keys: API keys, one of which a request must have; (): requests need none.
+        per_client: Largest number of concurrent requests of one client; None: all at a loopback address, else a
+            quarter.
 
-    Errors:  ValueError if the tokenizer does not fit the model; whatever the backend meets in a first token
+    Returns:
+        The server, whose kernels are compiled.
+
+    Raises:
+        ValueError: The tokenizer does not fit the model, or `length` is out of range.
     """
     context = model.config.context_length
-    writer = Writer(model, tokenizer)
-    for _ in writer.write([[0]], 2 if context > 1 else 1):  # the kernels are built before anybody waits
+    if length is not None and not 1 <= length <= context:
+        raise ValueError(f"server_of: length is {length}; it must be from 1 to {context}, the model's context")
+    programs = SandboxedTokenizer(tokenizer)
+    writer = Writer(model, programs)
+    for _ in writer.write([[0]], 2 if context > 1 else 1):  # compile the kernels before the first request
         pass
-    limits = Limits(min(length or context, context), seconds)
-    hosts = frozenset({"localhost", "127.0.0.1", "::1", host.lower()} if is_loopback(host) else ())
-    return Server(Service(Worker(writer, waiting), name, limits, hosts))
+    programs.wait()
+    limits = Limits(length or context, seconds, is_trusted=is_trusted)
+    access = access_of(host, waiting, hosts, keys, per_client)
+    return Server(Service(Worker(writer, programs, waiting), name, limits, access))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address; port 0 is one that the system chooses.
+    """Return a listening socket at an address.
 
-    Errors:  OSError with the address
+    Args:
+        host: The address.
+        port: The port; 0: one that the system chooses.
+
+    Raises:
+        OSError: The address cannot be used; the error names it.
+
+    Examples:
+        >>> from polyarr.serving.server import listen
+        >>> with listen("127.0.0.1", 0) as listener:
+        ...     listener.getsockname()[0]
+        '127.0.0.1'
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         return socket.create_server((host, port), family=found[0][0], backlog=CONNECTIONS)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), f"{host}:{port}") from error
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -1,65 +1,91 @@
-"""Who writes: a model and a device have one user, a thread in which requests have their turn."""
+"""Worker that generates text in a single thread, since only one request at a time can use the model and its device."""
 
 import asyncio
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
-from polyarr.models.writing import Part, Writer
+from polyarr.models.completion import Part, Writer
 from polyarr.schema import in_one_line
-from polyarr.serving.protocol import Asked, RefusedError
+from polyarr.serving.protocol import CompletionRequest, Limits, RefusedError, read
+from polyarr.text.sandbox import SandboxedTokenizer
 
 _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Writes texts, one request after the other, on the backend that is the current one here and now.
+    """Generator of texts, one request after the other, on the backend that is current when it is created.
 
-    waiting  how many requests may wait for their turn
+    Args:
+        writer: The writer.
+        tokenizer: The writer's tokenizer, which encodes several requests at once.
+        waiting: Number of requests that may wait in the queue.
     """
 
-    def __init__(self, writer: Writer, waiting: int) -> None:
-        self.writer, self._places, self._taken = writer, 1 + waiting, 0
+    def __init__(self, writer: Writer, tokenizer: SandboxedTokenizer, waiting: int) -> None:
+        self.writer, self._tokenizer, self._slots = writer, tokenizer, 1 + waiting
+        self._clients: Counter[str] = Counter()
+        # One thread per slot, so that a request which takes long to encode does not delay others.
+        self._readers = ThreadPoolExecutor(self._slots, "polyarr-read")
         self._thread, self._context = ThreadPoolExecutor(1, "polyarr-serve"), copy_context()
 
     @property
     def requests(self) -> int:
-        """How many have a place: one of them is written, the others wait."""
-        return self._taken
+        """Number of requests that have a slot: the one that is running, and those in the queue."""
+        return self._clients.total()
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """A place for a request. It is free again when the block is left, however that happens.
+    def slot(self, client: str = "", most: int | None = None) -> Iterator[None]:
+        """Reserve a slot for a request of a client, and free it when the block ends.
 
-        Errors:  RefusedError if there is none
+        Args:
+            client: The client.
+            most: Largest number of slots of one client; None: all.
+
+        Raises:
+            RefusedError: There is no free slot.
         """
-        if self._taken == self._places:
-            text = f"{self._taken} requests are here already; try again later"
+        mine = self._clients[client]
+        if self.requests == self._slots or mine == most:
+            count = f"{mine} of your requests" if mine == most else f"{self.requests} requests"
+            text = f"{count} are here already; try again later"
             raise RefusedError(429, text, code="rate_limit_exceeded")
-        self._taken += 1
+        self._clients[client] += 1
         try:
             yield
         finally:
-            self._taken -= 1
+            self._clients[client] -= 1
+            self._clients += Counter()  # drops clients without slots
 
-    async def write(self, asked: Asked) -> AsyncIterator[Part]:
-        """The parts of the texts. Who closes it ends the writing, after the token that is being computed.
+    async def read(self, body: bytes, is_chat: bool, model: str, limits: Limits) -> CompletionRequest:
+        """Return the request in a body, which a thread reads, because encoding a long text takes time.
 
-        Errors:  RefusedError if the model fails
+        Raises:
+            RefusedError: The request cannot be answered.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, read, body, is_chat, model, self._tokenizer, limits)
+
+    async def write(self, request: CompletionRequest) -> AsyncIterator[Part]:
+        """Yield the parts of the texts of a request; closing the generator ends it after the current token.
+
+        Raises:
+            RefusedError: The model fails.
         """
         loop, parts, is_left = asyncio.get_running_loop(), asyncio.Queue(), threading.Event()
 
         def work() -> None:
             end = None
             try:
-                for part in self._parts(asked):
+                for part in self._parts(request):
                     if is_left.is_set():
                         return
                     loop.call_soon_threadsafe(parts.put_nowait, part)
-            except BaseException as error:  # whatever a driver raises, the thread goes on
+            except BaseException as error:  # drivers may raise anything, and the thread must go on
                 _log.error("a request failed: %s", in_one_line(error) or type(error).__name__, exc_info=error)
                 end = RefusedError(500, f"the model failed: {in_one_line(error) or type(error).__name__}")
             loop.call_soon_threadsafe(parts.put_nowait, end)
@@ -75,9 +101,11 @@ class Worker:
             task.cancel()
 
     def close(self) -> None:
-        """Wait for the thread to end; what waits for its turn never begins."""
+        """End the threads: queued requests never run, and requests that are being encoded are aborted."""
+        self._tokenizer.close()
+        self._readers.shutdown(cancel_futures=True)
         self._thread.shutdown(cancel_futures=True)
 
-    def _parts(self, asked: Asked) -> Iterator[Part]:
-        options = {"stop": asked.stop, "seed": asked.seed}
-        return self.writer.write(asked.prompts, asked.max_tokens, **options, **asked.sampling)
+    def _parts(self, request: CompletionRequest) -> Iterator[Part]:
+        options = {"stop": request.stop, "seed": request.seed}
+        return self.writer.write(request.prompts, request.max_tokens, **options, **request.sampling)

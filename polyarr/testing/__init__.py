@@ -1,13 +1,14 @@
-"""The kit that tests backends, polyarr's own and those of strangers, and the gradients of users' code.
+"""The conformance kit for backends, and gradient checks for functions written by users.
 
-Names are loaded when they are used: pytest reads this package in every project where polyarr is installed, and
-hypothesis, which most of it needs, is an extra (`pip install 'polyarr[testing]'`).
+Attributes are imported on first access. pytest loads this package in every project where polyarr is installed, and
+most of the kit needs hypothesis, which is an optional dependency (`pip install 'polyarr[testing]'`).
 """
 
 import importlib
 from typing import Any
 
-LEVELS = ("core", "autograd", "nn", "gpt")  # of conformance; each contains those before it
+LEVELS = ("core", "autograd", "nn", "gpt", "huge", "endurance")  # of the kit; each includes those before it
+USUAL_LEVEL = "gpt"  # the default
 _HOMES = {
     "SAMPLES": "samples",
     "Entry": "samples",
@@ -17,7 +18,7 @@ _HOMES = {
     "check_grads": "gradients",
     "assert_gradients_agree": "gradients",
 }
-__all__ = ["LEVELS", *_HOMES]
+__all__ = ["LEVELS", "USUAL_LEVEL", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""What must hold for a backend itself: promises that no single op makes, layers, and the training of a GPT.
+"""Checks of a backend as a whole: promises that no single op makes, layers, and the training of a GPT.
 
-Each function takes a backend and how many examples to try, and raises CheckFailure, or Lacking where the backend says
-that it cannot do what is asked.
+Each function takes a backend and the number of examples to try. It raises CheckFailure, or Lacking if the backend
+declares that it cannot do what the check needs.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from polyarr.testing.compare import CheckFailure, Lacking, bits, close, gradient
 from polyarr.testing.strategies import Data
 from polyarr.testing.tolerance import FLOOR, PRECISIONS, TABLE, largest
 
-NEEDED = (bool_, int32, int64, uint32, float32)  # conditions, indices, counts, random bits, and numbers
+NEEDED = (bool_, int32, int64, uint32, float32)  # dtypes of conditions, indices, sizes, random bits and numbers
 THREADS, ROUNDS = 8, 4
 STEPS = 20
 LARGE = (131, 701)  # more than 64 KiB in every dtype
-LOSSES = 1e-5  # by how much losses may differ, relative to NumPy's in float64
+LOSSES = 1e-5  # tolerance of losses, relative to NumPy's in float64
 GPT = {
     "vocab_size": 29, "context_length": 17, "emb_dim": 24, "n_heads": 3, "n_layers": 2, "drop_rate": 0.1,
     "qkv_bias": True, "tie_embeddings": True,
@@ -51,7 +51,7 @@ GPT = {
 
 
 def check_complete(backend: Backend, examples: int) -> None:
-    """There is a kernel for every primitive, groups are whole or absent, and the dtypes that programs need are held."""
+    """Check that every primitive has a kernel, groups are whole or absent, and the dtypes programs need are held."""
     unheld = [d.name for d in NEEDED if d not in backend.dtypes]
     if unheld:
         raise CheckFailure(f"{backend.name}: holds no {', '.join(unheld)}; every backend must")
@@ -67,12 +67,12 @@ def check_complete(backend: Backend, examples: int) -> None:
 
 
 def primitives() -> list[Op]:
-    """polyarr's own ops that every backend must supply."""
+    """Return polyarr's own ops that every backend must implement."""
     return [op for op in OPS if op.body is None and not op.group and op.__module__.startswith("polyarr.ops.")]
 
 
 def why_copies_fail(backend: Backend) -> str:
-    """Why arrays of the dtypes that every program needs do not come back as they went; nothing if they do."""
+    """Return why arrays of the dtypes that every program needs do not survive a round trip; "" if they do."""
     for dtype in (d for d in NEEDED if d in backend.dtypes):
         for shape in ((), (33,), (2, 3)):
             host = Data(shape, dtype.name).numpy()
@@ -86,7 +86,7 @@ def why_copies_fail(backend: Backend) -> str:
 
 
 def check_copies(backend: Backend, examples: int) -> None:
-    """What is uploaded comes back bit for bit, and neither copy shares memory with the caller's array."""
+    """Check that uploads come back bit for bit, and that no copy shares memory with the caller's array."""
     for dtype in (d for d in DTYPES if d in backend.dtypes):
         for shape in ((), (0,), (1,), (33,), (2, 3, 5), LARGE):
             host = Data(shape, dtype.name, "special").numpy()
@@ -101,7 +101,7 @@ def check_copies(backend: Backend, examples: int) -> None:
                 raise CheckFailure(f"{backend.name}: a download of {x.spec} shares the array's memory")
 
 
-# Arrays of the host as programs have them, and views of an array on a backend: all of one matrix.
+# Layouts of host arrays, and views of an array on a backend; all are made from a matrix.
 HOSTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "a transposed host array": lambda a: a.T,
     "a host array of every second row": lambda a: a[::2],
@@ -123,21 +123,21 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 def check_hosts(backend: Backend, examples: int) -> None:
-    """Host arrays of every layout go up, views of every layout come down; each copy is its owner's alone."""
+    """Check uploads of host arrays in every layout and downloads of every view; no copy shares memory."""
     for shape in ((5, 7), LARGE):
         for dtype in ("float32", "int64", "bool"):
             host = Data(shape, dtype, seed=1).numpy()
             for what, view in HOSTS.items():
-                _goes_up(backend, what, view, host)
+                _check_upload(backend, what, view, host)
             x = polyarr.asarray(host, device=backend)
             for what, view in VIEWS.items():
-                _comes_down(backend, f"{what} of {x.spec}", view(x), view(host))
+                _check_download(backend, f"{what} of {x.spec}", view(x), view(host))
             if x.numpy().tobytes() != host.tobytes():
                 raise CheckFailure(f"{backend.name}: writing to a download of a view of {x.spec} changed the array")
 
 
-def _goes_up(backend: Backend, what: str, view: Callable, host: np.ndarray) -> None:
-    """As it is and read-only; what becomes of the host's memory afterwards does not matter."""
+def _check_upload(backend: Backend, what: str, view: Callable, host: np.ndarray) -> None:
+    """Check the upload of a view, writable and read-only; later writes to the host's memory do not matter."""
     own, before = host.copy(), view(host).tobytes()
     given, fixed = view(own), view(own).view()
     fixed.flags.writeable = False
@@ -153,7 +153,7 @@ def _goes_up(backend: Backend, what: str, view: Callable, host: np.ndarray) -> N
             raise CheckFailure(f"{backend.name}: {what}, {x.spec}, {how}changed after its upload, shares its memory")
 
 
-def _comes_down(backend: Backend, what: str, x: Array, host: np.ndarray) -> None:
+def _check_download(backend: Backend, what: str, x: Array, host: np.ndarray) -> None:
     got = x.numpy()
     if got.shape != host.shape or got.tobytes() != host.tobytes():
         raise CheckFailure(f"{backend.name}: {what} comes down as other bytes")
@@ -165,7 +165,7 @@ def _comes_down(backend: Backend, what: str, x: Array, host: np.ndarray) -> None
 
 
 def check_synchronize(backend: Backend, examples: int) -> None:
-    """synchronize waits for what was enqueued, and so tells of an index that is out of range."""
+    """Check that synchronize waits for enqueued work, and so reports an index out of range."""
     x = polyarr.asarray([1.0, 2.0, 3.0], device=backend)
     backend.synchronize()
     try:
@@ -175,12 +175,12 @@ def check_synchronize(backend: Backend, examples: int) -> None:
         backend.synchronize()
         return
     with contextlib.suppress(IndexError):
-        found.numpy()  # so that the error does not meet somebody else
+        found.numpy()  # so that the error does not surface elsewhere
     raise CheckFailure(f"{backend.name}: synchronize returned before an index that is out of range was told of")
 
 
 def check_random_bits(backend: Backend, examples: int) -> None:
-    """random_bits is Philox4x32-10, bit for bit: long arrays, and all 64 bits of key and counter."""
+    """Check that random_bits is Philox4x32-10, bit for bit, for long arrays and 64-bit keys and counters."""
     like = polyarr.asarray(0, device=backend)
     for key, counter, size in ((0, 0, 4), (1, 2**63 + 5, 1031), (2**64 - 1, 2**32, 33), (0x299F31D0A4093822, 7, 4096)):
         got = ops.random_bits(key, counter, like, shape=(size,)).numpy()
@@ -189,7 +189,7 @@ def check_random_bits(backend: Backend, examples: int) -> None:
 
 
 def check_bad_indices(backend: Backend, examples: int) -> None:
-    """An index that is out of range is an IndexError, at once or at the next download; work goes on afterwards."""
+    """Check that an index out of range raises IndexError at once or at the next download, and that later calls work."""
     x, at = polyarr.asarray([1.0, 2.0, 3.0], device=backend), polyarr.asarray([0, 3], device=backend)
     calls: dict[str, Callable[[], Array]] = {
         "take": lambda: ops.take(x, at),
@@ -207,60 +207,109 @@ def check_bad_indices(backend: Backend, examples: int) -> None:
 
 
 def check_precisions(backend: Backend, examples: int) -> None:
-    """A kernel of products that tells precisions apart keeps the bound of each, however far rows and columns differ.
+    """Check that product kernels which distinguish precisions keep the bound of each for operands of any range.
 
-    The bound holds for its gradients, too, and says nothing of other dtypes than float32.
+    The bounds hold for the gradients, too. They apply to float32 only.
     """
     told = [op for op in (ops.matrix_product, ops.linear) if backend.precisions.get(op)]
     if not told:
-        raise Lacking(f"{backend.name} tells no precisions of products apart")
+        raise Lacking(f"{backend.name} distinguishes no precisions of products")
     for op in told:
         for depth in (3, 64, 130):
             for word in ("highest", *backend.precisions[op]):
-                _check_product(op, backend, depth, word)
+                _check_product(op, backend, (37, 66, depth), word)
+                _check_batches(op, backend, depth, word)
         if float64 in backend.dtypes:
-            x, y = (_ranging((33, 33), seed).astype(np.float64) for seed in (0, 1))
+            x, y = (_spread((33, 33), seed).astype(np.float64) for seed in (0, 1))
             found = op(*(polyarr.asarray(a, device=backend) for a in (x, y)), precision=backend.precisions[op][-1])
             y = y.T if op is ops.linear else y
             bound = np.abs(x) @ np.abs(y)
             close(f"{op.name} on {backend.name}", "the result", found.numpy(), x @ y, "reduction", bound)
 
 
-def _check_product(op: Op, backend: Backend, depth: int, word: str) -> None:
-    """The product and its gradients, which are products, too."""
-    x, right = _ranging((37, depth), 0), _ranging((66, depth), 1).T
-    y = right.T if op is ops.linear else right
-    g = np.random.default_rng(2).uniform(0.5, 1, (37, 66)).astype(np.float32)
-    arrays = [polyarr.asarray(a, device=backend) for a in (x, y)]
-    value, pull = polyarr.vjp(lambda x, y: op(x, y, precision=word), *arrays)
-    dx, dy = pull(polyarr.asarray(g, device=backend))
+def check_large_precisions(backend: Backend, examples: int) -> None:
+    """Check the bounds of precisions for products of sizes at which a backend may switch to less accurate kernels."""
+    told = [op for op in (ops.matrix_product, ops.linear) if backend.precisions.get(op)]
+    if not told:
+        raise Lacking(f"{backend.name} distinguishes no precisions of products")
+    for op in told:
+        for word in ("highest", *backend.precisions[op]):
+            _check_product(op, backend, (1537, 1544, 1416), word)
+
+
+def _check_product(op: Op, backend: Backend, sizes: tuple[int, int, int], word: str) -> None:
+    """Check the product of (m, k) and (k, n) and its gradients, which are also products."""
+    m, n, k = sizes
+    x, right = _spread((m, k), 0), _spread((n, k), 1).T
+    g = np.random.default_rng(2).uniform(0.5, 1, (m, n)).astype(np.float32)
+    value, dx, dy = _product_and_gradients(op, backend, word, x, right.T if op is ops.linear else right, g)
     products = {"the result": (value, x, right), "d/dx": (dx, g, right.T)}
     products["d/dy"] = (dy, g.T, x) if op is ops.linear else (dy, x.T, g)
     for what, (found, a, b) in products.items():
-        a, b = a.astype(np.float64), b.astype(np.float64)
-        place = f"{op.name} on {backend.name} with precision {word!r}"
-        close(place, what, found.numpy(), a @ b, "reduction", _as_magnitude(word, a, b))
+        _compare_product(op, backend, word, what, found, a, b)
 
 
-def _ranging(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Rows that differ by up to 2**40; half of the elements of each are near its largest, others much smaller."""
+def _check_batches(op: Op, backend: Backend, depth: int, word: str) -> None:
+    """Check three products in a batch, with one right operand and, for matrix products, with three."""
+    apart = np.exp2([0, 12, 24]).astype(np.float32)[:, None, None]  # so that no single scale fits all three
+    x, g = _spread((3, 37, depth), 3) * apart, np.random.default_rng(4).uniform(0.5, 1, (3, 37, 66)).astype(np.float32)
+    right = _spread((66, depth), 5).T
+    value, dx, _ = _product_and_gradients(op, backend, word, x, right.T if op is ops.linear else right, g)
+    for what, found, a, b in (("the result", value, x, right), ("d/dx", dx, g, right.T)):
+        _compare_product(op, backend, word, f"of a batch, {what}", found, a, b)
+    if op is ops.matrix_product:
+        right = (_spread((3, 66, depth), 6) * apart).swapaxes(1, 2)
+        value, dx, dy = _product_and_gradients(op, backend, word, x, right, g)
+        for what, found, a, b in (
+            ("the result", value, x, right), ("d/dx", dx, g, right.swapaxes(1, 2)), ("d/dy", dy, x.swapaxes(1, 2), g)
+        ):  # fmt: skip
+            _compare_product(op, backend, word, f"of a batch, {what}", found, a, b)
+
+
+def _product_and_gradients(op: Op, backend: Backend, word: str, x: Any, y: Any, g: Any) -> tuple[np.ndarray, ...]:
+    arrays = [polyarr.asarray(a, device=backend) for a in (x, y)]
+    value, pull = polyarr.vjp(lambda x, y: op(x, y, precision=word), *arrays)
+    return tuple(a.numpy() for a in (value, *pull(polyarr.asarray(g, device=backend))))
+
+
+def _compare_product(op: Op, backend: Backend, word: str, what: str, found: np.ndarray, a: Any, b: Any) -> None:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    place = f"{op.name} on {backend.name} with precision {word!r}"
+    close(place, what, found, a @ b, "reduction", _as_magnitude(word, a, b))
+
+
+def _spread(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Return rows scaled by up to 2**40 against each other; half of a row is near its maximum, the rest smaller."""
     rng = np.random.default_rng(seed)
     near = rng.choice([-1, 1], shape) * rng.uniform(0.5, 1, shape)
     smaller = np.exp2(-rng.integers(0, 24, shape) * rng.integers(0, 2, shape))
-    return (near * smaller * np.exp2(rng.integers(-20, 20, (shape[0], 1)))).astype(np.float32)
+    return (near * smaller * np.exp2(rng.integers(-20, 20, (*shape[:-1], 1)))).astype(np.float32)
 
 
 def _as_magnitude(word: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """What a product's bound is, as the magnitude that the class "reduction" would have it for."""
+    """Return the bound of a product as the magnitude for which the class "reduction" has that tolerance."""
     a, b = np.abs(a), np.abs(b)
     terms, (relative, of_one, of_both) = a @ b, PRECISIONS[word]
-    across = a.sum(1, keepdims=True) * b.max() + a.max() * b.sum(0)
-    beyond = relative * terms + of_one * across + of_both * a.shape[1] * a.max() * b.max()
+    across = a.sum(-1, keepdims=True) * b.max() + a.max() * b.sum(-2, keepdims=True)
+    beyond = relative * terms + of_one * across + of_both * a.shape[-1] * a.max() * b.max()
     return terms + beyond / (TABLE["reduction"][float32] * polyarr.finfo(float32).eps)
 
 
+def check_large_copies(backend: Backend, examples: int) -> None:
+    """Check that arrays of several MiB survive uploads and downloads in every layout, and share no memory."""
+    for dtype, shape in (("float32", (1_310_723,)), ("int8", (17_000_003,)), ("int64", (4099, 517))):
+        host = Data(shape, dtype, seed=1).numpy()
+        views = HOSTS if host.ndim > 1 else {"a host array of every second element": lambda a: a[::2]}
+        for what, view in {"a host array": lambda a: a, **views}.items():
+            _check_upload(backend, what, view, host)
+        x = polyarr.asarray(host, device=backend)
+        for what, view in (VIEWS if host.ndim > 1 else {"a part": lambda a: a[3:]}).items():
+            _check_download(backend, f"{what} of {x.spec}", view(x), view(host))
+        _check_download(backend, str(x.spec), x, host)
+
+
 def check_threads(backend: Backend, examples: int) -> None:
-    """Many threads at once compute what one computes, bit for bit."""
+    """Check that many threads at once compute what one computes, bit for bit."""
     if backend.unordered:
         raise Lacking(
             f"{backend.name} adds in no fixed order in {', '.join(sorted(op.name for op in backend.unordered))}"
@@ -288,9 +337,9 @@ def check_threads(backend: Backend, examples: int) -> None:
                 )
 
 
-# A product, a pair that works by rows and elementwise ops, without more programs than that takes: two of the
-# processes compile them.
-COLD = """
+# A matrix product, a Fused kernel that works by rows, and elementwise ops: few programs, because two of the processes
+# compile all of them.
+PROGRAM = """
 import json, sys, numpy as np, polyarr as pa
 pa.set_backend(sys.argv[1])
 x, w = (pa.asarray(np.sin(np.arange(n * 16.0)).reshape(n, 16), dtype="float32") for n in (7, 9))
@@ -300,7 +349,7 @@ print(json.dumps([a.numpy().tobytes().hex() for a in (loss, slope)]))
 
 
 def check_program_cache(backend: Backend, examples: int) -> None:
-    """A new process computes the same bits with an empty cache of programs, with a full one, and with none."""
+    """Check that a new process computes the same bits with an empty program cache, a full one, and none."""
     name = backend.name
     if not any(row.name == backend.family and row.distribution != THIS_PROCESS for row in status()):
         raise Lacking(f"{name} is known to this process only: another one cannot start it")
@@ -319,7 +368,7 @@ def check_program_cache(backend: Backend, examples: int) -> None:
 
 def _bits_of_a_process(name: str, environment: dict[str, str]) -> list[str]:
     ran = subprocess.run(
-        [sys.executable, "-c", COLD, name],
+        [sys.executable, "-c", PROGRAM, name],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -335,7 +384,7 @@ def _bits_of_a_process(name: str, environment: dict[str, str]) -> list[str]:
 
 
 def check_transforms(backend: Backend, examples: int) -> None:
-    """vjp, jvp, checkpoint and nested gradients of one function agree with NumPy in float64."""
+    """Check that vjp, jvp, checkpoint and nested gradients of one function agree with NumPy's in float64."""
 
     def f(x: Array, w: Array) -> Array:
         return ops.sum(ops.tanh(x @ w) * ops.exp(-(x[:, :3] ** 2)))
@@ -374,7 +423,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], Data]] = {
 
 
 def check_layer(layer: str, backend: Backend) -> None:
-    """A layer's value and gradients agree with NumPy in float64."""
+    """Check that a layer's value and gradients agree with NumPy's in float64."""
     make, data = LAYERS[layer]
     with use_backend(reference()):
         polyarr.random.seed(11)
@@ -407,7 +456,7 @@ def _moved(leaf: Any, place: Backend, wide: bool) -> Any:
 
 
 def check_training(backend: Backend, examples: int) -> None:
-    """A small GPT, with dropout, clipping and AdamW, trains 20 steps to the losses of NumPy in float64."""
+    """Check that a small GPT, with dropout, clipping and AdamW, trains 20 steps to NumPy's losses in float64."""
     for seed in range(max(1, examples // 50)):
         got, expected = _losses(backend, seed, False), _losses(reference(), seed, True)
         for i, (g, e) in enumerate(zip(got, expected, strict=True)):
@@ -421,7 +470,7 @@ def check_training(backend: Backend, examples: int) -> None:
 
 
 def _losses(place: Backend, seed: int, wide: bool) -> list[float]:
-    """The loss of each step. Every other seed has no tied embeddings and no bias."""
+    """Return the loss of each step. Models with an odd seed have no tied embeddings and no bias."""
     tied = seed % 2 == 0
     with use_backend(reference()):
         polyarr.random.seed(seed)
@@ -442,13 +491,13 @@ def _losses(place: Backend, seed: int, wide: bool) -> list[float]:
 
 
 def _text(seed: int) -> np.ndarray:
-    """Four lines that can be learnt: each counts upwards in a step of its own."""
+    """Return four lines that can be learned: each counts upwards with a step of its own."""
     start, step = np.random.default_rng(seed).integers(0, GPT["vocab_size"], (2, 4, 1))
     return ((start + (step % 5 + 1) * np.arange(GPT["context_length"] + 1)) % GPT["vocab_size"]).astype(np.int32)
 
 
 def check_generation(backend: Backend, examples: int) -> None:
-    """A GPT draws the tokens that it draws on NumPy; by its cache of keys and values, those that it draws without."""
+    """Check that a GPT generates NumPy's tokens, and the same tokens with and without its KV cache."""
     drawn = [_tokens(place) for place in (backend, reference())]
     for name, got, expected in zip(("with top_k", "greedily", "without the cache"), *drawn, strict=True):
         if got != expected:

@@ -1,18 +1,21 @@
-"""Every case of the conformance kit: one check of one op, or of the backend itself, derived from the list of ops.
+"""The cases of the conformance kit: one check of one op, or of the backend itself, derived from the list of ops.
 
-A case belongs to a level, and each level contains those before it:
+A case belongs to a level, and each level includes those before it:
 
-    core      the primitives: values, dtypes, layouts, habits; copies, random bits, threads, the cache of programs
+    core      the primitives: values, dtypes, layouts, side effects; copies, random bits, threads, the program cache
     autograd  the gradients of the primitives, to the second order
-    nn        every other op, its gradients and its Fused pair; layers
-    gpt       a small GPT trains to NumPy's losses, and draws NumPy's tokens
+    nn        every other op, its gradients and its Fused kernels; layers
+    gpt       a small GPT trains to NumPy's losses, and generates NumPy's tokens
+    huge      calls beyond every size at which kernels change, and large calls in other dtypes and with other values
+    endurance many calls and many threads; takes minutes and runs only on request
 
-What a backend says that it lacks raises Lacking: a dtype, a pair, a report of its memory; NotOffered: a group of ops.
+A case raises Lacking (a skip) if the backend declares that it lacks a dtype, Fused kernels or a memory report, and
+NotOffered if it lacks a whole group of ops.
 """
 
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -26,39 +29,54 @@ from polyarr.core.backend import Backend
 from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
-from polyarr.testing import backend_checks, capturing, checks, held, state, tape
+from polyarr.testing import (
+    backend_checks,
+    capturing,
+    checks,
+    contract,
+    cotangents,
+    endurance,
+    extremes,
+    held,
+    matrices,
+    programs,
+    state,
+    tape,
+)
 from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
 from polyarr.testing.report import LEVELS
-from polyarr.testing.samples import SAMPLES, Entry, elementwise, takes_numbers
+from polyarr.testing.samples import SAMPLES, Entry, elementwise, is_promised, is_swept, takes_numbers
 from polyarr.testing.strategies import Sample
 
-FAST, THOROUGH = 12, 200  # examples of the cases that try most
+FAST, THOROUGH = 12, 200  # most examples per case
 
 
 class Effort(NamedTuple):
-    """How much to try: the most examples that a case draws, and what the drawing begins with."""
+    """Effort of a run: the largest number of examples per case, and the seed that they are drawn from."""
 
     examples: int = FAST
     seed: int = 0
 
 
 def effort_of(option: Callable[[str], Any]) -> Effort:
-    """What the options ask for: option gives the value of one by its name.
+    """Return the effort that options ask for; `option` returns the value of an option by its name.
 
-    The first example of a case is the simplest one, and has the shape that those of most other cases have. So a backend
-    that compiles a program for every shape compiles few where a case tries one example only.
+    The first example of a case is the simplest one, and its shape is common to most cases. A backend that compiles a
+    program for every shape therefore compiles few of them if each case tries only one example.
     """
     few, thorough = option("polyarr_few_shapes"), option("polyarr_thorough")
     return Effort(1 if few else THOROUGH if thorough else FAST, option("polyarr_seed"))
 
 
 class Case(NamedTuple):
-    """One thing that a backend must do.
+    """One requirement that a backend must meet.
 
-    level    the first level that it belongs to
-    check    what is checked: a column of the report's matrix
-    subject  of what: an op's name, or what a check of the backend itself is about
-    run      raises CheckFailure if it does not hold, Lacking if the backend says that it cannot
+    Attributes:
+        level: First level that includes the case.
+        check: Name of the check; a column of the report's table.
+        subject: Name of the op, or the subject of a check of the backend itself.
+        run: Runs the case. Raises CheckFailure if the backend is wrong, Lacking if it declares that it lacks what the
+            case needs.
     """
 
     level: str
@@ -68,18 +86,21 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a test of it, a known failure and the report call it."""
+        """Name of the case in test ids, in files of known failures and in the report."""
         return f"{self.check}-{self.subject}"
 
 
 class Kind(NamedTuple):
-    """A sort of case that there is one of for every op.
+    """A kind of case that exists for every op.
 
-    check      a function of polyarr.testing.checks
-    draws      how to call the op, in one dtype; None: not for this op
-    share      of the examples, how many; 0: the simplest one, from which the check makes its own
-    gradients  whether the level is that of gradients
-    changed    an op's entry and a drawn call -> what the check gets
+    Attributes:
+        check: A function of polyarr.testing.checks or of one of its neighbors.
+        draws: Returns the strategy for calls of an op in one dtype; None if this kind does not apply to the op.
+        share: Fraction of the examples that the check tries; 0: only the simplest one, from which the check
+            derives its own.
+        gradients: Whether the cases of primitives belong to the level "autograd".
+        changed: Maps an op's entry and a drawn call to the call that the check gets.
+        level: The level, if it does not follow from the op.
     """
 
     check: Callable
@@ -87,6 +108,7 @@ class Kind(NamedTuple):
     share: float = 1.0
     gradients: bool = False
     changed: Callable[[Entry, Sample], Sample] | None = None
+    level: str = ""
 
 
 @cache
@@ -105,7 +127,7 @@ def _either(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample]:
 
 
 def _various(entry: Entry, sample: Sample) -> Sample:
-    """Ordinary numbers, of which the next call has others: not the same ones reordered, no nan that hides all."""
+    """Return the call with ordinary numbers: the next call has others, and no nan hides an error."""
     return sample.with_values("normal", only="distinct").with_values("normal", only="mixed")
 
 
@@ -122,8 +144,17 @@ def _composed(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None
 
 
 def _beside_others(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    has_special = dtype != "bool" and op is not ops.astype  # of which huge numbers are undefined
+    """Return the strategy for elementwise ops that have special values."""
+    has_special = dtype != "bool" and op is not ops.astype  # whose conversion of huge numbers is undefined
     return _either(op, entry, dtype) if op in elementwise.SAMPLES and has_special else None
+
+
+def _swept(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return _any(op, entry, dtype) if is_swept(op) else None
+
+
+def _promised(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return _any(op, entry, dtype) if is_promised(op) else None
 
 
 def _numbers(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
@@ -138,14 +169,18 @@ def _indices(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
     return _any(op, entry, dtype) if op.indices else None
 
 
+def _refused(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
+    return _any(op, entry, dtype) if op in matrices.REFUSED else None
+
+
 def _array_inputs(op: Op) -> int:
-    """How many inputs are arrays of one sort."""
+    """Return the number of inputs that are interchangeable arrays."""
     return len({*op.inputs} - {"key", "counter", "like", "rtol", "start", "starts", "step"}) - len(op.indices)
 
 
 def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    """Calls in which two inputs are alike, if there are any."""
-    if op in (ops.bitwise_left_shift, ops.bitwise_right_shift):  # by itself, most numbers cannot be shifted
+    """Return the strategy for calls in which two inputs have the same shape and dtype, if the op has such calls."""
+    if op in (ops.bitwise_left_shift, ops.bitwise_right_shift):  # most numbers cannot be shifted by themselves
         return None
     if op is ops.cross_entropy_and_gradient:  # a number and a matrix
         return None
@@ -159,9 +194,13 @@ KINDS = {
     "alone": Kind(checks.check_alone, _beside_others, 0),
     "layout": Kind(checks.check_layout, _any, 1 / 6),
     "large": Kind(checks.check_large, _either, 0),
+    "sweep": Kind(extremes.check_sweep, _swept, 0),
+    "promised": Kind(extremes.check_promised, _promised, 0),
     "numbers": Kind(checks.check_numbers, _numbers, 0),
     "held": Kind(held.check_held, _held, 0),
     "indices": Kind(checks.check_indices, _indices, 0),
+    "matrices": Kind(matrices.check_defined, _refused, 0),
+    "refused": Kind(matrices.check_refused, _refused, 0),
     "alias": Kind(checks.check_alias, _twins, 1 / 6),
     "bounds": Kind(checks.check_bounds, _either, 1 / 6),
     "purity": Kind(checks.check_purity, _either, 1 / 3),
@@ -174,11 +213,21 @@ KINDS = {
     "memory": Kind(checks.check_memory, _either, 1 / 6),
     "backward": Kind(checks.check_backward, _smooth, gradients=True),
     "second-order": Kind(checks.check_second_order_agrees, _smooth, 1 / 3, gradients=True),
+    "cotangents": Kind(cotangents.check_cotangents, _smooth, 0, gradients=True),
     "pair": Kind(checks.check_fused_pair, _composed, gradients=True),
     "wanted": Kind(tape.check_wanted, _composed, 1 / 6, gradients=True),
     "tape": Kind(tape.check_tape, _smooth, 0, gradients=True),
+    "huge": Kind(extremes.check_huge, _either, 0, level="huge"),
+    "crossed": Kind(extremes.check_crossed, _either, 0, level="huge"),
+    "endurance": Kind(endurance.check_endurance, _either, 0, changed=_various, level="endurance"),
+    "concurrent": Kind(endurance.check_concurrent, _either, 0, changed=_various, level="endurance"),
 }
-OF_BACKEND = {
+def check_first_calls(backend: Backend, examples: int) -> None:
+    """Check that in a new process an op's first call gives the same bits even if four threads make it at once."""
+    endurance.first_calls(backend, first_examples(backend))
+
+
+BACKEND_CHECKS = {
     "complete": ("core", backend_checks.check_complete),
     "copies": ("core", backend_checks.check_copies),
     "hosts": ("core", backend_checks.check_hosts),
@@ -188,23 +237,31 @@ OF_BACKEND = {
     "threads": ("core", backend_checks.check_threads),
     "program-cache": ("core", backend_checks.check_program_cache),
     "joined": ("core", capturing.check_joined),
+    "captures": ("core", programs.check_captures),
+    "runs": ("core", programs.check_runs),
+    **contract.CHECKS,
     "precisions": ("nn", backend_checks.check_precisions),
     "transforms": ("autograd", backend_checks.check_transforms),
     "training": ("gpt", backend_checks.check_training),
     "generation": ("gpt", backend_checks.check_generation),
+    "large-copies": ("huge", backend_checks.check_large_copies),
+    "large-precisions": ("huge", backend_checks.check_large_precisions),
+    "calls": ("endurance", endurance.check_calls),
+    "first-calls": ("endurance", check_first_calls),
 }
-OTHER_DTYPES = 1 / 6  # of the examples, how many for each dtype that is not the usual one
+OTHER_DTYPES = 1 / 6  # fraction of the examples for each dtype other than the usual one
 
 
 @cache
-def cases() -> tuple[Case, ...]:
-    """Every case, in the order of the levels."""
-    found = [*_of_the_backend(), *_of_ops(), *_of_dtypes()]
+def cases(level: str = LEVELS[-1]) -> tuple[Case, ...]:
+    """Return the cases of a level and of those before it, in the order of the levels."""
+    wanted = LEVELS[: LEVELS.index(level) + 1]
+    found = [case for case in (*_of_the_backend(), *_of_ops(), *_of_dtypes()) if case.level in wanted]
     return tuple(sorted(found, key=lambda case: LEVELS.index(case.level)))
 
 
 def columns() -> list[str]:
-    """The checks that ops are put to: the columns of a matrix."""
+    """Return the names of the checks of ops: the columns of the report's table."""
     dtypes = [d for entry in SAMPLES.values() for d in entry.dtypes]
     return [*KINDS, *dict.fromkeys(dtypes)]
 
@@ -214,7 +271,7 @@ def _of_ops() -> Iterator[Case]:
         for op, entry in SAMPLES.items():
             strategy = kind.draws(op, entry, entry.usual)
             if strategy is not None:
-                level = "nn" if op.body else "autograd" if kind.gradients else "core"
+                level = kind.level or ("nn" if op.body else "autograd" if kind.gradients else "core")
                 changed = partial(kind.changed, entry) if kind.changed else None
                 run = partial(_examine, kind.check, op, strategy, kind.share, changed)
                 yield Case(level, name, op.name, run)
@@ -228,7 +285,7 @@ def _of_dtypes() -> Iterator[Case]:
 
 
 def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effort) -> None:
-    """The value and, of floats, the gradients."""
+    """Check the values in one dtype and, for floating-point dtypes, the gradients."""
     _check_offered(op, backend)
     if as_dtype(dtype) not in backend.dtypes:
         raise Lacking(f"{backend.name} holds no {dtype}")
@@ -240,41 +297,72 @@ def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effor
 
 
 def _check_offered(op: Op, backend: Backend) -> None:
+    """Raise NotOffered if the backend lacks the op's whole group."""
     if op.group and op not in backend.kernels and offer(backend, op.group) == NOT_OFFERED:
         raise NotOffered(f"{backend.name} does not offer the group {op.group}")
 
 
 def _of_the_backend() -> Iterator[Case]:
-    for subject, (level, check) in OF_BACKEND.items():
+    for subject, (level, check) in BACKEND_CHECKS.items():
         yield Case(level, "backend", subject, partial(_run_of_backend, check))
     for layer in backend_checks.LAYERS:
         yield Case("nn", "layer", layer, partial(_run_layer, layer))
 
 
+def first_examples(backend: Backend) -> dict[Op, Sample]:
+    """Return the simplest call of every op that the backend can run."""
+    offered = [op for op in SAMPLES if not op.group or op in backend.kernels or offer(backend, op.group) != NOT_OFFERED]
+    found = {op: first_example(op, backend) for op in offered}
+    return {op: sample for op, sample in found.items() if sample is not None}
+
+
+def first_example(op: Op, backend: Backend) -> Sample | None:
+    """Return the simplest call of an op in dtypes that the backend holds, or None if there is no such call."""
+    entry = SAMPLES[op]
+    drawn = _drawn(_Drawing(_either(op, entry, entry.usual), backend.dtypes, zlib.crc32(op.name.encode()), FAST))
+    return _various(entry, drawn[0]) if drawn else None
+
+
 def _run_of_backend(check: Callable[[Backend, int], None], backend: Backend, effort: Effort) -> None:
-    check(backend, effort.examples)
+    with _with_note(check, f"get_backend({backend.name!r}), {effort.examples}"):
+        check(backend, effort.examples)
 
 
 def _run_layer(layer: str, backend: Backend, effort: Effort) -> None:
-    backend_checks.check_layer(layer, backend)
+    with _with_note(backend_checks.check_layer, f"{layer!r}, get_backend({backend.name!r})"):
+        backend_checks.check_layer(layer, backend)
+
+
+@contextmanager
+def _with_note(check: Callable, arguments: str) -> Iterator[None]:
+    """Add a note to any exception: the Python code that repeats the check."""
+    try:
+        yield
+    except Exception as error:
+        home = check.__module__.rpartition(".")[2]
+        error.add_note(
+            f"{checks.TO_REPRODUCE}:\n    from polyarr import get_backend\n    from polyarr.testing import {home}\n"
+            f"    {home}.{check.__name__}({arguments})"
+        )
+        raise
 
 
 class _Drawing(NamedTuple):
-    """Which examples hypothesis is to draw: of a strategy, those in a backend's dtypes."""
+    """The examples that hypothesis draws: those of a strategy that use only a backend's dtypes."""
 
     strategy: SearchStrategy[Sample]
     dtypes: frozenset
     seed: int
     examples: int
 
-    def given_to(self, check: Callable[[Sample], None], phases: tuple[Phase, ...]) -> None:
-        """Put a check to them."""
+    def apply(self, check: Callable[[Sample], None], phases: tuple[Phase, ...]) -> None:
+        """Run a check on the examples."""
         return seeded(self.seed)(
             settings(
                 max_examples=self.examples,
-                deadline=None,  # compiling takes its time
+                deadline=None,  # compiling takes long
                 database=None,
-                verbosity=Verbosity.quiet,  # the error's note says what to type
+                verbosity=Verbosity.quiet,  # the exception's note has the code that repeats the check
                 print_blob=False,
                 report_multiple_bugs=False,  # one failure, with its note
                 suppress_health_check=list(HealthCheck),
@@ -283,15 +371,16 @@ class _Drawing(NamedTuple):
         )()
 
 
-@lru_cache(maxsize=4096)  # of all cases; an example is a few words, its arrays are made anew
+@lru_cache(maxsize=4096)  # enough for all cases; a Sample is small, its arrays are created on use
 def _drawn(drawing: _Drawing) -> list[Sample]:
-    """The examples: drawing takes as long as many a check, and so do the programs that their shapes need.
+    """Return the examples, which are cached because drawing them takes as long as many a check.
 
-    Every check of an op is put to the same ones, on every backend. That there are none is found last.
+    Every check of an op gets the same examples on every backend, so that compiled programs are shared. An empty list
+    means that hypothesis found no example.
     """
     found: list[Sample] = []
     with suppress(Unsatisfiable):
-        drawing.given_to(found.append, (Phase.generate,))
+        drawing.apply(found.append, (Phase.generate,))
     return found
 
 
@@ -303,7 +392,7 @@ def _examine(
     check: Callable, op: Op, strategy: SearchStrategy[Sample], share: float,
     changed: Callable[[Sample], Sample] | None, backend: Backend, effort: Effort,
 ) -> None:  # fmt: skip
-    """Put a check to the examples that hypothesis finds; the smallest one that fails is what the error tells of."""
+    """Run a check on the drawn examples; report the smallest failing example that hypothesis finds."""
     _check_offered(op, backend)
     drawing = _Drawing(strategy, backend.dtypes, zlib.crc32(op.name.encode()) + effort.seed, effort.examples)
     drawn = _drawn(drawing)[: _part(effort.examples, share)]
@@ -323,9 +412,9 @@ def _examine(
 
 
 def _shrink(drawing: _Drawing, check: Callable[[Sample], None], where: str, sample: Sample, first: Exception) -> None:
-    """Raise the error of the smallest example that fails, or of sample; the first one, if it fails now and then."""
+    """Raise the error of the smallest failing example, or of `sample`; the first error if it is not deterministic."""
     try:
-        drawing.given_to(check, (Phase.generate, Phase.shrink))
+        drawing.apply(check, (Phase.generate, Phase.shrink))
     except Flaky as error:
         first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
     else:

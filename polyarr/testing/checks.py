@@ -1,12 +1,12 @@
-"""What must hold for any op on any backend. Plain functions, usable from a prompt:
+"""Checks of one op on one backend, as plain functions that also work at a prompt:
 
     from polyarr import ops
     from polyarr.testing import Data, Sample, checks
     checks.check_forward(ops.exp, "opencl", Sample((Data((3,)),)))
 
-Each takes an op, a backend (or its name) and a Sample, and raises CheckFailure: which op on which backend, what
-differs, where and by how much. What to type to see it again is attached as a note. Where the backend says that it
-lacks what a check needs, that is Lacking.
+Each takes an op, a backend (or its name) and a Sample. A check raises CheckFailure with the op, the backend, what
+differs, where and by how much; a note has the Python code that repeats it. It raises Lacking if the backend declares
+that it lacks what the check needs.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, Spec, float32, float64
+from polyarr.testing import covered
 from polyarr.testing.compare import (
     CheckFailure,
     Lacking,
@@ -43,32 +44,33 @@ from polyarr.testing.samples import SAMPLES, Entry, alone, large, numbers
 from polyarr.testing.strategies import LAYOUTS, REPEATING, Data, Sample, wrong_numbers
 from polyarr.testing.tolerance import FLOOR, largest
 
-TO_SEE_IT_AGAIN = "to see it again"  # begins the note with what to type
-# The step of central differences, and what they may differ by relative to the sum of what was added up. In float64,
-# truncation and rounding are both about 1e-10; some results are float32, whatever goes in.
+TO_REPRODUCE = "to reproduce it"  # begins the note that has the code to repeat a check
+# Step and tolerance of central differences by dtype; the tolerance is relative to the sum of the terms' magnitudes. In
+# float64, truncation and rounding errors are both about 1e-10; some results are float32 for any input.
 STEPS = {float64: (1e-5, 2e-6), float32: (1e-3, 1e-3)}
 
 
 @functools.cache
 def reference() -> Backend:
-    """NumPy as polyarr brings it: no plugin's kernels among it."""
+    """Return NumPy with polyarr's own kernels only, without those of plugins."""
     return built_in.start()
 
 
 def check(fn: Callable) -> Callable:
-    """A check: the backend may be given by name, and any error gets a note with what to type."""
+    """Wrap a check: it accepts a backend's name, and adds the code that repeats it as a note to any exception."""
     home = fn.__module__.rpartition(".")[2]
 
     @functools.wraps(fn)
     def wrapped(op: Op, backend: str | Backend, sample: Sample) -> None:
         found = get_backend(backend)
         sample = sample.flushed(found.flushes)
+        covered.note(sample)
         try:
-            with use_backend(found):
+            with use_backend(found), without_warnings(label_of(op, found)):
                 fn(op, found, sample)
         except Exception as error:
             error.add_note(
-                f"{TO_SEE_IT_AGAIN}:\n    from polyarr import ops\n"
+                f"{TO_REPRODUCE}:\n    from polyarr import ops\n"
                 f"    from polyarr.testing import Data, Sample, {home}\n"
                 f"    {home}.{fn.__name__}(ops.{op.name}, {found.name!r}, {sample!r})"
             )
@@ -77,8 +79,22 @@ def check(fn: Callable) -> Callable:
     return wrapped
 
 
-def place_of(op: Op, backend: Backend) -> str:
-    """How a failure begins."""
+@contextlib.contextmanager
+def without_warnings(place: str) -> Iterator[None]:
+    """Raise CheckFailure for a warning of one of Python's own categories, such as NumPy's about nan and infinity.
+
+    Other categories belong to libraries: PyOpenCL's is about compilers.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for found in caught:
+        if found.category.__module__ == "builtins":
+            raise CheckFailure(f"{place}: warns: {found.category.__name__}: {found.message}")
+
+
+def label_of(op: Op, backend: Backend) -> str:
+    """Return the label that messages begin with, such as "exp on opencl"."""
     return f"{op.name} on {backend.name}"
 
 
@@ -87,8 +103,8 @@ def place_of(op: Op, backend: Backend) -> str:
 
 @check
 def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
-    """The value agrees with the reference in float64."""
-    entry, place = SAMPLES[op], place_of(op, backend)
+    """Check that the value agrees with the reference in float64."""
+    entry, place = SAMPLES[op], label_of(op, backend)
     got = values(place, op(*sample.arrays(backend), **sample.params))
     expected = _reference(op, entry, sample.hosts(entry.wide), sample.params)
     bounds = magnitudes(op, entry, sample, expected)
@@ -102,25 +118,25 @@ def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
 
 @check
 def check_backward(op: Op, backend: Backend, sample: Sample) -> None:
-    """The gradients agree with those of NumPy in float64."""
-    place, got = place_of(op, backend), _gradients(op, backend, sample)
+    """Check that the gradients agree with NumPy's in float64."""
+    place, got = label_of(op, backend), _gradients(op, backend, sample)
     if got:
         expected = _gradients(op, reference(), sample, wide=True)
         gradients_agree(place, got, expected, dtype=coarsest(op, sample))
-        if sample.g == "plain":  # the layout that kernels forget
+        if sample.g == "plain":  # the layout that kernels most often mishandle
             got = _gradients(op, backend, replace(sample, g="transposed"))
             gradients_agree(place, got, expected, "with a transposed cotangent, ", coarsest(op, sample))
 
 
 @check
 def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
-    """The backend's pair agrees with the backend without it, in value and in gradients.
+    """Check a backend's Fused kernels against the op's decomposition on the same backend, in value and gradients.
 
-    Also if the gradient is asked for twice, and if the op is called once more before it is.
+    The gradients also hold if they are asked for twice, and after another call of the op.
     """
     if not isinstance(backend.kernels.get(op), Fused):
-        raise Lacking(f"{backend.name} brings no pair for {op.name}: its body runs")
-    plain, place = backend.without_fused(), place_of(op, backend)
+        raise Lacking(f"{backend.name} has no Fused kernels for {op.name}: its decomposition runs")
+    plain, place = backend.without_fused(), label_of(op, backend)
     got = values(place, op(*sample.arrays(backend), **sample.params))
     with use_backend(plain):
         expected = values(place, op(*sample.arrays(plain), **sample.params))
@@ -136,7 +152,7 @@ def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
 
 @check
 def check_gradient(op: Op, backend: Backend, sample: Sample) -> None:
-    """In float64: the gradient along a random direction agrees with central differences."""
+    """Check the gradient along a random direction against central differences, in float64."""
     value = _scalar(op, backend, sample)
     grads = polyarr.grad(value, argnums=tuple(range(len(sample.inputs))))(*sample.arrays(backend, wide=True))
     _compare_numeric(op, backend, sample, "the gradient", lambda *args: value(*args).item(), grads)
@@ -144,7 +160,7 @@ def check_gradient(op: Op, backend: Backend, sample: Sample) -> None:
 
 @check
 def check_second_order(op: Op, backend: Backend, sample: Sample) -> None:
-    """In float64: the gradient of <v, gradient> agrees with central differences of <v, gradient>."""
+    """Check the gradient of <v, gradient> against central differences of <v, gradient>, in float64."""
     slope = _slope(op, backend, sample)
     grads = polyarr.grad(slope, argnums=tuple(range(len(sample.inputs))))(*sample.arrays(backend, wide=True))
     _compare_numeric(op, backend, sample, "the second derivative", lambda *args: slope(*args).item(), grads)
@@ -152,7 +168,7 @@ def check_second_order(op: Op, backend: Backend, sample: Sample) -> None:
 
 @check
 def check_second_order_agrees(op: Op, backend: Backend, sample: Sample) -> None:
-    """The gradient of <v, gradient> agrees with NumPy in float64."""
+    """Check that the gradient of <v, gradient> agrees with NumPy's in float64."""
     if not carries_gradient(op, sample):
         return
     found = []
@@ -161,15 +177,12 @@ def check_second_order_agrees(op: Op, backend: Backend, sample: Sample) -> None:
         with use_backend(place):
             grads = polyarr.grad(slope, argnums=tuple(range(len(sample.inputs))))(*sample.arrays(place, wide))
         found.append({name: g.numpy() for name, g in _named(op, grads).items()})
-    gradients_agree(place_of(op, backend), *found, "the second derivative's ")
+    gradients_agree(label_of(op, backend), *found, "the second derivative's ")
 
 
 @check
 def check_purity(op: Op, backend: Backend, sample: Sample) -> None:
-    """Neither the op nor its gradient changes an input.
-
-    Nor does the gradient change the result or the cotangent, which others may hold.
-    """
+    """Check that neither the op nor its gradient changes an input, the result or the cotangent."""
     args = sample.arrays(backend)
     inputs = {f"the input {_path(op, path)}": a for path, a in tree.items(args)}
     with _unchanged(op, backend, "the op", inputs):
@@ -187,55 +200,55 @@ def _unchanged(op: Op, backend: Backend, moment: str, held: dict[str, Any]) -> I
     yield
     for what, a in held.items():
         if bits(a) != before[what]:
-            raise CheckFailure(f"{place_of(op, backend)}: {moment} changed {what}")
+            raise CheckFailure(f"{label_of(op, backend)}: {moment} changed {what}")
 
 
 @check
 def check_layout(op: Op, backend: Backend, sample: Sample) -> None:
-    """Strides, steps, offsets and negative strides make no difference."""
+    """Check that strides, steps, offsets and negative strides make no difference."""
     for layout in LAYOUTS:
         if layout not in REPEATING or _takes_alike(op):
             check_forward(op, backend, sample.with_layout(layout))
 
 
 def _takes_alike(op: Op) -> bool:
-    """Whether elements may be all alike: not so for indices, nor where a small difference is divided by."""
+    """Return whether all elements may be equal; indices and ops that divide by a small difference exclude that."""
     return SAMPLES[op].kind in ("exact", "arithmetic", "function") and not op.indices
 
 
 @check
 def check_alias(op: Op, backend: Backend, sample: Sample) -> None:
-    """One array in the place of two inputs is as good as two that are alike."""
+    """Check that passing one array as two inputs gives the same as passing two equal arrays."""
     for twin in sample.with_twins():
         for layout in ("plain", "stepped"):
-            hold(op, backend, twin.with_layout(layout))
+            compare_with_reference(op, backend, twin.with_layout(layout))
 
 
 @check
 def check_large(op: Op, backend: Backend, template: Sample) -> None:
-    """Value and gradients of large calls."""
+    """Check the values and gradients of large calls."""
     for sample in large(op, template):
-        hold(op, backend, replace(sample, g="transposed"))
+        compare_with_reference(op, backend, replace(sample, g="transposed"))
 
 
 @check
 def check_alone(op: Op, backend: Backend, template: Sample) -> None:
-    """The value where one nan, infinity, extreme or other special number stands among usual ones."""
+    """Check the value of calls with one nan, infinity, extreme or other special number among normal ones."""
     for sample in alone(op, template):
         check_forward(op, backend, sample)
 
 
 @check
 def check_numbers(op: Op, backend: Backend, template: Sample) -> None:
-    """The value of calls with the numbers at which narrower dtypes and careless sums give way."""
+    """Check the value of calls with numbers that narrower dtypes cannot hold and naive sums lose."""
     entry = SAMPLES[op]
     for sample in numbers(op, entry, entry.usual, template):
         if sample.dtypes() <= backend.dtypes:
             check_forward(op, backend, sample)
 
 
-def hold(op: Op, backend: Backend, sample: Sample) -> None:
-    """Value and, where there are any, gradients agree with the reference."""
+def compare_with_reference(op: Op, backend: Backend, sample: Sample) -> None:
+    """Check the value and, if there is one, the gradient against the reference."""
     check_forward(op, backend, sample)
     if SAMPLES[op].smooth and carries_gradient(op, sample):
         check_backward(op, backend, sample)
@@ -243,7 +256,7 @@ def hold(op: Op, backend: Backend, sample: Sample) -> None:
 
 @check
 def check_indices(op: Op, backend: Backend, sample: Sample) -> None:
-    """An index that is out of range is an IndexError, at once or at the next download; work goes on."""
+    """Check that an index out of range raises IndexError at once or at the next download, and that later calls work."""
     for wrong in _wrong_indices(op, sample):
         try:
             found = [a.tolist() for a in tree.leaves(op(*wrong.arrays(backend), **wrong.params))]
@@ -251,14 +264,14 @@ def check_indices(op: Op, backend: Backend, sample: Sample) -> None:
             continue
         name, at = op.inputs[op.indices[0]], wrong.inputs[op.indices[0]]
         raise CheckFailure(
-            f"{place_of(op, backend)}: {name} {at.numpy().tolist()} ({at.dtype}) of {at.limit} gave {found}; "
+            f"{label_of(op, backend)}: {name} {at.numpy().tolist()} ({at.dtype}) of {at.limit} gave {found}; "
             "expected an IndexError"
         )
     check_forward(op, backend, sample)
 
 
 def _wrong_indices(op: Op, sample: Sample) -> Iterator[Sample]:
-    """The call with one index after the other that is out of range, in each dtype that holds it."""
+    """Yield the call with one invalid index at a time, in each dtype that holds it."""
     place = op.indices[0]
     at = sample.inputs[place]
     values = "no class" if op is ops.cross_entropy else "wrong"
@@ -270,7 +283,7 @@ def _wrong_indices(op: Op, sample: Sample) -> Iterator[Sample]:
 
 @check
 def check_bounds(op: Op, backend: Backend, sample: Sample) -> None:
-    """Every element of the result is written, and nothing beside it or beside an input."""
+    """Check that every element of the result is written, and no memory beside it or beside an input."""
     kept: list[tuple[np.ndarray, Any]] = []
 
     def upload(host: np.ndarray) -> Any:
@@ -285,18 +298,18 @@ def check_bounds(op: Op, backend: Backend, sample: Sample) -> None:
                 check_forward(op, watched, moved)
                 _gradients(op, watched, moved)
         except BackendError as error:
-            raise CheckFailure(f"{place_of(op, backend)}: {error}") from error
+            raise CheckFailure(f"{label_of(op, backend)}: {error}") from error
     for host, buf in kept:
         if backend.download(buf).tobytes() != host.tobytes():
-            raise CheckFailure(f"{place_of(op, backend)}: memory beside the elements of an input was changed")
+            raise CheckFailure(f"{label_of(op, backend)}: memory beside the elements of an input was changed")
 
 
 @check
 def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
-    """What the op and its gradient took is given back when nobody holds it any more."""
+    """Check that the memory of the op and of its gradient is freed when nothing refers to it any more."""
 
     saved: list[Any] = []
-    watched_backend = _noting_saved(op, backend, saved)
+    watched_backend = _recording_saved(op, backend, saved)
 
     def used() -> int:
         return backend.memory().get("in use", 0)
@@ -306,26 +319,26 @@ def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
         saved.clear()
         result = op(*args, **sample.params)
         made = [("the result", a.buf) for a in tree.leaves(result)]
-        made += [(f"d/d{name}", a.buf) for name, a in pulled(op, args, sample).items()]
+        made += [(f"d/d{name}", a.buf) for name, a in gradients_of(op, args, sample).items()]
         made += [("what the pair saved", s) for s in tree.leaves(tuple(saved)) if s is not None]
         saved.clear()
         return [(what, weakref.ref(buf)) for what, buf in made if type(buf).__weakrefoffset__]
 
-    lasting = [ref() for _, ref in run()]  # what is cached on the first run may stay
+    lasting = [ref() for _, ref in run()]  # buffers cached by the first run may stay
     before, watched = used(), run()
     if not (watched or backend.memory()):
         raise Lacking(f"{backend.name} does not report its memory, and no weak reference to a buffer can be made")
     if used() > before or any(ref() is not None for _, ref in watched):
         gc.collect()
     if used() > before:
-        raise CheckFailure(f"{place_of(op, backend)}: {used() - before} bytes are in use that nobody holds")
+        raise CheckFailure(f"{label_of(op, backend)}: {used() - before} bytes are in use that nobody holds")
     for what, ref in watched:
         if (buf := ref()) is not None and not any(buf is known for known in lasting):
-            raise CheckFailure(f"{place_of(op, backend)}: the buffer of {what} lives on when nobody holds it")
+            raise CheckFailure(f"{label_of(op, backend)}: the buffer of {what} lives on when nobody holds it")
 
 
-def _noting_saved(op: Op, backend: Backend, saved: list[Any]) -> Backend:
-    """The backend, noting what its pair for the op saves."""
+def _recording_saved(op: Op, backend: Backend, saved: list[Any]) -> Backend:
+    """Return the backend with a forward kernel that records what it saves for the op's backward."""
     pair = backend.kernels.get(op)
     if not isinstance(pair, Fused):
         return backend
@@ -341,20 +354,20 @@ def _noting_saved(op: Op, backend: Backend, saved: list[Any]) -> Backend:
 
 @check
 def check_determinism(op: Op, backend: Backend, sample: Sample) -> None:
-    """The same inputs give the same bits, in value and in gradients; not so where an unordered op takes part."""
+    """Check that equal inputs give equal bits in value and gradients, unless an unordered op takes part."""
     if op in backend.unordered:
         raise Lacking(f"{backend.name} says that {op.name} adds in no fixed order")
-    if backend.unordered and meets_unordered(op, backend, sample):
+    if backend.unordered and uses_unordered_op(op, backend, sample):
         return
     runs = [bits((op(*sample.arrays(backend), **sample.params), _gradients(op, backend, sample))) for _ in range(2)]
     for path, first in runs[0].items():
         if first != runs[1][path]:
             what = "the result" if path[0] == 0 else f"d/d{path[1]}"
-            raise CheckFailure(f"{place_of(op, backend)}: {what} has other bits the second time")
+            raise CheckFailure(f"{label_of(op, backend)}: {what} has other bits the second time")
 
 
-def meets_unordered(op: Op, backend: Backend, sample: Sample) -> bool:
-    """True if one of backend.unordered runs in the op or its gradient."""
+def uses_unordered_op(op: Op, backend: Backend, sample: Sample) -> bool:
+    """Return whether the op or its gradient runs one of backend.unordered."""
     met: list[Op] = []
 
     def noted(found: Op, kernel: Callable) -> Callable:
@@ -381,27 +394,36 @@ def meets_unordered(op: Op, backend: Backend, sample: Sample) -> bool:
 
 @check
 def check_no_transfers(op: Op, backend: Backend, sample: Sample) -> None:
-    """Nothing passes through the host, neither in the op nor in its gradient."""
+    """Check that neither the op nor its gradient copies data to or from the host."""
     args = sample.arrays(backend)
     cotangents = cotangents_of(op(*args, **sample.params), sample)
     before = polyarr.transfers()
     op(*args, **sample.params)
     between = polyarr.transfers()
     if cotangents is not None:
-        pulled(op, args, sample, cotangents)
+        gradients_of(op, args, sample, cotangents)
     for moment, a, b in (("the op", before, between), ("its gradient", between, polyarr.transfers())):
         if a != b:
             up, down = b.uploads - a.uploads, b.downloads - a.downloads
             raise CheckFailure(
-                f"{place_of(op, backend)}: {moment} made {up} uploads and {down} downloads; expected none"
+                f"{label_of(op, backend)}: {moment} made {up} uploads and {down} downloads; expected none"
+                + _remedy(op, backend)
             )
+
+
+def _remedy(op: Op, backend: Backend) -> str:
+    """Return advice for the author of a kernel if the transfers may come from dynamic scalars."""
+    numbers = [op.inputs[i] for i in op.numbers if op.inputs[i] not in backend.reads.get(op, ())]
+    if not numbers or op not in backend.kernels:
+        return ""
+    return f"; if they are numbers, have the kernel read {', '.join(numbers)} from arrays, and say so in Backend.reads"
 
 
 # ---- values and gradients ------------------------------------------------------------------------------------
 
 
 def _reference(op: Op, entry: Entry, hosts: tuple, params: dict) -> list[np.ndarray]:
-    """The expected values: by the entry's NumPy function, or by the body on NumPy in float64."""
+    """Return the expected values from the entry's NumPy function, or from the decomposition on NumPy in float64."""
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         if entry.reference is not None:
             exact = {name: value for name, value in {**op.defaults, **params}.items() if name != "precision"}
@@ -409,14 +431,16 @@ def _reference(op: Op, entry: Entry, hosts: tuple, params: dict) -> list[np.ndar
             return [np.asarray(f) for f in found] if isinstance(found, (tuple, list)) else [np.asarray(found)]
         with use_backend(reference()):
             args = tree.map(lambda a: polyarr.asarray(a) if isinstance(a, np.ndarray) else a, hosts)
-            return values(place_of(op, reference()), op(*args, **params))
+            return values(label_of(op, reference()), op(*args, **params))
 
 
 def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]) -> list:
-    """What each result's tolerance is relative to; see tolerance.TABLE."""
+    """Return the magnitude that each result's tolerance is relative to; see tolerance.TABLE."""
     if entry.kind in ("reduction", "layer"):
         positive = _reference(op, entry, tree.map(_without_sign, sample.hosts()), sample.params)
         return [max(FLOOR, largest(p)) for p in positive] if entry.kind == "layer" else positive
+    if entry.kind == "relative":
+        return [np.abs(e) for e in expected]
     if entry.kind == "step":
         inputs = largest(*_flat_hosts(sample))
         return [max(inputs, largest(e)) for e in expected]
@@ -429,7 +453,7 @@ def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray])
 
 
 def _without_sign(a: Any) -> Any:
-    """Wider integers are indices, whose sign says from where they count."""
+    """Return floats and int8 as absolute values; wider integers are indices, whose sign must stay."""
     if not isinstance(a, np.ndarray) or (a.dtype.kind != "f" and a.dtype != np.int8):
         return a
     return np.abs(a if a.dtype.kind == "f" else a.astype(np.int16))
@@ -440,25 +464,25 @@ def _flat_hosts(sample: Sample) -> list[np.ndarray]:
 
 
 def carries_gradient(op: Op, sample: Sample) -> bool:
-    """True where a floating-point input meets a floating-point result."""
+    """Return whether an input and a result are floating-point arrays."""
     return all(any(d in FLOATS for d in found) for found in _dtypes(op, sample))
 
 
 def coarsest(op: Op, sample: Sample) -> np.dtype:
-    """The floating-point dtype with the largest eps among inputs and results: gradients are no better."""
+    """Return the floating-point dtype with the largest eps among inputs and results: it limits the gradients."""
     inputs, results = _dtypes(op, sample)
     return max((d for d in (*inputs, *results) if d in FLOATS), key=lambda d: polyarr.finfo(d).eps)
 
 
 def _dtypes(op: Op, sample: Sample) -> tuple[list[np.dtype], list[np.dtype]]:
-    """The dtypes of the arrays that go in and come out."""
+    """Return the dtypes of the input arrays and those of the results."""
     specs = sample.specs()
     inputs = [s.dtype for s in tree.leaves(specs) if isinstance(s, Spec)]
     return inputs, [s.dtype for s in tree.leaves(op(*specs, **sample.params))]
 
 
 def cotangents_of(result: Any, sample: Sample) -> Any:
-    """One cotangent per floating-point result, None if there is none; integers get zeros, which do not matter."""
+    """Return a cotangent for every result (an integer result is its own), or None without floating-point results."""
     if not any(a.dtype in FLOATS for a in tree.leaves(result)):
         return None
 
@@ -469,11 +493,11 @@ def cotangents_of(result: Any, sample: Sample) -> Any:
 
 
 def _direction(a: Array, seed: int, layout: str = "plain") -> Array:
-    """Numbers in a's shape and dtype that are the same in every dtype."""
+    """Return numbers of a's shape and dtype that are the same in every dtype."""
     return Data(a.shape, a.dtype.name, "eighths", layout, seed).array(a.backend)
 
 
-def pulled(
+def gradients_of(
     op: Op,
     args: tuple,
     sample: Sample,
@@ -482,10 +506,9 @@ def pulled(
     between: tuple | None = None,
     times: int = 1,
 ) -> dict[str, Array]:
-    """The gradients, by the input's name.
+    """Return the gradients of an op by the input's name, as its VJP gives them when called `times` times.
 
-    between  what the op is called with once more before they are pulled
-    times    how often they are pulled; the last ones count
+    If `between` is given, the op is called with it before the VJP.
     """
     params = sample.wide_params() if wide else sample.params
     value, pull = polyarr.vjp(lambda *a: op(*a, **params), *args)
@@ -513,12 +536,12 @@ def _gradients(
 ) -> dict[str, np.ndarray]:
     with use_backend(backend):
         other = between and between.arrays(backend, wide)
-        found = pulled(op, sample.arrays(backend, wide), sample, wide=wide, between=other, times=times)
-        return {name: values(place_of(op, backend), g, f"d/d{name}")[0] for name, g in found.items()}
+        found = gradients_of(op, sample.arrays(backend, wide), sample, wide=wide, between=other, times=times)
+        return {name: values(label_of(op, backend), g, f"d/d{name}")[0] for name, g in found.items()}
 
 
 def _scalar(op: Op, backend: Backend, sample: Sample, wide: bool = True) -> Callable:
-    """The op followed by the scalar product with a cotangent."""
+    """Return the function that multiplies the op's results with a cotangent and sums."""
     params = sample.wide_params() if wide else sample.params
 
     def value(*args: Any) -> Array:
@@ -530,7 +553,7 @@ def _scalar(op: Op, backend: Backend, sample: Sample, wide: bool = True) -> Call
 
 
 def _slope(op: Op, backend: Backend, sample: Sample, wide: bool = True) -> Callable:
-    """The scalar product of the gradient with a direction."""
+    """Return the function that multiplies the gradient with a direction and sums."""
     value = _scalar(op, backend, sample, wide)
 
     def slope(*args: Any) -> Array:
@@ -546,7 +569,7 @@ def _added(parts: list[Array]) -> Array:
 
 
 def _compare_numeric(op: Op, backend: Backend, sample: Sample, what: str, value: Callable, grads: tuple) -> None:
-    """grads along a random direction against (value(x + h u) - value(x - h u)) / 2h."""
+    """Compare grads along a random direction with (value(x + h u) - value(x - h u)) / 2h."""
     hosts = sample.hosts()
     direction = tree.map(lambda a: np.random.default_rng(3).standard_normal(np.shape(a)), hosts)
 
@@ -563,7 +586,7 @@ def _compare_numeric(op: Op, backend: Backend, sample: Sample, what: str, value:
     size = 1 + abs(numeric) + float(sum(np.abs(t).sum() for t in terms))
     if not abs(exact - numeric) <= tolerance * size:
         raise CheckFailure(
-            f"{place_of(op, backend)}: {what} along a direction is {exact:.9g}, numerically {numeric:.9g}"
+            f"{label_of(op, backend)}: {what} along a direction is {exact:.9g}, numerically {numeric:.9g}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Holding a result against what is expected: what a failure is, and what it says."""
+"""Comparison of results with expected values, and the exceptions that report the outcome of a check."""
 
 from typing import Any
 
@@ -6,27 +6,42 @@ import numpy as np
 
 from polyarr import tree
 from polyarr.core.array import Array
-from polyarr.core.spec import FLOATS
+from polyarr.core.spec import FLOATS, NARROW
 from polyarr.creation import finfo
-from polyarr.testing.tolerance import GRADIENT_FLOOR, allowed, largest
+from polyarr.testing.tolerance import GRADIENT_FLOOR, allowed, largest, rounded, ties
+
+LARGE = 4096  # elements above which a failure reports where differences begin
 
 
-class CheckFailure(AssertionError):  # noqa: N818  a verdict, not a mishap
-    """A check that did not hold."""
+class CheckFailure(AssertionError):  # noqa: N818  the outcome of a check rather than an error
+    """The exception that a check raises if its condition does not hold.
+
+    The message has one line: the op and the backend, what differs, at which index, the value found, the value expected
+    and the tolerance. A note on the exception has the Python code that repeats the check.
+
+    Examples:
+        >>> from polyarr import ops
+        >>> from polyarr.testing import CheckFailure, Data, Sample, checks
+        >>> try:
+        ...     checks.check_forward(ops.exp, "numpy", Sample((Data((3,)),)))
+        ... except CheckFailure as failure:
+        ...     print(failure)
+    """
 
 
-class Lacking(Exception):  # noqa: N818  no error: a skip
-    """The backend says that it lacks what a check needs."""
+class Lacking(Exception):  # noqa: N818  a skip rather than an error
+    """The exception that a check raises if the backend declares that it lacks what the check needs: a skip."""
 
 
 class NotOffered(Lacking):
-    """The backend lacks the group of ops that a check is about, as it may."""
+    """The exception that a check raises if the backend lacks the op's whole group, which is allowed."""
 
 
 def values(where: str, result: Any, what: str = "the result") -> list[np.ndarray]:
-    """Every array of a result on the host, each with the shape and the dtype that it claims to have.
+    """Return every array of a result on the host, after checking its shape and dtype against its Spec.
 
-    Errors:  CheckFailure
+    Raises:
+        CheckFailure: A shape or a dtype differs.
     """
     return [_value(where, leaf, what) for leaf in tree.leaves(result)]
 
@@ -40,15 +55,23 @@ def _value(where: str, array: Array, what: str) -> np.ndarray:
 
 
 def bits(result: Any) -> dict[tuple, bytes]:
-    """Every array as bytes, by path: what may not differ at all."""
+    """Return the bytes of every array in a tree, by path, for bitwise comparison."""
     hosts = {path: leaf.numpy() if type(leaf) is Array else leaf for path, leaf in tree.items(result)}
     return {path: h.tobytes() for path, h in hosts.items() if isinstance(h, np.ndarray)}
 
 
 def gradients_agree(where: str, got: dict, expected: dict, whose: str = "", dtype: np.dtype | None = None) -> None:
-    """Gradients by name agree, relative to the largest value of each, as far as dtype (None: their own) can tell.
+    """Compare gradients by name, relative to the largest value of each.
 
-    Errors:  CheckFailure
+    Args:
+        where: Begins the message, such as "exp on opencl".
+        got: Gradients found.
+        expected: Gradients expected.
+        whose: Begins the names of the gradients in the message.
+        dtype: Dtype whose tolerance applies if it is coarser than a gradient's own; None: the gradient's own.
+
+    Raises:
+        CheckFailure: A gradient differs, is missing or is unexpected.
     """
     if got.keys() != expected.keys():
         raise CheckFailure(f"{where}: {whose}gradients for {[*got]}, expected for {[*expected]}")
@@ -57,9 +80,10 @@ def gradients_agree(where: str, got: dict, expected: dict, whose: str = "", dtyp
 
 
 def same_count(where: str, got: list, expected: list) -> None:
-    """As many results as expected.
+    """Check that there are as many results as expected.
 
-    Errors:  CheckFailure
+    Raises:
+        CheckFailure: The numbers differ.
     """
     if len(got) != len(expected):
         raise CheckFailure(f"{where}: {len(got)} results, expected {len(expected)}")
@@ -75,12 +99,20 @@ def close(
     dtype: np.dtype | None = None,
     flushes: bool = False,
 ) -> None:
-    """got agrees with expected, which may be of a wider dtype, within the tolerance of its class and dtype.
+    """Compare `got` with `expected`, which may have a wider dtype, within the tolerance of a class of ops and a dtype.
 
-    dtype    that of the calculation, which counts where it is coarser than got's own
-    flushes  whether 0 may stand for what is below the smallest normal number
+    Args:
+        where: Begins the message, such as "exp on opencl".
+        what: Name of the value in the message, such as "the result".
+        got: Value found.
+        expected: Value expected.
+        kind: Class of ops, a row of tolerance.TABLE.
+        magnitude: Magnitude that the tolerance is relative to.
+        dtype: Dtype of the computation, which counts if it is coarser than got's own.
+        flushes: Whether 0 may replace numbers below the smallest normal one.
 
-    Errors:  CheckFailure
+    Raises:
+        CheckFailure: An element, or the shape, differs.
     """
     if got.shape != expected.shape:
         raise CheckFailure(f"{where}: {what} has shape {list(got.shape)}, expected {list(expected.shape)}")
@@ -88,17 +120,28 @@ def close(
         bad, bound = got != expected, np.zeros(got.shape)
     else:
         coarser = max(got.dtype, dtype or got.dtype, key=lambda d: finfo(d).eps)
-        expected = np.asarray(expected, np.float64)
+        with np.errstate(invalid="ignore"):
+            expected = np.asarray(expected, np.float64)
         bad, bound = _apart(got, expected, kind, magnitude, coarser)
         if flushes:
-            bad &= (got != 0) | (np.abs(expected) > float(finfo(got.dtype).smallest_normal))
+            with np.errstate(invalid="ignore"):  # signaling nans
+                bad &= (got != 0) | (np.abs(expected) > float(finfo(got.dtype).smallest_normal))
     if bad.any():
         at = np.unravel_index(np.argmax(bad), bad.shape)
         raise CheckFailure(
             f"{where}: {what} ({got.dtype.name}) differs at {list(map(int, at))}: {got[at]}, expected {expected[at]} "
             f"(off by {_distance(got[at], expected[at])}, allowed {bound[at]:.3g}; "
-            f"{int(bad.sum())} of {bad.size} elements differ)"
+            f"{int(bad.sum())} of {bad.size} elements differ{_from_where(bad)})"
         )
+
+
+def _from_where(bad: np.ndarray) -> str:
+    """Return, for a large array, from which element on all differ or up to which one none does; else ""."""
+    first = int(np.argmax(bad))
+    if bad.size < LARGE or not first:
+        return ""
+    is_rest = bad.reshape(-1)[first:].all()
+    return f", all from element {first:,} on" if is_rest else f", none before element {first:,}"
 
 
 def _distance(got: Any, expected: Any) -> str:
@@ -109,28 +152,32 @@ def _distance(got: Any, expected: Any) -> str:
 def _apart(
     got: np.ndarray, expected: np.ndarray, kind: str, magnitude: Any, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where got and expected differ by more than is allowed, and what is allowed."""
+    """Return a mask of the elements that differ by more than is allowed, and the allowed differences."""
     with np.errstate(all="ignore"):
-        rounded = expected.astype(got.dtype).astype(np.float64)
+        nearest = rounded(expected, got.dtype).astype(np.float64)
         found = got.astype(np.float64)
-        bound = allowed(kind, dtype, np.where(np.isfinite(rounded), rounded, 0.0), magnitude)
-        same = (found == rounded) | (np.isnan(found) & np.isnan(rounded))
+        bound = allowed(kind, dtype, np.where(np.isfinite(nearest), nearest, 0.0), magnitude)
+        same = (found == nearest) | (np.isnan(found) & np.isnan(nearest))
         near = np.abs(found - expected) <= bound
-        # On the edge of overflow, the largest number and infinity are neighbours.
-        edge = np.isfinite(expected) & (np.isinf(found) != np.isinf(rounded)) & (np.sign(found) == np.sign(rounded))
+        if kind == "arithmetic" and got.dtype in NARROW:  # exact results have only one correct rounding
+            near &= ~ties(expected, got.dtype)
+        # At the overflow threshold, the largest number and infinity are neighbors.
+        edge = np.isfinite(expected) & (np.isinf(found) != np.isinf(nearest)) & (np.sign(found) == np.sign(nearest))
         limit = float(finfo(got.dtype).max)
         near |= edge & (np.abs(np.clip(found, -limit, limit) - np.clip(expected, -limit, limit)) <= 1e-5 * limit)
     return ~(same | near), bound
 
 
 def same_zeros(where: str, what: str, got: np.ndarray, expected: np.ndarray) -> None:
-    """Zeros have the sign that is expected.
+    """Check that zeros have the expected sign.
 
-    Errors:  CheckFailure
+    Raises:
+        CheckFailure: The sign of a zero differs.
     """
     if got.dtype in FLOATS:
-        zeros = (got == 0) & (expected == 0)
-        bad = zeros & (np.signbit(got.astype(np.float64)) != np.signbit(expected))
+        with np.errstate(invalid="ignore"):  # of a signaling nan
+            zeros = (got == 0) & (expected == 0)
+            bad = zeros & (np.signbit(got.astype(np.float64)) != np.signbit(expected))
         if bad.any():
             at = np.unravel_index(np.argmax(bad), bad.shape)
             raise CheckFailure(f"{where}: {what} at {list(map(int, at))} is {got[at]}, expected {expected[at]}")

@@ -1,43 +1,59 @@
-"""The conformance kit as tests, one per case and backend:
+"""The conformance kit as pytest tests, one per case and backend:
 
-    pytest --pyargs polyarr.testing.conformance --polyarr-backend=NAME [--polyarr-level core|autograd|nn|gpt] [-n auto]
+    pytest --pyargs polyarr.testing.conformance --polyarr-backend=NAME [--polyarr-level LEVEL] [-n auto]
 
-`polyarr conformance NAME` is the same without pytest's other options. A backend's own tests have all of it by the line
-`from polyarr.testing.conformance import *` in a file. See polyarr/testing/cases.py for what is tried.
+`polyarr conformance NAME` runs the same cases in a pytest of its own. A backend's test suite includes all of them with
+the line `from polyarr.testing.conformance import *`. polyarr/testing/cases.py defines the cases.
 """
 
+import contextlib
+import json
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from polyarr.core.backend import Backend
-from polyarr.testing import backend_checks
-from polyarr.testing.cases import Case, Effort, cases, effort_of
-from polyarr.testing.checks import TO_SEE_IT_AGAIN
+from polyarr.core.backend import Backend, Fused
+from polyarr.core.current import use_backend
+from polyarr.core.op import Op
+from polyarr.testing import backend_checks, covered
+from polyarr.testing.cases import Case, Effort, cases, effort_of, first_example
+from polyarr.testing.checks import TO_REPRODUCE, gradients_of
 from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
+from polyarr.testing.samples import SAMPLES
 
-__all__ = ["copies_hold", "effort", "test_autograd", "test_core", "test_gpt", "test_nn", "untrusted"]
+__all__ = [
+    "copies_hold",
+    "effort",
+    "test_autograd",
+    "test_core",
+    "test_endurance",
+    "test_gpt",
+    "test_huge",
+    "test_nn",
+    "untrusted",
+]
 
 CASES = cases()
-FRAMES = 4  # of the traceback of an error that is no verdict
+FRAMES = 4  # of the traceback shown for an error that is not a CheckFailure
 
 
 @pytest.fixture(scope="session")
 def effort(pytestconfig: pytest.Config) -> Effort:
-    """How much to try, as the options say."""
+    """Number of examples and seed, from pytest's options."""
     return effort_of(pytestconfig.getoption)
 
 
 @pytest.fixture(scope="session")
 def untrusted() -> dict[str, str]:
-    """Backend -> why nothing that it gives can be believed, or nothing."""
+    """Reasons, by backend, why copies fail; "" for a backend whose copies work."""
     return {}
 
 
 @pytest.fixture
 def copies_hold(polyarr_backend: Backend, untrusted: dict[str, str], request: pytest.FixtureRequest) -> None:
-    """Skip all but what tells of it, where arrays do not come back as they went: every case would fail for that."""
+    """Skip all cases but the two that report it if arrays do not survive a round trip: all would fail for it."""
     case, name = request.node.callspec.params["case"], polyarr_backend.name
     if case.name not in ("backend-complete", "backend-copies"):
         if name not in untrusted:
@@ -53,51 +69,109 @@ def _each(level: str) -> Callable:
 
 @_each("core")
 def test_core(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """The primitives, and what the backend itself promises."""
-    _hold(case, polyarr_backend, effort, request)
+    """Check the primitives and the functions of the backend itself."""
+    _run_case(case, polyarr_backend, effort, request)
 
 
 @_each("autograd")
 def test_autograd(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """The gradients of the primitives."""
-    _hold(case, polyarr_backend, effort, request)
+    """Check the gradients of the primitives."""
+    _run_case(case, polyarr_backend, effort, request)
 
 
 @_each("nn")
 def test_nn(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Composed ops, and layers."""
-    _hold(case, polyarr_backend, effort, request)
+    """Check composed ops and layers."""
+    _run_case(case, polyarr_backend, effort, request)
 
 
 @_each("gpt")
 def test_gpt(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """The training of a small GPT."""
-    _hold(case, polyarr_backend, effort, request)
+    """Check training and generation with a small GPT."""
+    _run_case(case, polyarr_backend, effort, request)
 
 
-def _hold(case: Case, backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Run a case; its verdict is what the test says, without the frames of the kit."""
+@_each("huge")
+def test_huge(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
+    """Check calls beyond every size at which kernels change, and large calls in other dtypes and with other values."""
+    _run_case(case, polyarr_backend, effort, request)
+
+
+@_each("endurance")
+def test_endurance(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
+    """Check many calls and many threads."""
+    _run_case(case, polyarr_backend, effort, request)
+
+
+def _run_case(case: Case, backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
+    """Run a case and report its outcome through pytest, without the frames of the kit in the traceback."""
     found: Exception | None = None
-    try:
-        case.run(backend, effort)
-    except Exception as error:
-        found = error
+    with covered.recording() as extents:
+        try:
+            case.run(backend, effort)
+        except Exception as error:
+            found = error
+    facts = request.node.user_properties
+    if found is None:
+        facts.append(("polyarr_covered", json.dumps(extents)))
+        if why := _unchecked(case, backend):
+            facts += [("polyarr_outcome", "partly"), ("polyarr_reason", why)]
     if isinstance(found, NotOffered):
-        request.node.user_properties.append(("polyarr_outcome", "not offered"))
+        facts.append(("polyarr_outcome", "not offered"))
     if isinstance(found, Lacking):
         pytest.skip(str(found))
     if found:
-        reason, where, snippet = _told(case, backend, found)
+        reason, where, snippet = _described(case, backend, found)
         # The fixture record_property does the same, and warns with pytest's own default for --junitxml.
-        request.node.user_properties += [("polyarr_reason", reason), ("polyarr_snippet", snippet)]
+        facts += [("polyarr_reason", reason), ("polyarr_snippet", snippet)]
+        facts.append(("polyarr_uses", " ".join(sorted(_uses(case, backend)))))
         pytest.fail("\n".join(filter(None, (reason, where, snippet))), pytrace=False)
 
 
-def _told(case: Case, backend: Backend, error: Exception) -> tuple[str, str, str]:
-    """What failed; where, if a kernel raised something of its own; and what to type to see it again."""
+def _unchecked(case: Case, backend: Backend) -> str:
+    """Return what a case that passed could not check because the backend does not report it; "" if nothing."""
+    if case.check == "bounds" and backend.guarded is None:
+        return f"{backend.name} reports no writes out of bounds: only memory next to inputs was checked"
+    if case.check == "memory" and not backend.memory():
+        return f"{backend.name} does not report its memory: only buffers were watched"
+    return ""
+
+
+OUT_OF_PROCESS = ("program-cache", "first-calls", "calls")  # checks that run in other processes, or for minutes
+
+
+def _uses(case: Case, backend: Backend) -> set[str]:
+    """Return the names of the ops whose kernels a case calls, judged by the simplest call of its op."""
+    called: set[str] = set()
+
+    def watched(op: Op, call: Callable) -> Callable:
+        return lambda *args, **params: (called.add(op.name), call(*args, **params))[1]
+
+    def changed(op: Op, kernel: Any) -> Any:
+        if isinstance(kernel, Fused):
+            return kernel._replace(forward=watched(op, kernel.forward))
+        return watched(op, kernel)
+
+    recording = backend._replace(kernels={op: changed(op, kernel) for op, kernel in backend.kernels.items()})
+    with contextlib.suppress(Exception):
+        if case.check in ("backend", "layer"):
+            if case.subject not in OUT_OF_PROCESS:
+                case.run(recording, Effort(1))
+        else:
+            op = next(op for op in SAMPLES if op.name == case.subject)
+            sample = first_example(op, backend)
+            with use_backend(recording):
+                args = sample.arrays(recording)
+                op(*args, **sample.params)
+                gradients_of(op, args, sample)
+    return called
+
+
+def _described(case: Case, backend: Backend, error: Exception) -> tuple[str, str, str]:
+    """Return the reason of a failure, the last frames if a kernel raised, and the code that repeats the case."""
     reason, where = str(error), ""
     if not isinstance(error, CheckFailure):
         reason = f"{case.subject} on {backend.name}: {type(error).__name__}: {error}"
         where = "".join(traceback.format_tb(error.__traceback__)[-FRAMES:]).rstrip()
     notes = getattr(error, "__notes__", [])
-    return reason, where, next((note for note in notes if note.startswith(TO_SEE_IT_AGAIN)), "")
+    return reason, where, next((note for note in notes if note.startswith(TO_REPRODUCE)), "")

@@ -1,15 +1,15 @@
-"""Checks of the gradients of a function of one's own, a model's loss among them:
+"""Gradient checks for functions written by users, such as the loss of a model:
 
     from polyarr.testing import assert_gradients_agree, check_grads
     check_grads(loss, (model, x))               # are the gradients right?
-    assert_gradients_agree(loss, (model, x))    # do all backends compute the same?
+    assert_gradients_agree(loss, (model, x))    # do all backends compute the same gradients?
 
-Both raise CheckFailure: where, by which argument, what was found and what was expected. What to type to see it again
-is attached as a note.
+Both raise CheckFailure. The message names the function, the argument, the value found and the value expected; a note on
+the exception has the Python code that repeats the check.
 
-Neither can tell what is right where a function has no derivative: where several elements are the largest of a max, at
-relu(0) and abs(0), where rounding or a comparison goes the other way. Stay away from such points, by more than a few
-eps: random arguments nearly always do.
+Neither check works at points without a derivative: ties of a max, relu(0) and abs(0), values at a rounding threshold or
+at the boundary of a comparison. Arguments must be more than a few `eps` away from them; random arguments nearly always
+are.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from polyarr.testing.compare import CheckFailure, close, gradients_agree, values
 from polyarr.testing.strategies import Data
 from polyarr.testing.tolerance import FLOOR, largest
 
-STEP = 1e-5  # of central differences in float64: truncation and rounding are both about 1e-10
-RELATIVE, ABSOLUTE = 1e-7, 1e-9  # what a slope may be off: of its own size, and of that of the values it came from
-NOISE = 1e-12  # what two calls with the same arguments may differ by, of the largest value: sums in no fixed order
-FINER = 10  # the second step, which is tried where the first one does not agree, is as many times smaller
+STEP = 1e-5  # of central differences in float64: truncation and rounding errors are both about 1e-10
+RELATIVE, ABSOLUTE = 1e-7, 1e-9  # tolerances of a slope, relative to the slope and to the function values
+NOISE = 1e-12  # by which two equal calls may differ, relative to the largest value: sums in no fixed order
+FINER = 10  # the second step, tried if the slope disagrees with the first one, is this many times smaller
 MODES = ("rev", "fwd")
-_SHOWN = 6  # arguments listed in a note
+_SHOWN = 6  # arguments that a note lists
 
 
 def check_grads(
@@ -56,29 +56,42 @@ def check_grads(
     rtol: float | None = None,
     eps: float = STEP,
 ) -> None:
-    """The derivatives of fn(*args) agree with central differences, in float64, to this order.
+    """Check the derivatives of `fn(*args)` against central differences in float64.
 
-    For each floating-point array among args in turn, <w, J u> is compared with the slope of <w, fn> over 2 eps u, where
-    u and w are random directions; order k + 1 checks the gradient function of order k in the same way. Mode "rev" finds
-    <w, J u> by vjp, "fwd" by jvp; with both, every mixture of the two is checked, too.
+    For each floating-point array in `args` in turn, <w, J u> is compared with the slope of <w, fn> between -eps u and
+    +eps u, where u and w are random directions and J is the Jacobian. Order k + 1 checks the gradient function of
+    order k in the same way.
 
-    args      trees of polyarr and NumPy arrays, Modules and other leaves. Floating-point arrays are widened to float64;
-              integers, bools, Python numbers and what else is no array are held fixed
-    backend   where to compute; by default the backend of the first polyarr array in args, or else the current one
-    seed      of the directions, and of what fn draws with polyarr.random: every call of fn draws the same
-    atol      by default 1e-9 times the length of the vector w * (1 + |value|)
-    rtol      by default 1e-7, of the slope's size
-    eps       the step; a tenth of it is tried as well where it does not agree
+    `fn` must be smooth within a few `eps` of `args`: no ties of a max, no relu at 0, no rounding. If the numerical
+    slope depends on the step or on the side, the message says that the function seems to have a kink. `fn` must return
+    the same values for the same arguments: random numbers from polyarr.random are fine, because every call starts from
+    the same state; other random numbers, and state kept from call to call, are reported as a failure.
 
-    fn must be smooth within a few eps of args: no ties of a max, no relu at 0, no rounding (see the module's
-    docstring). Where the numerical slope depends on the step or on the side, the message says that fn seems to have a
-    kink. It must give the same for the same arguments: what it draws by polyarr.random does, other random numbers and
-    what it counts or keeps from call to call do not, and the message says that.
+    Args:
+        fn: Function of `args` that returns a tree with at least one floating-point array.
+        args: Tuple of the arguments: trees of polyarr and NumPy arrays, Modules and other leaves. Floating-point
+            arrays are widened to float64; integers, bools, Python numbers and other leaves are held fixed.
+        order: Highest order of derivative to check, at least 1.
+        modes: "rev" (vjp), "fwd" (jvp), or both; with both, every combination of the two is checked at higher orders.
+        backend: Backend to compute on; by default that of the first polyarr array in `args`, else the current one.
+        seed: Seed of the directions, and of the numbers that `fn` draws with polyarr.random.
+        atol: Absolute tolerance; by default 1e-9 times the norm of the vector w * (1 + |value|).
+        rtol: Tolerance relative to the size of the slope; by default 1e-7.
+        eps: Step of the central differences. If they disagree with the derivative, a tenth of `eps` is tried as well.
 
-    Errors:  CheckFailure if they do not agree, or if two calls with the same arguments differ; ValueError for an order,
-             mode or eps out of range, or if fn is nan or infinite; GradientError if args hold no floating-point array,
-             or fn returns none; TypeError unless args is a tuple; DtypeError if the backend cannot hold float64, or if
-             fn returns another float dtype
+    Raises:
+        CheckFailure: The derivatives disagree, or two calls with the same arguments differ.
+        ValueError: `order`, `modes` or `eps` is out of range, or `fn` is nan or infinite.
+        GradientError: `args` holds no floating-point array, or `fn` returns none.
+        TypeError: `args` is not a tuple, or `fn` is not callable.
+        DtypeError: The backend holds no float64, or `fn` returns another floating-point dtype.
+
+    Examples:
+        >>> import numpy as np
+        >>> import polyarr as pa
+        >>> from polyarr.testing import check_grads
+        >>> check_grads(lambda x: pa.mean(pa.tanh(x) ** 2), (np.linspace(-1.0, 1.0, 5),))
+        >>> check_grads(lambda p: pa.sum(pa.exp(p["w"])), ({"w": np.ones((2, 3))},), modes=("rev", "fwd"))
     """
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     _check_settings(order, modes, eps)
@@ -91,7 +104,7 @@ def check_grads(
     given = {"order": order, "modes": modes, "backend": home.name, "seed": seed}
     given |= {name: v for name, v in (("atol", atol), ("rtol", rtol)) if v is not None}
     given |= {"eps": eps} if eps != STEP else {}
-    with _noted(leaves, given), use_backend(home):
+    with _with_note(leaves, given), use_backend(home):
         run = leaves.on(home, seed)
         _check_order(case, lambda *found: _unrounded(leaves, _floating(run(*found))), ())
 
@@ -99,31 +112,45 @@ def check_grads(
 def assert_gradients_agree(
     fn: Callable, args: Sequence[Any], backends: Sequence[str | Backend] = ("numpy", "opencl"), *, seed: int = 0
 ) -> None:
-    """fn(*args) and its gradients are on each backend what NumPy computes in float64.
+    """Check that `fn(*args)` and its gradients are on each backend what NumPy computes in float64.
 
-    Each backend computes in the dtypes that args have, with args moved there, one random cotangent for all. What a
-    result may be off is in polyarr.testing.tolerance, class "composed", and for a gradient class "gradient": about 1e-4
-    of the largest element in float32. Below 0.1 errors count as absolute, so scale up a function with tiny gradients.
+    Each backend computes in the dtypes of `args`, which are copied to it, with the same random cotangent. The
+    tolerances are those of the classes "program" (results) and "gradient" in polyarr.testing.tolerance: about 1e-4 of
+    the largest element in float32. Errors of results and gradients smaller than 0.1 count as absolute, so scale up a
+    function with tiny gradients.
 
-    args      as in check_grads; every array that fn uses must be among them, or be made by fn
-    seed      of the cotangent, and of what fn draws with polyarr.random: it draws the same everywhere
+    A wrong rule given to custom_vjp is wrong on every backend alike: check_grads finds it, this function does not.
+    `fn` must be smooth around `args`, because a tie may be resolved differently in another dtype.
 
-    A wrong rule given to custom_vjp is wrong on every backend alike, so check_grads sees it and this does not. fn must
-    be smooth around args (see the module's docstring): in another dtype a tie may break another way.
+    Args:
+        fn: Function of `args` that returns a tree with at least one floating-point array.
+        args: Tuple of the arguments, as in `check_grads`. Every array that `fn` uses must be among them, or be created
+            by `fn`.
+        backends: Backends, or names of backends, to compare with NumPy.
+        seed: Seed of the cotangent, and of the numbers that `fn` draws with polyarr.random (equal on all backends).
 
-    Errors:  CheckFailure if something differs; GradientError if args hold no floating-point array, or fn returns none;
-             TypeError unless args is a tuple; BackendError if a backend cannot start; ValueError without backends
+    Raises:
+        CheckFailure: A result or a gradient differs.
+        GradientError: `args` holds no floating-point array, or `fn` returns none.
+        TypeError: `args` is not a tuple, or `fn` is not callable.
+        BackendError: A backend cannot start.
+        ValueError: `backends` is empty.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr.testing import assert_gradients_agree
+        >>> x = pa.asarray([[0.5, -1.0], [2.0, 0.25]])
+        >>> assert_gradients_agree(lambda x: pa.gelu(x @ x), (x,), backends=("numpy",))
     """
     leaves = _Leaves.of("assert_gradients_agree", fn, args)
     places = [get_backend(b) for b in ((backends,) if isinstance(backends, (str, Backend)) else backends)]
     if not places:
         raise ValueError("assert_gradients_agree: backends is empty; it must name at least one")
     for place in places:
-        with _noted(leaves, {"backends": [place.name], "seed": seed}):
+        with _with_note(leaves, {"backends": [place.name], "seed": seed}):
             where = f"{leaves.title} on {place.name}"
             expected = _pulled(where, leaves.widened(), _oracle(), seed)
             got = _pulled(where, leaves, place, seed)
-            _same_dtypes(where, leaves, got)
             try:
                 _agree(where, leaves, got, expected)
             except CheckFailure:
@@ -136,9 +163,9 @@ def assert_gradients_agree(
 
 
 class _Leaves(NamedTuple):
-    """fn and its arguments: the floating-point arrays apart, on the host and by name."""
+    """A function and its arguments, with the floating-point arrays copied to the host and named."""
 
-    check: str  # whose messages these are
+    check: str  # the public function that error messages name
     fn: Callable
     title: str  # fn's name
     args: tuple
@@ -171,7 +198,10 @@ class _Leaves(NamedTuple):
         return [from_numpy(host, backend) for host in self.hosts.values()]
 
     def on(self, backend: Backend, seed: int) -> Callable[..., dict[str, Array]]:
-        """fn as a function of its floating-point arrays: its results by name. It draws the same in every call."""
+        """Return fn as a function of its floating-point arrays that returns its results by name.
+
+        Every call of it starts from the same random state.
+        """
         fixed = [leaf if i in self.hosts else _moved(leaf, backend) for i, leaf in enumerate(tree.leaves(self.args))]
 
         def run(*found: Array) -> dict[str, Array]:
@@ -190,6 +220,7 @@ class _Leaves(NamedTuple):
 
 
 def _title(fn: Any) -> str:
+    """Return the name of a function as messages show it."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__name__", type(fn).__name__)
@@ -198,10 +229,10 @@ def _title(fn: Any) -> str:
 
 
 def _argument_names(fn: Callable, count: int) -> list[str]:
-    """The names of fn's positional arguments, as far as it tells them."""
+    """Return the names of fn's first `count` positional arguments; "args[i]" where its signature has no name."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # a callable written in C need not say
+    except (TypeError, ValueError):  # callables written in C may have no signature
         parameters = []
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
     return names + [f"args[{i}]" for i in range(len(names), count)]
@@ -216,7 +247,7 @@ def _is_floating(host: Any) -> bool:
 
 
 def _moved(leaf: Any, backend: Backend) -> Any:
-    """An array that is held fixed, on the backend; anything else as it is."""
+    """Copy an array that is held fixed to the backend; return any other leaf unchanged."""
     host = _host(leaf)
     return from_numpy(host, backend) if isinstance(host, np.ndarray) and host.dtype in DTYPES else leaf
 
@@ -226,7 +257,7 @@ def _floating(results: dict[str, Array]) -> list[Array]:
 
 
 def _unrounded(leaves: _Leaves, results: list[Array]) -> list[Array]:
-    """The results, none of which is too coarse for central differences."""
+    """Return the results after checking that all are float64, so that central differences are not lost in rounding."""
     for a in results:
         if a.dtype != float64:
             given = f"{leaves.title} returned {a.spec} for float64 arguments"
@@ -235,6 +266,7 @@ def _unrounded(leaves: _Leaves, results: list[Array]) -> list[Array]:
 
 
 def _home(args: Sequence[Any]) -> Backend:
+    """Return the backend of the first polyarr array in args, or else the current backend."""
     found = [leaf.backend for leaf in tree.leaves(tuple(args)) if type(leaf) is Array]
     return found[0] if found else get_backend()
 
@@ -249,8 +281,8 @@ def _check_settings(order: int, modes: tuple, eps: float) -> None:
 
 
 @contextlib.contextmanager
-def _noted(leaves: _Leaves, given: dict[str, Any]) -> Iterator[None]:
-    """Any error gets a note with what to type."""
+def _with_note(leaves: _Leaves, given: dict[str, Any]) -> Iterator[None]:
+    """Add a note to any exception: the Python code that repeats the check."""
     try:
         yield
     except Exception as error:
@@ -258,7 +290,7 @@ def _noted(leaves: _Leaves, given: dict[str, Any]) -> Iterator[None]:
         specs = [f"{n} {Spec(h.shape, h.dtype)}" for n, h in zip(leaves.names, leaves.hosts.values(), strict=True)]
         more = f" and {len(specs) - _SHOWN} more" if len(specs) > _SHOWN else ""
         error.add_note(
-            f"to see it again, where args hold {', '.join(specs[:_SHOWN])}{more}:\n"
+            f"to reproduce it, where args hold {', '.join(specs[:_SHOWN])}{more}:\n"
             f"    from polyarr.testing import {leaves.check}\n"
             f"    {leaves.check}({leaves.title if leaves.title.isidentifier() else 'fn'}, args, {keywords})"
         )
@@ -269,7 +301,7 @@ def _noted(leaves: _Leaves, given: dict[str, Any]) -> Iterator[None]:
 
 
 class _Case(NamedTuple):
-    """What check_grads was asked."""
+    """The arguments of one call of check_grads."""
 
     leaves: _Leaves
     backend: Backend
@@ -285,7 +317,7 @@ class _Case(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """<w, fn> on the line x + t u, where u moves the array at `position` alone."""
+    """The scalar function t -> <w, fn(x + t u)>, where the direction u changes only the array at `position`."""
 
     case: _Case
     fn: Callable[..., list[Array]]
@@ -293,7 +325,7 @@ class _Line(NamedTuple):
     position: int
     u: np.ndarray
     w: list[np.ndarray]
-    here: list[np.ndarray]  # what fn gives at t = 0
+    here: list[np.ndarray]  # the value of fn at t = 0
 
     def at(self, t: float) -> float:
         moved = list(self.points)
@@ -306,7 +338,7 @@ class _Line(NamedTuple):
 
 
 def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> None:
-    """fn's slopes in every mode, then those of its gradient functions; `above` are the modes that made it one."""
+    """Check fn's slopes in every mode, then those of its gradient functions; `above` lists the modes applied so far."""
     leaves, points = case.leaves, list(case.leaves.widened().hosts.values())
     head = f"{leaves.title} on {case.backend.name}, order {len(above) + 1}"
     hosts = [a.numpy() for a in fn(*case.arrays(points))]
@@ -329,9 +361,10 @@ def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> N
 
 
 def _same_again(where: str, first: list[np.ndarray], second: list[np.ndarray]) -> None:
-    """Two calls with the same arguments gave the same: where they do not, no slope means anything.
+    """Check that two calls with the same arguments gave the same results; otherwise no slope means anything.
 
-    Errors:  CheckFailure
+    Raises:
+        CheckFailure: The shapes or the values differ.
     """
     shapes = [[list(host.shape) for host in hosts] for hosts in (first, second)]
     found = [(shape, again) for shape, again in zip_longest(*shapes) if shape != again]
@@ -347,12 +380,12 @@ def _same_again(where: str, first: list[np.ndarray], second: list[np.ndarray]) -
 
 
 def _direction(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Random numbers of both signs, none of them small: a direction along which no element stands still."""
+    """Return random numbers of both signs with magnitudes of 0.5 to 1.5, so that every element moves."""
     return np.asarray(rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape))
 
 
 def _reverse_terms(where: str, lines: list[_Line], cotangents: list[Array]) -> Iterator[np.ndarray]:
-    """What adds up to <w, J u>, for each line: the gradient times u."""
+    """Yield, for each line, the terms of <w, J u>: the gradient from vjp times u."""
     case, fn, points = lines[0][:3]
     grads = vjp(fn, *case.arrays(points))[1](cotangents)
     for line, name, g in zip(lines, case.leaves.names, grads, strict=True):
@@ -360,7 +393,7 @@ def _reverse_terms(where: str, lines: list[_Line], cotangents: list[Array]) -> I
 
 
 def _forward_terms(where: str, lines: list[_Line], cotangents: list[Array]) -> Iterator[np.ndarray]:
-    """What adds up to <w, J u>, for each line: w times the derivative along u."""
+    """Yield, for each line, the terms of <w, J u>: w times the derivative along u from jvp."""
     case, fn, points = lines[0][:3]
     for line, name in zip(lines, case.leaves.names, strict=True):
         tangents: list[Array | None] = [None] * len(lines)
@@ -375,7 +408,7 @@ _TERMS = {"rev": _reverse_terms, "fwd": _forward_terms}
 
 
 def _gradient_function(mode: str, fn: Callable, cotangents: list[Array], tangents: list[Array]) -> Callable:
-    """The function that the next order checks: w pulled back through fn, or fn's derivative along u."""
+    """Return the function that the next order checks: w pulled back through fn, or fn's derivative along u."""
     if mode == "rev":
         return lambda *x: list(vjp(fn, *x)[1](cotangents))
     return lambda *x: jvp(fn, x, tuple(tangents))[1]
@@ -390,7 +423,7 @@ def _finite(what: str, found: Array) -> np.ndarray:
 
 
 def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: float) -> None:
-    """The sum of terms against the numerical slope, and against that with a finer step."""
+    """Compare the sum of terms with the numerical slope, and if they differ with the slope of a finer step."""
     case, found = line.case, float(terms.sum())
     # The sum goes in a random direction, so its size is that of a random walk with these steps.
     own = np.sqrt(np.square(terms).sum()) + abs(slope)
@@ -414,7 +447,7 @@ def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: flo
 
 
 def _kink(line: _Line, slope: float, finer: float, allowed: float) -> str:
-    """What to add to the message where the numerical slope depends on the step or on the side."""
+    """Return an addition to the message if the numerical slope depends on the step or on the side, else ""."""
     step = line.case.eps
     if abs(slope - finer) > 10 * allowed + 1e-3 * (abs(slope) + abs(finer)):
         return (
@@ -435,20 +468,20 @@ def _kink(line: _Line, slope: float, finer: float, allowed: float) -> str:
 
 
 def _oracle() -> Backend:
-    """NumPy without plugins' kernels: the running one if it has none, so that fn may ask for it by name."""
+    """Return NumPy without plugins' kernels: the running NumPy backend if it has none, so that fn may name it."""
     running = get_backend(reference().name)
     return reference() if any(row.backend == running.name for row in overrides()) else running
 
 
 class _Pulled(NamedTuple):
-    """Results and gradients on the host, by name."""
+    """Results and gradients as host arrays, by name."""
 
     results: dict[str, np.ndarray]
     grads: dict[str, np.ndarray]
 
 
 def _pulled(where: str, leaves: _Leaves, backend: Backend, seed: int) -> _Pulled:
-    """fn's results and its gradients under a cotangent that is the same in every dtype."""
+    """Return fn's results and its gradients for a cotangent whose values are the same in every dtype."""
     with use_backend(backend):
         results, pull = vjp(leaves.on(backend, seed), *leaves.arrays(backend))
         cotangents = {
@@ -461,17 +494,11 @@ def _pulled(where: str, leaves: _Leaves, backend: Backend, seed: int) -> _Pulled
 
 
 def _agree(where: str, leaves: _Leaves, got: _Pulled, expected: _Pulled) -> None:
-    """As far as the coarsest dtype among the arguments can tell: what is wider is no more precise."""
+    """Compare results and gradients with the tolerance of the coarsest dtype among the arguments."""
     coarsest = max((host.dtype for host in leaves.hosts.values()), key=lambda dtype: finfo(dtype).eps)
     if got.results.keys() != expected.results.keys():
         raise CheckFailure(f"{where}: results {[*got.results]}, expected {[*expected.results]}")
     for name, e in expected.results.items():
         what = f"result {name}" if name else "the result"
-        close(where, what, got.results[name], e, "composed", max(FLOOR, largest(e)), coarsest)
+        close(where, what, got.results[name], e, "program", max(FLOOR, largest(e)), coarsest)
     gradients_agree(where, got.grads, expected.grads, dtype=coarsest)
-
-
-def _same_dtypes(where: str, leaves: _Leaves, got: _Pulled) -> None:
-    for (name, g), host in zip(got.grads.items(), leaves.hosts.values(), strict=True):
-        if g.dtype != host.dtype:
-            raise CheckFailure(f"{where}: d/d{name} is {g.dtype.name}, expected {host.dtype.name}, which {name} has")

@@ -1,4 +1,4 @@
-"""Numbers that change from call to call, in arrays without axes: a check as those of checks.py."""
+"""Check of dynamic scalars in 0-d arrays: numbers that change from call to call."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,13 +10,13 @@ from polyarr import ops, tree
 from polyarr.core.array import from_numpy
 from polyarr.core.backend import Backend, transfers
 from polyarr.core.op import Op
-from polyarr.testing.checks import check, coarsest, magnitudes, place_of, pulled
+from polyarr.testing.checks import check, coarsest, gradients_of, label_of, magnitudes
 from polyarr.testing.compare import CheckFailure, close, gradients_agree, values
 from polyarr.testing.samples import SAMPLES
 from polyarr.testing.strategies import Data, Sample
 
 WHAT = "with its numbers in arrays, "
-# What calls need so that their numbers count.
+# Parameters that calls need so that their dynamic scalars have an effect.
 NEEDED = {ops.attention: {"dropout_rate": 0.5}}
 _LINE, _TABLE = Data((7,), layout="stepped"), Data((5, 6), layout="transposed")
 WINDOWS = {
@@ -29,12 +29,12 @@ WINDOWS = {
         Sample((_TABLE, Data((2, 3), seed=1)), {"starts": (1, 4), "steps": (2, -1)}),
     ),
 }
-OUTSIDE = ((3,), (7,), (0, 1), (1, 6))  # starts of such windows that leave x by one
+OUTSIDE = ((3,), (7,), (0, 1), (1, 6))  # starts of slices that exceed x by one element
 
 
 @check
 def check_held(op: Op, backend: Backend, template: Sample) -> None:
-    """Numbers in arrays without axes, which a kernel may read from memory, count as Python's; bad ones are errors."""
+    """Check that numbers in 0-d arrays, which a kernel may read from memory, act as Python numbers; bad ones raise."""
     for sample in WINDOWS.get(op) or [replace(template, params={**template.params, **NEEDED.get(op, {})})]:
         _check_value(op, backend, sample)
     for sample in WINDOWS.get(op, ()):
@@ -43,8 +43,8 @@ def check_held(op: Op, backend: Backend, template: Sample) -> None:
 
 
 def _check_value(op: Op, backend: Backend, sample: Sample) -> None:
-    """Value and gradients, beside those of the same call with Python numbers."""
-    entry, place = SAMPLES[op], place_of(op, backend)
+    """Compare value and gradients with those of the same call with Python numbers."""
+    entry, place = SAMPLES[op], label_of(op, backend)
     calls = [*_called(op, backend, sample)]
     before = transfers()
     value = op(*calls[0][0], **calls[0][1].params)
@@ -53,7 +53,7 @@ def _check_value(op: Op, backend: Backend, sample: Sample) -> None:
     got, expected = values(place, value), values(place, op(*calls[1][0], **calls[1][1].params))
     for g, e, m in zip(got, expected, magnitudes(op, entry, sample, expected), strict=True):
         close(place, f"{WHAT}the result", g, e, entry.kind, m, flushes=g.dtype in backend.flushes)
-    slopes, due = ({n: values(place, g, f"d/d{n}")[0] for n, g in pulled(op, *call).items()} for call in calls)
+    slopes, due = ({n: values(place, g, f"d/d{n}")[0] for n, g in gradients_of(op, *call).items()} for call in calls)
     if due:
         gradients_agree(place, {n: slopes[n] for n in due}, due, WHAT, coarsest(op, sample))
 
@@ -65,11 +65,11 @@ def _check_refused(op: Op, backend: Backend, sample: Sample) -> None:
     except IndexError:
         return
     starts = f"starts {sample.params['starts']}"
-    raise CheckFailure(f"{place_of(op, backend)}: {WHAT}{starts} gave {found}; expected an IndexError")
+    raise CheckFailure(f"{label_of(op, backend)}: {WHAT}{starts} gave {found}; expected an IndexError")
 
 
 def _called(op: Op, backend: Backend, sample: Sample) -> Iterator[tuple[tuple, Sample]]:
-    """The arguments, and the call with its parameters, with numbers in arrays and then with the same as Python's."""
+    """Yield the arguments and the call, first with numbers in 0-d arrays and then with equal Python numbers."""
     numbers = {op.inputs[i] for i in op.numbers}
     for change in (lambda n: _held(n, backend), lambda n: float(np.float32(n)) if type(n) is float else n):
         args = zip(op.inputs, sample.arrays(backend), strict=False)
@@ -82,7 +82,7 @@ def _changed(change: Callable[[Any], Any], value: Any, is_number: bool) -> Any:
 
 
 def _held(number: Any, backend: Backend) -> Any:
-    """A Python number in an array without axes that does not begin where its memory begins."""
+    """Return a Python number as a 0-d array that does not start at the start of its buffer."""
     if type(number) not in (int, float):
         return number
     dtype = np.float32 if type(number) is float else np.int64 if number < 2**63 else np.uint64

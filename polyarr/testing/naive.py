@@ -1,7 +1,6 @@
-"""Convolutions, pools and resizing as loops, in float64: what the kit compares ops with.
+"""Convolutions, pooling and resizing as plain loops in float64: the references of the conv ops.
 
-Nothing here is shared with the ops: no padding is ever made, and where a window lies is worked out once more, element
-by element.
+Nothing is shared with the ops: no padding is materialized, and window positions are computed again, element by element.
 """
 
 import itertools
@@ -13,16 +12,16 @@ import numpy as np
 
 from polyarr.testing.references import ACTIVATIONS
 
-Place = tuple[int, ...]
+Index = tuple[int, ...]
 
 
-def each(value: Any, axes: int) -> Place:
-    """One number per axis."""
+def each(value: Any, axes: int) -> Index:
+    """Return one number per axis."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
 
 
-def pairs(padding: Any, lengths: Place, kernel: Place, stride: Place, dilation: Place) -> tuple[tuple[int, int], ...]:
-    """(before, after) per axis, as PyTorch and, for "same" with a stride, TensorFlow have them."""
+def pairs(padding: Any, lengths: Index, kernel: Index, stride: Index, dilation: Index) -> tuple[tuple[int, int], ...]:
+    """Return (before, after) per axis, as in PyTorch and, for "same" with a stride, in TensorFlow."""
     if padding == "valid":
         return ((0, 0),) * len(lengths)
     if padding == "same":
@@ -35,9 +34,9 @@ def pairs(padding: Any, lengths: Place, kernel: Place, stride: Place, dilation: 
 
 
 class Windows:
-    """Where windows lie on x (b, *lengths, c)."""
+    """Positions of the sliding windows over x (b, *lengths, c)."""
 
-    def __init__(self, lengths: Place, kernel: Place, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> None:
+    def __init__(self, lengths: Index, kernel: Index, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> None:
         axes = len(lengths)
         self.lengths, self.kernel = lengths, kernel
         self.stride, self.dilation = each(stride, axes), each(dilation, axes)
@@ -48,95 +47,95 @@ class Windows:
         last = self.lengths[axis] + sum(self.padding[axis]) - self.dilation[axis] * (self.kernel[axis] - 1) - 1
         return last // self.stride[axis] + 1
 
-    def places(self) -> Iterator[tuple[tuple, Place, tuple]]:
-        """For each element of a window: the windows for which it is on x, the element, and where it is there."""
+    def positions(self) -> Iterator[tuple[tuple, Index, tuple]]:
+        """Yield for each kernel element: the windows in which it is inside x, its index, and its positions on x."""
         for j in itertools.product(*map(range, self.kernel)):
             found = [self._along(axis, element) for axis, element in enumerate(j)]
             yield np.ix_(*(i for i, _ in found)), j, np.ix_(*(at for _, at in found))
 
     def _along(self, axis: int, element: int) -> tuple[list[int], list[int]]:
         first = element * self.dilation[axis] - self.padding[axis][0]
-        places = [(i, i * self.stride[axis] + first) for i in range(self.out[axis])]
-        inside = [(i, at) for i, at in places if 0 <= at < self.lengths[axis]]
+        positions = [(i, i * self.stride[axis] + first) for i in range(self.out[axis])]
+        inside = [(i, at) for i, at in positions if 0 <= at < self.lengths[axis]]
         return [i for i, _ in inside], [at for _, at in inside]
 
 
-def _all(place: Place) -> tuple:
+def _all(place: Index) -> tuple:
     return (slice(None), *place)
 
 
 def windows(x: np.ndarray, *, kernel: Any, **where: Any) -> np.ndarray:
-    """Every window of x."""
+    """Return every sliding window of x."""
     kernel = each(kernel, x.ndim - 2)
     found = Windows(x.shape[1:-1], kernel, **where)
     out = np.zeros((x.shape[0], *found.out, *kernel, x.shape[-1]), x.dtype)
-    for i, j, at in found.places():
+    for i, j, at in found.positions():
         out[_all((*i, *j))] = x[_all(at)]
     return out
 
 
 def sum_windows(x: np.ndarray, *, shape: Any, **where: Any) -> np.ndarray:
-    """Windows added up at their places."""
+    """Return the windows added at their positions (fold)."""
     axes = (x.ndim - 2) // 2
     shape = each(shape, axes)
     out = np.zeros((x.shape[0], *shape, x.shape[-1]), x.dtype)
-    for i, j, at in Windows(shape, x.shape[1 + axes : -1], **where).places():
+    for i, j, at in Windows(shape, x.shape[1 + axes : -1], **where).positions():
         out[_all(at)] += x[_all((*i, *j))]
     return out
 
 
 def _in_groups(a: np.ndarray, groups: int) -> np.ndarray:
-    """(..., channels) as (groups, rows, channels of a group)."""
+    """Reshape (..., channels) to (groups, rows, channels of a group)."""
     return a.reshape(math.prod(a.shape[:-1]), groups, a.shape[-1] // groups).swapaxes(0, 1)
 
 
-def _together(a: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """(groups, rows, channels of a group) as (..., channels), with like's leading axes."""
+def _ungrouped(a: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Reshape (groups, rows, channels of a group) to (..., channels), with like's leading axes."""
     return a.swapaxes(0, 1).reshape(*like.shape[:-1], a.shape[0] * a.shape[2])
 
 
-def _filters(weight: np.ndarray, j: Place, groups: int) -> np.ndarray:
-    """Of all filters the element j, as (groups, filters of a group, channels of a group)."""
+def _filters(weight: np.ndarray, j: Index, groups: int) -> np.ndarray:
+    """Return element j of all filters, as (groups, filters of a group, channels of a group)."""
     found = weight[(slice(None), *j)]
     return found.reshape(groups, len(found) // groups, found.shape[1])
 
 
 def conv_product(x: np.ndarray, weight: np.ndarray, *, groups: int = 1, precision: Any = None, **where: Any) -> Any:
-    """x with every filter, at every window."""
+    """Return the convolution of x with every filter."""
     found = Windows(x.shape[1:-1], weight.shape[1:-1], **where)
     out = np.zeros((x.shape[0], *found.out, weight.shape[0]))
-    for i, j, at in found.places():
+    for i, j, at in found.positions():
         part = x[_all(at)]
-        out[_all(i)] += _together(_in_groups(part, groups) @ _filters(weight, j, groups).swapaxes(1, 2), part)
+        out[_all(i)] += _ungrouped(_in_groups(part, groups) @ _filters(weight, j, groups).swapaxes(1, 2), part)
     return out
 
 
 def conv_input_gradient(
     g: np.ndarray, weight: np.ndarray, *, shape: Any, groups: int = 1, precision: Any = None, **where: Any
 ) -> np.ndarray:
-    """Every filter times g, added up at its windows."""
+    """Return the gradient of a convolution with respect to its input: every filter times g, added at its windows."""
     shape = each(shape, g.ndim - 2)
     out = np.zeros((g.shape[0], *shape, weight.shape[-1] * groups))
-    for i, j, at in Windows(shape, weight.shape[1:-1], **where).places():
+    for i, j, at in Windows(shape, weight.shape[1:-1], **where).positions():
         part = g[_all(i)]
-        out[_all(at)] += _together(_in_groups(part, groups) @ _filters(weight, j, groups), part)
+        out[_all(at)] += _ungrouped(_in_groups(part, groups) @ _filters(weight, j, groups), part)
     return out
 
 
 def conv_weight_gradient(
     g: np.ndarray, x: np.ndarray, *, shape: Any, groups: int = 1, precision: Any = None, **where: Any
 ) -> np.ndarray:
-    """g times what each of its windows holds."""
+    """Return the gradient of a convolution with respect to its weight: g times the elements of each window."""
     shape, n, c = each(shape, x.ndim - 2), g.shape[-1], x.shape[-1]
     out = np.zeros((n, *shape, c // groups))
-    for i, j, at in Windows(x.shape[1:-1], shape, **where).places():
+    for i, j, at in Windows(x.shape[1:-1], shape, **where).positions():
         product = _in_groups(g[_all(i)], groups).swapaxes(1, 2) @ _in_groups(x[_all(at)], groups)
         out[(slice(None), *j)] += product.reshape(n, c // groups)
     return out
 
 
 def conv(x: Any, weight: Any, bias: Any = None, *, activation: str | None = None, **params: Any) -> np.ndarray:
-    """The product, plus bias, through an activation."""
+    """Return the convolution plus bias, after the activation."""
     return ACTIVATIONS[activation](conv_product(x, weight, **params) + (0 if bias is None else bias))
 
 
@@ -144,7 +143,7 @@ def conv_transpose(
     x: Any, weight: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
     dilation: Any = 1, groups: int = 1, precision: Any = None,
 ) -> np.ndarray:  # fmt: skip
-    """Every element of x times its filter, added up in an array with room for all, of which padding is cut off."""
+    """Return every element of x times its filter, added in an array that holds all windows, without the padding."""
     axes, kernel, lengths = x.ndim - 2, weight.shape[1:-1], x.shape[1:-1]
     stride, dilation, more = each(stride, axes), each(dilation, axes), each(output_padding, axes)
     around = pairs(padding, tuple(n * s for n, s in zip(lengths, stride, strict=True)), kernel, stride, dilation)
@@ -156,13 +155,13 @@ def conv_transpose(
     for j in itertools.product(*map(range, kernel)):
         each_axis = zip(lengths, j, stride, dilation, strict=True)
         at = np.ix_(*([i * s + b * d for i in range(m)] for m, b, s, d in each_axis))
-        out[_all(at)] += _together(_in_groups(x, groups) @ _filters(weight, j, groups), x)
+        out[_all(at)] += _ungrouped(_in_groups(x, groups) @ _filters(weight, j, groups), x)
     out = out[_all(tuple(slice(lo, m - hi) for m, (lo, hi) in zip(out.shape[1:-1], around, strict=True)))]
     return out if bias is None else out + bias
 
 
 def _pooled(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Iterator[tuple]:
-    """Each window of a pool: its number, the places on x, and how many it has with the padding."""
+    """Yield for each pooling window its index, its positions on x, and its size including padding."""
     lengths, axes = x.shape[1:-1], x.ndim - 2
     kernel, gaps = each(kernel, axes), each(dilation, axes)
     steps = kernel if stride is None else each(stride, axes)
@@ -176,11 +175,11 @@ def _pooled(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_
         ranges.append([([p for p in w if 0 <= p < n], sum(p < n + hi for p in w)) for w in whole])
     for i in itertools.product(*(range(len(r)) for r in ranges)):
         chosen = [r[a] for r, a in zip(ranges, i, strict=True)]
-        yield i, np.ix_(*(places for places, _ in chosen)), math.prod(count for _, count in chosen)
+        yield i, np.ix_(*(positions for positions, _ in chosen)), math.prod(count for _, count in chosen)
 
 
-def _filled(x: np.ndarray, found: dict[Place, np.ndarray]) -> np.ndarray:
-    """The results of windows in one array."""
+def _filled(x: np.ndarray, found: dict[Index, np.ndarray]) -> np.ndarray:
+    """Return the results of all windows in one array."""
     out = np.zeros((x.shape[0], *(n + 1 for n in max(found)), x.shape[-1]))
     for i, value in found.items():
         out[_all(i)] = value
@@ -190,7 +189,7 @@ def _filled(x: np.ndarray, found: dict[Place, np.ndarray]) -> np.ndarray:
 def max_pool(
     x: Any, *, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> np.ndarray:
-    """The largest of every window."""
+    """Return the maximum of every window."""
     over = tuple(range(1, x.ndim - 1))
     pool = _pooled(x, kernel, stride, padding, dilation, ceil_mode)
     return _filled(x, {i: x[_all(at)].max(axis=over, initial=-np.inf) for i, at, _ in pool})
@@ -200,7 +199,7 @@ def mean_pool(
     x: Any, *, kernel: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor: float | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """The mean of every window."""
+    """Return the mean of every window."""
     over, found = tuple(range(1, x.ndim - 1)), {}
     for i, at, with_padding in _pooled(x, kernel, stride, padding, 1, ceil_mode):
         count = with_padding if count_include_pad else math.prod(a.size for a in at)
@@ -209,7 +208,7 @@ def mean_pool(
 
 
 def adaptive_mean_pool(x: Any, *, shape: Any) -> np.ndarray:
-    """The means of so many windows."""
+    """Return the means of as many windows as `shape` asks for."""
     lengths = x.shape[1:-1]
     counts = [n if m is None else m for m, n in zip(each(shape, len(lengths)), lengths, strict=True)]
     found = {}
@@ -222,7 +221,7 @@ def adaptive_mean_pool(x: Any, *, shape: Any) -> np.ndarray:
 def interpolate(
     x: Any, *, shape: Any = None, scale: Any = None, mode: str = "nearest", align_corners: bool = False
 ) -> np.ndarray:
-    """x at other points, an axis after the other."""
+    """Return x resampled at other points, one axis after the other."""
     axes = x.ndim - 2
     for axis in range(1, axes + 1):
         n, by = x.shape[axis], None if scale is None else each(scale, axes)[axis - 1]

@@ -1,4 +1,4 @@
-"""The report of the conformance kit as one page, which needs nothing besides itself."""
+"""Rendering of the conformance kit's report as one self-contained HTML page."""
 
 from importlib.resources import files
 from typing import Any
@@ -8,11 +8,13 @@ import jinja2
 from polyarr.testing.cases import columns
 from polyarr.testing.report import BAD, LEVELS, grouped
 
-SYMBOLS = {"passed": "✓", "failed": "✗", "skipped": "–", "not offered": "○", "known failure": "k", "stale": "!"}
+SYMBOLS = {
+    "passed": "✓", "partly": "◐", "failed": "✗", "skipped": "–", "not offered": "○", "known failure": "k", "stale": "!",
+}  # fmt: skip
 
 
 def render(report: dict[str, Any]) -> str:
-    """The page of a report that has the form of report.schema.json."""
+    """Return the HTML page of a report in the format of report.schema.json."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -22,20 +24,20 @@ def render(report: dict[str, Any]) -> str:
 
 
 def _section(backend: dict[str, Any]) -> dict[str, Any]:
-    """What the template shows of a backend besides its own facts."""
+    """Return the values that the template shows for a backend in addition to its own facts."""
     results, known = backend["results"], set(columns())
     return {
         "backend": backend,
         "matrix": _matrix([r for r in results if r["check"] in known]),
         "others": [r for r in results if r["check"] not in known],
         "failures": [r for r in results if r["outcome"] in BAD],
-        "skips": {outcome: grouped(results, outcome) for outcome in ("not offered", "skipped")},
+        "skips": {outcome: grouped(results, outcome) for outcome in ("partly", "not offered", "skipped")},
         "known": [r for r in results if r["outcome"] == "known failure"],
     }
 
 
 def _matrix(results: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    """Level -> op -> check -> result. An op stands at the first level that has a case of it."""
+    """Return level -> op -> check -> result; an op is listed at the first level that has a case of it."""
     home: dict[str, str] = {}
     for r in results:
         level = home.get(r["subject"], r["level"])

@@ -1,16 +1,16 @@
-"""What polyarr adds to pytest: a fixture that runs a test on every backend, and the options of the conformance kit.
+"""The pytest plugin: a fixture that runs a test on several backends, and the options of the conformance kit.
 
-    def test_loss(polyarr_backend): ...                         # once per backend that starts, as the current one
+    def test_loss(polyarr_backend): ...                         # runs once per backend that starts
 
-    @pytest.mark.polyarr_backend("numpy", "opencl")             # on these, fixture or not; unknown names are errors
+    @pytest.mark.polyarr_backend("numpy", "opencl")             # runs on these, with or without the fixture
     def test_gradient(): ...
 
-pytest loads this wherever polyarr is installed, so it imports nothing that is not always there.
+During the test the backend is the current one. pytest loads this module wherever polyarr is installed, so it imports
+only what polyarr always depends on.
 """
 
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +19,12 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.diagnosis import status
-from polyarr.testing import LEVELS
+from polyarr.files import read_regular
+from polyarr.testing import LEVELS, USUAL_LEVEL
 from polyarr.testing.report import Recorder, load
 
 FIXTURE = "polyarr_backend"
-PROPERTY = "polyarr_"  # begins the names of a case's properties in reports
+PROPERTY = "polyarr_"  # prefix of the properties of a case in reports
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--polyarr-level",
         choices=LEVELS,
-        default=LEVELS[-1],
+        default=USUAL_LEVEL,
         help="conformance: how far to go; each level contains those before it (default: %(default)s)",
     )
     group.addoption("--polyarr-seed", type=int, default=0, metavar="N", help="conformance: draw other examples")
@@ -58,9 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and record what the kit finds."""
+    """Declare the marker, check the file of known failures and register the recorder of results."""
     config.addinivalue_line("markers", f"{FIXTURE}(*names): run the test on each of these polyarr backends")
-    if not hasattr(config, "workerinput"):  # not in a worker of pytest-xdist: they report to the first process
+    if not hasattr(config, "workerinput"):  # workers of pytest-xdist report to the first process
         _check_known_failures(config)
         config.pluginmanager.register(Recorder(config, _chosen(config)), "polyarr-recorder")
 
@@ -69,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per backend."""
+    """Parametrize a test over its backends: those of its marker, of --polyarr-backend, or all that are installed."""
     marker = metafunc.definition.get_closest_marker(FIXTURE)
     if marker and FIXTURE not in metafunc.fixturenames:
         metafunc.fixturenames.append(FIXTURE)
@@ -79,27 +80,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A marked test has the fixture, whether it takes it or not; of those parametrized, pytest kept the arguments."""
+    """Add the fixture to marked tests that do not take it; those that pytest parametrized keep their arguments."""
     names = getattr(item, "fixturenames", None)
     if names is not None and FIXTURE not in names and item.get_closest_marker(FIXTURE):
         names.insert(0, FIXTURE)
 
 
 def _chosen(config: pytest.Config) -> list[str]:
+    """Return the names given to --polyarr-backend."""
     return [name.strip() for name in (config.getoption("polyarr_backend") or "").split(",") if name.strip()]
 
 
 @pytest.fixture
 def polyarr_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """A backend, which is the current one for the length of the test.
+    """Backend that is the current one for the duration of the test.
 
-    One that --polyarr-backend names must start; of the others, those that do not are skipped. A name that no installed
-    plugin knows is an error: it would be skipped for ever.
+    A backend that --polyarr-backend names must start; any other that does not start is skipped. A name that no
+    installed plugin registers is a failure, because the test would always be skipped.
     """
     try:
         backend = get_backend(request.param)
     except BackendError as error:
-        is_unknown = error.__cause__ is None  # what is installed and does not work comes with the reason
+        is_unknown = error.__cause__ is None  # a backend that is installed but fails to start has a cause
         if is_unknown or request.param in _chosen(request.config):
             pytest.fail(str(error), pytrace=False)
         pytest.skip(str(error))
@@ -112,7 +114,7 @@ def polyarr_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the levels that are not asked for, mark what is known to fail, and say in reports what a case is."""
+    """Deselect cases above the level, mark known failures as xfail, and attach each case's facts to its reports."""
     cases = {item: item.callspec.params["case"] for item in items if _is_case(item)}
     if not cases:
         return
@@ -132,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _by_case(items: list[pytest.Item], cases: dict) -> list[pytest.Item]:
-    """The cases by what they are of, each on all backends: what is drawn and compiled for one serves them all."""
+    """Order the cases by subject, each on all backends in turn, to share drawn examples and compiled kernels."""
     subjects = {subject: i for i, subject in enumerate(dict.fromkeys(case.subject for case in cases.values()))}
     order = {name: i for i, name in enumerate(dict.fromkeys(case.name for case in cases.values()))}
 
@@ -144,14 +146,15 @@ def _by_case(items: list[pytest.Item], cases: dict) -> list[pytest.Item]:
 
 
 def _is_case(item: pytest.Item) -> bool:
-    """True for the kit's own tests, also where another file has imported them."""
+    """Return whether a test is one of the kit's cases, also if another file has imported it."""
     return getattr(getattr(item, "function", None), "__module__", "") == "polyarr.testing.conformance"
 
 
 def _check_known_failures(config: pytest.Config) -> None:
-    """Before any test, and not in workers, whose errors of usage pytest-xdist does not understand.
+    """Check the file of known failures before any test; not in workers, whose usage errors pytest-xdist mishandles.
 
-    Errors:  pytest.UsageError if the file is malformed, or names a case that there is not
+    Raises:
+        pytest.UsageError: The file is malformed, or names a case that does not exist.
     """
     known = _known_failures(config)
     if known:
@@ -162,16 +165,17 @@ def _check_known_failures(config: pytest.Config) -> None:
 
 
 def _known_failures(config: pytest.Config) -> dict[str, str]:
-    """Case -> why it fails.
+    """Return the reasons by case name from the file of known failures; empty without the option.
 
-    Errors:  pytest.UsageError if the file cannot be read, or is not a table of reasons
+    Raises:
+        pytest.UsageError: The file cannot be read, or is not a table of reasons.
     """
     name = config.getoption("polyarr_known_failures")
     if not name:
         return {}
     try:
-        tables: Any = tomllib.loads(Path(name).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        tables: Any = tomllib.loads(read_regular(name, 2**20).decode())
+    except (OSError, ValueError) as error:
         raise pytest.UsageError(f"known failures: {name}: {error}") from error
     found = tables.get("failures", {})
     if (

@@ -1,7 +1,7 @@
-"""What the conformance kit found: a result per case, a verdict per backend, told at the end and written as JSON.
+"""The report of the conformance kit: a result per case and a verdict per backend, printed and written as JSON.
 
-pytest loads this wherever polyarr is installed, so what needs hypothesis or Jinja is loaded when it is used. The
-report's form is that of report.schema.json; polyarr/testing/page.py makes a page of it.
+pytest loads this module wherever polyarr is installed, so modules that need hypothesis or Jinja are imported on use.
+report.schema.json describes the JSON; polyarr/testing/page.py renders it as a page.
 """
 
 import contextlib
@@ -30,24 +30,34 @@ from polyarr.core.spec import DTYPES
 from polyarr.diagnosis import overrides, status
 from polyarr.plugins import PluginWarning
 from polyarr.testing import LEVELS
+from polyarr.testing.causes import causes
 from polyarr.version import __version__
 
-SCHEMA = 2  # of the report; a change that readers must know of makes it 3
-OUTCOMES = ("passed", "failed", "skipped", "not offered", "known failure", "stale")
+SCHEMA = 3  # version of the report's format; an incompatible change increments it
+OUTCOMES = ("passed", "partly", "failed", "skipped", "not offered", "known failure", "stale")
 BAD = ("failed", "stale")
-VERDICTS = ("failed", "nothing checked", "interrupted", "incomplete", "passed")  # the worst first
-HELD = ("passed", "incomplete")  # all cases, or those that -k and its like left, hold
-STALE = "[XPASS(strict)] "  # begins what pytest says of a test that was marked as failing and passed
+GOOD = ("passed", "partly")
+EXCEPTIONS = "passed with exceptions"  # known failures, or ops that sum in no fixed order
+VERDICTS = ("failed", "nothing checked", "interrupted", "incomplete", EXCEPTIONS, "passed")  # worst first
+WITHOUT_FAILURE = ("passed", EXCEPTIONS, "incomplete")  # verdicts without a failure among the cases that ran
+STALE = "[XPASS(strict)] "  # begins pytest's message for a test that was expected to fail and passed
 LIBRARIES = ("numpy", "ml_dtypes", "hypothesis", "pytest")
-KEPT_ON = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+COMPLETED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+CAUSES = 12  # groups of failures printed at the end of a run
 
 
 class Result(NamedTuple):
-    """What became of one case on one backend.
+    """The result of one case on one backend.
 
-    outcome  one of OUTCOMES; "stale": known to fail, and it passed; "not offered": of a group that the backend lacks
-    reason   the first line of the failure or the skip, or why it is known to fail
-    snippet  Python that shows the failure again, or ""
+    Attributes:
+        outcome: One of OUTCOMES. "partly": it passed, but the backend does not report all that the check looks at;
+            "stale": it passed, but is listed as a known failure; "not offered": the backend lacks the op's group.
+        reason: First line of the failure or the skip, what was not checked, or why it is known to fail.
+        snippet: Python code that repeats the failure, or "".
+        uses: Of a failure: the ops whose kernels the case calls.
+        covered: Of a pass: dtype -> largest array size in elements, smallest and largest magnitude of a value.
     """
 
     backend: str
@@ -58,17 +68,20 @@ class Result(NamedTuple):
     reason: str
     snippet: str
     seconds: float
+    uses: list[str] = []  # noqa: RUF012  never modified
+    covered: dict[str, list[float]] = {}  # noqa: RUF012
 
     @property
     def name(self) -> str:
-        """The name of its case."""
+        """Name of the case."""
         return f"{self.check}-{self.subject}"
 
 
 def load(module: str, option: str) -> Any:
-    """Import a part of the kit that an option needs.
+    """Import a module of the kit that an option needs.
 
-    Errors:  pytest.UsageError if what it is made with is not installed
+    Raises:
+        pytest.UsageError: A dependency of the module is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -78,18 +91,19 @@ def load(module: str, option: str) -> Any:
 
 
 class Recorder:
-    """Collects the results of the kit's cases; at the end judges the backends, tells and writes.
+    """Collector of the cases' results; at the end of the session it judges the backends, prints and writes the report.
 
-    Lives in the process that runs the session: workers of pytest-xdist send it their reports.
+    It runs in the main process, to which workers of pytest-xdist send their reports.
     """
 
     def __init__(self, config: pytest.Config, names: list[str]) -> None:
-        """names: the backends that the user asked for, if any.
+        """Prepare the report's files for the backends that the user named, if any.
 
-        Errors:  pytest.UsageError if a file that is asked for could not be written or rendered
+        Raises:
+            pytest.UsageError: A requested file cannot be written or rendered.
         """
         self.config, self.names = config, names
-        self.results: dict[str, Result] = {}  # by the test's name
+        self.results: dict[str, Result] = {}   # by test id
         self.report: dict[str, Any] | None = None
         options = {kind: config.getoption(f"polyarr_{kind}") for kind in ("report", "html")}
         self.files = {kind: _writable(f"--polyarr-{kind}", name) for kind, name in options.items() if name}
@@ -99,44 +113,46 @@ class Recorder:
             load("polyarr.testing.page" if kind == "html" else "polyarr.testing.cases", f"--polyarr-{kind}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what became of a case: the first phase that is no success says so."""
+        """Record the outcome of a case: that of the first phase that does not succeed."""
         facts, outcome = self._facts(report), _outcome(report)
         before = self.results.get(report.nodeid)
         if facts and outcome and (before is None or before.outcome not in BAD):
-            snippet = textwrap.dedent(_property(report, "snippet").partition("\n")[2])  # its first line is for people
+            snippet = textwrap.dedent(_property(report, "snippet").partition("\n")[2])  # without its introductory line
             seconds = round(report.duration, 4)
-            self.results[report.nodeid] = Result(*facts, outcome, _reason(report), snippet, seconds)
+            uses = _property(report, "uses").split()
+            covered = json.loads(_property(report, "covered") or "{}") if outcome in GOOD else {}
+            self.results[report.nodeid] = Result(*facts, outcome, _reason(report), snippet, seconds, uses, covered)
             self._note(self.results[report.nodeid]._asdict())
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Note which case begins: it is the one to look at if the process ends in it."""
+        """Record in the journal which case starts, in case the process crashes in it."""
         self._note({"running": nodeid})
 
     def _note(self, what: dict[str, Any]) -> None:
-        """Add a line to the journal, which lies beside the report until that is written."""
+        """Append a line to the journal, a file next to the report that exists until the report is written."""
         if "report" in self.files:
             with _journal(self.files["report"]).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(what) + "\n")
 
     def _facts(self, report: pytest.TestReport) -> tuple[str, ...]:
-        """Backend, level, check and subject; nothing for tests that are no cases."""
+        """Return backend, level, check and subject; () for tests that are not cases."""
         if report.when in PHASES:
             facts = tuple(_property(report, key) for key in Result._fields[:4])
             return facts if all(facts) else ()
-        # A worker that crashed sends no properties; its test's name says the same.
+        # A crashed worker sends no properties; the test id has the same facts.
         names = "|".join(map(re.escape, sorted(self.names or _registered(), key=len, reverse=True)))
         found = re.search(rf"::test_({'|'.join(LEVELS)})\[({names})-(backend|.+)-(.+)\]$", report.nodeid)
         return (found[2], found[1], found[3], found[4]) if found else ()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Judge the backends, make the session fail unless all passed, and write what is asked for."""
+        """Judge the backends, fail the session unless all passed, and write the requested files."""
         if not (self.results or self.files) or self.config.option.collectonly:
             return
         found = list(self.results.values())
-        # Of a backend that -k left out, only a report must say that it was not checked.
+        # A backend of which -k left no case is mentioned only in a report's file.
         names = [name for name in self.names if self.files or name in {r.backend for r in found}]
         self.report = make_report(self.config, names, found, session.exitstatus)
-        if self.report["verdict"] not in HELD and session.exitstatus == pytest.ExitCode.OK:
+        if self.report["verdict"] not in WITHOUT_FAILURE and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if "report" in self.files:
             _write(self.files["report"], json.dumps(self.report, indent=1) + "\n")
@@ -145,13 +161,13 @@ class Recorder:
             _write(self.files["html"], load("polyarr.testing.page", "--polyarr-html").render(self.report))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """A block per backend: the verdict, the counts, why cases were skipped, and where the report is."""
+        """Print a block per backend: verdict, counts, causes of failures, reasons of skips, and the files written."""
         if self.report is None:
             return
         terminalreporter.section("polyarr conformance")
         for backend in self.report["backends"]:
             good = backend["verdict"] in ("passed", "not started")
-            partly = backend["verdict"] == "incomplete"
+            partly = backend["verdict"] in ("incomplete", EXCEPTIONS)
             headline = _headline(self.report, backend)
             terminalreporter.write_line(headline, green=good, yellow=partly, red=not (good or partly))
             for line in _details(backend):
@@ -172,18 +188,18 @@ def _property(report: pytest.TestReport, key: str) -> str:
 
 
 def _outcome(report: pytest.TestReport) -> str:
-    """One of OUTCOMES, or nothing where another phase decides."""
+    """Return one of OUTCOMES, or "" if another phase decides."""
     if report.failed:
         return "stale" if str(report.longrepr).startswith(STALE) else "failed"
     if report.skipped:
         return "known failure" if hasattr(report, "wasxfail") else _property(report, "outcome") or "skipped"
-    return "passed" if report.when == "call" else ""
+    return _property(report, "outcome") or "passed" if report.when == "call" else ""
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """In one line."""
+    """Return the reason of an outcome in one line."""
     if report.passed:
-        return ""
+        return _property(report, "reason")
     crash = getattr(report.longrepr, "reprcrash", None)
     if hasattr(report, "wasxfail"):
         text = report.wasxfail
@@ -198,16 +214,16 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def make_report(config: pytest.Config, names: list[str], results: list[Result], status_code: int) -> dict[str, Any]:
-    """The report, as report.schema.json has it.
+    """Return the report in the format of report.schema.json.
 
-    names        the backends that the user asked for, which must start; of others, those that do not are not judged
-    status_code  how the session ended
+    `names` are the backends that the user named, which must start; others that do not start are not judged.
+    `status_code` is the exit status of the session.
     """
     kit = load("polyarr.testing.cases", "the report")
     level, effort = config.getoption("polyarr_level"), kit.effort_of(config.getoption)
     wanted = LEVELS[: LEVELS.index(level) + 1]
     order = {case.name: i for i, case in enumerate(kit.cases()) if case.level in wanted}
-    is_whole = status_code in KEPT_ON
+    is_whole = status_code in COMPLETED
     backends = []
     for name in dict.fromkeys([*names, *(r.backend for r in results)]):
         found = [r for r in results if r.backend == name and r.name in order]
@@ -236,11 +252,15 @@ def _versions() -> dict[str, str]:
 
 
 def _of_backend(name: str, results: list[Result], is_whole: bool, is_named: bool, complete: bool) -> dict[str, Any]:
-    """What a backend is, what it can do, and what became of each case."""
+    """Return the report's section about a backend: its abilities and the result of each case."""
     backend, problem = _started(name)
+    exceptions = _exceptions(backend, results)
     return {
         "name": name,
-        "verdict": "not started" if problem and not is_named else verdict(results, is_whole, complete),
+        "verdict": "not started" if problem and not is_named else verdict(results, is_whole, complete, exceptions),
+        "exceptions": exceptions,
+        "covered": covered_by(results),
+        "causes": causes(results),
         "complete": complete,
         "problem": problem,
         "distribution": next((row.distribution for row in _rows() if row.name == family_of(name)), ""),
@@ -254,15 +274,24 @@ def _without_backend(result: Result) -> dict[str, Any]:
     return {key: value for key, value in result._asdict().items() if key != "backend"}
 
 
-def verdict(results: list[Result], is_whole: bool, complete: bool) -> str:
+def _exceptions(backend: Backend | None, results: list[Result]) -> list[str]:
+    """Return the facts that make a verdict "passed with exceptions"."""
+    known = sum(r.outcome == "known failure" for r in results)
+    unordered = sorted(op.name for op in backend.unordered) if backend else []
+    found = [f"{known} known failure{'s' * (known > 1)}"] if known else []
+    return found + [f"no fixed order of sums, and so of bits, in {', '.join(unordered)}"] * bool(unordered)
+
+
+def verdict(results: list[Result], is_whole: bool, complete: bool, exceptions: Iterable[str] = ()) -> str:
+    """Return the verdict on a backend, one of VERDICTS."""
     outcomes = {r.outcome for r in results}
     if outcomes & {*BAD}:
         return "failed"
-    if "passed" not in outcomes:
+    if not outcomes & {*GOOD}:
         return "nothing checked"
     if not is_whole:
         return "interrupted"
-    return "passed" if complete else "incomplete"
+    return "incomplete" if not complete else EXCEPTIONS if exceptions else "passed"
 
 
 def _counts(results: Iterable[Result]) -> dict[str, int]:
@@ -288,7 +317,7 @@ def _abilities(name: str, backend: Backend | None) -> dict[str, Any]:
     }
 
 
-# Plugins may warn when they are looked for or start; here it would end a session where warnings are errors.
+# Plugins may warn while they are discovered or started; with warnings as errors, that would end the session here.
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -306,7 +335,7 @@ def _registered() -> list[str]:
 
 
 def _started(name: str) -> tuple[Backend | None, str]:
-    """The backend, or why there is none."""
+    """Return the backend and "", or None and the reason why it does not start."""
     try:
         with _quietly():
             return get_backend(name), ""
@@ -324,6 +353,8 @@ def _headline(report: dict[str, Any], backend: dict[str, Any]) -> str:
         told = f"did not start: {backend['problem']}"
     elif backend["verdict"] == "nothing checked":
         told = "no case passed: nothing was checked"
+    if backend["exceptions"] and backend["verdict"] == EXCEPTIONS:
+        told += f": {'; '.join(backend['exceptions'])}"
     if backend["results"] and not backend["complete"]:
         told += f" ({len(backend['results'])} of {report['cases']} cases ran)"
     return f"polyarr conformance: {where}: {told}"
@@ -333,28 +364,52 @@ def _details(backend: dict[str, Any]) -> Iterator[str]:
     for level, counts in backend["counts"].items():
         if any(counts.values()):
             yield f"{level:8} " + ", ".join(f"{n} {outcome}" for outcome, n in counts.items() if n)
-    for outcome in ("not offered", "skipped"):
+    for cause in backend["causes"][:CAUSES]:
+        yield cause["told"]
+    if len(backend["causes"]) > CAUSES:
+        yield f"and {len(backend['causes']) - CAUSES} more groups of failures, which the report has"
+    for dtype, found in backend["covered"].items():
+        yield f"covered  {dtype} {_extent(*found)}"
+    for outcome in ("partly", "not offered", "skipped"):
         left_out = {} if backend["problem"] else grouped(backend["results"], outcome)
         for reason, cases in left_out.items():
             yield f"{outcome:8} {len(cases)}: {reason}"
 
 
+def covered_by(results: list[Result]) -> dict[str, list[float]]:
+    """Return dtype -> the largest array size, the smallest and the largest magnitude of a value in what passed."""
+    found: dict[str, list[float]] = {}
+    for r in results:
+        for dtype, (size, low, high) in r.covered.items():
+            most, lowest, highest = found.get(dtype, (0, low, high))
+            found[dtype] = [max(most, size), min(lowest, low), max(highest, high)]
+    return {d.name: found[d.name] for d in DTYPES if d.name in found}
+
+
+def _extent(size: float, low: float, high: float) -> str:
+    """Return a phrase about the sizes of arrays and the magnitudes of their values."""
+    values = f", values of {low:.2g} to {high:.2g}" if high else ""
+    return f"up to {int(size):,} elements{values}"
+
+
 def grouped(results: list[dict[str, Any]], outcome: str) -> dict[str, list[str]]:
-    """Reason -> the cases with this outcome for it, the most frequent first; the name of the op makes no difference."""
+    """Return case names by reason for one outcome, the most frequent reason first; op names in reasons are ignored."""
     found: dict[str, list[str]] = {}
     for r in results:
         if r["outcome"] == outcome:
-            reason = re.sub(rf"\b{re.escape(r['subject'])}\b", "...", r["reason"])
+            of_op = r["check"] not in ("backend", "layer")
+            reason = re.sub(rf"\b{re.escape(r['subject'])}\b", "...", r["reason"]) if of_op else r["reason"]
             found.setdefault(reason, []).append(f"{r['check']}-{r['subject']}")
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 def _writable(option: str, name: str) -> Path:
-    """The path of a file that can be written.
+    """Return the absolute path of a file after checking that it can be written.
 
-    Errors:  pytest.UsageError
+    Raises:
+        pytest.UsageError: The folder does not exist, or the file cannot be written.
     """
-    path = Path(name).absolute()  # the session may go elsewhere
+    path = Path(name).absolute()  # the session may change its working directory
     if not path.parent.is_dir():
         raise pytest.UsageError(f"{option}: there is no folder {path.parent}")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -363,12 +418,12 @@ def _writable(option: str, name: str) -> Path:
 
 
 def _journal(report: Path) -> Path:
-    """Where what is found is noted as it is found, a line each: what is left if the process ends before the report."""
+    """Return the path of the journal: one line per result, which remains if the process ends before the report."""
     return report.with_name(f"{report.name}.journal")
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What a backend may not remember: checks of one op, as those of checks.py, that call it more than once.
+"""Checks of state that a backend keeps between calls: results, caches and threads.
 
-A result must outlive the calls after it, a cache must know all that a program depends on, and what one thread computes
-is no other's business.
+A result must not change in later calls, a cache key must include all that a program depends on, and threads must not
+affect each other. The checks have the form of those in checks.py.
 """
 
 import sys
@@ -15,14 +15,14 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
-from polyarr.testing.checks import check, hold, meets_unordered, place_of, pulled
+from polyarr.testing.checks import check, compare_with_reference, gradients_of, label_of, uses_unordered_op
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.samples import SAMPLES
 from polyarr.testing.strategies import Sample
 
-LATER = 20  # calls after which a result must be what it was
-THREADS, TURNS = 4, 2
-CHOICES = {  # of parameters, what else they may be
+LATER = 20  # calls after which a result must be unchanged
+THREADS, ROUNDS = 4, 2
+CHOICES = {  # alternative values of parameters
     "approximate": ("none", "tanh"), "reduction": ("mean", "sum", "none"),
     "activation": (None, "relu", "silu", "gelu", "gelu_tanh"), "axis": (None, 0, 1, -1), "scale": (None, 0.3),
     "axes": (None, (1, 0), 1), "dtype": ("bfloat16", "float64", "int32"),
@@ -31,11 +31,11 @@ CHOICES = {  # of parameters, what else they may be
 
 @check
 def check_lasting(op: Op, backend: Backend, sample: Sample) -> None:
-    """A result and its gradients are the same after 20 more calls of the same shape."""
+    """Check that a result and its gradients are unchanged after 20 more calls of the same shape."""
 
     def call(of: Sample) -> tuple:
         args = of.arrays(backend)
-        return op(*args, **of.params), pulled(op, args, of)
+        return op(*args, **of.params), gradients_of(op, args, of)
 
     first = call(sample)
     before = bits(first)
@@ -44,19 +44,19 @@ def check_lasting(op: Op, backend: Backend, sample: Sample) -> None:
     for path, found in bits(first).items():
         if found != before[path]:
             what = "the result" if path[0] == 0 else f"d/d{path[1]}"
-            raise CheckFailure(f"{place_of(op, backend)}: {what} is another one after {LATER} more calls")
+            raise CheckFailure(f"{label_of(op, backend)}: {what} is another one after {LATER} more calls")
 
 
 @check
 def check_caches(op: Op, backend: Backend, sample: Sample) -> None:
-    """Calls of one shape that differ in a parameter, a number, a dtype or strides do not take each other's place."""
+    """Check that calls of one shape that differ in a parameter, a number, a dtype or strides are not confused."""
     for other in _variants(op, backend, sample):
-        hold(op, backend, replace(other, g="transposed"))
-    hold(op, backend, sample)
+        compare_with_reference(op, backend, replace(other, g="transposed"))
+    compare_with_reference(op, backend, sample)
 
 
 def _variants(op: Op, backend: Backend, sample: Sample) -> Iterator[Sample]:
-    """Calls with the shapes of the sample, each different from it in one respect."""
+    """Yield calls with the sample's shapes that each differ from it in one respect."""
     found = [sample, *other_params(sample), *_other_numbers(op, sample)]
     found += _other_dtypes(op, sample)
     found += [sample.with_layout(layout) for layout in ("transposed", "offset")]
@@ -66,25 +66,25 @@ def _variants(op: Op, backend: Backend, sample: Sample) -> Iterator[Sample]:
 
 
 def is_valid(op: Op, sample: Sample) -> bool:
-    """True where the op takes what the sample gives it."""
+    """Return whether the op accepts the sample's inputs and parameters."""
     try:
         op(*sample.specs(), **sample.params)
-    except (TypeError, ValueError, IndexError):  # polyarr's own are among them
+    except (TypeError, ValueError, IndexError):  # polyarr's own exceptions are subclasses
         return False
     return True
 
 
 def _other_dtypes(op: Op, sample: Sample) -> Iterator[Sample]:
-    """The call in a wider dtype, in a narrower one, and in integers."""
+    """Yield the call in a wider dtype, in a narrower one, and in integers."""
     usual, known = SAMPLES[op].usual, SAMPLES[op].dtypes
-    wide = {"float64", "int32"} - ({"int32"} if op is ops.pow else set())  # negative powers are undefined
+    wide = {"float64", "int32"} - ({"int32"} if op is ops.pow else set())  # negative integer powers are undefined
     yield from (sample.with_dtype(d, usual) for d in known if d in wide - {usual})
-    if "float16" in known:  # which does not tell 100 from 100.01
+    if "float16" in known:  # float16 cannot distinguish 100 from 100.01
         yield sample.with_values("normal", only="offset").with_dtype("float16", usual)
 
 
 def other_params(sample: Sample) -> Iterator[Sample]:
-    """The same call with another value for one parameter after the other."""
+    """Yield the call with another value for one parameter at a time."""
     for name, value in sample.params.items():
         for other in CHOICES.get(name, _others(value)):
             if other != value:
@@ -92,7 +92,7 @@ def other_params(sample: Sample) -> Iterator[Sample]:
 
 
 def _others(value: Any) -> tuple:
-    """Values like this one."""
+    """Return other values of the same kind."""
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, tuple) and value and all(isinstance(v, float) for v in value):
@@ -103,7 +103,7 @@ def _others(value: Any) -> tuple:
 
 
 def _other_numbers(op: Op, sample: Sample) -> Iterator[Sample]:
-    """Other Python numbers in the place of those that there are; and, beside an array, one and then another."""
+    """Yield the call with other Python numbers and, for binary ops, with two different numbers instead of an array."""
     for i, value in enumerate(sample.inputs):
         for other in _others(value):
             yield replace(sample, inputs=(*sample.inputs[:i], other, *sample.inputs[i + 1 :]))
@@ -114,24 +114,24 @@ def _other_numbers(op: Op, sample: Sample) -> Iterator[Sample]:
 
 @check
 def check_threads(op: Op, backend: Backend, sample: Sample) -> None:
-    """What other threads compute at the same time makes no difference."""
-    if backend.unordered and meets_unordered(op, backend, sample):
+    """Check that computations in other threads make no difference."""
+    if backend.unordered and uses_unordered_op(op, backend, sample):
         raise Lacking(f"{backend.name} says that what {op.name} needs adds in no fixed order")
     each = [sample.with_other_numbers(i) for i in range(THREADS)]
 
     def work(mine: Sample) -> dict[tuple, bytes]:
         with use_backend(backend):
             args = mine.arrays(backend)
-            return bits((op(*args, **mine.params), pulled(op, args, mine)))
+            return bits((op(*args, **mine.params), gradients_of(op, args, mine)))
 
     alone = [work(mine) for mine in each]
     with _taking_turns_quickly(), ThreadPoolExecutor(THREADS) as pool:
-        together = list(pool.map(work, each * TURNS))
+        together = list(pool.map(work, each * ROUNDS))
     for i, found in enumerate(together):
         for path, value in alone[i % THREADS].items():
             if found[path] != value:
                 what = "the result" if path[0] == 0 else f"d/d{path[1]}"
-                raise CheckFailure(f"{place_of(op, backend)}: {what} has other bits while other threads compute")
+                raise CheckFailure(f"{label_of(op, backend)}: {what} has other bits while other threads compute")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""What the tape keeps of an op: checks as those of checks.py, of its VJP rules and of a backend's pairs."""
+"""Checks of the buffers that the tape keeps, for an op's VJP rules and a backend's Fused kernels."""
 
 import functools
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -12,15 +13,16 @@ from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, float32
-from polyarr.testing.checks import check, cotangents_of, place_of, pulled
+from polyarr.testing.checks import check, cotangents_of, gradients_of, label_of
 from polyarr.testing.compare import CheckFailure, Lacking, gradients_agree, values
 from polyarr.testing.strategies import Sample
 
+SEVERAL = 5  # with up to so many inputs, every subset is tried
 PLAIN = (type(None), bool, int, float, str)
 
 
-class Held:
-    """A buffer that one can see being given up."""
+class TrackedBuffer:
+    """A buffer that supports weak references, so that its release can be observed."""
 
     __slots__ = ("__weakref__", "buf")
 
@@ -28,63 +30,63 @@ class Held:
         self.buf = buf
 
 
-class Watched:
-    """A backend whose kernels give Held buffers. What they gave is in `made`, as weak references."""
+class TrackingBackend:
+    """A backend whose kernels return TrackedBuffers; `made` has weak references to them."""
 
     def __init__(self, backend: Backend) -> None:
         self.made: list[weakref.ref] = []
         self.declined: list[Op] = []
         self.plain = backend
         self.backend = backend._replace(
-            kernels={op: self._watched(op, kernel) for op, kernel in backend.kernels.items()},
-            upload=lambda host: Held(backend.upload(host)),
+            kernels={op: self._tracking(op, kernel) for op, kernel in backend.kernels.items()},
+            upload=lambda host: TrackedBuffer(backend.upload(host)),
             download=lambda held: backend.download(held.buf),
             home=self,
         )
 
     def alive(self) -> int:
-        """How many buffers that kernels gave are still there."""
+        """Return the number of kernels' buffers that are still alive."""
         return sum(reference() is not None for reference in self.made)
 
-    def _watched(self, op: Op, kernel: Any) -> Any:
+    def _tracking(self, op: Op, kernel: Any) -> Any:
         if not isinstance(kernel, Fused):
-            return lambda out, *bufs, **params: self._held(out, kernel(out, *_freed(bufs), **params))
+            return lambda out, *bufs, **params: self._tracked(out, kernel(out, *_untracked(bufs), **params))
 
         def forward(out: Any, *bufs: Any, **params: Any) -> Any:
-            found = kernel.forward(out, *_freed(bufs), **params)
+            found = kernel.forward(out, *_untracked(bufs), **params)
             if found is NotImplemented:
                 self.declined.append(op)
                 return found
-            return self._held(out, found[0]), found[1]
+            return self._tracked(out, found[0]), found[1]
 
         def backward(g: Any, saved: Any, *bufs: Any, **params: Any) -> Any:
-            found = kernel.backward(_freed(g), saved, *_freed(bufs), **params)
+            found = kernel.backward(_untracked(g), saved, *_untracked(bufs), **params)
             return tuple(self._of_input(d, b) for d, b in zip(found, bufs, strict=True))
 
         return kernel._replace(forward=forward, backward=backward)
 
-    def _held(self, out: Any, found: Any) -> Any:
+    def _tracked(self, out: Any, found: Any) -> Any:
         if type(out) is tuple:
-            return tuple(self._held(o, b) for o, b in zip(out, found, strict=True))
-        held = Held(found)
+            return tuple(self._tracked(o, b) for o, b in zip(out, found, strict=True))
+        held = TrackedBuffer(found)
         self.made.append(weakref.ref(held))
         return held
 
     def _of_input(self, gradient: Any, buf: Any) -> Any:
-        return gradient if gradient is None else self._held(buf if type(buf) is tuple else None, gradient)
+        return gradient if gradient is None else self._tracked(buf if type(buf) is tuple else None, gradient)
 
 
-def _freed(bufs: Any) -> Any:
+def _untracked(bufs: Any) -> Any:
     if type(bufs) is tuple:
-        return tuple(map(_freed, bufs))
-    return bufs.buf if type(bufs) is Held else bufs
+        return tuple(map(_untracked, bufs))
+    return bufs.buf if type(bufs) is TrackedBuffer else bufs
 
 
 @check
 def check_tape(op: Op, backend: Backend, sample: Sample) -> None:
-    """Of inputs and result, the tape keeps what the op's rules name, or what its pair needs, and nothing else.
+    """Check that the tape keeps only the inputs and results that the op's rules name or its Fused kernels need.
 
-    So it does for the gradients of all inputs, and for that of each of them alone.
+    This holds for the gradients of all inputs together, and for each input alone.
     """
     if not (isinstance(backend.kernels.get(op), Fused) or op.rules):
         raise Lacking(f"{op.name} runs as other ops, which are checked by themselves")
@@ -94,13 +96,13 @@ def check_tape(op: Op, backend: Backend, sample: Sample) -> None:
         if kept > most:
             of = f"of {' and '.join(op.inputs[i] for i in wanted)} "
             raise CheckFailure(
-                f"{place_of(op, backend)}: after forward {kept} buffers are kept; the gradient {of}needs {most} at most"
+                f"{label_of(op, backend)}: after forward {kept} buffers are kept; the gradient {of}needs {most} at most"
             )
 
 
 def _kept(op: Op, backend: Backend, sample: Sample, wanted: list[int]) -> tuple[int, int]:
-    """How many buffers the tape keeps for the gradients of these inputs, and how many it may."""
-    pair, watch = backend.kernels.get(op), Watched(backend)
+    """Return how many buffers the tape keeps for the gradients of these inputs, and the largest number allowed."""
+    pair, watch = backend.kernels.get(op), TrackingBackend(backend)
     needed = _needs(op, pair, {op.inputs[i] for i in wanted})
     kept = most = 0
 
@@ -114,7 +116,7 @@ def _kept(op: Op, backend: Backend, sample: Sample, wanted: list[int]) -> tuple[
         most = sum(map(_carries, flatten(tuple(named)))) + results
         total = _total(value)
         del inputs, named, value
-        kept = watch.alive() - 1  # the total
+        kept = watch.alive() - 1  # not counting the total
         return total
 
     with use_backend(watch.backend):
@@ -125,20 +127,20 @@ def _kept(op: Op, backend: Backend, sample: Sample, wanted: list[int]) -> tuple[
 
 
 def _needs(op: Op, pair: Any, wanted: set[str]) -> set[str]:
-    """What the gradients of these inputs need, by name."""
+    """Return the names of inputs (or "out") that the gradients of the wanted inputs need."""
     if isinstance(pair, Fused):
         return {name for one in wanted for name in pair.needs.get(one, op.inputs)}
     return {need for name in wanted if op.rules[name][0] for need in op.rules[name][1]}
 
 
 def _total(value: Any) -> Array:
-    """A scalar whose gradient, as the tape sees it, needs nothing of value."""
+    """Return a scalar whose gradient keeps nothing of `value` alive."""
     parts = [ops.astype(ops.sum(a), dtype=float32) for a in tree.leaves(value) if _carries(a)]
     return functools.reduce(ops.add, parts, polyarr.zeros(()))
 
 
 def _passed_on(a: Any) -> Any:
-    """The same values in a buffer that nobody but the op needs."""
+    """Return the same values in a buffer that only the op refers to."""
     return ops.add(a, 0) if _carries(a) else a
 
 
@@ -148,14 +150,14 @@ def _carries(a: Any) -> bool:
 
 @check
 def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
-    """A pair gives the same gradient whether it is asked for alone or with others, and saves a tree of buffers.
+    """Check that Fused kernels give the same gradients for every subset that is wanted, and save a tree of buffers.
 
-    Asked for alone it has to do with what it says that it needs.
+    For a subset, backward gets only the inputs that the kernels declare as needed.
     """
     pair = backend.kernels.get(op)
     if not isinstance(pair, Fused):
-        raise Lacking(f"{backend.name} brings no pair for {op.name}: its body runs")
-    place, known = place_of(op, backend), set[type]()
+        raise Lacking(f"{backend.name} has no Fused kernels for {op.name}: its decomposition runs")
+    place, known = label_of(op, backend), set[type]()
 
     def forward(out: Any, *bufs: Any, **params: Any) -> Any:
         found = pair.forward(out, *bufs, **params)
@@ -166,31 +168,40 @@ def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
 
     with use_backend(backend._replace(kernels={**backend.kernels, op: pair._replace(forward=forward)})) as noting:
         args = sample.arrays(noting)
-        together = _values(place, pulled(op, args, sample))
-        for i, a in enumerate(args):
-            if any(map(_carries, tree.leaves(a))):
-                alone = _values(place, _alone(op, args, i, sample))
-                gradients_agree(place, alone, {name: together[name] for name in alone}, "asked for alone, ")
+        together = _values(place, gradients_of(op, args, sample))
+        for paths in _subsets([path for path, a in tree.items(args) if _carries(a)]):
+            found = _values(place, _asked_for(op, args, paths, sample))
+            how = "asked for alone, " if len(found) == 1 else f"asked for with {len(found) - 1} of the others, "
+            gradients_agree(place, found, {name: together[name] for name in found}, how)
 
 
 def _values(place: str, grads: dict[str, Array]) -> dict:
     return {name: values(place, g, f"d/d{name}")[0] for name, g in grads.items()}
 
 
-def _alone(op: Op, args: tuple, i: int, sample: Sample) -> dict[str, Array]:
-    """The gradient of one input, nobody asking for the others."""
+def _subsets(paths: list[tuple]) -> Iterator[tuple[tuple, ...]]:
+    """Yield the proper subsets of the inputs; of many inputs, those of one, of two and of all but one."""
+    sizes = range(1, len(paths)) if len(paths) <= SEVERAL else (1, 2, len(paths) - 1)
+    for size in sizes:
+        yield from itertools.combinations(paths, size)
 
-    def weighted(a: Any) -> Array:
-        value = op(*args[:i], a, *args[i + 1 :], **sample.params)
+
+def _asked_for(op: Op, args: tuple, paths: tuple[tuple, ...], sample: Sample) -> dict[str, Array]:
+    """Return the gradients of these inputs; no other gradient is requested."""
+
+    def weighted(*asked: Array) -> Array:
+        chosen = dict(zip(paths, asked, strict=True))
+        leaves = [chosen.get(path, leaf) for path, leaf in tree.items(args)]
+        value = op(*tree.unflatten(args, leaves), **sample.params)
         return _total(tree.map(lambda v, g: v * g if _carries(v) else v, value, cotangents_of(value, sample)))
 
-    found = polyarr.grad(weighted)(args[i])
-    named = {op.inputs[i] + "".join(f"[{k}]" for k in path): g for path, g in tree.items(found)}
-    return {name: g for name, g in named.items() if type(g) is Array}
+    members = dict(tree.items(args))
+    found = polyarr.grad(weighted, tuple(range(len(paths))))(*(members[path] for path in paths))
+    return {op.inputs[path[0]] + "".join(f"[{k}]" for k in path[1:]): g for path, g in zip(paths, found, strict=True)}
 
 
 def _members(bufs: tuple) -> Iterator[Any]:
-    """Every buffer among the inputs; a list is a plain tuple, while a buffer may be a tuple of another type."""
+    """Yield every buffer among the inputs; a list is a plain tuple, while a buffer may be a tuple subclass."""
     for buf in bufs:
         yield from _members(buf) if type(buf) is tuple else (buf,)
 

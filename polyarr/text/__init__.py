@@ -1,4 +1,4 @@
-"""Text: where it comes from, and how it becomes numbers."""
+"""Text for language models: corpora, tokenizers, chat templates and folders of prepared tokens."""
 
 from polyarr.text.characters import CharTokenizer
 from polyarr.text.chat import ChatTemplate
@@ -8,7 +8,7 @@ from polyarr.text.numbers import NumberTokenizer
 from polyarr.text.prepared import is_prepared, open_prepared, prepare
 from polyarr.text.sources import find_files
 from polyarr.text.subword import SubwordTokenizer, byte_tokenizer, train_bpe
-from polyarr.text.tokenizer import Tokenizer, load_tokenizer, same_tokens, tokenizer_from_dict
+from polyarr.text.tokenizer import Tokenizer, load_tokenizer, same_tokens, start_of, tokenizer_from_dict
 
 __all__ = [
     "CharTokenizer",
@@ -25,6 +25,7 @@ __all__ = [
     "prepare",
     "same_tokens",
     "standard_library_text",
+    "start_of",
     "tokenizer_from_dict",
     "train_bpe",
 ]

@@ -1,22 +1,39 @@
-"""A tokenizer whose tokens are characters."""
+"""A tokenizer that has one token for each character."""
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-_SHOWN = 5  # characters listed in an error
+from polyarr.text.special import SpecialTokens
+
+_MAX_LISTED = 5  # characters that an error lists
 
 
 class CharTokenizer:
-    """One token per character, numbered in the order of their code points.
+    """Tokenizer with one token per character, in the order of their code points.
 
-    Errors:  ValueError for an empty or repeated set of characters, or half a surrogate pair
+    Args:
+        characters: The vocabulary: distinct characters, at least one.
+
+    Raises:
+        ValueError: `characters` is empty, repeats a character, or has a surrogate.
+
+    Examples:
+        >>> from polyarr.text import CharTokenizer
+        >>> tokenizer = CharTokenizer("abc")
+        >>> tokenizer.encode("cab").tolist()
+        [2, 0, 1]
+        >>> tokenizer.decode([2, 0, 1])
+        'cab'
     """
 
     unit = "characters"
-    end = None  # a text of characters has none to end with
+    begin = ()
+    end = None
+    special = SpecialTokens()
     chat = None
 
     def __init__(self, characters: Iterable[str]) -> None:
@@ -30,35 +47,44 @@ class CharTokenizer:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """The tokenizer of all characters in a text.
+        """Return the tokenizer of all characters in a text.
 
-        Errors:  ValueError for an empty text
+        Raises:
+            ValueError: The text is empty.
         """
         return cls(set(text))
 
-    vocab_size = property(lambda self: len(self.characters), doc="How many tokens there are.")
+    vocab_size = property(lambda self: len(self.characters), doc="Number of tokens.")
 
-    def encode(self, text: str) -> np.ndarray:
-        """(T,) int32
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a generated text; usually there are none."""
+        return () if self.end is None else (self.end,)
 
-        Errors:  ValueError naming the characters that are not in the vocabulary
+    def with_special(self, special: SpecialTokens) -> Self:
+        """Return the tokenizer itself: it has no special tokens."""
+        return self
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
+        """Return the tokens of a text, (T,) int32; there are no special tokens to add.
+
+        Raises:
+            ValueError: The text has characters that are not in the vocabulary; the error names them.
         """
         numbers = self._numbers[_points(text)]
         if numbers.size and numbers.min() < 0:
             refuse_unknown(set(text) - set(self.characters), self)
         return numbers
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """encode for many texts.
-
-        Errors:  as encode
-        """
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[np.ndarray]:
+        """Return the tokens of many texts; errors are those of `encode`."""
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of a sequence of tokens.
+        """Return the text of a sequence of tokens.
 
-        Errors:  ValueError for a number that is no token
+        Raises:
+            ValueError: A number is not a token.
         """
         numbers = [int(token) for token in tokens]
         wrong = [n for n in numbers if not 0 <= n < self.vocab_size]
@@ -67,25 +93,44 @@ class CharTokenizer:
         return "".join(self.characters[n] for n in numbers)
 
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """The characters of decode(tokens) one by one, whatever they are after.
+        """Return an iterator over the characters of decode(tokens); `after` has no effect.
 
-        Errors:  as decode
+        Raises:
+            ValueError: A number is not a token.
         """
         return (self.decode([token]) for token in tokens)
 
     def token(self, number: int) -> str:
-        """A token's character."""
+        """Return the character of a token."""
         return self.characters[number]
 
+    def to_json(self) -> str:
+        """Return the content of a tokenizer.json, in which every character is a word, for other programs."""
+        numbers = {character: number for number, character in enumerate(self.characters)}
+        return json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [],
+                "normalizer": None,
+                "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
+                "post_processor": None,
+                "decoder": {"type": "Fuse"},
+                "model": {"type": "WordLevel", "vocab": numbers, "unk_token": "<unk>"},
+            }
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """What from_dict takes, and JSON can hold."""
+        """Return a dict that JSON can hold and `from_dict` takes."""
         return {"kind": "characters", "characters": self.characters}
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
-        """The tokenizer that to_dict described.
+        """Return the tokenizer that `to_dict` described.
 
-        Errors:  ValueError for anything else
+        Raises:
+            ValueError: `saved` is anything else.
         """
         is_known = isinstance(saved, dict) and saved.keys() == {"kind", "characters"}
         if not is_known or saved["kind"] != "characters" or not isinstance(saved["characters"], str):
@@ -97,11 +142,11 @@ class CharTokenizer:
 
 
 def refuse_unknown(characters: Iterable[str], tokenizer: Any) -> None:
-    """Raise ValueError if there are characters, which a tokenizer's vocabulary lacks."""
+    """Raise ValueError if there are any characters, all of which are missing from a tokenizer's vocabulary."""
     unknown = sorted(set(characters))
     if unknown:
-        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-        listed = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:_SHOWN])
+        more = f" and {len(unknown) - _MAX_LISTED} more" if len(unknown) > _MAX_LISTED else ""
+        listed = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:_MAX_LISTED])
         raise ValueError(
             f"encode: not in the vocabulary of {tokenizer.vocab_size} {tokenizer.unit}: {listed}{more}"
         )

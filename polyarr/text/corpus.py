@@ -1,7 +1,8 @@
-"""Corpora: the tokens of texts, split in two, in memory or on the disk."""
+"""Corpora: the tokens of texts, split into training and validation, in memory or on disk."""
 
 import contextlib
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,74 +11,111 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from polyarr.files import HeldFile
 from polyarr.text.characters import CharTokenizer
 from polyarr.text.sources import FIELD, pieces_of, read_pieces
 from polyarr.text.tokenizer import Tokenizer
+from polyarr.text.tokens import TokenFile, Tokens
 
 VALIDATION = 0.1
-_BATCH = 2**20  # characters that are encoded at once, by all cores
-_SMALL = 2**16  # tokens that uint16 can count
-_BETWEEN = b"\xff"  # what a digest has between texts; UTF-8 has no such byte
-Pieces = Iterable[str | None]  # as read_pieces gives them
+_BATCH = 2**20  # characters that are encoded at once, on all cores
+_SMALL = 2**16  # size of the largest vocabulary that fits uint16
+_BETWEEN = b"\xff"  # separator of texts in a digest; UTF-8 has no such byte
+Pieces = Iterable[str | None]  # pieces of texts, with None after each text, as read_pieces yields them
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens of texts: what a model is trained on, and then the part that tells how well it has learned.
+    """Tokens of texts, split into a part for training and a part for validation.
 
-    Each text is followed by the tokenizer's token for its end, if that has one. The last tenth of all tokens is for
-    validation, from where a text begins if one begins soon enough.
+    Around each text are the special tokens that the tokenizer puts before one, such as <s>, and its token for the end
+    of a text, if it has these. The last tenth of all tokens is for validation; it begins with a text if one begins soon
+    enough.
 
-    digest  what tells it from others: SHA-256 of the texts, and of how they are split unless that is the usual way
+    Attributes:
+        tokenizer: The tokenizer.
+        train: Tokens for training: a NumPy array, or a TokenFile on disk.
+        validation: Tokens for validation, likewise.
+        digest: Identity of the corpus: SHA-256 of the texts, of special tokens before them, and of the split unless it
+            is the default.
+
+    Examples:
+        >>> from polyarr.text import Corpus
+        >>> corpus = Corpus.of_text("to be or not to be")
+        >>> len(corpus.train), len(corpus.validation), corpus.tokenizer.vocab_size
+        (16, 2, 7)
     """
 
     tokenizer: Tokenizer
-    train: np.ndarray
-    validation: np.ndarray
+    train: Tokens
+    validation: Tokens
     digest: str
 
     @classmethod
     def of_text(cls, text: str, tokenizer: Tokenizer | None = None) -> Self:
-        """The corpus of one text, in memory. Without a tokenizer, tokens are its characters.
+        """Return the corpus of one text, in memory.
 
-        Errors:  ValueError for an empty text, or one with characters that the tokenizer does not know
+        Args:
+            text: The text.
+            tokenizer: The tokenizer; None: one token per character.
+
+        Raises:
+            ValueError: The text is empty, or has characters that the tokenizer does not know.
         """
         tokenizer = tokenizer or CharTokenizer.from_text(text)
         counted = Counted(pieces_of(text))
-        return cls.split(tokenizer, np.concatenate(list(encoded(counted, tokenizer))), counted.digest())
+        tokens = np.concatenate(list(encoded(counted, tokenizer)))
+        return cls.split(tokenizer, tokens, counted.digest(*tokenizer.begin))
 
     @classmethod
     def of_files(cls, files: Sequence[Path], tokenizer: Tokenizer | None = None, field: str = FIELD) -> Self:
-        """The corpus of files, in a file that the system removes when the process ends.
+        """Return the corpus of text files, in a temporary file that is deleted when the process ends.
 
-        Errors:  as read_pieces and of_text
+        Args:
+            files: Text files, or JSON lines (.jsonl, .ndjson) with one text per line.
+            tokenizer: The tokenizer; None: one token per character.
+            field: Key of the text in JSON lines.
+
+        Raises:
+            OSError: A file cannot be read, or the temporary file cannot be written.
+            ValueError: A file is empty, not UTF-8 or not JSON lines with this field, or has unknown characters.
         """
-        tokenizer = tokenizer or characters_of(read_pieces(files, field))
+        tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
         counted = Counted(read_pieces(files, field))
         with _unnamed_file() as file:
             for part in encoded(counted, tokenizer):
                 file.write(part.data)
-            return cls.split(tokenizer, mapped(file, dtype_for(tokenizer)), counted.digest())
+            file.flush()
+            held = HeldFile(tempfile.gettempdir(), open(os.dup(file.fileno()), "rb"))
+            tokens = TokenFile(held, dtype_for(tokenizer), tokenizer.vocab_size)
+            return cls.split(tokenizer, tokens, counted.digest(*tokenizer.begin))
 
     @classmethod
-    def split(cls, tokenizer: Tokenizer, tokens: np.ndarray, digest: str, validation: float = VALIDATION) -> Self:
-        """Tokens with the last part of them for validation."""
-        at = beginning(tokens, validation, tokenizer.end)
+    def split(cls, tokenizer: Tokenizer, tokens: Tokens, digest: str, validation: float = VALIDATION) -> Self:
+        """Return a corpus whose last tokens, a share `validation` of all, are for validation."""
+        return cls.parted(tokenizer, tokens, digest, validation_start(tokens, validation, tokenizer.end))
+
+    @classmethod
+    def parted(cls, tokenizer: Tokenizer, tokens: Tokens, digest: str, at: int) -> Self:
+        """Return a corpus whose tokens from position `at` on are for validation."""
+        if isinstance(tokens, TokenFile):
+            return cls(tokenizer, tokens.part(0, at), tokens.part(at, len(tokens)), digest)
         return cls(tokenizer, tokens[:at], tokens[at:], digest)
 
 
-def beginning(tokens: np.ndarray, validation: float, end: int | None) -> int:
-    """Where validation begins: with a text, if one begins in the first tenth of it; else in the middle of one."""
+def validation_start(tokens: Tokens, validation: float, end: int | None) -> int:
+    """Return the position where validation begins: with a text if one begins in its first tenth, else within a text."""
     at = int(len(tokens) * (1 - validation))
     near = tokens[at : at + (len(tokens) - at) // 10]
     ends = np.flatnonzero(near == end) if end is not None else ()
     return at + int(ends[0]) + 1 if len(ends) else at
 
 
-def characters_of(pieces: Pieces) -> CharTokenizer:
-    """The tokenizer of all characters of texts.
+def char_tokenizer_of(pieces: Pieces) -> CharTokenizer:
+    """Return the tokenizer of all characters of texts.
 
-    Errors:  ValueError if there are none
+    Raises:
+        ValueError: There are no characters.
     """
     found: set[str] = set()
     for piece in pieces:
@@ -86,7 +124,7 @@ def characters_of(pieces: Pieces) -> CharTokenizer:
 
 
 class Counted:
-    """Pieces of texts that are counted, and digested, while they are read."""
+    """Iterator over pieces of texts that counts texts and bytes, and computes their digest, as it goes."""
 
     def __init__(self, pieces: Pieces, progress: Callable[[int], Any] | None = None) -> None:
         self.texts = self.bytes = 0
@@ -105,7 +143,7 @@ class Counted:
             yield piece
 
     def digest(self, *further: Any) -> str:
-        """SHA-256 of the texts, and of further values."""
+        """Return SHA-256 of the texts so far and of further values."""
         found = self._hash.copy()
         for value in further:
             found.update(_BETWEEN + _BETWEEN + repr(value).encode())
@@ -113,12 +151,18 @@ class Counted:
 
 
 def encoded(pieces: Pieces, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """The tokens of texts, and the one for an end after each, in parts of the dtype for them."""
-    dtype = dtype_for(tokenizer)
+    """Yield the tokens of texts, with special tokens around each, in arrays of the dtype for this tokenizer."""
+    dtype, is_begun = dtype_for(tokenizer), False
+    begin = np.array(tokenizer.begin, dtype)
     end = np.array([] if tokenizer.end is None else [tokenizer.end], dtype)
     for batch in _batches(pieces):
-        found = iter(tokenizer.encode_batch([piece for piece in batch if piece is not None]))
-        yield np.concatenate([end if piece is None else next(found).astype(dtype) for piece in batch])
+        found = iter(tokenizer.encode_batch([piece for piece in batch if piece is not None], add_special_tokens=False))
+        parts = []
+        for piece in batch:
+            parts += [] if is_begun else [begin]
+            parts += [end if piece is None else next(found).astype(dtype)]
+            is_begun = piece is not None
+        yield np.concatenate(parts)
 
 
 def _batches(pieces: Pieces) -> Iterator[list[str | None]]:
@@ -135,13 +179,13 @@ def _batches(pieces: Pieces) -> Iterator[list[str | None]]:
 
 
 def dtype_for(tokenizer: Tokenizer) -> np.dtype:
-    """The smaller of uint16 and uint32 that holds all tokens, little-endian."""
+    """Return the smaller of uint16 and uint32 that holds all tokens, little-endian."""
     return np.dtype("<u2" if tokenizer.vocab_size <= _SMALL else "<u4")
 
 
 @contextlib.contextmanager
 def _unnamed_file() -> Iterator[BinaryIO]:
-    """A temporary file; an error of its own, as of a full disk, names the folder that it is in."""
+    """Open a temporary file; OSErrors without a file name, such as of a full disk, get the name of its folder."""
     try:
         with tempfile.TemporaryFile() as file:
             yield file
@@ -149,9 +193,3 @@ def _unnamed_file() -> Iterator[BinaryIO]:
         if error.filename is None:
             raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error
         raise
-
-
-def mapped(file: BinaryIO | Path, dtype: np.dtype) -> np.ndarray:
-    """The tokens in a file, which stay there until they are asked for."""
-    size = file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)
-    return np.memmap(file, dtype, "r") if size else np.empty(0, dtype)

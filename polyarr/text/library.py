@@ -1,11 +1,11 @@
-"""A text that every Python brings with it: the source of its standard library."""
+"""A text that is on every machine with Python: the source of the standard library."""
 
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 MAX_STANDARD_LIBRARY = 4_000_000  # characters; enough for a small model, read in well under a second
-# Not the library's own code, or hardly like it: tests, other people's packages, tables of data.
+# Folders of tests, of other packages and of tables, which are unlike the library's own code.
 _SKIPPED = {
     "test",
     "tests",
@@ -19,12 +19,21 @@ _SKIPPED = {
 
 
 def standard_library_text(limit: int = MAX_STANDARD_LIBRARY) -> str:
-    """The source of the running Python's standard library, up to `limit` characters, each file after a blank line.
+    """Return the source of the running Python's standard library as one text.
 
-    Files are taken in the order of their names, packages after modules; those with a character outside ASCII are
-    left out, so that rare characters do not fill the vocabulary.
+    Files are in the order of their names, packages after modules, with a blank line between them. Files with characters
+    outside ASCII are left out, so that rare characters do not fill the vocabulary.
 
-    Errors:  OSError if this Python came without its sources
+    Args:
+        limit: Largest number of characters.
+
+    Raises:
+        OSError: This Python has no sources.
+
+    Examples:
+        >>> from polyarr.text import standard_library_text
+        >>> len(standard_library_text(limit=100))
+        100
     """
     parts, length = [], 0
     for path in _standard_library_files():
@@ -47,7 +56,7 @@ def _standard_library_files() -> Iterator[Path]:
 
 
 def _ascii(path: Path) -> str:
-    """A file's text, or nothing if it is not plain ASCII: printable characters, tabs and line ends."""
+    """Return a file's text, or "" if it is not plain ASCII: printable characters, tabs and line ends."""
     try:
         text = path.read_bytes().decode("ascii").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError):

@@ -1,12 +1,13 @@
-"""Folders of prepared tokens: written once, as a whole or not at all, and read from the disk where they are needed.
+"""Folders of prepared tokens, which are written as a whole or not at all, and read from disk on demand.
 
-A folder is what its manifest.json says, which is replaced last; each preparation draws an id for the names of its other
-files, so that the manifest before finds its own until the new one is there.
+The content of a folder is what its manifest.json names. The manifest is replaced last, and each preparation draws an id
+for the names of its other files, so the old manifest finds its own files until the new one is there.
 """
 
 import contextlib
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,30 +15,41 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.files import HeldFile, read_regular
 from polyarr.saving import alone_in, write_whole, written_whole
 from polyarr.schema import in_one_line, parsed_json
-from polyarr.text.corpus import VALIDATION, Corpus, Counted, beginning, characters_of, dtype_for, encoded, mapped
-from polyarr.text.files import read_regular
+from polyarr.text.corpus import VALIDATION, Corpus, Counted, char_tokenizer_of, dtype_for, encoded, validation_start
 from polyarr.text.sources import FIELD, read_pieces
 from polyarr.text.tokenizer import MAX_TOKENIZER, Tokenizer, load_tokenizer
+from polyarr.text.tokens import TokenFile
 from polyarr.version import __version__
 
 FORMAT = "1"
 MANIFEST = "manifest.json"
 SCHEMA = Path(__file__).with_name("manifest.schema.json")
-CHECKED = 2**28  # bytes of tokens that are looked at whenever they are opened: 0.2 s of a core
+CHECKED = 2**28  # bytes of tokens up to which each opening verifies the checksum, in 0.2 s on one core
 _MAX_MANIFEST = 2**20  # bytes
-_NAMED = 20  # files that a manifest names
+_NAMED = 20  # source files that a manifest names
 _OURS = (MANIFEST, "tokens-*.bin", "tokenizer-*.json", ".tokens-*.tmp", ".tokenizer-*.tmp", f".{MANIFEST}.*.tmp")
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether a path is a folder of prepared tokens."""
-    return (path / MANIFEST).is_file()
+    """Return whether a path is a folder of prepared tokens.
+
+    Args:
+        path: A path, which need not exist.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from polyarr.text import is_prepared
+        >>> is_prepared(Path("no-such-folder"))
+        False
+    """
+    return os.path.lexists(path / MANIFEST)
 
 
 def has_strangers(folder: Path) -> bool:
-    """Whether a folder, if it is there, holds anything that no preparation left."""
+    """Return whether a folder exists and holds files that `prepare` did not write."""
     return folder.is_dir() and any(not any(map(path.match, _OURS)) for path in folder.iterdir())
 
 
@@ -50,19 +62,29 @@ def prepare(
     field: str = FIELD,
     progress: Callable[[int], Any] | None = None,
 ) -> dict[str, Any]:
-    """Write the tokens of texts in files into a folder, which is made, or whose tokens are replaced: its manifest.
+    """Tokenize text files into a folder, which `open_prepared` reads.
 
-    Without a tokenizer, tokens are the characters of the texts, which are read twice then.
+    The folder is created, or its tokens are replaced once all new ones are written.
 
-    validation  which part of the tokens, the last ones, is for validation
-    progress    called with how many more bytes of text are done
+    Args:
+        files: Text files, or JSON lines (.jsonl, .ndjson) with one text per line.
+        folder: The folder.
+        tokenizer: The tokenizer; None: one token per character, which takes a second pass over the files.
+        validation: Share of the tokens, at the end, for validation; between 0 and 1.
+        field: Key of the text in JSON lines.
+        progress: Function that is called with the number of further bytes of text that were read.
 
-    Errors:  as read_pieces and encode; ValueError for too few tokens, or a part that is none; OSError if the
-             folder cannot be written to, or another process writes to it
+    Returns:
+        The manifest of the folder.
+
+    Raises:
+        OSError: A file cannot be read, the folder cannot be written to, or another process writes to it.
+        ValueError: A file is empty, not UTF-8 or not JSON lines with this field, has unknown characters, there are too
+            few tokens, or `validation` is out of range.
     """
     if not 0 < validation < 1:
         raise ValueError(f"prepare: validation is {validation}; it must be between 0 and 1")
-    tokenizer = tokenizer or characters_of(read_pieces(files, field))
+    tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
     was_there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid4().hex[:16]
@@ -84,7 +106,7 @@ def prepare(
 
 
 def _written(folder: Path, name: str, counted: Counted, tokenizer: Tokenizer, validation: float) -> dict[str, Any]:
-    """Write the tokens and the tokenizer; what a manifest says of them."""
+    """Write the tokens and the tokenizer, and return the manifest."""
     tokens, described = folder / f"tokens-{name}.bin", folder / f"tokenizer-{name}.json"
     checksum, count, dtype = hashlib.sha256(), 0, dtype_for(tokenizer)
     with written_whole(tokens) as file:
@@ -92,12 +114,12 @@ def _written(folder: Path, name: str, counted: Counted, tokenizer: Tokenizer, va
             count += len(part)
             checksum.update(part.data)
             file.write(part.data)
-    first = beginning(mapped(tokens, dtype), validation, tokenizer.end)
+    first = validation_start(TokenFile(HeldFile(tokens), dtype, tokenizer.vocab_size), validation, tokenizer.end)
     if not 0 < first < count - 1:
         raise ValueError(f"prepare: {count} {tokenizer.unit}; there must be some to train on and some to validate with")
     text = json.dumps(tokenizer.to_dict()).encode()
     write_whole(described, text)
-    usual = validation == VALIDATION
+    further = (*tokenizer.begin, *([] if validation == VALIDATION else [validation]))
     return {
         "format": FORMAT,
         "polyarr": __version__,
@@ -109,16 +131,21 @@ def _written(folder: Path, name: str, counted: Counted, tokenizer: Tokenizer, va
         },
         "texts": counted.texts,
         "bytes": counted.bytes,
-        "digest": counted.digest() if usual else counted.digest(validation),
+        "digest": counted.digest(*further),
         "validation": {"part": validation, "first": first},
     }
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What is said of a folder's tokens.
+    """Return the manifest of a folder of prepared tokens.
 
-    Errors:  OSError if it cannot be read; ValueError if it is damaged, or of another format
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is damaged, or of another format.
     """
+    if folder.exists() and not os.path.lexists(folder / MANIFEST):
+        what = "" if folder.is_dir() else "a file; give the folder that was prepared: "
+        raise FileNotFoundError(f"{folder}: {what}no prepared tokens are here ({MANIFEST} is missing)")
     try:
         text = read_regular(folder / MANIFEST, _MAX_MANIFEST)
         return parsed_json(text, SCHEMA)
@@ -127,34 +154,37 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def open_prepared(folder: Path, *, check: bool = False) -> Corpus:
-    """The tokens of a folder, which stay on the disk until they are asked for.
+    """Open a folder of prepared tokens as a corpus, whose tokens are read from disk on demand.
 
-    check  read them once, however many there are, to see whether they are those that were written; without it, up to
-           CHECKED bytes of them are
+    Args:
+        folder: The folder that `prepare` wrote.
+        check: Verify the checksum of all tokens; otherwise it is verified only if they have up to 2^28 bytes.
 
-    Errors:  as read_manifest; ValueError if a file is missing, cut, replaced or changed; RuntimeError without the
-             library that the tokenizer needs
+    Raises:
+        OSError: The manifest cannot be read.
+        ValueError: A file is damaged, missing, shortened or changed, or the texts lack the special tokens that the
+            tokenizer puts before them.
+        RuntimeError: The library that the tokenizer needs is missing.
     """
     manifest = read_manifest(folder)
-    tokens, said, first = folder / manifest["tokens"]["file"], manifest["tokens"], manifest["validation"]["first"]
+    said, first = manifest["tokens"], manifest["validation"]["first"]
     try:
-        size = tokens.stat().st_size
+        tokens = HeldFile(folder / said["file"])
+        name, size = tokens.path.name, tokens.size
         if size != said["count"] * np.dtype(said["dtype"]).itemsize:
-            raise ValueError(f"{tokens.name} has {size:,} bytes, which are not its {said['count']:,} tokens")
-        if (check or size <= CHECKED) and _digest(tokens) != said["sha256"]:
-            raise ValueError(f"{tokens.name} does not hold the tokens that were written: its checksum is another")
+            raise ValueError(f"{name} has {size:,} bytes, which are not its {said['count']:,} tokens")
+        if (check or size <= CHECKED) and tokens.sha256() != said["sha256"]:
+            raise ValueError(f"{name} does not hold the tokens that were written: its checksum is another")
         tokenizer = _tokenizer(folder, manifest["tokenizer"])
         if dtype_for(tokenizer).name != said["dtype"] or not first < said["count"] - 1:
             raise ValueError(f"{MANIFEST} does not agree with itself")
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(f"{folder}: damaged; prepare it again: {in_one_line(error)}") from error
-    found = mapped(tokens, dtype_for(tokenizer))
-    return Corpus(tokenizer, found[:first], found[first:], manifest["digest"])
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    found, begin = TokenFile(tokens, dtype_for(tokenizer), tokenizer.vocab_size, said["sha256"]), tokenizer.begin
+    if tuple(found[: len(begin)].tolist()) != begin:  # an earlier polyarr wrote it
+        names = "".join(map(tokenizer.token, begin))
+        raise ValueError(f"{folder}: its texts lack {names}, which its tokenizer puts before each; prepare it again")
+    return Corpus.parted(tokenizer, found, manifest["digest"], first)
 
 
 def _tokenizer(folder: Path, said: dict[str, Any]) -> Tokenizer:

@@ -1,32 +1,39 @@
-"""Texts in files, read piece by piece: a corpus may be larger than the memory."""
+"""Text files, read in pieces, because a corpus may be larger than memory."""
 
 import codecs
 import errno
 import glob
 import io
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from polyarr.files import check_regular, open_regular
 from polyarr.schema import in_one_line
-from polyarr.text.files import check_regular
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson")  # what is taken of a folder
+SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson")  # files that are read in a folder
 FIELD = "text"
 PIECE = 2**16  # bytes that are read at once; pieces have about as many characters
-_LONGEST = 2**20  # characters in which a good place for a cut is looked for
+_MAX_SEARCH = 2**20  # characters that are searched for a good place to cut
+_MAX_LINE = 2**28  # bytes of a JSON line
 _LINES = (".jsonl", ".ndjson")
 _BOM = codecs.BOM_UTF8
-# Between two letters: before such a blank or line end, whichever it is, every byte-level BPE begins a new token.
+# A blank or line end between two letters: every byte-level BPE begins a new token there.
 _BETWEEN = re.compile(r"(?<=[^\W\d_])[ \n](?=[^\W\d_])")
 
 
 def find_files(given: Iterable[str | Path]) -> list[Path]:
-    """The files that paths, folders and patterns stand for, each once; in a folder those of SUFFIXES with content.
+    """Return the files that paths, folders and patterns stand for, each once.
 
-    Errors:  OSError if there is none; ValueError if it is no regular file, or a folder without such files
+    Args:
+        given: Files, folders, or patterns such as "texts/**/*.py". Of a folder, all files that are not empty and end in
+            .txt, .md, .jsonl or .ndjson are taken, at any depth.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: A path is not a regular file, or a folder has no such files.
     """
     found: dict[Path, None] = {}
     for path in map(Path, given):
@@ -36,11 +43,24 @@ def find_files(given: Iterable[str | Path]) -> list[Path]:
             check_regular(path)
             files = [path]
         else:
-            files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)]
+            files = _matching(path)
         if not files:
             raise FileNotFoundError(errno.ENOENT, "no file has such a name", str(path))
         found |= dict.fromkeys(files)
     return list(found)
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Return the files of a pattern; `**` does not follow links to folders, since a link may lead to its own folder."""
+    root = Path(pattern.anchor)
+    pattern = pattern / "*" if pattern.name == "**" else pattern
+    found = root.glob(str(pattern.relative_to(root)))
+    return sorted(path for path in found if path.is_file() and not _is_hidden(path, pattern))
+
+
+def _is_hidden(path: Path, pattern: Path) -> bool:
+    """Return whether a part of a path begins with a dot and the pattern does not name it."""
+    return any(part.startswith(".") and part not in pattern.parts for part in path.parts)
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -55,12 +75,15 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def read_pieces(files: Sequence[Path], field: str = FIELD) -> Iterator[str | None]:
-    """The texts of files in pieces, and None after each text.
+    """Yield the texts of files in pieces, and None after each text.
 
-    A file is one text, in UTF-8; line ends become \\n. In JSON lines, which end in .jsonl, each line is one: its field.
-    A long text is cut before a blank or a line end between two letters, where tokens begin anyway, if there is one.
+    A file is one text in UTF-8, with line ends as \\n. In JSON lines (.jsonl, .ndjson) each line is a text, the value
+    of `field`. A long text is cut before a blank or a line end between two letters, where tokens begin anyway, if there
+    is one.
 
-    Errors:  OSError if one cannot be read; ValueError if one is empty, not UTF-8, or no JSON lines with such a field
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A file is empty, not UTF-8, or not JSON lines with such a field.
     """
     for path in files:
         if path.suffix.lower() in _LINES:
@@ -73,19 +96,20 @@ def read_pieces(files: Sequence[Path], field: str = FIELD) -> Iterator[str | Non
 
 
 def pieces_of(text: str) -> Iterator[str | None]:
-    """A text as read_pieces gives those of files."""
+    """Yield a text in pieces, and None after it, as `read_pieces` does for files."""
     yield from _cut([text])
     yield None
 
 
 def read_chunks(path: Path) -> Iterator[str]:
-    """The text of a UTF-8 file in parts; line ends become \\n.
+    """Yield the text of a UTF-8 file in pieces, with line ends as \\n.
 
-    Errors:  as read_pieces
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is empty or not UTF-8.
     """
-    check_regular(path)
     decoder, newlines = codecs.getincrementaldecoder("utf-8")(), io.IncrementalNewlineDecoder(None, translate=True)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         done = len(_BOM) if file.peek(len(_BOM)).startswith(_BOM) else 0
         file.seek(done)
         data = file.read(PIECE)
@@ -112,7 +136,7 @@ def _cut(chunks: Iterable[str]) -> Iterator[str]:
     for chunk in chunks:
         for start in range(0, len(chunk), PIECE):
             held += chunk[start : start + PIECE]
-            at = _last_place(held) if len(held) >= PIECE else 0
+            at = _cut_position(held) if len(held) >= PIECE else 0
             if at:
                 yield held[:at]
             held = held[at:]
@@ -120,21 +144,20 @@ def _cut(chunks: Iterable[str]) -> Iterator[str]:
         yield held
 
 
-def _last_place(text: str) -> int:
-    """Where to cut a text; 0: it may grow."""
+def _cut_position(text: str) -> int:
+    """Return the position where to cut a text, or 0 to read more first."""
     for first in (max(len(text) - 1000, 0), 0):
         *_, last = None, *_BETWEEN.finditer(text, first)
         if last:
             return last.start()
-    if len(text) < _LONGEST:
+    if len(text) < _MAX_SEARCH:
         return 0
     return max(text.rfind("\n"), text.rfind(" "), 0) or len(text)
 
 
 def _lines(path: Path, field: str) -> Iterator[str]:
-    check_regular(path)
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+    with open_regular(path) as file:
+        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE + 1), b""), 1):
             if line.strip():
                 try:
                     yield _field(line, field)
@@ -143,10 +166,12 @@ def _lines(path: Path, field: str) -> Iterator[str]:
 
 
 def _field(line: bytes, field: str) -> str:
-    """The text in a line, which any file could hold."""
+    """Return the text in a JSON line."""
+    if len(line) > _MAX_LINE:
+        raise ValueError(f"it is longer than {_MAX_LINE:,} bytes")
     found = json.loads(line)
     text = found.get(field) if isinstance(found, dict) else None
     if not isinstance(text, str):
         raise ValueError(f"it must be a JSON object with a text as {field!r}")
-    text.encode()  # half a surrogate pair is a ValueError
+    text.encode()  # raises a ValueError for a lone surrogate
     return text

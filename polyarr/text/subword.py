@@ -1,8 +1,10 @@
-"""Tokenizers by the library `tokenizers`: what a tokenizer.json says, byte-level BPE first of all."""
+"""Subword tokenizers by the library `tokenizers`, as a tokenizer.json describes them; first of all byte-level BPE."""
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -11,132 +13,220 @@ from polyarr.extras import extra
 from polyarr.schema import in_one_line
 from polyarr.text.characters import refuse_unknown
 from polyarr.text.chat import ChatTemplate
+from polyarr.text.panics import is_panic, without_panics
+from polyarr.text.special import SpecialTokens
 
 END = "<|endoftext|>"
-# What ends a text in the vocabularies that are about, where nobody says.
+# Usual end-of-text tokens, for files that do not name theirs.
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-_STRANGE = "\U0010fffd"  # a private character, which no vocabulary has
+_UNUSED_CHARACTER = "\U0010fffd"  # a private-use character that no vocabulary has
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8, or not yet complete
 BYTES = 256
-_LARGEST = 2**31 - 1  # as GPTConfig has it
+_MAX_VOCAB_SIZE = 2**31 - 1  # the largest vocab_size of a GPTConfig
 
 
 class SubwordTokenizer:
-    """The tokenizer that the text of a tokenizer.json describes.
+    """Tokenizer that a tokenizer.json describes.
 
-    What makes encoding depend on chance or lose text is left out: dropout, truncation, padding. A text that spells
-    a special token, such as <|endoftext|>, has that token.
+    Settings that would make encoding random or lose text are switched off: dropout, truncation and padding. A text that
+    spells a special token, such as <|endoftext|>, becomes that token.
 
-    end   how the token after the end of a text is written; None: the first of those usual ones that there is
-    chat  how its model is to be given conversations
+    Args:
+        description: Content of a tokenizer.json.
+        end: Text of the token after the end of a text. None: the eos_token or the first eos of `special`, or the first
+            of the usual ones, such as <|endoftext|>, that is in the vocabulary.
+        chat: Chat template of the model, or None.
+        special: Special tokens that the files of the model name; None: none.
 
-    Errors:  ValueError if it describes none; RuntimeError without the library tokenizers
+    Attributes:
+        control: Texts of the special tokens, by number.
+
+    Raises:
+        ValueError: The description is damaged.
+        RuntimeError: The library tokenizers is missing.
     """
 
     unit = "tokens"
 
-    def __init__(self, description: str, end: str | None = None, chat: ChatTemplate | None = None) -> None:
-        self.chat = chat
+    def __init__(
+        self,
+        description: str,
+        end: str | None = None,
+        chat: ChatTemplate | None = None,
+        special: SpecialTokens | None = None,
+    ) -> None:
+        self.chat, self.special = chat, special or SpecialTokens()
         self._library = extra("tokenizers")
-        self._tokenizer = tokenizer = _made(self._library.Tokenizer.from_str, description)
+        with without_panics():
+            self._tokenizer = tokenizer = _call_library(self._library.Tokenizer.from_str, description)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         if getattr(tokenizer.model, "dropout", None) is not None:
             tokenizer.model.dropout = None
-        self._numbers = _made(lambda: tokenizer.get_vocab(with_added_tokens=True))
+        self._numbers = _call_library(lambda: tokenizer.get_vocab(with_added_tokens=True))
         self.vocab_size = max(self._numbers.values(), default=-1) + 1
-        if not 1 <= self.vocab_size <= _LARGEST:
+        if not 1 <= self.vocab_size <= _MAX_VOCAB_SIZE:
             raise ValueError("not a tokenizer.json with a vocabulary")
-        ends = _ENDS if end is None else (end,)
-        self._end = next((name for name in ends if name in self._numbers), None)
-        self.end = None if self._end is None else self._numbers[self._end]
+        self._set_end(self._usual_end() if end is None else end)
         self._unknown = _unknown_token(json.loads(self._json)["model"], self._numbers)
-        self._drops = self._unknown is None and not len(_made(self._plain, _STRANGE))
+        added = _call_library(tokenizer.get_added_tokens_decoder).items()
+        self.control = {number: token.content for number, token in added if token.special and token.content}
         self._known: set[str] = set()
 
     @property
     def _json(self) -> str:
         return self._tokenizer.to_str()
 
-    def encode(self, text: str) -> np.ndarray:
-        """(T,) int32
+    @cached_property
+    def _drops_unknown(self) -> bool:
+        """Return whether the library drops unknown characters; computed when a text is first encoded."""
+        return self._unknown is None and self._has_no_token(_UNUSED_CHARACTER)
 
-        Errors:  ValueError naming the characters that are not in the vocabulary
+    @cached_property
+    def begin(self) -> tuple[int, ...]:
+        """Tokens that the post-processor puts before a text; computed on first use, by encoding a text."""
+        added = _call_library(self._tokenizer.num_special_tokens_to_add, False)
+        for text in ("a", "1", *self._numbers) if added else ():
+            plain = [] if self._has_no_token(text) else self._plain(text)
+            if plain:
+                whole = _call_library(self._tokenizer.encode, text).ids
+                return tuple(whole[: next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)])
+        return ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a generated text: `end`, and those that the files of its model name."""
+        first = () if self.end is None else (self.end,)
+        return first + tuple(n for n in self.special.eos if n < self.vocab_size and n != self.end)
+
+    def with_special(self, special: SpecialTokens) -> Self:
+        """Return the tokenizer with further special tokens, those of another file."""
+        found = copy.copy(self)
+        found.special = self.special.union(special)
+        return found
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
+        """Return the tokens of a text, (T,) int32.
+
+        Args:
+            text: The text.
+            add_special_tokens: Whether to add the tokens that the tokenizer.json puts around a text, such as <s>. A
+                chat template writes these itself, so its text is encoded without them.
+
+        Raises:
+            ValueError: The text has characters that are not in the vocabulary; the error names them.
         """
-        return self.encode_batch([text])[0]
+        return self.encode_batch([text], add_special_tokens)[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """encode for many texts, on all cores.
-
-        Errors:  as encode
-        """
-        for text in texts:
-            refuse_unknown(_SURROGATES.findall(text), self)
-            if self._drops:
-                refuse_unknown(self._dropped(text), self)
-        found = _made(self._tokenizer.encode_batch_fast, list(texts), add_special_tokens=False)
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[np.ndarray]:
+        """Return the tokens of many texts, computed on all cores; errors are those of `encode`."""
+        with without_panics():
+            for text in texts:
+                refuse_unknown(_SURROGATES.findall(text), self)
+                if self._drops_unknown:
+                    refuse_unknown(self._dropped_characters(text), self)
+            found = _call_library(self._tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
         tokens = [np.array(encoding.ids, np.int32) for encoding in found]
         if self._unknown is not None:
             for text, numbers in zip(texts, tokens, strict=True):
-                if (numbers == self._unknown).any():
-                    refuse_unknown(self._missed(text), self)
+                if (numbers == self._unknown).any():  # no post-processor adds this token, so it comes from the text
+                    refuse_unknown(self._unknown_characters(text), self)
         return tokens
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of a sequence of tokens; bytes that are no UTF-8 are U+FFFD.
+    def encode_marked(self, text: str, mark: str) -> np.ndarray:
+        """Return the tokens of a text without its marks, (T,) int32; no token spans a mark.
 
-        Errors:  ValueError for a number that is no token
+        Raises:
+            ValueError: The tokenizer has no tokens that end at a mark.
+        """
+        found = _call_library(self._tokenizer.encode, text, add_special_tokens=False)
+        pieces = [(number, text[slice(*at)]) for number, at in zip(found.ids, found.offsets, strict=True)]
+        if any(mark in piece and piece.strip(mark) for _, piece in pieces):
+            raise ValueError("a control token is spelled out, which this tokenizer cannot encode as text")
+        return np.array([number for number, piece in pieces if mark not in piece], np.int32)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of a sequence of tokens; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: A number is not a token.
         """
         numbers = self._checked(tokens)
-        return _made(self._tokenizer.decode, list(numbers), skip_special_tokens=False)
+        return _call_library(self._tokenizer.decode, list(numbers), skip_special_tokens=False)
 
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """The parts of the text of tokens, each as soon as its characters are whole: one for each token, which may be
-        empty, and at the end what is left.
+        """Yield the text of tokens in pieces, one for each token, and at the end the rest, if there is one.
 
-        after  the tokens before them, whose text is not given again
+        A piece may be empty, if its characters are not complete yet. All pieces together are the text of `decode`;
+        bytes that are not UTF-8 become U+FFFD.
 
-        Errors:  as decode
+        Args:
+            tokens: The tokens.
+            after: Tokens before them, whose text is not repeated.
+
+        Raises:
+            ValueError: A number is not a token.
         """
-        before = self.decode(after)
-        decoder = self._library.decoders.DecodeStream(ids=list(after), skip_special_tokens=False)
-        seen, length = list(after), len(before)
+        window = list(after)  # tokens since the last but one complete character; the next piece depends on them
+        text = self.decode(window)
+        given, whole = len(text) - self._in_doubt(window, text), len(window)
         for number in self._checked(tokens):
-            seen.append(number)
-            part = _made(decoder.step, self._tokenizer, number) or ""
-            length += len(part)
-            yield part
-        rest = self.decode(seen)[length:]
-        if rest:
+            window.append(number)
+            if self._is_byte(number):  # a run of bytes is decoded at its end: if one is not UTF-8, all are U+FFFD
+                yield ""
+                continue
+            text = self.decode(window)
+            certain = len(text) - text.endswith(_REPLACEMENT)  # a last U+FFFD may be an incomplete character
+            yield text[given:certain]
+            given = max(given, certain)
+            if certain == len(text):
+                window, whole = window[whole:], len(window) - whole
+                given = len(self.decode(window))
+        if rest := self.decode(window)[given:]:
             yield rest
 
+    def _in_doubt(self, tokens: Sequence[int], text: str) -> int:
+        """Return the number of characters at the end of a text that are single bytes which later ones may complete."""
+        count = next((n for n, token in enumerate(reversed(tokens)) if not self._is_byte(token)), len(tokens))
+        return count if count and text.endswith(_REPLACEMENT * count) else 0
+
+    def _is_byte(self, number: int) -> bool:
+        """Return whether a token is one byte, as tokenizers with byte fallback write them: <0x0A>."""
+        token = self.token(number)
+        return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
     def token(self, number: int) -> str:
-        """How a token is written in the vocabulary."""
+        """Return the text of a token in the vocabulary."""
         return self._tokenizer.id_to_token(number) or ""
 
     def number(self, token: str) -> int | None:
-        """The number of a token that is written so; None if there is none."""
+        """Return the number of the token with this text, or None if there is none."""
         return self._numbers.get(token)
 
     def to_json(self) -> str:
-        """The text of a tokenizer.json, for any program that reads these."""
+        """Return the content of a tokenizer.json, for other programs."""
         return self._tokenizer.to_str(pretty=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """What from_dict takes, and JSON can hold."""
+        """Return a dict that JSON can hold and `from_dict` takes."""
         chat = {"chat": self.chat.to_dict()} if self.chat else {}
-        return {"kind": "tokenizer.json", "json": self._json, "end": self._end, **chat}
+        special = {"special": found} if (found := self.special.to_dict()) else {}
+        return {"kind": "tokenizer.json", "json": self._json, "end": self._end, **chat, **special}
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
-        """The tokenizer that to_dict described.
+        """Return the tokenizer that `to_dict` described.
 
-        Errors:  ValueError for anything else
+        Raises:
+            ValueError: `saved` is anything else.
         """
-        text, end, keys = saved.get("json"), saved.get("end"), saved.keys() - {"chat"}
+        text, end, keys = saved.get("json"), saved.get("end"), saved.keys() - {"chat", "special"}
         if keys != {"kind", "json", "end"} or not isinstance(text, str) or not isinstance(end, str | None):
             raise ValueError("SubwordTokenizer: this is not a subword tokenizer's dict")
-        made = cls(text, end, ChatTemplate.from_dict(saved["chat"]) if "chat" in saved else None)
+        chat = ChatTemplate.from_dict(saved["chat"]) if "chat" in saved else None
+        made = cls(text, end, chat, SpecialTokens.from_dict(saved.get("special", {})))
+        made._set_end(end)  # None means that the saved tokenizer has no end token, not the usual one
         if made._end != end:
             raise ValueError(f"SubwordTokenizer: {end!r}, which is to end a text, is not in the vocabulary")
         return made
@@ -144,8 +234,27 @@ class SubwordTokenizer:
     def __repr__(self) -> str:
         return f"SubwordTokenizer({self.vocab_size} tokens)"
 
+    def _set_end(self, end: str | None) -> None:
+        """Set the end token to the one with this text, if it is in the vocabulary."""
+        self._end = end if end in self._numbers else None
+        self.end = None if self._end is None else self._numbers[self._end]
+
+    def _usual_end(self) -> str | None:
+        """Return the text of the end token that the model's files name, or else of a usual one, or None."""
+        named = [self.special.names.get("eos_token", ""), *map(self.token, self.special.eos[:1])]
+        return next((name for name in (*named, *_ENDS) if name in self._numbers), None)
+
     def _plain(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return _call_library(self._tokenizer.encode, text, add_special_tokens=False).ids
+
+    def _has_no_token(self, text: str) -> bool:
+        """Return whether the library drops a text silently, or lacks a token for unknown words."""
+        try:
+            return not self._plain(text)
+        except ValueError as error:
+            if "Missing [UNK]" not in str(error):
+                raise
+            return True
 
     def _checked(self, tokens: Iterable[int]) -> Iterator[int]:
         for token in tokens:
@@ -154,29 +263,41 @@ class SubwordTokenizer:
                 raise ValueError(f"decode: {number} is no token; they are 0 to {self.vocab_size - 1}")
             yield number
 
-    def _dropped(self, text: str) -> set[str]:
-        """The characters that the library would leave out without a word."""
+    def _dropped_characters(self, text: str) -> set[str]:
+        """Return the characters of a text that the library would drop silently."""
         new = set(text) - self._known
-        lost = {c for c in new if not c.isspace() and not len(_made(self._plain, c))}
+        lost = {c for c in new if not c.isspace() and self._has_no_token(c)}
         self._known |= new - lost
         return lost
 
-    def _missed(self, text: str) -> str:
-        """The characters of the pieces that became the token for unknown ones."""
-        found = _made(self._tokenizer.encode, text, add_special_tokens=False)
+    def _unknown_characters(self, text: str) -> str:
+        """Return the characters of the pieces that became the token for unknown ones."""
+        found = _call_library(self._tokenizer.encode, text, add_special_tokens=False)
         pieces = zip(found.ids, found.offsets, strict=True)
         return "".join(text[slice(*at)] for number, at in pieces if number == self._unknown)
 
 
 def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
-    """A byte-level BPE tokenizer of at most `size` tokens, learned from texts; so it can write any text.
+    """Train a byte-level BPE tokenizer, which can encode any text.
 
-    The bytes are 256 tokens, <|endoftext|> is one. There are fewer if the texts have not so many
-    pairs that occur twice.
+    The vocabulary has the 256 bytes and <|endoftext|>. It stays below `size` if the texts have too few pairs of tokens
+    that occur at least twice.
 
-    Errors:  ValueError for a size below 257; RuntimeError without the library tokenizers
+    Args:
+        texts: The texts.
+        size: Largest number of tokens, at least 257.
+
+    Raises:
+        ValueError: `size` is out of range.
+        RuntimeError: The library tokenizers is missing.
+
+    Examples:
+        >>> from polyarr.text import train_bpe
+        >>> tokenizer = train_bpe(["to be or not to be"], size=260)
+        >>> tokenizer.vocab_size, tokenizer.decode(tokenizer.encode("to be"))
+        (260, 'to be')
     """
-    if not BYTES < size <= _LARGEST:
+    if not BYTES < size <= _MAX_VOCAB_SIZE:
         raise ValueError(f"train_bpe: size is {size}; it must be at least {BYTES + 1}, for the bytes and {END}")
     library = extra("tokenizers")
     tokenizer = _byte_level(library.models.BPE())
@@ -192,19 +313,26 @@ def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
 
 
 def byte_tokenizer() -> SubwordTokenizer:
-    """A token for each byte of UTF-8, and <|endoftext|>.
+    """Return the tokenizer with one token for each byte of UTF-8, and <|endoftext|>.
 
-    Errors:  RuntimeError without the library tokenizers
+    Raises:
+        RuntimeError: The library tokenizers is missing.
+
+    Examples:
+        >>> from polyarr.text import byte_tokenizer
+        >>> byte_tokenizer().vocab_size
+        257
     """
     return train_bpe((), BYTES + 1)
 
 
-def merged(
-    vocabulary: str, merges: str, end: str | None = None, chat: ChatTemplate | None = None
+def from_vocab_and_merges(
+    vocabulary: str, merges: str, chat: ChatTemplate | None = None, special: SpecialTokens | None = None
 ) -> SubwordTokenizer:
-    """The tokenizer of GPT-2's two files, given as texts.
+    """Return the tokenizer of GPT-2's vocab.json and merges.txt, given as texts.
 
-    Errors:  ValueError if one is damaged
+    Raises:
+        ValueError: A file is damaged.
     """
     try:
         numbers = json.loads(vocabulary)
@@ -215,15 +343,16 @@ def merged(
     wrong = next((pair for pair in pairs if len(pair) != 2), None)
     if wrong:
         raise ValueError(f"a line of merges.txt is {in_one_line(' '.join(wrong))!r}; it must be two tokens and a blank")
-    if not isinstance(numbers, dict) or not all(type(n) is int and 0 <= n < _LARGEST for n in numbers.values()):
+    if not isinstance(numbers, dict) or not all(type(n) is int and 0 <= n < _MAX_VOCAB_SIZE for n in numbers.values()):
         raise ValueError("vocab.json must be an object of tokens and their numbers")
-    tokenizer = _byte_level(_made(extra("tokenizers").models.BPE, vocab=numbers, merges=pairs))
-    tokenizer.add_special_tokens([name for name in {end or END} if name in numbers])
-    return SubwordTokenizer(tokenizer.to_str(), end, chat)
+    tokenizer = _byte_level(_call_library(extra("tokenizers").models.BPE, vocab=numbers, merges=pairs))
+    end = special.names.get("eos_token", END) if special else END
+    tokenizer.add_special_tokens([end] if end in numbers else [])
+    return SubwordTokenizer(tokenizer.to_str(), None, chat, special)
 
 
 def _byte_level(model: Any) -> Any:
-    """GPT-2's way to words: any text as bytes, cut before blanks."""
+    """Return a library tokenizer with GPT-2's pre-tokenizer: texts as bytes, cut before blanks."""
     library = extra("tokenizers")
     tokenizer = library.Tokenizer(model)
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -232,18 +361,18 @@ def _byte_level(model: Any) -> Any:
 
 
 def _unknown_token(model: dict[str, Any], numbers: dict[str, int]) -> int | None:
-    """The number that the library puts for what it does not know, if there is one."""
+    """Return the number of the token for unknown pieces, or None if there is none."""
     if model.get("byte_fallback"):
         return None
     name = model.get("unk_token")
     return numbers.get(name) if isinstance(name, str) else model.get("unk_id")
 
 
-def _made(work: Any, *args: Any, **settings: Any) -> Any:
-    """What the library makes; it raises plain Exceptions, and where its own checks fail, no Exception even."""
+def _call_library(work: Any, *args: Any, **settings: Any) -> Any:
+    """Return the result of a library call, with its errors, plain Exceptions and panics, raised as ValueError."""
     try:
         return work(*args, **settings)
     except BaseException as error:
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
+        if type(error) is not Exception and not is_panic(error):
             raise
         raise ValueError(f"no tokenizer.json, or a damaged one: {in_one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Training a language model: recipes, batches, the loop, checkpoints."""
+"""Training of language models: recipes, batches, the training loop and checkpoints."""
 
 from polyarr.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from polyarr.training.data import check_length, evaluation_windows, shuffled_windows

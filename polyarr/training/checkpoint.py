@@ -1,9 +1,9 @@
-"""Checkpoints: one safetensors file each, with everything that is no array as JSON in its metadata, and a checksum."""
+"""Checkpoints: one safetensors file each, with everything but arrays as JSON in its metadata, and a checksum."""
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,42 +14,47 @@ from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.spec import Spec
 from polyarr.distributed import World
-from polyarr.extras import extra
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
+from polyarr.models.folders import hint_of_others
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
 from polyarr.saving import Source, source_of, sync_folder, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
+from polyarr.tensor_file import TensorFile
 from polyarr.text import Tokenizer, tokenizer_from_dict
 from polyarr.training.files import checkpoints, kept_steps, name_at, path_of
-from polyarr.training.ranks import ALONE, Content, given
+from polyarr.training.ranks import ALONE, Content, broadcast_content
 from polyarr.training.recipes import Recipe
 
 FORMAT = "2"
 MAX_INFO = 45_000_000  # bytes: safetensors reads headers of 100 MB, in which quotes and backslashes take two
 SCHEMA = Path(__file__).with_name("checkpoint.schema.json")
-# What grows with the run is kept in tables of float64, which are checked at once however long they are.
+# Columns of the tables of float64 that grow with the run; arrays of any length are checked at once, unlike JSON.
 TABLES = {"history": ("step", "train", "val", "seconds"), "curve": ("step", "loss")}
 _MODEL, _STATE = "model.", "optimizer."
-_LARGEST = 3.5e38  # a loss is a float32
-_MOST_ROWS = 10_000_000  # of a table that is looked at by itself
+_MAX_LOSS = 3.5e38  # just above the largest float32, which a loss is
+MAX_ROWS = 1_000_000  # rows of a table, which take seconds and hundreds of MB to read
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, of another format, or beside one of another run."""
+    """Error for a checkpoint that is damaged, has another format, or lies beside one of another run."""
 
 
 class NotFiniteError(ValueError):
-    """A checkpoint that would hold nan or inf, and so could not be loaded."""
+    """Error for a checkpoint that would hold nan or inf, and could therefore not be loaded."""
 
 
 class Checkpoint(NamedTuple):
-    """What is saved.
+    """Content of a checkpoint.
 
-    state  the optimiser's; of a model that was not trained yet, the step alone, 0
-    info  what checkpoint.schema.json describes but for the tokenizer: the run, its recipe, the seed, the step; and
-          history, a list of dicts, and curve, a list of tuples, both as TABLES has them
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer.
+        state: State of the optimizer; for a model that was not trained yet, only the step, 0.
+        info: Data that checkpoint.schema.json describes, without the tokenizer: the run, its recipe, the seed and the
+            step, and also `history`, a list of dicts with step, train, val and seconds, and `curve`, a list of (step,
+            loss).
     """
 
     model: LanguageModel
@@ -62,11 +67,19 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
-    """Save as "best", "last" or name_at of a step. A crash at any moment leaves the one before, or this one.
+    """Save a checkpoint as a file in a folder; a crash at any moment leaves either the previous file or the new one.
 
-    A checkpoint of another run that lies beside it is removed, so that a folder never holds parts of two.
+    A checkpoint of another run in the folder is removed, so that a folder never has files of two runs.
 
-    Errors:  OSError if the folder cannot be written to; ValueError if info is not as the schema has it; NotFiniteError
+    Args:
+        folder: Folder of the run.
+        name: "best", "last", or "step-N" for step N.
+        checkpoint: The checkpoint.
+
+    Raises:
+        OSError: The folder cannot be written to.
+        ValueError: `checkpoint.info` does not match its schema.
+        NotFiniteError: An array holds nan or inf.
     """
     info = check(checkpoint)
     text, arrays = json.dumps(info), _arrays(checkpoint)
@@ -75,24 +88,32 @@ def save_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     write_arrays(target, arrays, metadata, first=others)
 
 
+def thin_out(rows: list[Any], is_kept: Callable[[Any], bool] = lambda row: False) -> None:
+    """Drop every second row of the older half of a table above MAX_ROWS rows, unless `is_kept` returns True for it."""
+    half = MAX_ROWS // 2
+    if len(rows) > MAX_ROWS:
+        rows[:half] = [row for i, row in enumerate(rows[:half]) if i % 2 or is_kept(row)]
+
+
 def remove_ahead(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, of a run that went back to this one."""
+    """Remove the checkpoints of later steps, which a run that went back to this step left."""
     for found in kept_steps(folder):
         if found > step:
             path_of(folder, name_at(found)).unlink()
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Remove the checkpoints of steps but for the newest; "last" is the only one of a run that keeps one."""
+    """Remove the checkpoints of single steps except for the `keep` newest; with keep=1 only "last" stays."""
     steps = kept_steps(folder)
     for found in steps[: max(len(steps) - keep, 0)] if keep > 1 else steps:
         path_of(folder, name_at(found)).unlink()
 
 
 def check(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The info that is saved as JSON, with lists for tuples.
+    """Return the info of a checkpoint as it is saved in JSON, with lists for tuples.
 
-    Errors:  ValueError if it is not as the schema, or the recipe, has it
+    Raises:
+        ValueError: The info does not match its schema or the recipe, or is too long.
     """
     info = {key: value for key, value in checkpoint.info.items() if key not in TABLES}
     text = json.dumps({**info, "tokenizer": checkpoint.tokenizer.to_dict()})
@@ -117,7 +138,7 @@ def _arrays(checkpoint: Checkpoint) -> dict[str, Source]:
 
 
 def _finite(name: str, a: Array) -> Source:
-    """What to write of an array, which raises NotFiniteError when it is read and holds what could not be loaded."""
+    """Return the source of an array, which raises NotFiniteError when it is read and holds nan or inf."""
 
     def read() -> np.ndarray:
         host = a.numpy()
@@ -136,7 +157,7 @@ def _remove_others(folder: Path, name: str, run: str) -> None:
 
 
 def _checksum(text: str, arrays: Mapping[str, Source | np.ndarray]) -> str:
-    """SHA-256 of the JSON text, then of each array's name, dtype, shape and bytes in the order of the names."""
+    """Return SHA-256 of the JSON text, then of each array's name, dtype, shape and bytes in the order of the names."""
     found = hashlib.sha256(text.encode())
     for name, array in sorted(arrays.items()):
         source = source_of(array)
@@ -149,27 +170,36 @@ def _checksum(text: str, arrays: Mapping[str, Source | np.ndarray]) -> str:
 
 
 def load_checkpoint(folder: Path, name: str = "best", world: World = ALONE) -> Checkpoint:
-    """The checkpoint of a name, on the current backend.
+    """Load a checkpoint, with its arrays on the current backend.
 
-    world  the processes that all want it; the first one reads it
+    Args:
+        folder: The folder of a run.
+        name: "best", "last", or "step-N" for step N.
+        world: The processes that load it together; the first one reads the file.
 
-    Errors:  OSError if it cannot be read; CheckpointError if it is damaged, or beside one of another run
+    Returns:
+        The checkpoint.
+
+    Raises:
+        OSError: The file cannot be read.
+        CheckpointError: The file is damaged, or lies beside one of another run.
     """
     path = path_of(folder, name)
-    info, arrays = given(world, partial(_content, folder, name))
-    with _damage(path):
+    info, arrays = broadcast_content(world, partial(_content, folder, name))
+    with _errors_with_path(path):
         return _restored(info, arrays)
 
 
 def _content(folder: Path, name: str) -> Content:
-    """The info and the arrays of a checkpoint that is whole, and not beside one of another run."""
+    """Return the info and the arrays of a checkpoint, which must be intact and not lie beside one of another run."""
     path = path_of(folder, name)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     if not path.is_file():
-        others = f"; there is {', '.join(checkpoints(folder))}" if checkpoints(folder) else ""
-        raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing{others})")
-    with _damage(path):
+        found, hint = ", ".join(checkpoints(folder)), hint_of_others(folder)
+        others = f"; there is {found}" if found else ""
+        raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing{others}){hint}")
+    with _errors_with_path(path):
         found = _read(path)
     for other in _others(folder, name):
         if _is_of_another_run(other, found[0]["run"]):
@@ -180,25 +210,26 @@ def _content(folder: Path, name: str) -> Content:
 
 
 @contextlib.contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """Names the file in errors of what is in it."""
+def _errors_with_path(path: Path) -> Iterator[None]:
+    """Add the path of the file to errors about its content."""
     try:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except (ValueError, extra("safetensors").SafetensorError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: damaged checkpoint: {in_one_line(error)}") from error
 
 
 def _read(path: Path) -> Content:
-    """The info and the arrays of a file whose checksum agrees."""
-    with extra("safetensors").safe_open(path, framework="numpy") as file:
-        metadata = _metadata(file)
-        for name in file.keys():
-            found, wanted = file.get_slice(name).get_dtype(), "F64" if name in TABLES else "F32"
-            if found != wanted:
-                raise ValueError(f"{name} is of dtype {found}; it must be {wanted}")
-        arrays = {name: file.get_tensor(name) for name in file.keys()}
+    """Return the info and the arrays of a file whose checksum matches."""
+    file = TensorFile(path)
+    metadata = _metadata(file)
+    for name, entry in file.entries.items():
+        if entry.code != (wanted := "F64" if name in TABLES else "F32"):
+            raise ValueError(f"{name} is of dtype {entry.code}; it must be {wanted}")
+    for name in TABLES.keys() & file.entries.keys():
+        _check_table(file, name)
+    arrays = {name: file.array(name) for name in file.entries}
     if _checksum(metadata["info"], arrays) != metadata["checksum"]:
         raise ValueError("its checksum does not agree with its content")
     info = parsed_json(metadata["info"], SCHEMA)
@@ -207,30 +238,35 @@ def _read(path: Path) -> Content:
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """What a checkpoint's file says of its run: info and tokenizer, without its weights or a look at the checksum.
+    """Return the info of a checkpoint, with its tokenizer, without reading its weights or verifying the checksum.
 
-    Errors:  OSError if it cannot be read; ValueError if it is damaged, or no checkpoint
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is damaged, or is not a checkpoint.
     """
-    try:
-        with extra("safetensors").safe_open(path, framework="numpy") as file:
-            info = parsed_json(_metadata(file)["info"], SCHEMA)
-            tables = {name: _table(file, name) for name in TABLES}
-    except extra("safetensors").SafetensorError as error:
-        raise ValueError(in_one_line(error)) from error
+    file = TensorFile(path)
+    info = parsed_json(_metadata(file)["info"], SCHEMA)
+    tables = {name: _table(file, name) for name in TABLES}
     history, curve = (_rows(name, tables[name], info["step"]) for name in TABLES)
     return info | {"history": [dict(zip(TABLES["history"], row, strict=True)) for row in history], "curve": curve}
 
 
-def _table(file: Any, name: str) -> np.ndarray:
-    found = file.get_slice(name)
-    shape, dtype = found.get_shape(), found.get_dtype()
-    if len(shape) != 2 or shape[1] != len(TABLES[name]) or dtype != "F64" or shape[0] > _MOST_ROWS:
-        raise ValueError(f"{name} is {dtype}{shape}; it must be F64[N, {len(TABLES[name])}]")
-    return file.get_tensor(name)
+def _table(file: TensorFile, name: str) -> np.ndarray:
+    if name not in file.entries:
+        raise ValueError(f"{name} is missing")
+    _check_table(file, name)
+    return file.array(name)
 
 
-def _metadata(file: Any) -> dict[str, str]:
-    found = file.metadata() or {}
+def _check_table(file: TensorFile, name: str) -> None:
+    code, shape = file.entries[name][:2]
+    if len(shape) != 2 or shape[1] != len(TABLES[name]) or code != "F64" or shape[0] > MAX_ROWS:
+        wanted = f"[N, {len(TABLES[name])}], of F64, with N up to {MAX_ROWS:,}"
+        raise ValueError(f"{name} is {code}{list(shape)}; its shape must be {wanted}")
+
+
+def _metadata(file: TensorFile) -> dict[str, str]:
+    found = file.metadata
     if "optimizer_step" in found:
         raise CheckpointError("a checkpoint of an earlier polyarr, in two files; train again, with --overwrite")
     if found.keys() != {"format", "info", "checksum"}:
@@ -252,9 +288,9 @@ def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint
     with shapes_only():
         model = recipe.adapted(new_model(recipe.config(tokenizer.vocab_size)))
     parameters, trained = model.named_parameters(), model.named_parameters(only_trainable=True)
-    names = _kept(recipe, trained) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
+    names = _state_specs(recipe, trained) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
     _check_arrays(parameters, names, arrays)
-    # Each goes when it is where it belongs, so that there is one at a time that is there twice.
+    # Each array is popped as it is uploaded, so that at most one of them is in memory twice.
     model.load_parameters({name: creation.asarray(arrays.pop(_MODEL + name)) for name in parameters})
     state = {
         kept: {name: creation.asarray(arrays.pop(f"{_STATE}{kept}.{name}")) for name in members}
@@ -266,8 +302,8 @@ def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint
     return Checkpoint(model, tokenizer, {"step": info["step"], **state}, info)
 
 
-def _kept(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the optimiser keeps, as Specs by name: moments of what is trained, and what a loss scale is made of."""
+def _state_specs(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the Specs of the optimizer's state by name: the moments of trained parameters, and the loss scale."""
     scale = dict.fromkeys(LossScale.kept, Spec((), np.float32)) if recipe.optimizer().loss_scale else {}
     return {**dict.fromkeys(AdamW.moments, parameters), **({"loss_scale": scale} if scale else {})}
 
@@ -275,10 +311,7 @@ def _kept(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any
 def _check_arrays(
     parameters: dict[str, Any], kept: dict[str, dict[str, Any]], arrays: dict[str, np.ndarray]
 ) -> None:
-    """Raise ValueError unless parameters, what the optimiser keeps, and tables are there, and are right.
-
-    That is, in shape, and with finite numbers.
-    """
+    """Raise ValueError unless all parameters, optimizer state and tables are there, finite, and of the right shapes."""
     groups = {_MODEL: parameters, **{f"{_STATE}{moment}.": specs for moment, specs in kept.items()}}
     shapes = {prefix + name: spec.shape for prefix, specs in groups.items() for name, spec in specs.items()}
     shapes |= {name: (*arrays[name].shape[:1], len(TABLES[name])) for name in TABLES if name in arrays}
@@ -295,9 +328,9 @@ def _check_arrays(
 
 
 def _rows(name: str, table: np.ndarray, step: int) -> list[tuple]:
-    """The rows of a table, whose first column is a step."""
+    """Return the rows of a table, whose first column is the step."""
     steps = table[:, 0]
-    if np.any(np.abs(table) > _LARGEST):
+    if np.any(np.abs(table) > _MAX_LOSS):
         raise ValueError(f"{name} holds numbers that are no loss")
     if np.any(np.diff(steps, prepend=0, append=step) < 0) or np.any(steps != np.trunc(steps)):
         raise ValueError(f"{name}: its steps must be integers that rise from 0 to {step}, the checkpoint's step")
@@ -309,12 +342,12 @@ def _others(folder: Path, name: str) -> list[Path]:
 
 
 def _is_of_another_run(path: Path, run: str) -> bool:
-    """Whether a whole checkpoint of another run is there; one that is missing or damaged is of none."""
+    """Return whether an intact checkpoint of another run is at the path."""
     if not path.is_file():
         return False
     try:
-        with extra("safetensors").safe_open(path, framework="numpy") as file:
-            same = json.loads(_metadata(file)["info"])["run"] == run  # the rest is read only if it differs
+        # The whole file is read, with its checksum, only if the run differs.
+        same = json.loads(_metadata(TensorFile(path))["info"])["run"] == run
         return not same and _read(path)[0]["run"] != run
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, extra("safetensors").SafetensorError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False

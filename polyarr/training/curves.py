@@ -1,4 +1,4 @@
-"""Lines through points, as what a page draws with SVG."""
+"""Line charts as coordinates for an SVG picture."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,16 +6,17 @@ from typing import Any, NamedTuple
 
 from polyarr.extras import extra
 
-WIDTH, HEIGHT = 760, 260  # of a chart
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 32  # of what lies around the lines
-MOST = 800  # points of a line; of more, neighbours are drawn as their mean
+WIDTH, HEIGHT = 760, 260  # size of a chart, in pixels
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 32  # margins around the lines, in pixels
+_LETTER = 7  # width of the widest digit in a tick's text of 11 pixels
+MAX_POINTS = 800  # points of a line; in longer lines, neighbors are drawn as their mean
 TICKS = 6
 
 Points = Sequence[tuple[float, float]]
 
 
 class Line(NamedTuple):
-    """A line of a chart, with or without a dot at each point."""
+    """Line of a chart, with or without a dot at each point."""
 
     name: str
     points: Points
@@ -23,8 +24,8 @@ class Line(NamedTuple):
 
 
 def chart(title: str, lines: Sequence[Line], from_zero: bool = False) -> dict[str, Any] | None:
-    """Lines over steps, scaled into one picture: paths, dots and ticks. None if there is nothing to draw."""
-    lines = [line._replace(points=thinned(line.points)) for line in lines if line.points]
+    """Return lines over steps, scaled to a picture, as paths, dots and ticks; None if there are no points."""
+    lines = [line._replace(points=downsampled(line.points)) for line in lines if line.points]
     if not lines:
         return None
     steps, values = zip(*(point for line in lines for point in line.points), strict=True)
@@ -39,21 +40,26 @@ def chart(title: str, lines: Sequence[Line], from_zero: bool = False) -> dict[st
 
 
 class _Axis:
-    """Numbers to places along an axis."""
+    """Scale from values to positions along an axis."""
 
     def __init__(self, low: float, high: float, begin: float, end: float) -> None:
         self.low, self.high = (low, high) if high > low else (low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2)
         self.begin, self.end = begin, end
 
     def place(self, value: float) -> float:
-        # Halves, for the whole range may be more than a float.
+        # Halves, because the whole range may overflow a float.
         share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
         return round(self.begin + share * (self.end - self.begin), 1)
 
     def ticks(self) -> list[dict[str, Any]]:
         found = extra("matplotlib.ticker").MaxNLocator(TICKS).tick_values(self.low, self.high)
         inside = [float(value) for value in found if self.low <= value <= self.high]
-        return [{"place": self.place(value), "text": f"{value:,.6g}"} for value in inside]
+        return [self._tick(value) for value in inside]
+
+    def _tick(self, value: float) -> dict[str, Any]:
+        """Return a tick; along x its text is centered on it, but does not go beyond the right edge."""
+        place, text = self.place(value), f"{value:,.6g}"
+        return {"place": place, "text": text, "middle": min(place, WIDTH - _LETTER * len(text) / 2)}
 
 
 def _drawn(line: Line, x: _Axis, y: _Axis) -> dict[str, Any]:
@@ -66,10 +72,10 @@ def _drawn(line: Line, x: _Axis, y: _Axis) -> dict[str, Any]:
     return {"name": line.name, "path": path, "dots": dots if line.dots or len(dots) == 1 else []}
 
 
-def thinned(points: Points) -> list[tuple[float, float]]:
-    """At most MOST points: each the mean of as many neighbours."""
-    if len(points) <= MOST:
+def downsampled(points: Points) -> list[tuple[float, float]]:
+    """Return at most MAX_POINTS points, each the mean of an equal number of neighbors."""
+    if len(points) <= MAX_POINTS:
         return [(float(step), float(value)) for step, value in points]
-    cuts = [i * len(points) // MOST for i in range(MOST + 1)]
+    cuts = [i * len(points) // MAX_POINTS for i in range(MAX_POINTS + 1)]
     groups = [points[a:b] for a, b in itertools.pairwise(cuts)]
     return [tuple(sum(column) / len(group) for column in zip(*group, strict=True)) for group in groups]

@@ -10,31 +10,62 @@ from typing import TypeVar
 import numpy as np
 
 from polyarr.text import Corpus
+from polyarr.text.tokens import Tokens, windows_of
 
-AHEAD = 2  # steps whose windows are there before they are asked for
+PREFETCHED_STEPS = 2  # number of steps whose windows are prefetched
 _ROUNDS = 6
 T = TypeVar("T")
 
 
-def check_length(source: str, corpus: Corpus, context: int) -> None:
-    """Raise ValueError unless a corpus is long enough to train on and to validate with."""
+def check_length(source: str, corpus: Corpus, length: int) -> None:
+    """Raise ValueError unless a corpus is long enough for training and validation.
+
+    Args:
+        source: Name of the corpus in the error.
+        corpus: The corpus.
+        length: Length of the training windows, in tokens.
+
+    Raises:
+        ValueError: There are too few tokens.
+
+    Examples:
+        >>> from polyarr.text import Corpus
+        >>> from polyarr.training import check_length
+        >>> check_length("rhyme", Corpus.of_text("to be or not to be"), 8)
+    """
     train, validation = len(corpus.train), len(corpus.validation)
-    if train <= context or validation < 2:
+    if train <= length or validation < 2:
         raise ValueError(
             f"{source}: {train} {corpus.tokenizer.unit} to train on and {validation} to validate with; "
-            f"with a context of {context} there must be at least {context + 1} and 2"
+            f"with windows of {length} there must be at least {length + 1} and 2"
         )
 
 
-def shuffled_windows(tokens: np.ndarray, length: int, count: int, seed: int, draw: int) -> np.ndarray:
-    """(count, length + 1) int32 windows: inputs are all but the last column, targets all but the first.
+def shuffled_windows(tokens: Tokens, length: int, count: int, seed: int, draw: int) -> np.ndarray:
+    """Return random windows of a text, (count, length + 1) int32: inputs with targets that are shifted by one token.
 
-    The tokens are cut into windows side by side, and these are shuffled: each is drawn once before the tokens are cut
-    elsewhere and shuffled again. A pure function of (seed, draw) that keeps no list of windows: a run that is taken up
-    again sees what it would have seen, at once and however large the corpus. Several processes draw together what one
-    would draw alone if process r of n takes the draws r, n + r, 2n + r and so on.
+    The tokens are cut into adjacent windows, which are shuffled. When each window was drawn once, the tokens are cut at
+    other positions and shuffled again. The result is a pure function of (seed, draw) that stores no list of windows, so
+    a resumed run continues with the windows that it would have drawn, at once and for a corpus of any size. Process r
+    of n draws r, n + r, 2n + r and so on; then n processes together draw the windows that one process would draw.
+
+    Args:
+        tokens: The tokens.
+        length: Number of inputs per window.
+        count: Number of windows.
+        seed: Seed of the shuffling.
+        draw: Number of the draw, from 0.
+
+    Returns:
+        Windows (count, length + 1): inputs are all but the last column, targets all but the first.
+
+    Examples:
+        >>> import numpy as np
+        >>> from polyarr.training import shuffled_windows
+        >>> shuffled_windows(np.arange(100), length=4, count=2, seed=0, draw=0).shape
+        (2, 5)
     """
-    windows = max((len(tokens) - 1) // length - 1, 1)  # one less than there may be, so that cuts have room to move
+    windows = max((len(tokens) - 1) // length - 1, 1)  # one less than would fit, so that the cuts can shift
     room = len(tokens) - 1 - windows * length
     numbers = np.arange(draw * count, (draw + 1) * count)
     starts = np.empty(count, np.int64)
@@ -42,13 +73,14 @@ def shuffled_windows(tokens: np.ndarray, length: int, count: int, seed: int, dra
         now = numbers // windows == epoch
         *keys, shift = np.random.default_rng((seed, int(epoch))).integers(2**63, size=_ROUNDS + 1, dtype=np.uint64)
         starts[now] = _shuffled(numbers[now] % windows, windows, keys) * length + int(shift) % (room + 1)
-    return tokens[starts[:, None] + np.arange(length + 1)].astype(np.int32)
+    return windows_of(tokens, starts, length + 1)
 
 
 def _shuffled(numbers: np.ndarray, count: int, keys: list[np.uint64]) -> np.ndarray:
-    """Where a permutation of range(count), which the keys choose, puts numbers.
+    """Return where a permutation of range(count), chosen by the keys, puts the numbers.
 
-    A Feistel network permutes the numbers of so many bits; what falls out of the range is permuted until it is inside.
+    A Feistel network permutes all numbers of a number of bits; a result outside the range is permuted again until it is
+    inside.
     """
     half = np.uint64(((count - 1).bit_length() + 1) // 2)
     low = (np.uint64(1) << half) - np.uint64(1)
@@ -63,7 +95,7 @@ def _shuffled(numbers: np.ndarray, count: int, keys: list[np.uint64]) -> np.ndar
 
 
 def _mixed(bits: np.ndarray) -> np.ndarray:
-    """64 bits each of which depends on all: the end of SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Return 64 bits that each depend on all bits: the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
@@ -71,34 +103,45 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def prefetched(make: Callable[[int], T], first: int) -> Iterator[Callable[[], T]]:
-    """Gives a function that returns make(first), then make(first + 1) and so on, which a thread makes beforehand.
+    """Yield a function that returns make(first), then make(first + 1) and so on, which a thread computes ahead.
 
-    The thread ends with the block, at the latest when it has made what it is making; what it raises is raised there.
+    The thread ends with the block, once its current call of `make` has ended. Errors of `make` are raised by the
+    function.
     """
     pool = ThreadPoolExecutor(1, "polyarr-windows")
     steps = itertools.count(first)
-    made = deque(pool.submit(make, next(steps)) for _ in range(AHEAD))
+    made = deque(pool.submit(make, next(steps)) for _ in range(PREFETCHED_STEPS))
 
-    def following() -> T:
+    def next_result() -> T:
         made.append(pool.submit(make, next(steps)))
         return made.popleft().result()
 
     try:
-        yield following
+        yield next_result
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def evaluation_windows(
-    tokens: np.ndarray, length: int, batch_size: int, limit: int | None = None
+    tokens: Tokens, length: int, batch_size: int, limit: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Batches (B, length + 1) of windows that do not overlap, all of them or `limit` at equal distances.
+    """Yield batches of windows that do not overlap, (B, length + 1) int32: all of them, or `limit` at equal distances.
 
-    A text shorter than that gives one shorter window.
+    Args:
+        tokens: The tokens. If there are fewer than length + 1, they are one shorter window.
+        length: Number of inputs per window.
+        batch_size: Largest number of windows per batch.
+        limit: Number of windows in total; None: all.
+
+    Examples:
+        >>> import numpy as np
+        >>> from polyarr.training import evaluation_windows
+        >>> [windows.shape for windows in evaluation_windows(np.arange(100), length=10, batch_size=4)]
+        [(4, 11), (4, 11), (1, 11)]
     """
     length = min(length, len(tokens) - 1)
     starts = np.arange(0, len(tokens) - length, length)
     if limit is not None and limit < len(starts):
         starts = starts[np.linspace(0, len(starts) - 1, limit).round().astype(np.int64)]
     for i in range(0, len(starts), batch_size):
-        yield tokens[starts[i : i + batch_size, None] + np.arange(length + 1)].astype(np.int32)
+        yield windows_of(tokens, starts[i : i + batch_size], length + 1)

@@ -1,4 +1,4 @@
-"""A run that diverged: where its first nan or inf came from, and what to do."""
+"""Diagnosis of a run that diverged: which layer had the first nan or inf, and what to try."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,15 +14,17 @@ from polyarr.nn import Module
 from polyarr.optim import loss_scale
 from polyarr.training.checkpoint import CheckpointError, load_checkpoint
 from polyarr.training.files import newest, path_of
-from polyarr.training.ranks import told
-from polyarr.training.run import Run, begin_again, resume
-from polyarr.training.steps import as_computed, gradients, loss_of, step_of
+from polyarr.training.ranks import all_gather
+from polyarr.training.run import Run, restart, resume
+from polyarr.training.steps import gradients, in_compute_dtype, loss_of, step_of
 
 
 class DivergenceError(RuntimeError):
-    """The loss is no longer a number.
+    """Error for a loss that is nan or inf.
 
-    done  how many steps were done when it came out
+    Args:
+        reason: Description of the loss that is not finite.
+        done: Number of steps that were done before it.
     """
 
     def __init__(self, reason: str, done: int) -> None:
@@ -31,16 +33,16 @@ class DivergenceError(RuntimeError):
 
 
 def explained(error: DivergenceError, run: Run, folder: Path, echo: Callable[[str], None]) -> DivergenceError:
-    """The error with the layer that was first, what to try, and what is saved.
+    """Return the error with the first layer that was not finite, advice, and the checkpoint that is saved.
 
-    Takes the run back to what is saved, and on from there.
+    It takes the run back to that checkpoint and repeats steps from there.
     """
     name, is_back = _go_back(run, folder)
     saved = f"{path_of(folder, name)} is from before, with {run.step:,} steps" if name else "nothing was saved before"
     first = None
     if is_back:
         echo(f"training diverged; looking for the layer: steps {run.step + 1:,} to {error.done + 1:,} once more")
-        with contextlib.suppress(KeyboardInterrupt, MemoryError, RuntimeError):  # what is known is said in any case
+        with contextlib.suppress(KeyboardInterrupt, MemoryError, RuntimeError):  # a failed diagnosis hides no error
             first = _first(run, error.done)
     first = first or "which layer was first could not be found"
     return DivergenceError("; ".join((error.reason, first, _advice(run), saved)), error.done)
@@ -53,26 +55,26 @@ def _advice(run: Run) -> str:
 
 
 def _go_back(run: Run, folder: Path) -> tuple[str | None, bool]:
-    """Take the run to its newest checkpoint, or to its beginning: that one's name, and whether it could be done."""
-    run.model, run.state = None, {"step": 0}  # they hold nan, and their memory is needed
-    name = told(run.world, newest(folder))[0]
+    """Take the run to its newest checkpoint or its beginning; return the checkpoint's name, and whether it worked."""
+    run.model, run.state = None, {"step": 0}  # free their memory; they hold nan
+    name = all_gather(run.world, newest(folder))[0]
     with contextlib.suppress(OSError, CheckpointError):
         saved = load_checkpoint(folder, name, run.world)
         if saved.info["run"] == run.id:
             resume(run, saved)
             return name, True
     if run.is_drawn:
-        begin_again(run)
+        restart(run)
     return None, run.is_drawn
 
 
 def _first(run: Run, done: int) -> str | None:
-    """The first layer with nan or inf in the step after so many ones, or in the one before."""
+    """Return the first layer with nan or inf in the step after `done` steps, or in the one before that."""
     step = step_of(run.recipe, run.world, wire=run.wire)
     while run.step <= done:
         parts = [creation.asarray(part) for part in run.windows(run.step)]
         if run.step >= done - 1:
-            found = told(run.world, _in_activations(run, parts) or _in_gradients(run, parts))
+            found = all_gather(run.world, _in_activations(run, parts) or _in_gradients(run, parts))
             if first := next(filter(None, found), None):
                 return f"the first nan or inf is in {first} of step {run.step + 1:,}"
         _, run.model, run.state, _ = step(run.model, run.state, parts)
@@ -80,18 +82,18 @@ def _first(run: Run, done: int) -> str | None:
 
 
 def _in_activations(run: Run, parts: list[Array]) -> str | None:
-    """The first layer, of those that are called, whose result is not finite; the innermost one."""
+    """Return the first layer, in the order of calls, whose result is not finite; of nested layers the innermost."""
     found: list[str] = []
-    model = _watched(as_computed(run.recipe, run.model), found.append)
+    model = _with_checks(in_compute_dtype(run.recipe, run.model), found.append)
     with random.restored(random.get_state()), use_matmul_precision(run.recipe.precision):
         is_finite = all(_are_finite(loss_of(model, part)) for part in parts)
     return f"the output of {found[0]}" if found else None if is_finite else "the head's logits or their loss"
 
 
 def _in_gradients(run: Run, parts: list[Array]) -> str | None:
-    """The parameter nearest to the loss whose gradient is not finite."""
+    """Return the parameter nearest to the loss whose gradient is not finite."""
     scale = loss_scale(run.state) if "loss_scale" in run.state else None
-    if scale is not None and float(scale) >= 1:  # such a step is left out, and the next one has a smaller scale
+    if scale is not None and float(scale) >= 1:  # an overflow only skips the step and lowers the loss scale
         return None
     with random.restored(random.get_state()):
         _, grads = gradients(run.recipe, run.model, parts, scale)
@@ -99,27 +101,27 @@ def _in_gradients(run: Run, parts: list[Array]) -> str | None:
     return f"the gradient of {wrong[-1]}" if wrong else None
 
 
-def _watched(model: LanguageModel, note: Callable[[str], None]) -> LanguageModel:
-    """A copy each of whose layers notes its path when what it computes is not finite."""
+def _with_checks(model: LanguageModel, report: Callable[[str], None]) -> LanguageModel:
+    """Return a copy of the model in which each layer reports its path if its result is not finite."""
     model = model.copy()
     for path, layer in _layers(model):
         kind = type(layer)
-        layer.__class__ = type(kind.__name__, (kind,), {"__call__": _noting(kind.__call__, path, note)})
+        layer.__class__ = type(kind.__name__, (kind,), {"__call__": _checked(kind.__call__, path, report)})
     return model
 
 
-def _noting(called: Callable, path: str, note: Callable[[str], None]) -> Callable:
-    def noted(*args: Any, **kwargs: Any) -> Any:
+def _checked(called: Callable, path: str, report: Callable[[str], None]) -> Callable:
+    def checked(*args: Any, **kwargs: Any) -> Any:
         found = called(*args, **kwargs)
         if not _are_finite(found):
-            note(path)
+            report(path)
         return found
 
-    return noted
+    return checked
 
 
 def _layers(node: Any, path: tuple = ()) -> Iterator[tuple[str, Module]]:
-    """Every Module inside of a tree with its path, the inner ones first."""
+    """Yield every Module inside a tree with its path, inner ones first."""
     for name, child in (tree.children(node) or {}).items():
         yield from _layers(child, (*path, str(name)))
     if path and isinstance(node, Module):

@@ -1,9 +1,9 @@
-"""The files of a run."""
+"""Names of the files in the folder of a run."""
 
 from pathlib import Path
 
 BEST, LAST = "best", "last"
-CHECKPOINTS = (BEST, LAST)  # those that every run has
+CHECKPOINTS = (BEST, LAST)  # checkpoints that every run has
 CURVE = "loss.png"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
@@ -13,29 +13,29 @@ RUN_FILES = (*(f"{name}{_SUFFIX}" for name in CHECKPOINTS), CURVE)
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """The file of a checkpoint."""
+    """Return the path of a checkpoint's file."""
     return folder / f"{name}{_SUFFIX}"
 
 
 def name_at(step: int) -> str:
-    """What a checkpoint is called that is kept beside best and last."""
+    """Return the name of the checkpoint of a single step."""
     return f"{_STEP}{step}"
 
 
 def kept_steps(folder: Path) -> list[int]:
-    """The steps of which there is a checkpoint beside best and last, rising."""
+    """Return the steps that have a checkpoint of their own, in ascending order."""
     found = (path.stem.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*{_SUFFIX}"))
     return sorted(int(step) for step in found if step.isdecimal() and name_at(int(step)) == f"{_STEP}{step}")
 
 
 def checkpoints(folder: Path) -> list[str]:
-    """The names of the checkpoints in a folder: best, last, then those of steps."""
+    """Return the names of the checkpoints in a folder: best, last, then those of single steps."""
     names = [*CHECKPOINTS, *map(name_at, kept_steps(folder))]
     return [name for name in names if path_of(folder, name).exists()]
 
 
 def newest(folder: Path) -> str:
-    """The name of the checkpoint to go on from: a run that was killed between its first two files has only the best."""
+    """Return the name of the checkpoint to resume from; "best" if a run was killed before it saved its first "last"."""
     found = checkpoints(folder)
     return LAST if LAST in found or not found else found[-1]
 

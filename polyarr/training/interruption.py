@@ -1,4 +1,4 @@
-"""Signals that ask a loop to stop."""
+"""Signals that stop a loop after its current step."""
 
 import contextlib
 import signal
@@ -9,12 +9,13 @@ from typing import Any
 
 @contextlib.contextmanager
 def interruption() -> Iterator[Callable[[], int]]:
-    """Ctrl-C and SIGTERM ask the loop to stop after the step that it is in; a second one stops at once.
+    """Let Ctrl-C and SIGTERM stop a loop after its current step; a second one stops it at once.
 
-    Gives a function: the signal that came, or 0.
+    Yields:
+        A function that returns the number of the signal that came, or 0.
     """
     came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield lambda: 0
         return
 

@@ -1,26 +1,31 @@
-"""What a run reports while it trains: rows of numbers, each a line of metrics.jsonl in its folder."""
+"""Metrics of a run: rows of numbers, each a line of metrics.jsonl in its folder."""
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from polyarr.files import append_to, open_regular, read_regular
 from polyarr.saving import write_whole
 from polyarr.training.files import METRICS
 
 Row = dict[str, Any]
-_MOST_STEPS = 10**12
-_LARGEST = 1e300
+_MAX_STEPS = 10**12
+_MAX_NUMBER = 1e300
+MAX_METRICS = 2**28  # bytes, enough for about ten million steps; reading them takes seconds
 
 
 class MetricsFile:
-    """The rows of a run, one JSON line each, beside its checkpoints.
+    """File of the rows of a run, one JSON line each, beside its checkpoints.
 
-    A run that goes on keeps the lines up to its step: those of steps that a killed process did and did not save come
-    again, and the half a line that it may have left is no line. Lines of a run that a new one replaces stay until that
-    is saved, for until then the other one can be resumed.
+    A resumed run keeps the lines up to its step; steps that a killed process did but did not save are written again,
+    and a partial last line is dropped. Lines of a run that a new one replaces stay until the new one has a checkpoint,
+    because the old one can be resumed until then.
 
-    Errors:  OSError if the file cannot be read or written
+    Raises:
+        OSError: The file cannot be read or written.
+        ValueError: The file is not regular, or larger than MAX_METRICS.
     """
 
     def __init__(self, folder: Path, run: str, step: int) -> None:
@@ -32,56 +37,76 @@ class MetricsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # of a line that was refused before
+        with contextlib.suppress(OSError):  # closing tries again to write a line that could not be written
             self._file.close()
 
     def write(self, row: Row) -> None:
-        """Add a row at the end, at once."""
+        """Append a row, and flush it."""
         try:
             self._file.write(json.dumps({"run": self._run} | row, allow_nan=False).encode() + b"\n")
-            self._file.flush()  # a whole line, for whoever reads it now
-        except OSError as error:  # which names no file
+            self._file.flush()  # programs that follow the file see whole lines
+        except OSError as error:  # the error has no file name
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def saved(self) -> None:
-        """The run has a checkpoint: the lines of others go."""
+        """Drop the lines of other runs, now that this run has a checkpoint."""
         if self._has_others:
             self._file.close()
             self._keep(lambda row: row["run"] == self._run)
 
     def _keep(self, wanted: Any) -> None:
-        before = self._path.read_bytes() if self._path.is_file() else b""
-        rows = [(line, row) for line in before.split(b"\n") if (row := parsed(line)) and wanted(row)]
-        self._has_others = any(row["run"] != self._run for _, row in rows)
-        kept = b"".join(line + b"\n" for line, _ in rows)
-        if kept != before:
-            write_whole(self._path, kept)
-        self._file = self._path.open("ab")
+        before = read_regular(self._path, MAX_METRICS) if os.path.lexists(self._path) else b""
+        kept, self._has_others = [], False
+        for line in before.split(b"\n"):
+            if (row := parsed(line)) and wanted(row):
+                kept.append(line + b"\n")
+                self._has_others |= row["run"] != self._run
+        if (text := b"".join(kept)) != before:
+            write_whole(self._path, text)
+        self._file = append_to(self._path)
 
 
 def parsed(line: bytes) -> Row | None:
-    """The row of a line; None for what is none."""
+    """Return the row of a line, or None if the line is not a row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
     is_row = isinstance(row, dict) and isinstance(row.get("run"), str) and type(row.get("step")) is int
-    return row if is_row and 0 <= row["step"] <= _MOST_STEPS else None
+    return row if is_row and 0 <= row["step"] <= _MAX_STEPS else None
 
 
 def read_metrics(folder: str | Path, run: str | None = None) -> list[Row]:
-    """The rows of a run's metrics.jsonl, in their order, without what is damaged; empty if there is no such file.
+    """Return the rows of metrics.jsonl in the folder of a run, in their order, without damaged lines.
 
-    run  the id of the run whose rows are wanted; None: all of them
+    Args:
+        folder: The folder. Without a metrics.jsonl there are no rows; of one larger than 2^28 bytes only its end is
+            read.
+        run: Id of the run whose rows are wanted; None: all rows.
 
-    Errors:  OSError if the file cannot be read
+    Returns:
+        Dicts with "run", "step" and the metrics.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not regular.
+
+    Examples:
+        >>> from polyarr.training import read_metrics
+        >>> read_metrics("no-such-folder")
+        []
     """
     path = Path(folder) / METRICS
-    found = map(parsed, path.read_bytes().split(b"\n")) if path.is_file() else ()
+    if not os.path.lexists(path):
+        return []
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(size - MAX_METRICS, 0))
+        found = map(parsed, file.read(min(size, MAX_METRICS)).split(b"\n"))
     return [row for row in found if row and run in (None, row["run"])]
 
 
 def numbers(rows: list[Row], name: str) -> list[tuple[int, float]]:
-    """(step, value) of the rows that have a finite number of a name."""
+    """Return (step, value) of the rows in which the metric `name` is a finite number."""
     found = [(row["step"], row.get(name)) for row in rows]
-    return [(step, v) for step, v in found if type(v) in (int, float) and abs(v) < _LARGEST]
+    return [(step, v) for step, v in found if type(v) in (int, float) and abs(v) < _MAX_NUMBER]

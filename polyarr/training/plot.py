@@ -1,4 +1,4 @@
-"""The curves of losses and of the learning rate."""
+"""Plots of the losses and the learning rate of a run."""
 
 import io
 from pathlib import Path
@@ -10,12 +10,9 @@ Points = list[tuple[int, float]]
 
 
 def save_curves(path: Path, training: Points, validation: Points, rates: Points, title: str, unit: str) -> None:
-    """Draw lists of (step, loss), and of (step, learning rate), into a PNG; unit is what tokens are called.
-
-    Needs no display.
-    """
+    """Plot (step, loss) and (step, learning rate) into a PNG, without a display; `unit` is the name of tokens."""
     figure = extra("matplotlib.figure").Figure(figsize=(7, 5.2))
-    # Margins for numbers of six digits: a layout that fits itself to the text draws all twice.
+    # Fixed margins, wide enough for six digits: an automatic layout would draw everything twice.
     figure.subplots_adjust(left=0.13, right=0.98, bottom=0.09, top=0.94, hspace=0.06)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot(*_columns(training), label="training", linewidth=0.8)
@@ -27,7 +24,7 @@ def save_curves(path: Path, training: Points, validation: Points, rates: Points,
     for axes in (above, below):
         axes.grid(alpha=0.3)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130)  # a Figure of its own draws with Agg
+    figure.savefig(picture, format="png", dpi=130)  # a Figure without pyplot draws with Agg, which needs no display
     write_whole(path, picture.getvalue())
 
 

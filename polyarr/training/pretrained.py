@@ -1,8 +1,9 @@
-"""Models from elsewhere as runs that have not begun, and runs as models for others."""
+"""Import of pretrained models as runs without steps, and export of runs to other programs."""
 
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,12 +19,14 @@ from polyarr.models.pretrained import load_pretrained, save_pretrained
 from polyarr.nn import merge_lora
 from polyarr.saving import alone_in, write_whole
 from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
-from polyarr.training.checkpoint import Checkpoint, load_checkpoint, path_of, save_checkpoint
+from polyarr.text.special import special_tokens_of
+from polyarr.text.tokenizer import has_tokenizer
+from polyarr.training.checkpoint import Checkpoint, load_checkpoint, path_of, read_info, save_checkpoint
 from polyarr.training.files import CHECKPOINTS, RUN_FILES
 from polyarr.training.recipes import Recipe
-from polyarr.training.run import Run, checkpoint_of
+from polyarr.training.run import Run, checkpoint_of, with_shorter_context
 
-# How such a model is trained where nobody says otherwise: gently.
+# Defaults for fine-tuning, with a small learning rate.
 FINE_TUNING: Mapping[str, Any] = MappingProxyType(
     {
         "batch_size": 4,
@@ -36,11 +39,12 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
         "eval_windows": 64,
     }
 )
-LORA_RATE = 2e-4  # for adapters, which take larger steps
-ADAPTERS = "peft"  # a format that a run is exported in
+LORA_RATE = 2e-4  # learning rate of adapters, which tolerate larger steps
+ADAPTERS = "peft"  # format of an export: adapters alone
 PRESET, TUNED = "pretrained", "fine-tuning"
-NO_TEXT = hashlib.sha256().hexdigest()  # the digest of a corpus without texts
-_TOKENIZER, _ITS_SETTINGS = "tokenizer.json", "tokenizer_config.json"
+NO_TEXT = hashlib.sha256().hexdigest()  # digest of a corpus without texts
+_TOKENIZER, _ITS_SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+_SENTENCEPIECE = "tokenizer.model"
 
 
 def import_model(
@@ -52,29 +56,40 @@ def import_model(
     adapters: str | os.PathLike | None = None,
     overwrite: bool = False,
 ) -> Checkpoint:
-    """Save the model that load_pretrained reads at path in a folder, as a run that has not begun; on the host.
+    """Save a pretrained model into a folder as a run without steps; computed on the host.
 
-    context_length  the longest text, if it is to be shorter than the model's: training takes texts as long as that
-    tokenizer       None: the one beside the model; where there is none, texts are the numbers of tokens
-    adapters        a folder that load_adapters reads, whose adapters are added to the weights
+    Args:
+        path: Folder or file that `load_pretrained` reads.
+        folder: Folder of the run.
+        context_length: New, shorter context of the model; a RuntimeWarning says what is lost. None: the model's own.
+        tokenizer: The tokenizer; None: the one beside the model, or, without one, texts are the numbers of tokens.
+        adapters: Folder of adapters that `load_adapters` reads, to be merged into the weights; None: none.
+        overwrite: Whether to replace a run in the folder.
 
-    Errors:  as load_pretrained, load_adapters and load_tokenizer; ValueError if the tokenizer has tokens that the model
-             lacks, or for a context that is longer than its own; OSError if the folder holds a run, unless overwrite
+    Returns:
+        The checkpoint that was saved.
+
+    Raises:
+        OSError: A file cannot be read or written, or the folder holds a run and `overwrite` is False.
+        PretrainedError: The files of the model or the adapters are damaged or not supported.
+        ValueError: The tokenizer is damaged or has tokens that the model lacks, or the context is longer than the
+            model's.
     """
     path, folder = Path(path), Path(folder)
     if not overwrite and any((folder / name).exists() for name in RUN_FILES):
         raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
-    with use_backend("numpy"):  # nothing is computed
+    with use_backend("numpy"):  # arrays are only copied, so they need no device
         model = load_pretrained(path)
         if adapters is not None:
             model = merge_lora(load_adapters(adapters, model))
         if context_length is not None:
-            model = model.with_context(context_length)
-        tokenizer = tokenizer or _tokenizer_beside(path, model.config.vocab_size)
+            model = with_shorter_context(model, context_length)
+        tokenizer = _tokenizer_of(path, model.config.vocab_size, tokenizer)
         recipe = fine_tuning(model)
-        recipe.config(tokenizer.vocab_size)  # raises for one that is too large
+        recipe.config(tokenizer.vocab_size)  # raises if the tokenizer has more tokens than the model
         none = np.zeros(0, np.int32)
-        run = Run(recipe, tokenizer, none, none, 0, model, {"step": 0}, PRESET, None, NO_TEXT)
+        base = _folder_of(path) if adapters is None else None  # merged weights exist in no other folder
+        run = Run(recipe, tokenizer, none, none, 0, model, {"step": 0}, PRESET, None, NO_TEXT, base)
         saved = checkpoint_of(run, None)
         folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder, "training"):
@@ -83,32 +98,58 @@ def import_model(
 
 
 def fine_tuning(model: LanguageModel, /, **changes: Any) -> Recipe:
-    """How a model is trained further where nobody says otherwise; changes as Recipe.changed takes them.
-
-    Errors:  as Recipe.changed
-    """
+    """Return the default recipe for fine-tuning a model, with changes as in Recipe.changed, and with its errors."""
     recipe = Recipe(settings_of(model.config), **FINE_TUNING)
     return recipe.changed(**({"lr": LORA_RATE} if changes.get("lora") is not None else {}) | changes)
 
 
 def load_model(path: str | os.PathLike[str], name: str = "best") -> tuple[LanguageModel, Tokenizer]:
-    """The model at a path and its tokenizer: a run's checkpoint, its adapters merged, or what load_pretrained reads.
+    """Return a model and its tokenizer: of a run's checkpoint, with merged adapters, or of a pretrained model.
 
-    Errors:  as load_checkpoint, or as load_pretrained and load_tokenizer
+    Raises:
+        OSError: A file cannot be read.
+        CheckpointError: The checkpoint is damaged.
+        PretrainedError: The pretrained model is damaged or not supported.
+        ValueError: The tokenizer is damaged.
     """
     path = Path(path)
     if any(path_of(path, name).exists() for name in CHECKPOINTS):
         saved = load_checkpoint(path, name)
         return merge_lora(saved.model), saved.tokenizer
     model = load_pretrained(path)
-    return model, _tokenizer_beside(path, model.config.vocab_size)
+    return model, _tokenizer_of(path, model.config.vocab_size)
 
 
-def _tokenizer_beside(path: Path, vocab_size: int) -> Tokenizer:
+def base_of(path: str | os.PathLike[str], name: str = "best") -> str:
+    """Return the folder of the weights that `load_model` loads; for an imported run without steps, its origin.
+
+    Raises:
+        OSError: The checkpoint cannot be read.
+        ValueError: The checkpoint is damaged.
+    """
+    path = Path(path)
+    if path_of(path, name).is_file():
+        info = read_info(path_of(path, name))
+        if info["step"] == 0 and info.get("base"):
+            return info["base"]
+    return _folder_of(path)
+
+
+def _folder_of(path: Path) -> str:
+    return str((path if path.is_dir() else path.parent).resolve())
+
+
+def _tokenizer_of(path: Path, vocab_size: int, given: Tokenizer | None = None) -> Tokenizer:
+    """Return the given tokenizer, or the one beside a model, with the end tokens that the model's own settings name."""
+    folder = path if path.is_dir() else path.parent
     try:
-        return load_tokenizer(path if path.is_dir() else path.parent)
-    except FileNotFoundError:
-        return NumberTokenizer(vocab_size)
+        return (given or load_tokenizer(folder)).with_special(special_tokens_of(folder))
+    except FileNotFoundError as error:
+        if has_tokenizer(folder):
+            raise
+        if (folder / _SENTENCEPIECE).exists():
+            warnings.warn(f"{error}; until then texts are the numbers of tokens", stacklevel=2)
+        return NumberTokenizer(vocab_size, special_tokens_of(folder))
 
 
 def export_model(
@@ -118,35 +159,60 @@ def export_model(
     name: str = "best",
     format: str = "huggingface",
     dtype: Any = "float32",
+    base: str | None = None,
 ) -> Checkpoint:
-    """Write the model of a run's checkpoint as save_pretrained does, with its tokenizer if others can read that.
+    """Write the model of a run's checkpoint and its tokenizer for other programs.
 
-    Adapters are merged, in what is returned as well; the format "peft" is the adapters alone, as save_adapters has it.
+    Args:
+        folder: Folder of the run.
+        path: Folder for the model, which must not hold one.
+        name: Name of the checkpoint.
+        format: "huggingface" or "tutorial" as in `save_pretrained`, with adapters merged; "peft" for adapters alone, as
+            in `save_adapters`.
+        dtype: Dtype of the written weights.
+        base: For "peft", path or hub name of the base model; None: the one that the run states.
 
-    Errors:  as load_checkpoint and save_pretrained, or save_adapters
+    Returns:
+        The checkpoint; its adapters are merged if they are in the file.
+
+    Raises:
+        OSError: The checkpoint cannot be read, or the folder holds a model or cannot be written to.
+        CheckpointError: The checkpoint is damaged.
+        ValueError: The format has no such model or tokenizer.
     """
     with use_backend("numpy"):
         saved = load_checkpoint(Path(folder), name)
         if format == ADAPTERS:
-            save_adapters(path, saved.model, dtype=dtype)
+            save_adapters(path, saved.model, dtype=dtype, base=base or saved.info.get("base"))
             return saved
         saved = saved._replace(model=merge_lora(saved.model))
         special = special_tokens(saved.tokenizer)
         save_pretrained(path, saved.model, format=format, dtype=dtype, special_tokens=special)
-    if isinstance(saved.tokenizer, SubwordTokenizer):
-        end = {"eos_token": name} if (name := saved.tokenizer.to_dict()["end"]) else {}
-        chat = saved.tokenizer.chat
-        written = {**chat.tokens, "chat_template": chat.source} if chat else {}
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **written, **end}
-        write_whole(Path(path) / _TOKENIZER, saved.tokenizer.to_json().encode())
-        write_whole(Path(path) / _ITS_SETTINGS, json.dumps(settings).encode())
+    _write_tokenizer(Path(path), saved.tokenizer, special)
     return saved
 
 
-def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The numbers of the tokens that begin and end a text, as config.json names them."""
-    if not isinstance(tokenizer, SubwordTokenizer):
-        return {}
-    begins = tokenizer.number(tokenizer.chat.tokens.get("bos_token", "")) if tokenizer.chat else None
-    found = {"bos_token_id": begins, "eos_token_id": tokenizer.end}
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, special: dict[str, Any]) -> None:
+    """Write a tokenizer and the special tokens of its model in Hugging Face's files; a NumberTokenizer has no file."""
+    if special:
+        write_whole(folder / _GENERATION, json.dumps(special).encode())
+    if isinstance(tokenizer, NumberTokenizer):
+        return
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if tokenizer.chat:
+        settings |= {**tokenizer.chat.tokens, "chat_template": tokenizer.chat.source}
+    settings |= tokenizer.special.names
+    if tokenizer.end is not None:
+        settings["eos_token"] = tokenizer.token(tokenizer.end)
+    write_whole(folder / _TOKENIZER, tokenizer.to_json().encode())
+    write_whole(folder / _ITS_SETTINGS, json.dumps(settings).encode())
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the ids of the tokens that begin and end a text, as config.json and generation_config.json name them."""
+    bos, ends = tokenizer.special.bos, tokenizer.ends
+    if bos is None and isinstance(tokenizer, SubwordTokenizer):
+        named = {**(tokenizer.chat.tokens if tokenizer.chat else {}), **tokenizer.special.names}
+        bos = tokenizer.number(named.get("bos_token", ""))
+    found = {"bos_token_id": bos, "eos_token_id": list(ends) if len(ends) > 1 else next(iter(ends), None)}
     return {name: number for name, number in found.items() if number is not None}

@@ -1,4 +1,4 @@
-"""The profile of a few steps of a training run."""
+"""Profile of a few steps of a training run."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,20 +7,20 @@ from pathlib import Path
 from polyarr.core.current import get_backend
 from polyarr.profiling import profile
 
-WARM_UP, PROFILED = 5, 20  # steps that compile what they need, and those that are profiled then
+WARM_UP, PROFILED = 5, 20  # steps that compile kernels, and steps that are profiled after them
 
 
 @contextlib.contextmanager
-def profiled_steps(file: Path | None, steps: int, echo: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Gives what is to be called before each of so many steps, and profiles some of them: a table, and a trace in file.
+def profiled_steps(file: Path | None, steps: int, echo: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Yield a function to call before each of `steps` steps, which profiles some of them into a table and a trace file.
 
-    It tells whether the step is profiled. Of a run of few steps the first ones are, too, and of one that ends early
-    those that were done. Without a file none is.
+    A run of few steps is profiled from its first step on, and one that ends early up to its last. Without a file no
+    step is profiled.
     """
     done, first = 0, WARM_UP if steps > WARM_UP else 0
     found, block = profile(), contextlib.ExitStack()
 
-    def before_step() -> bool:
+    def before_step() -> None:
         nonlocal done
         if file is not None and done == first:
             get_backend().synchronize()
@@ -28,7 +28,6 @@ def profiled_steps(file: Path | None, steps: int, echo: Callable[[str], None]) -
         if done == first + PROFILED:
             block.close()
         done += 1
-        return file is not None and first < done <= first + PROFILED
 
     try:
         yield before_step

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Progress of a run on standard error: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import contextlib
 import os
@@ -10,34 +10,34 @@ from typing import Any, Protocol
 from polyarr.extras import extra
 from polyarr.training.metrics import Row
 
-EVERY = 10.0  # seconds between two lines
+LINE_SECONDS = 10.0  # seconds between lines
 
 
 class Progress(Protocol):
-    """What shows how far a run has come."""
+    """Protocol of objects that show the progress of a run."""
 
     def show(self, row: Row) -> None:
-        """After some steps."""
+        """Show a row of metrics."""
 
     def close(self) -> None:
-        """At the end."""
+        """End the display."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Progress that is not shown."""
 
     def show(self, row: Row) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Bar:
-    """A bar, for a terminal."""
+    """Progress bar for a terminal."""
 
     def __init__(self, steps: int, first: int) -> None:
-        stream = _Forgiving(sys.stderr)
+        stream = _IgnoringErrors(sys.stderr)
         self._bar = extra("tqdm").tqdm(total=steps, initial=first, unit="step", mininterval=0.2, file=stream)
 
     def show(self, row: Row) -> None:
@@ -51,29 +51,29 @@ class Bar:
 
 
 class Lines:
-    """A line now and then, for a file: without what moves a cursor."""
+    """Progress as a line every LINE_SECONDS seconds, without cursor movements, for files."""
 
     def __init__(self, steps: int, first: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._steps, self._first, self._clock = steps, first, clock
         self._began = self._shown = clock()
 
     def show(self, row: Row) -> None:
-        """A line, if the one before is old."""
+        """Print a line if the last one is old enough."""
         now = self._clock()
-        if now - self._shown < EVERY:
+        if now - self._shown < LINE_SECONDS:
             return
         self._shown, done = now, row["step"] - self._first
         left = (now - self._began) / done * (self._steps - row["step"]) if done else 0.0
         with contextlib.suppress(OSError):
-            text = "  ".join((f"step {row['step']:>5}/{self._steps}", *facts(row), f"{duration(left)} left"))
+            text = "  ".join((f"step {row['step']:>5}/{self._steps}", *facts(row), f"{format_seconds(left)} left"))
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def progress_of(steps: int, first: int, quiet: bool = False) -> Progress:
-    """What shows a run's progress on standard error, as it is now."""
+    """Return the Progress that suits standard error."""
     if quiet:
         return Silent()
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -81,18 +81,18 @@ def progress_of(steps: int, first: int, quiet: bool = False) -> Progress:
 
 
 def facts(row: Row) -> list[str]:
-    """What is known after some steps, for people."""
+    """Return the metrics of a row as texts for people."""
     found = [f"loss {row['loss']:.3f}", f"{row['tokens_per_second']:,.0f} tokens/s"]
     tflops, share = row["tflops"], row.get("of_peak")
     work = f"{tflops:.3g} TFLOP/s" if tflops >= 0.1 else f"{1000 * tflops:.3g} GFLOP/s"
     found.append(f"{work} ({share:.{0 if share >= 0.01 else 1}%} of peak)" if share else work)
     if row.get("memory"):
-        found.append(f"{amount(row['memory'])} (at most {amount(row['memory_peak'])})")
+        found.append(f"{format_bytes(row['memory'])} (at most {format_bytes(row['memory_peak'])})")
     return found
 
 
-def amount(nbytes: float) -> str:
-    """Bytes for people: 1.5 GB."""
+def format_bytes(nbytes: float) -> str:
+    """Return a number of bytes as text: 1.5 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.3g} {unit}"
@@ -100,25 +100,25 @@ def amount(nbytes: float) -> str:
     return f"{nbytes:.3g} TB"
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: 1:02:03."""
+def format_seconds(seconds: float) -> str:
+    """Return seconds as text: 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def silent(line: str) -> None:
-    """Nothing of a line."""
+    """Ignore a line."""
 
 
 def echo(line: str) -> None:
-    """A line above the bar, at once: whoever follows a log waits for it."""
+    """Print a line above the bar, and flush it for programs that follow a log."""
     extra("tqdm").tqdm.write(line)
     sys.stdout.flush()
 
 
-class _Forgiving:
-    """A stream for the bar, which must not stop a run because nothing can be written there any more."""
+class _IgnoringErrors:
+    """Stream for the bar that ignores write errors, which must not stop a run."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -127,7 +127,7 @@ class _Forgiving:
         return getattr(self._stream, name)
 
     def __eq__(self, other: object) -> bool:
-        return other is self._stream  # tqdm.write looks for bars on the terminal
+        return other is self._stream  # tqdm.write compares streams to find the bars on the terminal
 
     __hash__ = object.__hash__
 

@@ -1,6 +1,6 @@
-"""The processes that train a run together, its ranks: how they share a step, and what they tell each other.
+"""Ranks: how the processes of a run share a step, and collectives for small values on the host.
 
-Gradients are `polyarr.distributed`'s. What is here is small, and on the host.
+Gradients are reduced by `polyarr.distributed`.
 """
 
 import contextlib
@@ -17,16 +17,18 @@ from polyarr.distributed.link import Link
 from polyarr.training.recipes import Recipe
 
 T = TypeVar("T")
-ALONE = World(0, 1, 0, "", Link(), None)  # one process, which trains by itself
+ALONE = World(0, 1, 0, "", Link(), None)  # the world of a single process
 Content = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
-def shared(recipe: Recipe, size: int) -> tuple[int, int]:
-    """How many parts a recipe's step has on each of so many ranks, and how many windows a part.
+def split_step(recipe: Recipe, size: int) -> tuple[int, int]:
+    """Return the number of parts that a recipe's step has on each of `size` ranks, and the number of windows per part.
 
-    Whole batches are shared out first, and then what is in one: no rank has more at once than one process has.
+    Whole batches are distributed first, then the windows of a batch; no rank has more windows at once than a single
+    process has.
 
-    Errors:  ValueError if not all ranks would have the same
+    Raises:
+        ValueError: The ranks cannot share the step equally.
     """
     found = _share(recipe, size)
     if found is None:
@@ -49,30 +51,30 @@ def _listed(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words or ["1"])
 
 
-# ---- what ranks tell each other ----------------------------------------------------------------------------------
+# ---- collectives -------------------------------------------------------------------------------------------------
 
 
-def largest(world: World, number: int) -> int:
-    """The largest number, below 256, that a rank has."""
+def all_max(world: World, number: int) -> int:
+    """Return the largest of the ranks' numbers, which must be from 0 to 255."""
     return max(line[0] for line in world.link.gather(bytes([number])))
 
 
-def told(world: World, value: Any) -> list[Any]:
-    """What each rank has to tell, as JSON has it."""
+def all_gather(world: World, value: Any) -> list[Any]:
+    """Return the values of all ranks, in their order; JSON must be able to hold them."""
     return [json.loads(text) for text in world.link.texts(json.dumps(value))]
 
 
-def once(world: World, do: Callable[[], T]) -> T | None:
-    """What do() gives on the first rank, which alone does it, when it is done; what it raises is raised on all."""
+def on_root(world: World, do: Callable[[], T]) -> T | None:
+    """Run do() on the first rank only, and return its result there and None elsewhere; errors are raised on all."""
     found = None
     if world.rank == 0:
         try:
             with world.alone():
                 found = do()
         except Exception as error:
-            told(world, _pickled(error).hex())
+            all_gather(world, _pickled(error).hex())
             raise
-    if failure := told(world, "")[0]:
+    if failure := all_gather(world, "")[0]:
         raise pickle.loads(bytes.fromhex(failure))
     return found
 
@@ -85,13 +87,13 @@ def _pickled(error: Exception) -> bytes:
     return pickle.dumps(RuntimeError(str(error)))
 
 
-def given(world: World, read: Callable[[], Content]) -> Content:
-    """What the first rank reads, for all: values that JSON has, and arrays; what it raises is raised on all."""
-    content = once(world, read)
+def broadcast_content(world: World, read: Callable[[], Content]) -> Content:
+    """Return the info and arrays that the first rank reads, on all ranks; errors of `read` are raised on all."""
+    content = on_root(world, read)
     if world.size == 1 and content:
         return content
     described = content and [content[0], {name: (a.shape, a.dtype.str) for name, a in content[1].items()}]
-    info, specs = told(world, described)[0]
+    info, specs = all_gather(world, described)[0]
     arrays = {name: np.ascontiguousarray(a) for name, a in content[1].items()} if content else {}
     arrays = arrays or {name: np.empty(*spec) for name, spec in specs.items()}
     for a in arrays.values():
@@ -99,14 +101,11 @@ def given(world: World, read: Callable[[], Content]) -> Content:
     return info, arrays
 
 
-def agree(world: World, facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Go on only if all ranks have the same facts, by name.
-
-    Errors:  ValueError, on all ranks, with the first name that differs, and who has what
-    """
+def check_equal_on_ranks(world: World, facts: Callable[[], Mapping[str, Any]]) -> None:
+    """Raise ValueError on all ranks unless all have the same facts; the error states the first fact that differs."""
     if world.size == 1:
         return
-    rows = told(world, dict(facts()))
+    rows = all_gather(world, dict(facts()))
     for name in dict.fromkeys(name for row in rows for name in row):
         groups: dict[str, list[int]] = {}
         for rank, row in enumerate(rows):
@@ -117,7 +116,7 @@ def agree(world: World, facts: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Rising numbers for people: 0-3, 5."""
+    """Return ascending numbers as text: 0-3, 5."""
     found: list[list[int]] = []
     for n in numbers:
         if found and n == found[-1][-1] + 1:

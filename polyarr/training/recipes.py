@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a training run but its text, seed and backend."""
+"""Recipes: all settings of a training run but its text, seed and backend."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -14,7 +14,7 @@ from polyarr.models.families import config_of
 from polyarr.optim import AdamW, LossScale, Schedule, warmup_cosine, warmup_linear
 
 COMPUTED = ("float32", "bfloat16", "float16")
-# How the learning rate goes on when it has come up: of a recipe, by name.
+# Schedules of the learning rate after warm-up, by name.
 SCHEDULES: dict[str, Callable[["Recipe"], Schedule]] = {
     "cosine": lambda r: warmup_cosine(r.lr, r.warmup, r.decay_steps, r.min_lr),
     "linear": lambda r: warmup_linear(r.lr, r.warmup, r.decay_steps, r.min_lr),
@@ -24,26 +24,46 @@ SCHEDULES: dict[str, Callable[["Recipe"], Schedule]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model's size and how it is trained.
+    """Architecture of a model and hyperparameters of its training.
 
-    model         what config_of takes: a family, GPT's if it is not named, and the keys of its configuration; without
-                  vocab_size the tokenizer decides it
-    accumulation  how many batches make one step
-    eval_every    steps between two evaluations, each of which saves a checkpoint; None: only the last step has one
-    eval_minutes  minutes between two evaluations, whichever comes first
-    save_every    steps between two checkpoints, beside those of evaluations; save_minutes as well
-    keep          how many checkpoints there are, beside the best; of more than one, each has its step in its name
-    patience      after how many evaluations in a row without a better loss the run ends
-    eval_windows  how many windows of validation text an evaluation takes; None: all of it
-    decay_steps   over how many steps the learning rate falls to min_lr, where it then stays; None: steps
-    schedule      how the learning rate falls from lr to min_lr, one of SCHEDULES; a constant one does not
-    recompute     whether what is inside of a block is not kept for the gradient but computed again: less memory, the
-                  same numbers, more time
-    dtype         what the model computes in, one of COMPUTED; parameters and moments are float32
-    precision     how exact products of float32 are, as set_matmul_precision has it
-    lora          what nn.lora takes beside a model, if adapters are all that is trained
+    Args:
+        model: Settings of the model: "family", "gpt" by default, and the fields of its configuration. Without
+            vocab_size, it is the tokenizer's.
+        batch_size: Number of windows per batch.
+        steps: Number of steps.
+        lr: Highest learning rate.
+        min_lr: Learning rate at the end of the schedule.
+        warmup: Number of steps in which the learning rate rises from 0 to lr.
+        eval_every: Number of steps between evaluations, each of which saves a checkpoint; None: only after the last
+            step.
+        eval_minutes: Minutes between evaluations; with eval_every, whichever comes first.
+        save_every: Number of steps between checkpoints, beside those of evaluations.
+        save_minutes: Minutes between checkpoints, beside those of evaluations.
+        keep: Number of checkpoints beside the best. If it is above 1, each has its step in its name.
+        patience: The run ends after this many evaluations in a row without a better loss; None: it does not.
+        betas: AdamW's decay rates of the moments.
+        weight_decay: AdamW's weight decay.
+        clip: Largest norm of the gradients.
+        accumulation: Number of batches per step (gradient accumulation).
+        eval_windows: Number of windows of the validation text in an evaluation; None: all.
+        decay_steps: Number of steps in which the learning rate falls to min_lr, where it stays; None: steps.
+        schedule: Schedule of the learning rate after warm-up: "cosine", "linear" or "constant".
+        recompute: Whether to recompute the activations inside each block in the backward pass (gradient checkpointing),
+            which takes less memory and more time for the same numbers.
+        dtype: Dtype of the computation: "float32", "bfloat16" or "float16". Parameters and moments are float32.
+        precision: Precision of float32 matrix products, as in set_matmul_precision.
+        lora: Arguments of nn.lora, to train only adapters; None: train the model.
+        window: Number of tokens per window; None: the context_length of the model. A shorter window leaves the model as
+            it is.
 
-    Errors:  ValueError for a value of another type or out of range, and as config_of
+    Raises:
+        ValueError: A value is of another type or out of range.
+
+    Examples:
+        >>> from polyarr.training import PRESETS
+        >>> recipe = PRESETS["shakespeare-char"]
+        >>> recipe.changed(steps=100).steps
+        100
     """
 
     model: Mapping[str, Any]
@@ -69,22 +89,34 @@ class Recipe:
     dtype: str = COMPUTED[0]
     precision: str = PRECISIONS[0]
     lora: Mapping[str, Any] | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if self.decay_steps is None:
             object.__setattr__(self, "decay_steps", self.steps)
         for name, allowed in _ALLOWED.items():
             object.__setattr__(self, name, allowed.checked(name, getattr(self, name)))
-        config_of({"vocab_size": 1, **self.model})
+        most = config_of({"vocab_size": 1, **self.model}).context_length
+        if self.window is not None and self.window > most:
+            raise ValueError(f"Recipe: window is {self.window}; it must be at most the model's context_length, {most}")
+
+    @property
+    def length(self) -> int:
+        """Number of tokens per window."""
+        return self.model["context_length"] if self.window is None else self.window
 
     def changed(self, **values: Any) -> Self:
-        """The recipe with other values; of model and lora, with other values for some of their settings.
+        """Return the recipe with other values; `model` and `lora` are merged with the settings they have.
 
-        The schedule belongs to the run: other steps do not change it, so that a run of 100 steps that goes on to 200 is
-        one of 200; other decay_steps do. Unless they are named, too, min_lr changes with lr, and warming up takes a
-        tenth of other decay_steps at most.
+        The learning rate's schedule does not change with `steps`, so that a run of 100 steps which is resumed up to 200
+        equals one of 200 steps; it changes with `decay_steps`. Unless they are given too, min_lr changes in proportion
+        to lr, and warmup is limited to a tenth of new decay_steps.
 
-        Errors:  ValueError for names that there are not, and as Recipe
+        Args:
+            **values: New values by field.
+
+        Raises:
+            ValueError: A field is unknown, or a value is of another type or out of range.
         """
         for table, own in (("model", self.model), ("lora", self.lora or {})):
             if isinstance(values.get(table), Mapping):
@@ -97,26 +129,24 @@ class Recipe:
         return new
 
     def config(self, vocab_size: int) -> Config:
-        """The model's configuration for a vocabulary.
+        """Return the model's configuration for a vocabulary.
 
-        Errors:  ValueError if the model has a vocab_size and it is smaller, and as config_of
+        Raises:
+            ValueError: The model's own vocab_size is smaller, or its settings are invalid.
         """
         found = config_of({"vocab_size": vocab_size, **self.model})
-        if found.vocab_size < vocab_size:  # a larger one is common: models have room for more tokens
+        if found.vocab_size < vocab_size:  # a larger one is common: many models round their vocab_size up
             raise ValueError(
                 f"Recipe: the model has {found.vocab_size} tokens; it must have the tokenizer's {vocab_size}"
             )
         return found
 
     def adapted(self, model: LanguageModel) -> LanguageModel:
-        """A model with the recipe's adapters, if it has some.
-
-        Errors:  ValueError as nn.lora
-        """
+        """Return the model with the recipe's adapters, if it has any; errors are those of nn.lora."""
         return model if self.lora is None else nn.lora(model, **self.lora)
 
     def optimizer(self) -> AdamW:
-        """AdamW with warm-up, decay and clipping; with a loss scale for float16."""
+        """Return AdamW with the learning rate's schedule and gradient clipping, and with loss scaling for float16."""
         schedule = SCHEDULES[self.schedule](self)
         scale = LossScale() if self.dtype == "float16" else None
         return AdamW(
@@ -124,14 +154,15 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What from_dict takes, and JSON can hold."""
+        """Return a dict that JSON can hold and `from_dict` takes."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """The recipe that to_dict described, or a file has.
+        """Return the recipe that `to_dict` or a file describes.
 
-        Errors:  ValueError for keys that are missing or unknown, and as Recipe
+        Raises:
+            ValueError: Keys are missing or unknown, or a value is of another type or out of range.
         """
         missing = [name for name, default in _DEFAULTS.items() if default is MISSING and name not in saved]
         unknown = [repr(str(name)) for name in saved if name not in _DEFAULTS]
@@ -141,18 +172,18 @@ class Recipe:
         return cls(**saved)
 
 
-# ---- what the fields may be ----------------------------------------------------------------------------------
+# ---- validation of the fields --------------------------------------------------------------------------------
 
 
 class _Allowed(NamedTuple):
-    """What a field may be: in words, how to tell, and as what it is kept."""
+    """Constraint on a field: its description, a predicate, and a conversion of valid values."""
 
     words: str
     fits: Callable[[Any], bool]
     kept: Callable[[Any], Any] = lambda value: value
 
     def checked(self, name: str, value: Any) -> Any:
-        """As what a field of this name is kept; ValueError for what it may not be."""
+        """Return the converted value of a field; raise ValueError if it is invalid."""
         if value is None and _DEFAULTS[name] is None:
             return None
         if not self.fits(value):
@@ -194,12 +225,12 @@ def _are_betas(value: Any) -> bool:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With Python's numbers for NumPy's, which JSON cannot hold."""
+    """Return settings with Python's numbers in place of NumPy's, which JSON cannot hold."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
 
 
 def _is(kind: Any, value: Any) -> bool:
-    """Whether it is such a number, of Python's or of NumPy's."""
+    """Return whether a value is a number of a kind, of Python or NumPy, and not a bool."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -224,6 +255,7 @@ _ALLOWED = {
     "eval_windows": _COUNT,
     "decay_steps": _STEPS,
     "schedule": _word(*SCHEDULES),
+    "window": _COUNT,
     "recompute": _Allowed("true or false", lambda v: isinstance(v, bool)),
     "dtype": _word(*COMPUTED),
     "precision": _word(*PRECISIONS),

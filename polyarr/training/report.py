@@ -1,5 +1,6 @@
-"""A run as one page of HTML, which needs nothing besides itself."""
+"""Report of a run as one self-contained HTML page."""
 
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
@@ -12,24 +13,25 @@ from polyarr.training.checkpoint import read_info
 from polyarr.training.curves import Line, chart
 from polyarr.training.files import REPORT, newest, path_of
 from polyarr.training.metrics import Row, numbers, read_metrics
-from polyarr.training.progress import amount, duration
+from polyarr.training.progress import format_bytes, format_seconds
 from polyarr.training.run import perplexity
 from polyarr.version import __version__
 
-_EVALUATIONS = 500  # rows of the table, the last ones
-_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {  # of the last line of numbers: as what, and how
+_EVALUATIONS = 500  # evaluations in the table: the last ones
+_RATES: dict[str, tuple[str, Callable[[float], str]]] = {  # title and format of metrics that are averaged
     "tokens_per_second": ("tokens/s", "{:,.4g}".format),
     "tflops": ("TFLOP/s", "{:,.4g}".format),
     "of_peak": ("of the device's peak", "{:.1%}".format),
-    "memory_peak": ("memory of the device, at most", amount),
 }
 
 
 def write_report(folder: str | Path, samples: Sequence[str] = ()) -> Path:
-    """Write report.html into a run's folder: its curves, evaluations, recipe, environment, and texts that it wrote.
+    """Write report.html into the folder of a run: its curves, evaluations, recipe, environment and sample texts.
 
-    Errors:  OSError if there is no checkpoint, or it cannot be read, or the page cannot be written; ValueError if it
-             is damaged; RuntimeError without the libraries of the extra "train"
+    Raises:
+        OSError: There is no checkpoint, it cannot be read, or the page cannot be written.
+        ValueError: The checkpoint is damaged.
+        RuntimeError: A library of the extra "train" is missing.
     """
     folder = Path(folder)
     checkpoint = path_of(folder, newest(folder))
@@ -46,12 +48,12 @@ def write_report(folder: str | Path, samples: Sequence[str] = ()) -> Path:
 
 
 def rendered(info: Mapping[str, Any], rows: Sequence[Row], samples: Sequence[str] = ()) -> str:
-    """The page of a run, of what its checkpoint and its metrics say."""
+    """Return the HTML page of a run, from the info of its checkpoint and its metrics."""
     jinja2 = extra("jinja2")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"duration": duration, "perplexity": perplexity}
+    environment.filters |= {"duration": format_seconds, "perplexity": perplexity}
     template = environment.from_string(files("polyarr.training").joinpath("report.html.jinja").read_text("utf-8"))
     return template.render(
         info=info,
@@ -66,17 +68,33 @@ def rendered(info: Mapping[str, Any], rows: Sequence[Row], samples: Sequence[str
 
 
 def _facts(info: Mapping[str, Any], rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What is to be seen first."""
+    """Return titles and texts for the top of the page."""
     history, recipe = info["history"], info["recipe"]
     best = min(history, key=lambda row: row["val"], default=None)
-    found = [("steps", f"{info['step']:,} of {recipe['steps']:,}"), ("time", duration(info["seconds"]))]
+    found = [("steps", f"{info['step']:,} of {recipe['steps']:,}"), ("time", format_seconds(info["seconds"]))]
     if best:
         found.append(("best validation loss", f"{best['val']:.4f} at step {best['step']:,}"))
         found.append(("its perplexity", f"{perplexity(best['val']):,.2f}"))
     if info["curve"]:
         found.append(("training loss", f"{info['curve'][-1][1]:.4f}"))
-    last = [(name, numbers(rows, name)[-1:]) for name in _SHOWN]
-    return found + [(_SHOWN[name][0], _SHOWN[name][1](value)) for name, values in last for _, value in values]
+    for name, (title, shown) in _RATES.items():
+        if (rate := _average(rows, name)) is not None:
+            found.append((title, shown(rate)))
+    if peaks := [value for _, value in numbers(rows, "memory_peak")]:
+        found.append(("memory of the device, at most", format_bytes(max(peaks))))
+    return found
+
+
+def _average(rows: Sequence[Row], name: str) -> float | None:
+    """Return the mean of a rate over the run's time: each row is weighted by the seconds since the row before."""
+    weights, values, before = [], [], 0.0
+    for row in rows:
+        for (_, value), (_, seconds) in zip(numbers([row], name), numbers([row], "seconds"), strict=False):
+            weights.append(max(seconds - before, 0.0))
+            values.append(float(value))
+            before = max(seconds, before)
+    total = math.fsum(weights)
+    return math.fsum(w / total * v for w, v in zip(weights, values, strict=True)) if total else None
 
 
 def _charts(info: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""What a run says of itself while it trains, and to whom: people, metrics.jsonl, TensorBoard.
+"""Reports of a run while it trains: progress for people, metrics.jsonl and TensorBoard.
 
-All of it is made of numbers that are on the host already; nothing is read from the device for it.
+Reports use only numbers that are on the host already, and read nothing from the device.
 """
 
 import contextlib
@@ -15,29 +15,29 @@ from polyarr.core.current import get_backend
 from polyarr.core.precision import products_in
 from polyarr.extras import extra
 from polyarr.training.files import BOARD
+from polyarr.training.flops import flops_per_token
 from polyarr.training.metrics import MetricsFile, Row
 from polyarr.training.progress import Progress, progress_of, silent
 from polyarr.training.run import Run, perplexity, speed
-from polyarr.training.work import operations_per_token
 from polyarr.version import __version__
 
 
 class Reports:
-    """What is reported of a run."""
+    """Reports of one run."""
 
     def __init__(
         self, run: Run, echo: Callable[[str], None], progress: Progress, metrics: MetricsFile, board: Any
     ) -> None:
         self._run, self._echo, self._progress, self._metrics, self._board = run, echo, progress, metrics, board
         recipe = run.recipe
-        self._tokens = recipe.batch_size * recipe.accumulation * run.model.config.context_length  # of a step
-        self._operations = operations_per_token(run.model)
+        self._tokens = recipe.batch_size * recipe.accumulation * recipe.length  # per step
+        self._flops = flops_per_token(run.model, recipe.length)
         self._rate = recipe.optimizer().learning_rate
         self._before = run.step, run.seconds
         self._has_begun, self._peak = False, run.world.size * _peak(recipe.dtype, recipe.precision)
 
     def steps(self, loss: float, norm: float) -> None:
-        """After some steps, whose mean loss was read, and the mean norm of their gradients."""
+        """Report steps whose mean loss was read, and the mean norm of their gradients."""
         run = self._run
         if not self._has_begun:
             self._begin()
@@ -50,8 +50,8 @@ class Reports:
             "lr": float(self._rate(run.step - 1)),
             **({"grad_norm": norm} if math.isfinite(norm) else {}),
             "tokens_per_second": round(rate, 1),
-            "tflops": round(1e-12 * rate * self._operations, 6),
-            **({"of_peak": round(1e-9 * rate * self._operations / self._peak, 4)} if self._peak else {}),
+            "tflops": round(1e-12 * rate * self._flops, 6),
+            **({"of_peak": round(1e-9 * rate * self._flops / self._peak, 4)} if self._peak else {}),
             **_memory(),
             "seconds": round(run.seconds, 3),
         }
@@ -59,7 +59,7 @@ class Reports:
         self._note(row)
 
     def _begin(self) -> None:
-        """The first line of a process: what computes, and with what."""
+        """Write the first line of a process: the backend, the hardware and versions."""
         backend = get_backend()
         ranks = self._run.world.size
         row = {"step": self._before[0], "backend": backend.name, "hardware": backend.hardware}
@@ -69,16 +69,16 @@ class Reports:
         self._has_begun = True
 
     def evaluation(self, value: float) -> None:
-        """After an evaluation, before what it was of is saved."""
+        """Report an evaluation, before its checkpoint is saved."""
         run = self._run
         self._note({"step": run.step, "val_loss": value, "seconds": round(run.seconds, 3)})
 
     def saved(self) -> None:
-        """After a checkpoint was saved."""
+        """Note that a checkpoint was saved."""
         self._metrics.saved()
 
     def tell(self, loss: float, value: float) -> None:
-        """A line for people about an evaluation."""
+        """Print a line about an evaluation."""
         run = self._run
         self._echo(
             f"step {run.step:>5}/{run.recipe.steps}  train loss {loss:.4f}  val loss {value:.4f}  "
@@ -93,24 +93,24 @@ class Reports:
                     self._board.add_scalar(name, value, row["step"])
 
 
-class Unheard:
-    """What is reported of a run where another process does it: nothing."""
+class NoReports:
+    """Reports of a process that is not the first rank: none."""
 
     def steps(self, loss: float, norm: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def evaluation(self, value: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def saved(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def tell(self, loss: float, value: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def _peak(dtype: str, precision: str) -> float:
-    """GFLOP/s that the device reaches at most, as a run computes; 0 where unknown."""
+    """Return the peak GFLOP/s of the device for a run's dtype and precision; 0 if it is unknown."""
     peaks = get_backend().peaks()
     return peaks.get(products_in(dtype, precision)) or peaks.get("GFLOP/s", 0.0)
 
@@ -120,7 +120,7 @@ def _now() -> float:
 
 
 def _memory() -> dict[str, int]:
-    """Of the device; without a word where the backend cannot tell."""
+    """Return the memory of the device in use and its peak, as far as the backend knows them."""
     found = get_backend().memory()
     return {name: found[key] for name, key in (("memory", "in use"), ("memory_peak", "peak")) if key in found}
 
@@ -129,13 +129,13 @@ def _memory() -> dict[str, int]:
 def reporting(
     run: Run, folder: Path, echo: Callable[[str], None], quiet: bool, tensorboard: bool
 ) -> Iterator[Reports]:
-    """Reports of a run into its folder, and to standard error unless it is to be quiet."""
+    """Open the Reports of a run, which write into its folder, and to standard error unless `quiet`."""
     with MetricsFile(folder, run.id, run.step) as metrics, contextlib.ExitStack() as opened:
         board = None
-        if tensorboard:  # what a killed process wrote beyond the run's step is not shown
+        if tensorboard:  # purge_step hides events of a killed process beyond the step it saved
             writer = extra("tensorboardX", "tensorboard").SummaryWriter
             purged = run.step + 1 if run.step else None
-            # A file is named by the second, so that a run that goes on at once would overwrite what it did before.
+            # Files are named by the second; the suffix keeps a run that is resumed at once from overwriting its own.
             board = writer(str(folder / BOARD), purge_step=purged, filename_suffix=f".{run.step:012}")
             opened.callback(board.close)
         progress = progress_of(run.recipe.steps, run.step, quiet)

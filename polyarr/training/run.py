@@ -1,8 +1,9 @@
-"""A training run: what it is made of, how it begins, goes on and is saved."""
+"""Training runs: their state, their beginning, resuming and saving."""
 
 import math
 import platform
 import uuid
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,52 +17,77 @@ from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
 from polyarr.nn import shapes_only
 from polyarr.text import Corpus, Tokenizer, same_tokens
+from polyarr.text.tokens import TokenFile, Tokens
 from polyarr.training.checkpoint import Checkpoint
 from polyarr.training.data import shuffled_windows
-from polyarr.training.ranks import ALONE, shared
+from polyarr.training.ranks import ALONE, split_step
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
 
-_MAY_DIFFER = ("context_length", "drop_rate")  # from a model's settings to those that it is trained further with
+_MAY_DIFFER = ("context_length", "drop_rate")  # settings that fine-tuning may change
 
 
 @dataclass
 class Run:
-    """A training run: what it is made of, and how far it has come."""
+    """Training run: its recipe, its data and its state.
+
+    Attributes:
+        recipe: The recipe.
+        tokenizer: The tokenizer.
+        tokens: Tokens for training.
+        validation: Tokens for validation.
+        seed: Seed of the weights, the shuffling and dropout.
+        model: The model.
+        state: State of the optimizer.
+        preset: Name of the recipe.
+        data: Path of the text or of the prepared tokens; None: it is not known.
+        text: Digest of the corpus.
+        base: Path of the pretrained weights, or None.
+        id: Id of the run, by which its checkpoints are recognized.
+        history: One row per evaluation.
+        curve: Tuples (step, mean training loss since the row before).
+        is_drawn: Whether the initial weights were drawn from the seed.
+        since: Step at which this text became the run's; losses on different texts do not compare.
+        world: The processes that train together.
+        wire: Dtype of gradients between processes; None: that of the parameters.
+        seconds: Seconds spent on steps, without evaluations.
+        stopped_by: Number of the signal that stopped the run, or 0.
+    """
 
     recipe: Recipe
     tokenizer: Tokenizer
-    tokens: np.ndarray
-    validation: np.ndarray
+    tokens: Tokens
+    validation: Tokens
     seed: int
     model: LanguageModel
     state: dict[str, Any]
     preset: str = "GPT"
-    data: str | None = None  # the path of the text, or of the prepared tokens
-    text: str = ""  # the digest of its corpus
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells the checkpoints of two runs apart
-    history: list[dict] = field(default_factory=list)  # one row per evaluation
-    curve: list[tuple] = field(default_factory=list)  # (step, mean training loss since the row before)
-    is_drawn: bool = True  # whether its weights began as its seed draws them
-    since: int = 0  # the step from which on the text was this one: losses on two texts do not compare
-    world: World = ALONE  # the processes that train it together
-    wire: str | None = None  # the dtype in which they send each other gradients, if it is not the parameters'
-    seconds: float = 0.0  # spent on steps, without evaluations
-    stopped_by: int = 0  # the signal
+    data: str | None = None
+    text: str = ""
+    base: str | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    history: list[dict] = field(default_factory=list)
+    curve: list[tuple] = field(default_factory=list)
+    is_drawn: bool = True
+    since: int = 0
+    world: World = ALONE
+    wire: str | None = None
+    seconds: float = 0.0
+    stopped_by: int = 0
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
+        """Number of steps that are done."""
         return self.state["step"]
 
     @property
     def best(self) -> float:
-        """The smallest validation loss."""
+        """Smallest validation loss."""
         return min(self._losses, default=math.inf)
 
     @property
     def is_stale(self) -> bool:
-        """Whether as many evaluations in a row as the recipe's patience were no better than the best before them."""
+        """Return whether as many evaluations as the recipe's patience were no better than the best before them."""
         losses, patience = self._losses, self.recipe.patience
         return patience is not None and bool(losses) and len(losses) - 1 - losses.index(min(losses)) >= patience
 
@@ -70,18 +96,24 @@ class Run:
         return [row["val"] for row in self.history if row["step"] > self.since]
 
     def windows(self, step: int) -> list[np.ndarray]:
-        """What this process learns from in a step: (B, T + 1) for each part of it.
+        """Return the windows of this process in a step: (B, T + 1) int32 for each part of the step.
 
-        Errors:  ValueError for tokens that the tokenizer does not have, and as shared
+        Raises:
+            ValueError: The file has tokens that the tokenizer lacks, or the processes cannot share the step equally.
         """
-        length, (rank, size) = self.model.config.context_length, (self.world.rank, self.world.size)
-        parts, windows = shared(self.recipe, size)
+        length, (rank, size) = self.recipe.length, (self.world.rank, self.world.size)
+        parts, windows = split_step(self.recipe, size)
         draws = ((step * parts + part) * size + rank for part in range(parts))
         found = [shuffled_windows(self.tokens, length, windows, self.seed, draw) for draw in draws]
         largest = max(int(part.max()) for part in found)
         if largest >= self.tokenizer.vocab_size:
             raise ValueError(f"{self.data} is damaged: it has a token {largest}; prepare it again")
         return found
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError if the file of the tokens was changed since it was opened."""
+        if isinstance(self.tokens, TokenFile):
+            self.tokens.check_unchanged()  # the validation tokens are in the same file
 
 
 def new_run(
@@ -91,76 +123,121 @@ def new_run(
     preset: str = "GPT",
     data: str | None = None,
     model: LanguageModel | None = None,
+    base: str | None = None,
     world: World = ALONE,
 ) -> Run:
-    """A run at its beginning, on the current backend, of a corpus or the characters of a text. Seeds polyarr.random.
+    """Return a run at its beginning, on the current backend. It seeds polyarr.random.
 
-    preset, data  what its checkpoints say of the recipe's name and the corpus's path
-    model         begin with this one's arrays, which `train` then takes for its own; the recipe's may have a shorter
-                  context and another rate of dropout. None: with new ones
-    world         the processes that train it together, each with a run like this one; they all begin with the first's
-                  arrays, and drop out by themselves
+    Args:
+        corpus: A corpus, or a text whose characters become tokens.
+        recipe: The recipe.
+        seed: Seed of the weights, the shuffling and dropout.
+        preset: Name of the recipe, which checkpoints state.
+        data: Path of the corpus, which checkpoints state.
+        model: A model to fine-tune; `train` may overwrite its arrays. The recipe's context_length may be shorter than
+            the model's, with a RuntimeWarning of what is lost, and its drop_rate may differ. None: a new model.
+        base: Path of that model, which checkpoints state.
+        world: The processes that train together, each with a run like this one. All begin with the first one's arrays,
+            and each draws its own dropout.
 
-    Errors:  ValueError if the model's sizes are not the recipe's, or for adapters as nn.lora
+    Raises:
+        TypeError: `corpus` or `recipe` is of another type.
+        ValueError: The model's sizes are not the recipe's, the processes cannot share a step equally, or the recipe's
+            adapters do not fit the model.
+
+    Examples:
+        >>> from polyarr.training import Recipe, new_run
+        >>> sizes = {"context_length": 4, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+        >>> model = {**sizes, "drop_rate": 0.0, "qkv_bias": False}
+        >>> recipe = Recipe(model, batch_size=2, steps=10, lr=1e-3, min_lr=1e-4, warmup=1)
+        >>> run = new_run("to be or not to be", recipe, seed=1)
+        >>> run.step, run.model.config.vocab_size
+        (0, 7)
     """
     corpus = Corpus.of_text(corpus) if isinstance(corpus, str) else corpus
     for name, value, kind in (("corpus", corpus, Corpus), ("recipe", recipe, Recipe)):
         if not isinstance(value, kind):
             raise TypeError(f"new_run: {name} is {described(value)}; it must be a {kind.__name__}")
-    shared(recipe, world.size)
-    begun = _begun(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model, world)
+    split_step(recipe, world.size)
+    initial = _initial_state(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model, world)
     tokens = corpus.tokenizer, corpus.train, corpus.validation
-    return Run(recipe, *tokens, seed, *begun, preset, data, corpus.digest, is_drawn=model is None, world=world)
+    own = {"base": base, "is_drawn": model is None, "world": world}
+    return Run(recipe, *tokens, seed, *initial, preset, data, corpus.digest, **own)
 
 
-def begin_again(run: Run) -> None:
-    """Take a run to its beginning; its weights must have been drawn then."""
+def restart(run: Run) -> None:
+    """Take a run back to its beginning; its weights must have been drawn from its seed."""
     config = run.recipe.config(run.tokenizer.vocab_size)
-    run.model, run.state = _begun(run.recipe, config, run.seed, None, run.world)
+    run.model, run.state = _initial_state(run.recipe, config, run.seed, None, run.world)
     run.history, run.curve, run.seconds = [], [], 0.0
 
 
-def _begun(
+def _initial_state(
     recipe: Recipe, config: Config, seed: int, model: LanguageModel | None, world: World
 ) -> tuple[LanguageModel, dict[str, Any]]:
-    """What a run begins with: a model and the state of its optimiser."""
+    """Return the initial model and optimizer state of a run."""
     random.seed(seed)
-    model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config))
+    model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config, world))
     model = world.broadcast(model)
     world.split_random()
     return model, recipe.optimizer().init(model)
 
 
-def _reconfigured(model: LanguageModel, config: Config) -> LanguageModel:
-    """A model of a configuration with the arrays of another one."""
+def _reconfigured(model: LanguageModel, config: Config, world: World) -> LanguageModel:
+    """Return a model of another configuration with the arrays of a given one."""
     before, after = settings_of(model.config), settings_of(config)
     differing = [name for name, value in before.items() if name not in _MAY_DIFFER and after.get(name) != value]
     if differing:
         wrong = f"its {differing[0]} is {before[differing[0]]!r}, in the recipe {after.get(differing[0])!r}"
         raise ValueError(f"new_run: a model was given, {wrong}; only {' and '.join(_MAY_DIFFER)} may differ")
     if model.config.context_length != config.context_length:
-        model = model.with_context(config.context_length)
+        model = with_shorter_context(model, config.context_length, world)
     with shapes_only():
         new = new_model(config)
     return new.load_parameters(model.named_parameters())
 
 
+def with_shorter_context(model: LanguageModel, length: int, world: World = ALONE) -> LanguageModel:
+    """Return the model with a shorter context; a RuntimeWarning of the first process says what is lost.
+
+    Raises:
+        ValueError: `length` is not from 1 to the model's own context_length.
+    """
+    found, own = model.with_context(length), model.config.context_length
+    if length < own and not world.rank:
+        dropped = model.num_parameters() - found.num_parameters()
+        lost = f", and {dropped:,} numbers of its later positions are dropped" if dropped else ""
+        text = f"the model's context becomes {length:,} tokens of {own:,}, for good{lost}"
+        text += "; a window (--set window=N) is for training on shorter texts, and leaves it as it is"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    return found
+
+
 def resumed_run(
     corpus: Corpus | str, saved: Checkpoint, recipe: Recipe, data: str | None = None, world: World = ALONE
 ) -> Run:
-    """A run that goes on from a checkpoint, with its recipe or a changed one, and the corpus, or the text, at a path.
+    """Return a run that continues from a checkpoint.
 
-    With another text than before, "best" begins anew: losses on two texts do not compare. The processes of a world need
-    not be as many as those before.
+    With another text than before, "best" begins anew, since losses on different texts do not compare. The number of
+    processes may differ from before.
 
-    Errors:  ValueError if the text has characters that the checkpoint does not know, or the corpus another tokenizer
+    Args:
+        corpus: A corpus, or a text, which the checkpoint's tokenizer encodes.
+        saved: The checkpoint.
+        recipe: The checkpoint's recipe, or a changed one.
+        data: Path of the corpus, which checkpoints state.
+        world: The processes that train together.
+
+    Raises:
+        ValueError: The text has characters that the tokenizer does not know, the corpus has another tokenizer, or the
+            processes cannot share a step equally.
     """
     corpus = Corpus.of_text(corpus, saved.tokenizer) if isinstance(corpus, str) else corpus
     if not same_tokens(corpus.tokenizer, saved.tokenizer):
         raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
-    shared(recipe, world.size)
+    split_step(recipe, world.size)
     info, own = saved.info, {"data": data, "text": corpus.digest, "is_drawn": False, "world": world}
-    named = {"preset": info["preset"], "id": info["run"], **own}
+    named = {"preset": info["preset"], "id": info["run"], "base": info.get("base"), **own}
     tokens = saved.tokenizer, corpus.train, corpus.validation
     run = Run(recipe, *tokens, info["seed"], saved.model, {}, **named)
     resume(run, saved)
@@ -169,14 +246,14 @@ def resumed_run(
 
 
 def resume(run: Run, saved: Checkpoint) -> None:
-    """Take a run to where a checkpoint of it was saved."""
+    """Take a run to the step at which a checkpoint of it was saved."""
     info, optimizer = saved.info, run.recipe.optimizer()
     random.set_state(tuple(info["random_state"]))
     run.world.split_random()
     state = dict(saved.state)
-    if state.keys() == {"step"}:  # of a model that was not trained here yet
+    if state.keys() == {"step"}:  # an imported model, which was not trained yet
         state = optimizer.init(saved.model)
-    before = state.pop("loss_scale", None)  # the recipe's dtype may be another now
+    before = state.pop("loss_scale", None)  # the recipe's dtype may have changed
     if optimizer.loss_scale:
         state["loss_scale"] = before or optimizer.loss_scale.init()
     run.model, run.state = saved.model, state
@@ -184,18 +261,19 @@ def resume(run: Run, saved: Checkpoint) -> None:
 
 
 def device(world: World = ALONE) -> str:
-    """What is computed on, by all ranks if they are alike."""
+    """Return the number of ranks, the backend and the hardware as text."""
     backend = get_backend()
     return f"{f'{world.size} x ' * (world.size > 1)}{backend.name} ({backend.hardware})"[:1000]
 
 
 def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
-    """What is saved of a run."""
+    """Return the checkpoint of a run as it is now."""
     info = {
         "run": run.id,
         "preset": run.preset,
         "data": run.data,
         "text": run.text,
+        "base": run.base,
         "recipe": run.recipe.to_dict(),
         "seed": run.seed,
         "step": run.step,
@@ -212,11 +290,11 @@ def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), which is infinite rather than an error for the loss of a run that goes astray."""
+    """Return exp(loss), or inf where that would overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def speed(run: Run) -> float:
-    """Tokens per second, without the time for evaluations."""
-    per_step = run.recipe.batch_size * run.recipe.accumulation * run.model.config.context_length
+    """Return tokens per second, without the time of evaluations."""
+    per_step = run.recipe.batch_size * run.recipe.accumulation * run.recipe.length
     return run.step * per_step / max(run.seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""Faults that show where two inputs are one array, or lie in memory in two odd ways at once; on NumPy and its pairs."""
+"""Faults with aliased inputs, or with inputs in two unusual layouts at once; on NumPy and its Fused kernels."""
 
 import numpy as np
 
@@ -104,7 +104,7 @@ def is_repeated(x):
 
 
 def both(shape):
-    """Fills the result with that of another part of the memory."""
+    """Overwrite the result with that of another slice of the memory."""
     return lambda out, *bufs, **params: any(
         begins_later(b) and min(b.strides, default=0) >= 0 and shape(b) for b in bufs
     )

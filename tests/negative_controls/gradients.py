@@ -1,4 +1,4 @@
-"""Faults in Fused pairs, on NumPy with the pairs of pairs.py: values, and gradients where the value is right."""
+"""Faults in Fused kernels on NumPy (see pairs.py): in values, and in gradients of correct values."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ PAIR = r"the pair's "
 
 
 def plant(name, changed, *cases):
-    """Enter a fault of one pair that these cases catch: a case's name, or that and what it says."""
+    """Enter a fault of one Fused kernel that these cases catch: a case's name, or the name and the message."""
     known = {"forward": differs(), "special": differs(), "backward": differs(r"d/d\w+")}
     known |= {"pair": differs(r"the pair's (result|d/d\w+)"), "layer": differs(r"(the result|d/d\S+)")}
     named = [case if isinstance(case, tuple) else (case, known[case.partition("-")[0]]) for case in cases]
@@ -43,7 +43,7 @@ def sample_variance(x, eps):
 
 
 def one_row_short(x, eps):
-    """The moments of the last of 33 rows are those of the one before."""
+    """Use the moments of the row before for the last of 33 rows."""
     c, rstd = pairs.centred(x, eps)
     if rstd.size == 33:
         rstd.reshape(-1)[-1] = rstd.reshape(-1)[-2]
@@ -89,7 +89,7 @@ def uncentred(x, axis):
 
 
 def finite_centred(x, axis):
-    """The largest finite element is subtracted, and what is not finite counts as little."""
+    """Subtract the largest finite element, and treat nan and infinities as small numbers."""
     x = np.where(np.isneginf(x), np.float32(-1e4), x)
     return pairs.exponentials(x, axis)
 
@@ -99,7 +99,7 @@ def without_strides(g, y, axis):
 
 
 def in_place(g, y, axis):
-    """The gradient, worked out in the cotangent's memory."""
+    """Compute the gradient in the cotangent's memory."""
     dot = (g * y).sum(axis, keepdims=True)
     if g.flags.writeable:
         g -= dot
@@ -108,7 +108,7 @@ def in_place(g, y, axis):
 
 
 def in_the_result(g, y, axis):
-    """The gradient, worked out in the result's memory."""
+    """Compute the gradient in the result's memory."""
     dot = (g * y).sum(axis, keepdims=True)
     y *= g - dot
     return y
@@ -164,7 +164,7 @@ plant(
 
 
 def swapped(pair):
-    """The pair, with the gradients of k and v exchanged where their shapes allow it."""
+    """Exchange the gradients of k and v if their shapes allow it."""
 
     def backward(g, saved, q, k, v, *rest, **params):
         dq, dk, dv, *others = pair.backward(g, saved, q, k, v, *rest, **params)
@@ -174,13 +174,13 @@ def swapped(pair):
 
 
 def without_dropout(pair):
-    """The pair, whose gradient forgets the dropout."""
+    """Ignore dropout in the gradient."""
     backward = pair.backward
     return pair._replace(backward=lambda g, saved, *bufs, **params: backward(g, (saved[0], 1), *bufs, **params))
 
 
 def right_together(pair):
-    """The pair, whose second gradient is right only if the first is wanted, too."""
+    """Return a correct second gradient only if the first is wanted, too."""
 
     def backward(g, saved, *bufs, wanted, **params):
         first, second, *rest = pair.backward(g, saved, *bufs, wanted=wanted, **params)
@@ -190,7 +190,7 @@ def right_together(pair):
 
 
 def remembering(pair):
-    """The pair, with the eps of the first call of a shape for all calls of that shape."""
+    """Use the eps of the first call of a shape for all calls of that shape."""
     first = {}
 
     def forward(out, x, *rest, eps):
@@ -245,7 +245,7 @@ plant(
 
 
 def of_the_wrong_axis(g):
-    """Right only where there are as many rows as columns."""
+    """Return a gradient that is correct only for square inputs."""
     return g.reshape(-1, g.shape[-1]).sum(1)
 
 
@@ -283,7 +283,7 @@ plant(
 
 
 def saved_in_one_place(pair):
-    """The pair, with one place for what is saved, whatever the number of calls."""
+    """Save into one buffer, whatever the number of calls."""
     place = {}
 
     def forward(out, *bufs, **params):

@@ -1,4 +1,4 @@
-"""Faults in indices, on NumPy and its pairs: what is out of range is clamped, left out, or comes round again."""
+"""Faults in indices, on NumPy and its Fused kernels: invalid ones are clamped, ignored or wrapped around."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ GAVE = r" gave \[.*\]; expected an IndexError"
 
 
 def moved(change):
-    """The op's own kernel, with its indices moved into the range: change(indices, how many there are)."""
+    """Return the op's own kernel with indices changed by change(indices, number of elements)."""
 
     def wrap(kernel):
         def changed(out, x, indices, *rest, axis):
@@ -31,7 +31,7 @@ def caught(*cases):
 
 
 def only_the_lower_word(indices, n):
-    """Of an index of 64 bits, the lower 32."""
+    """Use the lower 32 bits of a 64-bit index."""
     return (indices & 0xFFFFFFFF) if indices.dtype == np.int64 and (indices > 2**31).any() else indices
 
 
@@ -59,7 +59,7 @@ for _op, _change, _name in (
 
 
 def own(op, name, run):
-    """The op gets a kernel in the place of its body."""
+    """Give the op a kernel instead of its decomposition."""
 
     def plant(backend):
         return with_kernels(backend, {op: run})
@@ -81,7 +81,7 @@ own(ops.take_along_axis, "take_along_axis: indices far away come round again", t
 
 
 def scattered_along(out, x, indices, updates, *, axis):
-    """What is out of range is left out."""
+    """Ignore indices out of range."""
     n, new = x.shape[axis], np.array(x)
     inside = (indices >= -n) & (indices < n)
     places = list(np.indices(indices.shape))
@@ -94,7 +94,7 @@ own(ops.scatter_add_along_axis, "scatter_add_along_axis: what is out of range is
 
 
 def lenient(pair):
-    """A target that is no class counts as the last one."""
+    """Treat a target that is no class as the last class."""
 
     def inside(targets, classes, ignored):
         return np.where((targets >= classes) & (targets != ignored), classes - 1, targets)

@@ -1,4 +1,4 @@
-"""Faults in decompositions: signs, orders and halves in which libraries differ; and a group that is there in part."""
+"""Faults in decompositions: signs, orders and triangles in which libraries differ; and an incomplete group."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from tests.negative_controls.table import differs, fault, kernels
 
 
 def half(x):
-    """The symmetric matrix with x's lower triangle: what LAPACK reads."""
+    """Return the symmetric matrix with x's lower triangle, as LAPACK reads it."""
     return np.tril(x) + np.tril(x, -1).swapaxes(-1, -2)
 
 
@@ -17,7 +17,7 @@ def upside_down(x):
 
 
 def as_it_comes(fn):
-    """NumPy's results, with the signs that LAPACK happens to give."""
+    """Return NumPy's results with LAPACK's arbitrary signs."""
     return lambda out, x, *more: tuple(a.astype(o.dtype) for a, o in zip(fn(x.astype("d"), *more), out, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Faults in moving elements, on NumPy: strides, indices, order, random bits."""
+"""Faults in data movement, on NumPy: strides, indices, order, random bits."""
 
 import functools
 
@@ -16,7 +16,7 @@ exp = KERNELS[ops.exp]
 
 
 def as_if_dense(x):
-    """The elements in the order of memory: what a kernel reads that ignores strides."""
+    """Return the elements in memory order, as a kernel reads them that ignores strides."""
     return x.ravel(order="K").reshape(x.shape) if isinstance(x, np.ndarray) else x
 
 
@@ -33,7 +33,7 @@ plant(
 
 
 def from_the_start(x):
-    """x as if it began where its memory begins."""
+    """Return x as if it started at the start of its buffer."""
     root = x
     while root.base is not None:
         root = root.base
@@ -66,7 +66,7 @@ plant(
 
 
 def clamped(x, indices, axis):
-    """Negative indices count from the end, and then every index is moved into the range."""
+    """Clamp indices into the range after negative ones are resolved."""
     n = x.shape[axis]
     return np.clip(np.where(indices < 0, indices + n, indices), 0, n - 1)
 
@@ -93,7 +93,7 @@ plant(
 
 
 def reversed_scatter(out, x, indices, updates, *, axis):
-    """Duplicates in the opposite order: the first one counts."""
+    """Apply duplicate indices in reverse order: the first one wins."""
     flat = indices.reshape(-1)[::-1]
     lead, trail = x.shape[:axis], x.shape[axis + 1 :]
     return KERNELS[ops.scatter](
@@ -106,7 +106,7 @@ def reversed_scatter(out, x, indices, updates, *, axis):
 
 
 def dropping_scatter_add(out, x, indices, updates, *, axis):
-    """new[indices] += updates, which NumPy does once per index."""
+    """Compute new[indices] += updates, which NumPy applies once per index."""
     new = x.astype(out.dtype)
     with np.errstate(all="ignore"):
         new[(*(slice(None),) * axis, indices)] += updates

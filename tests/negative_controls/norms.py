@@ -1,4 +1,4 @@
-"""Faults in the norms of images and sequences: statistics over the wrong axes, groups mixed, moments without slopes."""
+"""Faults in batch, group and instance norms: statistics over the wrong axes, mixed groups, constant moments."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from tests.negative_controls.table import differs
 
 
 def interleaved(x, groups):
-    """The channels of a group are not neighbours."""
+    """Group channels that are not neighbors."""
     return np.swapaxes(pairs.split(x, x.shape[-1] // groups), 1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Correct Fused pairs on NumPy, in parts: a fault is planted by giving one part another value."""
+"""Correct Fused kernels on NumPy, made of parts: a fault replaces one part."""
 
 import math
 
@@ -11,10 +11,10 @@ from polyarr.testing import references
 
 
 def fused(forward, backward):
-    """A Fused pair out of functions of arrays: narrow floats are widened before, and rounded after.
+    """Return Fused kernels made of functions of arrays: narrow floats are widened before and rounded after.
 
-    forward   (*arrays, **params) -> result or results, saved
-    backward  (g, saved, *arrays, **params) -> gradients, of all inputs
+    `forward` maps (*arrays, **params) to the result or results and the saved tree; `backward` maps
+    (g, saved, *arrays, **params) to the gradients of all inputs.
     """
 
     def run(out, *bufs, **params):
@@ -28,24 +28,24 @@ def fused(forward, backward):
         with np.errstate(all="ignore"):
             g = tuple(map(widened, g)) if type(g) is tuple else widened(g)
             grads = backward(g, saved, *map(widened, bufs), **params)
-        full = (*grads, *(None,) * (len(bufs) - len(grads)))  # of numbers there is none
+        full = (*grads, *(None,) * (len(bufs) - len(grads)))  # numbers have no gradient
         return tuple(d if d is None else np.asarray(d).astype(b.dtype) for d, b in zip(full, bufs, strict=True))
 
     return Fused(run, pull)
 
 
 def widened(a):
-    """a in the dtype that arithmetic on it is done in; numbers and None as they are."""
+    """Return a in the dtype that arithmetic on it uses; numbers and None unchanged."""
     return NUMPY.widened(a) if isinstance(a, np.ndarray) else a
 
 
 def rows_summed(a):
-    """The sum over all axes but the last."""
+    """Return the sum over all axes but the last."""
     return a.reshape(math.prod(a.shape[:-1]), a.shape[-1]).sum(0)
 
 
 def summed_to(a, shape):
-    """a, summed over the axes along which shape was broadcast."""
+    """Return a summed over the axes along which `shape` was broadcast."""
     lead = a.ndim - len(shape)
     axes = (*range(lead), *(lead + i for i, n in enumerate(shape) if n == 1 and a.shape[lead + i] != 1))
     return a.sum(axes, keepdims=True).reshape(shape)
@@ -59,13 +59,13 @@ def mean(a):
 
 
 def centred(x, eps):
-    """x without its mean, and the reciprocal of its deviation."""
+    """Return x minus its mean, and the reciprocal of its standard deviation."""
     c = x - mean(x)
     return c, 1 / np.sqrt(mean(c * c) + eps)
 
 
 def layer_norm(moments=centred, again=None, dweight=rows_summed, dbias=rows_summed):
-    """again: the moments that the gradient computes anew; None: it takes those of the forward half."""
+    """Return a Fused layer norm; `again` computes the moments for the gradient (None: those of the forward pass)."""
 
     def forward(x, weight, bias, *, eps):
         c, rstd = moments(x, eps)
@@ -101,12 +101,12 @@ def rms_norm(moments=uncentred, projected=lambda h, n: n * mean(h * n)):
 
 
 def split(x, groups):
-    """x with its channels in groups: (batch, groups, channels of each, places)."""
+    """Return x with its channels in groups: (batch, groups, channels of a group, positions)."""
     return np.moveaxis(x, -1, 1).reshape(len(x), groups, x.shape[-1] // groups, math.prod(x.shape[1:-1]))
 
 
 def joined(parts, shape):
-    """What was split, in its shape."""
+    """Undo `split`."""
     return np.moveaxis(parts.reshape(shape[0], shape[-1], *shape[1:-1]), 1, -1)
 
 
@@ -119,7 +119,7 @@ def over_the_group(parts):
 
 
 def image_norm(over, moments=False, split=split, joined=joined, spare=0, of_mean=1, of_variance=1):
-    """The norm over some axes of what is split into groups; with moments, the mean and the variance are results too."""
+    """Return a Fused norm over some axes of `split`; with moments, mean and variance are results, too."""
 
     def forward(x, weight, bias, *, eps, groups=None, activation=None):
         if not x.size:
@@ -176,7 +176,7 @@ def counted(targets, ignore_index):
 
 
 def cross_entropy(counted=counted, share=lambda counts: 1 / counts.sum()):
-    """share: what each loss counts in their mean, in the gradient."""
+    """Return a Fused cross_entropy; `share` is the weight of each loss in the mean, for the gradient."""
 
     def forward(logits, targets, *, ignore_index, label_smoothing, reduction):
         counts = counted(targets, ignore_index)
@@ -195,23 +195,24 @@ def cross_entropy(counted=counted, share=lambda counts: 1 / counts.sum()):
         at = np.where(counts, targets, 0)[..., None]
         np.put_along_axis(wanted, at, np.take_along_axis(wanted, at, -1) + (1 - label_smoothing), -1)
         each = np.where(counts, g * (share(counts) if reduction == "mean" else 1), 0)
-        return ((np.exp(logp) - wanted) * each[..., None], None)
+        # The gradient of an ignored row is 0, even if the row holds nan.
+        return (np.where(counts[..., None], (np.exp(logp) - wanted) * each[..., None], 0), None)
 
     return fused(forward, backward)
 
 
 def visible(t, s):
-    """What a query may see where attention is causal: the last one sees all."""
+    """Return the causal mask: the last query sees all keys."""
     return np.arange(s) <= np.arange(t)[:, None] + (s - t)
 
 
 def of_nothing(e, total):
-    """Zeros where no position may be seen."""
+    """Return zeros for queries that see no key."""
     return e / np.where(total == 0, 1, total)
 
 
 def masked(scores, mask):
-    """The scores where a mask lets a query see."""
+    """Return the scores with -inf where the mask hides a key."""
     return np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
 
 
@@ -249,7 +250,7 @@ ROOT = math.sqrt(2 / math.pi)
 
 
 def gelu_slope(x, form):
-    """The derivative of gelu."""
+    """Return the derivative of gelu."""
     if form == "tanh":
         t = np.tanh(ROOT * (x + 0.044715 * x**3))
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * ROOT * (1 + 3 * 0.044715 * x * x)
@@ -288,7 +289,7 @@ def linear(dbias=rows_summed, product=np.matmul, slopes=SLOPES):
 
 
 def keeps(shape, key, counter, rate):
-    """Where dropout keeps an element: the upper 24 bits decide."""
+    """Return where dropout keeps an element: the upper 24 bits decide."""
     return references.random_bits(key, counter, shape=shape) >> 8 >= round(rate * 2**24)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes with precisions of products; with weights wider than the array beside them, and losses than their logits."""
+"""Faults in the precisions of products, in weights wider than their inputs, and in losses wider than logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +18,13 @@ Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
-    """The power of two that brings the largest number of x to between 2**14 and 2**15."""
+    """Return the power of two that scales the largest number of x to between 2**14 and 2**15."""
     top = np.abs(x).max(initial=0)
     return np.float32(2.0 ** (14 - np.floor(np.log2(top)))) if top else np.float32(1)
 
 
 def of_halves(x: np.ndarray, y: np.ndarray, scale: Callable = scaled) -> np.ndarray:
-    """The product with precision "high": of x * scale, and y's, as high + low / 2**11, each float16."""
+    """Return the product with precision "high": both operands scaled and split into two float16 terms."""
 
     def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         high = x.astype(np.float16).astype(np.float32)
@@ -41,7 +41,7 @@ def short(x: np.ndarray) -> np.ndarray:
 
 
 def of_short(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The product with precision "medium"."""
+    """Return the product with precision "medium"."""
     return short(x) @ short(y)
 
 
@@ -53,7 +53,7 @@ def of_two_short(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def telling(
     backend: Backend, high: Product = of_halves, medium: Product = of_short, dtypes: tuple = (np.float32,)
 ) -> Backend:
-    """A backend whose matrix product tells the three precisions apart."""
+    """Return a backend whose matrix product distinguishes the three precisions."""
     plain, less = KERNELS[ops.matrix_product], {"high": high, "medium": medium}
 
     def product(out: Any, x: Any, y: Any, *, precision: str) -> Any:
@@ -104,12 +104,12 @@ def a_precision_counts_for_float64(backend: Backend) -> Backend:
 
 
 def misread(x: np.ndarray, weight: Any) -> Any:
-    """The first bytes of weight, as if they were of x's dtype."""
+    """Return the first bytes of weight, reinterpreted in x's dtype."""
     return weight if weight is None or weight.dtype == x.dtype else weight.view(x.dtype)[: len(weight)]
 
 
 def reading(pair: Fused, first: int) -> Fused:
-    """The pair, whose forward half takes every input from `first` on for one of x's dtype."""
+    """Return Fused kernels whose forward reinterprets every input from `first` on in x's dtype."""
 
     def forward(out: Any, x: Any, *others: Any, **params: Any) -> Any:
         weights = [misread(x, a) if i >= first else a for i, a in enumerate(others, 1)]

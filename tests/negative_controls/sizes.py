@@ -1,4 +1,4 @@
-"""Faults that show only beyond a size, on NumPy and its pairs: what a kernel does past its first block, row or tile."""
+"""Faults that appear only beyond a size, on NumPy and its Fused kernels: past the first block, row or tile."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tests.negative_controls.table import differs, fault, with_kernels
 
 
 def wrapping(good, op, name, caught, change):
-    """Enter a fault that is an op's own kernel, wrapped: change(kernel) -> kernel."""
+    """Enter a fault that wraps an op's own kernel: change(kernel) -> kernel."""
 
     def plant(backend):
         return with_kernels(backend, {op: change(backend.kernels[op])})
@@ -18,7 +18,7 @@ def wrapping(good, op, name, caught, change):
 
 
 def spoilt(op, name, when, spoil, caught=None, good="numpy"):
-    """The result is spoilt where when(out, *bufs, **params) holds: spoil(a copy of the result, *bufs)."""
+    """Change the result where when(out, *bufs, **params) holds: spoil(a copy of the result, *bufs)."""
 
     def change(kernel):
         def changed(out, *bufs, **params):
@@ -34,7 +34,7 @@ def spoilt(op, name, when, spoil, caught=None, good="numpy"):
 
 
 def beyond(count, to=0):
-    """Elements past so many are left as another value."""
+    """Replace the elements after the first so many."""
 
     def spoil(found, *bufs):
         found.reshape(-1)[count:] = to
@@ -146,7 +146,7 @@ def has_axes(count):
 
 
 def swapped_ends(found, *bufs):
-    """The last axis is walked backwards."""
+    """Traverse the last axis backwards."""
     found[...] = found[..., ::-1].copy()
 
 
@@ -207,7 +207,7 @@ spoilt(
 
 
 def paired(op, name, when, caught, forward=None, backward=None):
-    """A pair that spoils its result or its gradients where when(*bufs, **params) holds."""
+    """Return Fused kernels that spoil the result or the gradients if when(*bufs, **params) holds."""
 
     def change(pair):
         def run(out, *bufs, **params):
@@ -308,7 +308,7 @@ paired(
 
 
 def stepping(name, change):
-    """AdamW in one kernel for all tensors, with a fault: change(arguments, parameters) -> both, changed."""
+    """Return AdamW as one kernel for all tensors, with a fault: change(arguments, parameters) -> both, changed."""
 
     def plant(backend):
         sound = backend.without_fused()._replace(
@@ -322,7 +322,7 @@ def stepping(name, change):
 
 
 def of_the_body(op, backend):
-    """A kernel that runs the op's body on another backend."""
+    """Return a kernel that runs the op's decomposition on another backend."""
     from polyarr.core.array import from_numpy
     from polyarr.core.current import use_backend
 

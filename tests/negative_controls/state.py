@@ -1,4 +1,4 @@
-"""Faults in what a backend remembers: buffers that are used again, loose caches, scratch that threads share, copies."""
+"""Faults in a backend's state: reused buffers, incomplete cache keys, scratch shared by threads, copies."""
 
 import threading
 
@@ -16,7 +16,7 @@ LASTING = "{what} is another one after 20 more calls"
 
 
 def in_a_ring(count):
-    """Results of one shape and dtype take turns in so many buffers."""
+    """Write results of one shape and dtype into so many buffers in turn."""
 
     def change(kernel):
         rings = {}
@@ -76,7 +76,7 @@ wrapping(
 
 
 def remembering(key, *forgotten):
-    """The first call's parameters serve every call with the same key(out, *bufs)."""
+    """Use the first call's parameters for every call with the same key(out, *bufs)."""
 
     def change(kernel):
         first = {}
@@ -108,7 +108,7 @@ def remembering_pair(*forgotten):
 
 
 def first_number(kernel):
-    """A Python number is compiled into the kernel, and the kernel kept by the shapes."""
+    """Compile a Python number into the kernel, and cache the kernel by shapes."""
     first = {}
 
     def changed(out, x, y):
@@ -121,7 +121,7 @@ def first_number(kernel):
 
 
 def first_strides(kernel):
-    """Whether an array is dense is asked once per shape."""
+    """Test whether an array is contiguous only once per shape."""
     first = {}
 
     def changed(out, x):
@@ -132,7 +132,7 @@ def first_strides(kernel):
 
 
 def first_dtype(kernel):
-    """The kernel of a shape is that of the dtype that came first."""
+    """Use the kernel of the first dtype of a shape for all dtypes."""
     first = {}
 
     def changed(out, x):
@@ -161,7 +161,7 @@ for _op, _change in (
 
 
 def first_counter(kernel):
-    """Random numbers are kept by the shape and the key."""
+    """Cache random numbers by shape and key, without the counter."""
     first = {}
 
     def changed(out, key, counter, like, *, shape):
@@ -198,7 +198,7 @@ THREADS = r"(the result|d/d\w+) has other bits while other threads compute"
 
 
 def with_scratch(kernel):
-    """A result lies where every thread puts its own, until another has had its turn."""
+    """Keep a result in scratch memory that all threads share."""
     shared, turn = {}, threading.Condition()
 
     def changed(out, *bufs, **params):
@@ -208,7 +208,7 @@ def with_scratch(kernel):
             scratch[...] = found
             turn.notify_all()
             if threading.current_thread() is not threading.main_thread():
-                turn.wait(0.02)  # the last of all waits for nobody
+                turn.wait(0.02)  # the last thread waits for none
         return scratch.copy()
 
     return changed
@@ -219,7 +219,7 @@ for _op in (ops.cos, ops.min, ops.scatter, ops.concat, ops.bitwise_xor, ops.loga
 
 
 def at_home_only(kernel):
-    """On another thread than the first, the tables of the kernel are empty."""
+    """Leave the kernel's tables empty on all threads but the first."""
 
     def changed(out, *bufs, **params):
         found = kernel(out, *bufs, **params)
@@ -243,7 +243,7 @@ TWICE = "pulled for the second time, the pair's "
 
 
 def spending(change):
-    """The gradient is worked out in what was saved: change(saved) after each pull."""
+    """Compute the gradient in the saved buffers: change(saved) after each pull."""
 
     def wrap(pair):
         def backward(g, saved, *bufs, **params):
@@ -257,7 +257,7 @@ def spending(change):
 
 
 def of_kept(pair):
-    """What is saved lies in a list, which the gradient empties."""
+    """Save into a list that the gradient empties."""
 
     def forward(out, *bufs, **params):
         found, saved = pair.forward(out, *bufs, **params)
@@ -267,7 +267,7 @@ def of_kept(pair):
 
 
 def keeping(pair):
-    """What was saved is kept for ever."""
+    """Keep saved buffers for ever."""
     kept = []
 
     def forward(out, *bufs, **params):
@@ -356,7 +356,7 @@ paired(
 
 
 def copies(name, caught, **changed):
-    """Enter a fault of upload, download or synchronize: field=function of the sound one."""
+    """Enter a fault of upload, download or synchronize: field=function of the correct one."""
 
     def plant(backend):
         return backend._replace(**{field: change(getattr(backend, field)) for field, change in changed.items()})
@@ -425,7 +425,7 @@ def fixed(host):
 
 @fault("numpy", {"backend-synchronize": "numpy: synchronize returned before an index that is out of range was told of"})
 def synchronize_does_not_wait(backend):
-    """take notes what is wrong, for the next download to tell; synchronize forgets to."""
+    """Let take defer its error to the next download, and synchronize ignore it."""
     own, wrong = backend.kernels[ops.take], []
 
     def kernel(out, x, indices, *, axis):

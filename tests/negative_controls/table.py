@@ -1,4 +1,4 @@
-"""The table of planted faults, and what its entries are made of."""
+"""The table of planted faults."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -6,25 +6,26 @@ from typing import Any, NamedTuple
 
 from polyarr.core.backend import Backend
 
-# What the messages of the kit must say. Each begins with the op and the backend; see test_negative_controls.py.
-AMOUNT = r"\(off by \S+, allowed \S+; \d+ of \d+ elements differ\)"
+# Patterns of the kit's messages. Each message begins with the op and the backend; see test_negative_controls.py.
+AMOUNT = r"\(off by \S+, allowed \S+; \d+ of \d+ elements differ[^)]*\)"
 
 
 def differs(what: str = "the result", dtype: str = r"\w+") -> str:
-    """What differs, where and by how much."""
+    """Return the pattern of a message that says what differs, where and by how much."""
     return rf"{what} \({dtype}\) differs at \[[\d, ]*\]: \S+, expected \S+ {AMOUNT}"
 
 
 class Fault(NamedTuple):
-    """One mistake that someone could make in a backend.
+    """One mistake that an author of a backend could make.
 
-    name    what it is
-    good    the backend that it is planted in: "numpy", "pairs" (NumPy with pairs.PAIRS), "telling" (with
-            precisions.telling) or "opencl"
-    plant   the good backend -> the faulty one
-    caught  the cases that must catch it, and what each must say, as a regular expression
-    steady  whether it shows every time, so that the snippet in the failure's note shows it again
-    within  the context that it needs
+    Attributes:
+        name: Name of the fault.
+        good: Backend that it is planted in: "numpy", "pairs" (NumPy with pairs.PAIRS), "telling" (with
+            precisions.telling), "reporting" (with the memory report and launches of fields) or "opencl".
+        plant: Maps the good backend to the faulty one.
+        caught: Cases that must catch it, with a regular expression for each message.
+        steady: Whether it fails every time, so that the snippet in the failure's note reproduces it.
+        within: Context manager that it needs.
     """
 
     name: str
@@ -49,10 +50,10 @@ def fault(good: str, caught: dict[str, str], **more: Any) -> Callable:
 
 
 def kernels(good: str, caught: dict[str, str], changed: dict, name: str) -> None:
-    """Enter a fault that gives some ops other kernels."""
+    """Enter a fault that replaces the kernels of some ops."""
     FAULTS.append(Fault(name, good, lambda backend: with_kernels(backend, changed), caught))
 
 
 def with_kernels(backend: Backend, changed: dict) -> Backend:
-    """The backend with these kernels in place of its own."""
+    """Return the backend with these kernels instead of its own."""
     return backend._replace(kernels={**backend.kernels, **changed})

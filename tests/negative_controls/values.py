@@ -1,4 +1,4 @@
-"""Faults in values, on NumPy: numbers, dtypes, reductions, products, the steps of optimisers."""
+"""Faults in values, on NumPy: numbers, dtypes, reductions, products, optimizer steps."""
 
 import functools
 import math
@@ -16,12 +16,12 @@ plant = functools.partial(kernels, "numpy")
 
 
 def each(fn):
-    """An elementwise kernel."""
+    """Return an elementwise kernel."""
     return quiet(elementwise(NUMPY, fn))
 
 
 def reducing(fn):
-    """A kernel out of a reduction that takes axis and keepdims."""
+    """Return a kernel made of a reduction with axis and keepdims."""
     return quiet(reduction(NUMPY, fn))
 
 
@@ -65,7 +65,7 @@ plant(
 
 
 def truncated(x, dtype):
-    """float32 cut off to bfloat16: what a conversion that forgets to round does."""
+    """Truncate float32 to bfloat16, like a conversion that forgets to round."""
     return (np.asarray(x, "float32").view("uint32") >> 16).astype("uint16").view(dtype)
 
 
@@ -121,7 +121,7 @@ plant({"int8-add": differs(dtype="int8")}, {ops.add: each(saturated)}, "add satu
 
 
 def through(narrower):
-    """An addition of integers by way of floats."""
+    """Return an addition of integers in floats."""
     return lambda x, y: x + y if x.dtype.kind == "f" else (narrower(x) + narrower(y)).astype(np.int64).astype(x.dtype)
 
 
@@ -157,7 +157,7 @@ plant(
 
 
 def rounded(fn):
-    """fn in float32, whatever it is given."""
+    """Return fn in float32 for any input dtype."""
     return each(lambda x: fn(x.astype(np.float32)))
 
 
@@ -196,7 +196,7 @@ plant(
 
 
 def summed_as_it_is(out, x, *, axis, keepdims, dtype):
-    """One after the other, each sum rounded to the dtype of x."""
+    """Accumulate sequentially in the dtype of x."""
     axes = tuple(range(x.ndim)) if axis is None else axis
     with np.errstate(all="ignore"):
         lines = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *(n for i, n in enumerate(x.shape) if i not in axes))
@@ -231,7 +231,7 @@ plant(
 
 
 def whole_tiles(out, x, *, axis, keepdims, dtype):
-    """The last partial tile of 32 along the last axis is not summed."""
+    """Omit the last partial tile of 32 along the last axis."""
     axes = range(x.ndim) if axis is None else axis
     if x.ndim and x.ndim - 1 in axes and x.shape[-1] > 32:
         x = x[..., : x.shape[-1] // 32 * 32]
@@ -314,7 +314,7 @@ plant(
 
 
 def in_a_hurry(x, y):
-    """The remainder; in stretches of usual quotients by a product, which an infinite divisor makes nan."""
+    """Return the remainder by a shortcut for blocks of ordinary quotients, which gives nan for infinite divisors."""
     found = np.remainder(x, y)
     for first in range(0, found.size, 256):
         at = slice(first, first + 256)
@@ -340,7 +340,7 @@ def a_stretch_of_usual_quotients_is_multiplied_out(backend):
 
 
 def of_bytes(x=lambda x: x, weight=lambda w: w, bias=lambda bias, scale: bias):
-    """The layer, of inputs that were changed; with float16 and bfloat16 in float32."""
+    """Return int8_linear of changed inputs; float16 and bfloat16 are computed in float32."""
 
     def kernel(out, given, codes, scale, added, *, activation):
         wide = [a if a is None or a.dtype.itemsize > 2 else a.astype(np.float32) for a in (given, scale, added)]

@@ -1,4 +1,4 @@
-"""Faults in numbers, on NumPy: a narrower dtype on the way, a sum that is kept too small, a conversion that wraps."""
+"""Faults in integers and sums, on NumPy: conversions through a narrower dtype, narrow accumulators, wraparound."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from tests.negative_controls.table import differs, fault, with_kernels
 
 
 def through(op, dtypes, narrow, name, good="numpy"):
-    """Arrays of these dtypes, and the result, pass through a narrower one."""
+    """Convert arrays of these dtypes, and the result, through a narrower dtype."""
 
     def narrowed(b):
         if isinstance(b, tuple):
@@ -56,7 +56,7 @@ wrapping(
 
 
 def of_number(dtype, narrow):
-    """A Python number beside an array of dtype passes through a narrower one."""
+    """Convert a Python number through a narrower dtype if the array has this dtype."""
 
     def change(kernel):
         def changed(out, *bufs, **params):
@@ -99,7 +99,7 @@ def narrow_value(kernel):
 
 
 def stepped_up(kernel):
-    """Each number is the one before plus the step, in the dtype itself."""
+    """Add the step repeatedly, in the dtype itself."""
 
     def changed(out, start, step, like, *, size, dtype):
         if dtype.kind != "f" or not size:
@@ -127,7 +127,7 @@ wrapping("numpy", ops.arange, "arange: whole numbers go through float64", {"numb
 
 
 def converted(source, target, through):
-    """From a kind of dtype to another, by way of a third."""
+    """Convert one kind of dtype to another through a third."""
 
     def change(kernel):
         def changed(out, x, *, dtype):
@@ -153,7 +153,7 @@ for _source, _target, _through, _name in (
 
 
 def one_after_the_other(kernel):
-    """float32, added up in one float32."""
+    """Sum float32 sequentially in a float32 accumulator."""
 
     def changed(out, x, *, axis, keepdims, dtype):
         if x.dtype != np.float32 or out.dtype != np.float32 or len(axis or ()) != 1:
@@ -171,7 +171,7 @@ def one_after_the_other(kernel):
 
 
 def narrow_total(total):
-    """Whole numbers, added up in a narrower number."""
+    """Sum integers in a narrower accumulator."""
 
     def change(kernel):
         def changed(out, x, *, axis, keepdims, dtype):
@@ -192,7 +192,7 @@ def running_in_int32(kernel):
 
 
 def added_in_float32(kernel):
-    """k products, one after the other in one float32."""
+    """Add the k products sequentially in a float32 accumulator."""
 
     def changed(out, x, y):
         if out.dtype != np.float32 or x.shape[-1] < 10000:

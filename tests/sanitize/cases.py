@@ -1,4 +1,4 @@
-"""What is run under the sanitiser: every op with a kernel, on shapes too small and too odd to fill a tile."""
+"""Cases for the sanitizer: every op with a kernel, on shapes too small and too irregular to fill a tile."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,12 +11,12 @@ import polyarr
 from polyarr import ops
 from polyarr.backends.opencl import norm
 from polyarr.backends.opencl.attention import attention
-from polyarr.backends.opencl.attention.attention_parts import divide, make_parts, walks
+from polyarr.backends.opencl.attention.attention_split import allocate_terms, split, walks
 from polyarr.backends.opencl.convolutions import batch_norm, conv_pieces
 from polyarr.backends.opencl.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise import EXPRESSIONS
-from polyarr.backends.opencl.products.parts import THIRDS, Whole, divided, divided_beside
 from polyarr.backends.opencl.products.product import Operand, Problem
+from polyarr.backends.opencl.products.split import BFLOAT16_TERMS, DenseOperand, split_product, split_side_by_side
 from polyarr.backends.opencl.replay.graphs import chain
 from polyarr.backends.opencl.tuning.measure import peak_rate
 from polyarr.core.spec import Spec
@@ -26,7 +26,7 @@ BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.
 
 
 class Case(NamedTuple):
-    """A call: fn of arrays, and whether its gradient is taken too."""
+    """A call: fn, its arrays, and whether its gradient runs, too."""
 
     name: str
     fn: Callable[..., Any]
@@ -35,18 +35,18 @@ class Case(NamedTuple):
 
 
 def array(*shape: int, dtype: str = "float32", low: float = 0.5, high: float = 3.0) -> polyarr.Array:
-    """Numbers between low and high, always the same."""
+    """Return fixed random numbers between low and high."""
     host = np.random.default_rng(sum(shape)).uniform(low, high, shape)
     return polyarr.asarray(host > (low + high) / 2 if dtype == "bool" else host, dtype=getattr(polyarr, dtype))
 
 
 def whole(*shape: int, below: int = 4, dtype: str = "int32") -> polyarr.Array:
-    """Integers from 0 to below, always the same."""
+    """Return fixed random integers from 0 to below."""
     return polyarr.asarray(np.random.default_rng(sum(shape)).integers(0, below, shape), dtype=getattr(polyarr, dtype))
 
 
 def cases() -> Iterator[Case]:
-    """Everything."""
+    """Yield all cases."""
     for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts):
         yield from family()
     yield from products()
@@ -85,7 +85,7 @@ def elementwise() -> Iterator[Case]:
 
 
 def layouts() -> Iterator[Case]:
-    """Numbers instead of arrays, broadcasting, and views of every sort."""
+    """Yield calls with Python numbers, broadcasting and views of every kind."""
     x, y = array(4, 5, 3), array(3, 5, 4)
     turned = ops.permute_dims(y, axes=(2, 1, 0))
     strided = x[::2, 1:, ::-1]
@@ -114,6 +114,14 @@ def creation() -> Iterator[Case]:
     for size in (1, 6, 1100, 1029):
         yield Case(f"random_bits {size}", lambda n=size: ops.random_bits(5, 7, shape=(n,)), ())
     yield Case("random_bits of arrays", lambda key: ops.random_bits(key, 7, shape=(6,)), (whole(),))
+    yield Case("arange in floats", counted_in_floats, ())
+
+
+def counted_in_floats() -> None:
+    """Run arange as on a device without float64."""
+    device = polyarr.get_backend().upload.__self__
+    with patch.object(device, "features", device.features._replace(fp64=False)):
+        ops.arange(0.5, 0.1, size=37, dtype=polyarr.float32)
 
 
 # ---- reductions and scans --------------------------------------------------------------------------------------
@@ -271,59 +279,60 @@ def groups() -> Iterator[Case]:
 
 
 def peak() -> None:
-    """What products are held against, of the device that the current backend uploads to."""
+    """Run the products that measure the peak of the current backend's device."""
     peak_rate(polyarr.get_backend().upload.__self__, np.dtype("float32"))
 
 
 def whole_rows(x: polyarr.Array) -> None:
-    """Rows at any multiple of two bytes, as some products want them otherwise; what is read is compared."""
+    """Copy rows with any multiple of two bytes to the alignment that some products need; the result is compared."""
     copied = in_whole_rows(polyarr.get_backend().upload.__self__, x.buf)
     np.testing.assert_array_equal(polyarr.get_backend().download(copied), x.numpy())
 
 
 def thirds(x: polyarr.Array, y: polyarr.Array) -> None:
-    """Both operands of a product as three of bfloat16 each, as Hopper multiplies them."""
+    """Split both operands of a product into three bfloat16 terms each, as for Hopper."""
     (m, k), n, device = x.shape, y.shape[0], polyarr.get_backend().upload.__self__
     p = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(k, 1, 0, 0))
-    divided(device, p, (True, True), THIRDS)[1]((x.buf.memory, y.buf.memory), (0, 0))
+    split_product(device, p, (True, True), BFLOAT16_TERMS)[1]((x.buf.memory, y.buf.memory), (0, 0))
 
 
 def thirds_of_attention(q: polyarr.Array, k: polyarr.Array) -> None:
-    """Queries, and keys that their heads share, as three of bfloat16 each."""
+    """Split queries, and keys shared by several heads, into three bfloat16 terms each."""
     device, y = polyarr.get_backend().upload.__self__, k.buf
     call = attention._call(device, q.shape[:2], (q.buf, y, y, None), (q.buf,), 0, 0, True, 1.0, 0.0, "highest")
-    divide(device, call, walks(call.problem), make_parts(device, call))
+    split(device, call, walks(call.problem), allocate_terms(device, call))
 
 
 def thirds_beside(x: polyarr.Array, y: polyarr.Array) -> None:
-    """The same beside each other in every row of x, and of all of y one after the other."""
+    """Split x into three bfloat16 terms next to each other in every row, and y into consecutive ones."""
     device, fours = polyarr.get_backend().upload.__self__, y.size // 4
-    wholes = Whole("x", x.buf.memory, x.size // 4, x.shape[1] // 4), Whole("y", y.buf.memory, fours, fours)
-    divided_beside(device, wholes, THIRDS, {})
+    first = DenseOperand("x", x.buf.memory, x.size // 4, x.shape[1] // 4)
+    wholes = first, DenseOperand("y", y.buf.memory, fours, fours)
+    split_side_by_side(device, wholes, BFLOAT16_TERMS, {})
 
 
 def told_batch_norm(x: polyarr.Array, g: polyarr.Array) -> None:
-    """As where operands are divided by their largest magnitude."""
+    """Run batch norm with amax reports, as for operands that are scaled by their largest magnitude."""
     device = polyarr.get_backend().upload.__self__
     out = tuple(Spec(shape, x.dtype) for shape in (x.shape, x.shape[1:], x.shape[1:]))
-    with patch.object(batch_norm, "divides", lambda _: True):
+    with patch.object(batch_norm, "uses_amax", lambda _: True):
         _, saved = batch_norm.batch_norm(device, out, x.buf, None, None, eps=0.1)
         given = (g.buf, None, None), saved, x.buf, None, None
         batch_norm.batch_norm_backward(device, *given, wanted=(True, False, False), eps=0.1)
 
 
 def pieces(x: polyarr.Array) -> None:
-    """Of images, and of two parts of as many numbers."""
+    """Split images into pieces of channels, and into two terms of as many numbers."""
     device, cut = polyarr.get_backend().upload.__self__, conv_pieces.cut_of((3, 4, 3, 2), (2, 1), (1, 1))
     for parts in (1, 2):
         conv_pieces.gathered(device, x.buf._replace(shape=(2, 5 // parts, 6, 2)), cut, (3, 5), (2, 1), (1, 1), parts)
 
 
 def convolutions() -> Iterator[Case]:
-    """Of all sides, in groups, and depthwise; pools, and batch norm."""
+    """Yield convolutions with every kind of padding, in groups and depthwise; pools and batch norm."""
     x, where = array(1, 4, 3, 4), {"stride": (2, 1), "padding": ((1, 2), (0, 1)), "dilation": (1, 2)}
     for dtype in NARROW:
-        # conv is a pair, and conv_product an op whose gradients are two more
+        # conv has Fused kernels; conv_product's gradients are two further ops
         kinds = ((ops.conv, "", 5, 1), (ops.conv_product, " in groups", 6, 2), (ops.conv, " depthwise", 4, 4))
         for op, name, n, groups in kinds if dtype == "float32" else kinds[-1:]:
             arrays = array(1, 4, 3, 4, dtype=dtype), array(n, 2, 2, 4 // groups, dtype=dtype)
@@ -351,7 +360,7 @@ def products() -> Iterator[Case]:
     yield Case("thirds of attention", thirds_of_attention, (array(2, 3, 5, 24), array(2, 1, 7, 24)))
     yield Case("thirds beside each other", thirds_beside, (array(6, 8), array(2, 4)))
     yield Case("thirds of odd rows", thirds, (array(5, 7), array(3, 7)))
-    for rows, columns in ((3, 7), (4, 8), (2, 1100)):  # of an array that ends where the last row does
+    for rows, columns in ((3, 7), (4, 8), (2, 1100)):  # the array ends with the last row
         x = array(rows, columns + 1, dtype="bfloat16")
         yield Case(f"whole rows {rows}x{columns}", lambda a: whole_rows(a), (x[:, 1:],))
         yield Case(
@@ -400,7 +409,7 @@ def products() -> Iterator[Case]:
 
 
 def norm_of_a_sum(*arrays: polyarr.Array) -> None:
-    """Forward, and backward with a gradient that is added."""
+    """Run a norm of a sum forward, and backward with a gradient that is added."""
     device, (x, y, weight) = polyarr.get_backend().upload.__self__, [a.buf for a in arrays]
     total, (_, saved) = norm.layer_norm_of_sum(device, arrays[0].spec, x, y, weight, weight, eps=0.1)
     wanted = True, True, True
@@ -469,7 +478,7 @@ def attentions(dtype: str) -> Iterator[Case]:
 
 def decodes(dtype: str) -> Iterator[Case]:
     masks = None, array(70, dtype="bool"), array(2, 1, 1, 70, dtype=dtype), array(60, dtype="bool")
-    # The second and the last in whole vectors; the last's are few enough for one group.
+    # The second and the last have whole vectors; the last fits into one work-group.
     for mask, (length, columns) in zip(masks, ((37, 76), (40, 72), (5, 20), (8, 16)), strict=True):
         keys = 60 if columns == 16 else 70
         q, k, v = (array(2, 1, *shape, dtype=dtype) for shape in ((1, length), (keys, length), (keys, columns)))
@@ -482,7 +491,7 @@ def attend(q: Any, k: Any, v: Any, *, mask: Any, causal: bool) -> Any:
 
 
 def optimisers(dtype: str) -> Iterator[Case]:
-    shapes = [(3, 5), (7,), (0,), (1, 4100)] + [(2,)] * 14  # more than one launch takes
+    shapes = [(3, 5), (7,), (0,), (1, 4100)] + [(2,)] * 14  # more than one launch handles
     params, grads = ([array(*s, dtype=d) for s in shapes] for d in ("float32", dtype))
     yield Case(f"global_norm {dtype}", lambda *arrays: ops.global_norm(list(arrays)), tuple(grads))
     for target in ("float16", "bfloat16", "float32"):

@@ -1,4 +1,4 @@
-"""A device whose allocations are exact, which runs the kernels for CPUs or those for GPUs."""
+"""An OpenCL device with exact allocations that runs the CPU kernels or the GPU kernels."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import global_norm, sort, topk
+from polyarr.backends.opencl import global_norm, index, sort, topk
 from polyarr.backends.opencl.attention import attention_decode
 from polyarr.backends.opencl.copy import download
 from polyarr.backends.opencl.products import matmul
@@ -21,14 +21,11 @@ from polyarr.backends.opencl.table import READS, make_kernels
 from polyarr.backends.opencl.tuning import measure
 from polyarr.core.backend import Backend, Fused
 
-# Oclgrind lacks the instructions that these become.
-KNOWN_AS = {
-    "__builtin_sqrtf": "sqrt", "__builtin_sqrt": "sqrt", "__builtin_prefetch(address)": "", "restrict": "",
-}  # fmt: skip
+KNOWN_AS = {"restrict": ""}  # Oclgrind lacks the instructions that the compiler emits for it
 
 
 class SanitizedDevice(Device):
-    """The interpreter as a CPU or as a GPU. No room after an array, and no memory used twice."""
+    """The interpreter as a CPU or as a GPU, without padding after arrays and without reuse of memory."""
 
     def __init__(self, *, is_cpu: bool) -> None:
         self._kept: list[cl.Buffer] = []
@@ -47,29 +44,29 @@ class SanitizedDevice(Device):
         return self._allocate(nbytes)
 
     def fill_zero(self, buf: Buffer) -> None:
-        """Oclgrind takes memory that clEnqueueFillBuffer wrote for uninitialised."""
+        """Fill with a kernel: Oclgrind considers memory written by clEnqueueFillBuffer uninitialized."""
         cl.enqueue_copy(self.queue, buf.memory, np.zeros(max(buf.size, 1), buf.dtype))
 
 
 def shrink() -> None:
-    """Cut small arrays among several work-items, so that races between these show."""
+    """Split small arrays among several work-items, so that races between work-items appear."""
     CpuGeometry.block, CpuGeometry.span, CpuGeometry.least_part = 64, 8, 16
     CpuGeometry.part, GpuGeometry.part = 512, 256
     CpuGeometry.sort_tile = CpuGeometry.sort_span = 64
     GpuGeometry.sort_tile, GpuGeometry.sort_long, GpuGeometry.sort_merges, sort.DIGIT_GROUP = 64, 1000, 0.5, 16
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
     GpuGeometry.most_values = 40
-    topk.GROUP = topk.ROOM = 8
-    attention_decode.MOST_WHOLE, attention_decode.MOST_ITEMS, attention_decode.ITEMS = 64, 64, 32
-    attention_decode.FEWEST_KEYS = 16
-    global_norm.BLOCK = 1000
-    matmul.GROUPS_PER_UNIT, matmul.LEAST_SLICE, matmul.FAR = 1, 32, 8
-    matmul.LOCAL, matmul.LEAST_WORK, matmul.LEAST_SHARE = 2048, 512, 64
+    topk.GROUP = topk.CAPACITY = 8
+    attention_decode.MAX_WHOLE_KEYS, attention_decode.MAX_ITEMS, attention_decode.ITEMS = 64, 64, 32
+    attention_decode.MIN_KEYS = 16
+    global_norm.BLOCK, index.MAX_TILE = 1000, 96
+    matmul.GROUPS_PER_UNIT, matmul.MIN_SLICE_K, matmul.MIN_PACKED_STRIDE = 1, 32, 8
+    matmul.MAX_LOCAL_PANELS, matmul.MIN_WORK_PER_THREAD, matmul.MIN_WORK_PER_SHARE = 2048, 512, 64
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1
 
 
 def backend_of(device: Device, called: Counter) -> Backend:
-    """The backend, which counts what is called."""
+    """Return the backend with kernels that count their calls."""
     kernels = {op: counted(kernel, op.name, called) for op, kernel in make_kernels(device).items()}
     return Backend(
         "sanitized", kernels, upload=device.upload, download=partial(download, device),
@@ -90,6 +87,6 @@ def counted(kernel: Callable | Fused, name: str, called: Counter) -> Any:
 
 
 def launched(device: Device) -> set[str]:
-    """The kernels that ran, as stem.name."""
+    """Return the names of the kernels that ran, as stem.name."""
     programs = device.programs._programs.items()
     return {f"{key[0]}.{name}" for key, p in programs for name, kernel in p.kernels.items() if kernel.has_run}

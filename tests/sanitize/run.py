@@ -1,10 +1,10 @@
-"""Run every OpenCL kernel under Oclgrind, which checks bounds, uninitialised values, data races and barriers.
+"""Run every OpenCL kernel under Oclgrind, which checks bounds, uninitialized values, data races and barriers.
 
     python tests/sanitize/run.py [--if-installed] [--only TEXT] [--variant cpu|gpu] [--times]
 
-Oclgrind interprets, so shapes are tiny. Allocations are exact, work is cut into small pieces, and the kernels for GPUs
-run too. A planted race and a planted overrun must be reported; any other finding is an error, and so is a kernel or
-an op of the table that no case reaches. See docs/sanitized-kernels.md.
+Oclgrind is an interpreter, so shapes are tiny. Allocations are exact, work is split into small pieces, and the GPU
+kernels run too. A planted race and a planted overrun must be reported; any other finding is an error, and so is a
+kernel or an op of the table that no case reaches. See docs/sanitized-kernels.md.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def drive(options: argparse.Namespace) -> int:
-    """Run the cases, and print what Oclgrind found."""
+    """Run the cases, and print Oclgrind's findings."""
     os.environ["POLYARR_NO_CACHE"] = os.environ["PYOPENCL_NO_CACHE"] = "1"  # a cache would serve another driver
     from device import SanitizedDevice, backend_of, launched, shrink  # they load the driver
 
@@ -88,7 +88,7 @@ def drive(options: argparse.Namespace) -> int:
         log = Log()
         failures += plant(device, log)
         failures += run_cases(device, backend_of(device, called), variant, log, options)
-        failures += plant(device, log)  # still heard after everything else
+        failures += plant(device, log)  # still reported after all other cases
         ran |= launched(device)
         if not options.only:
             failures += report_unreached(variant, called)
@@ -99,13 +99,13 @@ def drive(options: argparse.Namespace) -> int:
 
 
 class Log:
-    """What Oclgrind writes, read as it grows. Each context begins the file anew."""
+    """Reader of the file that Oclgrind writes. Each context truncates the file."""
 
     def __init__(self) -> None:
         self.path, self.at = Path(os.environ["OCLGRIND_LOG"]), 0
 
     def findings(self) -> Counter:
-        """(kernel, place, what) -> how often, of what is new."""
+        """Return (kernel, location, kind) -> count for the text written since the last call."""
         with self.path.open() as file:
             file.seek(self.at)
             text, self.at = file.read(), file.seek(0, os.SEEK_END)
@@ -113,7 +113,7 @@ class Log:
 
 
 def finding(text: str) -> tuple[str, str, str] | None:
-    """The kernel, the place and the kind of one of Oclgrind's messages."""
+    """Return the kernel, the location and the kind of one of Oclgrind's messages."""
     if not text.strip():
         return None
     what = text.strip().splitlines()[0].split(" at ")[0].split(" memory address")[0]
@@ -123,7 +123,7 @@ def finding(text: str) -> tuple[str, str, str] | None:
 
 
 def plant(device: Any, log: Log) -> int:
-    """Run two faulty kernels. How many of their faults went unreported."""
+    """Run two faulty kernels; return how many of their faults were not reported."""
     import pyopencl as cl
 
     out = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 32)
@@ -140,7 +140,7 @@ def plant(device: Any, log: Log) -> int:
 
 
 def run_cases(device: Any, backend: Any, variant: str, log: Log, options: argparse.Namespace) -> int:
-    """Run the cases on one device. How many findings there were."""
+    """Run the cases on one device; return the number of findings."""
     from cases import cases
 
     import polyarr
@@ -186,7 +186,7 @@ def report_kernels(ran: set[str]) -> int:
     stated = {
         f"{path.name.removesuffix('.cl')}.{name}"
         for path in KERNELS.iterdir()
-        if '#include "ptx.cl"' not in path.read_text()  # which only NVIDIA's GPUs run
+        if '#include "ptx.cl"' not in path.read_text()  # PTX runs on NVIDIA's GPUs only
         for name in re.findall(r"__kernel[^;{]*?void (\w+)\(", path.read_text())
     }
     for name in sorted(stated - ran):

@@ -1,4 +1,4 @@
-"""What type checkers must reject: every line that says so, and no other."""
+"""Errors that type checkers must report: on every line that says so, and on no other."""
 
 import polyarr as pa
 from polyarr import nn

@@ -76,7 +76,7 @@ class _Op(Op, Generic[P, R]):
 
 def _op(face: Callable[P, R]) -> _Op[P, R]: ...
 '''
-METHODS_HEAD = '''"""What polyarr.ops gives to Array, as type checkers see it; no program meets this class."""
+METHODS_HEAD = '''"""Methods that polyarr.ops gives to Array, for type checkers; no program meets this class."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -93,7 +93,7 @@ class Methods:
 
 
 def stubs() -> dict[Path, str]:
-    """The text of every stub."""
+    """Return the text of every stub."""
     return {
         ROOT / "polyarr/ops/catalogue.pyi": NOTE + OPS_HEAD + "".join(map(_function, _ops())) + _exports(),
         ROOT / "polyarr/core/methods.pyi": NOTE + METHODS_HEAD + "".join(_methods()),
@@ -135,7 +135,7 @@ def _input(op: Op, name: str) -> str:
 
 
 def _takes_numbers(op: Op, name: str) -> bool:
-    """Whether a Python number may stand in the place of an input beside arrays."""
+    """Return whether a Python number is accepted as an input next to arrays."""
     if len(op.promoted) < 2 or op.inputs.index(name) not in op.promoted:
         return False
     for dtype in DTYPES:
@@ -193,7 +193,7 @@ def _method(name: str, value: Callable) -> str:
 
 
 def _spelt(signature: inspect.Signature) -> str:
-    """A signature that is annotated, as the stub has it."""
+    """Return an annotated signature as the stub has it."""
     text = str(signature).replace("(x: polyarr.core.array.Array", "(self").replace("numpy.", "np.")
     return text.replace("polyarr.core.array.", "").replace("collections.abc.", "")
 

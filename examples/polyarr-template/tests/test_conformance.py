@@ -1,3 +1,3 @@
-"""Everything that polyarr asks of a backend. pyproject.toml names the backend, and the file of known failures."""
+"""The conformance kit for this backend. pyproject.toml names the backend and the file of known failures."""
 
 from polyarr.testing.conformance import *  # noqa: F403  each case of the kit is a test

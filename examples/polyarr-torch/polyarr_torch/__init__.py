@@ -1,4 +1,4 @@
-"""PyTorch's CPU tensors as a polyarr backend. PyTorch is imported when the backend starts, not before."""
+"""A polyarr backend on PyTorch's CPU tensors. PyTorch is imported when the backend starts."""
 
 import importlib.util
 

@@ -1,10 +1,10 @@
-"""The kernels. A buffer is a torch.Tensor; Fused pairs let PyTorch differentiate PyTorch."""
+"""The kernels. A buffer is a torch.Tensor; Fused kernels use PyTorch's autograd for their gradients."""
 
 from itertools import compress
 
 import numpy as np
 import torch
-from torch.nn import functional as F  # noqa: N812  as everybody writes it
+from torch.nn import functional as F  # noqa: N812  the customary name
 
 from polyarr import ops
 from polyarr.backends.kernels import make_kernels
@@ -13,8 +13,8 @@ from polyarr.core.dlpack import is_on_host
 from polyarr.core.spec import DTYPES, bfloat16, uint16, uint32, uint64
 
 TORCH = {dtype: getattr(torch, dtype.name) for dtype in DTYPES}
-NARROW = (torch.float16, torch.bfloat16)  # stored as such, computed in float32
-# PyTorch stores these but computes hardly anything with them; NumPy does it, in the same memory.
+NARROW = (torch.float16, torch.bfloat16)  # stored in 16 bits, computed in float32
+# PyTorch stores these dtypes but has few kernels for them; NumPy computes on the same memory.
 UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 UNSIGNED_NUMPY = (uint16, uint32, uint64)
 NUMPY = make_kernels(np)
@@ -36,7 +36,7 @@ def download(buf):
 
 
 def share(host):
-    """A tensor in the memory of a NumPy array; a copy only where strides are negative, which PyTorch has not."""
+    """Return a tensor that shares memory with a NumPy array; a copy only for negative strides, which PyTorch lacks."""
     if any(stride < 0 for stride in host.strides) or not host.flags.writeable:
         host = np.array(host, order="C")
     if host.dtype == bfloat16:
@@ -45,12 +45,12 @@ def share(host):
 
 
 def to_numpy(buf):
-    """A NumPy array in the memory of a tensor."""
+    """Return a NumPy array that shares memory with a tensor."""
     return buf.view(torch.int16).numpy().view(bfloat16) if buf.dtype == torch.bfloat16 else buf.numpy()
 
 
 def adopt(x):
-    """What speaks DLPack, as a tensor in its memory."""
+    """Return an object with the DLPack protocol as a tensor that shares its memory."""
     if not is_on_host(x):
         raise BufferError("it does not lie on the host")
     return torch.from_dlpack(x)
@@ -64,7 +64,7 @@ def wide(x):
 
 
 def elementwise(fn):
-    """A kernel out of a function of tensors: a Python number takes the tensors' dtype."""
+    """Return a kernel made of a function of tensors; Python numbers take the tensors' dtype."""
 
     def kernel(out, *bufs):
         dtype = next(b.dtype for b in bufs if isinstance(b, torch.Tensor))
@@ -76,7 +76,7 @@ def elementwise(fn):
 
 
 def reduction(fn):
-    """A kernel out of fn(x, axes): without axes nothing is reduced, which PyTorch would take for all of them."""
+    """Return a kernel made of fn(x, axes); with no axes nothing is reduced, where PyTorch would reduce all."""
 
     def kernel(out, x, *, axis, keepdims, dtype=None):
         if out.size == 0:
@@ -95,7 +95,7 @@ def index_reduction(fn):
 
 
 def with_unsigned(op, kernel):
-    """The kernel, or NumPy's where an input or the result is an unsigned integer that PyTorch cannot compute with."""
+    """Return the kernel, with NumPy's for unsigned integers that PyTorch cannot compute with."""
 
     def chosen(out, *bufs, **params):
         flat = bufs[0] if bufs and type(bufs[0]) is tuple else bufs
@@ -134,12 +134,12 @@ def remainder(x, y):
 
 
 def stops(y):
-    """Where a processor stops: at x / 0, and at the smallest integer / -1."""
+    """Return where a processor traps: x / 0, and the smallest integer / -1."""
     return (y == 0) | (y == -1) if y.dtype.is_signed else y == 0
 
 
 def product(x, axes):
-    """Over all axes at once and in float64: along one of them parts may be 0, and others infinite."""
+    """Return the product over all axes at once in float64: along a single axis some parts may be 0, others infinite."""
     kept = [i for i in range(x.ndim) if i not in axes]
     rows = x.permute(*kept, *axes).flatten(len(kept))
     return torch.prod(rows.double() if x.is_floating_point() else rows, -1)
@@ -170,7 +170,7 @@ def _tensor(x, out):
 
 
 def window(starts, steps, shape):
-    """The slices of a window, forwards, and the axes that are then to be flipped."""
+    """Return the slices of a strided slice with positive steps, and the axes to be flipped afterwards."""
     slices, flipped = [], []
     for axis, (start, step, n) in enumerate(zip(starts, steps, shape, strict=True)):
         end = start + (n - 1) * step
@@ -196,7 +196,7 @@ def take(out, x, indices, *, axis):
 
 
 def places(indices, n):
-    """The indices in one row, from 0 to n - 1."""
+    """Return the indices as one row, from 0 to n - 1."""
     flat = indices.reshape(-1).long()
     found = torch.where(flat < 0, flat + n, flat)
     if ((found < 0) | (found >= n)).any():
@@ -205,7 +205,7 @@ def places(indices, n):
 
 
 def scatter(out, x, indices, updates, *, axis):
-    """A copy of x with the places filled, each by the last update for it."""
+    """Return a copy of x with updates assigned; the last one for an index wins."""
     n, at = x.shape[axis], places(indices, x.shape[axis])
     last = torch.full((n,), -1).scatter_reduce(0, at, torch.arange(len(at)), "amax")
     chosen = torch.nonzero(last >= 0).reshape(-1)
@@ -218,7 +218,7 @@ def scatter_add(out, x, indices, updates, *, axis):
 
 
 def _rows(x, updates, axis, count):
-    """updates with the axes of the indices as one."""
+    """Return updates with the axes of the indices merged into one."""
     return updates.reshape((*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
@@ -230,7 +230,7 @@ def argsort(out, x, *, axis, descending, stable):
 
 
 def pair(fn):
-    """A Fused pair out of a function that PyTorch can differentiate."""
+    """Return Fused kernels made of a function that PyTorch can differentiate."""
 
     def forward(out, *bufs, **params):
         inputs = tuple(
@@ -249,7 +249,7 @@ def pair(fn):
 
 
 def layer_norm(x, weight, bias, *, eps):
-    x = x - x.mean(-1, keepdim=True)  # PyTorch's own gradient loses the digits of numbers far from 0
+    x = x - x.mean(-1, keepdim=True)  # PyTorch's own gradient loses digits of numbers far from 0
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 

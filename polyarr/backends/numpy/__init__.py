@@ -1,4 +1,4 @@
-"""The reference backend: every primitive on NumPy, no Fused pairs. What it computes in float64 is the oracle."""
+"""The reference backend: all primitives on NumPy, no Fused kernels. Its float64 results are the test oracle."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from polyarr.plugins import hookimpl
 
 
 def start() -> Backend:
-    """The backend. Its buffers are NumPy arrays."""
+    """Return the NumPy backend; its buffers are NumPy arrays."""
     return Backend(
         "numpy",
         KERNELS,
@@ -38,5 +38,5 @@ def _adopt(x: Any) -> np.ndarray:
 
 @hookimpl
 def polyarr_backends(register: Any) -> None:
-    """Offer the backend numpy."""
+    """Register the backend numpy."""
     register("numpy", start, summary="the reference: NumPy on the CPU", api=2)

@@ -1,4 +1,4 @@
-"""The table of kernels, with what NumPy does better than by the names of the standard: at once, to the last digit."""
+"""Kernels of the NumPy backend: those of make_kernels, with faster or more precise versions where NumPy has them."""
 
 import math
 from collections.abc import Callable
@@ -14,25 +14,25 @@ from polyarr.backends.kernels import (
     argsort,
     elementwise,
     floor_divide,
-    in_a_row,
+    forward_slices,
     long_sum,
     make_kernels,
-    places,
+    normalized_indices,
     reduction,
-    window,
+    with_flat_indices,
 )
 from polyarr.core.spec import FLOATS, INTEGERS, Spec, float64
 
-BLOCK = 64  # numbers that may be added one by one
+BLOCK = 64  # largest number of terms summed sequentially
 NUMPY = Library(np)
-_idle: list[Context] = []  # in which NumPy is quiet, and nothing runs now
+_idle: list[Context] = []  # unused contexts in which NumPy's warnings are off
 
 
 def quietly(fn: Callable, *args: Any, **params: Any) -> Any:
-    """Call fn; infinity is a result, not news. To enter np.errstate takes longer than to add a few numbers."""
+    """Call fn without warnings on overflow, in a reused context: entering np.errstate is slow."""
     try:
         context = _idle.pop()
-    except IndexError:  # all are taken, by other threads, say
+    except IndexError:  # all are in use by other threads
         context = Context()
         context.run(np.seterr, all="ignore")
     try:
@@ -42,12 +42,12 @@ def quietly(fn: Callable, *args: Any, **params: Any) -> Any:
 
 
 def quiet(kernel: Callable) -> Callable:
-    """The kernel, called quietly."""
+    """Return a kernel that is called without warnings."""
     return lambda *args, **params: quietly(kernel, *args, **params)
 
 
 def ufunc(fn: Callable) -> Callable:
-    """A kernel out of a function that takes Python numbers as weakly as polyarr does."""
+    """Make a kernel from a function that treats Python numbers as weakly typed, as polyarr does."""
     widened, wide = quiet(elementwise(NUMPY, fn)), NUMPY.wide
 
     def kernel(out: Spec, *bufs: Any) -> np.ndarray:
@@ -61,7 +61,7 @@ def ufunc(fn: Callable) -> Callable:
 
 
 def short_sum(fn: Callable) -> Callable:
-    """A kernel out of np.sum or np.prod, which reduces few numbers as they lie, and integers however many."""
+    """Make a kernel from np.sum or np.prod that reduces short axes, and integers, without reordering."""
     long = long_sum(NUMPY, fn)
 
     def kernel(out: Spec, x: np.ndarray, *, axis: tuple, keepdims: bool, dtype: np.dtype) -> np.ndarray:
@@ -75,10 +75,10 @@ def short_sum(fn: Callable) -> Callable:
     return kernel
 
 
-def first_place(extreme: Callable, plain: Callable) -> Callable:
-    """A kernel out of np.max or np.min, and of np.argmax or np.argmin, which are slow where numbers lie apart.
+def arg_extreme(extreme: Callable, plain: Callable) -> Callable:
+    """Make a kernel for argmax or argmin from np.max or np.min, and from np.argmax or np.argmin for the last axis.
 
-    Of few numbers, it counts those that come before the first one that is the extreme, or a nan.
+    For short axes other than the last, on which NumPy is slow, count the elements before the first extreme or nan.
     """
     along = reduction(NUMPY, plain)
 
@@ -98,65 +98,65 @@ def first_place(extreme: Callable, plain: Callable) -> Callable:
 
 
 def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """x // y; of integers, NumPy's is 0 where y is 0."""
+    """Return x // y; for integers NumPy's is 0 if y is 0."""
     return floor_divide(NUMPY, x, y) if x.dtype in FLOATS else np.floor_divide(x, y)
 
 
 def slice_(out: Spec, x: np.ndarray, starts: tuple, *, steps: tuple, shape: tuple) -> np.ndarray:
-    """A view."""
+    """Return a strided slice as a view."""
     slices = [slice(at, at + step * n, step) for at, step, n in zip(starts, steps, shape, strict=True)]
-    if min(steps, default=1) < 0:  # where one that reaches the first element ends, only None would say
-        slices, flipped = window(starts, steps, shape)
+    if min(steps, default=1) < 0:  # a slice that ends at element 0 going backwards would need a stop of None
+        slices, flipped = forward_slices(starts, steps, shape)
         return np.flip(x[slices], flipped)
     return x[(*slices, ...)]
 
 
 def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype) -> np.ndarray:
-    """Floats are accumulated in float64, by blocks."""
+    """Return the cumulative sum, with floats accumulated in float64, by blocks."""
     if dtype not in FLOATS:
         return np.cumsum(x, axis=axis, dtype=dtype)
     rows = np.moveaxis(x, axis, -1).astype(float64)
-    return np.moveaxis(running_sums(rows), -1, axis).astype(dtype, copy=False)
+    return np.moveaxis(blocked_cumsum(rows), -1, axis).astype(dtype, copy=False)
 
 
-def running_sums(x: np.ndarray) -> np.ndarray:
-    """Those along the last axis: within blocks, plus that of all blocks before, which is a running sum itself."""
+def blocked_cumsum(x: np.ndarray) -> np.ndarray:
+    """Return the cumulative sums along the last axis: within blocks, plus the cumulative sum of the blocks."""
     *lead, length = x.shape
     if length <= BLOCK:
         return np.cumsum(x, axis=-1)
     blocks = -(-length // BLOCK)
     x = np.concatenate([x, np.zeros((*lead, blocks * BLOCK - length), x.dtype)], axis=-1)
     within = np.cumsum(x.reshape(*lead, blocks, BLOCK), axis=-1)
-    until = running_sums(within[..., -1])
+    until = blocked_cumsum(within[..., -1])
     before = np.concatenate([np.zeros((*lead, 1), x.dtype), until[..., :-1]], axis=-1)
     return (within + before[..., None]).reshape(*lead, blocks * BLOCK)[..., :length]
 
 
 def slice_update(out: Spec, x: np.ndarray, value: np.ndarray, starts: tuple, *, steps: tuple) -> np.ndarray:
-    """A copy of x with the window filled."""
-    slices, flipped = window(starts, steps, value.shape)
+    """Return a copy of x with value in the strided slice."""
+    slices, flipped = forward_slices(starts, steps, value.shape)
     new = np.array(x)
     new[slices] = np.flip(value, flipped)
     return new
 
 
 def scatter(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
-    """A copy of x with the places filled; NumPy assigns in memory order, so the last one counts in row-major copies."""
-    new, at = np.array(x), places(NUMPY, "scatter", indices, x.shape[axis])
-    new[(*(slice(None),) * axis, at)] = in_a_row(NUMPY, np.array(updates, order="C"), at, x, axis)
+    """Return a copy of x with the updates; NumPy assigns in row-major order, so the last update of an index remains."""
+    new, at = np.array(x), normalized_indices(NUMPY, "scatter", indices, x.shape[axis])
+    new[(*(slice(None),) * axis, at)] = with_flat_indices(NUMPY, np.array(updates, order="C"), at, x, axis)
     return new
 
 
 def scatter_add(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
-    """A copy of x with the updates added, one after the other: floats in float64, for there may be many."""
-    places(NUMPY, "scatter_add", indices, x.shape[axis])
+    """Return a copy of x with the updates added one after the other, floats in float64."""
+    normalized_indices(NUMPY, "scatter_add", indices, x.shape[axis])
     new = x.astype(float64 if x.dtype in FLOATS else x.dtype)
     np.add.at(new, (*(slice(None),) * axis, indices), updates.astype(new.dtype, copy=False))
     return new.astype(out.dtype, copy=False)
 
 
 def argtopk(out: Spec, x: np.ndarray, *, k: int, axis: int) -> np.ndarray:
-    """Few of many are found by a partition, of equal ones the first, and only these are sorted."""
+    """Return the indices of the k largest, found by a partition if k is small; the first of equal elements."""
     rows = np.moveaxis(NUMPY.widened(x), axis, -1)
     length = rows.shape[-1]
     if not out.size or 4 * k > length or (rows.dtype.kind == "f" and np.isnan(rows).any()):
@@ -164,7 +164,7 @@ def argtopk(out: Spec, x: np.ndarray, *, k: int, axis: int) -> np.ndarray:
     least = np.partition(rows, length - k, axis=-1)[..., length - k, None]
     above, equal = rows > least, rows == least
     found = above | (equal & (np.cumsum(equal, axis=-1) <= k - np.sum(above, axis=-1, keepdims=True)))
-    at = np.nonzero(found)[-1].reshape(*rows.shape[:-1], k)  # in their order, which is that of equal ones
+    at = np.nonzero(found)[-1].reshape(*rows.shape[:-1], k)  # ascending: stable for equal elements
     order = _descending(out, np.take_along_axis(rows, at, axis=-1))
     return np.moveaxis(np.take_along_axis(at, order, axis=-1), -1, axis)
 
@@ -174,7 +174,7 @@ def _descending(out: Spec, rows: np.ndarray) -> np.ndarray:
 
 
 def windows(out: Spec, x: np.ndarray, *, kernel: tuple, stride: tuple, dilation: tuple) -> np.ndarray:
-    """A view, in which an element is as often as windows hold it."""
+    """Return the sliding windows as a read-only view."""
     if not out.size:
         return np.empty(out.shape, out.dtype)
     first, *along, last = x.strides
@@ -184,7 +184,7 @@ def windows(out: Spec, x: np.ndarray, *, kernel: tuple, stride: tuple, dilation:
 
 
 def sum_windows(out: Spec, x: np.ndarray, *, shape: tuple, stride: tuple, dilation: tuple) -> np.ndarray:
-    """One element of all windows after the other: no two of these fall on one place."""
+    """Add one element of all windows at a time; no two of them overlap."""
     total, axes = np.zeros(out.shape, NUMPY.wide.get(out.dtype, out.dtype)), len(shape)
     count, kernel = x.shape[1 : 1 + axes], x.shape[1 + axes : -1]
     for place in np.ndindex(kernel):
@@ -197,7 +197,7 @@ def sum_windows(out: Spec, x: np.ndarray, *, shape: tuple, stride: tuple, dilati
 def max_pool(
     out: Spec, x: np.ndarray, *, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple, ceil_mode: bool
 ) -> np.ndarray:
-    """One place of all windows after the other, where it lies in x; of the padding nothing is looked at."""
+    """Compare one element of all windows at a time, skipping those in the padding."""
     x = NUMPY.widened(x)
     total = np.full(out.shape, -np.inf, x.dtype)
     for place in np.ndindex(kernel):
@@ -205,8 +205,8 @@ def max_pool(
         for j, length, windows, s, d, (before, _) in zip(
             place, x.shape[1:-1], out.shape[1:-1], stride, dilation, padding, strict=True
         ):
-            at = j * d - before  # of the first window
-            first, end = max(0, -(at // s)), min(windows, (length - 1 - at) // s + 1)  # windows whose place lies in x
+            at = j * d - before  # index in the first window
+            first, end = max(0, -(at // s)), min(windows, (length - 1 - at) // s + 1)  # windows where it lies in x
             into.append(slice(first, max(first, end)))
             of.append(slice(first * s + at, max(first, end) * s + at, s))
         there = total[tuple(into)]
@@ -219,8 +219,8 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.sum: quiet(short_sum(np.sum)),
     ops.prod: quiet(short_sum(np.prod)),
-    ops.argmax: quiet(first_place(np.max, np.argmax)),
-    ops.argmin: quiet(first_place(np.min, np.argmin)),
+    ops.argmax: quiet(arg_extreme(np.max, np.argmax)),
+    ops.argmin: quiet(arg_extreme(np.min, np.argmin)),
     ops.floor_divide: quiet(elementwise(NUMPY, quotient)),
     ops.remainder: quiet(elementwise(NUMPY, np.remainder)),
     ops.reshape: lambda out, x, *, shape: x.reshape(shape),

@@ -1,32 +1,38 @@
-"""The OpenCL backend. Importing this starts no driver: PyOpenCL is imported when the backend starts."""
+"""The OpenCL backend. Importing it loads no driver: PyOpenCL is imported when the backend starts."""
 
 import os
 from functools import partial
 from typing import Any
 
 from polyarr.core.backend import Backend
-from polyarr.core.spec import DTYPES, float64
+from polyarr.core.spec import DTYPES, bfloat16, float32, float64
 from polyarr.plugins import forget, hookimpl
 
-_backends: dict[Any, Backend] = {}  # one for the life of the process per device
+_backends: dict[Any, Backend] = {}  # by Device, for the lifetime of the process
 
 
 def start(device: str | None = None) -> Backend:
-    """The backend on one device: an index, or None for the one that POLYARR_DEVICE names or that is best.
+    """Return the backend of one device, started at the first call.
 
-    Errors:  ImportError without PyOpenCL; BackendError if there is no usable device or none of that name
+    Args:
+        device: Index, or part of the name of a device or platform; None selects the device that POLYARR_DEVICE
+            names, or else the best one.
+
+    Raises:
+        ImportError: PyOpenCL is not installed.
+        BackendError: There is no usable device, or none of that name.
     """
     _choose_caches()
     from polyarr.backends.opencl.copy import download
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.handle import handle_of
-    from polyarr.backends.opencl.ranks.together import together_of
+    from polyarr.backends.opencl.ranks.collectives import together_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
     from polyarr.backends.opencl.replay.graphs import graphs_of
-    from polyarr.backends.opencl.replay.replay import Replay
+    from polyarr.backends.opencl.replay.replay import replay_of
     from polyarr.backends.opencl.runtime.noting import noting
     from polyarr.backends.opencl.sharing import dlpack_of
-    from polyarr.backends.opencl.table import READS, halves, make_kernels, precisions, unordered
+    from polyarr.backends.opencl.table import READS, kernel_functions, make_kernels, precisions, unordered
     from polyarr.backends.opencl.tuning.speed import peaks_of
     from polyarr.backends.opencl.tuning.tune import tuning_of
 
@@ -39,12 +45,12 @@ def start(device: str | None = None) -> Backend:
             upload=found.upload,
             download=partial(download, found),
             synchronize=found.synchronize,
-            dtypes=frozenset(d for d in DTYPES if d != float64 or found.features.fp64),
+            **_dtypes(found.features),
             hardware=found.cl_device.name.strip(),
             memory=found.memory,
             unordered=unordered(found),
             guarded=found.guarded,
-            noting=partial(noting, found, frozenset(map(id, halves(kernels)))),
+            noting=partial(noting, found, frozenset(map(id, kernel_functions(kernels)))),
             peaks=found.plans[peaks_of],
             tuning=tuning_of(found),
             handle=handle_of(found),
@@ -52,15 +58,21 @@ def start(device: str | None = None) -> Backend:
             reads=READS,
             dlpack=dlpack_of(found),
             precisions=precisions(found),
-            replay=partial(Replay, found),
+            replay=replay_of(found),
             fusion=fusion_of(found),
             together=together_of(found),
         )
     return _backends[found]
 
 
+def _dtypes(features: Any) -> dict[str, frozenset[Any]]:
+    """Return the dtypes that a device supports, and those in which it may flush subnormal numbers to 0."""
+    offered = frozenset(d for d in DTYPES if d != float64 or features.fp64)
+    return {"dtypes": offered, "flushes": frozenset() if features.subnormals else frozenset({float32, bfloat16})}
+
+
 def _choose_caches() -> None:
-    """Load PyOpenCL, and say how it and the drivers may cache. They read this when they are loaded."""
+    """Import PyOpenCL, and configure its cache and the drivers', which read their settings when they are loaded."""
     from polyarr.backends.opencl.runtime.caches import import_pyopencl, is_off
 
     import_pyopencl()
@@ -69,7 +81,7 @@ def _choose_caches() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Backends that were started are of no use here; `devices` sees to it that nothing reaches a driver."""
+    """Forget the backends in a forked child, where drivers do not work; `devices` blocks all calls to them."""
     forget(*_backends.values())
     _backends.clear()
 
@@ -80,14 +92,14 @@ if hasattr(os, "register_at_fork"):
 
 @hookimpl
 def polyarr_backends(register: Any) -> None:
-    """Offer the backend opencl."""
+    """Register the backend "opencl"."""
     hint = "pip install 'polyarr[opencl]'"
     summary = "OpenCL 1.2 and later: GPUs, and CPUs through PoCL"
     register("opencl", start, summary=summary, install_hint=hint, api=2, shared=_shared)
 
 
 def _shared(number: int, count: int) -> str:
-    """The device of one of so many processes of this host, which share the cores where they compute on these."""
+    """Return the device of process `number` of `count` on this host, and divide the CPU cores among them."""
     _choose_caches()
     from polyarr.backends.opencl.devices import share
     from polyarr.backends.opencl.runtime.caches import share_cores
@@ -98,7 +110,7 @@ def _shared(number: int, count: int) -> str:
 
 @hookimpl
 def polyarr_devices() -> list:
-    """Every OpenCL device, broken ones with their problem."""
+    """Return every OpenCL device, also those that do not work, with their problem."""
     _choose_caches()
     from polyarr.backends.opencl.devices import listing
 
@@ -107,7 +119,7 @@ def polyarr_devices() -> list:
 
 @hookimpl
 def polyarr_diagnose() -> list[tuple[str, str]]:
-    """What is right and wrong with the OpenCL installation."""
+    """Return findings on the OpenCL installation as (level, text) lines."""
     _choose_caches()
     from polyarr.backends.opencl.devices import diagnose
 
@@ -116,7 +128,7 @@ def polyarr_diagnose() -> list[tuple[str, str]]:
 
 @hookimpl
 def polyarr_caches() -> list[str]:
-    """The folder of polyarr's entries, and that of NVIDIA's driver."""
+    """Return the cache folders that exist: that of polyarr, and that of NVIDIA's driver."""
     from polyarr.backends.opencl.runtime.caches import nvidia_folder, root
 
     return [str(folder) for folder in (root(), nvidia_folder()) if folder.exists()]

@@ -1,4 +1,4 @@
-"""astype_all: many arrays of narrow floats or float32 in another of these dtypes, in few launches."""
+"""astype_all: cast many arrays between float32, float16 and bfloat16 in few launches."""
 
 import struct
 
@@ -12,11 +12,11 @@ from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import STORED, types, vector_types
 from polyarr.core.spec import Spec
 
-PLACES = 24  # arrays per launch; astype_all.cl repeats its arguments as often
+PLACES = 24  # arrays per launch: astype_all.cl has as many sets of arguments
 
 
 def astype_all(device: Device, out: tuple[Spec, ...], arrays: tuple[Buffer, ...], *, dtype: np.dtype) -> tuple:
-    """The arrays in dtype; one by one where that does not compute in float32."""
+    """Return the arrays in another dtype; dtypes whose arithmetic is not in float32 are cast one by one."""
     if not arrays or any(STORED[d][1] != "float" for d in (arrays[0].dtype, dtype)):
         return tuple([elementwise.astype(device, spec, x, dtype=dtype) for spec, x in zip(out, arrays, strict=True)])
     sources = [dense(device, x) for x in arrays]
@@ -27,7 +27,7 @@ def astype_all(device: Device, out: tuple[Spec, ...], arrays: tuple[Buffer, ...]
         sizes = tuple([out[i].size for i in members])
         plan = device.plans[_plan](arrays[0].dtype, dtype, sizes)
         args = [memory for i in members for memory in (sources[i].memory, results[i].memory)]
-        unread = [args[0], args[1]] * (PLACES - len(members))  # for places without elements
+        unread = [args[0], args[1]] * (PLACES - len(members))  # placeholders for unused argument slots
         plan.kernel(plan.work, plan.group, *args, *unread, struct.pack(f"{PLACES}q", *sizes, *[0] * (len(unread) // 2)))
     return tuple(results)
 

@@ -1,4 +1,4 @@
-"""Copies between layouts. They move bits, so that every dtype works on every device and no nan changes."""
+"""Copies between memory layouts. They move bits, so every dtype works on every device and nan keeps its payload."""
 
 import numpy as np
 
@@ -10,26 +10,27 @@ from polyarr.core.spec import Spec
 
 BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
-ROWS_AT_ONCE = 4096  # of a copy row by row
-SHORTEST = 8  # rows or columns that are worth a tile
+MAX_ROW_GROUPS = 4096  # work-groups of a row copy along the rows
+MIN_TILED_LENGTH = 8  # rows and columns from which on a transposed copy uses tiles
 
 
 def dense(device: Device, buf: Buffer) -> Buffer:
-    """buf itself if it is row-major without gaps and starts at offset 0, else a copy that is."""
+    """Return buf itself if it is contiguous in row-major order from offset 0 on, else a copy that is."""
     return buf if buf.is_dense else duplicate(device, buf)
 
 
 def download(device: Device, buf: Buffer) -> np.ndarray:
-    """The values of buf, whoever made it, on the host.
+    """Copy buf to the host.
 
-    Errors:  IndexError if an index was out of range in this thread, or in one that had a part in buf
+    Raises:
+        IndexError: An index was out of range in this thread, or in a thread that contributed to buf.
     """
     device.faults.follow((buf,))
     return device.download(dense(device, buf))
 
 
 def duplicate(device: Device, buf: Buffer, start: Start | None = None) -> Buffer:
-    """A dense copy of buf."""
+    """Return a dense copy of buf."""
     plan = None if start else device.plans[_transposed](buf.shape, buf.strides, buf.dtype.itemsize)
     if plan is not None:
         result = device.empty(Spec(buf.shape, buf.dtype))
@@ -40,12 +41,12 @@ def duplicate(device: Device, buf: Buffer, start: Start | None = None) -> Buffer
 
 
 def padded(device: Device, out: Spec, pitch: int) -> Buffer:
-    """An uninitialised buffer for a result, with rows that lie so far apart."""
+    """Return an uninitialized buffer for `out` whose rows lie `pitch` elements apart."""
     return device.empty(Spec((*out.shape[:-1], pitch), out.dtype))._replace(shape=out.shape)
 
 
 def in_rows(device: Device, buf: Buffer) -> tuple[Buffer, int]:
-    """buf itself if it is rows that lie as those of `padded` may, else a dense copy; and how far apart they lie."""
+    """Return buf itself if its rows lie at an aligned pitch, as those of `padded`, else a dense copy; and the pitch."""
     pitch = 0 if buf.offset else row_pitch(buf.shape, buf.strides)
     if pitch and (pitch == buf.shape[-1] or pitch * buf.dtype.itemsize % ALIGNMENT == 0):
         return buf, pitch
@@ -53,13 +54,13 @@ def in_rows(device: Device, buf: Buffer) -> tuple[Buffer, int]:
 
 
 def write(device: Device, target: Buffer, source: Buffer, start: Start | None = None) -> None:
-    """Copy source into target, a window of the same shape and dtype on other memory that no array holds yet."""
+    """Copy source into target, a strided view of the same shape and dtype on memory that no array holds yet."""
     bits = _as_bits(source)
     launch(device, Spec(bits.shape, bits.dtype), bits, target=_as_bits(target), start=start)
 
 
 def in_whole_rows(device: Device, buf: Buffer) -> Buffer:
-    """A copy whose rows, or columns where these are contiguous, begin at multiples of 16 bytes."""
+    """Return a copy whose rows (or columns, if these are contiguous) begin at multiples of 16 bytes."""
     if buf.strides[-1] != 1 == buf.strides[-2]:
         return swapped(in_whole_rows(device, swapped(buf)))
     copy = padded(device, spec_of(buf), whole_row(buf.shape[-1], buf.dtype.itemsize))
@@ -75,7 +76,7 @@ def _rows(device: Device, shape: tuple[int, int], step: int, out_step: int) -> L
     (rows, columns), group, each = shape, 256, 4
     pairs = -(-columns // 2)
     kernel = device.build("copy_rows", GROUP=group, EACH=each).copy_rows
-    work = -(-pairs // (group * each)) * group, min(rows, ROWS_AT_ONCE)
+    work = -(-pairs // (group * each)) * group, min(rows, MAX_ROW_GROUPS)
     return LaunchPlan(kernel, work, (group, 1), (rows, columns, step, out_step // 2))
 
 
@@ -84,11 +85,11 @@ def _as_bits(buf: Buffer) -> Buffer:
 
 
 def _transposed(device: Device, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> LaunchPlan | None:
-    """The plan for matrices whose columns are dense, in at most two axes of batches; None for anything else."""
+    """Plan the copy of matrices with contiguous columns and at most two batch axes; None for other layouts."""
     if 0 in shape:
         return None
     lengths, (steps,) = collapse(shape, [strides])
-    if not 2 <= len(lengths) <= 4 or steps[-2] != 1 or min(lengths[-2:]) < SHORTEST:
+    if not 2 <= len(lengths) <= 4 or steps[-2] != 1 or min(lengths[-2:]) < MIN_TILED_LENGTH:
         return None
     outer, inner, rows, columns = (1,) * (4 - len(lengths)) + lengths
     outer_step, inner_step, _, step = (0,) * (4 - len(lengths)) + steps

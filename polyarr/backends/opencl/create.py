@@ -1,4 +1,4 @@
-"""New arrays from numbers."""
+"""Creation of arrays from scalars: full, arange."""
 
 from typing import Any
 
@@ -14,15 +14,18 @@ from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 
 
 def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
-    """An array whose elements are all value."""
+    """Return an array whose elements are all `value`."""
     return launch(device, out, value)
 
 
 def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
-    """start, start + step ... : size of them. Floats are computed in the widest type that the device has."""
+    """Return start + i * step for i < size. Floats are computed in float64, or as double-float32 without it."""
     plan, result = device.plans[_plan](dtype, size), device.empty(out)
-    argument = float if dtype in FLOATS else _wrapped if dtype in UNSIGNED else int
-    numbers = evaluate(argument, start), evaluate(argument, step)
+    if dtype in FLOATS:
+        parts = (float,) if device.features.fp64 else (_single, _rest)
+    else:
+        parts = (_wrapped,) if dtype in UNSIGNED else (int,)
+    numbers = [evaluate(part, number) for number in (start, step) for part in parts]
     plan.kernel(plan.work, plan.group, result.memory, *numbers, *plan.numbers)
     return result
 
@@ -31,7 +34,8 @@ def _plan(device: Device, dtype: np.dtype, size: int) -> LaunchPlan:
     work, group, each = device.geometry.items(size)
     stored = {name: macro for name, macro in types(dtype).items() if name != "LOAD"}
     program = device.build("create", **stored, COUNTER=_counter(device, dtype), WG=group[0])
-    return LaunchPlan(program.arange, work, group, (size, each))
+    kernel = program.arange_of_floats if _counter(device, dtype) == "float" else program.arange
+    return LaunchPlan(kernel, work, group, (size, each))
 
 
 def _counter(device: Device, dtype: np.dtype) -> str:
@@ -40,6 +44,17 @@ def _counter(device: Device, dtype: np.dtype) -> str:
     return "ulong" if dtype in UNSIGNED else "long"
 
 
+def _single(number: float) -> float:
+    """Round a number to float32."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
+def _rest(number: float) -> float:
+    """Return the difference between a number and the nearest float32."""
+    return float(number) - _single(number)
+
+
 def _wrapped(number: int) -> int:
-    """In two's complement a negative step of unsigned integers wraps to what it should be."""
+    """Wrap a number to 64 bits: in two's complement a negative step of unsigned integers then works."""
     return int(number) & 0xFFFFFFFFFFFFFFFF

@@ -1,7 +1,7 @@
 """Cross entropy, forward and backward; losses.cl has the formulas.
 
-What is saved is each row's largest logit and the logarithm of its sum, and what the loss was divided by, which
-stays on the device.
+Forward saves the largest logit and the log of the sum of exponentials of each row, and the divisor of the loss,
+which stays on the device.
 """
 
 from polyarr.backends.opencl.copy import dense, in_rows, padded
@@ -19,7 +19,7 @@ def cross_entropy(
     device: Device, out: Spec, logits: Buffer, targets: Buffer,
     *, ignore_index: int, label_smoothing: float, reduction: str,
 ) -> tuple[Buffer, Saved]:  # fmt: skip
-    """The loss of logits (..., V) against targets (...), reduced by mean, sum or not at all."""
+    """Return the loss of logits (..., V) against targets (...), reduced by mean, sum or not at all."""
     fault = device.faults.call()
     (x, pitch), targets = in_rows(device, logits), dense(device, targets)
     plan = _plan(device, "forward", x, x.shape, targets, reduction, label_smoothing)
@@ -41,7 +41,7 @@ def cross_entropy_backward(
     device: Device, g: Buffer, saved: Saved, logits: Buffer, targets: Buffer,
     *, wanted: tuple[bool, bool], ignore_index: int, label_smoothing: float, reduction: str,
 ) -> tuple[Buffer, None]:  # fmt: skip
-    """The gradient of the logits: softmax less the smoothed one-hot target, times g over the divisor."""
+    """Return the gradient of the logits: (softmax - smoothed one-hot target) * g / divisor."""
     g, targets, (x, pitch) = dense(device, g), dense(device, targets), in_rows(device, logits)
     dx = padded(device, spec_of(x), pitch)
     statistics, divisor = saved
@@ -55,7 +55,7 @@ def cross_entropy_and_gradient(
     device: Device, out: tuple[Spec, Spec], g: Buffer, logits: Buffer, targets: Buffer,
     *, ignore_index: int, label_smoothing: float,
 ) -> tuple[Buffer, Buffer]:  # fmt: skip
-    """The losses, and the gradient of the logits for their cotangent g."""
+    """Return the losses, and the gradient of the logits for the cotangent g of the losses."""
     settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
     logits, _ = in_rows(device, logits)
     losses, saved = cross_entropy(device, out[0], logits, targets, **settings)
@@ -65,7 +65,7 @@ def cross_entropy_and_gradient(
 def _plan(
     device: Device, which: str, x: Buffer, shape: tuple[int, ...], targets: Buffer, reduction: str, smoothing: float
 ) -> LaunchPlan:
-    """The launch of a kernel along the rows of an array of this shape."""
+    """Plan the launch of a kernel along the rows of an array of this shape."""
     flags = {"REDUCED": int(reduction != "none"), "SMOOTHED": int(smoothing != 0)}
     index = STORED[targets.dtype][0]
     return device.plans[row_plan]("cross_entropy", which, x.dtype, shape, INDEX=index, **flags)

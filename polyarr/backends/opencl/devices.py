@@ -1,13 +1,15 @@
-"""Which OpenCL devices there are, which one is used, and what is wrong with the others."""
+"""Discovery and selection of OpenCL devices, and diagnosis of those that do not work."""
 
 import ctypes
 import os
 import sys
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl import random
@@ -15,17 +17,19 @@ from polyarr.backends.opencl.attention import attention
 from polyarr.backends.opencl.products import matmul
 from polyarr.backends.opencl.runtime import caches, variants
 from polyarr.backends.opencl.runtime.device import FORKED, Device, Refusal, features_of
-from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, quirks_of
+from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, RUSTICL, quirks_of
 from polyarr.backends.opencl.tuning import speed, tuned
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import Spec, uint32
+from polyarr.core.spec import Spec, float32, uint32
+from polyarr.files import read_regular
 from polyarr.plugins import DeviceInfo
 
 NO_PLATFORM = "no OpenCL platform found; install a driver, or PoCL with: pip install 'polyarr[opencl]'"
-LIBRARIES = {NVIDIA: "libnvidia-opencl.so.1", INTEL: f"{sys.prefix}/lib/libintelocl.so"}  # the latter from pip
-PROBE = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # the published first numbers of Philox4x32-10
+LIBRARIES = {NVIDIA: "libnvidia-opencl.so.1", INTEL: f"{sys.prefix}/lib/libintelocl.so"}  # Intel's comes from pip
+PROBE = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # first words of Philox4x32-10, as published
 
-VARIANTS = (*matmul.VARIANTS, *attention.VARIANTS)  # of kernels, for some devices
+_MAX_REGISTRATION = 2**16  # maximum size of an .icd file in bytes
+VARIANTS = (*matmul.VARIANTS, *attention.VARIANTS)  # kernels that only some devices can run
 
 _lock: Any = threading.RLock()
 _devices: dict[int, Device] = {}
@@ -33,7 +37,7 @@ _problems: dict[int, str] = {}
 
 
 class Found(NamedTuple):
-    """A device that a driver lists, and its number here."""
+    """A device that a driver lists, with its number in polyarr."""
 
     number: int
     cl_device: cl.Device
@@ -45,11 +49,12 @@ class Found(NamedTuple):
 
 
 def select(wanted: str | None = None) -> Device:
-    """The device that wanted, or else POLYARR_DEVICE, names; without either the best one that works.
+    """Return the device named by `wanted`, or else by POLYARR_DEVICE; without either, the best one that works.
 
-    A name is a number as `polyarr devices` shows it, or a part of a device's or platform's name.
+    A name is a number as `polyarr devices` shows it, or a part of the name of a device or platform.
 
-    Errors:  BackendError if there is none, or if the one that was asked for does not work
+    Raises:
+        BackendError: There is no such device, or it does not work.
     """
     wanted = wanted or os.environ.get("POLYARR_DEVICE")
     with _lock:
@@ -64,9 +69,9 @@ def select(wanted: str | None = None) -> Device:
 
 
 def share(number: int) -> str:
-    """The device of the process of this number among those of its host, which begin anew where there are too few.
+    """Return the name of the device for process `number` of this host, assigned round robin.
 
-    They share those that POLYARR_DEVICE names, or else those of the best kind. None is started here.
+    The candidates are the devices that POLYARR_DEVICE names, or else those of the best kind. No device is started.
     """
     with _lock:
         wanted = os.environ.get("POLYARR_DEVICE")
@@ -77,7 +82,8 @@ def share(number: int) -> str:
 def probe(device: Device) -> None:
     """Build and run a small kernel whose result is known.
 
-    Errors:  BackendError if it does not build or run, or computes something else
+    Raises:
+        BackendError: The kernel does not build or run, or its result is wrong.
     """
     try:
         result = device.download(random.random_bits(device, Spec((4,), uint32), 0, 0, None, shape=(4,)))
@@ -88,12 +94,12 @@ def probe(device: Device) -> None:
 
 
 def listing() -> list[DeviceInfo]:
-    """Every device, the best first, with what is wrong with it, for `polyarr devices`."""
+    """Return every device, the best first, with its problem if it has one, for `polyarr devices`."""
     with _lock:
         found = _found()
         try:
             chosen = select() if found else None
-        except BackendError:  # POLYARR_DEVICE names none that works; the listing is what helps then
+        except BackendError:  # POLYARR_DEVICE names no working device: the list must still be shown
             chosen = None
         return [_info(candidate, chosen) for candidate in found]
 
@@ -102,7 +108,7 @@ def _info(candidate: Found, chosen: Device | None) -> DeviceInfo:
     number, device, name, platform = candidate
     problem = _problem(candidate)
     features: dict = {} if problem else features_of(device)._asdict()
-    if not features.get("architecture"):  # which only NVIDIA's driver says
+    if not features.get("architecture"):  # only NVIDIA's driver reports it
         features.pop("architecture", None)
     return DeviceInfo(
         "opencl", number, name, platform, device.version.strip(), device.driver_version.strip(),
@@ -118,30 +124,32 @@ def _of_the_best_kind() -> list[Found]:
 
 @lru_cache
 def _found() -> tuple[Found, ...]:
-    """All devices in their lasting order: GPUs, accelerators, CPUs; then by platform, name and position."""
-    with _lock, caches.environment(**caches.for_pocl()):  # here drivers are loaded
+    """Return all devices in a stable order: GPUs, accelerators, CPUs; then by platform, name and position."""
+    with _lock, caches.environment(**caches.for_pocl()):  # this loads the drivers
         devices = [d for platform in _platforms() for d in _devices_of(platform)]
-    devices.sort(key=lambda d: (-_score(d), d.platform.name, d.name))  # the sort is stable: position decides
+    devices.sort(key=lambda d: (-_score(d), d.platform.name, d.name))  # a stable sort: ties keep their position
     return tuple(Found(i, d, d.name.strip(), d.platform.name.strip()) for i, d in enumerate(devices))
 
 
 def _nothing_found() -> str:
-    """Why there is no device at all."""
+    """Explain why there is no device at all."""
     names = ", ".join(p.name for p in _platforms())
     if not names:
         return NO_PLATFORM
-    hint, run = "", caches.run_folder()
+    hints, run = [], caches.run_folder()
     if POCL in names and "POCL_DEVICES" in os.environ:
-        hint = f"; POCL_DEVICES={os.environ['POCL_DEVICES']} leaves PoCL none: unset it"
+        hints.append(f"POCL_DEVICES={os.environ['POCL_DEVICES']} leaves PoCL none: unset it")
     elif POCL in names and isinstance(run, str):
-        hint = f"; PoCL has no folder to compile in: {run}"
-    return f"no OpenCL device found; there are drivers, but without a device: {names}{hint}"
+        hints.append(f"PoCL has no folder to compile in: {run}")
+    if RUSTICL in names and "RUSTICL_ENABLE" not in os.environ:
+        hints.append("Mesa's rusticl offers none unless RUSTICL_ENABLE names a driver: radeonsi, iris, llvmpipe")
+    return f"no OpenCL device found; there are drivers, but without a device: {'; '.join([names, *hints])}"
 
 
 def _platforms() -> list[cl.Platform]:
     try:
         return cl.get_platforms()
-    except cl.Error:  # the loader's way to say that there is none
+    except cl.Error:  # the OpenCL loader raises it if there is no platform
         return []
 
 
@@ -170,7 +178,7 @@ def _matching(wanted: str) -> list[Found]:
 
 
 def _problem(candidate: Found) -> str:
-    """What is wrong with a device, found out once by starting it; empty if nothing is."""
+    """Start a device, once, and return its problem; empty if it works."""
     with _lock:
         number = candidate.number
         if number not in _devices and number not in _problems:
@@ -178,13 +186,13 @@ def _problem(candidate: Found) -> str:
                 device = Device(candidate.cl_device, f"opencl:{number}")
                 probe(device)
                 _devices[number] = device
-            except Exception as error:  # whatever a driver does, the other devices stay usable
+            except Exception as error:  # whatever a driver raises, other devices must stay usable
                 _problems[number] = str(error).strip() or type(error).__name__
         return _problems.get(number, "")
 
 
 def _after_fork_in_child() -> None:
-    """No driver works in a child that was forked after it had started, and none may be asked for anything."""
+    """Block all driver calls in a forked child, where drivers that were loaded before do not work."""
     global _lock
     _lock = Refusal(FORKED) if _found.cache_info().currsize else threading.RLock()
     for device in _devices.values():
@@ -199,7 +207,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def diagnose() -> list[tuple[str, str]]:
-    """What is right and wrong with drivers, devices and caches, and how to mend it: (level, text) per line."""
+    """Return findings on drivers, devices and caches, with remedies, as (level, text) lines."""
     with _lock:
         found, platforms = _found(), ", ".join(p.name for p in _platforms())
         lines = [("ok", f"PyOpenCL {cl.VERSION_TEXT}; OpenCL platforms: {platforms or 'none'}")]
@@ -210,17 +218,34 @@ def diagnose() -> list[tuple[str, str]]:
 
 
 def _state(candidate: Found) -> list[tuple[str, str]]:
-    """Whether a device works, and what its driver is known for."""
+    """Return lines that say whether a device works, and the known flaws of its driver."""
     number, device, _, platform = candidate
-    problem = _problem(candidate)
+    problem = _ended(number) or _problem(candidate)
     works = f"does not work and is skipped: {problem}" if problem else "computes"
     known = quirks_of(platform, f"{device.driver_version.strip()} {device.version.strip()}")
     lines = [(q.level, f"opencl:{number}: the driver {q.flaw}; polyarr {q.answer}") for q in known]
     return [("error" if problem else "ok", f"{candidate} {works}"), *lines, *_speed(candidate)]
 
 
+@lru_cache
+def _ended(number: int) -> str:
+    """Try a device in a probe process; return how its driver ended that process, or "". Then it is not used here."""
+    with suppress(variants.NotTriedError):
+        if ended := variants.Apart(f"opencl:{number}").wrong(examine):
+            _problems[number] = ended
+    return _problems.get(number, "")
+
+
+def examine(device: Device) -> None:
+    """Exercise a device for `polyarr doctor`, in a probe process that its driver may crash; exceptions are ignored."""
+    with suppress(Exception):
+        x = device.upload(np.ones((8, 8), np.float32))
+        device.download(matmul.matmul(device, Spec((8, 8), float32), x, x))
+        speed.diagnose(device)
+
+
 def _speed(candidate: Found) -> list[tuple[str, str]]:
-    """How a device that works multiplies matrices: how fast, and with which kernels that not all devices have."""
+    """Return lines on the GEMM throughput of a working device, and on the kernel variants that it can run."""
     if _problem(candidate):
         return []
     device = _devices[candidate.number]
@@ -228,7 +253,7 @@ def _speed(candidate: Found) -> list[tuple[str, str]]:
 
 
 def _unregistered() -> list[tuple[str, str]]:
-    """Drivers that are installed, and that the loader does not find."""
+    """Return lines on drivers that are installed, but that the OpenCL loader does not find."""
     folder = os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors"
     registered = {p.name for p in _platforms()}
     return [
@@ -243,7 +268,7 @@ def _unregistered() -> list[tuple[str, str]]:
 
 
 def _broken_drivers() -> list[tuple[str, str]]:
-    """Registered drivers whose library does not load."""
+    """Return lines on registered drivers whose library does not load."""
     vendors = Path(os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors")
     if "OCL_ICD_VENDORS" in os.environ and not vendors.exists():
         return [("error", f"OCL_ICD_VENDORS={vendors}: no such folder, so no driver is found; unset or mend it")]
@@ -256,19 +281,19 @@ def _broken_drivers() -> list[tuple[str, str]]:
 
 
 def _registration_problem(file: Path) -> str:
-    """Why the driver that a file names does not load; empty if it does."""
+    """Return why the driver that an .icd file names does not load; empty if it does."""
     try:
-        library = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+        library = read_regular(file, _MAX_REGISTRATION).decode().strip()
+    except (OSError, ValueError) as error:
         return f"the file cannot be read ({error})"
     return _load_problem(library) if library else "the file is empty"
 
 
 def _load_problem(library: str) -> str:
-    """Why a shared library does not load; empty if it does."""
+    """Return why a shared library does not load; empty if it does."""
     try:
         ctypes.CDLL(library)
-    except (OSError, ValueError) as error:  # the latter of what is no name of a file at all
+    except (OSError, ValueError) as error:  # ValueError: not a valid file name
         return str(error)
     return ""
 

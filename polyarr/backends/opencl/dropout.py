@@ -1,4 +1,4 @@
-"""Dropout. Its gradient is dropout under the same mask, which is computed again rather than saved."""
+"""Dropout. Its gradient is dropout with the same mask, which is recomputed instead of saved."""
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.random import state_of
@@ -14,7 +14,7 @@ IN_PLACE = (InPlace(0, 1),)
 def dropout(
     device: Device, out: Spec, x: Buffer, key: int | Buffer, counter: int | Buffer, *, rate: float
 ) -> Buffer:
-    """Zero elements at the rate, and scale the others up to keep the mean."""
+    """Zero elements with probability `rate`, and scale the others to keep the mean."""
     x, y = dense(device, x), device.empty(out)
     state, macros = state_of(device, key, counter, y), {"BATCH": device.geometry.draws(x.dtype.itemsize)}
     macros["STATE_ON_DEVICE"] = state.on_device

@@ -1,4 +1,4 @@
-"""Elementwise ops: one kernel file serves every expression, dtype, layout and number of axes."""
+"""Elementwise ops: one kernel file, specialized on expression, dtypes, layouts and number of axes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +16,13 @@ from polyarr.core.number import evaluate
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, float64, uint64
 from polyarr.core.spec import bool as bool_
 
-# What a kernel computes, in C: x and y are the elements in the type that arithmetic is done in. Functions in
-# capitals, and those that OpenCL lacks, are in prelude.cl, functions.cl and expressions.cl.
+# Expressions in C; x and y are elements in the arithmetic type. Functions in capitals, and those that OpenCL lacks,
+# are in prelude.cl, functions.cl and expressions.cl.
 EXPRESSIONS = {
     "positive": "x",
     "negative": "-x",
     "abs": "ABSOLUTE(x)",
-    "sign": "x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x",
+    "sign": "x != x ? x : (x > 0) - (x < 0)",
     "floor": "FLOOR(x)",
     "ceil": "CEIL(x)",
     "trunc": "TRUNC(x)",
@@ -88,7 +88,7 @@ EXPRESSIONS = {
     "logical_or": "x || y",
     "logical_xor": "!x != !y",
 }
-# What computes the same faster in float32 on a CPU, and where it does.
+# Fast paths in float32 on CPUs: by expression, the condition on the operands and the faster expression.
 _TURNS = "magnitude_of(x) < 131072.0f"
 _QUOTIENT = "magnitude_of(x) < 268435456.0f * magnitude_of(y) & magnitude_of(y) < INFINITY"
 USUAL = {
@@ -104,15 +104,15 @@ ABSENT, NUMBER = "ABSENT", "NUMBER"
 LAYOUT, PLACE = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
 INT64 = np.dtype("int64")
 STEPS = {0: "REPEATED", 1: "DENSE"}
-STARTED = (None, *(INT64,) * 6, None, INT64)  # of a Start
+START_ARGUMENTS = (None, *(INT64,) * 6, None, INT64)  # types of the kernel arguments of a Start
 OPERANDS = {ABSENT: (), **dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))}
 
 
 class Start(NamedTuple):
-    """Where a window begins along one axis, a number in memory: from first to last, the axis being so long.
+    """The start of a strided view along one axis, read from memory by the kernel.
 
-    steps   how far the source, and the target, move along with it
-    fault   where a start that is out of range is noted; it then counts as the next one that is not
+    number is the 0-d integer array; first to last are its valid values; length is that of the axis. steps are the
+    strides of the source and of the target along the axis. A start out of range is clamped, and recorded in fault.
     """
 
     number: Buffer
@@ -124,13 +124,13 @@ class Start(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one combination of expression, dtypes and layouts needs at every launch."""
+    """Launch parameters of one combination of expression, dtypes and layouts."""
 
     kernel: Any
     work: tuple[int, ...]
     group: tuple[int, ...]
     layout: bytes
-    room: tuple[int, tuple[int, ...]]  # of the result
+    room: tuple[int, tuple[int, ...]]  # arguments of device.fresh for the result
     argument: Callable[[Number], Any]
 
 
@@ -138,22 +138,22 @@ class Plan(NamedTuple):
 
 
 def launcher(name: str) -> Callable[..., Buffer]:
-    """The launcher(device, out, x) or launcher(device, out, x, y) of the op called name."""
+    """Return the launcher(device, out, x) or launcher(device, out, x, y) of the op called `name`."""
     return partial(launch, expression=EXPRESSIONS[name])
 
 
 def where(device: Device, out: Spec, condition: Buffer, x: Buffer | Number, y: Buffer | Number) -> Buffer:
-    """x where the condition holds, y elsewhere."""
+    """Select x where the condition holds, y elsewhere."""
     return launch(device, out, x, y, condition, expression=WHERE)
 
 
 def astype(device: Device, out: Spec, x: Buffer, *, dtype: np.dtype) -> Buffer:
-    """x in another dtype: floats are truncated towards zero, integers wrap, bool is x != 0."""
+    """Cast x to another dtype: floats are truncated towards zero to integers, integers wrap, bool is x != 0."""
     return launch(device, out, x, expression=conversion(x.dtype, dtype))
 
 
 def conversion(source: np.dtype, target: np.dtype) -> str:
-    """The expression of x of one dtype in another."""
+    """Return the C expression that casts x from one dtype to another."""
     if source == target or target == bool_:
         return COPY if source == target else "x != 0"
     if source not in FLOATS or target in FLOATS:
@@ -165,11 +165,11 @@ def launch(
     device: Device, out: Spec, x: Buffer | Number, y: Buffer | Number | None = None, condition: Buffer | None = None,
     *, expression: str = COPY, target: Buffer | None = None, start: Start | None = None,
 ) -> Buffer:  # fmt: skip
-    """Compute the expression into a new dense buffer, or into the target, a window of out's shape and dtype.
+    """Compute the expression into a new dense buffer, or into the target, a view of out's shape and dtype.
 
-    With a start, x or the target is a window that begins there, and is given as if it began at 0.
+    With a start, x or the target is a view that begins there; it is passed as if it began at 0.
     """
-    # Written out, not in loops, where every elementwise op comes along.
+    # Unrolled by hand: every elementwise op runs through here, and host time counts.
     plan = device.plans[_plan](
         expression, out, target and target.strides, start and start.number.dtype,
         x[LAYOUT] if type(x) is Buffer else NUMBER,
@@ -193,7 +193,7 @@ def launch(
 def _plan(
     device: Device, expression: str, out: Spec, strides: tuple[int, ...] | None, start: np.dtype | None, *operands: Any
 ) -> Plan:
-    """Of operands, shape, dtype and strides; that there is a number; None. strides are a target's."""
+    """Plan a launch. Operands are (shape, dtype, strides), NUMBER or None; strides are those of a target."""
     dtype = next((o[1] for o in operands[:2] if type(o) is tuple), out.dtype)
     lengths, steps = collapse(
         out.shape,
@@ -227,8 +227,8 @@ def _plan(
     )
     given = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
     kernel = program.elementwise
-    kernel.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else STARTED))
-    if start is None and is_row:  # another launch of the program may have rows that lie elsewhere in an operand
+    kernel.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else START_ARGUMENTS))
+    if start is None and is_row:  # a twin, because another launch of the program may have operands with other strides
         kernel = kernel.twin
         kernel.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
@@ -239,7 +239,7 @@ def _plan(
 def _in_place(
     kinds: list[str], dtypes: tuple[np.dtype, ...], out: np.dtype, expression: str
 ) -> tuple[InPlace, ...]:
-    """The operands over which a result of one axis and steps of 1 may be written: those that lie as it does."""
+    """Return the operands that a result of one axis and stride 1 may overwrite: those of the same layout."""
     ends = [*accumulate(len(OPERANDS.get(kind, (None,))) for kind in kinds)]
     result, alike = ends[-1], [dtype.itemsize == out.itemsize for dtype in dtypes]
     at = [end - 2 for end, kind, fits in zip(ends, kinds, alike, strict=True) if kind == "DENSE" and fits]
@@ -250,17 +250,17 @@ def _in_place(
 
 
 def others_of(arrays: list[tuple[int, str]]) -> tuple[tuple[int, int | None], ...]:
-    """InPlace.others for arrays, of each the argument that is its memory, and what its steps are called."""
+    """Return InPlace.others for arrays, given the index of their memory argument and the kind of their strides."""
     return tuple((i, i + 1 if kind == "DENSE" else None) for i, kind in arrays)
 
 
 def arithmetic(dtype: np.dtype) -> dict[str, int]:
-    """The macros that choose among the functions of expressions."""
+    """Return the macros that select the functions of expressions.cl for a dtype."""
     return {"FLOATING": int(dtype in FLOATS), "SIGNED": int(dtype in SIGNED + FLOATS), "BOOLEAN": int(dtype == bool_)}
 
 
 def usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:
-    """The macros for what computes the same faster, where the device and the type have it."""
+    """Return the macros of the fast path of an expression, if the device and the arithmetic type have one."""
     looks = device.geometry.looks_ahead and device.features.fp64
     if expression not in USUAL or accumulator != "float" or not looks:
         return {}
@@ -268,12 +268,12 @@ def usual(device: Device, expression: str, accumulator: str) -> dict[str, str]:
 
 
 def _strides_along(operand: Any, ndim: int) -> tuple[int, ...]:
-    """An operand's strides along the ndim axes of the result; a number is the same everywhere."""
+    """Return the strides of an operand along the ndim axes of the result; a number is broadcast."""
     return broadcast_strides(operand[0], operand[2], ndim) if type(operand) is tuple else (0,) * ndim
 
 
 def vector_of(most: int, lengths: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> int:
-    """How many elements are taken at once: several if no vector lies in two rows, nor across vectors of the memory."""
+    """Return the elements per vector: `most` if no vector crosses the end of a row or an alignment boundary, else 1."""
     outer = [step for operand in steps if operand[-1] for step in operand[:-1]]
     dense = steps[-1][-1] == 1 and all(operand[-1] in STEPS for operand in steps)
     return most if dense and not any(n % most for n in (*outer, *(lengths[-1:] if lengths[1:] else ()))) else 1
@@ -284,6 +284,9 @@ def _kind(steps: tuple[int, ...]) -> str:
 
 
 def to_argument(dtype: np.dtype, *, is_compared: bool) -> Callable[[Number], Any]:
-    """What turns a Python number into a kernel argument: float32 for narrow floats, rounded first if it is compared."""
+    """Return the conversion of a Python number to a kernel argument.
+
+    For float16 and bfloat16 it is float32; comparisons round the number to the dtype first.
+    """
     argument = SCALARS[types(dtype)["ACC"]].type
     return (lambda number: argument(dtype.type(number))) if is_compared and dtype in NARROW else argument

@@ -1,4 +1,4 @@
-"""embedding: rows of a table. Its backward adds each token's gradient to the token's row."""
+"""embedding: look up rows of a table; backward adds the gradient of each token to its row."""
 
 from polyarr.backends.opencl import index, segments
 from polyarr.backends.opencl.copy import dense
@@ -9,14 +9,14 @@ from polyarr.core.spec import Spec
 
 
 def forward(device: Device, out: Spec, weight: Buffer, indices: Buffer) -> tuple[Buffer, None]:
-    """The rows of weight that indices name."""
+    """Return the rows of weight at these indices."""
     return index.take(device, out, weight, indices, axis=0), None
 
 
 def backward(
     device: Device, g: Buffer, saved: None, weight: Buffer, indices: Buffer, *, wanted: tuple[bool, bool]
 ) -> tuple[Buffer, None]:
-    """dweight[v] = the sum of g over the positions whose index is v."""
+    """Compute dweight[v], the sum of g over the positions whose index is v."""
     fault = device.faults.call()
     dweight = launch(device, spec_of(weight), 0)
     segments.add(device, fault, dweight, dense(device, g), dense(device, indices), axis=0)

@@ -12,7 +12,7 @@ IN_PLACE = {"gelu_forward": (InPlace(0, 1),), "gelu_backward": (InPlace(0, 2), I
 
 
 def gelu(device: Device, out: Spec, x: Buffer, *, approximate: str) -> tuple[Buffer, None]:
-    """The Gaussian error linear unit, in its tanh form or by erf ("none")."""
+    """Return the Gaussian error linear unit of x: its tanh approximation, or the exact one ("none")."""
     x, y = dense(device, x), device.empty(out)
     plan = _plan(device, "gelu_forward", x, approximate)
     plan.kernel(plan.work, plan.group, x.memory, y.memory, *plan.numbers)
@@ -22,7 +22,7 @@ def gelu(device: Device, out: Spec, x: Buffer, *, approximate: str) -> tuple[Buf
 def gelu_backward(
     device: Device, g: Buffer, saved: None, x: Buffer, *, wanted: tuple[bool], approximate: str
 ) -> tuple[Buffer]:
-    """The gradient of gelu."""
+    """Return the gradient of x."""
     g, x, dx = dense(device, g), dense(device, x), device.empty(spec_of(x))
     plan = _plan(device, "gelu_backward", x, approximate)
     plan.kernel(plan.work, plan.group, g.memory, x.memory, dx.memory, *plan.numbers)

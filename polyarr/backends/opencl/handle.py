@@ -1,4 +1,4 @@
-"""What kernels of other packages may build on."""
+"""The stable interface of the OpenCL backend for kernels of other packages."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,17 +12,19 @@ from polyarr.core.spec import Spec
 
 
 class Handle(NamedTuple):
-    """The `handle` of an OpenCL backend. All else in this package may change from one version to the next.
+    """The `handle` of an OpenCL backend: what kernels of other packages may use.
 
-    A Buffer, which is what kernels get and give, has memory (for PyOpenCL), shape, dtype, strides and offset (both
-    count elements).
+    Everything else in this package may change from one version to the next. Kernels receive and return Buffers,
+    which have memory (for PyOpenCL), shape, dtype, strides and offset (both in elements).
 
-    cl_device  PyOpenCL's device
-    context    its context: programs are built for it
-    queue      the queue on which everything is enqueued, in order; nothing needs to be waited for
-    lock       to be held from a kernel's first argument until it is enqueued: threads share the queue
-    empty      Spec -> Buffer: row-major, not initialised, freed when it is dropped; DeviceMemoryError without room
-    dense      Buffer -> Buffer: the same elements, row-major and from offset 0 on; most kernels want inputs so
+    Attributes:
+        cl_device: PyOpenCL's device.
+        context: Its context, for which programs are built.
+        queue: The in-order queue on which everything is enqueued; no waiting is needed.
+        lock: Hold it from setting a kernel's first argument until it is enqueued, because threads share the queue.
+        empty: Spec -> Buffer: allocate an uninitialized row-major buffer, freed when it is dropped. Raises
+            DeviceMemoryError if memory does not suffice.
+        dense: Buffer -> Buffer: the same elements in row-major order from offset 0 on, as most kernels require.
     """
 
     cl_device: Any
@@ -33,8 +35,8 @@ class Handle(NamedTuple):
     dense: Callable[[Buffer], Buffer]
 
 
-class Turn:
-    """A device's lock, for who enqueues by himself: what was to be waited for before that has been."""
+class QueueLock:
+    """The lock of a device for kernels of other packages; entering it first waits for pending commands."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._lock = device, device.lock
@@ -49,5 +51,6 @@ class Turn:
 
 
 def handle_of(device: Device) -> Handle:
-    """The handle of a device."""
-    return Handle(device.cl_device, device.context, device.queue, Turn(device), device.empty, partial(dense, device))
+    """Return the handle of a device."""
+    lock = QueueLock(device)
+    return Handle(device.cl_device, device.context, device.queue, lock, device.empty, partial(dense, device))

@@ -1,4 +1,4 @@
-"""random_bits: the numbers of Philox4x32-10, a pure function of key, counter and position; how kernels get these."""
+"""random_bits: Philox4x32-10, a pure function of key, counter and position; and kernel arguments for its state."""
 
 from typing import Any, NamedTuple
 
@@ -10,19 +10,19 @@ from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.core.spec import Spec, int64, uint64
 
 WORD = (1 << 64) - 1
-WORDS = (int64, uint64)  # dtypes with 64 bits, which is all that Philox sees
+WORDS = (int64, uint64)  # dtypes that kernels can read as 64-bit words
 ONE = Spec((), uint64)
 
 
 class State(NamedTuple):
-    """Key and counter: numbers, or, where a program is built with STATE_ON_DEVICE=1, in memory."""
+    """Key and counter as kernel arguments: numbers, or arrays for programs built with STATE_ON_DEVICE=1."""
 
     on_device: int
-    arguments: tuple[int, int, Any, Any]  # for a kernel's STATE
+    arguments: tuple[int, int, Any, Any]  # for the STATE of a kernel: key, counter, and the memory of each
 
 
 def state_of(device: Device, key: int | Buffer, counter: int | Buffer, unread: Buffer) -> State:
-    """The state as kernels take it; unread stands where they need memory, but read none."""
+    """Return the state as kernels take it; `unread` is a placeholder for memory arguments that are not read."""
     if type(key) is not Buffer and type(counter) is not Buffer:
         words = [0 if number is None else number & WORD for number in (key, counter)]
         return State(0, (*words, unread.memory, unread.memory))
@@ -30,7 +30,7 @@ def state_of(device: Device, key: int | Buffer, counter: int | Buffer, unread: B
 
 
 def _word(device: Device, number: int | Buffer) -> Buffer:
-    """A number in 64 bits of memory."""
+    """Return a number as a 64-bit word in device memory."""
     if type(number) is not Buffer:
         return launch(device, ONE, number & WORD)
     return dense(device, number if number.dtype in WORDS else astype(device, ONE, number, dtype=uint64))
@@ -39,7 +39,7 @@ def _word(device: Device, number: int | Buffer) -> Buffer:
 def random_bits(
     device: Device, out: Spec, key: int | Buffer, counter: int | Buffer, like: Buffer | None, *, shape: tuple[int, ...]
 ) -> Buffer:
-    """Independent uniform 32-bit integers."""
+    """Return independent uniform uint32 numbers."""
     result = device.empty(out)
     state = state_of(device, key, counter, result)
     plan = device.plans[_plan](out.size, state.on_device)

@@ -12,20 +12,20 @@ from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64, int64
 
-# How two accumulators are joined, and what an empty one holds; `first` is an element that it will be joined with.
+# By op: the binary reduction, and the initial value, which may use `first`, the first element.
 JOINS = {
     "sum": ("ADD", "0"),
     "prod": ("MULTIPLY", "1"),
     "max": ("LARGEST", "first"),
     "min": ("LEAST", "first"),
 }
-EMPTY = {"max": "-INFINITY", "min": "INFINITY"}  # of floats, where what is empty may be joined with what is not
+EMPTY = {"max": "-INFINITY", "min": "INFINITY"}  # initial values for floats, neutral even without a first element
 
-LONGEST = 1 << 18  # elements of a row that a group looks through faster than others help it
+MAX_ONE_PASS_ARG = 1 << 18  # elements of a row up to which argmax by one work-group beats two passes by several
 
 
 class Window(NamedTuple):
-    """An array seen as outer x length x inner, of which the length is reduced."""
+    """A strided view of an array as outer x length x inner, of which the length is reduced."""
 
     outer: int
     length: int
@@ -36,17 +36,17 @@ class Window(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How one reduction is launched."""
+    """Launch parameters of one reduction."""
 
     kernel: Any
     work: Any
     group: Any
     arguments: tuple[int, ...]
-    partial: Spec | None  # where the parts' results go, if there are several parts
+    partial: Spec | None  # Spec of the partial results, if the length is split into parts
 
 
 def launcher(name: str) -> Any:
-    """The launcher(device, out, x, *, axis, keepdims) of sum, prod, max or min."""
+    """Return the launcher(device, out, x, *, axis, keepdims) of sum, prod, max or min."""
     return partial(_reduce, name)
 
 
@@ -54,7 +54,7 @@ def _reduce(
     name: str, device: Device, out: Spec, x: Buffer, *, axis: tuple[int, ...], keepdims: bool = False, dtype: Any = None
 ) -> Buffer:
     window = _window(x.shape, x.strides, axis)
-    if window is None:  # too many axes that do not run together: reduce the rows of a copy
+    if window is None:  # too many axes that cannot be merged: reduce the rows of a copy
         x, window = _in_rows(device, x, axis)
     return _launch(device, name, out, x, window)
 
@@ -72,12 +72,12 @@ def _join_parts(device: Device, name: str, out: Spec, partial: Buffer) -> Buffer
 
 
 def argmax(device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
-    """Where the first maximum is; a nan counts as one."""
+    """Return the index of the first maximum; nan counts as the maximum."""
     return _find("max", device, out, x, axis)
 
 
 def argmin(device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
-    """Where the first minimum is; a nan counts as one."""
+    """Return the index of the first minimum; nan counts as the minimum."""
     return _find("min", device, out, x, axis)
 
 
@@ -99,18 +99,18 @@ def _find(name: str, device: Device, out: Spec, x: Buffer, axis: int | None) -> 
     return result if plan.partial is None else _join_parts(device, "min", out, result)
 
 
-# ---- windows -----------------------------------------------------------------------------------------------------
+# ---- strided views -----------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
 def _window(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...]) -> Window | None:
-    """x as a Window; None if its axes are too many for one, even after those that run together are joined."""
+    """Return the array as a Window; None if it has too many axes, even after merging contiguous ones."""
     kept = [a for a in range(len(shape)) if a not in axes]
     (length, *more), ((stride, *_),) = _joined(shape, strides, sorted(axes))
     lengths, (steps,) = _joined(shape, strides, kept)
     if more or len(lengths) > 2:
         return None
-    if len(lengths) == 1:  # one kept axis: columns if it runs along the memory, else rows
+    if len(lengths) == 1:  # one kept axis: columns if it is contiguous, else rows
         lengths, steps = (1, *lengths), (0, *steps)
     return Window(lengths[0], length, lengths[1], steps[0], stride, steps[1])
 
@@ -120,11 +120,11 @@ def _joined(shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int]) -
 
 
 def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, Window]:
-    """A dense copy with the reduced axes last, and its window."""
+    """Return a dense copy with the reduced axes last, and its Window."""
     order = [a for a in range(x.ndim) if a not in axes] + sorted(axes)
     rows = tuple(range(x.ndim - len(axes), x.ndim))
     copy = dense(device, permuted(x, order))
-    strides = row_major(copy.shape)  # one without elements keeps any strides
+    strides = row_major(copy.shape)  # an array without elements may have any strides
     return copy, _window(copy.shape, strides, rows)  # type: ignore[return-value]
 
 
@@ -138,7 +138,7 @@ def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window,
     accumulator = _accumulator(device, name, dtype, dtype if find else out.dtype)
     result = out if parts == 1 else Spec((parts, outputs), int64 if find else accumulator)
     partial = None if parts == 1 else result
-    if not find and _lies_in_vectors(device, window):
+    if not find and _has_contiguous_rows(device, window):
         return _vectors_plan(device, name, (dtype, accumulator, result.dtype), window, parts, part_length, partial)
     geometry, lanes = device.geometry, device.geometry.lanes(part_length)
     program = _build(device, name, dtype, accumulator, result.dtype, window.stride, lanes, find=find)
@@ -166,22 +166,22 @@ def _is_by_columns(window: Window) -> bool:
 
 
 def is_by_rows(device: Device, x: Spec, axes: tuple[int, ...]) -> bool:
-    """True if every row of a dense array like x is reduced in one piece, along the memory."""
+    """Return whether every row of a dense array like x is contiguous and reduced in one part."""
     window = _window(x.shape, row_major(x.shape), axes)
     if window is None or window.stride != 1 or window.length < 2 or _is_by_columns(window):
         return False
     return _parts(device, window, False)[0] == 1
 
 
-def _lies_in_vectors(device: Device, window: Window) -> bool:
-    """True if the length runs along the memory, on a device whose work-items move vectors."""
+def _has_contiguous_rows(device: Device, window: Window) -> bool:
+    """Return whether rows are contiguous, on a device whose work-items load vectors."""
     return device.geometry.vector(1) > 1 and window.stride == 1 and not _is_by_columns(window)
 
 
 def _arg_plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window) -> Plan | None:
-    """How to find the places of max or min in one pass; None where it takes two."""
+    """Plan argmax or argmin in one pass; None if two passes are needed or faster."""
     parts = _parts(device, window, False)[0]
-    if not _lies_in_vectors(device, window) or (parts > 1 and window.length > LONGEST):
+    if not _has_contiguous_rows(device, window) or (parts > 1 and window.length > MAX_ONE_PASS_ARG):
         return None
     return _vectors_plan(device, name, (dtype, dtype, out.dtype), window, 1, window.length, None, find=True)
 
@@ -190,7 +190,7 @@ def _vectors_plan(
     device: Device, name: str, dtypes: tuple[np.dtype, ...], window: Window, parts: int, part_length: int,
     partial: Spec | None, *, find: bool = False,
 ) -> Plan:  # fmt: skip
-    """For the dtypes of x, the accumulator and the result."""
+    """Plan reduce_gpu.cl; dtypes are those of x, the accumulator and the result."""
     (stored, accumulator, written), (join, start) = map(types, dtypes), JOINS[name]
     start = EMPTY.get(name, start) if dtypes[0] in FLOATS else start
     group, vector, lanes = team_of(device, dtypes[0], part_length)
@@ -207,7 +207,7 @@ def _vectors_plan(
 
 
 def team_of(device: Device, dtype: np.dtype, length: int) -> tuple[int, int, int]:
-    """How teams.cl joins so many elements: work-items of a group, elements of a vector, work-items of a team."""
+    """Return how teams.cl reduces rows of this length: work-items per group, elements per vector, lanes per row."""
     vector = device.geometry.vector(dtype.itemsize)
     group, lanes = device.geometry.team(-(-length // vector), device.features.max_work_group)
     return group, vector, lanes
@@ -229,9 +229,9 @@ def _build(
 
 
 def _accumulator(device: Device, name: str, dtype: np.dtype, out: np.dtype) -> np.dtype:
-    """The dtype in which parts are kept: 16-bit floats are summed as float32, integers as what the op promises.
+    """Return the dtype of accumulators: float32 for 16-bit floats, the dtype of the result for integers.
 
-    Every factor of a product adds its rounding, in whatever order: floats need a wider dtype, where there is one.
+    Products of floats use float64 if the device has it, because every factor adds a rounding error.
     """
     wide = out if name in ("sum", "prod") else dtype
     if name == "prod" and wide in FLOATS and device.features.fp64:
@@ -240,7 +240,7 @@ def _accumulator(device: Device, name: str, dtype: np.dtype, out: np.dtype) -> n
 
 
 def _parts(device: Device, window: Window, by_columns: bool) -> tuple[int, int]:
-    """Into how many parts to cut the length, and how long they are: enough work for the device, if it is worth it."""
+    """Return the number of parts to split the length into, to occupy the device, and their length."""
     geometry = device.geometry
     columns = geometry.column_share(window.inner) if by_columns else 1
     items, wanted = -(-max(window.outer * window.inner, 1) // columns), geometry.parts_per_unit * geometry.units

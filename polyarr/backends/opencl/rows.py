@@ -1,4 +1,4 @@
-"""Plans of the kernels that work row by row or block by block, and sums over columns."""
+"""Launch parameters of kernels that work row by row or block by block, and column sums."""
 
 from math import prod
 from typing import Any
@@ -13,17 +13,17 @@ from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.core.spec import Spec, float64
 
-LONGEST = 256  # rows that a group adds up one by one where it leaves a partial result
+MAX_SETS_PER_PARTIAL = 256  # sets of rows that a work-group adds up in one partial result
 
 
 def row_plan(
     device: Device, stem: str, which: str, dtype: np.dtype, shape: tuple[int, ...], persistent: bool = False,
     lined_up: bool = False, **defines: Any,
 ) -> LaunchPlan:  # fmt: skip
-    """The launch of <stem>_<which>, which works along rows; numbers are rows, cols, and sets of rows per group.
+    """Plan <stem>_<which>, a kernel along rows; its numbers are rows, cols, and sets of rows per group.
 
-    Groups are persistent where each leaves a partial result: they are few then, but not so few that the sum of their
-    rows would lose digits. Rows are lined up if the same columns of all of them must fall to the same work-item.
+    `persistent` groups each write one partial result: there are few of them, but enough that sums keep their digits.
+    `lined_up` assigns the same columns of all rows to the same work-item.
     """
     rows, cols = rows_of(shape)
     geometry = device.geometry
@@ -32,21 +32,21 @@ def row_plan(
         macros = {**macros, **vector_types(dtype, macros["VECTOR"])}
     sets = -(-rows // macros["ROWS"])
     each = max(1, -(-sets // max(geometry.row_groups(sets, persistent), 1)))
-    each = min(each, LONGEST) if persistent else each
+    each = min(each, MAX_SETS_PER_PARTIAL) if persistent else each
     work, group = geometry.row_work(-(-sets // each), macros), (macros["LANES"], macros["ROWS"])
     program = device.build(stem + geometry.row_files, **types(dtype), **macros, **defines)
     return LaunchPlan(getattr(program, f"{stem}_{which}"), work, group, (rows, cols, each))
 
 
 def groups_of(plan: LaunchPlan) -> int:
-    """How many groups a plan has, each of which may leave a partial result."""
+    """Return the number of work-groups of a plan."""
     return prod(plan.work) // prod(plan.group)
 
 
 def block_plan(
     device: Device, stem: str, which: str, dtype: np.dtype, size: int, in_place: tuple[InPlace, ...], **defines: Any
 ) -> LaunchPlan:
-    """The launch of a kernel whose groups take blocks of consecutive elements; the number is the size."""
+    """Plan a kernel whose groups process blocks of consecutive elements; its number is the size."""
     blocks = device.geometry.blocks(dtype.itemsize)
     vector = vector_types(dtype, blocks["VECTOR"])
     program, group = device.build(stem, **types(dtype), **blocks, **vector, **defines), blocks["GROUP"]
@@ -56,28 +56,28 @@ def block_plan(
 
 
 def wide(dtype: np.dtype) -> np.dtype:
-    """The dtype that sums of dtype are kept in: ACC."""
+    """Return the arithmetic dtype of a float dtype: ACC in kernels."""
     return float64 if dtype == float64 else np.dtype("float32")
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """How many rows, and the length of the last axis."""
+    """Return the number of rows, and the length of the last axis."""
     cols = shape[-1]
     return Spec(shape[:-1], float64).size, cols
 
 
 def alike(x: Buffer, *others: Buffer | None) -> bool:
-    """True if all that are there have x's dtype; where a weight is wider than x, the op's body serves."""
+    """Return whether all arrays that are not None have x's dtype; otherwise the op's decomposition is used."""
     return all(b is None or b.dtype == x.dtype for b in others)
 
 
 def dense_or_none(device: Device, buf: Buffer | None) -> Buffer | None:
-    """As dense, for an input that may be missing."""
+    """Return dense(buf), or None for a missing input."""
     return None if buf is None else dense(device, buf)
 
 
 def column_sums(device: Device, dtype: np.dtype, *partials: Buffer) -> list[Buffer]:
-    """The sums over axis 0 of one or two arrays (parts, cols), each (cols) of a dtype, in one launch."""
+    """Sum one or two arrays (parts, cols) over axis 0 in one launch; results are (cols) of the dtype."""
     results = [device.empty(Spec(p.shape[1:], dtype)) for p in partials]
     plan = device.plans[_column_sums](dtype, partials[0].shape, len(partials))
     arrays = partials[0], partials[-1], results[0], results[-1]

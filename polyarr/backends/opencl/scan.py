@@ -1,4 +1,4 @@
-"""Running sums along an axis."""
+"""Prefix sums (inclusive scan) along an axis."""
 
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ SUM = reduce.launcher("sum")
 
 
 def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np.dtype) -> Buffer:
-    """Sums of the elements up to and including each one."""
+    """Return the sum of the elements up to and including each one, along axis."""
     x, result = dense(device, x), device.empty(out)
     outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     if not out.size:
@@ -50,7 +50,7 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
 
 
 def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
-    """The dtype that keeps the digits of a long sum, which of floats is float64 if the device has it."""
+    """Return the dtype that long sums are computed in: float64 for float32 and narrower, if the device has it."""
     acc = types(dtype)["ACC"]
     if acc == "float":
         return float64 if device.features.fp64 else float32
@@ -58,7 +58,7 @@ def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
 
 
 def _part_length(device: Device, outer: int, length: int, inner: int) -> int:
-    """How much of the length one work-item, or group, takes: all of it, unless there are too few of them."""
+    """Return the length that one work-item (or group) scans: all of it, unless that leaves too few work-items."""
     geometry = device.geometry
     items = outer * (geometry.scan_group if inner == 1 else -(-inner // geometry.scan_columns))
     wanted, least = geometry.scan_items(inner), geometry.scan_part(inner)
@@ -68,7 +68,7 @@ def _part_length(device: Device, outer: int, length: int, inner: int) -> int:
 
 
 def _part_sums(device: Device, x: Buffer, dtype: np.dtype, shape: tuple[int, ...], length: int) -> Buffer:
-    """The sums of the parts, (outer, parts, inner); the rest of the length that they leave is not read."""
+    """Return the sums of the parts, (outer, parts, inner); the rest of the length is not read."""
     outer, parts, _, inner = shape
     steps = row_major(shape)
     view = x._replace(shape=shape, strides=(length * inner, *steps[1:]))
@@ -81,6 +81,6 @@ def _program(device: Device, dtype: np.dtype, out: np.dtype, sums: np.dtype, vec
     return device.build(
         "scan", **types(dtype) | {"STORE": types(out)["STORE"]}, **written, A=types(sums)["ACC"],
         COMPENSATED=compensated, WG=device.geometry.scan_group, COLUMNS=device.geometry.scan_columns,
-        LANES=lanes, TURNS=device.geometry.scan_turns, VECTOR=vector, **vector_types(dtype, vector),
+        LANES=lanes, VECTORS_PER_LANE=device.geometry.scan_turns, VECTOR=vector, **vector_types(dtype, vector),
         **vector_types(out, vector, "OUT_"),
     )  # fmt: skip

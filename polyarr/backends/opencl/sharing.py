@@ -1,4 +1,4 @@
-"""Arrays that are shared through DLPack with who computes on CUDA, where the pool's memory is CUDA's, too."""
+"""DLPack exchange with CUDA libraries, on devices whose memory pool is shared with CUDA."""
 
 from functools import partial
 from typing import Any
@@ -14,11 +14,11 @@ from polyarr.core.backend import DLPack
 from polyarr.core.dlpack import CUDA, Shared, memory_of
 from polyarr.core.spec import Spec
 
-UNORDERED = -1  # the stream of who wants to wait by himself
+UNORDERED = -1  # DLPack's stream value for a consumer that synchronizes on its own
 
 
 def dlpack_of(device: Device) -> DLPack | None:
-    """How a device shares buffers; None if it does not."""
+    """Return the DLPack functions of a device; None if it does not share memory with CUDA."""
     return DLPack(partial(_export, device), partial(_adopt, device)) if type(device.pool) is SharedPool else None
 
 
@@ -35,7 +35,7 @@ def _piece(memory: Any) -> Piece:
 
 
 def _lent(device: Device, buf: Buffer, stream: int | None, copy: bool) -> np.ndarray:
-    """The memory, as an ndarray that nobody must look into."""
+    """Lend the memory as an ndarray at its device address, which the host must not read."""
     device.faults.follow((buf,))
     with device.lock:
         if copy or min(buf.strides, default=0) < 0:  # other libraries know no negative strides
@@ -48,7 +48,7 @@ def _lent(device: Device, buf: Buffer, stream: int | None, copy: bool) -> np.nda
 
 
 class _Memory:
-    """A buffer by its address, for NumPy."""
+    """A buffer as an object with the array interface of NumPy, at its device address."""
 
     def __init__(self, buf: Buffer, address: int) -> None:
         self._buf, each = buf, buf.dtype.itemsize
@@ -62,9 +62,10 @@ class _Memory:
 
 
 def _adopt(device: Device, x: Any) -> Buffer:
-    """Memory of the pool as it is, and a copy on the device of any other: OpenCL takes only what was made for it.
+    """Adopt a DLPack array: zero-copy if it lies in the pool, else by a copy, as OpenCL can only use its own memory.
 
-    Errors:  BufferError for memory elsewhere, and where there is none for the copy that CUDA knows
+    Raises:
+        BufferError: x is on another device, or memory shared with CUDA does not suffice for the copy.
     """
     pool = device.pool
     if tuple(x.__dlpack_device__()) != (CUDA, pool.cuda.number):
@@ -77,7 +78,7 @@ def _adopt(device: Device, x: Any) -> Buffer:
         memory = pool.adopt(start, end, given)
         if memory is None or (start - _piece(memory).address) % each:
             memory = device._allocate(end - start)
-            device.commands.finish()  # whoever had this memory before
+            device.commands.finish()  # pending commands may still use the recycled memory
             pool.cuda.copy(_piece(memory).address, start, end - start, LEGACY)
             offset = 0
         else:

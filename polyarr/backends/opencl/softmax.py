@@ -1,4 +1,4 @@
-"""Softmax and log-softmax, forward and backward. What is saved is the result."""
+"""Softmax and log-softmax, forward and backward. Forward saves the result."""
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.rows import row_plan
@@ -8,31 +8,31 @@ from polyarr.core.spec import Spec
 
 
 def softmax(device: Device, out: Spec, x: Buffer, *, axis: int) -> tuple[Buffer, Buffer]:
-    """Softmax along axis."""
+    """Return the softmax along axis, and the array saved for backward."""
     return _forward(device, x, axis, in_logs=0)
 
 
 def softmax_backward(
     device: Device, g: Buffer, saved: Buffer, x: Buffer, *, wanted: tuple[bool], axis: int
 ) -> tuple[Buffer]:
-    """The gradient of softmax."""
+    """Return the gradient of softmax."""
     return _backward(device, g, saved, axis, in_logs=0)
 
 
 def log_softmax(device: Device, out: Spec, x: Buffer, *, axis: int) -> tuple[Buffer, Buffer]:
-    """The logarithm of softmax along axis."""
+    """Return the log-softmax along axis, and the array saved for backward."""
     return _forward(device, x, axis, in_logs=1)
 
 
 def log_softmax_backward(
     device: Device, g: Buffer, saved: Buffer, x: Buffer, *, wanted: tuple[bool], axis: int
 ) -> tuple[Buffer]:
-    """The gradient of log_softmax."""
+    """Return the gradient of log_softmax."""
     return _backward(device, g, saved, axis, in_logs=1)
 
 
 def _forward(device: Device, x: Buffer, axis: int, in_logs: int) -> tuple[Buffer, Buffer]:
-    """The result with axis back in its place, and as it was computed: with axis last."""
+    """Return the result with axis moved back, and as it was computed, with axis last."""
     x = dense(device, moved(x, axis, x.ndim - 1))
     y = device.empty(spec_of(x))
     plan = device.plans[row_plan]("softmax", "forward", x.dtype, x.shape, IN_LOGS=in_logs)

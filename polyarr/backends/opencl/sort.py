@@ -1,7 +1,6 @@
-"""sort and argsort: tiles are sorted on their own, then runs are merged two by two. Stable, for rows of any length.
+"""sort and argsort: tiles are sorted on their own, then runs are merged pairwise. Stable, for rows of any length.
 
-A CPU sorts long tiles by one digit after the other, short ones by insertion and merging. Where a row has very many
-tiles, GPUs sort all of it by digits instead.
+CPUs sort long tiles by radix sort, short ones by insertion and merging. GPUs use radix sort for very long rows.
 """
 
 from functools import lru_cache
@@ -15,30 +14,30 @@ from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.scan import cumulative_sum
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
-EACH, LEAST_TILE = 16, 64  # elements that a GPU's work-item sorts by itself, and that are worth a team of work-items
-DIGIT, DIGIT_GROUP = 8, 256  # bits that are sorted at once, and work-items that do
+EACH, MIN_TILE = 16, 64  # on GPUs: elements per work-item, and elements per tile at least
+DIGIT, DIGIT_GROUP = 8, 256  # radix sort on GPUs: bits of a digit, work-items per group
 UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
 INT32 = np.dtype("int32")
 
 
 def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
-    """The order that sorts x along axis, with nan as the largest value."""
+    """Return the order that sorts x along axis, with nan as the largest value."""
     return _sorted(device, out, x, axis, descending, False)
 
 
 def sort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
-    """x in that order."""
+    """Return x sorted along axis, with nan as the largest value."""
     return _sorted(device, out, x, axis, descending, True)
 
 
 def order(device: Device, x: Buffer) -> Buffer:
-    """The order that sorts a dense 1-d x, as int32."""
+    """Return the order that sorts a dense 1-d x, as int32."""
     return FAMILIES[device.geometry.kind](device, x, False, None, False)
 
 
 def _sorted(device: Device, out: Spec, x: Buffer, axis: int, descending: bool, values: bool) -> Buffer:
-    """The elements along axis in order, or their order: the first of them, if out is shorter there."""
+    """Return the sorted elements along axis, or their order; only the first ones if out is shorter there."""
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))
     result = device.empty(Spec((*x.shape[:last], out.shape[axis]), out.dtype))
@@ -48,7 +47,7 @@ def _sorted(device: Device, out: Spec, x: Buffer, axis: int, descending: bool, v
 
 
 def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
-    """Whole tiles by one work-item after the other, which then merge spans. Gives the order as int32, too."""
+    """Sort on CPUs: work-items sort tiles, then merge spans of runs. Return the order as int32, and fill result."""
     n, program = x.shape[-1], device.plans[_program](x.dtype, descending)
     tile, span = device.geometry.sort_tile, device.geometry.sort_span
     rows, memories = x.size // n, _pair(device, x) + _pair(device, x)
@@ -68,20 +67,20 @@ def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer |
 
 
 def _sort_on_gpu(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
-    """Without a result, gives the order as int32."""
+    """Sort on GPUs; return result, or without one the order as int32."""
     n, geometry = x.shape[-1], device.geometry
     merges, digits = (-(-n // _tile(device, x)) - 1).bit_length(), x.dtype.itemsize * 8 // DIGIT
     by_digits = n >= geometry.sort_long and merges > geometry.sort_merges * digits
-    return (_sort_by_digits if by_digits else _sort_in_teams)(device, x, descending, result, values)
+    return (_radix_sort if by_digits else _sort_by_merging)(device, x, descending, result, values)
 
 
-def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
-    """Digit by digit, from the lowest on: each time all elements move to where those with their digit are due."""
+def _radix_sort(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
+    """Radix sort, least significant digit first: a histogram, its prefix sums and a stable scatter per digit."""
     n, itemsize = x.shape[-1], x.dtype.itemsize
     program = device.plans[_digit_program](x.dtype, descending)
     rows, tiles, passes = x.size // n, -(-n // (DIGIT_GROUP * EACH)), itemsize * 8 // DIGIT
     counted = Spec((rows, tiles << DIGIT), INT32)
-    work, group, out = (rows * tiles * DIGIT_GROUP,), (DIGIT_GROUP,), (result or x).memory  # x, which is not written
+    work, group, out = (rows * tiles * DIGIT_GROUP,), (DIGIT_GROUP,), (result or x).memory  # x: not written
     kept = (result or x).shape[-1]
     source, target = None, None
     for turn in range(passes):
@@ -98,16 +97,16 @@ def _sort_by_digits(device: Device, x: Buffer, descending: bool, result: Buffer 
 
 
 def _digit_program(device: Device, dtype: np.dtype, descending: bool) -> Program:
-    return device.build("sort_digits", **key_macros(dtype, descending), ITEM_BITS=DIGIT, TEAM=DIGIT_GROUP, EACH=EACH)
+    return device.build("sort_digits", **key_macros(dtype, descending), ITEM_BITS=DIGIT, LANES=DIGIT_GROUP, EACH=EACH)
 
 
-def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
-    """Tiles by teams of work-items, which then merge runs tile by tile."""
+def _sort_by_merging(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
+    """Merge sort: cooperating work-items sort each tile in local memory, then merge runs tile by tile."""
     n = x.shape[-1]
-    tile = min(_tile(device, x), max(LEAST_TILE, 1 << (n - 1).bit_length()))
-    program, teams, group = device.plans[_gpu_program](x.dtype, descending, tile)
+    tile = min(_tile(device, x), max(MIN_TILE, 1 << (n - 1).bit_length()))
+    program, tiles_per_group, group = device.plans[_gpu_program](x.dtype, descending, tile)
     tiles = x.size // n * -(-n // tile)
-    work, out = (-(-tiles // teams) * group,), (result or x).memory  # x, which is not written, without one
+    work, out = (-(-tiles // tiles_per_group) * group,), (result or x).memory  # x: not written
     kept = (result or x).shape[-1]
     last = int(n <= tile and result is not None)
     source, spare = (None, None) if last else (_pair(device, x), None)
@@ -125,12 +124,12 @@ def _sort_in_teams(device: Device, x: Buffer, descending: bool, result: Buffer |
 
 
 def _tile(device: Device, x: Buffer) -> int:
-    """Elements of a tile, whose keys and places, 4, 8 or 16 bytes, fit into local memory."""
+    """Return the elements of a tile, whose keys and positions (4, 8 or 16 bytes) fit into local memory."""
     return device.geometry.sort_tile // (2 if x.dtype.itemsize > 4 else 1)
 
 
 def _pair(device: Device, x: Buffer) -> tuple[Buffer, Buffer]:
-    """Room for keys and an index."""
+    """Allocate workspace for keys and an index."""
     return device.empty(Spec(x.shape, key_dtype(x.dtype))), device.empty(Spec(x.shape, INT32))
 
 
@@ -139,12 +138,12 @@ FAMILIES = {"cpu": _sort_serially, "gpu": _sort_on_gpu}
 
 @lru_cache
 def key_dtype(dtype: np.dtype) -> np.dtype:
-    """What the keys of elements are."""
+    """Return the dtype of the sort keys of a dtype."""
     return np.dtype(f"uint{8 * dtype.itemsize}")
 
 
 def key_macros(dtype: np.dtype, descending: bool) -> dict[str, str | int]:
-    """The macros of keys.cl."""
+    """Return the macros of keys.cl."""
     kind = 2 if dtype in FLOATS else 1 if dtype in SIGNED else 0
     infinity = INFINITIES.get(dtype, "0x7ff0000000000000UL")
     return {
@@ -158,9 +157,9 @@ def _program(device: Device, dtype: np.dtype, descending: bool) -> Program:
 
 
 def _gpu_program(device: Device, dtype: np.dtype, descending: bool, tile: int) -> tuple[Program, int, int]:
-    """With how many teams a group has, and how many work-items."""
-    team = tile // EACH
-    teams = max(1, 128 // team)
-    sizes = {"ITEM_BITS": 8 * dtype.itemsize, "TEAM": team, "TEAMS": teams, "EACH": EACH}
+    """Return the program, the tiles per work-group, and the work-items per work-group."""
+    lanes = tile // EACH
+    tiles_per_group = max(1, 128 // lanes)
+    sizes = {"ITEM_BITS": 8 * dtype.itemsize, "LANES": lanes, "TILES_PER_GROUP": tiles_per_group, "EACH": EACH}
     program = device.build("sort_gpu", **key_macros(dtype, descending), **sizes)
-    return program, teams, team * teams
+    return program, tiles_per_group, lanes * tiles_per_group

@@ -1,4 +1,4 @@
-"""The table of kernels: Op -> launcher, or a Fused pair of launchers."""
+"""The kernel table: Op -> launcher, or a Fused kernel with its VJP."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ from polyarr.backends.opencl import (
 from polyarr.backends.opencl.attention import attention
 from polyarr.backends.opencl.convolutions import batch_norm, conv, pool
 from polyarr.backends.opencl.products import int8_linear, linear, matmul
+from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.core.backend import Fused
 
@@ -70,7 +71,7 @@ KERNELS = {
     ops.cross_entropy_and_gradient: cross_entropy.cross_entropy_and_gradient,
 }
 
-# Numbers that a kernel reads from memory, where they are there.
+# Scalar inputs that kernels can read from device memory.
 READS = {
     ops.slice: ("starts",),
     ops.slice_update: ("starts",),
@@ -98,27 +99,28 @@ PAIRS = {
 
 
 def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
-    """The whole table for one device."""
+    """Return the kernel table of one device."""
     plain = {op: following(device, launcher) for op, launcher in KERNELS.items()}
-    return plain | {
+    kernels = plain | {
         op: Fused(following(device, forward), following(device, backward), *needs)
         for op, (forward, backward, *needs) in PAIRS.items()
     }
+    return checked_kernels(device, kernels) if is_checked() else kernels
 
 
-def halves(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:
-    """The kernels of a table, and both halves of its pairs."""
+def kernel_functions(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:
+    """Yield the kernels of a table; forward and backward of fused kernels."""
     for kernel in kernels.values():
         yield from kernel[:2] if isinstance(kernel, Fused) else (kernel,)
 
 
 def following(device: Device, launcher: Callable) -> Callable:
-    """The launcher for the device, which notes whose arrays it is given."""
+    """Bind a launcher to the device, and track from which threads its arrays come, for reporting faults."""
 
     faults = device.faults
 
     @functools.wraps(launcher)
-    def kernel(first: Any, *bufs: Any, **params: Any) -> Any:  # first: a Spec, or a Pair's cotangent
+    def kernel(first: Any, *bufs: Any, **params: Any) -> Any:  # first: a Spec, or the cotangent of a backward kernel
         if faults.are_several():
             faults.follow((first, *bufs))
         return launcher(device, first, *bufs, **params)
@@ -127,7 +129,7 @@ def following(device: Device, launcher: Callable) -> Callable:
 
 
 def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
-    """The precisions that products tell apart on a device, whose kernels for that may still turn out not to work."""
+    """Return the extra precisions of each GEMM op on a device; their kernels may still turn out not to work."""
     convolutions = ops.conv, ops.conv_product, ops.conv_input_gradient, ops.conv_weight_gradient
     told = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear, *convolutions), matmul.VARIANTS)
     told[ops.attention] = attention.VARIANTS
@@ -138,5 +140,5 @@ def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
 
 
 def unordered(device: Device) -> frozenset[Any]:
-    """The ops that add in no fixed order on this device."""
+    """Return the ops that add in no fixed order on this device."""
     return frozenset({ops.scatter_add, ops.embedding}) if segments.adds_atomically(device) else frozenset()

@@ -1,4 +1,4 @@
-"""Where the largest elements are: by selection if they are few, else by a sort."""
+"""argtopk: the indices of the largest elements, by selection if they are few, else by a sort."""
 
 import numpy as np
 
@@ -9,15 +9,15 @@ from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.sort import INT32, argsort, key_dtype, key_macros
 from polyarr.core.spec import Spec
 
-GROUP, ROOM = 256, 2048  # work-items that share a row on a GPU, and elements of which they can choose
-FAR = 2**30  # elements of a row that an int counts with room to spare
-FEW = 2  # a sort is faster than heaps of more than one in so many elements
-SHORT = 4096  # bytes of a row that a GPU sorts faster than a group chooses from them, if it is one tile
+GROUP, CAPACITY = 256, 2048  # on GPUs: work-items that share a row, and capacity for candidates
+MAX_LENGTH = 2**30  # exclusive bound on the elements of a row, so that indices and loop bounds fit into an int
+MIN_SELECTIVITY = 2  # elements per selected one from which on selection is faster than a sort
+MAX_SORTED_BYTES = 4096  # row size up to which a GPU sorts, in one tile, faster than a work-group selects
 
 
 def argtopk(device: Device, out: Spec, x: Buffer, *, k: int, axis: int) -> Buffer:
-    """The first k of the descending order of x along axis."""
-    if not out.size or FEW * k > x.shape[axis]:
+    """Return the first k indices of the descending order of x along axis."""
+    if not out.size or MIN_SELECTIVITY * k > x.shape[axis]:
         return _by_sort(device, out, x, k, axis)
     return FAMILIES[device.geometry.kind](device, out, x, k, axis)
 
@@ -27,7 +27,7 @@ def _by_sort(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
 
 
 def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
-    """A heap for each work-item, which takes some rows one after the other."""
+    """Select on CPUs: each work-item processes some rows with a heap."""
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))
     n = x.shape[last]
@@ -40,10 +40,10 @@ def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer
     return swapped(result, axis, last)
 
 
-def _by_bounds(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
-    """A group for each row."""
-    short = min(SHORT // x.dtype.itemsize, device.geometry.sort_tile)
-    if k > GROUP or not short < x.shape[axis] < FAR:
+def _by_group(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
+    """Select on GPUs: a work-group per row."""
+    short = min(MAX_SORTED_BYTES // x.dtype.itemsize, device.geometry.sort_tile)
+    if k > GROUP or not short < x.shape[axis] < MAX_LENGTH:
         return _by_sort(device, out, x, k, axis)
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))
@@ -55,11 +55,11 @@ def _by_bounds(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffe
 
 
 def _gpu_program(device: Device, dtype: np.dtype) -> Program:
-    return device.build("topk_gpu", **key_macros(dtype, descending=True), GROUP=GROUP, ROOM=ROOM)
+    return device.build("topk_gpu", **key_macros(dtype, descending=True), GROUP=GROUP, CAPACITY=CAPACITY)
 
 
 def _program(device: Device, dtype: np.dtype) -> Program:
     return device.build("topk", **key_macros(dtype, descending=True))
 
 
-FAMILIES = {"cpu": _by_heaps, "gpu": _by_bounds}
+FAMILIES = {"cpu": _by_heaps, "gpu": _by_group}

@@ -1,8 +1,8 @@
-"""The process in which programs are tried: python -m polyarr.backends.opencl.trial <device>.
+"""Probe process that tries programs which may crash a driver: python -m polyarr.backends.opencl.trial <device>.
 
-Each request is a pickled function with its arguments but the first, which is the device. Each answer is pickled, too:
-whether it was tried at all, and what was wrong, empty if nothing was. The process ends with the one that asks, or when
-nobody asks any more.
+A request is a pickled (function, arguments); the function gets the device as an additional first argument. An answer is
+a pickled (is_tried, problem); the problem is empty if there was none. The process ends with its parent, or after IDLE
+seconds without a request.
 """
 
 import os
@@ -11,14 +11,17 @@ import sys
 import threading
 
 from polyarr.backends.opencl.devices import select
+from polyarr.backends.opencl.runtime.variants import ANNOUNCED
+from polyarr.core.announce import announce, observers
 
-IDLE = 20  # seconds without a request, after which the process ends: it holds memory of the device
+IDLE = 20  # seconds without a request after which the process ends, as it occupies memory of the device
 
 
 def main(name: str) -> None:
-    """Answer requests."""
+    """Answer requests on standard input until it is closed."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a driver that prints must not be taken for an answer
+    observers.append(lambda step: print(f"{ANNOUNCED}{step}", file=sys.stderr, flush=True))
     device = None
     while True:
         idle = threading.Timer(IDLE, os._exit, (0,))
@@ -32,6 +35,7 @@ def main(name: str) -> None:
         is_tried, wrong = False, ""
         try:
             device = device or select(name)
+            announce("")
             is_tried = True
             function(device, *arguments)
         except Exception as error:

@@ -1,22 +1,29 @@
-"""One entry per op: what it is called with, and what NumPy gives for it in float64. Gradients need no entry.
+"""Sample calls and NumPy references of every op: one Entry per op. Gradients need no entry.
 
-`cases` cover everything an op takes: nan, infinities, denormals, extremes, ties, offsets by 100, every layout.
-`smooth` ones stay away from points without a derivative, where central differences mean nothing: whole and half
-numbers for rounding, 0 for abs and relu, ties for maxima and orders, the ends of a domain for log and acos.
+`cases` cover all that an op accepts: nan, infinities, denormals, extremes, ties, offsets by 100, every layout. `smooth`
+cases avoid points without a derivative, where central differences are meaningless: whole and half numbers for rounding,
+0 for abs and relu, ties for maxima and sorting, the ends of a domain for log and acos.
 """
 
 from polyarr.core.op import Op
 from polyarr.testing.samples import elementwise, images, indexing, matrices, moving, norms, products, reducing
+from polyarr.testing.samples.crossed import in_other_dtypes, with_other_values
 from polyarr.testing.samples.elementwise import alone
 from polyarr.testing.samples.entry import Cases, Entry
+from polyarr.testing.samples.huge import huge
 from polyarr.testing.samples.large import large
 from polyarr.testing.samples.numbers import numbers, takes_numbers
-from polyarr.testing.strategies import remembered
+from polyarr.testing.samples.promises import is_promised, promises
+from polyarr.testing.samples.sweeps import is_swept, sweeps
+from polyarr.testing.strategies import memoized
 
 SAMPLES: dict[Op, Entry] = {}
 for _family in (elementwise, moving, indexing, reducing, products, norms, matrices, images):
-    for _op, _entry in _family.SAMPLES.items():  # a strategy is built once: building is most of drawing
-        _smooth = _entry.smooth and remembered(_entry.smooth)
-        SAMPLES[_op] = _entry._replace(cases=remembered(_entry.cases), smooth=_smooth)
+    for _op, _entry in _family.SAMPLES.items():  # build each strategy once: building takes longer than drawing
+        _smooth = _entry.smooth and memoized(_entry.smooth)
+        SAMPLES[_op] = _entry._replace(cases=memoized(_entry.cases), smooth=_smooth)
 
-__all__ = ["SAMPLES", "Cases", "Entry", "alone", "large", "numbers", "takes_numbers"]
+__all__ = [
+    "SAMPLES", "Cases", "Entry", "alone", "huge", "in_other_dtypes", "is_promised", "is_swept", "large", "numbers",
+    "promises", "sweeps", "takes_numbers", "with_other_values",
+]  # fmt: skip

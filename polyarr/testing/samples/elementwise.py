@@ -1,4 +1,4 @@
-"""Elementwise ops: all of float32, most of the other dtypes, and the values that break them."""
+"""Entries of the elementwise ops: in float32, most other dtypes, and with the values that break kernels."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from polyarr.testing.samples.entry import (
     numbers,
     of_shape,
 )
-from polyarr.testing.strategies import APART, PAIRS, SHAPES, VALUES, Data, Sample, datas, remembered, samples
+from polyarr.testing.strategies import PAIRS, SHAPES, SPECIAL_SPACING, VALUES, Data, Sample, datas, memoized, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
@@ -38,7 +38,7 @@ def _smooth(values: str) -> Cases:
 
 
 def _pairs(dtype: str, x: Sequence[str], y: Sequence[str], number: Any = None) -> SearchStrategy[Sample]:
-    """Two arrays that broadcast, or an array and a Python number on either side."""
+    """Return the strategy for two arrays that broadcast, or an array and a Python number on either side."""
 
     def drawn(shapes: tuple) -> SearchStrategy:
         left, right = (datas(s, dtype, v) for s, v in zip(shapes, (x, y), strict=True))
@@ -48,7 +48,7 @@ def _pairs(dtype: str, x: Sequence[str], y: Sequence[str], number: Any = None) -
         with_number = st.sampled_from(number(dtype))
         return st.one_of(both, samples(left, with_number), samples(with_number, right))
 
-    return st.sampled_from(PAIRS).flatmap(remembered(drawn))
+    return st.sampled_from(PAIRS).flatmap(memoized(drawn))
 
 
 def _positive_numbers(dtype: str) -> tuple:
@@ -135,14 +135,14 @@ for _op in (ops.logical_and, ops.logical_or, ops.logical_xor):
 
 
 def _divisions(dtype: str) -> SearchStrategy[Sample]:
-    # A quotient near a whole number rounds either way, so floats are drawn where it is exact: small whole numbers.
+    # A quotient near a whole number may round either way; those of small whole numbers are exact.
     values = ("special", "normal", "ties") if "int" in dtype else ("ties",)
     return _pairs(dtype, values, values, numbers)
 
 
 for _op in (ops.floor_divide, ops.remainder):
     _binary(_op, "real", "cancelling", ("normal", "positive"))
-    # Of infinite quotients and of remainders of huge numbers, libraries make what they like.
+    # Libraries differ for infinite quotients and for remainders of huge numbers.
     SAMPLES[_op] = SAMPLES[_op]._replace(cases=_divisions, special="")
 
 
@@ -180,7 +180,7 @@ SAMPLES[ops.nextafter] = Entry(
 def _shifts(dtype: str) -> SearchStrategy[Sample]:
     bits = np.iinfo(dtype).bits - (dtype[0] == "i")
     return st.sampled_from(PAIRS).flatmap(
-        remembered(
+        memoized(
             lambda shapes: samples(
                 datas(shapes[0], dtype, ("special", "normal")),
                 st.one_of(datas(shapes[1], dtype, ("below",), limit=bits), st.sampled_from((0, 1, 3))),
@@ -195,7 +195,7 @@ for _op in (ops.bitwise_left_shift, ops.bitwise_right_shift):
 
 def _choices(values: Sequence[str]) -> Cases:
     return lambda dtype: st.sampled_from(PAIRS).flatmap(
-        remembered(
+        memoized(
             lambda shapes: samples(
                 datas(shapes[0], "bool", ("mask",)),
                 datas(shapes[1], dtype, values),
@@ -209,7 +209,7 @@ def _limits(values: Sequence[str]) -> Cases:
     def cases(dtype: str) -> SearchStrategy[Sample]:
         number = st.sampled_from((None, *numbers(dtype)))
         return st.sampled_from(PAIRS).flatmap(
-            remembered(
+            memoized(
                 lambda shapes: samples(
                     datas(shapes[0], dtype, values),
                     st.one_of(number, datas(shapes[1], dtype, values[:1])),
@@ -221,12 +221,12 @@ def _limits(values: Sequence[str]) -> Cases:
     return cases
 
 
-# Where x is 0 or y is infinite, libraries agree about these divisions; but of -1 / inf the floor may be -0 or -1.
+# Libraries agree about these divisions if x is 0 or y is infinite, except for the floor of -1 / inf: -0 or -1.
 _BESIDE = {ops.floor_divide: ("zero", "endless"), ops.remainder: ("zero", "infinite")}
 
 
 def alone(op: Op, template: Sample) -> Iterator[Sample]:
-    """The call with one special number among usual ones, as long as a kernel might take a short cut for those."""
+    """Yield the call with one special number among normal ones, in case a kernel has a shortcut for the latter."""
     kinds = _BESIDE.get(op, ("special",) * len(template.inputs))
     usual = [
         replace(d, shape=ALONE, layout="plain", values=_usual(op, d)) if isinstance(d, Data) else d
@@ -238,23 +238,23 @@ def alone(op: Op, template: Sample) -> Iterator[Sample]:
             yield replace(template, inputs=inputs)
 
 
-ALONE = (30 * APART,)
+ALONE = (30 * SPECIAL_SPACING,)
 
 
 def _usual(op: Op, data: Data) -> str:
-    """Whole quotients are exact where what is divided is."""
+    """Return the rule of ordinary values: for divisions, one whose quotients are exact."""
     if op in _BESIDE:
         return "counts" if op is ops.floor_divide else "eighths"
     return "normal" if data.values in ("mixed", "special") else data.values
 
 
-TARGETS = ("bfloat16", *(d.name for d in DTYPES))  # the first is always tried: rounding to it is written by hand
+TARGETS = ("bfloat16", *(d.name for d in DTYPES))  # always tries bfloat16: kernels implement its rounding
 
 
 def _conversions(values: Callable[[str, str], Sequence[str]]) -> Cases:
     def cases(dtype: str) -> SearchStrategy[Sample]:
         return st.tuples(st.sampled_from(SHAPES), st.sampled_from(TARGETS)).flatmap(
-            remembered(
+            memoized(
                 lambda pair: samples(datas(pair[0], dtype, values(dtype, pair[1])), params=st.just({"dtype": pair[1]}))
             )
         )
@@ -263,7 +263,7 @@ def _conversions(values: Callable[[str, str], Sequence[str]]) -> Cases:
 
 
 def _convertible(source: str, target: str) -> Sequence[str]:
-    # What a float outside an integer's range becomes is undefined.
+    # The conversion of a float outside an integer's range is undefined.
     floating = "float" in source and "int" in target
     return (
         ("positive", "away")
@@ -282,7 +282,7 @@ SAMPLES[ops.where] = Entry(_choices(EVERYTHING), _choices(("normal",)), np.where
 SAMPLES[ops.clip] = Entry(_limits(("normal", "ties", "wide")), _limits(("away",)), ref.clip, "exact", dtypes("real"))
 SAMPLES[ops.astype] = Entry(
     _conversions(_convertible), _conversions(lambda source, target: ("away",)), _converted, "arithmetic", dtypes("any"),
-    special="",  # what does not fit into an integer is undefined; the cases have the rest
+    special="",  # numbers outside an integer's range are undefined; the cases have the others
 )  # fmt: skip
 _lists = [((3,), (2, 33)), ((), (0,)), ((1000,), (3, 3)), ((7,), (2,), (7,))]
 _floats = st.fixed_dictionaries({"dtype": st.sampled_from(dtypes("floating"))})

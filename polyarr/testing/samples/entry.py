@@ -1,4 +1,4 @@
-"""What an entry is, and the strategies that several families of ops share."""
+"""The Entry of an op, and strategies that several families of ops share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,22 +7,32 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from polyarr.core.spec import KINDS
-from polyarr.testing.strategies import SHAPES, Sample, datas, one_axis, remembered, samples
+from polyarr.testing.strategies import SHAPES, Sample, datas, memoized, one_axis, samples
 
 Cases = Callable[[str], SearchStrategy[Sample]]
 
 
 class Entry(NamedTuple):
-    """How one op is checked.
+    """Description of how one op is checked.
 
-    cases         dtype name -> calls of every sort
-    smooth        dtype name -> calls where the op has a derivative; None if it has none anywhere
-    reference     (*hosts, **params) -> the result or results; None: the body, in float64 on NumPy
-    kind          the row of tolerance.TABLE
-    dtypes        what the first input may be
-    signed_zeros  whether the sign of a zero is promised
-    wide          whether the reference gets floats as float64; else it gets the dtype itself
-    special       the values that try nan, infinities, denormals and extremes; empty: the op promises nothing there
+    Attributes:
+        cases: Dtype name -> strategy for calls of every kind.
+        smooth: Dtype name -> strategy for calls where the op has a derivative; None if it has none anywhere.
+        reference: (*hosts, **params) -> the expected result or results; None: the op's decomposition on NumPy in
+            float64.
+        kind: Class of tolerances, a row of tolerance.TABLE.
+        dtypes: Dtype names of the first input.
+        signed_zeros: Whether the op promises the sign of a zero.
+        wide: Whether the reference gets floats as float64 rather than in the dtype itself.
+        special: Rule for values with nan, infinities, denormals and extremes; empty: the op promises nothing there.
+
+    Examples:
+        >>> from polyarr import ops
+        >>> from polyarr.testing import SAMPLES
+        >>> SAMPLES[ops.exp].kind
+        'function'
+        >>> SAMPLES[ops.exp].dtypes
+        ('float16', 'bfloat16', 'float32', 'float64')
     """
 
     cases: Cases
@@ -41,29 +51,29 @@ class Entry(NamedTuple):
 
 
 def dtypes(kind: str) -> tuple[str, ...]:
-    """The names of the dtypes of a kind (a key of KINDS)."""
+    """Return the names of the dtypes of a kind (a key of KINDS)."""
     return tuple(d.name for d in KINDS[kind])
 
 
 def is_narrow(dtype: str) -> bool:
-    """True for floats of 16 bits, which cannot tell 100 from 100.01."""
+    """Return whether a dtype is a 16-bit float, which cannot distinguish 100 from 100.01."""
     return dtype in ("float16", "bfloat16")
 
 
 def ordinary(dtype: str) -> tuple[str, ...]:
-    """Values for ops that add up."""
+    """Return the rules of values for ops that sum."""
     return ("normal", "ties") if is_narrow(dtype) else ("offset", "normal", "ties")
 
 
 def of_shape(values: Callable[[str], Sequence[str]], shapes: Sequence[tuple] = SHAPES, limit: int = 0) -> Cases:
-    """One array of any of the shapes."""
+    """Return cases with one array of any of the shapes."""
     return lambda dtype: st.sampled_from(shapes).flatmap(
-        remembered(lambda s: samples(datas(s, dtype, values(dtype), limit=limit)))
+        memoized(lambda s: samples(datas(s, dtype, values(dtype), limit=limit)))
     )
 
 
 def narrow_first(sample: Callable[[str], Sample], cases: Cases) -> Cases:
-    """Cases that, for narrow floats, begin with one call: a sum that is lost unless it is kept in a wider dtype."""
+    """Return cases that begin, for narrow floats, with a call whose sum is wrong without a wider accumulator."""
     return lambda dtype: st.one_of(st.just(sample(dtype)), cases(dtype)) if is_narrow(dtype) else cases(dtype)
 
 
@@ -78,9 +88,9 @@ SMALL = ((2, 33), (3,), (1,), (33,), (2, 3), (1, 31), (5, 32), (2, 3, 4), (2, 1,
 def with_params(
     shapes: Sequence[tuple], params: Callable[[tuple], SearchStrategy], values: Sequence[str] = ANY
 ) -> Cases:
-    """One array, and parameters that depend on its shape."""
+    """Return cases with one array and parameters that depend on its shape."""
     return lambda dtype: st.sampled_from(shapes).flatmap(
-        remembered(lambda s: samples(datas(s, dtype, values), params=params(s)))
+        memoized(lambda s: samples(datas(s, dtype, values), params=params(s)))
     )
 
 
@@ -97,9 +107,9 @@ def axis_params(*, none: bool = False, **more: SearchStrategy) -> Callable[[tupl
 
 
 def lists(shapes: Sequence[Sequence[tuple]], params: SearchStrategy, values: Sequence[str] = ANY) -> Cases:
-    """A list of arrays."""
+    """Return cases with a list of arrays."""
     return lambda dtype: st.sampled_from(shapes).flatmap(
-        remembered(lambda group: samples(st.tuples(*(datas(s, dtype, values) for s in group)), params=params))
+        memoized(lambda group: samples(st.tuples(*(datas(s, dtype, values) for s in group)), params=params))
     )
 
 

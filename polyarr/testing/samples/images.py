@@ -1,4 +1,4 @@
-"""The group conv: windows, convolutions, pools and resizing of sequences, images and volumes."""
+"""Entries of the group conv: sliding windows, convolutions, pooling and resizing in one to three dimensions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,12 @@ from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import naive
 from polyarr.testing.samples.entry import Cases, Entry, dtypes, narrow_first, ordinary
-from polyarr.testing.strategies import Data, Sample, datas, remembered, samples
+from polyarr.testing.strategies import Data, Sample, datas, memoized, samples
 
 SAMPLES: dict[Op, Entry] = {}
 FLOATING = dtypes("floating")
-Call = tuple[Any, ...]  # the shapes of the inputs, None for one that is left out, and the parameters
+Call = tuple[Any, ...]  # shapes of the inputs (None for an absent one), then the parameters
+CALLS: dict[Op, Sequence[Call]] = {}
 
 
 def _call(values: Callable[[str], Sequence[str]], dtype: str, call: Call) -> SearchStrategy[Sample]:
@@ -25,7 +26,7 @@ def _call(values: Callable[[str], Sequence[str]], dtype: str, call: Call) -> Sea
 
 def _calls(calls: Sequence[Call], values: Callable[[str], Sequence[str]] = ordinary) -> Cases:
     return lambda dtype: st.sampled_from(range(len(calls))).flatmap(
-        remembered(lambda i: _call(values, dtype, calls[i]))
+        memoized(lambda i: _call(values, dtype, calls[i]))
     )
 
 
@@ -34,16 +35,17 @@ def _normal(dtype: str) -> tuple[str, ...]:
 
 
 def _decided(dtype: str) -> tuple[str, ...]:
-    """Ties, of which the first is to have the gradient; but none in float64, where differences are taken."""
+    """Return rules with ties, of which the first gets the gradient; no ties in float64, for central differences."""
     return ("distinct",) if dtype == "float64" else ("ties", "distinct")
 
 
 def _entry(op: Op, calls: Sequence[Call], kind: str, special: str = "", smooth: Callable = _normal) -> None:
+    CALLS[op] = calls
     SAMPLES[op] = Entry(_calls(calls), _calls(calls, smooth), getattr(naive, op.name), kind, FLOATING, special=special)
 
 
-# One, two and three spatial axes; an axis shorter than its window but for the padding; windows that leave elements over
-# and that lie apart; padding on one side; no batch, no channels, no filters.
+# One, two and three spatial axes; an axis shorter than its window without padding; windows that leave a remainder and
+# windows with gaps; padding on one side; an empty batch, no channels, no filters.
 WINDOWS: tuple[Call, ...] = (
     ((2, 7, 6, 3), {"kernel": (3, 2), "stride": (2, 1), "dilation": (1, 2)}),
     ((1, 9, 2), {"kernel": (3,), "stride": (2,), "dilation": (1,)}),
@@ -70,7 +72,7 @@ CONVS: tuple[tuple[tuple, tuple, dict[str, Any]], ...] = (
     ((1, 4, 5, 3, 2), (3, 2, 3, 2, 2), {"stride": (1, 2, 1), "padding": (0, 1, 1)}),
     ((2, 5, 6, 8), (8, 3, 3, 1), {"padding": "same", "groups": 8}),
     ((1, 6, 7, 3), (6, 3, 3, 1), {"groups": 3, "stride": 2, "padding": "same", "dilation": 2}),
-    ((2, 3, 3, 2), (2, 3, 3, 2), {"padding": 1}),  # of which any two may be one array
+    ((2, 3, 3, 2), (2, 3, 3, 2), {"padding": 1}),  # equal shapes: one array can be passed as both
     ((3, 8, 8, 2), (3, 1, 1, 2), {"stride": 3}),
     ((1, 33, 31, 1), (2, 7, 5, 1), {"stride": 2, "padding": 3}),
     ((2, 1, 2, 3), (4, 3, 3, 3), {"padding": ((1, 1), (2, 0))}),
@@ -89,7 +91,7 @@ def _windows_of(x: tuple, weight: tuple, params: dict[str, Any]) -> tuple[int, .
 
 
 def _with_gradient(of: str) -> tuple[Call, ...]:
-    """The calls that ask for the gradient of one input of a product."""
+    """Return the calls for the gradient of one input of a convolution."""
     found = []
     for x, weight, params in CONVS:
         g = (x[0], *_windows_of(x, weight, params), weight[0])
@@ -109,7 +111,7 @@ _entry(
     ),
     "composed",
 )
-for _op in (ops.conv_product, ops.conv):  # a sum that is lost unless it is kept in a wider dtype
+for _op in (ops.conv_product, ops.conv):  # a sum that is wrong without a wider accumulator
     SAMPLES[_op] = SAMPLES[_op]._replace(
         cases=narrow_first(
             lambda dtype: Sample((Data((1, 500, 2), dtype, "lopsided"), Data((2, 500, 2), dtype, "above one"))),

@@ -1,4 +1,4 @@
-"""Taking, placing and ordering elements."""
+"""Entries of gather, scatter and sorting ops."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import references as ref
 from polyarr.testing.samples.entry import ANY, FILLED, LONG, SMALL, Cases, Entry, axis_params, dtypes, with_params
-from polyarr.testing.strategies import Sample, datas, one_axis, remembered, samples
+from polyarr.testing.strategies import Sample, datas, memoized, one_axis, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
@@ -21,7 +21,7 @@ INDICES = ((3,), (), (1,), (0,), (33,), (2, 3))
 
 
 def _indexed(values: Sequence[str], indices: Sequence[str], updates: bool) -> Cases:
-    """x, indices along an axis of it, and what goes there."""
+    """Return cases with x, indices along one of its axes, and updates if the op takes them."""
 
     def drawn(dtype: str, shape: tuple, axis: int, where: tuple, index: str) -> SearchStrategy:
         at = datas(
@@ -37,11 +37,11 @@ def _indexed(values: Sequence[str], indices: Sequence[str], updates: bool) -> Ca
 
     def cases(dtype: str) -> SearchStrategy[Sample]:
         chosen = st.sampled_from(FILLED[:-1]).flatmap(
-            remembered(lambda s: st.tuples(st.just(s), st.integers(0, len(s) - 1)))
+            memoized(lambda s: st.tuples(st.just(s), st.integers(0, len(s) - 1)))
         )
         shapes = [w for w in INDICES if "unique" not in indices or w in ((), (1,))]
         both = st.tuples(chosen, st.sampled_from(shapes), st.sampled_from(("int64", "int32")))
-        return both.flatmap(remembered(lambda b: drawn(dtype, *b[0], b[1], b[2])))
+        return both.flatmap(memoized(lambda b: drawn(dtype, *b[0], b[1], b[2])))
 
     return cases
 
@@ -56,9 +56,9 @@ def _along(values: Sequence[str], updates: bool) -> Cases:
     return lambda dtype: (
         st.sampled_from(SMALL)
         .flatmap(
-            remembered(lambda s: st.tuples(st.just(s), st.integers(0, len(s) - 1), st.sampled_from((1, 3, 0, 40))))
+            memoized(lambda s: st.tuples(st.just(s), st.integers(0, len(s) - 1), st.sampled_from((1, 3, 0, 40))))
         )
-        .flatmap(remembered(lambda t: drawn(dtype, *t)))
+        .flatmap(memoized(lambda t: drawn(dtype, *t)))
     )
 
 
@@ -106,7 +106,7 @@ for _op, _reference in ((ops.argsort, ref.argsort), (ops.sort, ref.sort)):
 
 def _tops(shape: tuple) -> SearchStrategy:
     return one_axis(shape).flatmap(
-        remembered(lambda a: st.fixed_dictionaries({"axis": st.just(a), "k": st.integers(0, shape[a])}))
+        memoized(lambda a: st.fixed_dictionaries({"axis": st.just(a), "k": st.integers(0, shape[a])}))
     )
 
 

@@ -1,4 +1,4 @@
-"""Norms, and the group linalg: decompositions of matrices, and what is solved by them."""
+"""Entries of vector norms and of the group linalg: decompositions of matrices, and solvers based on them."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import references as ref
 from polyarr.testing.samples.entry import SMALL, Cases, Entry, dtypes, with_params
-from polyarr.testing.strategies import SHAPES, axes, datas, remembered, samples
+from polyarr.testing.strategies import SHAPES, axes, datas, memoized, samples
 
 SAMPLES: dict[Op, Entry] = {}
 FLOATING = dtypes("floating")
@@ -20,10 +20,10 @@ SMALL_SQUARES, SMALL_TALL, SMALL_WIDE = ((3, 3), (1, 1), (2, 3, 3)), ((4, 2), (2
 
 
 def _matrices(shapes: Sequence[tuple], values: str, *numbers: float) -> Cases:
-    """Matrices of these values, and perhaps a number."""
+    """Return cases with matrices of these values and, if given, one of the numbers."""
     more = [st.sampled_from(numbers)] if numbers else []
     return lambda dtype: st.sampled_from(shapes).flatmap(
-        remembered(lambda s: samples(datas(s, dtype, (values,)), *more))
+        memoized(lambda s: samples(datas(s, dtype, (values,)), *more))
     )
 
 
@@ -51,7 +51,7 @@ _decomposition(ops.pinv, "regular", lambda x, rtol: np.linalg.pinv(x, rtol), _AN
 
 def _equations(shapes: Sequence[tuple]) -> Cases:
     return lambda dtype: st.sampled_from(shapes).flatmap(
-        remembered(lambda pair: samples(datas(pair[0], dtype, ("regular",)), datas(pair[1], dtype)))
+        memoized(lambda pair: samples(datas(pair[0], dtype, ("regular",)), datas(pair[1], dtype)))
     )
 
 

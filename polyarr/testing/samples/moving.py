@@ -1,4 +1,4 @@
-"""Ops that make arrays or move their elements: nothing is rounded."""
+"""Entries of ops that create arrays or move their elements; none of them rounds."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +24,7 @@ from polyarr.testing.samples.entry import (
     numbers,
     with_params,
 )
-from polyarr.testing.strategies import SHAPES, Sample, axes, datas, one_axis, remembered, samples
+from polyarr.testing.strategies import SHAPES, Sample, axes, datas, memoized, one_axis, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
@@ -33,7 +33,7 @@ SAMPLES: dict[Op, Entry] = {}
 
 
 def _moving(op: Op, shapes: Sequence[tuple], params: Callable[[tuple], SearchStrategy], reference: Callable) -> None:
-    """An op that moves elements about: any dtype, nothing rounded, and a derivative everywhere."""
+    """Enter an op that moves elements: any dtype, nothing rounded, and a derivative everywhere."""
     cases = with_params(shapes, params)
     smooth = with_params([s for s in shapes if np.prod(s) < 500], params, ("normal",))
     SAMPLES[op] = Entry(cases, smooth, reference, "exact", dtypes("any"), True)
@@ -54,7 +54,7 @@ def _stretches(shape: tuple) -> SearchStrategy:
 
 @st.composite
 def _windows(draw: Callable, shape: tuple) -> dict:
-    """A window within shape, its steps of both signs; axes may come out empty."""
+    """Draw the parameters of a strided slice of `shape`, with steps of both signs; axes may be empty."""
     starts, steps, counts = [], [], []
     for n in shape:
         step = draw(st.sampled_from((1, 1, 2, 3, -1, -2)))
@@ -71,7 +71,7 @@ def _updates(values: Sequence[str]) -> Cases:
         return samples(datas(shape, dtype, values), datas(window["shape"], dtype, values), params=st.just(params))
 
     return lambda dtype: st.sampled_from(SHAPES[:-3]).flatmap(
-        remembered(lambda s: _windows(s).flatmap(lambda w: drawn(dtype, s, w)))
+        memoized(lambda s: _windows(s).flatmap(lambda w: drawn(dtype, s, w)))
     )
 
 
@@ -84,7 +84,7 @@ def _axis_moves(shape: tuple) -> SearchStrategy:
 _made = st.sampled_from((*SHAPES, 4)), st.sampled_from([d.name for d in DTYPES])
 SAMPLES[ops.full] = Entry(
     lambda dtype: st.tuples(*_made).flatmap(
-        remembered(
+        memoized(
             lambda made: samples(
                 st.sampled_from(numbers(made[1])), params=st.just({"shape": made[0], "dtype": made[1]})
             )
@@ -98,7 +98,7 @@ SAMPLES[ops.arange] = Entry(
     lambda dtype: st.tuples(
         st.sampled_from((0, 1, 31, 33, 1000)), st.sampled_from(("int64", "int32", "float32"))
     ).flatmap(
-        remembered(
+        memoized(
             lambda made: samples(
                 st.sampled_from((0, -3) if "int" in made[1] else (0.0, 2.5)),
                 st.sampled_from((1, 2, -1)),
@@ -124,14 +124,14 @@ SAMPLES[ops.random_bits] = Entry(
 
 
 def _cuts(shape: tuple) -> SearchStrategy:
-    """Equal parts, of which there may be one, or places to cut at, of which some may be past the end."""
+    """Return the strategy for splits: into equal parts, or at indices, some of which may exceed the axis."""
 
     def along(axis: int) -> SearchStrategy:
         parts = min(n for n in range(2, shape[axis] + 1) if shape[axis] % n == 0)
         cuts = st.sampled_from((parts, (1,), 1, (1, 1), (0, 5)))
         return st.fixed_dictionaries({"axis": st.just(axis), "indices_or_sections": cuts})
 
-    return one_axis(shape).flatmap(remembered(along))
+    return one_axis(shape).flatmap(memoized(along))
 
 
 _moving(ops.reshape, SHAPES, _reshapes, lambda x, *, shape: x.reshape(shape))
@@ -195,7 +195,7 @@ for _op, _fn in ((ops.tril, np.tril), (ops.triu, np.triu)):
     _moving(_op, MATRICES, fixed(k=st.sampled_from((1, 0, -1, 3, -40))), lambda x, *, k, fn=_fn: fn(x, k))
 
 SAMPLES[ops.slice_update] = Entry(_updates(ANY), _updates(("normal",)), ref.window_update, "exact", dtypes("any"), True)
-# Shapes of what is joined, and along which axis.
+# Shapes of the inputs, and the axis of the concatenation.
 _joined = [
     (((2, 3), (1, 3), (4, 3)), 0),
     (((3, 2), (3, 33), (3, 1)), 1),
@@ -210,7 +210,7 @@ _joined = [
 
 def _concats(values: Sequence[str] = ANY) -> Cases:
     return lambda dtype: st.sampled_from(_joined).flatmap(
-        remembered(lambda joined: lists([joined[0]], st.just({"axis": joined[1]}), values)(dtype))
+        memoized(lambda joined: lists([joined[0]], st.just({"axis": joined[1]}), values)(dtype))
     )
 
 

@@ -1,4 +1,4 @@
-"""Norms of images and sequences."""
+"""Entries of batch, group and instance normalization."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,13 +11,13 @@ from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import references as ref
 from polyarr.testing.samples.entry import Cases, Entry, dtypes, narrow_first, ordinary
-from polyarr.testing.strategies import Data, Sample, datas, remembered, samples
+from polyarr.testing.strategies import Data, Sample, datas, memoized, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
-# Axes of different lengths, so that one in the place of another shows; and none, one or many places.
+# Axes of distinct lengths, so that a confused axis is noticed; with no, one or many positions.
 IMAGES = ((3, 4, 6), (5, 3, 2, 4), (4, 2, 3, 33), (2, 33, 4), (3, 5, 1), (2, 3, 2, 2, 4), (3, 2, 70))
-ROWS = ((33, 3), (9, 31), (4, 1))  # without places
+ROWS = ((33, 3), (9, 31), (4, 1))  # without spatial axes
 ONE = ((1, 4, 6), (1, 33, 3, 2))  # a batch of one
 NONE = ((0, 3, 6), (2, 0, 3))
 
@@ -33,7 +33,7 @@ def _params(channels: int, grouped: bool, activated: bool) -> Iterator[dict[str,
 
 
 def _parts(sample: Sample, single: bool) -> np.ndarray:
-    """What is brought to variance 1, each a row."""
+    """Return what is normalized to variance 1, as rows."""
     x = sample.inputs[0].wide()
     if not single:
         return x.reshape(-1, x.shape[-1]).T
@@ -42,9 +42,9 @@ def _parts(sample: Sample, single: bool) -> np.ndarray:
 
 
 def _is_steady(sample: Sample, single: bool) -> bool:
-    """False where rounding is divided by a small deviation, or is all that a gradient is, which no kernel can help.
+    """Return whether the gradients are well conditioned: no rounding error is divided by a small deviation.
 
-    The weight's gradient is 0 where the cotangent is the same everywhere, but for the rounding of the mean.
+    The gradient of the weight for a constant cotangent is 0 except for the rounding error of the mean.
     """
     if 0 in sample.inputs[0].shape:
         return True
@@ -57,7 +57,7 @@ def _is_steady(sample: Sample, single: bool) -> bool:
 def _norm(
     shapes: tuple, single: bool = False, grouped: bool = False, moments: bool = False, activated: bool = False
 ) -> Cases:
-    """x, the moments if they are given, and two weights, each of which may be left out."""
+    """Return cases with x, mean and variance if they are given, and two weights, each of which may be None."""
 
     def drawn(dtype: str, shape: tuple, params: dict) -> SearchStrategy[Sample]:
         size = shape[-1:]
@@ -67,14 +67,14 @@ def _norm(
 
     def cases(dtype: str) -> SearchStrategy[Sample]:
         calls = [(shape, params) for shape in shapes for params in _params(shape[-1], grouped, activated)]
-        found = st.sampled_from(range(len(calls))).flatmap(remembered(lambda i: drawn(dtype, *calls[i])))
+        found = st.sampled_from(range(len(calls))).flatmap(memoized(lambda i: drawn(dtype, *calls[i])))
         return found if moments else found.filter(lambda sample: _is_steady(sample, single))
 
     return cases
 
 
 def _beside_wider(*more: Data, **params: Any) -> Callable[[str], Sample]:
-    """A narrow image whose weights, and moments, are float32."""
+    """Return a narrow image with float32 weights and float32 mean and variance."""
     weights = (Data((6,), "float32", seed=1), Data((6,), "float32", seed=2))
     return lambda dtype: Sample((Data((3, 4, 6), dtype), *more, *weights), {"eps": 0.1, **params})
 

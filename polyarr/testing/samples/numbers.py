@@ -1,8 +1,8 @@
-"""Calls with the numbers at which narrower dtypes, and sums kept in one number, give way.
+"""Calls with numbers that narrower dtypes, and sums in a single accumulator, cannot represent.
 
-Whole numbers around 2**24, 2**31, 2**53 and 2**63 for every op that takes integers; Python numbers that float32 or
-int32 do not hold; conversions over the whole range of an integer; sums that lose digits, or outgrow a narrow
-accumulator. As in large.py, the rest of a call is that of the simplest one that the op's entry draws.
+Integers around 2**24, 2**31, 2**53 and 2**63 for every op that accepts integers; Python numbers that float32 or int32
+does not hold; conversions over the whole range of an integer; sums that lose digits or overflow a narrow accumulator.
+As in large.py, everything else comes from the simplest call that the op's entry draws.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,23 +18,23 @@ from polyarr.testing.samples.large import LINE
 from polyarr.testing.strategies import Data, Sample
 
 WIDE = ("int32", "int64", "uint32", "uint64")
-NUMBERS = {  # of a dtype, what a backend must not take through another one
+NUMBERS = {  # by dtype: numbers that a backend must not convert through another dtype
     "int64": (2**40 + 1, -(2**53) - 1), "uint64": (2**63 + 1,), "uint32": (2**24 + 1,), "int32": (2**24 + 1,),
     "float64": (0.1, 2.0**53 - 1), "float32": (16777215.0,),
 }  # fmt: skip
-# Ops of which huge whole numbers ask for what nobody promises, or that take no such thing.
+# Ops whose results for huge integers are unspecified, or that accept none.
 UNFIT = {ops.pow, ops.bitwise_left_shift, ops.bitwise_right_shift, ops.astype}
 EXTRA: dict[Op, Callable[[], Iterator[Sample]]] = {}
 
 
 def numbers(op: Op, entry: Entry, usual: str, template: Sample) -> list[Sample]:
-    """The calls for an op; none where it has nothing to get wrong."""
+    """Return such calls of an op; none if it cannot fail in this way."""
     found = [] if op in UNFIT else [*_edges(entry, usual, template), *_with_numbers(op, entry, usual, template)]
     return [*found, *(EXTRA[op]() if op in EXTRA else ())]
 
 
 def takes_numbers(op: Op, entry: Entry) -> bool:
-    """Whether there are such calls of an op."""
+    """Return whether the op has such calls."""
     if op in EXTRA:
         return True
     return op not in UNFIT and (_is_broadcast(op) or any(d in WIDE for d in entry.dtypes))
@@ -102,7 +102,7 @@ def _summed(**params: Any) -> Callable[[], Iterator[Sample]]:
         yield Sample((Data(LINE, values="tenths"),), {"axis": 0, **params})
         yield Sample((Data((3, *LINE), values="tenths"),), {"axis": 1, **params})
         yield Sample((Data((*LINE, 3), values="tenths"),), {"axis": 0, **params})
-        yield Sample((Data((2, 1000), "float16", "offset"),), {"axis": 1, **params})  # each near 100, and their mean
+        yield Sample((Data((2, 1000), "float16", "offset"),), {"axis": 1, **params})  # elements and mean are near 100
 
     return calls
 
@@ -111,11 +111,11 @@ def _narrow_sums() -> Iterator[Sample]:
     yield from _summed()()
     for dtype in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32"):
         yield Sample((Data((1031,), dtype, "edges" if dtype in WIDE else "offset"),), {"axis": 0})
-    yield Sample((Data((3, 70001), "int8", "offset"),), {"axis": 1})  # past 2**22, which float16 and int16 do not reach
+    yield Sample((Data((3, 70001), "int8", "offset"),), {"axis": 1})  # above 2**22: too large for float16 and int16
 
 
 def _hundreds(*inputs: tuple, dtypes: tuple = ("float16", "bfloat16"), **params: Any) -> Callable[[], Iterator[Sample]]:
-    """Narrow floats of about 100, many of them."""
+    """Return calls with many narrow floats of about 100."""
 
     def calls() -> Iterator[Sample]:
         for dtype in dtypes:

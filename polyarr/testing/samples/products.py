@@ -1,4 +1,4 @@
-"""Products of matrices, and the ops of neural networks."""
+"""Entries of matrix products and of the ops of neural networks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,13 +23,13 @@ from polyarr.testing.samples.entry import (
     ordinary,
     with_params,
 )
-from polyarr.testing.strategies import Data, Sample, datas, remembered, samples
+from polyarr.testing.strategies import Data, Sample, datas, memoized, samples
 
 SAMPLES: dict[Op, Entry] = {}
 
 # ---- products --------------------------------------------------------------------------------------------------
 
-# Around the tiles of 8, 16, 32 and 64 that kernels use; one row or column; nothing to sum; broadcast batches.
+# Sizes around kernels' tiles of 8, 16, 32 and 64; one row or column; k = 0; broadcast batches.
 PRODUCTS = (
     ((2, 33), (33, 4)), ((2, 3), (3, 4)), ((1, 1), (1, 1)), ((1, 33), (33, 1)), ((31, 32), (32, 33)),
     ((33, 1), (1, 31)), ((65, 17), (17, 70)), ((3, 0), (0, 2)),
@@ -42,7 +42,7 @@ VECTORS = ((((3,), (3,))), ((33,), (33, 2)), ((2, 31), (31,)), ((2, 3, 4), (4,))
 def _products(shapes: Sequence[tuple], params: SearchStrategy | None = None, smooth: bool = False) -> Cases:
     values = (lambda dtype: ("normal",)) if smooth else ordinary
     return lambda dtype: st.sampled_from(shapes).flatmap(
-        remembered(lambda pair: samples(*(datas(s, dtype, values(dtype)) for s in pair), params=params))
+        memoized(lambda pair: samples(*(datas(s, dtype, values(dtype)) for s in pair), params=params))
     )
 
 
@@ -85,13 +85,13 @@ FLOATING = dtypes("floating")
 
 
 def _rows(shapes: Sequence[tuple], params: Callable, values: Callable = ordinary, weights: int = 0) -> Cases:
-    """x and so many weights for its last axis, each of which may be left out."""
+    """Return cases with x and `weights` vectors for its last axis, each of which may be None."""
 
     def drawn(dtype: str, shape: tuple) -> SearchStrategy:
         weight = st.one_of(datas(shape[-1:], dtype), datas(shape[-1:], dtype), st.none())
         return samples(datas(shape, dtype, values(dtype)), *(weight,) * weights, params=params(shape))
 
-    return lambda dtype: st.sampled_from(shapes).flatmap(remembered(lambda s: drawn(dtype, s)))
+    return lambda dtype: st.sampled_from(shapes).flatmap(memoized(lambda s: drawn(dtype, s)))
 
 
 def _normal(dtype: str) -> tuple[str, ...]:
@@ -99,27 +99,27 @@ def _normal(dtype: str) -> tuple[str, ...]:
 
 
 _softmax_axis = axis_params()
-for _op, _reference in ((ops.softmax, ref.softmax), (ops.log_softmax, ref.log_softmax)):
+for _op, _reference, _kind in ((ops.softmax, ref.softmax, "relative"), (ops.log_softmax, ref.log_softmax, "composed")):
     SAMPLES[_op] = Entry(
-        _rows(ROWS, _softmax_axis), _rows(SMALL_ROWS, _softmax_axis, _normal), _reference, "composed", FLOATING,
+        _rows(ROWS, _softmax_axis), _rows(SMALL_ROWS, _softmax_axis, _normal), _reference, _kind, FLOATING,
         special="masked",
     )  # fmt: skip
 
 
-# eps 0.1 shows a kernel that leaves it out, length 1 one that divides by a variance of 0, offset 100 one that
-# subtracts squares.
-# A row of length 1 with a tiny eps is left out: its gradient is rounding times 1 / sqrt(eps).
+# eps 0.1 detects a kernel that ignores eps, length 1 one that divides by a variance of 0, offset 100 one that computes
+# the variance as a difference of squares. A row of length 1 with a tiny eps is excluded: its gradient is rounding error
+# times 1 / sqrt(eps).
 def _eps(shape: tuple) -> SearchStrategy:
     return st.sampled_from((0.1, 1e-2) if shape[-1] == 1 else (0.1, 1e-5, 1e-2)).map(lambda eps: {"eps": eps})
 
 
 def _well_conditioned(sample: Sample) -> bool:
-    # The mean of equal numbers is off by a rounding, which 1 / sqrt(eps) makes visible: no kernel can help that.
+    # The mean of equal numbers has a rounding error that 1 / sqrt(eps) amplifies in any kernel.
     return not sample.inputs[0].repeats_along_rows
 
 
 def _has_gentle_slope(sample: Sample) -> bool:
-    # Of few numbers near 100, even a correct float32 has lost what the gradient divides by.
+    # Few numbers near 100 leave too few digits in float32 for the deviation that the gradient divides by.
     x = sample.inputs[0]
     return _well_conditioned(sample) and (x.values != "offset" or x.shape[-1] > 30)
 
@@ -130,7 +130,7 @@ def _norm(shapes: Sequence[tuple], weights: int, condition: Callable) -> Cases:
 
 
 def _wider(*inputs: Data, weights: int = 1, **params: Any) -> Callable[[str], Sample]:
-    """A call whose inputs are narrow, but for so many weights of float32."""
+    """Return a call with narrow inputs, except for `weights` weights in float32."""
     wide = tuple(Data((33,), "float32", seed=1 + i) for i in range(weights))
     return lambda dtype: Sample((*(replace(a, dtype=dtype) for a in inputs), *wide), params)
 
@@ -171,11 +171,11 @@ def _linear(activations: Sequence[str | None], layers: Sequence[tuple] = LAYERS)
         params = st.sampled_from([{"activation": a} for a in activations])
         return samples(datas((*lead, k), dtype), datas((n, k), dtype), bias, params=params)
 
-    return lambda dtype: sizes.flatmap(remembered(lambda size: drawn(dtype, *size)))
+    return lambda dtype: sizes.flatmap(memoized(lambda size: drawn(dtype, *size)))
 
 
-# At 0, relu has no derivative: random products do not meet it, unless they are rounded to few bits. Of the large ones
-# that long rows give, the second derivative of gelu is mostly rounding.
+# relu has no derivative at 0, which random products hit only if rounded to few bits. For the large products of long
+# rows, the second derivative of gelu is mostly rounding error.
 _layers, _smooth_layers = _linear((*ref.ACTIVATIONS,)), _linear((*ref.ACTIVATIONS,), LAYERS[:-1])
 _narrow_layers = _linear([a for a in ref.ACTIVATIONS if a != "relu"], LAYERS[:-1])
 _layer_slopes = lambda dtype: (_narrow_layers if is_narrow(dtype) else _smooth_layers)(dtype)
@@ -199,7 +199,7 @@ def _byte_layers(activations: Sequence[str | None], layers: Sequence[tuple]) -> 
         codes = datas((n, k), "int8", ("normal", "wide"))
         return samples(datas((*lead, k), dtype), codes, scale, bias, params=params)
 
-    return lambda dtype: st.sampled_from(layers).flatmap(remembered(lambda size: drawn(dtype, *size)))
+    return lambda dtype: st.sampled_from(layers).flatmap(memoized(lambda size: drawn(dtype, *size)))
 
 
 SAMPLES[ops.int8_linear] = Entry(
@@ -219,7 +219,7 @@ def _embedding(dtype: str) -> SearchStrategy[Sample]:
     sizes = st.sampled_from(((5, 3), (1, 1), (33, 31), (100, 8)))
     return st.tuples(
         sizes, st.sampled_from(((3,), (), (2, 7), (0,), (130,))), st.sampled_from(("int64", "int32"))
-    ).flatmap(remembered(lambda t: drawn(*t[0], t[1], t[2])))
+    ).flatmap(memoized(lambda t: drawn(*t[0], t[1], t[2])))
 
 
 SAMPLES[ops.embedding] = Entry(_embedding, _embedding, lambda weight, indices: weight[indices], "exact", FLOATING)
@@ -229,7 +229,7 @@ def _dropout(dtype: str) -> SearchStrategy[Sample]:
     rate = st.sampled_from((0.1, 0.0, 0.5, 1.0)).map(lambda r: {"rate": r})
     key, counter = st.sampled_from((0, 7, 2**64 - 3)), st.sampled_from((1, 2**33 + 1))
     return st.sampled_from((*SMALL, (), (0,), (1000,))).flatmap(
-        remembered(lambda s: samples(datas(s, dtype), key, counter, params=rate))
+        memoized(lambda s: samples(datas(s, dtype), key, counter, params=rate))
     )
 
 
@@ -250,11 +250,11 @@ def _losses(dtype: str) -> SearchStrategy[Sample]:
     )
     sizes = st.sampled_from((((33,), 2), ((4,), 5), ((1,), 1), ((2, 3), 33), ((7,), 130), ((), 6)))
     ignored = st.sampled_from((("below", 1), ("targets", -100), ("below", -100)))
-    return st.tuples(sizes, ignored).flatmap(remembered(lambda t: drawn(*t[0], *t[1]))).filter(_some_target_counts)
+    return st.tuples(sizes, ignored).flatmap(memoized(lambda t: drawn(*t[0], *t[1]))).filter(_some_target_counts)
 
 
 def _some_target_counts(sample: Sample) -> bool:
-    # The mean of no losses is nan, whose gradient is anybody's guess.
+    # The mean of no losses is nan, whose gradient is unspecified.
     return bool((sample.inputs[-1].numpy() != sample.params["ignore_index"]).any())
 
 
@@ -270,7 +270,7 @@ def _losses_and_gradients(dtype: str) -> SearchStrategy[Sample]:
 
     sizes = st.sampled_from(((33, 2), (4, 5), (1, 1), (6, 33), (7, 130), (0, 3)))
     ignored = st.sampled_from((("below", 1), ("targets", -100), ("below", -100)))
-    return st.tuples(sizes, ignored).flatmap(remembered(lambda t: drawn(*t[0], *t[1])))
+    return st.tuples(sizes, ignored).flatmap(memoized(lambda t: drawn(*t[0], *t[1])))
 
 
 SAMPLES[ops.cross_entropy_and_gradient] = Entry(
@@ -293,10 +293,10 @@ def _heads(dtype: str) -> SearchStrategy[Sample]:
     )
     sizes = st.sampled_from((((33,), 3, 2), ((4,), 8, 5), ((1,), 1, 1), ((2, 3), 4, 33), ((7,), 17, 70), ((), 3, 6)))
     ignored = st.sampled_from((("below", 1), ("targets", -100)))
-    return st.tuples(sizes, ignored).flatmap(remembered(lambda t: drawn(*t[0], *t[1]))).filter(_some_target_counts)
+    return st.tuples(sizes, ignored).flatmap(memoized(lambda t: drawn(*t[0], *t[1]))).filter(_some_target_counts)
 
 
-# Narrow logits are rounded, and the loss is float32: tests/test_head.py compares them with those of linear.
+# Narrow logits are rounded, and the loss is float32: tests/test_linear_cross_entropy.py covers those.
 SAMPLES[ops.linear_cross_entropy] = Entry(
     _heads, _heads, ref.linear_cross_entropy, "composed", ("float32", "float64"), special="nan"
 )
@@ -309,7 +309,7 @@ SAMPLES[ops.mse] = Entry(
     special="nonfinite",
 )
 
-# leading axes, queries, keys, head size, value size
+# leading axes, number of queries, number of keys, head size, value size
 ATTENTIONS = (
     ((2,), 3, 3, 4, 4), ((), 1, 1, 1, 1), ((1, 2), 5, 5, 8, 8), ((2, 3), 33, 33, 16, 16), ((1,), 1, 31, 8, 8),
     ((2,), 7, 3, 4, 5), ((1,), 65, 70, 32, 32), ((2,), 3, 7, 33, 33), ((), 4, 130, 8, 8), ((2, 0), 17, 17, 8, 8),
@@ -322,7 +322,7 @@ def _attention(sizes: Sequence[tuple]) -> Cases:
         ones = (*(1 for _ in lead), 1)
         shape = st.sampled_from(((t, s), (*lead, t, s), (1, s), (s,), (t, 1), (*ones, s), (*lead, t, 1), ()))
         added = ("normal", "hidden")
-        mask = shape.flatmap(remembered(lambda m: st.one_of(datas(m, "bool", ("mask",)), datas(m, dtype, added))))
+        mask = shape.flatmap(memoized(lambda m: st.one_of(datas(m, "bool", ("mask",)), datas(m, dtype, added))))
         params = st.fixed_dictionaries(
             {
                 "causal": st.sampled_from((True, False)),
@@ -333,22 +333,22 @@ def _attention(sizes: Sequence[tuple]) -> Cases:
         arrays = (datas((*lead, t, d), dtype), datas((*lead, s, d), dtype), datas((*lead, s, e), dtype))
         return samples(*arrays, st.one_of(mask, st.none()), st.sampled_from((0, 2**40 + 1)), st.just(3), params=params)
 
-    return lambda dtype: st.sampled_from(sizes).flatmap(remembered(lambda size: drawn(dtype, *size)))
+    return lambda dtype: st.sampled_from(sizes).flatmap(memoized(lambda size: drawn(dtype, *size)))
 
 
-# What a masked nan does is left open: a kernel may skip it, the body multiplies it by 0.
+# The effect of a masked nan is unspecified: a kernel may skip it, the decomposition multiplies it by 0.
 SAMPLES[ops.attention] = Entry(
-    _attention(ATTENTIONS), _attention(ATTENTIONS[:6]), ref.attention, "composed", FLOATING, special=""
+    _attention(ATTENTIONS), _attention(ATTENTIONS[:6]), ref.attention, "weighted", FLOATING, special=""
 )
 
 
-# ---- optimiser steps -------------------------------------------------------------------------------------------
+# ---- optimizer steps -------------------------------------------------------------------------------------------
 
 MEMBERS = (((3,),), ((2, 33), (), (5,)), ((1,), (0,), (31, 2)))
 
 
 def _steps(states: Sequence[Sequence[str]], numbers: Sequence, params: dict[str, Any]) -> Cases:
-    """Lists of parameters and gradients, then one list per state with these values."""
+    """Return cases with lists of parameters and gradients, then one list per optimizer state with these values."""
 
     def drawn(dtype: str, shapes: tuple) -> SearchStrategy:
         lists = [
@@ -359,7 +359,7 @@ def _steps(states: Sequence[Sequence[str]], numbers: Sequence, params: dict[str,
         chosen = st.fixed_dictionaries({**params, "weight_decay": decay})
         return samples(*lists, st.just(0.1), *numbers, scale, params=chosen)
 
-    return lambda dtype: st.sampled_from(MEMBERS).flatmap(remembered(lambda shapes: drawn(dtype, shapes)))
+    return lambda dtype: st.sampled_from(MEMBERS).flatmap(memoized(lambda shapes: drawn(dtype, shapes)))
 
 
 _sgd = _steps(
@@ -375,6 +375,6 @@ _adamw = _steps(
         "decoupled": st.sampled_from((True, False)),
     },
 )
-# Whether a decay of 0 times nan is nan is left open.
+# Whether a decay of 0 times nan is nan is unspecified.
 SAMPLES[ops.sgd] = Entry(_sgd, _sgd, ref.sgd, "step", FLOATING, special="")
 SAMPLES[ops.adamw] = Entry(_adamw, _adamw, ref.adamw, "step", FLOATING, special="")

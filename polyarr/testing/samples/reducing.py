@@ -1,4 +1,4 @@
-"""Reductions and running sums."""
+"""Entries of reductions and cumulative sums."""
 
 from collections.abc import Callable, Sequence
 
@@ -48,7 +48,7 @@ def _reduction(
         reference,
         tolerance,
         dtypes(kind),
-        special="mixed" if tolerance == "exact" else "nonfinite",  # a sum of extremes depends on its order
+        special="mixed" if tolerance == "exact" else "nonfinite",  # a sum of extreme numbers depends on its order
     )
 
 
@@ -80,7 +80,7 @@ for _op, _fn in ((ops.any, np.any), (ops.all, np.all)):
     _reduction(_op, "any", "exact", ref.reduced(_fn), lambda dtype: ("ties", "positive", "nonfinite"), None)
 _reduction(ops.logsumexp, "floating", "cancelling", ref.logsumexp, _and_nonfinite, shapes=_solid)
 _reduction(ops.mean, "floating", "reduction", ref.reduced(np.mean), _and_nonfinite)
-SAMPLES[ops.mean] = SAMPLES[ops.mean]._replace(smooth=SAMPLES[ops.logsumexp].smooth)  # of nothing, it is nan
+SAMPLES[ops.mean] = SAMPLES[ops.mean]._replace(smooth=SAMPLES[ops.logsumexp].smooth)  # the mean of an empty axis is nan
 
 
 def _deviations(shape: tuple) -> SearchStrategy:
@@ -90,7 +90,7 @@ def _deviations(shape: tuple) -> SearchStrategy:
 
 for _op, _fn in ((ops.var, np.asarray), (ops.std, np.sqrt)):
     _reduction(_op, "floating", "composed", ref.deviation(_fn), ordinary, None, _deviations, [s for s in _solid if s])
-    # Where all elements are alike, std has no derivative.
+    # std has no derivative where all elements are equal.
     _smooth = with_params([s for s in SMALL if 1 not in s], _deviations, ("distinct",))
     SAMPLES[_op] = SAMPLES[_op]._replace(smooth=_smooth)
 _reduction(
@@ -98,7 +98,7 @@ _reduction(
     "any",
     "reduction",
     ref.running_sum,
-    # A thousand equal numbers near 100 lose more in float32, one after the other, than sums are granted.
+    # A sequential float32 sum of a thousand equal numbers near 100 exceeds the tolerance of sums.
     lambda dtype: ("normal", "ties", "nonfinite") if "float" in dtype else _and_nonfinite(dtype),
     params=lambda s: st.fixed_dictionaries({"axis": one_axis(s)}),
     shapes=LONG,

@@ -1,4 +1,4 @@
-"""Recipes in TOML files: those that come with polyarr, by name, and anyone's own."""
+"""Recipes in TOML files: presets that come with polyarr, by name, and users' own."""
 
 import json
 import re
@@ -7,19 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from polyarr.files import read_regular
 from polyarr.schema import in_one_line
 from polyarr.training.recipes import Recipe
 
 SUFFIX = ".toml"
-_BARE = re.compile(r"[A-Za-z*?][A-Za-z0-9_.*?-]*")  # a word that needs no quotes on a command line
+_MAX_RECIPE = 2**20  # bytes
+_BARE = re.compile(r"[A-Za-z*?][A-Za-z0-9_.*?-]*")  # a word that may be given without TOML's quotes
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a TOML file: a Recipe's fields, of which `model` and `lora` are tables.
+    """Return the recipe in a TOML file: the fields of a Recipe, with `model` and `lora` as tables.
 
-    Errors:  OSError if it cannot be read; ValueError, in one line, if it is no TOML or no recipe
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not regular, not TOML or not a recipe.
     """
-    text = path.read_bytes()
+    text = read_regular(path, _MAX_RECIPE)
     try:
         return Recipe.from_dict(tomllib.loads(text.decode()))
     except (ValueError, RecursionError) as error:
@@ -27,9 +31,11 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def named_recipe(name: str) -> tuple[str, Recipe]:
-    """The recipe that has a name here or is in a file, and what it is called.
+    """Return the name and the recipe of a preset, or of a TOML file.
 
-    Errors:  ValueError for a name that there is not; as read_recipe for a file
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: There is no such preset, or the file is not a recipe.
     """
     if name.endswith(SUFFIX):
         return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)[:100], read_recipe(Path(name))
@@ -40,11 +46,12 @@ def named_recipe(name: str) -> tuple[str, Recipe]:
 
 
 def parsed_settings(given: Iterable[str]) -> dict[str, Any]:
-    """What `key=value` texts set, as Recipe.changed takes it: `model.n_layers=6` belongs to the model.
+    """Return the settings in `key=value` texts, as Recipe.changed takes them; `model.n_layers=6` is a model's field.
 
-    A value is what TOML has for one, a word without quotes, or none.
+    A value is any TOML value, a word without quotes, or none.
 
-    Errors:  ValueError for a text of another form
+    Raises:
+        ValueError: A text has another form.
     """
     found: dict[str, Any] = {}
     for text in given:
@@ -69,17 +76,17 @@ def _parsed(text: str, value: str) -> Any:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The text of a file from which read_recipe makes the same recipe."""
+    """Return the content of a file from which `read_recipe` reads the same recipe."""
     settings = recipe.to_dict()
     if recipe.decay_steps == recipe.steps:
-        del settings["decay_steps"]  # so that it stays so when the steps are changed
+        del settings["decay_steps"]  # so that it follows when a user changes the steps
     tables = {name: settings.pop(name) for name in ("model", "lora")}
     written = [["", f"[{name}]", *_lines(table)] for name, table in tables.items() if table is not None]
     return "\n".join([*_lines(settings), *(line for lines in written for line in lines), ""])
 
 
 def _lines(table: dict[str, Any]) -> list[str]:
-    """A line for each value: TOML writes numbers, words and lists as JSON does, and has no None."""
+    """Return a line per value: TOML writes numbers, words and lists as JSON does, and has no None."""
     return [f"{name} = {json.dumps(value)}" for name, value in table.items() if value is not None]
 
 

@@ -1,1 +1,1 @@
-"""Attention: portable kernels, those for one query, and those for matrix units."""
+"""Attention: portable tiled kernels, decode attention (one query token), and kernels for matrix units."""

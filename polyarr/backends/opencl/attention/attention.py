@@ -1,6 +1,7 @@
-"""Attention without the matrix of scores: tiles, online softmax, and a backward pass that makes the weights again.
+"""Attention without the matrix of scores: tiles, online softmax, and a backward pass that recomputes the weights.
 
-Which kernels: the first variant for some devices that takes it, or else the portable ones: one query has its own.
+The first variant that accepts a problem computes it; otherwise decode attention does (one query token), or the portable
+tiled kernels.
 """
 
 import struct
@@ -13,7 +14,7 @@ import numpy as np
 from polyarr.backends.opencl.attention import attention_decode, attention_tiled, attention_wgmma
 from polyarr.backends.opencl.attention.attention_tiled import Call, Problem
 from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.products.parts import HALVES, THIRDS
+from polyarr.backends.opencl.products.split import BFLOAT16_TERMS, FLOAT16_TERMS
 from polyarr.backends.opencl.random import state_of
 from polyarr.backends.opencl.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
@@ -21,11 +22,11 @@ from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, 
 from polyarr.core.spec import Spec, float32
 
 SUM = reduction("sum")
-VARIANTS = (attention_wgmma.VARIANT,)  # for some devices
+VARIANTS = (attention_wgmma.VARIANT,)  # kernels for some devices only
 
 
 class Saved(NamedTuple):
-    """What forward keeps: the result, the logarithms of the rows' sums, and whether Hopper's kernels made them."""
+    """Results of the forward pass: the output, the log-sum-exp of each row, and whether Hopper's kernels made them."""
 
     out: Buffer
     lse: Buffer
@@ -37,9 +38,9 @@ def forward(
     key: int | Buffer, counter: int | Buffer, *,
     causal: bool, scale: float, dropout_rate: float, precision: str = "highest",
 ) -> Any:  # fmt: skip
-    """The result, whose memory is laid out (..., t, heads, e) so that joining the heads costs nothing, and a Saved.
+    """Return the result (..., t, e) and a Saved. Memory is laid out (..., t, heads, e), so joining the heads is free.
 
-    NotImplemented if rows are so long that no tile fits into the device's local memory, forward or backward.
+    Returns NotImplemented if rows are so long that no tile fits into the device's local memory, forward or backward.
     """
     if not device.plans[attention_tiled.fits](q.dtype.itemsize, q.shape[-2], (q.shape[-1], v.shape[-1])):
         return NotImplemented
@@ -47,7 +48,7 @@ def forward(
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
     hopper = device.plans[attention_wgmma.plan](call.problem)
-    family = hopper or (attention_decode if attention_decode.takes(call.problem) else attention_tiled)
+    family = hopper or (attention_decode if attention_decode.accepts(call.problem) else attention_tiled)
     return result, Saved(result, family.forward(device, call, result), hopper is not None)
 
 
@@ -56,20 +57,20 @@ def backward(
     key: int | Buffer, counter: int | Buffer, *, wanted: tuple[bool, ...], causal: bool, scale: float,
     dropout_rate: float, precision: str = "highest",
 ) -> tuple[Buffer | None, ...]:  # fmt: skip
-    """The gradients of q, k and v. There is none for a mask."""
+    """Return the gradients of q, k and v; the mask gets none."""
     lead = g.shape[:-2]
     gradients = _gradients(device, [Spec((*lead, *x.shape[-2:]), x.dtype) for x in (q, k, v)])
-    given, results = (q, k, v, mask), (saved.out, *gradients)
+    inputs, results = (q, k, v, mask), (saved.out, *gradients)
     numbers = key, counter, causal, scale, dropout_rate, precision
-    call = _call(device, lead, (*given, g), results, *numbers)
+    call = _call(device, lead, (*inputs, g), results, *numbers)
     family, lse = attention_tiled, saved.lse
     if saved.by_hopper:
         family = device.plans[attention_wgmma.plan](call.problem)
-        if family is None:  # for the layout of g
-            call = _call(device, lead, (*given, dense(device, g)), results, *numbers)
+        if family is None:  # g has a layout that it cannot read
+            call = _call(device, lead, (*inputs, dense(device, g)), results, *numbers)
             family = device.plans[attention_wgmma.plan](call.problem)
-        if family is None:  # its backward pass was found wrong here
-            family, lse = attention_tiled, attention_wgmma.for_others(device, call.problem, lse)
+        if family is None:  # its backward pass failed its check on this device
+            family, lse = attention_tiled, attention_wgmma.as_natural_log(device, call.problem, lse)
     family.backward(device, call, saved.out, lse, gradients, wanted)
     found = zip(gradients, (q, k, v), wanted, strict=False)
     return (*(_unbroadcast(device, dx, x.shape) if want else None for dx, x, want in found), None, None, None)
@@ -79,7 +80,7 @@ def _call(
     device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...],
     key: int | Buffer, counter: int | Buffer, causal: bool, scale: float, rate: float, precision: str,
 ) -> Call:  # fmt: skip
-    """One pass, of arrays as they come."""
+    """Describe one pass over arrays in any layout."""
     found, at, inner = _laid_out(device, lead, inputs, results)
     q, k, v, mask, *rest = found
     state = state_of(device, key, counter, q)
@@ -87,28 +88,29 @@ def _call(
         q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
         tuple([at[i][8:] for i in range(len(found)) if i != 3]),
         all(map(is_aligned, (q, k, v, *rest))), scale > 0, rate > 0,
-        rate > 0 and bool(state.on_device), _parts(q.dtype, precision),
+        rate > 0 and bool(state.on_device), _terms(q.dtype, precision),
     )  # fmt: skip
     kept = 1 / (1 - rate) if rate < 1 else 0.0
     numbers = inner, problem.t, problem.s, int(causal), scale, *state.arguments, round(rate * 2**24), kept
     return Call(problem, found, at, numbers)
 
 
-def _parts(dtype: np.dtype, precision: str) -> int:
-    return 1 if dtype != float32 else THIRDS if precision == "highest" else HALVES
+def _terms(dtype: np.dtype, precision: str) -> int:
+    return 1 if dtype != float32 else BFLOAT16_TERMS if precision == "highest" else FLOAT16_TERMS
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------
 
 
 def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
-    """An uninitialised (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
+    """Return an uninitialized buffer (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
     found, strides = device.plans[_rows](shape, dtype)
     return view(device.empty(found), shape, strides, 0)
 
 
 def _gradients(device: Device, specs: list[Spec]) -> tuple[Buffer, ...]:
-    """The same for several. Of those that are alike, heads lie side by side, so that joining them costs nothing."""
+    """Return buffers like _by_rows for several arrays; if their shapes are equal, heads lie side by side in one buffer.
+    """
     first, count = specs[0], len(specs)
     if specs != [first] * count or len(first.shape) < 3:
         return tuple([_by_rows(device, spec.shape, spec.dtype) for spec in specs])
@@ -118,7 +120,7 @@ def _gradients(device: Device, specs: list[Spec]) -> tuple[Buffer, ...]:
 
 
 def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec, tuple[int, ...]]:
-    """What is allocated for that, and how far apart its elements lie."""
+    """Return the Spec to allocate for _by_rows, and the strides of the view."""
     order = [*range(len(shape))]
     order[-3:-1] = reversed(order[-3:-1])
     steps = row_major(tuple(shape[i] for i in order))
@@ -128,7 +130,7 @@ def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec
 def _laid_out(
     device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...]
 ) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int]:
-    """The inputs, broadcast (a mask to all scores), the layouts of all arrays, the length of the inner leading axis."""
+    """Return the broadcast inputs (a mask: to all scores), the layouts of all arrays, and the inner axis's length."""
     q, k, v, mask, *rest = inputs
     last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
     found = [broadcast(x, (*lead, *x.shape[-2:])) for x in last]
@@ -148,7 +150,7 @@ def _with_unit_step(device: Device, x: Buffer) -> Buffer:
 
 @lru_cache(maxsize=1024)
 def _steps(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[list[bytes], int] | None:
-    """The layouts but for where arrays start, if the leading axes of all join into two, else None."""
+    """Return the layouts without offsets, and the inner axis's length; None if leading axes do not collapse to two."""
     lengths, steps = collapse(lead, [strides[:-2] for strides in arrays])
     if len(lengths) > 2:
         return None
@@ -157,7 +159,7 @@ def _steps(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[list[bytes],
 
 
 def _unbroadcast(device: Device, dx: Buffer, shape: tuple[int, ...]) -> Buffer:
-    """The sum over the axes along which an input of this shape was broadcast."""
+    """Return the sum of dx over the axes along which an input of this shape was broadcast."""
     missing = len(dx.shape) - len(shape)
     axes = (*range(missing), *(missing + i for i, n in enumerate(shape) if n == 1 != dx.shape[missing + i]))
     if not axes:

@@ -1,4 +1,4 @@
-"""Attention of one query, as when a token is generated. On GPUs work-groups share its keys where there are many."""
+"""Decode attention: one query token. On GPUs, work-groups share the keys (split-KV) if there are many."""
 
 import struct
 from typing import NamedTuple
@@ -10,29 +10,29 @@ from polyarr.backends.opencl.runtime.program import Program, vector_types
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import NARROW, Spec
 
-ITEMS, LANES = 256, (8, 16)  # work-items of a GPU's group, and of those that take a row together
-MOST_ITEMS, AHEAD = 1024, 4  # of a group that takes all keys; rows that work-items ask for at once
-LEAST_WHOLE, MOST_WHOLE = 64, 256  # keys that one group takes: more are read sooner by several
-MOST_KEYS, FEWEST_KEYS = 256, 128  # of a GPU's group that takes some
-GROUPS_PER_UNIT = 4  # from when on more work-groups gain nothing
+ITEMS, LANES = 256, (8, 16)  # work-items of a GPU's work-group, and of those that share a row
+MAX_ITEMS, AHEAD = 1024, 4  # work-items of a group that takes all keys; rows that a work-item loads at once
+MIN_WHOLE_KEYS, MAX_WHOLE_KEYS = 64, 256  # keys that one work-group takes; with more, several are faster
+MAX_KEYS, MIN_KEYS = 256, 128  # keys of a work-group, where several share them
+GROUPS_PER_UNIT = 4  # beyond this, more work-groups gain nothing
 BLOCK = 64  # keys that a CPU takes at a time
-LONGEST = 512  # row: a lane holds its share of one in registers
+MAX_ROW = 512  # longest row: a lane holds its share in registers
 
 
-def takes(p: Problem) -> bool:
-    """True if there is one query: tiles would be almost empty."""
-    return p.t == 1 and 0 < p.s and 0 < p.batch and max(p.lengths) <= LONGEST and not p.dropout
+def accepts(p: Problem) -> bool:
+    """Return whether there is one query token, for which tiles would be almost empty, and these kernels accept it."""
+    return p.t == 1 and 0 < p.s and 0 < p.batch and max(p.lengths) <= MAX_ROW and not p.dropout
 
 
 def forward(device: Device, call: Call, out: Buffer) -> Buffer:
-    """Write out; the logarithm of the sum of the exponentials of each row of scores."""
+    """Write out, and return the log-sum-exp of each row of scores."""
     lse = device.empty(Spec((call.problem.batch, 1), accumulated(call.problem.dtype)))
     FAMILIES[device.geometry.kind](device, call, out, lse)
     return lse
 
 
 def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> None:
-    """A work-item for each query."""
+    """Launch one work-item per query."""
     p, scale = call.problem, call.numbers[4]
     results = out.memory, call.at[4], lse.memory
     program = device.plans[_cpu_program](p)
@@ -46,7 +46,7 @@ def _cpu_program(device: Device, p: Problem) -> Program:
 
 
 class GpuCut(NamedTuple):
-    """The kernels, the work-items of a group, and how many groups there are for a query."""
+    """The kernels, the work-items of a work-group, and the work-groups per query."""
 
     program: Program
     items: int
@@ -54,7 +54,7 @@ class GpuCut(NamedTuple):
 
 
 def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> None:
-    """A group for each query; or groups that take some of the keys each, and one that joins what they found."""
+    """Launch one work-group per query; or several that take some of the keys each, and one that joins their results."""
     p, scale = call.problem, call.numbers[4]
     program, items, parts = device.plans[_gpu_cut](p)
     results, pieces = (out.memory, call.at[4], lse.memory), None
@@ -72,12 +72,12 @@ def _gpu_cut(device: Device, p: Problem) -> GpuCut:
     if not p.is_aligned or any(step % vector for step in steps):
         vector = 1
     lanes = next((n for n in LANES if n * vector >= max(p.lengths)), LANES[-1])
-    keys, items = _some_keys(device, p), ITEMS
-    if p.s <= MOST_WHOLE:
-        keys = max(1 << (p.s - 1).bit_length(), LEAST_WHOLE)
-        items = min(keys * lanes // AHEAD, MOST_ITEMS, device.features.max_work_group)
-        room = min(device.features.local_memory, LOCAL_MEMORY)
-        while items > LEAST_WHOLE and _gpu_bytes(p, keys, items, lanes) > room:
+    keys, items = _keys_per_group(device, p), ITEMS
+    if p.s <= MAX_WHOLE_KEYS:
+        keys = max(1 << (p.s - 1).bit_length(), MIN_WHOLE_KEYS)
+        items = min(keys * lanes // AHEAD, MAX_ITEMS, device.features.max_work_group)
+        available = min(device.features.local_memory, LOCAL_MEMORY)
+        while items > MIN_WHOLE_KEYS and _gpu_bytes(p, keys, items, lanes) > available:
             items //= 2
     parts = -(-p.s // keys)
     sizes = {
@@ -89,18 +89,18 @@ def _gpu_cut(device: Device, p: Problem) -> GpuCut:
     return GpuCut(program, items, parts)
 
 
-def _some_keys(device: Device, p: Problem) -> int:
-    """Keys of a group where groups share them: few where there are few batches."""
-    keys = MOST_KEYS
-    while keys > FEWEST_KEYS and -(-p.s // keys) * p.batch < GROUPS_PER_UNIT * device.features.compute_units:
+def _keys_per_group(device: Device, p: Problem) -> int:
+    """Return the keys per work-group where several share them: fewer if batches are few."""
+    keys = MAX_KEYS
+    while keys > MIN_KEYS and -(-p.s // keys) * p.batch < GROUPS_PER_UNIT * device.features.compute_units:
         keys //= 2
     return keys
 
 
 def _gpu_bytes(p: Problem, keys: int, items: int, lanes: int) -> int:
-    """Of local memory."""
-    teams = items // lanes
-    numbers = max(AHEAD * teams * (lanes + 1), teams * p.lengths[1]) + keys + items + teams
+    """Return the bytes of local memory that the kernel needs."""
+    rows = items // lanes
+    numbers = max(AHEAD * rows * (lanes + 1), rows * p.lengths[1]) + keys + items + rows
     return numbers * accumulated(p.dtype).itemsize
 
 

@@ -1,4 +1,4 @@
-"""Attention in float64 by NumPy, which kernels are compared with before they are used."""
+"""Attention in float64 by NumPy, with which kernels are compared before they are used."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Attention(NamedTuple):
-    """The result, the logarithms of the rows' sums, and the gradients of q, k and v."""
+    """The result, the log-sum-exp of each row, and the gradients of q, k and v."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -18,7 +18,7 @@ class Attention(NamedTuple):
 def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, mask: np.ndarray | None, causal: bool, scale: float
 ) -> Attention:
-    """Of (batch, rows, length) each, without dropout, where every query sees something."""
+    """Compute attention of arrays (batch, rows, length) without dropout; every query must see at least one key."""
     q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))
     scores = q @ k.swapaxes(1, 2) * scale  # (B, T, S)
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Attention in portable OpenCL C: its tiles, programs and launches, for CPUs and GPUs."""
+"""Tiled attention in portable OpenCL C: its tiles, programs and launches, for CPUs and GPUs."""
 
 import struct
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import Spec, float32, float64
 from polyarr.core.spec import bool as bool_
 
-ITEMS_PER_CORE = 4  # work-items that each core of a CPU should get, so that they finish together
-LOCAL_MEMORY = 48 * 1024  # bytes that a GPU's work-group may take, if the device has them
+ITEMS_PER_CORE = 4  # work-items per core of a CPU, so that cores finish together
+LOCAL_MEMORY = 48 * 1024  # bytes of local memory that a GPU's work-group may take
 ALIGNMENT = 1024  # bytes that a CPU's driver may leave free between arrays
 SUM = reduction("sum")
 FLAGS = ("DROPOUT", "STATE_ON_DEVICE", "BACKWARD")
 
 
 class Problem(NamedTuple):
-    """Attention without its arrays, as far as programs and launches depend on it."""
+    """Everything about a call of attention, except its arrays, on which programs and launches depend."""
 
     dtype: np.dtype
     mask: np.dtype | None
@@ -32,22 +32,22 @@ class Problem(NamedTuple):
     inner: int
     t: int
     s: int
-    lengths: tuple[int, int]  # of rows of q and k, of v
+    lengths: tuple[int, int]  # of rows of q and k, and of rows of v
     layouts: tuple[bytes, ...]  # of q, k, v and, in the backward pass, dout: strides outer, inner, row, packed as "3q"
-    is_aligned: bool  # their first elements are at multiples of 16 bytes
+    is_aligned: bool  # whether their first elements lie at multiples of 16 bytes
     scale_is_positive: bool
     dropout: bool
     state_on_device: bool
-    parts: int  # that a number is in matrix units' products
+    terms: int  # terms into which matrix units' operands are split
 
     @property
     def is_backward(self) -> bool:
-        """True if there is a dout."""
+        """Return whether there is a dout."""
         return len(self.layouts) > 3
 
     @property
     def macros(self) -> dict[str, Any]:
-        """What the kernels of all families are told."""
+        """The macros that the kernels of all families share."""
         mask = types(bool_ if self.mask is None else self.mask)
         flags = {"DROPOUT": self.dropout, "STATE_ON_DEVICE": self.state_on_device, "BACKWARD": self.is_backward}
         return {
@@ -58,10 +58,11 @@ class Problem(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One pass: q, k, v, mask and, in the backward pass, dout, broadcast; and as kernels take it.
+    """One pass: q, k, v, mask and, in the backward pass, dout, all broadcast, with the kernels' other arguments.
 
-    at       their layouts, then out's and, in the backward pass, those of the gradients of q, k and v
-    numbers  what every kernel takes last: inner, t, s, causal, scale, STATE, threshold, kept
+    Attributes:
+        at: The layouts of the inputs, then of out and, in the backward pass, of the gradients of q, k and v.
+        numbers: The last arguments of every kernel: inner, t, s, causal, scale, STATE, threshold, kept.
     """
 
     problem: Problem
@@ -71,14 +72,14 @@ class Call(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """q, k, v and mask."""
+        """The arguments for q, k, v and mask."""
         q, k, v, mask = self.inputs[:4]
         at = self.at
         return q.memory, at[0], k.memory, at[1], v.memory, at[2], mask.memory, at[3], mask.strides[-1]
 
 
 class CpuTile(NamedTuple):
-    """The macros of attention_cpu.cl that say how it cuts the scores."""
+    """The macros of attention_cpu.cl for how scores are tiled."""
 
     BQ: int
     BK: int
@@ -88,7 +89,7 @@ class CpuTile(NamedTuple):
 
 
 class GpuTile(NamedTuple):
-    """The macros of attention_gpu.cl that say how it cuts the scores."""
+    """The macros of attention_gpu.cl for how scores are tiled."""
 
     OWN: int
     STREAM: int
@@ -96,13 +97,13 @@ class GpuTile(NamedTuple):
     TY: int
 
 
-# From the largest on.
+# Largest first.
 CPU_SIDES = (64, 32, 16, 8)
 GPU_TILES = tuple(GpuTile(*tile) for tile in ((64, 32, 8, 16), (32, 32, 8, 8), (16, 16, 8, 8), (8, 8, 8, 8)))
 
 
 def forward(device: Device, call: Call, out: Buffer) -> Buffer:
-    """Write out; the logarithm of the sum of the exponentials of each row of scores."""
+    """Write out, and return the log-sum-exp of each row of scores."""
     p = call.problem
     program, tile = device.plans[_program](p)
     lse = device.empty(Spec((p.batch, p.t), accumulated(p.dtype)))
@@ -121,7 +122,7 @@ def backward(
 def _backward_on_cpu(
     device: Device, call: Call, out: Buffer, lse: Buffer, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...]
 ) -> None:
-    """One launch, which gives all three; few (batch, head) pairs have their keys divided, and a second adds up dq."""
+    """Launch one kernel for all three gradients; if batches are few, keys are split, and a second one adds up dq."""
     (dq, dk, dv), p, at = gradients, call.problem, call.at
     program, tile = device.plans[_program](p)
     enough = device.features.compute_units * ITEMS_PER_CORE
@@ -143,7 +144,7 @@ def _backward_on_cpu(
 def _backward_on_gpu(
     device: Device, call: Call, out: Buffer, lse: Buffer, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...]
 ) -> None:
-    """Three launches: sum(dout out) of each row, dq by blocks of queries, dk and dv by blocks of keys."""
+    """Launch three kernels: sum(dout out) per row, dq by blocks of queries, dk and dv by blocks of keys."""
     (dq, dk, dv), p, at = gradients, call.problem, call.at
     program, tile = device.plans[_program](p)
     dout, delta = (call.inputs[4].memory, at[4]), device.empty(Spec(lse.shape, lse.dtype))
@@ -158,7 +159,7 @@ def _backward_on_gpu(
 
 
 def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Global and local size for one work-group per block of rows."""
+    """Return the global and the local size for one work-group per block of rows."""
     if type(tile) is CpuTile:
         return (-(-rows // tile.BQ), batch), (1, 1)
     items = tile.TX * tile.TY
@@ -169,7 +170,7 @@ def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, 
 
 
 def _program(device: Device, p: Problem) -> tuple[Program, CpuTile | GpuTile]:
-    """The kernels, and their tile."""
+    """Return the kernels and their tile."""
     (tile,) = device.plans[tiles](p.dtype, p.t, p.s, p.lengths, p.is_backward)
     macros = {**p.macros, "DV": p.lengths[1], **tile._asdict()}
     if type(tile) is GpuTile:
@@ -180,37 +181,37 @@ def _program(device: Device, p: Problem) -> tuple[Program, CpuTile | GpuTile]:
 def tiles(
     device: Device, dtype: np.dtype, t: int, s: int, lengths: tuple[int, int], backward: bool
 ) -> tuple[CpuTile | GpuTile]:
-    """The best known tile: what was measured for attention like this, or else the largest that fits."""
+    """Return the best known tile: the measured one for attention like this, else the largest that fits."""
     found = best(device, "attention", dtype, shape_class(t, s, lengths, backward))
     return (found or _tile(device, dtype.itemsize, t, lengths, backward=backward),)
 
 
 def shape_class(t: int, s: int, lengths: tuple[int, int], backward: bool) -> str:
-    """Queries and keys to the next power of two."""
+    """Return the key of tuned parameters: queries and keys rounded to powers of two, and row lengths."""
     near = [2 ** round(log2(max(length, 1))) for length in (t, s)]
     return f"{'backward' if backward else 'forward'} {' x '.join(map(str, (*near, *dict.fromkeys(lengths))))}"
 
 
 def _in_fours(p: Problem) -> bool:
-    """True if rows of float32 are made of aligned fours."""
+    """Return whether rows are float32 and consist of aligned groups of 4."""
     steps = [step for packed in p.layouts for step in struct.unpack("3q", packed)]
     return p.dtype == float32 and p.is_aligned and not any(n % 4 for n in (*p.lengths, *steps))
 
 
 def fits(device: Device, itemsize: int, t: int, lengths: tuple[int, int]) -> bool:
-    """True if there are tiles for both passes."""
+    """Return whether there are tiles for both passes."""
     return all(_tile(device, itemsize, t, lengths, backward=backward) for backward in (False, True))
 
 
 def _tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], *, backward: bool) -> Any:
-    """The tile for t queries and rows of these lengths; None if none fits: some drivers would crash in the kernel."""
+    """Return the tile for t queries and these row lengths; None if none fits, where some drivers would crash."""
     return FAMILIES[device.geometry.kind].tile(device, max(4, itemsize), t, lengths, backward)
 
 
 def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile | None:
-    """The largest tile that fits, with the processor's vectors, unless short rows or few queries leave them empty."""
+    """Return the largest tile that fits, with full vectors unless short rows or few queries would leave them empty."""
     lanes = max(4, vector_width(device) * 4 // itemsize)
-    rows = 8 if vector_width(device) == 16 and not backward else 4  # as many sums as 32 registers hold, or 16
+    rows = 8 if vector_width(device) == 16 and not backward else 4  # accumulators for 32 or for 16 registers
     while lanes > 4 and (lanes >= max(lengths) or (not backward and lanes >= t)):
         lanes //= 2
     for side in CPU_SIDES if t > 128 else CPU_SIDES[1:]:
@@ -222,14 +223,14 @@ def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], b
 
 
 def _gpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> GpuTile | None:
-    """The largest tile whose local memory is there, and of which a single query wastes not too much."""
+    """Return the largest tile that fits into local memory and that few queries do not leave mostly empty."""
     room = min(device.features.local_memory, LOCAL_MEMORY)
     fitting = [tile for tile in GPU_TILES if gpu_bytes(tile, itemsize, lengths, backward) <= room]
     return next((tile for tile in fitting if backward or tile.OWN <= max(16, t)), None)
 
 
 def cpu_bytes(tile: CpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
-    """What the kernels of attention_cpu.cl declare, or a little more."""
+    """Return an upper bound of the local memory that the kernels of attention_cpu.cl declare."""
     panel, queries, keys = tile.LANES * tile.VECTORS, tile.BQ, tile.BK
     q_width, v_width = (-(-n // panel) * panel for n in lengths)
     if backward:
@@ -239,7 +240,7 @@ def cpu_bytes(tile: CpuTile, itemsize: int, lengths: tuple[int, int], backward: 
 
 
 def gpu_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward: bool) -> int:
-    """What the kernels of attention_gpu.cl declare, or a little more."""
+    """Return an upper bound of the local memory that the kernels of attention_gpu.cl declare."""
     q_width, v_width = (-(-n // (4 * tile.TX)) * 4 * tile.TX + 4 for n in lengths)
     scores = tile.OWN * (tile.STREAM + 4)
     if backward:
@@ -259,10 +260,10 @@ FAMILIES = {"cpu": Family(_cpu_tile, _backward_on_cpu), "gpu": Family(_gpu_tile,
 
 
 def layout(offset: int, outer: int, inner: int, row: int) -> bytes:
-    """A long4 for the kernels."""
+    """Return a long4 for the kernels."""
     return struct.pack("4q", offset, outer, inner, row)
 
 
 def accumulated(dtype: np.dtype) -> np.dtype:
-    """What sums are kept in."""
+    """Return the dtype in which sums are accumulated."""
     return float64 if dtype == float64 else float32

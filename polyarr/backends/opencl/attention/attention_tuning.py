@@ -1,4 +1,4 @@
-"""What `polyarr tune` needs to know of attention: what to try, how to check it, and what to time."""
+"""Attention as `polyarr tune` sees it: candidates, checks and timings."""
 
 import random
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ from polyarr.core.tuning import Work
 FORMS = ("forward", "backward")
 TILES = {"cpu": CpuTile, "gpu": GpuTile}
 SMALL = (2, 64, 96), (3, 37, 53)  # heads, queries, keys
-HEADS_OF_CORE, ROWS_ON_CPU = 4, 512  # at most, of what is timed
-MOST_SUMS = 32  # that a work-item of a GPU keeps in registers
+HEADS_OF_CORE, ROWS_ON_CPU = 4, 512  # upper limits of what is timed
+MAX_SUMS = 32  # sums that a work-item of a GPU keeps in registers
 ERRORS = {"float32": 3e-5, "float64": 1e-12, "bfloat16": 2e-2, "float16": 3e-3}
 
 
 def _case(work: Work) -> Case:
-    """Causal attention, or its gradients alone: forward's result and sums come from the reference."""
+    """Return causal attention, or its gradients alone with forward's results taken from the reference."""
     heads, t, s, length = work.shape
     dtype, generator, scale = np.dtype(work.dtype), np.random.default_rng(0), length**-0.5
     q, k, v, g = (
@@ -68,7 +68,7 @@ def _fitting(device: Device, work: Work, found: dict[str, Any]) -> Any:
 
 
 def _fits(device: Device, work: Work, tile: CpuTile | GpuTile) -> bool:
-    """True if the tile is whole, and its local memory is there."""
+    """Return whether the tile divides evenly and fits into local memory."""
     itemsize, lengths, is_backward = max(4, np.dtype(work.dtype).itemsize), work.shape[-1:] * 2, work.form == "backward"
     if isinstance(tile, CpuTile):
         whole = not any(side % step for side in tile[:2] for step in (tile.LANES * tile.VECTORS, tile.ROWS))
@@ -77,14 +77,14 @@ def _fits(device: Device, work: Work, tile: CpuTile | GpuTile) -> bool:
             and cpu_bytes(tile, itemsize, lengths, is_backward) <= device.features.local_memory
         )  # fmt: skip
     whole = not tile.OWN % tile.TY and not tile.STREAM % tile.TX and tile.TX * tile.TY <= device.features.max_work_group
-    room = min(device.features.local_memory, LOCAL_MEMORY)
-    return whole and gpu_bytes(tile, itemsize, lengths, is_backward) <= room
+    available = min(device.features.local_memory, LOCAL_MEMORY)
+    return whole and gpu_bytes(tile, itemsize, lengths, is_backward) <= available
 
 
 def _space(device: Device, work: Work) -> Iterator[CpuTile | GpuTile]:
-    """Tiles whose sums registers hold, in an order that is the same every time."""
+    """Yield tiles whose sums fit into registers, in a reproducible order."""
     found: list[Any] = list({"cpu": _cpu_space, "gpu": _gpu_space}[device.geometry.kind](device, work))
-    random.Random(0).shuffle(found)  # who has no time for all tries different ones
+    random.Random(0).shuffle(found)  # so that runs that end early still sample the whole space
     yield from (tile for tile in found if _fits(device, work, tile))
 
 
@@ -98,7 +98,7 @@ def _cpu_space(device: Device, work: Work) -> Iterator[CpuTile]:
 
 def _gpu_space(device: Device, work: Work) -> Iterator[GpuTile]:
     for own, stream, across, down in product((16, 32, 64, 128), (16, 32, 64), (8, 16), (8, 16)):
-        if 2 <= own // down * (stream // across) <= MOST_SUMS:
+        if 2 <= own // down * (stream // across) <= MAX_SUMS:
             yield GpuTile(own, stream, across, down)
 
 
@@ -120,7 +120,7 @@ def _shape(device: Device, work: Work) -> str:
 
 
 def _operations(work: Work) -> int:
-    """Of the products, as if nothing were hidden."""
+    """Return the operations of the products, as if no score were masked."""
     return prod(work.shape) * (4 if work.form == "forward" else 10)
 
 

@@ -1,1 +1,1 @@
-"""Convolutions, pools and batch norm: work on windows of images."""
+"""Convolutions, pooling and batch norm: ops on receptive fields of images."""

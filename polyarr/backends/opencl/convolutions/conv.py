@@ -1,7 +1,7 @@
-"""Convolutions as products: x is not copied into columns, the products' kernels walk its windows (kernels/windows.cl).
+"""Convolutions as implicit GEMM: the product kernels read an im2col view of x (kernels/windows.cl), not a copy.
 
-Channels come last: x (images, *lengths, channels), weight (outputs, *kernel, channels / groups). Pads are copied
-around x first, so that every place of a window exists.
+Channels come last: x (images, *lengths, channels), weight (outputs, *kernel, channels / groups). Padding is copied
+around x first, so that every element of the view exists.
 """
 
 from collections.abc import Iterable
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.convolutions import conv_pieces, conv_wgmma, depthwise
-from polyarr.backends.opencl.convolutions.conv_groups import amid_others, groups_joined, own_channels
+from polyarr.backends.opencl.convolutions.conv_groups import groups_to_merge, merged_filters, own_channels
 from polyarr.backends.opencl.convolutions.spatial import Padding
 from polyarr.backends.opencl.convolutions.spread import lay, spread
 from polyarr.backends.opencl.copy import dense, write
 from polyarr.backends.opencl.elementwise import launch
 from polyarr.backends.opencl.products import mma
 from polyarr.backends.opencl.products.linear import through_activation
-from polyarr.backends.opencl.products.matmul import DEEP, SUM, plan_of, product, run
+from polyarr.backends.opencl.products.matmul import MAX_SUM_LENGTH, SUM, plan_of, product, run
 from polyarr.backends.opencl.products.mma import PIECE
-from polyarr.backends.opencl.products.parts import Known, kept, known_again, known_of
-from polyarr.backends.opencl.products.product import PLAIN, Axes, Epilogue, Operand, Plan, Problem, Windows
+from polyarr.backends.opencl.products.product import PLAIN, Axes, Epilogue, Im2col, Operand, Plan, Problem
+from polyarr.backends.opencl.products.split import SplitOperands, reported_amax, restored_operands, saved_operands
 from polyarr.backends.opencl.rows import alike
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import (
@@ -44,12 +44,12 @@ from polyarr.backends.opencl.runtime.variants import is_sound
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float32
 
-AXES = 4  # of kernels/windows.cl, on each side
-MOST = 2**31  # what its walks count to
+AXES = 4  # axes of kernels/windows.cl, on each side
+MAX_COUNT = 2**31  # limit of its counters
 
 
-class Where(NamedTuple):
-    """How windows lie, and which channels a filter sees."""
+class ConvParams(NamedTuple):
+    """Stride, padding and dilation of a convolution, and its channel groups."""
 
     stride: Shape
     padding: Padding
@@ -58,27 +58,27 @@ class Where(NamedTuple):
 
     @property
     def of_axes(self) -> dict[str, Any]:
-        """Without the groups."""
+        """The parameters without the groups."""
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
 
     @property
-    def unpadded(self) -> "Where":
-        """Where x has its pads already."""
+    def unpadded(self) -> "ConvParams":
+        """The parameters for an x that is padded already."""
         return self._replace(padding=((0, 0),) * len(self.padding))
 
     def is_pointwise(self, weight: Shape) -> bool:
-        """True where every window is one place, and all of it belongs to every filter."""
+        """Return whether the kernel has one element, without padding or groups (1 x 1 convolution)."""
         return self.groups == 1 and all(n == 1 for n in weight[1:-1]) and not any(map(any, self.padding))
 
     def is_depthwise(self, weight: Shape) -> bool:
-        """True where every channel has one filter of its own."""
+        """Return whether every channel has one filter of its own."""
         return weight[0] == self.groups > weight[-1] == 1
 
 
 class Phase(NamedTuple):
-    """Of an axis of x, the places first, first + stride ...: `places` of them. Which windows place j is part of.
+    """The positions first, first + stride, ... of an axis of x, `places` in number, and the outputs that read them.
 
-    It is element tap + u * each of window start + j - u * apart, for u < taps.
+    Position j is kernel element tap + u * each of output start + j - u * apart, for u < taps.
     """
 
     first: int
@@ -91,33 +91,33 @@ class Phase(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The first window that is asked for, which need not exist."""
+        """The first output position that is read; it need not exist."""
         return self.start - (self.taps - 1) * self.apart if self.taps else 0
 
     @property
     def most(self) -> int:
-        """And the last."""
+        """The last output position that is read; it need not exist."""
         return self.start + self.places - 1 if self.taps else 0
 
 
 EACH_PLACE = Phase(0, 0, 0, 0, 1, 1, 1)
-POINTWISE = Where((1,), ((0, 0),), (1,), 1)
+POINTWISE = ConvParams((1,), ((0, 0),), (1,), 1)
 
 
 def conv(
     device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, *, stride: Shape, padding: Padding,
     dilation: Shape, groups: int, activation: str | None, precision: str = "highest",
 ) -> Any:  # fmt: skip
-    """The layer, its bias and activation in the product's epilogue. Saves what linear saves."""
+    """Compute the layer with bias and activation in the epilogue. Saves what linear saves, and split operands."""
     extras = bias is not None or activation is not None
     if not alike(x, bias) or (extras and (groups > 1 or not out.size or not prod(weight.shape))):
         return NotImplemented
     bias = None if bias is None else dense(device, bias)
     saves = activation not in (None, "relu")
     epilogue = Epilogue(bias is not None, activation or "none", saves, precision)
-    known = known_of(x=x)
-    y, saved = _convolved(device, out, x, weight, bias, Where(stride, padding, dilation, groups), epilogue, known)
-    return y, (y if activation == "relu" else saved, kept(device, known))
+    known = reported_amax(x=x)
+    y, saved = _convolved(device, out, x, weight, bias, ConvParams(stride, padding, dilation, groups), epilogue, known)
+    return y, (y if activation == "relu" else saved, saved_operands(device, known))
 
 
 def conv_backward(
@@ -125,23 +125,23 @@ def conv_backward(
     wanted: tuple[bool, bool, bool], stride: Shape, padding: Padding, dilation: Shape, groups: int,
     activation: str | None, precision: str = "highest",
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
-    """The gradients of x, weight and bias."""
-    before, parts = saved
-    where = {
+    """Return the gradients of x, weight and bias."""
+    before, operands = saved
+    params = {
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "precision": precision,
-        "known": known_again(parts) | (known_of(g=g) if activation is None else {}),
+        "known": restored_operands(operands) | (reported_amax(g=g) if activation is None else {}),
     }  # fmt: skip
     rows, dbias = through_activation(device, _rows(device, g), before, bias if wanted[2] else None, activation)
     gz, dx, dweight = view(rows, g.shape, _strides_of_rows(g.shape, rows.strides[0]), rows.offset), None, None
     if wanted[1]:
-        dweight = conv_weight_gradient(device, spec_of(weight), gz, x, shape=weight.shape[1:-1], **where)
+        dweight = conv_weight_gradient(device, spec_of(weight), gz, x, shape=weight.shape[1:-1], **params)
     if wanted[0]:
-        dx = conv_input_gradient(device, spec_of(x), gz, weight, shape=x.shape[1:-1], **where)
+        dx = conv_input_gradient(device, spec_of(x), gz, weight, shape=x.shape[1:-1], **params)
     return dx, dweight, dbias
 
 
 def windows(device: Device, out: Spec, x: Buffer, *, kernel: Shape, stride: Shape, dilation: Shape) -> Buffer:
-    """Every window of x; a view."""
+    """Return a view of all receptive fields of x."""
     image, *steps, channel = x.strides
     places = (step * by for step, by in zip(steps, stride, strict=True))
     inside = (step * by for step, by in zip(steps, dilation, strict=True))
@@ -152,101 +152,103 @@ def conv_product(
     device: Device, out: Spec, x: Buffer, weight: Buffer, *, stride: Shape, padding: Padding, dilation: Shape,
     groups: int, precision: str = "highest",
 ) -> Buffer:  # fmt: skip
-    """For every window of x and every filter, the sum of their products."""
+    """Return the products of all receptive fields of x and all filters."""
     epilogue = PLAIN._replace(precision=precision)
-    return _convolved(device, out, x, weight, None, Where(stride, padding, dilation, groups), epilogue, {})[0]
+    return _convolved(device, out, x, weight, None, ConvParams(stride, padding, dilation, groups), epilogue, {})[0]
 
 
 def _convolved(
-    device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, where: Where, epilogue: Epilogue,
-    known: Known,
+    device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, params: ConvParams, epilogue: Epilogue,
+    known: SplitOperands,
 ) -> tuple[Buffer, Buffer | None]:  # fmt: skip
-    """The product through an epilogue, which is that of one group."""
+    """Return the convolution with an epilogue (only without groups), and the activation's input if it is saved."""
     if not out.size or not prod(weight.shape):
         return _zeros(device, out), None
-    if where.is_depthwise(weight.shape):
-        return depthwise.product(device, out, x, weight, **where.of_axes), None
-    if where.groups == 1:
-        in_pieces = conv_pieces.product(device, out, x, weight, bias, epilogue, known, **where.of_axes)
+    if params.is_depthwise(weight.shape):
+        return depthwise.product(device, out, x, weight, **params.of_axes), None
+    if params.groups == 1:
+        in_pieces = conv_pieces.product(device, out, x, weight, bias, epilogue, known, **params.of_axes)
         if in_pieces is not None:
             return in_pieces
-    wider = _wider(device, out.dtype, weight.shape, where)
+    wider = _padded_lengths(device, out.dtype, weight.shape, params)
     if wider:
-        x, where = _widened(device, x, wider, out.shape[1:-1], where), where.unpadded
-        weight = _amid_zeros(device, weight, Spec((weight.shape[0], *wider), weight.dtype), (0,) * weight.ndim)
-    filters, groups = _filters(device, weight), where.groups
-    if where.is_pointwise(weight.shape) and set(where.stride) == {1}:
-        rows, (n, c), boxed = _rows(device, x), filters.shape, None
-        if out.dtype == float32:  # parts beside each other are made sooner, and of g for both gradients
+        x, params = _padded_images(device, x, wider, out.shape[1:-1], params), params.unpadded
+        weight = _among_zeros(device, weight, Spec((weight.shape[0], *wider), weight.dtype), (0,) * weight.ndim)
+    filters, groups = _filters(device, weight), params.groups
+    if params.is_pointwise(weight.shape) and set(params.stride) == {1}:
+        rows, (n, c), tiled = _rows(device, x), filters.shape, None
+        if out.dtype == float32:  # splitting side by side is faster, and both gradients reuse the split g
             line = Spec((1, rows.shape[0], n), out.dtype)
-            boxed = _boxed(device, line, _line(rows), filters, bias, (n, 1, c), POINTWISE, epilogue, known)
+            tiled = _implicit_gemm(device, line, _as_line(rows), filters, bias, (n, 1, c), POINTWISE, epilogue, known)
         result = Spec((rows.shape[0], n), out.dtype)
-        found = boxed or product(device, result, rows, swapped(filters), bias, epilogue)
+        found = tiled or product(device, result, rows, swapped(filters), bias, epilogue)
         return reshaped(found[0], out.shape), found[1] and reshaped(found[1], out.shape)
-    boxed = _boxed(device, out, x, filters, bias, weight.shape, where, epilogue, known)
-    if boxed is not None:
-        return boxed
-    if where.is_pointwise(weight.shape):
-        rows = _rows(device, _every(x, where.stride))
+    tiled = _implicit_gemm(device, out, x, filters, bias, weight.shape, params, epilogue, known)
+    if tiled is not None:
+        return tiled
+    if params.is_pointwise(weight.shape):
+        rows = _rows(device, _strided(x, params.stride))
         found = product(device, Spec((rows.shape[0], out.shape[-1]), out.dtype), rows, swapped(filters), bias, epilogue)
     else:
-        x = _padded(device, x, where.padding)
-        kept, deep = _walks(x, out.shape[1:-1], weight.shape[1:-1], where.stride, where.dilation, groups)
+        x = _padded(device, x, params.padding)
+        kept, deep = _walks(x, out.shape[1:-1], weight.shape[1:-1], params.stride, params.dilation, groups)
         each, depth = weight.shape[0] // groups, filters.shape[1]
         p = Problem(
             groups, groups, prod(out.shape[:-1]), each, depth, Operand(0, 1, 0, x.shape[-1] // groups),
-            Operand(depth, 1, 0, each * depth), Windows(kept, deep),
+            Operand(depth, 1, 0, each * depth), Im2col(kept, deep),
         )  # fmt: skip
         found = _multiply(device, p, x, filters, bias, epilogue)
-    return _side_by_side(device, out, groups, found[0]), found[1] and reshaped(found[1], out.shape)
+    return _groups_to_channels(device, out, groups, found[0]), found[1] and reshaped(found[1], out.shape)
 
 
-def _boxed(
-    device: Device, out: Spec, x: Buffer, filters: Buffer, bias: Buffer | None, weight: Shape, where: Where,
-    epilogue: Epilogue, known: Known,
+def _implicit_gemm(
+    device: Device, out: Spec, x: Buffer, filters: Buffer, bias: Buffer | None, weight: Shape, params: ConvParams,
+    epilogue: Epilogue, known: SplitOperands,
 ) -> tuple[Buffer, Buffer | None] | None:  # fmt: skip
-    """The product by boxes of images, where there are kernels for that."""
-    joined, places = groups_joined(where.groups, weight), _two(out.shape[1:-1], 1)
-    if not joined or len(where.stride) > 2:
+    """Return the convolution by TMA tiles of images; None if there are no kernels for it."""
+    joined, places = groups_to_merge(params.groups, weight), _pair(out.shape[1:-1], 1)
+    if not joined or len(params.stride) > 2:
         return None
     layer = conv_wgmma.Layer(
-        x.shape[0], joined * weight[-1], weight[0], _in_strides(_two(x.shape[1:-1], 1), _two(where.stride, 1)), places,
-        _two(where.stride, 1), _elements(weight[1:-1], where), prod(weight[1:-1]),
+        x.shape[0], joined * weight[-1], weight[0],
+        _in_strides(_pair(x.shape[1:-1], 1), _pair(params.stride, 1)), places, _pair(params.stride, 1),
+        _elements(weight[1:-1], params), prod(weight[1:-1]),
         start=(0, places[1] * out.shape[-1], out.shape[-1]), target=prod(out.shape[1:]),
-        groups=where.groups // joined, joined=joined,
+        groups=params.groups // joined, joined=joined,
     )  # fmt: skip
-    if not conv_wgmma.takes(device, out.dtype, (layer,), epilogue):
+    if not conv_wgmma.accepts(device, out.dtype, (layer,), epilogue):
         return None
     result, saved = device.empty(out), device.empty(out) if epilogue.save else None
-    x, filters = _whole_strides(device, x, where.stride), amid_others(device, filters, weight, where.groups, joined)
+    x = _whole_strides(device, x, params.stride)
+    filters = merged_filters(device, filters, weight, params.groups, joined)
     conv_wgmma.run(device, layer, result, saved, x, filters, bias, epilogue, ("x", "weight"), known)
     return result, saved
 
 
 def conv_input_gradient(
     device: Device, out: Spec, g: Buffer, weight: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
-    dilation: Shape, groups: int, precision: str = "highest", known: Known | None = None,
+    dilation: Shape, groups: int, precision: str = "highest", known: SplitOperands | None = None,
 ) -> Buffer:  # fmt: skip
-    """The gradient of x: a convolution of g for each remainder of a place by the strides."""
-    epilogue, where = PLAIN._replace(precision=precision), Where(stride, padding, dilation, groups)
+    """Return the gradient of x: a convolution of g for each phase (position modulo stride)."""
+    epilogue, params = PLAIN._replace(precision=precision), ConvParams(stride, padding, dilation, groups)
     if not out.size or not g.size:
         return _zeros(device, out)
-    if where.is_depthwise(weight.shape):
-        return depthwise.input_gradient(device, out, g, weight, **where.of_axes)
+    if params.is_depthwise(weight.shape):
+        return depthwise.input_gradient(device, out, g, weight, **params.of_axes)
     known = {} if known is None else known
-    if where.is_pointwise(weight.shape) and set(stride) == {1}:
+    if params.is_pointwise(weight.shape) and set(stride) == {1}:
         rows, filters = _rows(device, g), _filters(device, weight)
-        boxed, every_place = None, [[EACH_PLACE._replace(places=rows.shape[0])]]
+        tiled, every_place = None, [[EACH_PLACE._replace(places=rows.shape[0])]]
         if out.dtype == float32:
             line, single = Spec((1, rows.shape[0], out.shape[-1]), out.dtype), (filters.shape[0], 1, filters.shape[1])
-            given = _line(rows), reshaped(filters, single)
-            boxed = _boxed_phases(device, line, *given, every_place, POINTWISE, epilogue, known)
-        return _of_rows(device, out, rows, filters, epilogue) if boxed is None else reshaped(boxed, out.shape)
-    told = zip(shape, weight.shape[1:-1], stride, padding, dilation, strict=True)
-    axes = [_phases(length, kernel, step, pads[0], apart) for length, kernel, step, pads, apart in told]
-    boxed = _boxed_phases(device, out, g, weight, axes, where, epilogue, known)
-    if boxed is not None:
-        return boxed
+            given = _as_line(rows), reshaped(filters, single)
+            tiled = _implicit_gemm_phases(device, line, *given, every_place, POINTWISE, epilogue, known)
+        return _of_rows(device, out, rows, filters, epilogue) if tiled is None else reshaped(tiled, out.shape)
+    axis_params = zip(shape, weight.shape[1:-1], stride, padding, dilation, strict=True)
+    axes = [_phases(length, kernel, step, pads[0], apart) for length, kernel, step, pads, apart in axis_params]
+    tiled = _implicit_gemm_phases(device, out, g, weight, axes, params, epilogue, known)
+    if tiled is not None:
+        return tiled
     around = tuple(
         (max(0, *(-phase.least for phase in axis), 0), max(0, *(phase.most + 1 - n for phase in axis), 0))
         for axis, n in zip(axes, g.shape[1:-1], strict=True)
@@ -268,16 +270,16 @@ def conv_input_gradient(
     return result
 
 
-def _boxed_phases(
-    device: Device, out: Spec, g: Buffer, weight: Buffer, axes: list[list[Phase]], where: Where, epilogue: Epilogue,
-    known: Known,
+def _implicit_gemm_phases(
+    device: Device, out: Spec, g: Buffer, weight: Buffer, axes: list[list[Phase]], params: ConvParams,
+    epilogue: Epilogue, known: SplitOperands,
 ) -> Buffer | None:  # fmt: skip
-    """The gradient of x by boxes of g, each phase written to its places, where there are kernels for that."""
-    joined = groups_joined(where.groups, weight.shape)
-    if not joined or len(where.stride) > 2:
+    """Return the gradient of x by TMA tiles of g, phase by phase; None if there are no kernels for it."""
+    joined = groups_to_merge(params.groups, weight.shape)
+    if not joined or len(params.stride) > 2:
         return None
-    groups, c, (_, wide) = where.groups // joined, out.shape[-1], _two(out.shape[1:-1], 1)
-    strides, kernel = _two(where.stride, 1), _two(weight.shape[1:-1], 1)
+    groups, c, (_, wide) = params.groups // joined, out.shape[-1], _pair(out.shape[1:-1], 1)
+    strides, kernel = _pair(params.stride, 1), _pair(weight.shape[1:-1], 1)
     layers = []
     for phase in every(*axes):
         rows, columns = (Phase(0, 1, 0, 0, 1, 1, 0),) * (2 - len(phase)) + phase
@@ -290,16 +292,16 @@ def _boxed_phases(
         )  # fmt: skip
         start = (rows.first * wide + columns.first) * c, strides[0] * wide * c, strides[1] * c
         layers.append(conv_wgmma.Layer(
-            g.shape[0], g.shape[-1] // groups, c, _two(g.shape[1:-1], 1), (rows.places, columns.places), (1, 1),
+            g.shape[0], g.shape[-1] // groups, c, _pair(g.shape[1:-1], 1), (rows.places, columns.places), (1, 1),
             elements, prod(kernel),
             turned=True, start=start, target=prod(out.shape[1:]),
             groups=groups, joined=joined,
         ))  # fmt: skip
     met = tuple(layer for layer in layers if layer.elements)
-    if not conv_wgmma.takes(device, out.dtype, met, epilogue):
+    if not conv_wgmma.accepts(device, out.dtype, met, epilogue):
         return None
     result = device.empty(out) if len(met) == len(layers) else _zeros(device, out)
-    g, weight = dense(device, g), amid_others(device, weight, weight.shape, where.groups, joined)
+    g, weight = dense(device, g), merged_filters(device, weight, weight.shape, params.groups, joined)
     for layer in met:
         conv_wgmma.run(device, layer, result, None, g, weight, None, epilogue, ("g", "weight"), known)
     return result
@@ -311,38 +313,38 @@ def _part_of(out: Spec, phase: tuple[Phase, ...]) -> Spec:
 
 def conv_weight_gradient(
     device: Device, out: Spec, g: Buffer, x: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
-    dilation: Shape, groups: int, precision: str = "highest", known: Known | None = None,
+    dilation: Shape, groups: int, precision: str = "highest", known: SplitOperands | None = None,
 ) -> Buffer:  # fmt: skip
-    """The gradient of the weight: for each of its elements a sum over all windows."""
-    epilogue, where = PLAIN._replace(precision=precision), Where(stride, padding, dilation, groups)
+    """Return the gradient of the weight: a sum over all output positions for each element."""
+    epilogue, params = PLAIN._replace(precision=precision), ConvParams(stride, padding, dilation, groups)
     if not out.size or not g.size:
         return _zeros(device, out)
-    if where.is_depthwise(out.shape):
-        return depthwise.weight_gradient(device, out, g, x, **where.of_axes)
+    if params.is_depthwise(out.shape):
+        return depthwise.weight_gradient(device, out, g, x, **params.of_axes)
     known = {} if known is None else known
     if groups == 1:
-        in_pieces = conv_pieces.weight_gradient(device, out, g, x, epilogue, known, **where.of_axes)
+        in_pieces = conv_pieces.weight_gradient(device, out, g, x, epilogue, known, **params.of_axes)
         if in_pieces is not None:
             return in_pieces
-    wider = _wider(device, out.dtype, out.shape, where)
+    wider = _padded_lengths(device, out.dtype, out.shape, params)
     if wider:
         found = conv_weight_gradient(
-            device, Spec((out.shape[0], *wider), out.dtype), g, _widened(device, x, wider, g.shape[1:-1], where),
-            shape=wider[:-1], precision=precision, **where.unpadded._asdict(),
+            device, Spec((out.shape[0], *wider), out.dtype), g, _padded_images(device, x, wider, g.shape[1:-1], params),
+            shape=wider[:-1], precision=precision, **params.unpadded._asdict(),
         )  # fmt: skip
         return dense(device, window(found, out.shape, (0,) * out.ndim, (1,) * out.ndim))
     rows = _rows(device, g)
-    if where.is_pointwise(out.shape) and set(stride) == {1}:
-        columns, boxed = _rows(device, x), None
+    if params.is_pointwise(out.shape) and set(stride) == {1}:
+        columns, tiled = _rows(device, x), None
         if out.dtype == float32:
             single = Spec((out.shape[0], 1, out.shape[-1]), out.dtype)
-            boxed = _boxed_sums(device, single, _line(rows), _line(columns), POINTWISE, epilogue, known)
-        return _of_rows(device, out, swapped(rows), columns, epilogue) if boxed is None else reshaped(boxed, out.shape)
-    boxed = _boxed_sums(device, out, g, x, where, epilogue, known)
-    if boxed is not None:
-        return boxed
-    if where.is_pointwise(out.shape):
-        return _of_rows(device, out, swapped(rows), _rows(device, _every(x, stride)), epilogue)
+            tiled = _implicit_gemm_sums(device, single, _as_line(rows), _as_line(columns), POINTWISE, epilogue, known)
+        return _of_rows(device, out, swapped(rows), columns, epilogue) if tiled is None else reshaped(tiled, out.shape)
+    tiled = _implicit_gemm_sums(device, out, g, x, params, epilogue, known)
+    if tiled is not None:
+        return tiled
+    if params.is_pointwise(out.shape):
+        return _of_rows(device, out, swapped(rows), _rows(device, _strided(x, stride)), epilogue)
     x = _padded(device, x, padding)
     deep, kept = _walks(x, g.shape[1:-1], shape, stride, dilation, groups)
     parts = _parts(g.shape[0], rows.shape[0])
@@ -350,31 +352,31 @@ def conv_weight_gradient(
     deep = deep._replace(lengths=_first_parts(deep.lengths, parts))
     p = Problem(
         parts * groups, groups, each, prod(out.shape[1:]), depth, Operand(1, apart, depth * apart, each),
-        Operand(1, 0, g.shape[0] // parts * x.strides[0], x.shape[-1] // groups), Windows(kept, deep), True,
+        Operand(1, 0, g.shape[0] // parts * x.strides[0], x.shape[-1] // groups), Im2col(kept, deep), True,
     )  # fmt: skip
     found = reshaped(_multiply(device, p, rows, x, None, epilogue)[0], (parts, *out.shape))
     return SUM(device, out, found, axis=(0,)) if parts > 1 else reshaped(found, out.shape)
 
 
-def _boxed_sums(
-    device: Device, out: Spec, g: Buffer, x: Buffer, where: Where, epilogue: Epilogue, known: Known
+def _implicit_gemm_sums(
+    device: Device, out: Spec, g: Buffer, x: Buffer, params: ConvParams, epilogue: Epilogue, known: SplitOperands
 ) -> Buffer | None:
-    """The gradient of the weight by boxes of g and x, where there are kernels for that."""
-    joined, strides = groups_joined(where.groups, out.shape, conv_wgmma.ROWS), _two(where.stride, 1)
-    if not joined or len(where.stride) > 2:
+    """Return the gradient of the weight by TMA tiles of g and x; None if there are no kernels for it."""
+    joined, strides = groups_to_merge(params.groups, out.shape, conv_wgmma.ROWS), _pair(params.stride, 1)
+    if not joined or len(params.stride) > 2:
         return None
     layer = conv_wgmma.Layer(
-        x.shape[0], joined * out.shape[-1], out.shape[0], _in_strides(_two(x.shape[1:-1], 1), strides),
-        _two(g.shape[1:-1], 1), strides, _elements(out.shape[1:-1], where), prod(out.shape[1:-1]), sums=True,
-        groups=where.groups // joined, joined=joined,
+        x.shape[0], joined * out.shape[-1], out.shape[0], _in_strides(_pair(x.shape[1:-1], 1), strides),
+        _pair(g.shape[1:-1], 1), strides, _elements(out.shape[1:-1], params), prod(out.shape[1:-1]), sums=True,
+        groups=params.groups // joined, joined=joined,
     )  # fmt: skip
-    if not conv_wgmma.takes(device, out.dtype, (layer,), epilogue):
+    if not conv_wgmma.accepts(device, out.dtype, (layer,), epilogue):
         return None
     result = device.empty(Spec((*out.shape[:-1], layer.channels), out.dtype))
-    x = _whole_strides(device, x, where.stride)
+    x = _whole_strides(device, x, params.stride)
     conv_wgmma.run(device, layer, result, None, dense(device, g), x, None, epilogue, ("g", "x"), known)
     if joined > 1:
-        result = dense(device, own_channels(result, out.shape, where.groups, joined))
+        result = dense(device, own_channels(result, out.shape, params.groups, joined))
     return reshaped(result, out.shape)
 
 
@@ -384,7 +386,7 @@ def _boxed_sums(
 def _multiply(
     device: Device, p: Problem, x: Buffer, y: Buffer, bias: Buffer | None, epilogue: Epilogue
 ) -> tuple[Buffer, Buffer | None]:
-    """The product of a problem with windows: (batch, m, n)."""
+    """Return the product (batch, m, n) of a problem with an im2col view."""
     plan = device.plans[_plan](x.dtype, p, (is_aligned(x), is_aligned(y)), epilogue)
     return run(device, Spec((p.batch, p.m, p.n), x.dtype), plan, x, y, bias, epilogue)
 
@@ -394,13 +396,14 @@ def _plan(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool
 
 
 def _of_rows(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Buffer:
-    """The product of two matrices in another shape."""
+    """Return the product of two matrices, reshaped to out."""
     found = product(device, Spec((x.shape[0], y.shape[1]), out.dtype), x, y, None, epilogue)[0]
     return reshaped(found, out.shape)
 
 
 def _walks(x: Buffer, places: Shape, kernel: Shape, stride: Shape, dilation: Shape, groups: int) -> tuple[Axes, Axes]:
-    """How to walk from window to window of x, and within one, which ends with neighbours."""
+    """Return the walk over the output positions of x, and the walk within a receptive field, which ends contiguously.
+    """
     image, *steps, _ = x.strides
     images = [(x.shape[0], (image,)), *((n, (s * by,)) for n, s, by in zip(places, steps, stride, strict=True))]
     inside = [(n, (s * by,)) for n, s, by in zip(kernel, steps, dilation, strict=True)]
@@ -411,20 +414,21 @@ def _axes(axes: Iterable[Axis], neighbours: bool = False) -> Axes:
     found = joined(axes)
     if neighbours and (not found or found[-1][1] != (1,)):
         found.append((1, (1,)))
-    if prod(length for length, _ in found) >= MOST:
-        raise BackendError(f"conv: {MOST:,} windows or more; this device's kernels count to less: take fewer at once")
+    if prod(length for length, _ in found) >= MAX_COUNT:
+        limit = f"{MAX_COUNT:,} windows or more"
+        raise BackendError(f"conv: {limit}; this device's kernels count to less: take fewer at once")
     found = [(1, (0,))] * (AXES - len(found)) + found
     return Axes(tuple(length for length, _ in found), tuple(step for _, (step,) in found))
 
 
 def _parts(images: int, depth: int) -> int:
-    """Into how many parts, of as many images each, a deep sum is cut."""
-    wanted = depth // DEEP
+    """Return the number of parts, of as many images each, into which a deep sum is split."""
+    wanted = depth // MAX_SUM_LENGTH
     return max(n for n in range(1, max(1, wanted) + 1) if images % n == 0)
 
 
 def _first_parts(lengths: Shape, parts: int) -> Shape:
-    """The lengths of a walk of one part: the images are, or begin, the first axis that is longer than 1."""
+    """Return the walk's lengths for one part; images are, or begin, the first axis longer than 1."""
     first = next((i for i, n in enumerate(lengths) if n > 1), 0)
     return (*lengths[:first], lengths[first] // parts, *lengths[first + 1 :])
 
@@ -432,9 +436,9 @@ def _first_parts(lengths: Shape, parts: int) -> Shape:
 # ---- few channels -----------------------------------------------------------------------------------------------
 
 
-def _wider(device: Device, dtype: np.dtype, weight: Shape, where: Where) -> Shape | None:
-    """A kernel and its channels with zeros behind, which matrix units take where they do not take so few channels."""
-    step, *others = where.stride[-1], where.groups, where.dilation[-1]
+def _padded_lengths(device: Device, dtype: np.dtype, weight: Shape, params: ConvParams) -> Shape | None:
+    """Return kernel and channel lengths padded for matrix units; None if padding does not help."""
+    step, *others = params.stride[-1], params.groups, params.dilation[-1]
     if dtype.itemsize != 2 or weight[-1] >= PIECE or others != [1, 1] or not is_sound(device, mma.VARIANT):
         return None
     channels = next(n for n in range(weight[-1], PIECE + 1) if n * step % PIECE == 0)
@@ -443,52 +447,52 @@ def _wider(device: Device, dtype: np.dtype, weight: Shape, where: Where) -> Shap
     return None if found == weight[1:] else found
 
 
-def _widened(device: Device, x: Buffer, wider: Shape, windows: Shape, where: Where) -> Buffer:
-    """x amid its pads, with so many channels, and long enough for longer windows."""
-    lengths = [n + sum(pads) for n, pads in zip(x.shape[1:-1], where.padding, strict=True)]
-    least = max(lengths[-1], (windows[-1] - 1) * where.stride[-1] + wider[-2])
+def _padded_images(device: Device, x: Buffer, wider: Shape, windows: Shape, params: ConvParams) -> Buffer:
+    """Return x with its padding, padded channels, and long enough for the padded kernel."""
+    lengths = [n + sum(pads) for n, pads in zip(x.shape[1:-1], params.padding, strict=True)]
+    least = max(lengths[-1], (windows[-1] - 1) * params.stride[-1] + wider[-2])
     lengths[-1] = next(n for n in range(least, least + PIECE) if n * wider[-1] % PIECE == 0)
-    starts = (0, *(before for before, _ in where.padding), 0)
-    return _amid_zeros(device, x, Spec((x.shape[0], *lengths, wider[-1]), x.dtype), starts)
+    starts = (0, *(before for before, _ in params.padding), 0)
+    return _among_zeros(device, x, Spec((x.shape[0], *lengths, wider[-1]), x.dtype), starts)
 
 
-def _amid_zeros(device: Device, x: Buffer, out: Spec, starts: Shape) -> Buffer:
+def _among_zeros(device: Device, x: Buffer, out: Spec, starts: Shape) -> Buffer:
     result = _zeros(device, out)
     write(device, window(result, x.shape, starts, (1,) * x.ndim), x)
     return result
 
 
-# ---- boxes -------------------------------------------------------------------------------------------------------
+# ---- TMA tiles ---------------------------------------------------------------------------------------------------
 
 
-def _two(numbers: Shape, missing: int) -> tuple[int, int]:
-    """Of one or two axes as of two."""
+def _pair(numbers: Shape, missing: int) -> tuple[int, int]:
+    """Return one or two numbers, one per axis, as two."""
     return ((missing,) * (2 - len(numbers)) + tuple(numbers))[-2:]  # type: ignore[return-value]
 
 
-def _line(rows: Buffer) -> Buffer:
-    """A matrix as an image of one axis."""
+def _as_line(rows: Buffer) -> Buffer:
+    """Return a matrix as an image of one axis."""
     return view(rows, (1, *rows.shape), (0, *rows.strides), rows.offset)
 
 
-def _elements(kernel: Shape, where: Where) -> tuple[conv_wgmma.Element, ...]:
-    """The elements of a kernel, from a window's first place."""
+def _elements(kernel: Shape, params: ConvParams) -> tuple[conv_wgmma.Element, ...]:
+    """Return the elements of a kernel, relative to the first position of a receptive field."""
     high, wide = (
         [-before + i * step for i in range(n)]
         for n, before, step in zip(
-            _two(kernel, 1), _two(tuple(p[0] for p in where.padding), 0), _two(where.dilation, 1), strict=True
+            _pair(kernel, 1), _pair(tuple(p[0] for p in params.padding), 0), _pair(params.dilation, 1), strict=True
         )
     )
     return tuple(conv_wgmma.Element(apart, number) for number, apart in enumerate(every(high, wide)))
 
 
 def _in_strides(lengths: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
-    """Lengths up to whole strides."""
+    """Return lengths rounded up to multiples of the stride."""
     return -(-lengths[0] // stride[0]) * stride[0], -(-lengths[1] // stride[1]) * stride[1]
 
 
 def _whole_strides(device: Device, x: Buffer, stride: Shape) -> Buffer:
-    """x with as many zeros behind it as make its lengths whole strides; dense."""
+    """Return x, dense, with lengths padded by zeros to multiples of the stride."""
     return dense(device, _padded(device, x, tuple((0, -n % s) for n, s in zip(x.shape[1:-1], stride, strict=True))))
 
 
@@ -496,7 +500,7 @@ def _whole_strides(device: Device, x: Buffer, stride: Shape) -> Buffer:
 
 
 def _rows(device: Device, x: Buffer) -> Buffer:
-    """x (..., channels) as a matrix with contiguous rows."""
+    """Return x (..., channels) as a matrix with contiguous rows."""
     shape = prod(x.shape[:-1]), x.shape[-1]
     strides = reshaped_strides(x.shape, x.strides, shape)
     if strides is None or strides[1] != 1:
@@ -505,23 +509,23 @@ def _rows(device: Device, x: Buffer) -> Buffer:
 
 
 def _strides_of_rows(shape: Shape, step: int) -> Shape:
-    """The strides of (..., channels) whose rows are so far apart."""
+    """Return the strides of (..., channels) whose rows are `step` apart."""
     return (*(step * n for n in row_major((*shape[:-1], 1))[:-1]), 1)
 
 
 def _filters(device: Device, weight: Buffer) -> Buffer:
-    """weight as a matrix with a row for each filter."""
+    """Return the weight as a matrix with a row per filter."""
     return reshaped(dense(device, weight), (weight.shape[0], prod(weight.shape[1:])))
 
 
-def _every(x: Buffer, stride: Shape) -> Buffer:
-    """Every place of x that a window of one place takes; a view."""
+def _strided(x: Buffer, stride: Shape) -> Buffer:
+    """Return a view of the positions of x that a strided 1 x 1 convolution reads."""
     shape = (x.shape[0], *(-(-n // step) for n, step in zip(x.shape[1:-1], stride, strict=True)), x.shape[-1])
     return window(x, shape, (0,) * x.ndim, (1, *stride, 1))
 
 
 def _padded(device: Device, x: Buffer, padding: Padding) -> Buffer:
-    """x with zeros around its lengths. Its channels are contiguous."""
+    """Return x, with contiguous channels, padded by zeros."""
     if not any(map(any, padding)):
         return x if x.strides[-1] == 1 or x.shape[-1] == 1 else dense(device, x)
     lengths = (n + sum(pads) for n, pads in zip(x.shape[1:-1], padding, strict=True))
@@ -533,8 +537,8 @@ def _zeros(device: Device, out: Spec) -> Buffer:
     return launch(device, out, 0)
 
 
-def _side_by_side(device: Device, out: Spec, groups: int, found: Buffer) -> Buffer:
-    """The results of groups (groups, rows, channels of one) in out's shape."""
+def _groups_to_channels(device: Device, out: Spec, groups: int, found: Buffer) -> Buffer:
+    """Return the results of groups (groups, rows, channels of a group) in the shape of out."""
     if groups == 1:
         return reshaped(found, out.shape)
     return reshaped(dense(device, permuted(found, (1, 0, 2))), out.shape)
@@ -544,7 +548,7 @@ def _side_by_side(device: Device, out: Spec, groups: int, found: Buffer) -> Buff
 
 
 def _phases(length: int, kernel: int, stride: int, before: int, dilation: int) -> list[Phase]:
-    """The phases of an axis, where window o has element k at o * stride - before + k * dilation."""
+    """Return the phases of an axis, where output o reads kernel element k at o * stride - before + k * dilation."""
     common = gcd(stride, dilation)
     each, found = stride // common, []
     for first in range(min(stride, length)):
@@ -562,23 +566,23 @@ def _phase(
     device: Device, out: Spec, g: Buffer, weight: Buffer, phase: tuple[Phase, ...], around: Padding, groups: int,
     epilogue: Epilogue,
 ) -> Buffer:  # fmt: skip
-    """One phase of each axis: the windows of g, and the elements of the filters that meet it."""
+    """Return one phase of the gradient of x: outputs of g times the kernel elements that meet it."""
     taps = tuple(axis.taps for axis in phase)
     n, c = weight.shape[0], weight.shape[-1]
     met = window(weight, (n, *taps, c), (0, *(a.tap for a in phase), 0), (1, *(a.each for a in phase), 1))
-    y = _turned(device, met, groups)
+    y = _transposed(device, met, groups)
     starts = [axis.start + before for axis, (before, _) in zip(phase, around, strict=True)]
     kept, deep = _walks(g, out.shape[1:-1], taps, (1,) * len(taps), tuple(-axis.apart for axis in phase), groups)
     g = g._replace(offset=g.offset + sum(s * step for s, step in zip(starts, g.strides[1:-1], strict=True)))
     p = Problem(
         groups, groups, prod(out.shape[:-1]), c, y.shape[1], Operand(0, 1, 0, n // groups),
-        Operand(1, y.strides[1], 0, y.strides[0]), Windows(kept, deep),
+        Operand(1, y.strides[1], 0, y.strides[0]), Im2col(kept, deep),
     )  # fmt: skip
-    return _side_by_side(device, out, groups, _multiply(device, p, g, y, None, epilogue)[0])
+    return _groups_to_channels(device, out, groups, _multiply(device, p, g, y, None, epilogue)[0])
 
 
-def _turned(device: Device, weight: Buffer, groups: int) -> Buffer:
-    """weight as a matrix for each group whose rows are (element of the kernel, filter), and columns channels."""
+def _transposed(device: Device, weight: Buffer, groups: int) -> Buffer:
+    """Return the weight as a matrix per group with rows (kernel element, filter) and columns channels."""
     n, *kernel, c = weight.shape
     each, (step, *steps) = n // groups, weight.strides
     turned = view(weight, (groups, *kernel, each, c), (each * step, *steps[:-1], step, steps[-1]), weight.offset)

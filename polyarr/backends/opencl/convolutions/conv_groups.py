@@ -1,6 +1,6 @@
-"""Groups of channels that are multiplied as one on matrix units, whose tiles are wider than a group of few channels.
+"""Channel groups that are merged for matrix units, whose tiles are wider than a group with few channels.
 
-Filters of joined groups see the channels of all of them, with zeros but for their own.
+The filters of merged groups cover the channels of all of them, with zeros outside their own.
 """
 
 from math import prod
@@ -13,8 +13,8 @@ from polyarr.backends.opencl.runtime.layout import Buffer, Shape, reshaped, view
 from polyarr.core.spec import Spec
 
 
-def groups_joined(groups: int, weight: Shape, rows: int = STEP) -> int:
-    """How many groups make one that has channels for whole steps, and filters for so many rows; 0 if none do."""
+def groups_to_merge(groups: int, weight: Shape, rows: int = STEP) -> int:
+    """Return how many groups to merge, so that channels and filters fill whole steps; 0 if no number does."""
     if groups == 1:
         return 1
     n, c = weight[0] // groups, weight[-1]
@@ -25,15 +25,15 @@ def groups_joined(groups: int, weight: Shape, rows: int = STEP) -> int:
 
 
 def own_channels(joined: Buffer, weight: Shape, groups: int, count: int) -> Buffer:
-    """Of filters that see so many groups, the elements of their own: (groups / count, count, ...), a view."""
+    """Return a view (groups / count, count, ...) of the filters' own channels within merged groups."""
     (n, *kernel, c), row = weight, count * weight[-1]
     each, size = n // groups, prod(kernel) * row
     shape = groups // count, count, each, prod(kernel), c
     return view(joined, shape, (count * each * size, each * size + c, size, row, 1), 0)
 
 
-def amid_others(device: Device, filters: Buffer, weight: Shape, groups: int, count: int) -> Buffer:
-    """Filters as those of so many groups each; dense."""
+def merged_filters(device: Device, filters: Buffer, weight: Shape, groups: int, count: int) -> Buffer:
+    """Return the filters of merged groups, dense, with zeros outside their own channels."""
     filters = dense(device, filters)
     if count == 1:
         return filters

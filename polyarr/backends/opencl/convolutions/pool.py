@@ -1,4 +1,4 @@
-"""Pools over windows. What max_pool saves says which element of each window was the largest."""
+"""Pooling. max_pool saves the index of the largest element of each receptive field."""
 
 from math import prod
 from typing import Any
@@ -18,7 +18,7 @@ def max_pool(
     device: Device, out: Spec, x: Buffer, *, kernel: Shape, stride: Shape, padding: Padding, dilation: Shape,
     ceil_mode: bool,
 ) -> tuple[Buffer, Buffer]:  # fmt: skip
-    """The largest element of every window."""
+    """Return the largest element of every receptive field, and its index."""
     x, y, which = dense(device, x), device.empty(out), device.empty(Spec(out.shape, _index(kernel)[1]))
     args = x.shape, out.shape, x.dtype, kernel, stride, padding, dilation, None
     _run(device, "max_pool", out.shape, args, x, y, which)
@@ -29,7 +29,7 @@ def max_pool_backward(
     device: Device, g: Buffer, which: Buffer, x: Buffer, *, wanted: tuple[bool], kernel: Shape, stride: Shape,
     padding: Padding, dilation: Shape, ceil_mode: bool,
 ) -> tuple[Buffer]:  # fmt: skip
-    """The gradient of max_pool."""
+    """Return the gradient of max_pool."""
     g, dx = dense(device, g), device.empty(spec_of(x))
     args = x.shape, g.shape, x.dtype, kernel, stride, padding, dilation, None
     _run(device, "max_pool_backward", x.shape, args, g, which, dx)
@@ -40,7 +40,7 @@ def mean_pool(
     device: Device, out: Spec, x: Buffer, *, kernel: Shape, stride: Shape, padding: Padding, ceil_mode: bool,
     count_include_pad: bool, divisor: float | None,
 ) -> tuple[Buffer, None]:  # fmt: skip
-    """The mean of every window."""
+    """Return the mean of every receptive field."""
     x, y = dense(device, x), device.empty(out)
     args = x.shape, out.shape, x.dtype, kernel, stride, padding, (1,) * len(kernel), count_include_pad
     _run(device, "mean_pool", out.shape, args, x, y, divisor=divisor)
@@ -51,7 +51,7 @@ def mean_pool_backward(
     device: Device, g: Buffer, saved: None, x: Buffer, *, wanted: tuple[bool], kernel: Shape, stride: Shape,
     padding: Padding, ceil_mode: bool, count_include_pad: bool, divisor: float | None,
 ) -> tuple[Buffer]:  # fmt: skip
-    """The gradient of mean_pool."""
+    """Return the gradient of mean_pool."""
     g, dx = dense(device, g), device.empty(spec_of(x))
     args = x.shape, g.shape, x.dtype, kernel, stride, padding, (1,) * len(kernel), count_include_pad
     _run(device, "mean_pool_backward", x.shape, args, g, dx, divisor=divisor)
@@ -59,17 +59,17 @@ def mean_pool_backward(
 
 
 def _index(kernel: Shape) -> tuple[str, np.dtype]:
-    """What holds the number of an element of a window: its C type, and its dtype."""
+    """Return the C type and the dtype of an index into a receptive field."""
     return next((name, dtype) for most, name, dtype in INDICES if prod(kernel) <= most)
 
 
 def _run(device: Device, name: str, shape: Shape, args: tuple[Any, ...], *arrays: Buffer, **numbers: Any) -> None:
-    """Launch for each place of shape."""
+    """Launch a kernel with one work-item per position of shape."""
     if not prod(shape):
         return
-    launch, told = device.plans[_plan](name, shape, *args)
+    launch, packed = device.plans[_plan](name, shape, *args)
     given = (0 if number is None else float(number) for number in numbers.values())
-    launch.kernel(launch.work, launch.group, *(a.memory for a in arrays), *given, *launch.numbers, told)
+    launch.kernel(launch.work, launch.group, *(a.memory for a in arrays), *given, *launch.numbers, packed)
 
 
 def _plan(
@@ -79,5 +79,5 @@ def _plan(
     wide, macros = channels(device, dtype, x[-1])
     program = device.build("pool", **macros, INDEX=_index(kernel)[0])
     counted = padding if counts_padding else ((0, 0),) * len(kernel)
-    told = geometry(x, out, kernel, stride, padding, dilation, wide, counted)
-    return plan(device, program.kernels[name], shape, wide, prod(kernel)), told
+    packed = geometry(x, out, kernel, stride, padding, dilation, wide, counted)
+    return plan(device, program.kernels[name], shape, wide, prod(kernel)), packed

@@ -1,4 +1,4 @@
-"""Images that are spread over larger ones: with pads around, or at every so manyth place."""
+"""Zero padding and dilation of images: copies into larger images, at strided positions."""
 
 from typing import Any
 
@@ -12,20 +12,20 @@ from polyarr.core.spec import Spec
 
 
 def spread(device: Device, out: Spec, x: Buffer, starts: Shape, stride: Shape) -> Buffer:
-    """Zeros of out's shape with x's elements at starts + o * stride, along each axis between images and channels."""
+    """Return zeros of the shape of out with the elements of x at starts + o * stride along each image axis."""
     x, result = dense(device, x), device.empty(out)
     _spread(device, "spread", out.shape, x, result, starts, stride)
     return result
 
 
 def lay(device: Device, target: Buffer, x: Buffer, starts: Shape, stride: Shape) -> None:
-    """Write x's elements there, and no others."""
+    """Write the elements of x at starts + o * stride, and no others."""
     _spread(device, "lay", x.shape, dense(device, x), target, starts, stride)
 
 
 def _spread(device: Device, name: str, shape: Shape, x: Buffer, y: Buffer, starts: Shape, stride: Shape) -> None:
-    launch, told = device.plans[_plan](name, shape, x.shape, y.shape, x.dtype, starts, stride)
-    launch.kernel(launch.work, launch.group, x.memory, y.memory, *launch.numbers, told)
+    launch, packed = device.plans[_plan](name, shape, x.shape, y.shape, x.dtype, starts, stride)
+    launch.kernel(launch.work, launch.group, x.memory, y.memory, *launch.numbers, packed)
 
 
 def _plan(
@@ -33,5 +33,5 @@ def _plan(
 ) -> Any:
     wide, macros = channels(device, dtype, x[-1])
     ones = (1,) * len(starts)
-    told = geometry(y, x, ones, stride, tuple((-start, 0) for start in starts), ones, wide)
-    return plan(device, device.build("spread", **macros).kernels[name], shape, wide, 1), told
+    packed = geometry(y, x, ones, stride, tuple((-start, 0) for start in starts), ones, wide)
+    return plan(device, device.build("spread", **macros).kernels[name], shape, wide, 1), packed

@@ -1,18 +1,23 @@
-// One step of Adam for up to 12 parameters of one dtype in one launch. With g the scaled gradient:
+// One step of AdamW (or Adam) for up to 12 parameters of one dtype in one launch. With g the scaled gradient:
 //     m' = b1 m + a1 g,   v' = b2 v + a2 g^2,   p' = p - step_size m' / (sqrt(v') root + eps)
-// where a1 = 1 - b1 and a2 = 1 - b2 (from the host: in float32 the difference would lose digits),
-// step_size = lr / (1 - b1^step) and root = 1 / sqrt(1 - b2^step). Weight decay comes with each parameter:
-// DECOUPLED, p is first multiplied by 1 - lr * decay; else decay * p is added to g.
+// where a1 = 1 - b1 and a2 = 1 - b2 (computed on the host, because float32 subtraction would lose digits),
+// step_size = lr / (1 - b1^step) and root = 1 / sqrt(1 - b2^step). Each parameter has its own weight decay. With
+// DECOUPLED, p is first multiplied by 1 - lr * decay; otherwise decay * p is added to g.
 //
-// Arrays   per parameter k: p, p_new of T; g of G; m, v, m_new, v_new of M; n elements each, contiguous; an unused
-//          place has n = 0. p_new may be p, m_new m and v_new v, and is then written over it. numbers: step_size,
-//          root, scale, lr, as adamw_numbers.cl leaves them; else unread
-// Launch   local GROUP, global GROUP * (the sum of ceil(n / BLOCK)): a work-group takes one block of one parameter
-// Params   T, ACC and DEFINE_VECTOR's P_ of the parameters' dtype | G, G_ of the gradients' | M, M_ of the moments' |
-//          GROUP work-items per group, BLOCK elements per group, VECTOR at a time | DECOUPLED 0 or 1 |
-//          NUMBERS_ON_DEVICE 1 where what changes from step to step is read from numbers; 0: it is given
-#if !defined(T) || !defined(G) || !defined(M) || !defined(GROUP) || !defined(DECOUPLED) || !defined(NUMBERS_ON_DEVICE)
-#error "adamw.cl needs three dtypes' macros, GROUP, BLOCK, DECOUPLED and NUMBERS_ON_DEVICE"
+// Arrays   p<k>, p_new<k> (n[k]) of T: parameter k before and after the step; may be one array (in-place update)
+//          g<k> (n[k]) of G: its gradient
+//          m<k>, v<k>, m_new<k>, v_new<k> (n[k]) of M: its first and second moments; may be updated in place as well
+//          scalars (4) of ACC: step_size, root, scale, lr, written by adamw_scalars.cl; read if SCALARS_ON_DEVICE
+//          All arrays are contiguous. An unused argument slot has n[k] = 0.
+// Launch   local GROUP, global GROUP * (sum over k of ceil(n[k] / BLOCK)): a work-group updates one block of one
+//          parameter
+// Params   T, ACC and the P_ macros of DEFINE_VECTOR    dtype of the parameters
+//          G, G_ and M, M_                              the same for the gradients and for the moments
+//          GROUP, BLOCK, VECTOR    work-items per group, elements per group, elements per vector load
+//          DECOUPLED               1 for decoupled weight decay (AdamW), 0 for L2 regularization (Adam)
+//          SCALARS_ON_DEVICE       1 to read step_size, root, scale and lr from `scalars`, 0 to use the arguments
+#if !defined(T) || !defined(G) || !defined(M) || !defined(GROUP) || !defined(DECOUPLED) || !defined(SCALARS_ON_DEVICE)
+#error "adamw.cl needs three dtypes' macros, GROUP, BLOCK, DECOUPLED and SCALARS_ON_DEVICE"
 #endif
 #if !defined(VECTOR) || !defined(P_WORD) || !defined(G_WORD) || !defined(M_WORD)
 #error "adamw.cl needs VECTOR, P_WORD, G_WORD and M_WORD"
@@ -26,7 +31,7 @@ DEFINE_VECTOR(m, M_DTYPE, M, M_RAW, ACC, M_WORD)
     __global const T *p##k, __global const G *restrict g##k, __global const M *m##k, __global const M *v##k, \
     __global T *p_new##k, __global M *m_new##k, __global M *v_new##k
 
-// If the block is one of parameter k's: these are its arrays. Else count on to the next parameter.
+// Select the arrays of parameter k if `block` is one of its blocks; otherwise skip its blocks.
 #define PICK(k) \
     if (n == 0) { \
         if (block < BLOCKS(fixed.n[k])) { \
@@ -37,15 +42,15 @@ DEFINE_VECTOR(m, M_DTYPE, M, M_RAW, ACC, M_WORD)
         } \
     }
 
-// What is the same at every step.
-typedef struct { long n[12]; ACC decay[12], b1, b2, a1, a2, eps; } Fixed;
+// Values that are constant from step to step; the launcher packs and caches them.
+typedef struct { long n[12]; ACC decay[12], b1, b2, a1, a2, eps, unused; } Fixed;
 
 typedef struct { ACC b1, b2, a1, a2, eps, step_size, root, scale, decay; } Step;
 
 static inline void update_block(__global const T *p, __global const G *restrict g, __global const M *m,
                                 __global const M *v, __global T *p_new, __global M *m_new, __global M *v_new,
                                 const size_t block, const size_t n, const Step s) {
-    // Nothing says `restrict` here, as p_new may be p; but no element is touched by two turns, whatever is the same.
+    // p_new may be p, so these pointers are not `restrict`; iterations are still independent, hence assume_safety.
     WIDELY _Pragma("clang loop vectorize(assume_safety)") EACH_RUN_OF_BLOCK(i, block, n) {
         ACC value[VECTOR], gradient[VECTOR], first[VECTOR], second[VECTOR];
         read_p(p, i, end, value);
@@ -72,7 +77,7 @@ static inline void update_block(__global const T *p, __global const G *restrict 
 __kernel BLOCK_GROUP void adamw(TENSOR(0), TENSOR(1), TENSOR(2), TENSOR(3), TENSOR(4), TENSOR(5), TENSOR(6),
                                 TENSOR(7), TENSOR(8), TENSOR(9), TENSOR(10), TENSOR(11), const Fixed fixed,
                                 const ACC step_size, const ACC root, const ACC scale, const ACC lr,
-                                __global const ACC *restrict numbers) {
+                                __global const ACC *restrict scalars) {
     __global const T *p = p0;
     __global const G *g = g0;
     __global const M *m = m0, *v = v0;
@@ -83,9 +88,9 @@ __kernel BLOCK_GROUP void adamw(TENSOR(0), TENSOR(1), TENSOR(2), TENSOR(3), TENS
     PICK(0) PICK(1) PICK(2) PICK(3) PICK(4) PICK(5) PICK(6) PICK(7) PICK(8) PICK(9) PICK(10) PICK(11)
     Step step = {fixed.b1, fixed.b2, fixed.a1, fixed.a2, fixed.eps, step_size, root, scale, decay};
     ACC rate = lr;
-    if (NUMBERS_ON_DEVICE) {
-        step.step_size = numbers[0], step.root = numbers[1], step.scale = numbers[2];
-        rate = numbers[3];
+    if (SCALARS_ON_DEVICE) {
+        step.step_size = scalars[0], step.root = scalars[1], step.scale = scalars[2];
+        rate = scalars[3];
     }
     if (DECOUPLED) step.decay *= rate;
     update_block(p, g, m, v, p_new, m_new, v_new, block, n, step);

@@ -1,9 +1,10 @@
-// Up to 24 arrays of one dtype in another one, in one launch: out = x, rounded.
+// Casts up to 24 arrays of one dtype to another dtype in one launch: out = x, rounded.
 //
-// Arrays   per place k: x of T, out of OUT_T; n elements each, contiguous; an unused place has n = 0
-// Launch   local GROUP, global GROUP * (the sum of ceil(n / BLOCK)): a work-group takes one block of one array
-// Params   T, ACC and DEFINE_VECTOR's X_ of the arrays' dtype | OUT_T, OUT_ of the results', computed with in ACC, too |
-//          GROUP work-items per group, BLOCK elements per group, VECTOR at a time
+// Arrays   x<k> (n[k]) of T, out<k> (n[k]) of OUT_T, contiguous; an unused argument slot has n[k] = 0
+// Launch   local GROUP, global GROUP * (sum over k of ceil(n[k] / BLOCK)): a work-group casts one block of one array
+// Params   T, ACC and the X_ macros of DEFINE_VECTOR    dtype of the inputs
+//          OUT_T and the OUT_ macros of DEFINE_VECTOR   dtype of the results, whose arithmetic type is ACC as well
+//          GROUP, BLOCK, VECTOR    work-items per group, elements per group, elements per vector load
 #if !defined(T) || !defined(ACC) || !defined(OUT_T) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR)
 #error "astype_all.cl needs two dtypes' macros, GROUP, BLOCK and VECTOR"
 #endif
@@ -18,7 +19,7 @@ typedef struct { long n[24]; } Sizes;
 
 #define ARRAY(k) __global const T *restrict x##k, __global OUT_T *restrict out##k
 
-// If the block is one of array k's: that is it. Else count on to the next one.
+// Select array k if `block` is one of its blocks; otherwise skip its blocks.
 #define PICK(k) \
     if (n == 0) { \
         if (block < BLOCKS(sizes.n[k])) \

@@ -1,17 +1,25 @@
-// Attention for CPUs: out = dropout(softmax(scale q k^T + mask)) v, and its gradients, a tile of scores at a time.
-// The T x S scores exist in tiles only; backward makes the weights again from lse = log(sum(exp(scores))) of each row.
+// Attention on CPUs, forward and backward: out = dropout(softmax(scale q k^T + mask)) v, one tile of scores at a time.
+// Only tiles of the (t, s) scores exist. The backward kernel recomputes the weights from lse = log(sum(exp(scores))) of
+// each row. A row in which every key is masked has lse = inf, which makes its weights 0.
 //
-// Arrays   q, dq (.., t, D), k, dk (.., s, D), v, dv (.., s, DV), out, dout (.., t, DV), mask (.., t, s),
-//          lse (batch, t).
-//          A long4 <name>_at is an array's layout: offset, strides of the two leading axes, stride of a row. The last
-//          axis has stride 1, that of mask has mask_step. batch = outer axis * inner + inner axis.
-//          A row that may attend to nothing has lse = inf, so that its weights come out as 0.
-// Launch   forward: one work-item per (block of BQ queries, batch); backward: one per (batch, part), which takes its
-//          share of the blocks of BK keys and adds up dq in a place of its own; join: one per (row of dq)
-// Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | BQ, BK tile, multiples of
-//          LANES * VECTORS and of ROWS | LANES of a vector | ROWS x VECTORS sums that multiply keeps in registers |
-//          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 |
-//          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory | BACKWARD 0 or 1: which kernels
+// Arrays   q, dq (.., t, D); k, dk (.., s, D); v, dv (.., s, DV); out, dout (.., t, DV); mask (.., t, s)
+//          lse (batch, t)
+//          long4 <name>_at is the layout of an array: offset, strides of its two leading axes, stride of a row. The
+//          last axis has stride 1, that of mask mask_step. batch = index on the outer axis * inner + index on the inner
+//          axis.
+// Launch   attention_forward: one work-item per (block of BQ queries, batch)
+//          attention_backward: one work-item per (batch, part); a part processes its share of the blocks of BK keys and
+//          accumulates dq in its own slice of `partial`
+//          attention_join: one work-item per row of dq; adds the slices
+// Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
+//          D, DV                  lengths of the last axes
+//          BQ, BK                 queries and keys of a tile, multiples of LANES * VECTORS and of ROWS
+//          LANES                  elements of a vector
+//          ROWS, VECTORS          the register tile of `multiply`: ROWS x VECTORS vectors
+//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
+//          DROPOUT                1 to drop weights
+//          STATE_ON_DEVICE        1 to read the dropout key and counter from memory, 0 to use the arguments
+//          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(BQ) || !defined(BK) || !defined(LANES) || \
     !defined(VECTORS) || !defined(ROWS) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD) || \
     !defined(STATE_ON_DEVICE)
@@ -24,9 +32,9 @@ typedef VECTOR_OF(ACC, LANES) __attribute__((aligned(sizeof(ACC)))) vector;
 
 #define PANEL (LANES * VECTORS)
 #define CEIL(n, m) (((n) + (m) - 1) / (m) * (m))
-#define DP CEIL(D, PANEL)    // D and DV as tiles hold them
+#define DP CEIL(D, PANEL)    // D and DV, padded to whole panels
 #define DVP CEIL(DV, PANEL)
-#define BATCH 8              // blocks of random words at a time
+#define BATCH 8              // Philox blocks computed side by side
 #define ONE_ITEM __attribute__((reqd_work_group_size(1, 1, 1)))
 
 #define EACH_SUM _Pragma("unroll") for (int i = 0; i < ROWS; i++) _Pragma("unroll") for (int w = 0; w < VECTORS; w++)
@@ -54,7 +62,7 @@ static inline void multiply(__local ACC *restrict c, const int rows, const int c
         }
 }
 
-// The sum of the products of two rows of DV elements.
+// The dot product of two rows of DV elements.
 static inline ACC product(__local const ACC *a, __global const T *b) {
     ACC part[LANES];
     int d = 0;
@@ -71,8 +79,8 @@ static inline void clear(__local ACC *restrict tile, const int length) {
     for (int i = 0; i < length; i++) tile[i] = 0;
 }
 
-// tile[r][c] = x[r * row + c] for r < rows, c < columns; tile has rows of width elements. What multiply reads beyond
-// them is 0: never used, but what lay there before could be slow denormals.
+// tile[r][c] = x[r * row + c] for r < rows, c < columns; tile has rows of `width` elements. The padding that multiply
+// reads is set to 0: its products are not used, but stale denormals there would be slow.
 static inline void pack(__local ACC *restrict tile, const int width, __global const T *restrict x, const long row,
                         const int rows, const int columns) {
     for (int r = 0; r < rows; r++) {
@@ -82,7 +90,7 @@ static inline void pack(__local ACC *restrict tile, const int width, __global co
     clear(tile + rows * width, (CEIL(rows, ROWS) - rows) * width);
 }
 
-// tile[c][r] = x[r * row + c], the same transposed.
+// tile[c][r] = x[r * row + c]: pack, transposed.
 static inline void pack_transposed(__local ACC *restrict tile, const int width, __global const T *restrict x,
                                    const long row, const int rows, const int columns) {
     if (rows < width) clear(tile, columns * width);
@@ -94,11 +102,11 @@ static inline size_t start_of(const long4 at, const long batch, const long inner
     return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 
-// ---- what changes scores and weights -----------------------------------------------------------------------------
+// ---- mask, causality and dropout ---------------------------------------------------------------------------------
 
 // Applies the mask and causality (query i sees keys j <= i + ahead) to a tile of scores with query q0 + i and key
 // k0 + j at scores[i * i_step + j * j_step]. mask is that of query q0 and key k0.
-static inline void hide(__local ACC *restrict scores, const int i_step, const int j_step, const int queries,
+static inline void apply_mask(__local ACC *restrict scores, const int i_step, const int j_step, const int queries,
                         const int keys, __global const MASK_T *mask, const long mask_row, const long mask_step,
                         const long q0, const long k0, const long causal, const long ahead) {
 #if MASK
@@ -115,9 +123,9 @@ static inline void hide(__local ACC *restrict scores, const int i_step, const in
                 scores[i * i_step + j * j_step] = -INFINITY;
 }
 
-// factor[n] = kept if weight number first + n stays, else 0, for n < length <= BK. dropout holds key, counter, and the
-// threshold that the upper 24 bits of a weight's word must reach. Round by round over BATCH blocks of four words,
-// because compilers vectorise that.
+// factor[n] = kept if weight number first + n survives dropout, else 0, for n < length <= BK. `dropout` holds the key,
+// the counter, and the threshold that the upper 24 bits of a weight's word must reach. Each round runs over BATCH
+// Philox blocks of four words, a loop that compilers vectorize.
 static inline void draw(ACC *restrict factor, const int length, const ulong first, const ulong4 dropout,
                         const ACC kept) {
     uint words[BK + 4 * BATCH], a[BATCH], b[BATCH], c[BATCH], d[BATCH];
@@ -142,7 +150,8 @@ static inline void draw(ACC *restrict factor, const int length, const ulong firs
 #if !BACKWARD
 // ---- forward ------------------------------------------------------------------------------------------------------
 
-// Scores, weights and out lie transposed in s[key][query], so that each query has a lane and no sum goes across lanes.
+// Scores and weights are stored transposed, ps[key][query]: each query has a vector lane, so reductions over keys need
+// no horizontal sums.
 __kernel ONE_ITEM void attention_forward(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
@@ -171,14 +180,14 @@ __kernel ONE_ITEM void attention_forward(
         pack(ks, D, k + k0 * k_at.w, k_at.w, keys, D);
         pack(vs, DVP, v + k0 * v_at.w, v_at.w, keys, DV);
         multiply(ps, CEIL(keys, ROWS), BQ, 0, ks, D, 1, qs, D);
-        hide(ps, 1, BQ, queries, keys, mask + k0 * mask_step, mask_at.w, mask_step, q0, k0, causal, ahead);
+        apply_mask(ps, 1, BQ, queries, keys, mask + k0 * mask_step, mask_at.w, mask_step, q0, k0, causal, ahead);
 
         for (int i = 0; i < BQ; i++) base[i] = top[i];
         for (int j = 0; j < keys; j++)
             WIDELY for (int i = 0; i < BQ; i++) base[i] = MAX(ps[j * BQ + i], base[i]);
         for (int i = 0; i < BQ; i++) shrink[i] = top[i] == base[i] ? 1 : EXP(top[i] - base[i]);
         for (int i = 0; i < BQ; i++) top[i] = base[i];
-        for (int i = 0; i < BQ; i++) base[i] = top[i] == -INFINITY ? 0 : top[i];  // no key so far: not inf - inf
+        for (int i = 0; i < BQ; i++) base[i] = top[i] == -INFINITY ? 0 : top[i];  // all masked so far: avoid inf - inf
         for (int i = 0; i < BQ; i++) sum[i] *= shrink[i];
         for (int j = 0; j < keys; j++)
             WIDELY for (int i = 0; i < BQ; i++) {
@@ -208,7 +217,7 @@ __kernel ONE_ITEM void attention_forward(
 // ---- backward -----------------------------------------------------------------------------------------------------
 
 // With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - sum(dout out)),
-// dq = scale ds k,  dk = scale ds^T q. partial is dq, or one array like it per part.
+// dq = scale ds k,  dk = scale ds^T q. `partial` is dq itself with one part, else one array like dq per part.
 __kernel ONE_ITEM void attention_backward(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
@@ -247,12 +256,12 @@ __kernel ONE_ITEM void attention_backward(
         for (long q0 = first; q0 < t; q0 += BQ) {
             const int queries = MIN(BQ, t - q0);
             pack(qs, DP, q + q0 * q_at.w, q_at.w, queries, D);
-            for (int n = 0; n < queries * DP; n++) qs[n] *= scale;  // as forward does: the scores are the same bits
+            for (int n = 0; n < queries * DP; n++) qs[n] *= scale;  // as in forward: the scores are bitwise equal
             pack(gs, DVP, dout + q0 * dout_at.w, dout_at.w, queries, DV);
             for (int i = 0; i < queries; i++) delta[i] = product(gs + i * DVP, out + (q0 + i) * out_at.w);
             multiply(ps, CEIL(queries, ROWS), BK, 0, qs, DP, 1, kt, D);
             multiply(ds, CEIL(queries, ROWS), BK, 0, gs, DVP, 1, vt, DV);
-            hide(ps, BK, 1, queries, keys, mask + q0 * mask_at.w + k0 * mask_step, mask_at.w, mask_step, q0, k0,
+            apply_mask(ps, BK, 1, queries, keys, mask + q0 * mask_at.w + k0 * mask_step, mask_at.w, mask_step, q0, k0,
                  causal, ahead);
             for (int i = 0; i < queries; i++) {
                 __local ACC *restrict p = ps + i * BK, *restrict dp = ds + i * BK;
@@ -279,7 +288,7 @@ __kernel ONE_ITEM void attention_backward(
     }
 }
 
-// dq = the sum over the parts of partial (parts, batch, t, D).
+// dq = the sum of partial (parts, batch, t, D) over its first axis.
 __kernel ONE_ITEM void attention_join(__global const ACC *restrict partial, const long parts, __global T *restrict dq,
                                       const long4 dq_at, const long inner, const long t) {
     const long row = get_global_id(0), batch = get_global_id(1), size = get_global_size(1) * t * D;

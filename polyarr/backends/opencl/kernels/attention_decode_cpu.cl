@@ -1,12 +1,16 @@
-// Attention of one query per batch, for CPUs: out = softmax(scale q k^T + mask) v, in one pass over the keys, BLOCK at a
-// time. Of keys that a mask hides neither k nor v is read.
+// Decode attention (one query token per batch entry) on CPUs: out = softmax(scale q k^T + mask) v, in one pass of
+// online softmax over the keys, BLOCK keys at a time. Rows of k and v whose key is masked are not read.
 //
-// Arrays   q (.., 1, D), k (.., s, D), v (.., s, DV), out (.., 1, DV), mask (.., 1, s) with layouts <name>_at as
-//          attention_cpu.cl has them; lse (batch): the logarithm of the sum of the exponentials, inf if nothing is seen
+// Arrays   q (.., 1, D); k (.., s, D); v (.., s, DV); out (.., 1, DV); mask (.., 1, s)
+//          with layouts <name>_at as in attention_cpu.cl
+//          lse (batch) of ACC: the logarithm of the sum of the exponentials; inf if every key is masked
 // Launch   global (batch), local 1
-// Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | BLOCK keys
-//          LANES of a vector | NARROW 1 if elements are of 16 bits
-//          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD
+// Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
+//          D, DV                  lengths of the last axes
+//          BLOCK                  keys per step
+//          LANES                  elements of a vector
+//          NARROW                 1 if elements have 16 bits
+//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(BLOCK) || !defined(LANES) || !defined(NARROW)
 #error "attention_decode_cpu.cl needs a dtype's macros, D, DV, BLOCK, LANES and NARROW"
 #endif
@@ -18,7 +22,7 @@ static inline size_t start_of(const long4 at, const long batch, const long inner
     return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 
-// Arrays of vectors with constant indices stay in registers, if the loops over them are unrolled.
+// Arrays of vectors stay in registers only if all indices are constants, so the loops over them are unrolled.
 #define VECTOR_NOW(type, lanes) type##lanes
 #define VECTOR(type, lanes) VECTOR_NOW(type, lanes)
 typedef VECTOR(ACC, LANES) Vector;
@@ -37,8 +41,8 @@ typedef VECTOR(ACC, LANES) Vector;
 #define SUM(v) FOLDED(FOLDED(FOLDED(FOLDED(v))))
 #endif
 
-// v = elements of a row, as many as COUNT vectors hold. Narrow ones in a loop that is not unrolled: the compiler turns that
-// into vectors, and an unrolled one into single elements.
+// Load COUNT vectors of a row into v. The loop for 16-bit elements is not unrolled: compilers vectorize the rolled
+// loop, but turn the unrolled one into scalar loads.
 #if NARROW
 #define READ(v, row, COUNT) \
     WIDELY for (int d = 0; d < (COUNT) * LANES; d++) ((ACC *)v)[d] = LOAD(row, d)
@@ -47,7 +51,7 @@ typedef VECTOR(ACC, LANES) Vector;
     UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE v[i][l] = LOAD(row, i * LANES + l)
 #endif
 
-// The product of the query and a row.
+// The dot product of the query and one row of k.
 static inline ACC product(const Vector *query, const ACC *rest, __global const T *row) {
     Vector each[ROOM], sums = 0;
     ACC sum = 0;
@@ -57,12 +61,12 @@ static inline ACC product(const Vector *query, const ACC *rest, __global const T
     return sum + SUM(sums);
 }
 
-#define TOGETHER 4  // keys whose sums do not wait for each other
-#define EACH_ROW UNROLLED for (int r = 0; r < TOGETHER; r++)
+#define ROWS_AT_ONCE 4  // keys whose dot products are computed side by side, to hide latency
+#define EACH_ROW UNROLLED for (int r = 0; r < ROWS_AT_ONCE; r++)
 
-// The products of the query and so many rows.
+// The dot products of the query and ROWS_AT_ONCE rows of k.
 static inline void products(const Vector *query, const ACC *rest, __global const T *rows, const long step, ACC *found) {
-    Vector sums[TOGETHER];
+    Vector sums[ROWS_AT_ONCE];
     EACH_ROW EACH_LANE sums[r][l] = 0;
     UNROLLED for (int i = 0; i < WHOLE; i++)
         EACH_ROW {
@@ -75,7 +79,7 @@ static inline void products(const Vector *query, const ACC *rest, __global const
         EACH_ROW found[r] += rest[d - WHOLE * LANES] * LOAD(rows + r * step, d);
 }
 
-// sums[d] += the sum of weights[j] * v[j][d], of those keys j that have a weight, for COUNT vectors from first on.
+// sums[d] += the sum of weights[j] * v[j][d] over keys j with a nonzero weight, for COUNT vectors from `first` on.
 #define ADD_ROWS(COUNT) { \
         Vector acc[COUNT]; \
         UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE acc[i][l] = sums[first + i * LANES + l]; \
@@ -131,8 +135,8 @@ void attention_decode(
         int j = 0, is_hidden = 0;
         if (MASK) for (int i = 0; i < keys; i++) is_hidden |= weights[i] == -INFINITY;
         if (!is_hidden)
-            for (; j + TOGETHER <= keys; j += TOGETHER) {
-                ACC found[TOGETHER];
+            for (; j + ROWS_AT_ONCE <= keys; j += ROWS_AT_ONCE) {
+                ACC found[ROWS_AT_ONCE];
                 products(query, rest, k + (k0 + j) * k_at.w, k_at.w, found);
                 EACH_ROW {
                     weights[j + r] = MASK == 2 ? weights[j + r] + found[r] : found[r];

@@ -1,20 +1,27 @@
-// Attention of one query per batch, for GPUs: out = softmax(scale q k^T + mask) v. A work-group takes all keys, or
-// work-groups share them, and a second kernel joins what they found. Of keys that a mask hides neither k nor v is read.
+// Decode attention (one query token per batch entry) on GPUs: out = softmax(scale q k^T + mask) v. Either one
+// work-group reads all keys of a batch entry, or the keys are split across work-groups and attention_join combines
+// their partial results (split-K). Rows of k and v whose key is masked are not read.
 //
-// A work-group is TEAMS teams of LANES work-items; a team takes AHEAD rows of k or v at a time, so that as many are on
-// their way from memory, and a lane every LANES-th vector of them.
+// A work-group is SETS sets of LANES work-items. A set processes AHEAD rows of k or v at a time, so that many loads
+// are in flight; the lanes of a set share a row, each taking every LANES-th vector.
 //
-// Arrays   q (.., 1, D), k (.., s, D), v (.., s, DV), out (.., 1, DV), mask (.., 1, s) with layouts <name>_at as
-//          attention_gpu.cl has them; lse (batch): the logarithm of the sum of the exponentials, inf if nothing is seen;
-//          pieces (batch, parts, DV + 2): of some keys the weighted sum of v, the largest score, the sum of the weights,
-//          which are exp(score - largest); null if WHOLE
-// Launch   attention_decode: global (parts * WG, batch), local (WG, 1): parts = ceil(s / KEYS)
+// Arrays   q (.., 1, D); k (.., s, D); v (.., s, DV); out (.., 1, DV); mask (.., 1, s)
+//          with layouts <name>_at as in attention_gpu.cl
+//          lse (batch) of ACC: the logarithm of the sum of the exponentials; inf if every key is masked
+//          pieces (batch, parts, DV + 2) of ACC: partial results of a split: the weighted sum of v, the largest score,
+//          and the sum of the weights exp(score - largest); null if WHOLE
+// Launch   attention_decode: global (parts * WG, batch), local (WG, 1), where parts = ceil(s / KEYS)
 //          attention_join: global (WG, batch), local (WG, 1)
-// Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | KEYS of a work-group | WHOLE 1 if these
-//          are all, so that it writes out and lse | PARTS parts, or a few more | WG, LANES work-items of a group, of a
-//          team, powers of two | AHEAD rows of a work-item | MASK 0 none, 1 bool, 2 added to the scores; MASK_T,
-//          MASK_LOAD | VECTOR elements of k and v that are read at once, 1 unless all rows begin at multiples of as
-//          many and D and DV are such; DTYPE, RAW, WORD as DEFINE_VECTOR has them
+// Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
+//          D, DV                  lengths of the last axes
+//          KEYS                   keys per work-group
+//          WHOLE                  1 if KEYS covers all keys: the kernel writes out and lse, and no join follows
+//          PARTS                  upper bound of parts
+//          WG, LANES              work-items per group and per set, powers of two
+//          AHEAD                  rows that a work-item has in flight
+//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
+//          VECTOR                 elements of k and v per load; more than 1 only if all rows begin at multiples of
+//                                 VECTOR and it divides D and DV; DTYPE, RAW, WORD as for DEFINE_VECTOR
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(KEYS) || !defined(WG) || !defined(LANES)
 #error "attention_decode_gpu.cl needs a dtype's macros, D, DV, KEYS, WG and LANES"
 #endif
@@ -30,12 +37,12 @@
 #error "attention_decode_gpu.cl needs WHOLE, AHEAD and PARTS"
 #endif
 
-#define TEAMS (WG / LANES)
-#define ROUND (AHEAD * TEAMS)  // keys that a group takes at once
-#define HELD (KEYS <= ROUND)   // then it asks for v together with k
-#define FOLDS MIN(TEAMS, MAX(1, WG / DV))  // work-items that share a column's sum
+#define SETS (WG / LANES)
+#define ROUND (AHEAD * SETS)  // keys that a group processes at once
+#define HELD (KEYS <= ROUND)   // one round is enough: v is loaded together with k and held in registers
+#define FOLDS MIN(SETS, MAX(1, WG / DV))  // work-items that add up one column together
 #define SHARE(n) (((n) + LANES * VECTOR - 1) / (LANES * VECTOR))  // vectors of a lane
-#define COLUMN(i) (((i) * LANES + lane) * VECTOR)                 // where its i-th begins
+#define COLUMN(i) (((i) * LANES + lane) * VECTOR)                 // first column of its i-th vector
 #define EACH_ELEMENT _Pragma("unroll") for (int e = 0; e < VECTOR; e++)
 #define EACH_ROW _Pragma("unroll") for (int a = 0; a < AHEAD; a++)
 #define EACH_SHARE(n) _Pragma("unroll") for (int i = 0; i < SHARE(n); i++)
@@ -47,26 +54,26 @@ static inline size_t start_of(const long4 at, const long batch, const long inner
     return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 
-// The largest of what the work-items have; everybody gets it. lanes holds WG elements.
-#define FEW MIN(WG, 32)
+// Return the maximum of v over the work-group to all its work-items. `lanes` holds WG elements.
+#define STAGED MIN(WG, 32)
 static inline ACC largest_of(ACC v, const int me, __local ACC *lanes) {
     lanes[me] = v;
     SYNC;
-    if (me < FEW) {
-        for (int i = me + FEW; i < WG; i += FEW) v = MAX(lanes[i], v);
+    if (me < STAGED) {
+        for (int i = me + STAGED; i < WG; i += STAGED) v = MAX(lanes[i], v);
         lanes[me] = v;
     }
     SYNC;
     v = lanes[0];
-    _Pragma("unroll") for (int i = 1; i < FEW; i++) v = MAX(lanes[i], v);
+    _Pragma("unroll") for (int i = 1; i < STAGED; i++) v = MAX(lanes[i], v);
     return v;
 }
 
-// Elements as they are stored: to widen one waits for it, so all AHEAD are asked for before.
+// Elements in their storage type: widening waits for the load, so all AHEAD loads are issued before any is widened.
 typedef union { WORD word; RAW each[VECTOR]; } Stored;
-#define ASK_FOR(stored, p, is_seen) \
+#define LOAD_IF(stored, p, is_visible) \
     stored.word = (WORD)(0); \
-    if (is_seen) stored.word = *(__global const WORD *)(p)
+    if (is_visible) stored.word = *(__global const WORD *)(p)
 #define WIDEN_NOW(dtype) widen_##dtype
 #define WIDEN(dtype) WIDEN_NOW(dtype)
 
@@ -75,9 +82,9 @@ __kernel GROUP void attention_decode(
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global ACC *restrict pieces, __global T *restrict out, const long4 out_at,
     __global ACC *restrict lse, const long inner, const long s, const ACC scale) {
-    __local ACC parts[MAX(ROUND * (LANES + 1), TEAMS * DV)];  // of a key's score, later of a column's sum
-    __local ACC weights[KEYS], lanes[WG], totals[TEAMS];
-    const int me = get_local_id(0), lane = me % LANES, team = me / LANES;
+    __local ACC parts[MAX(ROUND * (LANES + 1), SETS * DV)];  // partial scores, later partial sums of columns
+    __local ACC weights[KEYS], lanes[WG], totals[SETS];
+    const int me = get_local_id(0), lane = me % LANES, set = me / LANES;
     const long batch = get_group_id(1), k0 = get_group_id(0) * KEYS;
     const int keys = MIN(KEYS, s - k0);
     q += start_of(q_at, batch, inner);
@@ -93,7 +100,7 @@ __kernel GROUP void attention_decode(
     for (int begin = 0; begin < keys; begin += ROUND) {
         ACC sum[AHEAD], added[AHEAD];
         EACH_ROW {
-            const int j = begin + a * TEAMS + team;
+            const int j = begin + a * SETS + set;
             added[a] = j < keys ? 0 : -INFINITY;
 #if MASK == 1
             if (j < keys && !MASK_LOAD(mask, j * mask_step)) added[a] = -INFINITY;
@@ -104,20 +111,20 @@ __kernel GROUP void attention_decode(
         }
 #if HELD
         EACH_SHARE(DV) EACH_ROW {
-            const int j = a * TEAMS + team, is_seen = added[a] != -INFINITY && COLUMN(i) < DV;
-            ASK_FOR(held[i][a], v + j * v_at.w + COLUMN(i), is_seen);
+            const int j = a * SETS + set, is_visible = added[a] != -INFINITY && COLUMN(i) < DV;
+            LOAD_IF(held[i][a], v + j * v_at.w + COLUMN(i), is_visible);
         }
 #endif
         EACH_SHARE(D) {
             Stored row[AHEAD];
             EACH_ROW {
-                const int j = begin + a * TEAMS + team, is_seen = added[a] != -INFINITY && COLUMN(i) < D;
-                ASK_FOR(row[a], k + j * k_at.w + COLUMN(i), is_seen);
+                const int j = begin + a * SETS + set, is_visible = added[a] != -INFINITY && COLUMN(i) < D;
+                LOAD_IF(row[a], k + j * k_at.w + COLUMN(i), is_visible);
             }
             EACH_ROW EACH_ELEMENT sum[a] += query[i][e] * WIDEN(DTYPE)(row[a].each[e]);
         }
         EACH_ROW {
-            const int j = a * TEAMS + team;
+            const int j = a * SETS + set;
             parts[j * (LANES + 1) + lane] = sum[a];
             if (lane == 0 && begin + j < KEYS) weights[begin + j] = added[a];
         }
@@ -132,7 +139,7 @@ __kernel GROUP void attention_decode(
         SYNC;
     }
     top = largest_of(top, me, lanes);
-    const ACC base = top == -INFINITY ? 0 : top;  // no key: not inf - inf
+    const ACC base = top == -INFINITY ? 0 : top;  // all masked: avoid inf - inf
     for (int j = me; j < keys; j += WG) weights[j] = EXP(weights[j] - base);
     SYNC;
 
@@ -141,32 +148,32 @@ __kernel GROUP void attention_decode(
     for (int begin = 0; begin < keys; begin += ROUND) {
         ACC weight[AHEAD];
         EACH_ROW {
-            const int j = begin + a * TEAMS + team;
+            const int j = begin + a * SETS + set;
             weight[a] = j < keys ? weights[j] : 0;
             total += weight[a];
         }
         EACH_SHARE(DV) {
             Stored row[AHEAD];
             EACH_ROW {
-                const int j = begin + a * TEAMS + team, is_due = weight[a] != 0 && COLUMN(i) < DV;
+                const int j = begin + a * SETS + set, is_used = weight[a] != 0 && COLUMN(i) < DV;
 #if HELD
-                row[a].word = is_due ? held[i][a].word : (WORD)(0);
+                row[a].word = is_used ? held[i][a].word : (WORD)(0);
 #else
-                ASK_FOR(row[a], v + j * v_at.w + COLUMN(i), is_due);
+                LOAD_IF(row[a], v + j * v_at.w + COLUMN(i), is_used);
 #endif
             }
             EACH_ROW EACH_ELEMENT sums[i][e] += weight[a] * WIDEN(DTYPE)(row[a].each[e]);
         }
     }
-    EACH_SHARE(DV) EACH_ELEMENT if (COLUMN(i) + e < DV) parts[team * DV + COLUMN(i) + e] = sums[i][e];
-    if (lane == 0) totals[team] = total;
+    EACH_SHARE(DV) EACH_ELEMENT if (COLUMN(i) + e < DV) parts[set * DV + COLUMN(i) + e] = sums[i][e];
+    if (lane == 0) totals[set] = total;
     SYNC;
-    // Each of FOLDS work-items adds every FOLDS-th team's, and leaves the sum in place of its first.
+    // Each of FOLDS work-items adds the partial sums of every FOLDS-th set, in place of the first of them.
     const int fold = me / DV;
     if (fold < FOLDS)
         for (int d = me - fold * DV; d < DV; d += WG) {
-            for (int n = fold + FOLDS; n < TEAMS; n += FOLDS) parts[fold * DV + d] += parts[n * DV + d];
-            if (d == 0) for (int n = fold + FOLDS; n < TEAMS; n += FOLDS) totals[fold] += totals[n];
+            for (int n = fold + FOLDS; n < SETS; n += FOLDS) parts[fold * DV + d] += parts[n * DV + d];
+            if (d == 0) for (int n = fold + FOLDS; n < SETS; n += FOLDS) totals[fold] += totals[n];
         }
     SYNC;
     total = 0;
@@ -192,10 +199,10 @@ __kernel GROUP void attention_decode(
 #endif
 }
 
-#define EACH_PART _Pragma("unroll 16") for (int n = 0; n < PARTS; n++)  // so that several are on their way
-#define OF_PART(n, what) pieces[MIN(n, parts - 1) * PIECE + (what)]        // of the last for what is none of them
-#define FEW_PARTS (PARTS <= 256)              // then each weight is made once
-#define ASKS_FIRST (PARTS <= 32 && DV <= WG)  // whether a work-item asks for its column before it knows the weights
+#define EACH_PART _Pragma("unroll 16") for (int n = 0; n < PARTS; n++)  // unrolled: several loads in flight
+#define OF_PART(n, what) pieces[MIN(n, parts - 1) * PIECE + (what)]        // clamped: parts past the end get weight 0
+#define CACHES_WEIGHTS (PARTS <= 256)              // few enough for local memory: each weight is computed once
+#define LOADS_FIRST (PARTS <= 32 && DV <= WG)  // a work-item can load its column before the weights are known
 
 __kernel GROUP void attention_join(__global const ACC *restrict pieces, const long parts, __global T *restrict out,
                                    const long4 out_at, __global ACC *restrict lse, const long inner) {
@@ -204,7 +211,7 @@ __kernel GROUP void attention_join(__global const ACC *restrict pieces, const lo
     const long batch = get_group_id(1);
     pieces += batch * parts * PIECE;
     out += start_of(out_at, batch, inner);
-#if ASKS_FIRST
+#if LOADS_FIRST
     ACC column[PARTS];
     EACH_PART column[n] = OF_PART(n, MIN(me, DV - 1));
 #endif
@@ -212,7 +219,7 @@ __kernel GROUP void attention_join(__global const ACC *restrict pieces, const lo
     for (int n = me; n < parts; n += WG) top = MAX(OF_PART(n, DV), top);
     top = largest_of(top, me, lanes);
     const ACC base = top == -INFINITY ? 0 : top;
-#if FEW_PARTS
+#if CACHES_WEIGHTS
     __local ACC weights[PARTS], totals[PARTS];
     for (int n = me; n < PARTS; n += WG) {
         weights[n] = n < parts ? EXP(OF_PART(n, DV) - base) : 0;
@@ -227,7 +234,7 @@ __kernel GROUP void attention_join(__global const ACC *restrict pieces, const lo
 #endif
     for (int d = me; d < DV; d += WG) {
         ACC sum = 0;
-#if ASKS_FIRST
+#if LOADS_FIRST
         EACH_PART sum += n < parts ? WEIGHT * column[n] : 0;
 #else
         EACH_PART sum += n < parts ? WEIGHT * OF_PART(n, d) : 0;

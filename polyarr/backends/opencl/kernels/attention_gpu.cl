@@ -1,20 +1,27 @@
-// Attention for GPUs: out = dropout(softmax(scale q k^T + mask)) v, and its gradients, a tile of scores at a time.
-// The T x S scores exist in registers and local memory only; backward makes the weights again from
-// lse = log(sum(exp(scores))) of each row.
+// Attention on GPUs, forward and backward: out = dropout(softmax(scale q k^T + mask)) v, one tile of scores at a time.
+// The (t, s) scores exist in registers and local memory only. The backward kernels recompute the weights from
+// lse = log(sum(exp(scores))) of each row. A row in which every key is masked has lse = inf, which makes its weights 0.
 //
-// Arrays   q, dq (.., t, D), k, dk (.., s, D), v, dv (.., s, DV), out, dout (.., t, DV), mask (.., t, s),
-//          lse, delta (batch, t)
-//          A long4 <name>_at is an array's layout: offset, strides of the two leading axes, stride of a row. The last
-//          axis has stride 1, that of mask has mask_step. batch = outer axis * inner + inner axis.
-//          A row that may attend to nothing has lse = inf, so that its weights come out as 0.
-// Launch   local (TX * TY, 1); forward and backward_q: one work-group per (OWN queries, batch), which passes over the
-//          keys STREAM at a time; backward_kv: one per (OWN keys, batch), which passes over the queries;
-//          delta: one work-item per (query, batch)
-// Params   T, ACC, LOAD, STORE of the dtype | D, DV lengths of the last axes | OWN x STREAM tile of scores |
-//          TX x TY work-items: a work-item has OWN / TY rows and STREAM / TX columns of the tile |
-//          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 |
-//          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory | BACKWARD 0 or 1: which kernels
-//          VECTOR 1 if T is float, and rows of q, k, v and dout are made of aligned fours
+// Arrays   q, dq (.., t, D); k, dk (.., s, D); v, dv (.., s, DV); out, dout (.., t, DV); mask (.., t, s)
+//          lse, delta (batch, t) of ACC; delta = sum(dout * out) of each row
+//          long4 <name>_at is the layout of an array: offset, strides of its two leading axes, stride of a row. The
+//          last axis has stride 1, that of mask mask_step. batch = index on the outer axis * inner + index on the inner
+//          axis.
+// Launch   local (TX * TY, 1) for all kernels
+//          attention_forward, attention_backward_q: one work-group per (OWN queries, batch); it iterates over the keys,
+//          STREAM at a time
+//          attention_backward_kv: one work-group per (OWN keys, batch); it iterates over the queries
+//          attention_delta: one work-item per (query, batch)
+// Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
+//          D, DV                  lengths of the last axes
+//          OWN, STREAM            the tile of scores: OWN rows that the work-group keeps x STREAM that it iterates over
+//          TX, TY                 work-items of a group; each computes OWN / TY rows and STREAM / TX columns of the
+//                                 tile
+//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
+//          DROPOUT                1 to drop weights
+//          STATE_ON_DEVICE        1 to read the dropout key and counter from memory, 0 to use the arguments
+//          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
+//          VECTOR                 1 if T is float and all rows of q, k, v and dout consist of aligned float4
 #if !defined(T) || !defined(D) || !defined(DV) || !defined(OWN) || !defined(STREAM) || !defined(TX) || \
     !defined(TY) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD) || \
     !defined(STATE_ON_DEVICE) || !defined(VECTOR)
@@ -28,21 +35,22 @@ typedef VECTOR_OF(ACC, 4) vector;
 
 #define CEIL(n, m) (((n) + (m) - 1) / (m) * (m))
 #define WG (TX * TY)
-#define ROWS (OWN / TY)             // of the tile of scores, per work-item: ty, ty + TY ..
-#define COLUMNS (STREAM / TX)       // likewise: tx, tx + TX ..
-#define FOURS(n) (CEIL(n, 4 * TX) / (4 * TX))  // vectors of a row of n elements, per work-item: tx, tx + TX ..
-#define WIDTH(n) (CEIL(n, 4 * TX) + 4)         // of a tile with rows of n: the odd vector spreads rows over the banks
+#define ROWS (OWN / TY)             // rows of the tile of scores per work-item: ty, ty + TY ..
+#define COLUMNS (STREAM / TX)       // columns per work-item: tx, tx + TX ..
+#define FOURS(n) (CEIL(n, 4 * TX) / (4 * TX))  // vectors of a row of n elements per work-item: tx, tx + TX ..
+#define WIDTH(n) (CEIL(n, 4 * TX) + 4)         // padded length of a row of n in local memory, against bank conflicts
 #define SCORE_WIDTH (STREAM + 4)
 #define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
-// All loops over rows, columns and vectors of a work-item: an array is in registers where each of its indices is known.
+// For all loops over rows, columns and vectors of a work-item: arrays stay in registers only if all indices are
+// constants.
 #define UNROLL _Pragma("unroll")
-// The loops around them: several turns at once take more registers than they save time.
+// For the loops around them: unrolling these costs more in registers than it saves.
 #define ONE_BY_ONE _Pragma("unroll 1")
 
 // ---- tiles ------------------------------------------------------------------------------------------------------
 
-// tile[r][c] = x[r * row + c] where that exists, else 0, by the whole work-group.
+// The work-group loads tile[r][c] = x[r * row + c], or 0 beyond `rows` and `columns`.
 static inline void load_tile(__local ACC *tile, const int width, __global const T *x, const long row, const int rows,
                              const int tile_rows, const int columns, const int me) {
     const int padded = width - 4;
@@ -60,7 +68,7 @@ static inline void load_tile(__local ACC *tile, const int width, __global const 
 #endif
 }
 
-// sum[r][c] = the product of own row ty + r * TY with streamed row tx + c * TX.
+// sum[r][c] = the dot product of row ty + r * TY of `own` and row tx + c * TX of `streamed`.
 static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __local const ACC *streamed,
                           const int width, const int length, const int tx, const int ty) {
     UNROLL for (int r = 0; r < ROWS; r++)
@@ -79,8 +87,8 @@ static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __loca
     }
 }
 
-// Adds weights (OWN, STREAM) times a streamed tile; sum holds rows ty + r * TY and vectors tx + c * TX. A macro,
-// because the number of vectors per row differs from call to call.
+// sum += weights (OWN, STREAM) @ streamed tile; sum holds rows ty + r * TY and vectors tx + c * TX. This is a macro
+// because the number of vectors per row differs between calls.
 #define ADD_WEIGHTED(sum, weights, streamed, width, fours) \
     ONE_BY_ONE for (int j = 0; j < STREAM; j += 4) { \
         vector weight[ROWS]; \
@@ -100,7 +108,7 @@ static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __loca
         } \
     }
 
-// Stores rows ty + r * TY < rows of sum times factor[r].
+// Store sum[r] * factor[r] to rows ty + r * TY < rows.
 #define STORE_ROWS(to, row, rows, length, sum, fours, factor) \
     UNROLL for (int r = 0; r < ROWS; r++) \
         UNROLL for (int c = 0; c < fours; c++) { \
@@ -116,10 +124,10 @@ static inline size_t start_of(const long4 at, const long batch, const long inner
     return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 
-// ---- what changes scores and weights -----------------------------------------------------------------------------
+// ---- mask, causality and dropout ---------------------------------------------------------------------------------
 
-// The score of query i and key j, which lie in the arrays, after mask and causality.
-static inline ACC seen(const ACC score, __global const MASK_T *mask, const long mask_row, const long mask_step,
+// The score of query i < t and key j < s after the mask and causality.
+static inline ACC masked(const ACC score, __global const MASK_T *mask, const long mask_row, const long mask_step,
                        const long i, const long j, const long causal, const long ahead) {
     if (causal && j > i + ahead) return -INFINITY;
 #if MASK == 1
@@ -131,24 +139,27 @@ static inline ACC seen(const ACC score, __global const MASK_T *mask, const long 
 #endif
 }
 
-// 1 if weight number index stays. dropout holds key, counter, and the threshold for the upper 24 bits of its word.
-static inline int stays(const ulong index, const ulong4 dropout) {
+// 1 if weight number `index` survives dropout. `dropout` holds the key, the counter, and the threshold for the upper 24
+// bits of the weight's random word.
+static inline int survives(const ulong index, const ulong4 dropout) {
     const uint4 four = philox4x32(index / 4, dropout.y, dropout.x);
     const uint word = index & 2 ? (index & 1 ? four.w : four.z) : (index & 1 ? four.y : four.x);
     return (word >> 8) >= (uint)dropout.z;
 }
 
-// Products p[r][c] of query I and key J, which may lie behind the arrays' ends, become scores. In most tiles all are seen:
-// from query q0 and key k0 on, all_there, which are so many keys.
-#define SEE_SCORES(p, I, J, all_there, keys_in_tile) { \
-        const int all_seen = !MASK && (all_there) && !(causal && k0 + (keys_in_tile) - 1 > q0 + ahead); \
+// Scale the products p[r][c] of query I and key J, and mask those that are hidden or outside of the arrays. The mask
+// step is skipped for tiles of which nothing is hidden: no mask, all_there (inside the arrays), and wholly below the
+// diagonal.
+#define MASK_SCORES(p, I, J, all_there, keys_in_tile) { \
+        const int all_visible = !MASK && (all_there) && !(causal && k0 + (keys_in_tile) - 1 > q0 + ahead); \
         UNROLL for (int r = 0; r < ROWS; r++) \
             UNROLL for (int c = 0; c < COLUMNS; c++) p[r][c] *= scale; \
-        if (!all_seen) \
+        if (!all_visible) \
             UNROLL for (int r = 0; r < ROWS; r++) \
                 UNROLL for (int c = 0; c < COLUMNS; c++) { \
                     const long i = I, j = J; \
-                    p[r][c] = i < t && j < s ? seen(p[r][c], mask, mask_at.w, mask_step, i, j, causal, ahead) : -INFINITY; \
+                    p[r][c] = i < t && j < s ? masked(p[r][c], mask, mask_at.w, mask_step, i, j, causal, ahead) \
+                                             : -INFINITY; \
                 } \
     }
 
@@ -191,7 +202,7 @@ __kernel GROUP void attention_forward(
         SYNC;
         ACC p[ROWS][COLUMNS];
         scores(p, qs, shared, WIDTH(D), D, tx, ty);
-        SEE_SCORES(p, q0 + ty + r * TY, k0 + tx + c * TX, queries == OWN && keys == STREAM, STREAM)
+        MASK_SCORES(p, q0 + ty + r * TY, k0 + tx + c * TX, queries == OWN && keys == STREAM, STREAM)
         UNROLL for (int r = 0; r < ROWS; r++) {
             ACC largest = -INFINITY;
             UNROLL for (int c = 0; c < COLUMNS; c++) largest = MAX(p[r][c], largest);
@@ -201,7 +212,7 @@ __kernel GROUP void attention_forward(
         UNROLL for (int r = 0; r < ROWS; r++) {
             const ACC before = top[r];
             for (int c = 0; c < TX; c++) top[r] = MAX(across[(ty + r * TY) * TX + c], top[r]);
-            const ACC base = top[r] == -INFINITY ? 0 : top[r];  // no key so far: not inf - inf
+            const ACC base = top[r] == -INFINITY ? 0 : top[r];  // all masked so far: avoid inf - inf
             const ACC shrink = EXP(before - base);
             sum[r] *= shrink;
             UNROLL for (int c = 0; c < FOURS(DV); c++) os[r][c] *= shrink;
@@ -210,7 +221,7 @@ __kernel GROUP void attention_forward(
                 sum[r] += weight;
 #if DROPOUT
                 const long i = q0 + ty + r * TY, j = k0 + tx + c * TX;
-                weight = stays((ulong)(batch * t + i) * s + j, dropout) ? weight : 0;
+                weight = survives((ulong)(batch * t + i) * s + j, dropout) ? weight : 0;
 #endif
                 shared[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = weight;
             }
@@ -238,7 +249,7 @@ __kernel GROUP void attention_forward(
 // With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - delta),
 // dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
 
-// One sum in the order of scores(), so that a row with all its weight on one key gets gradients of exactly 0.
+// Summed in the order of scores(), so that a row with all its weight on one key gets gradients of exactly 0.
 __kernel GROUP void attention_delta(__global const T *restrict out, const long4 out_at, __global const T *restrict dout,
                                     const long4 dout_at, __global ACC *restrict delta, const long inner,
                                     const long t) {
@@ -294,14 +305,14 @@ __kernel GROUP void attention_backward_q(
         ACC p[ROWS][COLUMNS], dp[ROWS][COLUMNS];
         scores(p, qs, ks, WIDTH(D), D, tx, ty);
         scores(dp, gs, vs, WIDTH(DV), DV, tx, ty);
-        SEE_SCORES(p, q0 + ty + r * TY, k0 + tx + c * TX, queries == OWN && keys == STREAM, STREAM)
+        MASK_SCORES(p, q0 + ty + r * TY, k0 + tx + c * TX, queries == OWN && keys == STREAM, STREAM)
         UNROLL for (int r = 0; r < ROWS; r++)
             UNROLL for (int c = 0; c < COLUMNS; c++) {
                 const ACC weight = EXP(p[r][c] - row_lse[r]);
                 ACC dz = dp[r][c] * kept;
 #if DROPOUT
                 const long i = q0 + ty + r * TY, j = k0 + tx + c * TX;
-                dz = stays((ulong)(batch * t + i) * s + j, dropout) ? dz : 0;
+                dz = survives((ulong)(batch * t + i) * s + j, dropout) ? dz : 0;
 #endif
                 ds[(ty + r * TY) * SCORE_WIDTH + tx + c * TX] = weight * (dz - row_delta[r]);
             }
@@ -312,7 +323,7 @@ __kernel GROUP void attention_backward_q(
     STORE_ROWS(dq, dq_at.w, queries, D, dqs, FOURS(D), factor)
 }
 
-// The tiles of scores are transposed here: a row is a key, which the work-group owns, a column a query.
+// The tiles of scores are transposed here: rows are the keys that the work-group owns, columns are queries.
 __kernel GROUP void attention_backward_kv(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
@@ -360,7 +371,7 @@ __kernel GROUP void attention_backward_kv(
         ACC p[ROWS][COLUMNS], dp[ROWS][COLUMNS];
         scores(p, ks, qs, WIDTH(D), D, tx, ty);
         scores(dp, vs, gs, WIDTH(DV), DV, tx, ty);
-        SEE_SCORES(p, q0 + tx + c * TX, k0 + ty + r * TY, queries == STREAM && keys == OWN, OWN)
+        MASK_SCORES(p, q0 + tx + c * TX, k0 + ty + r * TY, queries == STREAM && keys == OWN, OWN)
         UNROLL for (int r = 0; r < ROWS; r++)
             UNROLL for (int c = 0; c < COLUMNS; c++) {
                 const int column = tx + c * TX;
@@ -368,7 +379,7 @@ __kernel GROUP void attention_backward_kv(
                 ACC dz = dp[r][c] * kept, z = weight;
 #if DROPOUT
                 const long j = k0 + ty + r * TY, i = q0 + column;
-                const int stay = stays((ulong)(batch * t + i) * s + j, dropout);
+                const int stay = survives((ulong)(batch * t + i) * s + j, dropout);
                 dz = stay ? dz : 0;
                 z = stay ? z : 0;
 #endif

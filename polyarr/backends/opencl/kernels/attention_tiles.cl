@@ -1,19 +1,22 @@
-// Tiles of attention's operands on NVIDIA's Hopper, whole or in parts, and their products; for attention_wgmma.cl.
+// Included by attention_wgmma.cl: loads tiles of the operands through TMA, and multiplies them with wgmma, for 16-bit
+// operands or for float32 split into 2 or 3 terms.
 //
-// A tile is 64 rows of D numbers, in local memory: 64 columns after another, of the high part, then of the others. Scores are
-// 64 x 64, in the registers of four warps: p[i] is row ROW_OF(i) and column COLUMN_OF(i) from a lane's own first.
+// A tile is 64 rows of D elements in local memory, stored in blocks of 64 columns: those of the high term first, then
+// those of the other terms. Scores are 64 x 64, in the registers of four warps: p[i] of a lane is at row ROW_OF(i) and
+// column COLUMN_OF(i), relative to the lane's first row and column.
 //
-// Params   D length of the last axes, a multiple of 8 up to 128 | PARTS 1, or 2 of KIND f16 or 3 of bf16: see attention_wgmma.cl
+// Params   D        length of the last axis, a multiple of 8 up to 128
+//          PARTS    terms per operand: 1; or 2 with KIND f16, or 3 with KIND bf16: see attention_wgmma.cl
 #if !defined(D) || !defined(PARTS)
 #error "attention_tiles.cl needs D and PARTS"
 #endif
 
 #define TILE 64
-#define BLOCKS ((D + 63) / 64)  // of 64 columns
+#define BLOCKS ((D + 63) / 64)  // blocks of 64 columns
 #define BLOCK_BYTES (TILE * 128)
 #define PART_BYTES (BLOCKS * BLOCK_BYTES)
-#define TILE_BYTES (PARTS * PART_BYTES)  // the high part first
-#define SLICES ((D + 15) / 16)  // of 16 columns
+#define TILE_BYTES (PARTS * PART_BYTES)
+#define SLICES ((D + 15) / 16)  // slices of 16 columns: the depth of one wgmma
 #define SCORES (TILE / 2)
 #define RESULTS (BLOCKS * 32)
 
@@ -21,34 +24,35 @@
 #define COLUMN_OF(i) ((i) / 4 * 8 + (i) % 2)
 #define EACH_SCORE UNROLL for (int i = 0; i < SCORES; i++)
 
-// 64 rows of array number `which` to local memory, after which the barrier has TILE_BYTES more.
+// Start the TMA load of 64 rows of array number `which`; the barrier receives TILE_BYTES.
 INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks, int row, int inner, int outer,
                       uint barrier) {
     inner *= walks >> 2 * which & 1;
     outer *= walks >> (2 * which + 1) & 1;
     UNROLL for (int i = 0; i < PARTS * BLOCKS; i++)
-        box_load(to + i * BLOCK_BYTES, maps + which * 16, i * 64, row, inner, outer, barrier);
+        tma_load(to + i * BLOCK_BYTES, maps + which * 16, i * 64, row, inner, outer, barrier);
 }
 
-// p = own tile @ other tile^T, added to p unless adds is 0
+// p = own tile @ other tile^T, or p += that if `adds` is not 0
 #define PRODUCT_OF_TILES(p, own, other, adds) \
     UNROLL for (int slice = 0; slice < SLICES; slice++) \
-        PRODUCT(p, MATRIX_ALONG_K((own) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
-                MATRIX_ALONG_K((other) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), (uint)((adds) || slice > 0), 0, 0)
+        WGMMA(p, DESCRIPTOR_K_MAJOR((own) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
+              DESCRIPTOR_K_MAJOR((other) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
+              (uint)((adds) || slice > 0), 0, 0)
 
 // sum += weights (64 x 64) @ tile, of 16-bit floats
 #define ADD_PRODUCT(sum, weights, tile) \
     UNROLL for (int slice = 0; slice < TILE / 16; slice++) \
         UNROLL for (int block = 0; block < BLOCKS; block++) \
-            PRODUCT_OF_REGISTERS((sum) + 32 * block, weights[slice], \
-                                 MATRIX_TURNED((tile) + block * BLOCK_BYTES + slice * 2048))
+            WGMMA_FROM_REGISTERS((sum) + 32 * block, weights[slice], \
+                                 DESCRIPTOR_MN_MAJOR((tile) + block * BLOCK_BYTES + slice * 2048))
 
 #if PARTS == 2
-// The products of which one factor is low, those of which none is, to be added to the former.
+// LOW_PRODUCTS: low @ high + high @ low. HIGH_PRODUCTS: high @ high, added to p.
 #define LOW_PRODUCTS(p, own, other) \
     PRODUCT_OF_TILES(p, (own) + PART_BYTES, other, 0); PRODUCT_OF_TILES(p, own, (other) + PART_BYTES, 1)
 #define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 1)
-#define SHRINK(sum) EACH_SCORE (sum)[i] /= LOW_UP
+#define SHRINK(sum) EACH_SCORE (sum)[i] /= LOW_SCALE
 #elif PARTS == 3
 #define HIGH_PRODUCTS(p, own, other) { \
         PRODUCT_OF_TILES(p, (own) + 2 * PART_BYTES, other, 0); \
@@ -62,59 +66,60 @@ INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks,
 #define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 0)
 #endif
 
-// sum += weights @ tile, where row r of the weights was divided by rows[r]. The products are under way, or done.
+// sum += weights @ tile, where row r of the weights was divided by rows[r]. With one term the products may still be in
+// flight afterwards; with more they are done.
 #if PARTS == 2
 #define ADD_WEIGHTED(sum, weights, tile, rows) { \
         float added[RESULTS]; \
         EACH_SCORE added[i] = 0; \
-        PRODUCTS_BEGIN(); \
+        WGMMA_FENCE(); \
         ADD_PRODUCT(added, weights[1], tile); \
         ADD_PRODUCT(added, weights[0], (tile) + PART_BYTES); \
-        PRODUCTS_GO(); \
-        PRODUCTS_WAIT(0); \
+        WGMMA_COMMIT(); \
+        WGMMA_WAIT(0); \
         SHRINK(added); \
-        PRODUCTS_BEGIN(); \
+        WGMMA_FENCE(); \
         ADD_PRODUCT(added, weights[0], tile); \
-        PRODUCTS_GO(); \
-        PRODUCTS_WAIT(0); \
+        WGMMA_COMMIT(); \
+        WGMMA_WAIT(0); \
         EACH_SCORE (sum)[i] = fma(added[i], (rows)[ROW_OF(i) / 8], (sum)[i]); \
     }
 #elif PARTS == 3
 #define ADD_WEIGHTED(sum, weights, tile, rows) { \
         float added[RESULTS]; \
         EACH_SCORE added[i] = 0; \
-        PRODUCTS_BEGIN(); \
+        WGMMA_FENCE(); \
         ADD_PRODUCT(added, weights[2], tile); \
         ADD_PRODUCT(added, weights[0], (tile) + 2 * PART_BYTES); \
         ADD_PRODUCT(added, weights[1], (tile) + PART_BYTES); \
         ADD_PRODUCT(added, weights[1], tile); \
         ADD_PRODUCT(added, weights[0], (tile) + PART_BYTES); \
         ADD_PRODUCT(added, weights[0], tile); \
-        PRODUCTS_GO(); \
-        PRODUCTS_WAIT(0); \
+        WGMMA_COMMIT(); \
+        WGMMA_WAIT(0); \
         EACH_SCORE (sum)[i] += added[i]; \
     }
 #else
 #define ADD_WEIGHTED(sum, weights, tile, rows) ADD_PRODUCT(sum, weights[0], tile)
 #endif
 
-// Two bfloat16 in a word as floats.
+// Unpack two bfloat16 from a word.
 INLINE float2 upper_floats(uint pair) { return (float2)(as_float(pair << 16), as_float(pair & 0xffff0000u)); }
 
-// Scores as the left operand of a product.
+// Round scores to 16-bit terms in registers, laid out as the left operand of wgmma.
 INLINE void pack(uint packed[PARTS][TILE / 16][4], const float *p) {
     UNROLL for (int slice = 0; slice < TILE / 16; slice++)
         UNROLL for (int i = 0; i < 4; i++) {
             const float a = p[8 * slice + 2 * i], b = p[8 * slice + 2 * i + 1];
-            packed[0][slice][i] = pair_of(a, b);
+            packed[0][slice][i] = pack_pair(a, b);
 #if PARTS == 2
-            const float2 high = floats_of(packed[0][slice][i]);
-            packed[1][slice][i] = pair_of(low_of(a, high.x), low_of(b, high.y));
+            const float2 high = unpack_pair(packed[0][slice][i]);
+            packed[1][slice][i] = pack_pair(low_of(a, high.x), low_of(b, high.y));
 #elif PARTS == 3
             const float2 high = upper_floats(packed[0][slice][i]), rest = (float2)(a - high.x, b - high.y);
-            packed[1][slice][i] = pair_of(rest.x, rest.y);
+            packed[1][slice][i] = pack_pair(rest.x, rest.y);
             const float2 middle = upper_floats(packed[1][slice][i]);
-            packed[2][slice][i] = pair_of(rest.x - middle.x, rest.y - middle.y);
+            packed[2][slice][i] = pack_pair(rest.x - middle.x, rest.y - middle.y);
 #endif
         }
 }

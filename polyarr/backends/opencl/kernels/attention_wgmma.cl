@@ -1,30 +1,43 @@
-// Attention on the matrix units of NVIDIA's Hopper: out = dropout(softmax(scale q k^T + mask)) v, and its gradients, for
-// 16-bit floats with sums in float32, and for float32 in two or three parts. The scores exist in registers only.
+// Attention on the matrix units of NVIDIA Hopper (wgmma, TMA), forward and backward:
+// out = dropout(softmax(scale q k^T + mask)) v, for 16-bit floats with float32 sums, and for float32 split into 2 or 3
+// terms. The scores exist in registers only.
 //
-// A work-group is four warps, which own 64 rows of q, or of k and v, and pass over the others 64 at a time; copies of the
-// next tiles run meanwhile. A lane has, of a tile of 64 x 64 scores, in p[i], row ROW_OF(i) and column COLUMN_OF(i) from
-// its own first: 2 rows, 16 columns each.
+// A work-group is four warps. It owns 64 rows of q (or of k and v) and iterates over the other operand 64 rows at a
+// time, while TMA loads the next tiles. Of a 64 x 64 tile of scores a lane holds 2 rows x 16 columns: p[i] is at row
+// ROW_OF(i) and column COLUMN_OF(i), relative to the lane's first row and column.
 //
-// Of 2 PARTS, each operand of a product is two float16 (see ptx.cl), one power of two for each of q, k, v and dout. Weights
-// count as 2^14 at most; of the scores' gradients each row of a tile has its own power of two. Of 3, each operand is three
-// bfloat16 (see thirds.cl), and of the nine products of parts the six largest are added, the smallest first.
+// With PARTS 2, each operand is 2 float16 terms (see ptx.cl) with one power-of-two scale for each of q, k, v and dout.
+// Weights are scaled by 2^14; the gradients of scores get one power of two per row of a tile. With PARTS 3, each
+// operand is 3 bfloat16 terms (see split_bfloat16.cl); of the nine products of terms the six largest are added, the
+// smallest first.
 //
-// Arrays   q, k, v, out, dout and the gradients (.., rows, D), mask (.., t, s), with layouts <name>_at: offset, strides of
-//          the two leading axes, stride of a row; the last axis has stride 1, that of mask has mask_step. batch = outer
-//          axis * inner + inner axis. The first elements and all strides of q, k, v, out and dout are multiples of 16 bytes.
-//          lse (batch, padded): the logarithm to base 2 of the sum of the exponentials of a row of scores, inf where
-//          nothing is seen, and in rows t <= row < padded, a multiple of 64; delta likewise: sum(dout out), there 0
-//          plans: tensor maps of q, k, v and dout without addresses; maps: the same with them, for all work-groups
-//          walks: bits 2 i and 2 i + 1 are 1 where array i of these four has the inner, the outer leading axis
-//          peaks: what attention_parts.cl finds, 0 before; used with 2 PARTS. Of more than 1 the maps are of the parts
-// Launch   local 128; maps: one work-group; delta: 8 work-items per row of lse; the others: one work-group per 64 rows
-//          and batch
-// Params   T, KIND of the dtype: bf16 or f16 | D length of the last axes, a multiple of 8 up to 128
-//          PARTS 1; or 2, KIND f16, or 3, KIND bf16: then T is float, D at most 64 |
-//          STAGES_FORWARD, STAGES_KEYS, STAGES_QUERIES tiles of the others that local memory holds
-//          MASK 0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD | DROPOUT 0 or 1 | BACKWARD 0 or 1: which kernels
-//          STATE_ON_DEVICE 0 or 1: whether dropout's key and counter are in memory
-//          GROUPS_FORWARD, GROUPS_KEYS, GROUPS_QUERIES work-groups that a multiprocessor should hold | COLUMNS 64
+// Arrays   q, k, v, out, dout and the gradients (.., rows, D); mask (.., t, s)
+//          long4 <name>_at is the layout of an array: offset, strides of its two leading axes, stride of a row. The
+//          last axis has stride 1, that of mask mask_step. batch = index on the outer axis * inner + index on the inner
+//          axis.
+//          The first elements and all strides of q, k, v, out and dout are multiples of 16 bytes.
+//          lse (batch, padded): log2 of the sum of the exponentials of each row of scores; inf where every key is
+//          masked and in rows t <= row < padded, where padded is t rounded up to a multiple of 64
+//          delta (batch, padded): sum(dout * out) of each row, 0 in the padding
+//          plans: tensor maps of q, k, v and dout without addresses
+//          maps: the same with addresses, written by attention_maps (attention_delta in the backward pass)
+//          walks: bit 2 i is 1 if array i of q, k, v, dout has the inner leading axis, bit 2 i + 1 if it has the outer
+//          one
+//          peaks (4): amax of each operand, which attention_parts.cl finds; reset here; used with PARTS 2. With PARTS
+//          above 1 the tensor maps are those of the terms
+// Launch   local 128. attention_maps: one work-group. attention_delta: 8 work-items per row of lse. The other kernels:
+//          one work-group per (64 rows, batch)
+// Params   T, KIND            the dtype, and its PTX name: bf16 or f16
+//          D                  length of the last axes, a multiple of 8 up to 128
+//          PARTS              terms per operand: 1; or 2 with KIND f16, or 3 with KIND bf16: then T is float, D at most
+//                             64
+//          STAGES_FORWARD, STAGES_KEYS, STAGES_QUERIES    tiles of the streamed operands in local memory, per kernel
+//          MASK               0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
+//          DROPOUT            1 to drop weights
+//          BACKWARD           1 to compile the backward kernels, 0 for the forward kernels
+//          STATE_ON_DEVICE    1 to read the dropout key and counter from memory, 0 to use the arguments
+//          GROUPS_FORWARD, GROUPS_KEYS, GROUPS_QUERIES    work-groups per multiprocessor to compile for, per kernel
+//          COLUMNS            64
 #include "ptx.cl"
 #include "wgmma.cl"
 #include "attention_tiles.cl"
@@ -39,12 +52,12 @@
 #endif
 
 #define STAGE_BYTES (2 * TILE_BYTES)
-#define ROW_BYTES (TILE * 4)  // of lse or delta, for a tile
+#define ROW_BYTES (TILE * 4)  // of the lse or delta of a tile
 #define LOG2_E 1.4426950408889634f
-#define WEIGHTS_UP (PARTS == 2 ? 14 : 0)  // the logarithm of what weights are multiplied by
+#define LOG2_WEIGHT_SCALE (PARTS == 2 ? 14 : 0)  // log2 of the scale of weights
 #define GROUP __attribute__((reqd_work_group_size(128, 1, 1)))
 
-// Maps with addresses; each of the four warps writes one. The fourth array is dout.
+// Write the tensor maps with addresses; each of the four warps writes one. The fourth array is dout.
 #define MAPPED \
     __global const ulong *plans, __global ulong *maps, __global uint *peaks, __global const T *q, const long q_start, \
         __global const T *k, const long k_start, __global const T *v, const long v_start, __global const T *g, \
@@ -59,20 +72,22 @@ INLINE void write_maps(MAPPED, const int me) {
     if (PARTS == 2 && me < 4) peaks[me] = 0;
 }
 #define WRITE_MAPS() write_maps(plans, maps, peaks, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
-// What maps lead to. A kernel does not name it, but whoever plans memory goes by what a kernel is given.
+// The arrays that the maps point to. Kernels do not use these arguments, but memory planning derives lifetimes from
+// them.
 #define BEHIND_MAPS \
     __global const void *behind_q, __global const void *behind_k, __global const void *behind_v, \
         __global const void *behind_g
 
-// Multiplies each row of a tile by a power of two, so that its parts keep their digits; rows are what undoes it.
+// Scale each row of a tile by a power of two so that its float16 terms keep their digits; rows[] are the inverse
+// scales.
 INLINE void scale_rows(float *p, float *rows) {
     UNROLL for (int side = 0; side < 2; side++) {
         rows[side] = 1;
 #if PARTS == 2
         float largest = 0;
         EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, fabs(p[i]));
-        largest = fmax(largest, of_lane_across(largest, 1));
-        largest = fmax(largest, of_lane_across(largest, 2));
+        largest = fmax(largest, shuffle_xor(largest, 1));
+        largest = fmax(largest, shuffle_xor(largest, 2));
         const int shift = shift_of(as_uint(largest));
         rows[side] = power_of_2(-shift);
         EACH_SCORE if (ROW_OF(i) == 8 * side) p[i] *= power_of_2(shift);
@@ -80,21 +95,21 @@ INLINE void scale_rows(float *p, float *rows) {
     }
 }
 
-// What a number of array number `which` is worth.
+// The inverse of the scale of array number `which`.
 #if PARTS == 2
-#define ONE_OF(which) power_of_2(-shift_of(peaks[which]))
+#define INVERSE_SCALE(which) power_of_2(-shift_of(peaks[which]))
 #else
-#define ONE_OF(which) 1.0f
+#define INVERSE_SCALE(which) 1.0f
 #endif
 
-// A place again, which the compiler takes for another: else it computes all matrices' places before a loop, and has no
-// registers left.
-INLINE uint anew(uint place) {
+// Hide the value of an address from the optimizer. Otherwise it hoists the addresses of all matrices out of the loop
+// and runs out of registers.
+INLINE uint opaque(uint place) {
     asm volatile("mov.b32 %0, %0;" : "+r"(place));
     return place;
 }
 
-// Stores rows row, row + 8 < rows of sum times factor.
+// Store sum * factor to rows row and row + 8, if below `rows`.
 #define STORE_ROWS(to, at, row, rows, sum, factor) \
     UNROLL for (int side = 0; side < 2; side++) \
         if (row + 8 * side < rows) { \
@@ -108,23 +123,24 @@ typedef float2 pair;
 #define PAIR_OF(a, b) (float2)(a, b)
 #else
 typedef uint pair;
-#define PAIR_OF pair_of
+#define PAIR_OF pack_pair
 #endif
 
 INLINE long start_of(const long4 at, const int batch, const int inner) {
     return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 
-// ---- what changes scores and weights ----------------------------------------------------------------------------
+// ---- mask and dropout -------------------------------------------------------------------------------------------
 
-// 1 if the weight of query i and key j stays. dropout holds key, counter, and the threshold for the upper 24 bits.
-INLINE int stays(const ulong index, const ulong4 dropout) {
+// 1 if weight number `index` survives dropout. `dropout` holds the key, the counter, and the threshold for the upper 24
+// bits of the weight's random word.
+INLINE int survives(const ulong index, const ulong4 dropout) {
     const uint4 four = philox4x32(index / 4, dropout.y, dropout.x);
     const uint word = index & 2 ? (index & 1 ? four.w : four.z) : (index & 1 ? four.y : four.x);
     return (word >> 8) >= (uint)dropout.z;
 }
 
-// Scores after a mask, in units of `unit`; query and key are those of p[0], and `turned` where rows are keys.
+// Apply the mask to scores in units of UNIT; query and key are those of p[0]; `turned` is 1 if rows are keys.
 #if MASK == 2
 #define UNIT 1.0f
 #else
@@ -147,22 +163,23 @@ INLINE float masked(const float p, const float m, const float one_score) {
 #define APPLY_MASK(p, query, key, turned)
 #endif
 
-// ---- stages -----------------------------------------------------------------------------------------------------
+// ---- pipeline stages ----------------------------------------------------------------------------------------------
 
-// A stage has a tile of each of two arrays. APART, each has its own barrier, and is loaded anew as soon as nobody reads it:
-// three parts leave room for one stage.
+// A stage holds a tile of each of two arrays. With APART each tile has its own barrier and is reloaded as soon as it
+// has been read: three terms leave local memory for one stage only.
 #define APART (PARTS == 3)
 #define FULL(stage, second) (local_at + BARRIERS_AT + ((second) * APART * STAGES + (stage)) * 8)
 #define OWN_FULL (local_at + BARRIERS_AT + (1 + APART) * STAGES * 8)
 #define BARRIERS_BYTES (((1 + APART) * STAGES + 1) * 8)
 #define MAKE_BARRIERS() { \
-        UNROLL for (int i = 0; i < (1 + APART) * STAGES; i++) barrier_make(local_at + BARRIERS_AT + i * 8, 2 - APART); \
-        barrier_make(OWN_FULL, 1); \
-        barriers_made(); \
+        UNROLL for (int i = 0; i < (1 + APART) * STAGES; i++) \
+            mbarrier_init(local_at + BARRIERS_AT + i * 8, 2 - APART); \
+        mbarrier_init(OWN_FULL, 1); \
+        mbarrier_init_fence(); \
     }
-#define WAIT_FOR(second) barrier_wait(FULL(stage, second), tile / STAGES % 2)
+#define WAIT_FOR(second) mbarrier_wait(FULL(stage, second), tile / STAGES % 2)
 #define LOAD_FIRST() for (int i = 0; i < MIN(STAGES, tiles); i++) { LOAD(0, i, i); LOAD(1, i, i); }
-// What nobody reads any more: this array, or both unless they are APART.
+// Reload the tile that has been read; unless APART, both tiles of the stage.
 #define LOAD_NEXT(second) { \
         barrier(CLK_LOCAL_MEM_FENCE); \
         if (me == 0 && tile + STAGES < tiles) { \
@@ -182,7 +199,7 @@ __kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
 #define BARRIERS_AT (STAGES_AT + STAGES * STAGE_BYTES)
 #define LOAD(second, stage, number) { \
         const uint full = FULL(stage, second); \
-        barrier_expect(full, TILE_BYTES); \
+        mbarrier_expect(full, TILE_BYTES); \
         tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, 1 + (second), walks, \
                   (number) * TILE, in_outer, outer, full); \
     }
@@ -198,41 +215,41 @@ __kernel GROUP void attention_forward(
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
     const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
     const int blocks = (t + TILE - 1) / TILE, first = (blocks - 1 - (int)get_group_id(0) / batches) * TILE;
-    const int ahead = causal ? s - t : s;  // query i sees keys up to i + ahead; the longest rows come first
+    const int ahead = causal ? s - t : s;  // query i attends to keys up to i + ahead; the longest rows come first
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
-    const float one_score = scale * ONE_OF(0) * ONE_OF(1);
-    const uint local_at = place_of(memory);
+    const float one_score = scale * INVERSE_SCALE(0) * INVERSE_SCALE(1);
+    const uint local_at = local_address(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
-        map_take(maps), map_take(maps + 16), map_take(maps + 32);
+        map_acquire(maps), map_acquire(maps + 16), map_acquire(maps + 32);
         MAKE_BARRIERS();
-        barrier_expect(OWN_FULL, TILE_BYTES);
+        mbarrier_expect(OWN_FULL, TILE_BYTES);
         tile_load(local_at, maps, 0, walks, first, in_outer, outer, OWN_FULL);
         LOAD_FIRST();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 
-    float results[RESULTS], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};  // top: of exponents
+    float results[RESULTS], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};  // top: running maximum of the exponents
     UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
-    barrier_wait(OWN_FULL, 0);
+    mbarrier_wait(OWN_FULL, 0);
     for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, own = anew(local_at);
+        const uint stage = tile % STAGES, own = opaque(local_at);
         const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
         const int column = tile * TILE + lane % 4 * 2;
         float p[SCORES];
         WAIT_FOR(0);
-        PRODUCTS_BEGIN();
+        WGMMA_FENCE();
 #if PARTS == 2
         LOW_PRODUCTS(p, own, keys);
-        PRODUCTS_GO();
-        PRODUCTS_WAIT(0);
+        WGMMA_COMMIT();
+        WGMMA_WAIT(0);
         SHRINK(p);
-        PRODUCTS_BEGIN();
+        WGMMA_FENCE();
 #endif
         HIGH_PRODUCTS(p, own, keys);
-        PRODUCTS_GO();
-        PRODUCTS_WAIT(0);
+        WGMMA_COMMIT();
+        WGMMA_WAIT(0);
         if (APART) LOAD_NEXT(0);
         APPLY_MASK(p, row, column, 0)
         if (tile * TILE + TILE > MIN(first + ahead + 1, s))
@@ -240,14 +257,16 @@ __kernel GROUP void attention_forward(
         UNROLL for (int side = 0; side < 2; side++) {
             float largest = -INFINITY;
             EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, p[i]);
-            largest = fmax(largest, of_lane_across(largest, 1));
-            largest = fmax(largest, of_lane_across(largest, 2));
-            // The same product as before where it stays the largest: what rounding it leaves is not to shrink every tile.
+            largest = fmax(largest, shuffle_xor(largest, 1));
+            largest = fmax(largest, shuffle_xor(largest, 2));
+            // If the maximum does not change, this is bitwise the old value, so that rounding does not shrink every
+            // tile.
             largest = fmax(top[side], largest * UNIT);
-            const float base = largest == -INFINITY ? 0 : largest;  // no key so far: not inf - inf
-            const float shrink = exp2_near(top[side] - base);
+            const float base = largest == -INFINITY ? 0 : largest;  // all masked so far: avoid inf - inf
+            const float shrink = exp2_approx(top[side] - base);
             float weights = 0;
-            EACH_SCORE if (ROW_OF(i) == 8 * side) weights += p[i] = exp2_near(fma(p[i], UNIT, WEIGHTS_UP - base));
+            EACH_SCORE if (ROW_OF(i) == 8 * side)
+                weights += p[i] = exp2_approx(fma(p[i], UNIT, LOG2_WEIGHT_SCALE - base));
             UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
             sum[side] = sum[side] * shrink + weights;
             top[side] = largest;
@@ -255,27 +274,27 @@ __kernel GROUP void attention_forward(
 #if DROPOUT
         EACH_SCORE {
             const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
-            p[i] = stays(index, dropout) ? p[i] : 0;
+            p[i] = survives(index, dropout) ? p[i] : 0;
         }
 #endif
         uint weights[PARTS][TILE / 16][4];
         const float as_they_are[2] = {1, 1};
         pack(weights, p);
         if (APART) WAIT_FOR(1);
-        PRODUCTS_BEGIN();
+        WGMMA_FENCE();
         ADD_WEIGHTED(results, weights, keys + TILE_BYTES, as_they_are);
-        PRODUCTS_GO();
-        PRODUCTS_WAIT(0);
+        WGMMA_COMMIT();
+        WGMMA_WAIT(0);
         LOAD_NEXT(1);
     }
     float factor[2];
     UNROLL for (int side = 0; side < 2; side++) {
-        float total = sum[side] + of_lane_across(sum[side], 1);
-        total += of_lane_across(total, 2);
-        factor[side] = total == 0 ? 0 : kept / total * ONE_OF(2);
+        float total = sum[side] + shuffle_xor(sum[side], 1);
+        total += shuffle_xor(total, 2);
+        factor[side] = total == 0 ? 0 : kept / total * INVERSE_SCALE(2);
         if (lane % 4 == 0)
             lse[(long)batch * blocks * TILE + row + 8 * side] =
-                total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total) - WEIGHTS_UP;
+                total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total) - LOG2_WEIGHT_SCALE;
     }
     STORE_ROWS(out, out_at, row, t, results, factor)
 }
@@ -286,7 +305,7 @@ __kernel GROUP void attention_forward(
 // With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - delta),
 // dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
 
-// Also the maps for the two other kernels.
+// Computes delta, and writes the tensor maps for the two other kernels.
 __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 dout_at, __global const T *out,
                                     const long4 out_at, __global float *delta, const int batches, const int inner,
                                     const int t) {
@@ -308,13 +327,13 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
             const uint4 x = *(__global const uint4 *)(out + d), y = *(__global const uint4 *)(dout + d);
             const uint xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
             UNROLL for (int i = 0; i < 4; i++) {
-                const float2 a = floats_of(xs[i]), b = floats_of(ys[i]);
+                const float2 a = unpack_pair(xs[i]), b = unpack_pair(ys[i]);
                 sum += a.x * b.x + a.y * b.y;
             }
         }
 #endif
     }
-    UNROLL for (int i = 1; i < 8; i *= 2) sum += of_lane_across(sum, i);
+    UNROLL for (int i = 1; i < 8; i *= 2) sum += shuffle_xor(sum, i);
     if (lane == 0 && batch < batches) delta[at] = sum;
 }
 
@@ -323,19 +342,19 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
 #define BARRIERS_AT (ROWS_AT + STAGES * 2 * ROW_BYTES)
 #define LOCAL_BYTES (BARRIERS_AT + BARRIERS_BYTES + 8)
 #define LOAD_OWN(one, other, first) { \
-        map_take(maps), map_take(maps + 16), map_take(maps + 32), map_take(maps + 48); \
+        map_acquire(maps), map_acquire(maps + 16), map_acquire(maps + 32), map_acquire(maps + 48); \
         MAKE_BARRIERS(); \
-        barrier_expect(OWN_FULL, 2 * TILE_BYTES); \
+        mbarrier_expect(OWN_FULL, 2 * TILE_BYTES); \
         tile_load(local_at, maps, one, walks, first, in_outer, outer, OWN_FULL); \
         tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, OWN_FULL); \
     }
 #if PARTS == 2
 #define BOTH_LOW_PRODUCTS(p, dz, own, others) \
-    PRODUCTS_BEGIN(); \
+    WGMMA_FENCE(); \
     LOW_PRODUCTS(p, own, others); \
     LOW_PRODUCTS(dz, (own) + TILE_BYTES, (others) + TILE_BYTES); \
-    PRODUCTS_GO(); \
-    PRODUCTS_WAIT(0); \
+    WGMMA_COMMIT(); \
+    WGMMA_WAIT(0); \
     SHRINK(p); \
     SHRINK(dz)
 #else
@@ -343,24 +362,24 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
 #endif
 #define PRODUCTS_OF_TILES(p, dz, own, others) \
     BOTH_LOW_PRODUCTS(p, dz, own, others); \
-    PRODUCTS_BEGIN(); \
+    WGMMA_FENCE(); \
     HIGH_PRODUCTS(p, own, others); \
-    PRODUCTS_GO(); \
+    WGMMA_COMMIT(); \
     if (APART) WAIT_FOR(1); \
     HIGH_PRODUCTS(dz, (own) + TILE_BYTES, (others) + TILE_BYTES); \
-    PRODUCTS_GO(); \
-    PRODUCTS_WAIT(1)
+    WGMMA_COMMIT(); \
+    WGMMA_WAIT(1)
 
-// Own 64 keys: tiles of scores are turned, a row is a key, a column a query.
+// Computes dk and dv: a work-group owns 64 keys. Tiles of scores are transposed: rows are keys, columns are queries.
 #define STAGES STAGES_KEYS
 #undef LOAD
 #define LOAD(second, stage, number) { \
         const uint full = FULL(stage, second), at = local_at + ROWS_AT + ((stage) * 2 + (second)) * ROW_BYTES; \
         const int query = (from + (number)) * TILE; \
-        barrier_expect(full, TILE_BYTES + ROW_BYTES); \
+        mbarrier_expect(full, TILE_BYTES + ROW_BYTES); \
         tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, (second) * 3, walks, query, \
                   in_outer, outer, full); \
-        bytes_load(at, ((second) ? delta : lse) + (long)batch * padded + query, ROW_BYTES, full); \
+        tma_load_bytes(at, ((second) ? delta : lse) + (long)batch * padded + query, ROW_BYTES, full); \
     }
 
 __kernel GROUP void attention_backward_kv(
@@ -374,11 +393,11 @@ __kernel GROUP void attention_backward_kv(
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
     const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
     const int padded = (t + TILE - 1) / TILE * TILE, first = get_group_id(0) / batches * TILE;
-    const int ahead = causal ? s - t : s;  // key j is seen by queries from j - ahead
+    const int ahead = causal ? s - t : s;  // queries from j - ahead on attend to key j
     const int from = MAX(first - ahead, 0) / TILE, tiles = MAX(padded / TILE - from, 0);
     const int row = first + warp * 16 + lane / 4;
-    const float one_score = scale * ONE_OF(0) * ONE_OF(1);
-    const uint local_at = place_of(memory);
+    const float one_score = scale * INVERSE_SCALE(0) * INVERSE_SCALE(1);
+    const uint local_at = local_address(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
         LOAD_OWN(1, 2, first);
@@ -388,9 +407,9 @@ __kernel GROUP void attention_backward_kv(
 
     float dks[RESULTS], dvs[RESULTS];
     UNROLL for (int i = 0; i < RESULTS; i++) dks[i] = dvs[i] = 0;
-    barrier_wait(OWN_FULL, 0);
+    mbarrier_wait(OWN_FULL, 0);
     for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, own = anew(local_at);
+        const uint stage = tile % STAGES, own = opaque(local_at);
         const uint queries = own + STAGES_AT + stage * STAGE_BYTES;
         const uint rows = local_at + ROWS_AT + stage * 2 * ROW_BYTES + lane % 4 * 8;
         const int query = (from + tile) * TILE, column = query + lane % 4 * 2;
@@ -401,7 +420,8 @@ __kernel GROUP void attention_backward_kv(
         UNROLL for (int j = 0; j < SCORES / 4; j++) {
             const float2 row_lse = local_load_2(rows + j * 32);
             UNROLL for (int i = 0; i < 4; i++)
-                p[4 * j + i] = exp2_near(fma(p[4 * j + i], UNIT, WEIGHTS_UP - (i % 2 ? row_lse.y : row_lse.x)));
+                p[4 * j + i] =
+                    exp2_approx(fma(p[4 * j + i], UNIT, LOG2_WEIGHT_SCALE - (i % 2 ? row_lse.y : row_lse.x)));
         }
         if (first + TILE - 1 > query + ahead)
             EACH_SCORE if (row + ROW_OF(i) > column + COLUMN_OF(i) + ahead) p[i] = 0;
@@ -410,7 +430,7 @@ __kernel GROUP void attention_backward_kv(
         uint staying = 0;
         EACH_SCORE {
             const ulong index = ((ulong)batch * t + column + COLUMN_OF(i)) * s + row + ROW_OF(i);
-            staying |= (uint)stays(index, dropout) << i;
+            staying |= (uint)survives(index, dropout) << i;
         }
         float z[SCORES];
         EACH_SCORE z[i] = staying >> i & 1 ? p[i] : 0;
@@ -418,48 +438,49 @@ __kernel GROUP void attention_backward_kv(
 #else
         pack(weights, p);
 #endif
-        PRODUCTS_WAIT(0);
+        WGMMA_WAIT(0);
 #if DROPOUT
         EACH_SCORE dz[i] = staying >> i & 1 ? dz[i] * kept : 0;
 #endif
-        const float one_change = ONE_OF(2) * ONE_OF(3), as_they_are[2] = {1, 1};
+        const float one_change = INVERSE_SCALE(2) * INVERSE_SCALE(3), as_they_are[2] = {1, 1};
         float change_rows[2];
         UNROLL for (int j = 0; j < SCORES / 4; j++) {
             const float2 row_delta = local_load_2(rows + ROW_BYTES + j * 32);
             UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] * one_change - (i % 2 ? row_delta.y : row_delta.x);
         }
-#if APART  // dk first: the next queries come first
+#if APART  // dk first, because the next tile of queries is waited for first
         scale_rows(p, change_rows);
         pack(changes, p);
         ADD_WEIGHTED(dks, changes, queries, change_rows);
         LOAD_NEXT(0);
         ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
 #else
-        PRODUCTS_BEGIN();
+        WGMMA_FENCE();
         ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
-        PRODUCTS_GO();
+        WGMMA_COMMIT();
         scale_rows(p, change_rows);
         pack(changes, p);
-        PRODUCTS_BEGIN();
+        WGMMA_FENCE();
         ADD_WEIGHTED(dks, changes, queries, change_rows);
-        PRODUCTS_GO();
-        PRODUCTS_WAIT(0);
+        WGMMA_COMMIT();
+        WGMMA_WAIT(0);
 #endif
         LOAD_NEXT(1);
     }
-    const float dk_one = scale / (1 << WEIGHTS_UP) * ONE_OF(0), dv_one = kept / (1 << WEIGHTS_UP) * ONE_OF(3);
+    const float dk_one = scale / (1 << LOG2_WEIGHT_SCALE) * INVERSE_SCALE(0);
+    const float dv_one = kept / (1 << LOG2_WEIGHT_SCALE) * INVERSE_SCALE(3);
     const float dk_factor[2] = {dk_one, dk_one}, dv_factor[2] = {dv_one, dv_one};
     STORE_ROWS(dk, dk_at, row, s, dks, dk_factor)
     STORE_ROWS(dv, dv_at, row, s, dvs, dv_factor)
 }
 
-// Own 64 queries.
+// Computes dq: a work-group owns 64 queries.
 #undef STAGES
 #define STAGES STAGES_QUERIES
 #undef LOAD
 #define LOAD(second, stage, number) { \
         const uint full = FULL(stage, second); \
-        barrier_expect(full, TILE_BYTES); \
+        mbarrier_expect(full, TILE_BYTES); \
         tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, 1 + (second), walks, \
                   (number) * TILE, in_outer, outer, full); \
     }
@@ -478,8 +499,8 @@ __kernel GROUP void attention_backward_q(
     const int ahead = causal ? s - t : s;
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
-    const float one_score = scale * ONE_OF(0) * ONE_OF(1);
-    const uint local_at = place_of(memory);
+    const float one_score = scale * INVERSE_SCALE(0) * INVERSE_SCALE(1);
+    const uint local_at = local_address(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
         LOAD_OWN(0, 3, first);
@@ -493,50 +514,50 @@ __kernel GROUP void attention_backward_q(
         row_lse[side] = lse[(long)batch * padded + row + 8 * side];
         row_delta[side] = delta[(long)batch * padded + row + 8 * side];
     }
-    barrier_wait(OWN_FULL, 0);
+    mbarrier_wait(OWN_FULL, 0);
     for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, own = anew(local_at);
+        const uint stage = tile % STAGES, own = opaque(local_at);
         const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
         const int column = tile * TILE + lane % 4 * 2;
         float p[SCORES], dz[SCORES];
-#if APART  // values first: the next keys come last
+#if APART  // v first, because the next tile of keys is loaded last
         WAIT_FOR(1);
-        PRODUCTS_BEGIN();
+        WGMMA_FENCE();
         HIGH_PRODUCTS(dz, own + TILE_BYTES, keys + TILE_BYTES);
-        PRODUCTS_GO();
+        WGMMA_COMMIT();
         WAIT_FOR(0);
         HIGH_PRODUCTS(p, own, keys);
-        PRODUCTS_GO();
-        PRODUCTS_WAIT(0);
+        WGMMA_COMMIT();
+        WGMMA_WAIT(0);
         LOAD_NEXT(1);
 #else
         WAIT_FOR(0);
         PRODUCTS_OF_TILES(p, dz, own, keys);
 #endif
         APPLY_MASK(p, row, column, 0)
-        EACH_SCORE p[i] = exp2_near(fma(p[i], UNIT, WEIGHTS_UP - row_lse[ROW_OF(i) / 8]));
+        EACH_SCORE p[i] = exp2_approx(fma(p[i], UNIT, LOG2_WEIGHT_SCALE - row_lse[ROW_OF(i) / 8]));
         if (tile * TILE + TILE > MIN(first + ahead + 1, s))
             EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = 0;
-        PRODUCTS_WAIT(0);
+        WGMMA_WAIT(0);
 #if DROPOUT
         EACH_SCORE {
             const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
-            dz[i] = stays(index, dropout) ? dz[i] * kept : 0;
+            dz[i] = survives(index, dropout) ? dz[i] * kept : 0;
         }
 #endif
-        const float one_change = ONE_OF(2) * ONE_OF(3);
+        const float one_change = INVERSE_SCALE(2) * INVERSE_SCALE(3);
         EACH_SCORE p[i] *= dz[i] * one_change - row_delta[ROW_OF(i) / 8];
         uint changes[PARTS][TILE / 16][4];
         float change_rows[2];
         scale_rows(p, change_rows);
         pack(changes, p);
-        PRODUCTS_BEGIN();
+        WGMMA_FENCE();
         ADD_WEIGHTED(dqs, changes, keys, change_rows);
-        PRODUCTS_GO();
-        PRODUCTS_WAIT(0);
+        WGMMA_COMMIT();
+        WGMMA_WAIT(0);
         LOAD_NEXT(0);
     }
-    const float dq_one = scale / (1 << WEIGHTS_UP) * ONE_OF(1), factor[2] = {dq_one, dq_one};
+    const float dq_one = scale / (1 << LOG2_WEIGHT_SCALE) * INVERSE_SCALE(1), factor[2] = {dq_one, dq_one};
     STORE_ROWS(dq, dq_at, row, t, dqs, factor)
 }
 #endif

@@ -1,24 +1,28 @@
-// Batch norm, y = activation((x - mean) * rstd * weight + bias) with each channel's mean and variance, and its gradient. x and what is
-// like it is read twice: for sums, and for the result.
+// Batch norm, y = activation((x - mean) * rstd * weight + bias) with the mean and variance of each channel, forward and
+// backward. Each pass reads x (and g) twice: once for the sums, once for the result.
 //
-// A work-group takes `rows_each` rows of LANES blocks of WIDE channels, which SLICES share. Sums are of differences to
-// the first of these rows, so that no digits are lost where |mean| is large; parts are joined by their means.
+// A work-group takes `rows_each` rows of LANES blocks of WIDE channels; SLICES work-items share a block. Sums are of
+// differences from the first of these rows, so that no digits are lost if |mean| is large. Partial results are combined
+// by the pairwise formula for means and variances.
 //
-// Arrays   x, y, g, dx (rows, channels) row-major; weight, bias, dweight, dbias (channels)
-//          partials (parts, 2, channels) of ACC: forward, mean of a part and sum of squares around it; backward, sums of g
-//          and of g * (x - mean) * rstd
-//          mean, variance (channels) and saved (2, channels) of ACC: mean and rstd
+// Arrays   x, y, g, dx (rows, channels) of T, row-major; weight, bias, dweight, dbias (channels) of T
+//          partials (parts, 2, channels) of ACC: forward, mean of a part and sum of squared differences from it;
+//          backward, sums of g and of g * (x - mean) * rstd
+//          mean, variance (channels) of ACC; saved (2, channels) of ACC: mean and rstd
 //          factors (3, channels) of ACC: dx = factors[0] * g + factors[1] * (x - mean) + factors[2]
-//          gmean, gvariance (channels) of ACC, read if GIVEN
-//          peaks (3), used if PEAKS: into the last one the bits of the largest finite magnitude of y, or dx; see peak.cl
-// Launch   all but the two that follow: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
-//          batch_norm_join, batch_norm_gradient_join: global (channels * JOINERS), local (JOINERS)
-// Params   spatial.cl's | LANES, SLICES, JOINERS as above, powers of two | HAS_WEIGHT, HAS_BIAS 1 if they are read |
-//          ACTIVATION as in prelude.cl, ACTIVATES 0 if it is none |
-//          WANTS_WEIGHT, WANTS_BIAS 1 to write their gradients | GIVEN 1 if mean and variance have a gradient |
-//          PEAKS 1 if the largest magnitude is wanted, of float32
+//          gmean, gvariance (channels) of ACC: gradients of mean and variance, read if GIVEN
+//          peaks (3), used if PEAKS: the last word receives the amax of y (or dx), as the bits of a float; see amax.cl
+// Launch   batch_norm_join, batch_norm_gradient_join: global (channels * JOINERS), local (JOINERS)
+//          all others: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
+// Params   those of spatial.cl
+//          LANES, SLICES, JOINERS       work-items as above, powers of two
+//          HAS_WEIGHT, HAS_BIAS         1 if weight, bias are read
+//          WANTS_WEIGHT, WANTS_BIAS     1 to write dweight, dbias
+//          ACTIVATION, ACTIVATES        see prelude.cl; ACTIVATES is 0 if the activation is none
+//          GIVEN                        1 if mean and variance have gradients
+//          PEAKS                        1 to report the amax, with float32 only
 #include "spatial.cl"
-#include "peak.cl"
+#include "amax.cl"
 #if !defined(LANES) || !defined(SLICES) || !defined(JOINERS)
 #error "batch_norm.cl needs LANES, SLICES and JOINERS"
 #endif
@@ -33,21 +37,21 @@
 #endif
 
 #if PEAKS
-#define PEAK_ROOM __local uint largest[LANES * SLICES]; uint most = 0
-#define PEAK_OF(v) EACH_CHANNEL most = MAX(most, finite_bits(v[c]))
-#define PEAK_TELL() { \
-        most = most_in_group(most, largest, get_local_id(1) * LANES + get_local_id(0), LANES * SLICES); \
+#define AMAX_DECLARE __local uint largest[LANES * SLICES]; uint most = 0
+#define AMAX_UPDATE(v) EACH_CHANNEL most = MAX(most, finite_bits(v[c]))
+#define AMAX_REPORT() { \
+        most = group_max(most, largest, get_local_id(1) * LANES + get_local_id(0), LANES * SLICES); \
         if (get_local_id(0) + get_local_id(1) == 0) atomic_max(peaks + 2, most); \
     }
-#define PEAK_CLEAR() if (get_global_id(0) == 0) peaks[2] = 0
+#define AMAX_CLEAR() if (get_global_id(0) == 0) peaks[2] = 0
 #else
-#define PEAK_ROOM
-#define PEAK_OF(v)
-#define PEAK_TELL()
-#define PEAK_CLEAR()
+#define AMAX_DECLARE
+#define AMAX_UPDATE(v)
+#define AMAX_REPORT()
+#define AMAX_CLEAR()
 #endif
 
-// Add up what the slices of a group have, in the first one.
+// Reduce `sum` over the slices of the work-group; the result is in slice 0.
 INLINE void add_slices(__local ACC *shared, ACC *sum) {
     const int lane = get_local_id(0), slice = get_local_id(1);
     for (int half_size = SLICES / 2; half_size > 0; half_size /= 2) {
@@ -72,10 +76,10 @@ __kernel GROUP_ATTRIBUTES void batch_norm_sums(__global const T *restrict x, __g
     MY_ROWS;
     ACC first[WIDE], sum[WIDE], squares[WIDE];
     EACH_CHANNEL first[c] = sum[c] = squares[c] = 0;
-    if (begin < end) TAKE(x, begin * channels + column, first);
+    if (begin < end) LOAD_CHANNELS(x, begin * channels + column, first);
     EACH_ROW {
         ACC v[WIDE];
-        TAKE(x, row * channels + column, v);
+        LOAD_CHANNELS(x, row * channels + column, v);
         EACH_CHANNEL {
             const ACC d = v[c] - first[c];
             sum[c] += d;
@@ -91,7 +95,7 @@ __kernel GROUP_ATTRIBUTES void batch_norm_sums(__global const T *restrict x, __g
     }
 }
 
-INLINE ACC joined(__local ACC *shared, ACC v) {
+INLINE ACC group_sum(__local ACC *shared, ACC v) {
     const int me = get_local_id(0);
     shared[me] = v;
     for (int half_size = JOINERS / 2; half_size > 0; half_size /= 2) {
@@ -112,17 +116,17 @@ void batch_norm_join(__global const ACC *restrict partials, __global ACC *restri
                      __global ACC *restrict saved, __global uint *peaks, const ACC eps, const long rows,
                      const long channels, const long rows_each, const long parts) {
     __local ACC shared[JOINERS];
-    PEAK_CLEAR();
+    AMAX_CLEAR();
     const long channel = get_group_id(0);
     const ACC pivot = partials[channel];
     ACC sum = 0, squares = 0;
     EACH_PART sum += (PARTIAL(0) - pivot) * (MIN(rows_each, rows - part * rows_each) / (ACC)rows);
-    const ACC centre = joined(shared, sum) + pivot;
+    const ACC centre = group_sum(shared, sum) + pivot;
     EACH_PART {
         const ACC d = PARTIAL(0) - centre;
         squares += PARTIAL(1) + d * d * MIN(rows_each, rows - part * rows_each);
     }
-    const ACC spread = joined(shared, squares) / rows;
+    const ACC spread = group_sum(shared, squares) / rows;
     if (get_local_id(0) == 0) {
         mean[channel] = saved[channel] = centre;
         variance[channel] = spread;
@@ -134,13 +138,13 @@ __kernel GROUP_ATTRIBUTES void batch_norm(__global const T *restrict x, __global
                                           __global const T *restrict bias, __global const ACC *restrict saved,
                                           __global T *restrict y, __global volatile uint *peaks, const long rows,
                                           const long channels, const long rows_each) {
-    PEAK_ROOM;
+    AMAX_DECLARE;
     MY_ROWS;
     ACC mean[WIDE], scale[WIDE], shift[WIDE];
     EACH_CHANNEL scale[c] = 1, shift[c] = 0;
     if (begin < end) {
-        if (HAS_WEIGHT) TAKE(weight, column, scale);
-        if (HAS_BIAS) TAKE(bias, column, shift);
+        if (HAS_WEIGHT) LOAD_CHANNELS(weight, column, scale);
+        if (HAS_BIAS) LOAD_CHANNELS(bias, column, shift);
         EACH_CHANNEL {
             mean[c] = saved[column + c];
             scale[c] *= saved[channels + column + c];
@@ -148,28 +152,29 @@ __kernel GROUP_ATTRIBUTES void batch_norm(__global const T *restrict x, __global
     }
     EACH_ROW {
         ACC v[WIDE];
-        TAKE(x, row * channels + column, v);
+        LOAD_CHANNELS(x, row * channels + column, v);
         EACH_CHANNEL v[c] = ACTIVATE((v[c] - mean[c]) * scale[c] + shift[c]);
-        PEAK_OF(v);
-        GIVE(y, row * channels + column, v);
+        AMAX_UPDATE(v);
+        STORE_CHANNELS(y, row * channels + column, v);
     }
-    PEAK_TELL();
+    AMAX_REPORT();
 }
 
-// What g is before the activation.
+// THROUGH_ACTIVATION(v, u): multiply the gradient v by the slope of the activation at x = u.
+// DECLARE_SCALES declares what it needs.
 #if ACTIVATES
-#define SCALES_FIND \
+#define DECLARE_SCALES \
     ACC scale[WIDE], shift_y[WIDE]; \
     EACH_CHANNEL scale[c] = 1, shift_y[c] = 0; \
     if (begin < end) { \
-        if (HAS_WEIGHT) TAKE(weight, column, scale); \
-        if (HAS_BIAS) TAKE(bias, column, shift_y); \
+        if (HAS_WEIGHT) LOAD_CHANNELS(weight, column, scale); \
+        if (HAS_BIAS) LOAD_CHANNELS(bias, column, shift_y); \
         EACH_CHANNEL scale[c] *= saved[channels + column + c]; \
     }
-#define BEFORE(v, u) EACH_CHANNEL v[c] *= SLOPE((u[c] - mean[c]) * scale[c] + shift_y[c])
+#define THROUGH_ACTIVATION(v, u) EACH_CHANNEL v[c] *= SLOPE((u[c] - mean[c]) * scale[c] + shift_y[c])
 #else
-#define SCALES_FIND
-#define BEFORE(v, u)
+#define DECLARE_SCALES
+#define THROUGH_ACTIVATION(v, u)
 #endif
 
 __kernel GROUP_ATTRIBUTES void batch_norm_gradient_sums(__global const T *restrict g, __global const T *restrict x,
@@ -186,12 +191,12 @@ __kernel GROUP_ATTRIBUTES void batch_norm_gradient_sums(__global const T *restri
         mean[c] = begin < end ? saved[column + c] : 0;
         rstd[c] = begin < end ? saved[channels + column + c] : 0;
     }
-    SCALES_FIND;
+    DECLARE_SCALES;
     EACH_ROW {
         ACC v[WIDE], u[WIDE];
-        TAKE(g, row * channels + column, v);
-        TAKE(x, row * channels + column, u);
-        BEFORE(v, u);
+        LOAD_CHANNELS(g, row * channels + column, v);
+        LOAD_CHANNELS(x, row * channels + column, u);
+        THROUGH_ACTIVATION(v, u);
         EACH_CHANNEL {
             sum[c] += v[c];
             products[c] = v[c] * ((u[c] - mean[c]) * rstd[c]) + products[c];
@@ -212,14 +217,14 @@ void batch_norm_gradient_join(__global const ACC *restrict partials, __global co
                               __global T *restrict dbias, __global ACC *restrict factors, __global uint *peaks,
                               const long rows, const long channels, const long parts) {
     __local ACC shared[JOINERS];
-    PEAK_CLEAR();
+    AMAX_CLEAR();
     const long channel = get_group_id(0);
     ACC sum = 0, products = 0;
     EACH_PART {
         sum += PARTIAL(0);
         products += PARTIAL(1);
     }
-    sum = joined(shared, sum), products = joined(shared, products);
+    sum = group_sum(shared, sum), products = group_sum(shared, products);
     if (get_local_id(0) == 0) {
         const ACC rstd = saved[channels + channel], scale = rstd * (HAS_WEIGHT ? LOAD(weight, channel) : 1);
         if (WANTS_WEIGHT) STORE(dweight, channel, products);
@@ -236,7 +241,7 @@ __kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g,
                                                    __global const ACC *restrict factors, __global T *restrict dx,
                                                    __global volatile uint *peaks, const long rows,
                                                    const long channels, const long rows_each) {
-    PEAK_ROOM;
+    AMAX_DECLARE;
     MY_ROWS;
     ACC mean[WIDE], by_g[WIDE], by_x[WIDE], shift[WIDE];
     if (begin < end) EACH_CHANNEL {
@@ -245,15 +250,15 @@ __kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g,
         by_x[c] = factors[channels + column + c];
         shift[c] = factors[2 * channels + column + c];
     }
-    SCALES_FIND;
+    DECLARE_SCALES;
     EACH_ROW {
         ACC v[WIDE], u[WIDE];
-        TAKE(g, row * channels + column, v);
-        TAKE(x, row * channels + column, u);
-        BEFORE(v, u);
+        LOAD_CHANNELS(g, row * channels + column, v);
+        LOAD_CHANNELS(x, row * channels + column, u);
+        THROUGH_ACTIVATION(v, u);
         EACH_CHANNEL v[c] = by_g[c] * v[c] + by_x[c] * (u[c] - mean[c]) + shift[c];
-        PEAK_OF(v);
-        GIVE(dx, row * channels + column, v);
+        AMAX_UPDATE(v);
+        STORE_CHANNELS(dx, row * channels + column, v);
     }
-    PEAK_TELL();
+    AMAX_REPORT();
 }

@@ -1,10 +1,10 @@
-// The functions of OpenCL C that kernels use, for PoCL 3.0: this stands before the prelude there.
+// Declarations of the OpenCL C functions that kernels use, for PoCL 3.0 only, where this file precedes the prelude.
 //
-// PoCL has the compiler read clang's opencl-c.h, 18,500 lines of declarations, twice for each program: 0.15 to 0.2 of the
-// 0.25 s that a small one takes. Where _OPENCL_H_ is defined it takes them for read; types and constants are there all
-// the same. What is declared here is declared there in the same words, so that the same functions are called; what is
-// missing does not compile. A function of floats has its double here, too: without it a double would become a float
-// unseen.
+// PoCL makes the compiler parse clang's opencl-c.h, 18,500 lines of declarations, twice per program: 0.15 to 0.2 of the
+// 0.25 s that a small program takes. With _OPENCL_H_ defined it skips them; types and constants are still there. The
+// declarations here equal those of opencl-c.h, so that the same functions are called; a function that is missing here
+// fails to compile. Every float function also has its double version: without it a double argument would silently
+// become a float.
 
 #ifndef _OPENCL_H_
 #error "builtins.cl needs _OPENCL_H_"
@@ -18,7 +18,7 @@
 #define VALUE __attribute__((overloadable, const))
 #define LOADED __attribute__((overloadable, pure))
 
-// ---- places, waiting, memory that is shared ----------------------------------------------------------------------
+// ---- work-item ids, barriers, atomics ----------------------------------------------------------------------------
 
 size_t VALUE get_global_id(uint axis);
 size_t VALUE get_global_size(uint axis);
@@ -47,7 +47,7 @@ DECLARE_HALVES(__global)
 DECLARE_HALVES(__local)
 DECLARE_HALVES(__private)
 
-// ---- functions of one number, of two and of three ----------------------------------------------------------------
+// ---- math functions of one, two and three arguments --------------------------------------------------------------
 
 #ifdef cl_khr_fp64
 #define EACH_FLOAT(DECLARE, NAME) DECLARE(float, NAME) DECLARE(double, NAME)

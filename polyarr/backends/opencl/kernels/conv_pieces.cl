@@ -1,9 +1,17 @@
-// Images with few channels in pieces: at each place what ROWS rows of a window have, side by side, with zeros behind.
+// Partial im2col for images with few channels: y gathers, for each output position along the width, the elements of
+// ROWS rows of the receptive field into one contiguous piece, padded with zeros to PIECE elements.
 //
-// Arrays   x (images, height, PARTS, width * channels), y (images, places, PARTS, PIECE), row-major
-// Launch   global (whole groups of blocks of WIDE numbers of a row of y, rows of y that run at once), local (GROUP, 1)
-// Params   spatial.cl's | PIECE numbers of a piece, a multiple of WIDE | ROW numbers of a window's row | ROWS of a piece,
-//          ROWS * ROW <= PIECE | CHANNELS of a place of x | PARTS that a number consists of | GROUP as above
+// Arrays   x (images, height, PARTS, width * channels), y (images, rows and columns of positions, PARTS, PIECE),
+//          row-major
+// Launch   global (columns of positions * PARTS * PIECE / WIDE, rounded up to GROUP; any number of rows), local (GROUP,
+//          1)
+// Params   those of spatial.cl
+//          PIECE       elements of a piece, a multiple of WIDE and at least ROWS * ROW
+//          ROW         elements of one row of the receptive field
+//          ROWS        rows of the receptive field in a piece
+//          CHANNELS    channels of x
+//          PARTS       terms per element: float32 may be split into several 16-bit terms
+//          GROUP       work-items per group
 #include "spatial.cl"
 #if !defined(PIECE) || !defined(ROW) || !defined(ROWS) || !defined(CHANNELS) || !defined(PARTS) || !defined(GROUP)
 #error "conv_pieces.cl needs PIECE, ROW, ROWS, CHANNELS, PARTS and GROUP"
@@ -28,6 +36,6 @@ void conv_pieces(__global const T *restrict x, __global T *restrict y, const Geo
             v[c] = r < ROWS && i < height && at < line ? LOAD(x, (((long)image * height + i) * PARTS + part) * line + at) : 0;
             if (++in_row == ROW) in_row = 0, r++;
         }
-        GIVE(y, (place * g->out[2] * BLOCKS + me) * WIDE, v);
+        STORE_CHANNELS(y, (place * g->out[2] * BLOCKS + me) * WIDE, v);
     }
 }

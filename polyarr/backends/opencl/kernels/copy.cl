@@ -1,18 +1,19 @@
-// A dense copy of transposed matrices: out[b, i, j] = x[b, i, j], with x's elements side by side along i.
+// Copies a batch of transposed matrices to row-major order: out[b, i, j] = x[b, i, j], where x is contiguous along i.
 //
-// Arrays   x: window of (outer, inner, rows, columns) elements with strides outer_stride, inner_stride, 1, stride;
-//          out: the same shape, row-major
-// Launch   CPU (GROUP_ROWS 1): global (blocks of TILE rows, outer * inner), group 1
-//          GPU: groups of (TILE, GROUP_ROWS), one per tile of TILE x TILE: global (blocks of columns * TILE,
-//          blocks of rows * GROUP_ROWS, outer * inner)
-// Params   WORD  an unsigned type as wide as an element | TILE, GROUP_ROWS powers of two
+// Arrays   x: (outer, inner, rows, columns) with strides outer_stride, inner_stride, 1, stride from `offset` on
+//          out: (outer, inner, rows, columns), row-major
+// Launch   CPU (GROUP_ROWS 1): global (ceil(rows / TILE), outer * inner), local 1
+//          GPU: a work-group per tile of TILE x TILE: global (ceil(columns / TILE) * TILE,
+//          ceil(rows / TILE) * GROUP_ROWS, outer * inner), local (TILE, GROUP_ROWS, 1)
+// Params   WORD                an unsigned type of the element's size
+//          TILE, GROUP_ROWS    powers of two
 #if !defined(WORD) || !defined(TILE) || !defined(GROUP_ROWS)
 #error "copy.cl needs WORD, TILE and GROUP_ROWS"
 #endif
 
 #if GROUP_ROWS == 1
-// A tile is read and written a cache line at a time. Its way leads through private memory because lines a power of two
-// apart drive each other out of the cache.
+// A tile is read and written one cache line at a time. It is staged in private memory because cache lines that lie a
+// power of two apart evict each other.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void copy_transposed(__global const WORD *restrict x, const long offset, __global WORD *restrict out,
                      const long inner, const long rows, const long columns, const long outer_stride,
@@ -37,7 +38,7 @@ __kernel __attribute__((reqd_work_group_size(TILE, GROUP_ROWS, 1)))
 void copy_transposed(__global const WORD *restrict x, const long offset, __global WORD *restrict out,
                      const long inner, const long rows, const long columns, const long outer_stride,
                      const long inner_stride, const long stride) {
-    __local WORD tile[TILE][TILE + 1];  // one more, so that a column lies in as many banks as a row
+    __local WORD tile[TILE][TILE + 1];  // padded by one, so that a column has no bank conflicts
     const int me = get_local_id(0), first = get_local_id(1);
     const long column = (long)get_group_id(0) * TILE, row = (long)get_group_id(1) * TILE, batch = get_group_id(2);
     const long base = offset + batch / inner * outer_stride + batch % inner * inner_stride + row;

@@ -1,10 +1,10 @@
-// Copies rows of 16-bit elements, which may begin at any of them, to rows that begin at multiples of 4 bytes.
+// Copies rows of 16-bit elements that begin at any element to rows that begin at multiples of 4 bytes. A work-item
+// writes EACH pairs of elements that lie GROUP pairs apart. An odd last column is followed by a 0.
 //
-// A work-item writes EACH pairs of elements, GROUP pairs apart. Behind an odd last column stands a 0.
-//
-// Arrays   x: row r at x_start + r * x_step, in elements | out: row r at r * out_step, in pairs
-// Launch   global (groups of GROUP * EACH pairs, rows that are copied at once), local (GROUP, 1)
-// Params   GROUP, EACH
+// Arrays   x: row r begins at element x_start + r * x_step
+//          out: row r begins at pair r * out_step
+// Launch   global (ceil(pairs / (GROUP * EACH)) * GROUP, any number of rows), local (GROUP, 1)
+// Params   GROUP, EACH    work-items per group, pairs per work-item
 #if !defined(GROUP) || !defined(EACH)
 #error "copy_rows.cl needs GROUP and EACH"
 #endif

@@ -1,10 +1,11 @@
-// Cross entropy of rows of logits against target classes, without the array of log-probabilities.
+// Cross entropy of rows of logits against class indices, without materializing the log-probabilities; for CPUs.
 //
 // Arrays   see losses.cl
-// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW.
+// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW in prelude.cl.
 //          cross_entropy_reduce: one work-group
-// Params   those of losses.cl | LANES work-items per row, ROWS rows per work-group, powers of two | WIDE partial results
-//          per work-item
+// Params   those of losses.cl
+//          LANES, ROWS    work-items per row, rows per work-group, powers of two
+//          WIDE           partial results per work-item
 #if !defined(LANES) || !defined(WIDE) || !defined(ROWS)
 #error "cross_entropy.cl needs LANES, WIDE and ROWS"
 #endif
@@ -41,7 +42,7 @@ __kernel ROW_GROUP void cross_entropy_reduce(__global const ACC *restrict losses
     EACH_ROW(1, rows, 1) {
         ACC sum[WIDE], lost[WIDE], count[WIDE];
         for (int w = 0; w < WIDE; w++) sum[w] = lost[w] = count[w] = 0;
-        EACH_COLUMN(ADD_KEEPING(ACC, sum[w], lost[w], losses[c]) count[w] += (long)targets[c] != ignore_index;)
+        EACH_COLUMN(KAHAN_ADD(ACC, sum[w], lost[w], losses[c]) count[w] += (long)targets[c] != ignore_index;)
         const ACC total = row_sum(sum, me, lane);
         const ACC counted = is_mean ? row_sum(count, me, lane) : 1;
         if (me == 0 && row == 0) {
@@ -66,7 +67,7 @@ __kernel ROW_GROUP void cross_entropy_backward(__global const ACC *restrict g, _
         } else {
             const ACC m = saved[2 * row], log_sum = saved[2 * row + 1], spread = smoothing / cols, factor = FACTOR(row);
             EACH_COLUMN_WIDELY(STORE(dx_row, c, LOGIT_SLOPE(LOAD(x_row, c)) * factor);)
-            if (target % LANES == me)  // whoever wrote column t writes it again
+            if (target % LANES == me)  // the work-item that wrote column t corrects it
                 STORE(dx_row, target, (LOGIT_SLOPE(LOAD(x_row, target)) - (1 - smoothing)) * factor);
         }
     }

@@ -1,7 +1,7 @@
-// Cross entropy of rows of logits, as cross_entropy.cl has it, for GPUs.
+// Cross entropy of rows of logits against class indices, for GPUs; the counterpart of cross_entropy.cl.
 //
 // Arrays   see losses.cl
-// Launch   see shares.cl; a set of LANES work-items takes one row, rows_each is 1. cross_entropy_reduce: one work-group
+// Launch   see shares.cl; LANES work-items share a row, rows_each is 1. cross_entropy_reduce: one work-group
 // Params   those of shares.cl and of losses.cl
 #include "losses.cl"
 #include "shares.cl"
@@ -42,7 +42,7 @@ __kernel SHARING void cross_entropy_reduce(__global const ACC *restrict losses,
     const int me = get_local_id(0), set = get_local_id(1);
     ACC sum = 0, lost = 0, count = 0;
     for (long row = me; row < rows; row += LANES) {
-        ADD_KEEPING(ACC, sum, lost, losses[row])
+        KAHAN_ADD(ACC, sum, lost, losses[row])
         count += (long)targets[row] != ignore_index;
     }
     const ACC total = shared_sum(sum, me, lanes[set]), counted = shared_sum(count, me, lanes[set]);
@@ -75,7 +75,7 @@ __kernel SHARING void cross_entropy_backward(__global const ACC *restrict g, __g
             EACH_OF_SHARE v[k] = 0;
         WRITE_SHARE(dx, v)
     }
-    if (counts && (target + shift) / VECTOR % LANES == me) {  // whoever wrote column t writes it again
+    if (counts && (target + shift) / VECTOR % LANES == me) {  // the work-item that wrote column t corrects it
         const size_t i = row * pitch + target;
         STORE(dx, i, (LOGIT_SLOPE(LOAD(x, i)) - (1 - smoothing)) * factor);
     }

@@ -1,10 +1,13 @@
-// Convolutions in which every channel has a filter of its own, and their gradients.
+// Depthwise convolution (each channel has its own filter) and its gradients, for CPUs.
 //
-// Arrays   x, dx (images, lengths, channels), y, g (images, windows, channels), all row-major; filters (elements of the
-//          kernel, channels); partials (parts, elements of the kernel, channels) of ACC: sums over a part of the windows
-// Launch   global as many work-items as there are shares of `each` neighbouring blocks of WIDE channels; of
-//          depthwise_weight_gradient (blocks * elements of the kernel * parts)
-// Params   spatial.cl's
+// Arrays   x, dx (images, input positions, channels), y, g_out (images, output positions, channels), row-major
+//          filters (filter elements, channels)
+//          partials (parts, filter elements, channels) of ACC: the weight gradient over one part of the output
+//          positions
+// Launch   depthwise, depthwise_input_gradient: one work-item per `each` consecutive blocks of WIDE channels of the
+//          result
+//          depthwise_weight_gradient: at least blocks of channels * filter elements * parts work-items
+// Params   those of spatial.cl
 #include "spatial.cl"
 
 __kernel void depthwise(__global const T *restrict x, __global const T *restrict filters, __global T *restrict y,
@@ -14,11 +17,11 @@ __kernel void depthwise(__global const T *restrict x, __global const T *restrict
         ACC sum[WIDE], v[WIDE], w[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_ELEMENT(place) {
-            TAKE(x, FROM(g->length, place), v);
-            TAKE(filters, (TAP * g->blocks + place.block) * WIDE, w);
+            LOAD_CHANNELS(x, FROM(g->length, place), v);
+            LOAD_CHANNELS(filters, (TAP * g->blocks + place.block) * WIDE, w);
             EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
         }
-        GIVE(y, item * WIDE, sum);
+        STORE_CHANNELS(y, item * WIDE, sum);
     }
 }
 
@@ -29,15 +32,15 @@ __kernel void depthwise_input_gradient(__global const T *restrict g_out, __globa
         ACC sum[WIDE], v[WIDE], w[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_WINDOW(place) {
-            TAKE(g_out, FROM(g->out, place), v);
-            TAKE(filters, (TAP * g->blocks + place.block) * WIDE, w);
+            LOAD_CHANNELS(g_out, FROM(g->out, place), v);
+            LOAD_CHANNELS(filters, (TAP * g->blocks + place.block) * WIDE, w);
             EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
         }
-        GIVE(dx, item * WIDE, sum);
+        STORE_CHANNELS(dx, item * WIDE, sum);
     }
 }
 
-// Of one element of the kernel, over a part of the windows: rows of them, along the last axis.
+// The gradient of one filter element over one part of the output rows.
 __kernel void depthwise_weight_gradient(__global const T *restrict g_out, __global const T *restrict x,
                                         __global ACC *restrict partials, const long parts, const Geometry geometry) {
     const Geometry *g = &geometry;
@@ -56,8 +59,8 @@ __kernel void depthwise_weight_gradient(__global const T *restrict g_out, __glob
         for (int o2 = 0; o2 < g->out[2]; o2++) {
             const int i2 = element_of(g, 2, o2, k2);
             if (!is_inside(g, 2, i2)) continue;
-            TAKE(x, start_of(g, image, g->length, i0, i1, i2, block), v);
-            TAKE(g_out, start_of(g, image, g->out, o0, o1, o2, block), w);
+            LOAD_CHANNELS(x, start_of(g, image, g->length, i0, i1, i2, block), v);
+            LOAD_CHANNELS(g_out, start_of(g, image, g->out, o0, o1, o2, block), w);
             EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
         }
     }

@@ -1,14 +1,20 @@
-// Convolutions in which every channel has a filter of its own, and the gradient of the filters, for GPUs: a work-item has
-// PLACES neighbours along the last axis, and reads each element for all of the windows that it is part of, where windows
-// are one apart.
+// Depthwise convolution (each channel has its own filter) and the gradient of the filters, for GPUs. A work-item
+// computes PLACES neighboring output positions along the last axis; with stride 1 it reads each input element once for
+// all of them.
 //
-// Arrays   as in depthwise.cl, but filters (channels, elements of the kernel); partials (parts, channels, elements) of ACC
-// Launch   depthwise_places: global (blocks of WIDE channels * runs of PLACES, other places of an image, images)
-//          depthwise_sums: global (LANES * groups of blocks, SLICES * parts, 1 if HOLDS, or else elements of the kernel but
-//          along the last axis), local (LANES, SLICES, 1); each part has rows_each rows of windows, which SLICES share
-// Params   spatial.cl's | PLACES as above | TAPS_0, TAPS_1, TAPS elements of the kernel along each axis | HOLDS 1 if a
-//          work-item holds all elements of its filters, or sums of all of them | SLIDES 1 if windows and
-//          elements are one apart there | TURNED 1 if the last element of a filter comes first | LANES, SLICES as above, powers of two
+// Arrays   as in depthwise.cl, but filters (channels, filter elements) and partials (parts, channels, filter elements)
+// Launch   depthwise_places: global (blocks of WIDE channels * runs of PLACES, other output positions of an image,
+//          images)
+//          depthwise_sums: global (LANES * groups of blocks, SLICES * parts, 1 if HOLDS, else TAPS_0 * TAPS_1), local
+//          (LANES, SLICES, 1); a part is rows_each rows of output positions, which SLICES work-items share
+// Params   those of spatial.cl
+//          PLACES                  output positions per work-item
+//          TAPS_0, TAPS_1, TAPS    filter elements along each axis
+//          HOLDS                   1 if a work-item holds all elements of its filters (or sums for all of them) in
+//                                  registers
+//          SLIDES                  1 if stride and dilation along the last axis are 1
+//          TURNED                  1 to apply the filter reversed
+//          LANES, SLICES           work-items as above, powers of two
 #include "spatial.cl"
 #if !defined(TAPS_0) || !defined(TAPS_1) || !defined(HOLDS)
 #error "depthwise_gpu.cl needs TAPS_0, TAPS_1 and HOLDS"
@@ -27,26 +33,27 @@
 #define OTHERS 1
 #endif
 
-// What follows runs for places p of a run that begins at `first`, and elements t of the kernel; with u, the WIDE channels
-// where they meet, if `there`. Each is read once for all that meet there if SLIDES. What lies outside is not used, but another is
-// read in its stead: so nothing waits for the one before.
-#define READ_AT(x, line, i) TAKE(x, ((line + MAX(MIN(i, g->length[2] - 1), 0)) * g->blocks + block) * WIDE, u)
+// EACH_TAP_OF_RUN(x, line) STATEMENTS END_TAP_OF_RUN: for output positions p of the run that begins at `first` and
+// filter elements t, run the statements with u, the WIDE channels of the input element that they share; `there` is 0 if
+// it is in the padding. With SLIDES, each input element is read once. Reads are clamped instead of predicated, so that
+// no read waits for a branch.
+#define READ_AT(x, line, i) LOAD_CHANNELS(x, ((line + MAX(MIN(i, g->length[2] - 1), 0)) * g->blocks + block) * WIDE, u)
 #if SLIDES
-#define EACH_MEETING(x, line) \
+#define EACH_TAP_OF_RUN(x, line) \
     UNROLL for (int j = 0; j < PLACES + TAPS - 1; j++) { \
         const int i2 = first - g->before[2] + j, there = is_inside(g, 2, i2); \
         ACC u[WIDE]; \
         READ_AT(x, line, i2); \
         UNROLL for (int t = 0; t < TAPS; t++) { const int p = j - t; if (p >= 0 && p < PLACES) {
 #else
-#define EACH_MEETING(x, line) \
+#define EACH_TAP_OF_RUN(x, line) \
     UNROLL for (int p = 0; p < PLACES; p++) { \
         UNROLL for (int t = 0; t < TAPS; t++) { { \
             const int i2 = element_of(g, 2, first + p, t), there = is_inside(g, 2, i2); \
             ACC u[WIDE]; \
             READ_AT(x, line, i2);
 #endif
-#define MEETING_END }}}
+#define END_TAP_OF_RUN }}}
 
 __kernel void depthwise_places(__global const T *restrict x, __global const T *restrict filters, __global T *restrict y,
                                const Geometry geometry) {
@@ -58,7 +65,7 @@ __kernel void depthwise_places(__global const T *restrict x, __global const T *r
     filters += (long)block * WIDE * ELEMENTS;
 #if HOLDS
     ACC held[ELEMENTS * WIDE];
-    UNROLL for (int i = 0; i < ELEMENTS; i++) TAKE(filters, i * WIDE, (held + i * WIDE));
+    UNROLL for (int i = 0; i < ELEMENTS; i++) LOAD_CHANNELS(filters, i * WIDE, (held + i * WIDE));
 #define FILTER(i) held[i]
 #else
 #define FILTER(i) LOAD(filters, i)
@@ -77,12 +84,14 @@ __kernel void depthwise_places(__global const T *restrict x, __global const T *r
                 const int element = (k0 * TAPS_1 + k1) * TAPS + t;
                 EACH_CHANNEL w[t][c] = FILTER(c * ELEMENTS + (TURNED ? ELEMENTS - 1 - element : element));
             }
-            EACH_MEETING(x, line) EACH_CHANNEL sum[p][c] = there ? u[c] * w[t][c] + sum[p][c] : sum[p][c]; MEETING_END
+            EACH_TAP_OF_RUN(x, line)
+                EACH_CHANNEL sum[p][c] = there ? u[c] * w[t][c] + sum[p][c] : sum[p][c];
+            END_TAP_OF_RUN
         }
     }
     const long to = ((image * g->out[0] + o0) * g->out[1] + o1) * g->out[2] + first;
     UNROLL for (int p = 0; p < PLACES; p++)
-        if (first + p < g->out[2]) GIVE(y, ((to + p) * g->blocks + block) * WIDE, sum[p]);
+        if (first + p < g->out[2]) STORE_CHANNELS(y, ((to + p) * g->blocks + block) * WIDE, sum[p]);
 }
 
 __kernel __attribute__((reqd_work_group_size(LANES, SLICES, 1)))
@@ -102,16 +111,17 @@ void depthwise_sums(__global const T *restrict g_out, __global const T *restrict
         for (int first = 0; first < g->out[2]; first += PLACES) {
             ACC v[PLACES][WIDE];
             UNROLL for (int p = 0; p < PLACES; p++)
-                TAKE(g_out, ((row * g->out[2] + MIN(first + p, g->out[2] - 1)) * g->blocks + block) * WIDE, v[p]);
+                LOAD_CHANNELS(g_out, ((row * g->out[2] + MIN(first + p, g->out[2] - 1)) * g->blocks + block) * WIDE,
+                              v[p]);
             UNROLL for (int o = 0; o < OTHERS; o++) {
                 const int tap = o + get_group_id(2), i0 = element_of(g, 0, o0, tap / TAPS_1);
                 const int i1 = element_of(g, 1, o1, tap % TAPS_1);
                 if (!is_inside(g, 0, i0) || !is_inside(g, 1, i1)) continue;
                 const long line = ((image * g->length[0] + i0) * g->length[1] + i1) * g->length[2];
-                EACH_MEETING(x, line)
+                EACH_TAP_OF_RUN(x, line)
                     const int counts = there & (first + p < g->out[2]);
                     EACH_CHANNEL sum[o][t][c] = counts ? u[c] * v[p][c] + sum[o][t][c] : sum[o][t][c];
-                MEETING_END
+                END_TAP_OF_RUN
             }
         }
     }

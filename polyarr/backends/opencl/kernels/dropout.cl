@@ -1,11 +1,14 @@
-// Dropout: y[i] = x[i] * scale where the upper 24 of element i's random bits reach threshold, else 0.
-// Element i's bits are word i % 4 of Philox block i / 4 under (key, counter). The gradient is dropout of g.
+// Dropout: y[i] = x[i] * scale if the upper 24 of element i's random bits reach the threshold, else 0. The random bits
+// of element i are word i % 4 of Philox block i / 4 under (key, counter). The gradient is dropout of g under the same
+// state.
 //
 // Arrays   x, y (n), contiguous
-// Launch   local GROUP, global GROUP * ceil(n / BLOCK): a work-item takes BATCH Philox blocks at a time
-// Params   T, ACC and DEFINE_VECTOR's of the dtype | GROUP work-items per group, BLOCK elements per group, a multiple
-//          of 4 * BATCH | BATCH Philox blocks that the compiler may compute side by side; VECTOR divides 4 * BATCH |
-//          STATE_ON_DEVICE 0 or 1: whether key and counter are numbers, or read from memory
+// Launch   local GROUP, global GROUP * ceil(n / BLOCK): a work-item processes BATCH Philox blocks at a time
+// Params   T, ACC and the macros of DEFINE_VECTOR    the dtype
+//          GROUP, BLOCK       work-items per group; elements per group, a multiple of 4 * BATCH
+//          BATCH              Philox blocks that are computed side by side
+//          VECTOR             elements per vector load, a divisor of 4 * BATCH
+//          STATE_ON_DEVICE    1 to read key and counter from memory, 0 to use the arguments
 #if !defined(T) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR) || !defined(WORD) || !defined(BATCH)
 #error "dropout.cl needs a dtype's macros, GROUP, BLOCK, VECTOR, WORD and BATCH"
 #endif
@@ -23,7 +26,7 @@ DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
         write_vector(y, i + j, end, v); \
     }
 
-// The bits of BATCH blocks. Round by round over the whole batch, which compilers vectorise.
+// The random bits of BATCH Philox blocks. Each round runs over the whole batch, a loop that compilers vectorize.
 static inline void philox_batch(ulong block, ulong counter, ulong key, uint *bits) {
     uint a[BATCH], b[BATCH], c[BATCH], d[BATCH];
     for (int k = 0; k < BATCH; k++) {

@@ -1,32 +1,33 @@
-// Elementwise: every element of out is EXPRESSION of the elements of x, y and c that broadcast to it.
+// Elementwise ops: every element of out is EXPRESSION of the elements of x, y and c that broadcast to it.
 //
-// Arrays   x, y (elements T), c (bool), out (elements OUT_T): windows with any strides, which broadcasting makes 0.
-//          out may be an operand that is as long and as wide, with one axis and steps of 1: the work-item that writes an
-//          element has read it before, and nobody else reads it. That holds whatever a compiler makes of `restrict`
+// Arrays   x, y of T, c of bool, out of OUT_T: strided views; broadcasting makes strides 0. out may be the same memory
+//          as an operand of the same length and element size, if both have one axis and stride 1: each element is read
+//          by the work-item that overwrites it, and by no other. This holds whatever a compiler makes of `restrict`
 // Launch   CPU (WG 1): one group per layout.block consecutive elements of out, in row-major order
-//          GPU: groups of WG work-items, each group for WG * PER_ITEM * VECTOR consecutive elements of out
-// Params   EXPRESSION                 a C expression of x, y (ACC) and c (int)
-//          IS_USUAL, USUAL            a condition of x and y, and what computes EXPRESSION faster where it holds for all of
-//                                     SPAN elements; CPU only, may be missing
-//          X_IS, Y_IS, C_IS           what an operand is: ABSENT, NUMBER (passed by value), or an array whose step
-//                                     along the last axis is 0 (REPEATED), 1 (DENSE) or any (STRIDED)
-//          OUT_IS                     DENSE or STRIDED, likewise
-//          NDIM                       number of axes, at least 1, after axes that can be one have become one; those of a
-//                                     CPU are 2 or more, the first of one element if need be
-//          INDEX                      unsigned type that counts out's elements
-//          T, ACC, LOAD, DTYPE        type of x and y: stored, computed with, how to read it, polyarr's name
-//          FLOATING, SIGNED, BOOLEAN  see expressions.cl
-//          OUT_T, OUT_STORE           type of out, and how to write it
-//          START                      int or long, the type of a window's start that is in memory; may be missing
-//          WG, PER_ITEM               work-items per group, and vectors per work-item on a GPU
-//          VECTOR                     elements of a vector. More than one where arrays are DENSE or REPEATED, and where
-//                                     vectors neither begin nor end within a row, but for the last of a single row
-//          RAW, WORD                  of x and y, see DEFINE_VECTOR; C_WORD of c; OUT_ACC, OUT_DTYPE, OUT_RAW, OUT_WORD
+//          GPU: groups of WG work-items, one per WG * PER_ITEM * VECTOR consecutive elements of out
+// Params   EXPRESSION                   a C expression of x, y (of type ACC) and c (int)
+//          IS_USUAL, USUAL              optional, CPUs only: a condition on x and y, and a faster expression to use for
+//                                       a run of SPAN elements that all satisfy it
+//          X_IS, Y_IS, C_IS             kind of each operand: ABSENT, NUMBER (a scalar argument), or an array whose
+//                                       stride along the last axis is 0 (REPEATED), 1 (DENSE) or anything (STRIDED)
+//          OUT_IS                       DENSE or STRIDED
+//          NDIM                         number of axes after merging, at least 1; on CPUs at least 2, padded with axes
+//                                       of length 1
+//          INDEX                        unsigned type that can count the elements of out
+//          T, ACC, LOAD, DTYPE          dtype of x and y: storage type, arithmetic type, load function, polyarr's name
+//          FLOATING, SIGNED, BOOLEAN    see expressions.cl
+//          OUT_T, OUT_STORE             dtype of out: storage type, store function
+//          START                        optional: int or long, dtype of a view's start that is read from memory
+//          WG, PER_ITEM                 work-items per group, and (on GPUs) vectors per work-item
+//          VECTOR                       elements per vector. More than 1 only if all arrays are DENSE or REPEATED and
+//                                       no vector crosses the end of a row, except at the end of a single row
+//          RAW, WORD                    of x and y, see DEFINE_VECTOR; C_WORD of c; OUT_ACC, OUT_DTYPE, OUT_RAW,
+//                                       OUT_WORD
 #if !defined(EXPRESSION) || !defined(NDIM) || !defined(INDEX) || !defined(WG) || !defined(PER_ITEM)
 #error "elementwise.cl needs EXPRESSION, NDIM, INDEX, WG and PER_ITEM"
 #endif
 #if !defined(VECTOR) || !defined(RAW) || !defined(WORD) || !defined(C_WORD) || !defined(OUT_DTYPE) || !defined(OUT_WORD)
-#error "elementwise.cl needs VECTOR, BITS, WORD, C_WORD, OUT_DTYPE, OUT_ACC, OUT_RAW and OUT_WORD"
+#error "elementwise.cl needs VECTOR, RAW, WORD, C_WORD, OUT_DTYPE, OUT_ACC, OUT_RAW and OUT_WORD"
 #endif
 #if !defined(X_IS) || !defined(Y_IS) || !defined(C_IS) || !defined(OUT_IS)
 #error "elementwise.cl needs X_IS, Y_IS, C_IS and OUT_IS"
@@ -49,7 +50,7 @@
 // ---- operands --------------------------------------------------------------------------------------------------
 
 typedef struct {
-    long shape[NDIM], x[NDIM], y[NDIM], c[NDIM], out[NDIM];  // lengths, then every operand's strides
+    long shape[NDIM], x[NDIM], y[NDIM], c[NDIM], out[NDIM];  // lengths, then the strides of every operand
     long size, block;
 } Layout;
 
@@ -97,14 +98,14 @@ typedef struct {
 #define c_offset 0
 #endif
 
-// ---- a window whose start is in memory -------------------------------------------------------------------------
+// ---- a view whose start is read from memory --------------------------------------------------------------------
 
 #ifdef START
 #define START_PARAMETER \
     , __global const START *restrict start_data, const long start_offset, const long first_start, \
     const long last_start, const long axis_length, const long x_step, const long out_step, FAULT
 
-// The start; if it is out of range, the next one that is not, and a note of an element that is not there.
+// Return the start, clamped to [first, last]; record a fault if it was out of range.
 static inline long start_of(const long start, const long first, const long last, const long length, FAULT) {
     if (start >= first && start <= last) return start;
     if (get_global_id(0) == 0) note_fault(fault, call, start < first ? start - first : start + length - 1 - last, length);
@@ -116,7 +117,7 @@ static inline long start_of(const long start, const long first, const long last,
 
 // ---- kernel ----------------------------------------------------------------------------------------------------
 
-// Elements j = first, first + stride ... < stop beyond a place where every operand advances by its own step.
+// Compute element j counted from the base offsets, where every operand advances by its own step.
 #define COMPUTE(j, EXPRESSION) { \
         const ACC x = X_AT(x_base, j), y = Y_AT(y_base, j); \
         const int c = C_AT(c_base, j); \
@@ -128,7 +129,7 @@ DEFINE_VECTOR(x, DTYPE, T, RAW, ACC, WORD)
 DEFINE_VECTOR(c, bool, uchar, uchar, int, C_WORD)
 DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, OUT_ACC, OUT_WORD)
 
-// The first `count` elements from the base on of an operand: DENSE ones, or one for all.
+// Read a vector of an operand, of which `count` elements exist: a vector load if DENSE, else one repeated element.
 #define READ(is, read, data, at, base, v) \
     if (is == DENSE) read(data, base, (base) + count, v); \
     else EACH_OF_VECTOR v[k] = at(base, 0);
@@ -199,7 +200,7 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
 #if VECTOR > 1
     const int is_aligned = ((x_first | y_offset | c_offset | out_first) & (VECTOR - 1)) == 0;
 #endif
-    const int is_whole = (get_group_id(0) + 1) * vectors * VECTOR <= layout.size;  // then no element is asked for
+    const int is_whole = (get_group_id(0) + 1) * vectors * VECTOR <= layout.size;  // no bounds checks needed
 #pragma unroll
     for (int turn = 0; turn < PER_ITEM; turn++) {
         const long i = (start + turn * WG) * VECTOR;

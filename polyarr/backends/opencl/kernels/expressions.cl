@@ -1,8 +1,8 @@
-// Functions that the expressions of elementwise ops call: included by the kernels that compute such.
+// Functions that the expressions of elementwise ops call. Included by elementwise.cl and by the fused kernels.
 //
-// Params   T, ACC, DTYPE              type of the operands: stored, computed with, polyarr's name
-//          FLOATING, SIGNED, BOOLEAN  1 or 0: whether they are floats, have a sign, are bool
-//          OUT_T                      type of the result, as it is stored
+// Params   T, ACC, DTYPE                dtype of the operands: storage type, arithmetic type, polyarr's name
+//          FLOATING, SIGNED, BOOLEAN    1 if the dtype is floating-point, signed, bool; else 0
+//          OUT_T                        storage type of the result
 #if !defined(T) || !defined(ACC) || !defined(DTYPE) || !defined(OUT_T)
 #error "expressions.cl needs T, ACC, DTYPE and OUT_T"
 #endif
@@ -15,7 +15,7 @@
 
 #if FLOATING
 
-// PoCL calls its own of these, too.
+// PoCL implements fabs, copysign and signbit as calls; these are inlined.
 #if IS_CPU && HAS_FP64
 CHOICE float absolute_of(float x) { return magnitude_of(x); }
 CHOICE double absolute_of(double x) { return as_double(as_ulong(x) & 0x7fffffffffffffffUL); }
@@ -34,7 +34,7 @@ CHOICE int is_negative(double x) { return as_long(x) < 0; }
 #define SIGNBIT(x) signbit(x)
 #endif
 
-#if IS_CPU && HAS_FP64 && defined(__SSE4_1__)  // which has instructions for them
+#if HAS_BUILTINS && IS_CPU && HAS_FP64 && defined(__SSE4_1__)  // SSE4.1 has rounding instructions
 #define DEFINE_ROUNDING(NAME) \
     CHOICE float NAME##_of(float x) { return __builtin_##NAME##f(x); } \
     CHOICE double NAME##_of(double x) { return __builtin_##NAME(x); }
@@ -53,15 +53,15 @@ DEFINE_ROUNDING(rint)
 #define ROUND(x) rint(x)
 #endif
 
-// The remainder has the divisor's sign, a zero too.
+// The remainder has the sign of the divisor, also if it is zero.
 static inline ACC remainder_after(ACC rest, ACC y) {
     const ACC moved = ((rest < 0) != (y < 0)) & (rest == rest) ? rest + y : rest;
     return rest == 0 ? COPYSIGN((ACC)0, y) : moved;
 }
 static inline ACC remainder_of(ACC x, ACC y) { return remainder_after(fmod(x, y), y); }
 
-// The quotient is found from the remainder, because x / y may round up to the next integer. Where x or y is infinite
-// there is no remainder to speak of, and the standard asks for the floor of x / y.
+// The floor quotient is computed from the remainder, because x / y may round up to the next integer. If x or y is
+// infinite, the array API standard asks for floor(x / y) instead.
 static inline ACC quotient_after(ACC rest, ACC x, ACC y) {
     const ACC quotient = (x - rest) / y - ((rest != 0) & ((rest < 0) != (y < 0)) ? 1 : 0);
     const ACC whole = FLOOR(quotient), nearest = quotient - whole > (ACC)0.5f ? whole + 1 : whole;
@@ -72,39 +72,44 @@ static inline ACC floor_divide(ACC x, ACC y) {
     return quotient_after(fmod(x, y), x, y);
 }
 
-// A square is by far the most frequent power.
+// Squares are by far the most frequent powers.
 static inline ACC power_of(ACC x, ACC y) { return y == 2 ? x * x : POW(x, y); }
 
 static inline ACC logaddexp(ACC x, ACC y) {
-    const ACC distance = x == y ? 0 : ABSOLUTE(x - y);  // equal infinities too, whose difference is nan
+    const ACC distance = x == y ? 0 : ABSOLUTE(x - y);  // x == y covers equal infinities, whose difference is nan
     return MAX(x, y) + LOG1P(EXP(-distance));
 }
 
-// The 16-bit floats in order are the integers in order, when the negative ones are mirrored.
-static inline int next_of_16_bits(int bits, int up) {
-    const int sign = bits & 0x8000, place = sign ? -(bits & 0x7fff) : bits;
+// The bits of the next float up or down: floats are ordered as their bits are, with the negative ones reversed.
+// sign_bit is the highest bit.
+static inline int next_of_bits(int bits, int sign_bit, int up) {
+    const int sign = bits & sign_bit, place = sign ? -(bits & ~sign_bit) : bits;
     const int next = place + (up ? 1 : -1);
-    return next < 0 ? 0x8000 | -next : next ? next : sign;
+    return next < 0 ? sign_bit | -next : next ? next : sign;
 }
 static inline float nextafter_float16(float x, float y) {
     ushort bits;
     if (x != x || y != y) return x + y;
     if (x == y) return y;
     vstore_half(x, 0, (half *)&bits);
-    bits = (ushort)next_of_16_bits(bits, y > x);
+    bits = (ushort)next_of_bits(bits, 0x8000, y > x);
     return vload_half(0, (const half *)&bits);
 }
 static inline float nextafter_bfloat16(float x, float y) {
     if (x != x || y != y) return x + y;
     if (x == y) return y;
-    return as_float((uint)next_of_16_bits(as_uint(x) >> 16, y > x) << 16);
+    return as_float((uint)next_of_bits(as_uint(x) >> 16, 0x8000, y > x) << 16);
 }
-#define nextafter_float32 nextafter
+static inline float nextafter_float32(float x, float y) {  // the nextafter of some drivers skips subnormal numbers
+    if (x != x || y != y) return x + y;
+    if (x == y) return y;
+    return as_float(next_of_bits(as_int(x), INT_MIN, y > x));
+}
 #define nextafter_float64 nextafter
 #define NEXTAFTER NAMED(nextafter_, DTYPE)
 
-// A double that becomes a float16 by way of a float would be rounded twice. A float that is cut off, with its last bit
-// set if anything was lost, rounds to what the double rounds to.
+// Round a double to float by round-to-odd: truncate, and set the last bit if the result is inexact. Converting that
+// float to float16 then rounds as the double itself would, without double rounding.
 static inline float round_to_odd(ACC x) {
     const float near = (float)x;
     if (near == x || x != x) return near;
@@ -116,7 +121,8 @@ static inline float round_to_odd(ACC x) {
 
 #else
 
-// C rounds a quotient towards zero and traps on x / 0 and on the least integer / -1; here those are 0 and wrap.
+// C rounds quotients towards zero and may trap on x / 0 and on the minimum integer / -1; here the results are 0 and the
+// wrapped value.
 static inline ACC floor_divide(ACC x, ACC y) {
     if (y == 0) return 0;
 #if SIGNED
@@ -138,7 +144,7 @@ static inline ACC remainder_of(ACC x, ACC y) {
 #endif
 }
 
-// A negative power is 0, but for the bases 1 and -1.
+// Integer powers with a negative exponent are 0, except for the bases 1 and -1.
 static inline ACC power_of(ACC x, ACC y) {
 #if SIGNED
     if (y < 0 && x != 1 && x != -1) return 0;
@@ -150,7 +156,7 @@ static inline ACC power_of(ACC x, ACC y) {
     return power;
 }
 
-// A shift by the width or more leaves nothing but the sign; C does not say so.
+// Shifts by the width or more give 0 (or the sign); in C they are undefined.
 #define BITS (8 * (ulong)sizeof(T))
 #define LEFT_SHIFT(x, y) ((ulong)(y) < BITS ? (x) << (y) : 0)
 #define RIGHT_SHIFT(x, y) ((ulong)(y) < BITS ? (x) >> (y) : SIGNED && (x) < 0 ? -1 : 0)

@@ -1,24 +1,31 @@
-// Elementary functions of a float that a CPU's compiler can inline and turn into vectors, for files that include this
-// one. Those that more kernels than the elementwise one use are in prelude.cl.
+// Elementary functions of a float that CPU compilers can inline and vectorize. Those that other kernels than the
+// elementwise ones use are in prelude.cl.
 //
-// PoCL calls its own, for one element at a time. These have neither calls nor branches. Most compute in double, where
-// a polynomial that is right to 1e-9 is all that a float needs: results are the nearest float or a neighbour of it,
-// for every argument; nan, infinities, denormals and signed zeros are as in C. The polynomials are minimax fits.
+// PoCL implements these as calls, one element at a time. The functions here have neither calls nor branches. Most
+// compute in double, where a polynomial with an error of 1e-9 is all that a float result needs: results are the
+// correctly rounded float or a neighbor of it, for every argument. nan, infinities, subnormals and signed zeros are
+// treated as in C. The polynomials are minimax fits.
 
 #if IS_CPU && HAS_FP64
 
 #define LN2 0.69314718055994531
 #define PI 3.1415926535897932
 
+#if HAS_BUILTINS
+#define FMA(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FMA(a, b, c) fma(a, b, c)
+#endif
+
 static inline int is_finite(float x) { return magnitude_of(x) < INFINITY; }
 
 // ---- logarithms -------------------------------------------------------------------------------------------------
 
-// v = 2^n (1 + s) / (1 - s), whose logarithm is n and an odd polynomial of s. For v > 0 that are finite as floats.
+// log2 of v > 0 that is finite as a float. With v = 2^n (1 + s) / (1 - s) it is n plus an odd polynomial of s.
 static inline double log2_wide(double v) {
     const int tiny = v < 1e-37;
     const double u = tiny ? v * 8388608.0 : v;
-    const int n = (int)(as_uint((float)u) - 0x3f3504f3u) >> 23;  // less the bits of sqrt(1/2)
+    const int n = (int)(as_uint((float)u) - 0x3f3504f3u) >> 23;  // minus the bits of sqrt(1/2)
     const double scaled = u * as_double((ulong)(uint)(1023 - n) << 52);
     const double s = (scaled - 1.0) / (scaled + 1.0), z = s * s;
     double p = 0.34074899206164622 * z + 0.41167174522803174;
@@ -44,19 +51,19 @@ static inline float log1p_fast(float x) {
     return regular ? y : special;
 }
 
-// The halves keep asinh and acosh of the largest floats within what log2_wide takes.
+// The factors 0.5 keep the arguments of log2_wide finite as floats for the largest x.
 static inline float asinh_fast(float x) {
     const float a = magnitude_of(x);
     const int regular = (a < INFINITY) & (a > 1e-4f);  // below that asinh(x) is x
     const double u = regular ? a : 1.0f;
-    const double y = (log2_wide(0.5 * (u + __builtin_sqrt(u * u + 1.0))) + 1.0) * LN2;
+    const double y = (log2_wide(0.5 * (u + SQRT_DOUBLE(u * u + 1.0))) + 1.0) * LN2;
     return regular ? with_sign_of((float)y, x) : x;
 }
 
 static inline float acosh_fast(float x) {
     const int regular = (x >= 1.0f) & (x < INFINITY);
     const double u = regular ? x : 1.0f;
-    const float y = (float)((log2_wide(0.5 * (u + __builtin_sqrt(u * u - 1.0))) + 1.0) * LN2);
+    const float y = (float)((log2_wide(0.5 * (u + SQRT_DOUBLE(u * u - 1.0))) + 1.0) * LN2);
     return regular ? y : x < 1.0f ? NAN : x;
 }
 
@@ -70,7 +77,7 @@ static inline float atanh_fast(float x) {
 
 // ---- exponentials and powers ------------------------------------------------------------------------------------
 
-// 2^t, which is 0 or inf as a float where t is beyond the exponents of floats.
+// 2^t in double; converted to float it is 0 or inf if t is beyond the exponent range of floats.
 static inline double exp2_wide(double t) {
     const double bounded = t > -200.0 ? t < 200.0 ? t : 200.0 : -200.0;
     const double n = (bounded + 6755399441055744.0) - 6755399441055744.0;  // 1.5 * 2^52: rounds to an integer
@@ -85,7 +92,7 @@ static inline float pow_fast(float x, float y) {
     const int regular = (a > 0.0f) & (a < INFINITY);
     const double logarithm = log2_wide(regular ? a : 1.0f);
     const double exponent = y * (regular ? logarithm : a == 0.0f ? -INFINITY : INFINITY);
-    const float size = (float)exp2_wide(exponent == exponent ? exponent : 0.0);  // a nan is that of 1 ^ inf
+    const float size = (float)exp2_wide(exponent == exponent ? exponent : 0.0);  // the exponent of 1 ^ inf is nan
 
     const int near = b < 16777216.0f, whole_part = (int)(near ? y : 0.0f);  // from 2^24 on all floats are even
     const int is_whole = !near | ((float)whole_part == y);
@@ -100,7 +107,7 @@ static inline float expm1_fast(float x) {
     float excess;
     const float half_scale = two_to_the(split_exp(bounded, &excess) - 1);  // 2^128 is not a float
     const float half_of_it = excess * half_scale + (half_scale - 0.5f);
-    return magnitude_of(x) > 1e-8f ? half_of_it + half_of_it : x;  // a nan, too
+    return magnitude_of(x) > 1e-8f ? half_of_it + half_of_it : x;  // nan passes through
 }
 
 static inline float sinh_fast(float x) {
@@ -119,14 +126,15 @@ static inline float cosh_fast(float x) {
 
 // ---- sine, cosine, tangent --------------------------------------------------------------------------------------
 
-#define CHOOSE(mask, yes, no) ((no) ^ (((yes) ^ (no)) & (mask)))  // ?: might become a jump table
+#define CHOOSE(mask, yes, no) ((no) ^ (((yes) ^ (no)) & (mask)))  // a select; ?: might become a jump table
 #define SHIFTED(high, low) (((high) << shift) | ((low) >> 1 >> (31 - shift)))
 
-// a = (n + 4 k) pi/2 + r for whole n and k, a >= 0, |r| <= pi/4. Returns n and r, right for every finite float: the bits
-// of 2 / pi that make whole turns with this a are left out of the product, and 64 of those that follow are kept.
+// Payne-Hanek range reduction: a = (n + 4 k) pi/2 + r for integers n and k, a >= 0, |r| <= pi/4. Returns n and r, exact
+// for every finite float: bits of 2 / pi that contribute whole turns are skipped, and the product keeps the following
+// 64 bits.
 static inline int quarter_turns(float a, float *r) {
     const int exponent = MAX((int)(as_uint(a) >> 23), 126);
-    const uint at = (uint)exponent - 120u, shift = at & 31u;  // where 96 bits are taken: in 0, then 2 / pi
+    const uint at = (uint)exponent - 120u, shift = at & 31u;  // offset of the 96 bits used, in 0 followed by 2 / pi
     const uint by_4 = 0u - (at >> 7 & 1u), by_2 = 0u - (at >> 6 & 1u), by_1 = 0u - (at >> 5 & 1u);
     const uint e0 = CHOOSE(by_4, 0xf534ddc0u, 0u), e1 = CHOOSE(by_4, 0xdb629599u, 0xa2f9836eu);
     const uint e2 = CHOOSE(by_4, 0x3c439041u, 0x4e441529u), e3 = CHOOSE(by_4, 0xfe5163abu, 0xfc2757d1u);
@@ -135,7 +143,7 @@ static inline int quarter_turns(float a, float *r) {
     const uint b0 = CHOOSE(by_1, d1, d0), b1 = CHOOSE(by_1, d2, d1), b2 = CHOOSE(by_1, d3, d2), b3 = CHOOSE(by_1, d4, d3);
     const ulong mantissa = (as_uint(a) & 0x7fffffu) | 0x800000u;
     const ulong turns = (mantissa * SHIFTED(b0, b1) << 32) + mantissa * SHIFTED(b1, b2) +
-                        (mantissa * SHIFTED(b2, b3) >> 32) + (1UL << 61);  // of 2^64, and half a quarter
+                        (mantissa * SHIFTED(b2, b3) >> 32) + (1UL << 61);  // unit 2^-64, plus an eighth of a turn
 
     const uint upper = (uint)(turns >> 32), lower = (uint)turns;
     const int fraction = (int)(upper & 0x3fffffffu) - 0x20000000;
@@ -157,7 +165,7 @@ static inline float cos_of_small(float r) {
     return (1.0f - 0.5f * z) + z * z * p;
 }
 
-// The sine, cosine and tangent of x, which is n quarter turns and r beyond zero, or with -x before it.
+// The sine, cosine and tangent of x, where |x| is n quarter turns plus r.
 static inline float sin_after(int n, float r, float x) {
     const float s = sin_of_small(r), c = cos_of_small(r), y = n & 1 ? c : s;
     const uint sign = ((uint)n << 30 & 0x80000000u) ^ (as_uint(x) & 0x80000000u);
@@ -176,13 +184,13 @@ static inline float tan_after(int n, float r, float x) {
     return is_finite(x) ? as_float(as_uint(y) ^ (as_uint(x) & 0x80000000u)) : NAN;
 }
 
-// As quarter_turns, for a below 2^17. What is taken off first leaves a float where products are not rounded; with them,
-// what the second rounds off is a part of the third.
+// Cody-Waite range reduction: quarter_turns for a below 2^17. pi/2 is subtracted in three float terms with fma, or in
+// two double terms without it.
 static inline int few_quarter_turns(float a, float *r) {
 #ifdef __FMA__
-    const float shifted = __builtin_fmaf(a, (float)(2 / PI), ROUND_BY_ADDING), n = shifted - ROUND_BY_ADDING;
-    const float first = __builtin_fmaf(-n, 1.57079637f, a), second = __builtin_fmaf(-n, -4.37113883e-8f, first);
-    *r = __builtin_fmaf(-n, -1.71512489e-15f, second);
+    const float shifted = FMA(a, (float)(2 / PI), ROUND_BY_ADDING), n = shifted - ROUND_BY_ADDING;
+    const float first = FMA(-n, 1.57079637f, a), second = FMA(-n, -4.37113883e-8f, first);
+    *r = FMA(-n, -1.71512489e-15f, second);
     return as_int(shifted);
 #else
     const double n = ((double)a * (2 / PI) + 6755399441055744.0) - 6755399441055744.0;
@@ -206,7 +214,7 @@ DEFINE_TURNING(sin)
 DEFINE_TURNING(cos)
 DEFINE_TURNING(tan)
 
-// x - y times their quotient, towards zero, where that is below 2^28: exact in double.
+// fmod for |x / y| below 2^28: x - y * trunc(x / y) is exact in double.
 static inline float usual_fmod(float x, float y) {
     const double quotient = (double)x / (double)y;
     return (float)((double)x - (double)(int)quotient * (double)y);
@@ -214,7 +222,7 @@ static inline float usual_fmod(float x, float y) {
 
 // ---- angles -----------------------------------------------------------------------------------------------------
 
-// The angle between 0 and pi/2 of the point (x, y) of the first quadrant.
+// The angle, between 0 and pi/2, of the point (x, y) in the first quadrant.
 static inline double angle_of(double x, double y) {
     const double small = MIN(x, y), large = MAX(x, y);
     const double t = small / (large > 0.0 ? large : 1.0), z = t * t;
@@ -235,7 +243,7 @@ static inline float atan2_fast(float y, float x) {
     return x == x && y == y ? with_sign_of((float)turned, y) : NAN;
 }
 
-static inline double other_side(float x) { return __builtin_sqrt((1.0 - x) * (1.0 + x)); }
+static inline double other_side(float x) { return SQRT_DOUBLE((1.0 - x) * (1.0 + x)); }
 
 static inline float asin_fast(float x) {
     const float a = magnitude_of(x), bounded = a <= 1.0f ? a : 1.0f;
@@ -249,14 +257,14 @@ static inline float acos_fast(float x) {
 }
 
 static inline float hypot_fast(float x, float y) {
-    const float length = (float)__builtin_sqrt((double)x * x + (double)y * y);
+    const float length = (float)SQRT_DOUBLE((double)x * x + (double)y * y);
     return (magnitude_of(x) == INFINITY) | (magnitude_of(y) == INFINITY) ? INFINITY : length;
 }
 
-// ---- choice -----------------------------------------------------------------------------------------------------
+// ---- dispatch ---------------------------------------------------------------------------------------------------
 
-// LOG1P(x) and so on of a float or a double: the functions above on a CPU, the device's own elsewhere.
-// ## at once, because NAME is a macro itself in PoCL.
+// LOG1P(x) and the others accept a float or a double: the functions above for floats on CPUs, the built-in ones
+// otherwise. NAME is pasted with ## directly, because it is a macro itself in PoCL.
 #define DEFINE_BOTH(NAME) \
     CHOICE float NAME##_of(float x) { return NAME##_fast(x); } \
     CHOICE double NAME##_of(double x) { return NAME(x); }

@@ -1,24 +1,28 @@
-// Several elementwise ops in one kernel: every input is read once, and only what others need is written.
+// A group of fused elementwise ops in one kernel: every input is read once, and only outputs of the group are written.
 //
-// Arrays   inputs: windows with any strides, which broadcasting makes 0; outputs: dense
+// Arrays   inputs: strided views; broadcasting makes strides 0. outputs: dense
 // Launch   as elementwise.cl
-// Params   PARAMETERS         numbers n0 ..., inputs p0 ... with offsets o0 ..., outputs q0 ...: see fusion.py
-//          FUNCTIONS          DEFINE_VECTOR for each of their dtypes
-//          BASES              declares b0 ...: where in the inputs the element of out is that lies at `place`
-//          LOADS(j)           declares the inputs' values v0 ... of element j beyond that
-//          LINKS              declares the value of each op in turn, rounded to what the op gives; SETTLED(v) is there
-//                             where the value comes from a division or a function
-//          STORES(j)          writes the outputs' element j beyond element i
-//          OFFSETS            all offsets together, by |
-//          READS, PICK, PUT, WRITES: as LOADS and STORES, for `count` elements at once by way of r0 ... and w0 ...
-//          NDIM               number of axes, at least 1, after axes that can be one have become one
-//          ARRAYS             how many inputs there are, at least 1
-//          INDEX              unsigned type that counts elements
-//          WG, PER_ITEM       work-items per group, and vectors per work-item on a GPU
-//          VECTOR             elements of a vector. More than one as in elementwise.cl
-//          TELLS              1 if the largest finite magnitude of TOLD, a float32 value, is wanted: then there is an array
-//                             peaks (3) behind the outputs, into whose last word its bits go; 0 before
-//          and those of expressions.cl, whose ACC is that of the ops that call functions
+// Params   PARAMETERS                  kernel arguments: numbers n0 .., inputs p0 .. with offsets o0 .., outputs q0 ..;
+//                                      see fusion.py
+//          FUNCTIONS                   DEFINE_VECTOR for each of their dtypes
+//          BASES                       declares b0 ..: offsets of the inputs' elements that belong to index `place` of
+//                                      out
+//          LOADS(j)                    declares v0 ..: the inputs' values j elements after the bases
+//          LINKS                       declares the value of each op in turn, rounded to the dtype of its result;
+//                                      SETTLED(v) wraps values that end with a division or a function
+//          STORES(j)                   writes the outputs' elements i + j
+//          OFFSETS                     all offsets, combined by |
+//          READS, PICK, PUT, WRITES    the counterparts of LOADS and STORES for vectors of `count` elements, through
+//                                      arrays r0 .. and w0 ..
+//          NDIM                        number of axes after merging, at least 1
+//          ARRAYS                      number of inputs, at least 1
+//          INDEX                       unsigned type that can count the elements
+//          WG, PER_ITEM                work-items per group, and (on GPUs) vectors per work-item
+//          VECTOR                      elements per vector; more than 1 as in elementwise.cl
+//          TELLS, TOLD                 TELLS 1 to report the amax of TOLD, a float32 value: after the outputs there is
+//                                      then an array peaks (3), whose last word, 0 before, receives the bits of the
+//                                      amax
+//          those of expressions.cl     ACC is the arithmetic type of the ops that call functions
 #if !defined(PARAMETERS) || !defined(FUNCTIONS) || !defined(BASES) || !defined(LOADS) || !defined(LINKS)
 #error "fusion.cl needs PARAMETERS, FUNCTIONS, BASES, LOADS and LINKS"
 #endif
@@ -35,21 +39,21 @@
 #include "functions.cl"
 #include "expressions.cl"
 #include "places.cl"
-#include "peak.cl"
+#include "amax.cl"
 
 #if TELLS
 #define PEAKS __global volatile uint *peaks,
-#define PEAK most = MAX(most, finite_bits(TOLD));
+#define AMAX_UPDATE most = MAX(most, finite_bits(TOLD));
 #else
 #define PEAKS
-#define PEAK
+#define AMAX_UPDATE
 #endif
 
-// An op by itself rounds its result: no product and sum of two ops may become one operation.
+// Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
 #pragma OPENCL FP_CONTRACT OFF
 
-// NVIDIA's assembler makes one operation of a sum and the product that a division ends with, whatever the pragma says;
-// but not of a sum and this, which is v for every v: `one` is 1, and the compiler does not know it.
+// NVIDIA's assembler contracts a sum with the product that ends a division, in spite of the pragma. It does not
+// contract this fma, which returns v for every v: `one` is 1, but the compiler cannot know.
 #if IS_CPU
 #define SETTLED(v) (v)
 #else
@@ -57,7 +61,7 @@
 #endif
 
 typedef struct {
-    long shape[NDIM], steps[ARRAYS][NDIM];  // lengths, then every input's strides
+    long shape[NDIM], steps[ARRAYS * NDIM];  // lengths, then the strides of every input
     long size, block;
 } Layout;
 
@@ -80,13 +84,13 @@ void fusion(PARAMETERS PEAKS const Layout layout) {
         WIDELY for (long j = 0; j < run; j++) {
             LOADS(j)
             LINKS
-            PEAK
+            AMAX_UPDATE
             STORES(j)
         }
     }
 #else
     const size_t vectors = WG * PER_ITEM, start = get_group_id(0) * vectors + get_local_id(0);
-    const int is_whole = (get_group_id(0) + 1) * vectors * VECTOR <= layout.size;  // then no element is asked for
+    const int is_whole = (get_group_id(0) + 1) * vectors * VECTOR <= layout.size;  // no bounds checks needed
 #pragma unroll
     for (int turn = 0; turn < PER_ITEM; turn++) {
         const long i = (start + turn * WG) * VECTOR;
@@ -100,7 +104,7 @@ void fusion(PARAMETERS PEAKS const Layout layout) {
                 EACH_OF_VECTOR {
                     PICK
                     LINKS
-                    PEAK
+                    AMAX_UPDATE
                     PUT
                 }
                 WRITES
@@ -111,14 +115,14 @@ void fusion(PARAMETERS PEAKS const Layout layout) {
                 for (int j = 0; j < count; j++) {
                     LOADS(j)
                     LINKS
-                    PEAK
+                    AMAX_UPDATE
                     STORES(j)
                 }
         }
     }
 #endif
-#if TELLS  // a look costs less than writing, which mostly nobody has to
-    most = most_in_group(most, largest, get_local_id(0), WG);
+#if TELLS  // reading first is cheaper than an atomic, which is rarely needed
+    most = group_max(most, largest, get_local_id(0), WG);
     if (get_local_id(0) == 0 && most > peaks[2]) atomic_max(peaks + 2, most);
 #endif
 }

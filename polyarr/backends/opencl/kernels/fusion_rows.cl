@@ -1,15 +1,16 @@
-// Several ops in one kernel that go through the same rows, some of which reduce them; for CPUs.
+// A group of fused ops that iterate over the same rows, some of which reduce them (softmax, norms); for CPUs.
 //
-// Arrays   inputs: windows with any strides, which broadcasting makes 0; outputs: dense, of the rows' elements or of one
-//          element for each row; kept: for each group KEPT rows
-// Launch   one group of one work-item for layout.block rows
-// Params   PARAMETERS, BASES  see fusion.cl; bases are those of a row
-//          PHASES             what is done with a row: see fusion_rows.py. It has `row`, i, where it begins in outputs,
-//                             `columns`, KEEP(k, j, v) and KEPT_AT(k, j), element j of row k that is kept, which begins at
-//                             KEPT_FROM(k) of kept; and join_row of join.cl
-//          NDIM               number of axes: those of the rows, after axes that can be one have become one, and their own
-//          ARRAYS, INDEX      see fusion.cl
-//          and those of expressions.cl and of join.cl, without JOIN and START
+// Arrays   inputs: strided views; broadcasting makes strides 0. outputs: dense, one value per element or one per row
+//          kept (work-groups, KEPT, columns) of T: workspace for values of a row that later phases read again
+// Launch   one group of one work-item per layout.block rows
+// Params   PARAMETERS, BASES    see fusion.cl; the bases are those of a row
+//          PHASES               statements for one row, see fusion_rows.py. They use `row`; i, the offset of the row in
+//                               the outputs; `columns`; KEEP(k, j, v) and KEPT_AT(k, j) to write and read element j of
+//                               kept row k, which begins at KEPT_FROM(k); and join_row of join.cl
+//          KEPT                 kept rows per work-group
+//          NDIM                 number of axes after merging: those of the rows, and the row itself
+//          ARRAYS, INDEX        see fusion.cl
+//          those of expressions.cl, and of join.cl without JOIN and START
 #if !defined(PARAMETERS) || !defined(BASES) || !defined(PHASES) || !defined(KEPT)
 #error "fusion_rows.cl needs PARAMETERS, BASES, PHASES and KEPT"
 #endif
@@ -22,7 +23,7 @@
 #include "places.cl"
 #include "join.cl"
 
-// An op by itself rounds its result: no product and sum of two ops may become one operation.
+// Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
 #pragma OPENCL FP_CONTRACT OFF
 
 #define SETTLED(v) (v)  // see fusion.cl
@@ -30,8 +31,8 @@
 #define KEPT_AT(k, j) kept[KEPT_FROM(k) + (j)]
 #define KEEP(k, j, v) KEPT_AT(k, j) = (v)
 
-// name = the sum over a row of value, which is computed between SUM_BEGINS(name) and SUM_ENDS(value) for element j; in the
-// order of join_row.
+// SUM_BEGINS(name) STATEMENTS SUM_ENDS(value): name = the sum over a row of value, which the statements compute for
+// element j. Elements are added in the order of join_row, so that results equal those of the unfused reduction.
 #define EACH_EIGHT _Pragma("unroll") for (int p = 0; p < PARTIALS / 8; p++)
 #define SUM_BEGINS(name) \
     A name = 0; \
@@ -67,7 +68,7 @@
     }
 
 typedef struct {
-    long shape[NDIM], steps[ARRAYS][NDIM];  // lengths, then every input's strides
+    long shape[NDIM], steps[ARRAYS * NDIM];  // lengths, then the strides of every input
     long rows, block;
 } Layout;
 

@@ -1,19 +1,19 @@
-// Several ops in one kernel that go through the same rows, some of which reduce them; for GPUs.
+// A group of fused ops that iterate over the same rows, some of which reduce them (softmax, norms); for GPUs.
 //
-// Arrays   inputs: windows with any strides, which broadcasting makes 0; outputs: dense, of the rows' elements or of one
-//          element for each row
-// Launch   groups of WG, WG / LANES rows each; a row's work-items share it as teams.cl has it
-// Params   PARAMETERS, BASES  see fusion.cl; bases are those of a row
-//          FUNCTIONS          DEFINE_MOVES for the dtypes that are moved by vectors
-//          HELD               declares what a work-item holds of its share of a row from one phase to another
-//          PHASES             what is done with a row: see fusion_teams.py
-//          SLOTS              those of a row, where something is held; 0: as many as it takes
-//          WHOLE              how many slots of every work-item a row fills, where that is known
-//          EVEN               1 if every row begins with a vector
-//          A                  type of what is joined
-//          NDIM               number of axes: those of the rows, after axes that can be one have become one, and their own
-//          ARRAYS, INDEX      see fusion.cl
-//          and those of expressions.cl and of teams.cl
+// Arrays   inputs: strided views; broadcasting makes strides 0. outputs: dense, one value per element or one per row
+// Launch   groups of WG work-items, WG / LANES rows each; LANES work-items share a row, see teams.cl
+// Params   PARAMETERS, BASES    see fusion.cl; the bases are those of a row
+//          FUNCTIONS            DEFINE_MOVES for the dtypes that are moved by vectors
+//          HELD                 declares the values that a work-item holds in registers from one phase to another
+//          PHASES               statements for one row, see fusion_rows_gpu.py
+//          SLOTS                vectors of a row per work-item if values are held; else 0, and the loop has no fixed
+//                               length
+//          WHOLE                leading slots that are full for every work-item of the row, if known
+//          EVEN                 1 if every row begins with an aligned vector
+//          A                    type of accumulators
+//          NDIM                 number of axes after merging: those of the rows, and the row itself
+//          ARRAYS, INDEX        see fusion.cl
+//          those of expressions.cl and of teams.cl
 #if !defined(PARAMETERS) || !defined(BASES) || !defined(FUNCTIONS) || !defined(HELD) || !defined(PHASES) || !defined(A)
 #error "fusion_rows_gpu.cl needs PARAMETERS, BASES, FUNCTIONS, HELD, PHASES and A"
 #endif
@@ -26,7 +26,7 @@
 #include "places.cl"
 #include "teams.cl"
 
-// An op by itself rounds its result: no product and sum of two ops may become one operation.
+// Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
 #pragma OPENCL FP_CONTRACT OFF
 
 #if IS_CPU
@@ -42,9 +42,9 @@ DEFINE_JOIN(lanes_LEAST, A, LANES, LEAST)
 #define EMPTY_LARGEST -INFINITY
 #define EMPTY_LEAST INFINITY
 
-// take_<dtype>(p, base, first, length, is_inner, v): elements first ... first + VECTOR - 1 of the row at p + base, and for
-// those before its first and behind its last these. put_<dtype> writes those that are the row's, which has none where
-// nobody has it. is_inner is 1 where it is known that all are.
+// take_<dtype>(p, base, first, length, is_inner, v) reads elements first .. first + VECTOR - 1 of the row at p + base;
+// indices outside of the row are clamped to it. put_<dtype> writes those inside of the row; length is 0 for work-items
+// without a row. is_inner is 1 if all elements are known to be inside.
 #define IS_WHOLE ((EVEN || first >= 0) && first + VECTOR <= length)
 #define INSIDE(at, length) MAX(0, MIN(at, (length) - 1))
 #define DEFINE_MOVES_NOW(DTYPE, T, RAW, ACC, WORD) \
@@ -64,8 +64,8 @@ DEFINE_JOIN(lanes_LEAST, A, LANES, LEAST)
 #define DEFINE_MOVES(DTYPE, T, RAW, ACC, WORD) DEFINE_MOVES_NOW(DTYPE, T, RAW, ACC, WORD)
 FUNCTIONS
 
-// The slots of a row, and in each of them the elements. Places count from where the row begins; who has no row has no
-// element of his own, but meets the others where they join.
+// Loops over the slots of a row and the elements of a slot. Indices count from the beginning of the row. A work-item
+// without a row owns no element, but takes part in the barriers of the reductions.
 #if SLOTS
 #define EACH_RUN
 #define EACH_SLOT _Pragma("unroll") for (int s = 0; s < SLOTS; s++)
@@ -80,7 +80,7 @@ FUNCTIONS
 #define JOIN_OWN(JOIN, joined, v) joined = is_own ? JOIN(joined, v) : joined;
 
 typedef struct {
-    long shape[NDIM], steps[ARRAYS][NDIM];  // lengths, then every input's strides
+    long shape[NDIM], steps[ARRAYS * NDIM];  // lengths, then the strides of every input
     long rows;
 } Layout;
 

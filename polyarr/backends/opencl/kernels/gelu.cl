@@ -1,9 +1,12 @@
-// GELU, y = x (1 + erf(x / sqrt(2))) / 2 or its tanh form, and its gradient dx = g y'(x). Formulas: prelude.cl.
+// GELU, y = x (1 + erf(x / sqrt(2))) / 2 or its tanh approximation, and its gradient dx = g y'(x). The formulas are in
+// prelude.cl.
 //
-// Arrays   x, y, g, dx (n), contiguous
-// Launch   local GROUP, global GROUP * ceil(n / BLOCK); see EACH_RUN_OF_BLOCK
-// Params   T, ACC and DEFINE_VECTOR's of the dtype, FLOATING 1 | GROUP work-items per group, BLOCK elements per group,
-//          VECTOR at a time | ACTIVATION gelu or gelu_tanh
+// Arrays   x, y, g, dx (n) of T, contiguous
+// Launch   local GROUP, global GROUP * ceil(n / BLOCK); see EACH_RUN_OF_BLOCK in prelude.cl
+// Params   T, ACC and the macros of DEFINE_VECTOR    the dtype
+//          FLOATING                1
+//          GROUP, BLOCK, VECTOR    work-items per group, elements per group, elements per vector load
+//          ACTIVATION              gelu or gelu_tanh
 #if !defined(T) || !defined(FLOATING) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR) || !defined(WORD)
 #error "gelu.cl needs a dtype's macros, FLOATING, GROUP, BLOCK, VECTOR and WORD"
 #endif

@@ -1,10 +1,14 @@
-// The square root of the sum of squares of many arrays, in two kernels: each block's sum, then the root of their sum.
+// The square root of the sum of squares of many arrays, in two kernels: partial sums of blocks, then the root of their
+// sum.
 //
-// Arrays   x0 .. x15 of n0 .. n15 elements, contiguous, an unused place with n = 0; partials (blocks) and y () of ACC
-// Launch   local (LANES, 1). global_norm_partials: global LANES * (the sum of ceil(n / BLOCK)), a work-group per
-//          block, which writes partials[first + its number]; global_norm_root: one work-group
-// Params   T, LOAD of the arrays' dtype | ACC the result's, in which all is summed | LANES work-items per group, WIDE partial results of each, ROWS 1 |
-//          BLOCK elements per block
+// Arrays   x<k> (n<k>) of T for k < 16, contiguous; an unused argument slot has n<k> = 0
+//          partials (blocks of all launches) of ACC; y () of ACC
+// Launch   local (LANES, 1). global_norm_partials: global LANES * (sum over k of ceil(n<k> / BLOCK)), one work-group
+//          per block, which writes partials[first + its group id]. global_norm_root: one work-group
+// Params   T, LOAD               dtype of the arrays
+//          ACC                   type of the result and of all sums
+//          LANES, WIDE, ROWS     work-items per group, partial sums per work-item, 1: see EACH_COLUMN in prelude.cl
+//          BLOCK                 elements per block
 #if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(BLOCK)
 #error "global_norm.cl needs a dtype's macros, LANES, WIDE, ROWS and BLOCK"
 #endif

@@ -1,29 +1,37 @@
-// Operands of matmul_wgmma.cl that are images with channels last, copied in boxes of at most 64 places with 64 channels
-// each: windows of a convolution need no copy, and what lies outside of an image arrives as zeros.
+// Included by matmul_wgmma.cl: implicit GEMM through TMA. Operands of a convolution are loaded directly from images
+// with channels last, as TMA tiles of at most 64 positions x 64 channels: no im2col copy is made, and TMA fills the
+// padding with zeros.
 //
-// An image's map has five axes: channels (of `stride` neighbours along the width, and of the parts of float32), width in
-// strides, rows of a stride, height in strides, images. A box begins at (channel, width, row, height, image).
+// The tensor map of an image has five axes: channels (of `stride` neighbors along the width, and of all terms of a
+// split float32), width in strides, rows within a stride, height in strides, images. A TMA tile begins at (channel,
+// width, row, height, image).
 //
-// IMAGES 1, the result of a convolution or the gradient of its input: x is windows. Rows 64 * i ... of a product are the
-// places of box i of the result. A step of k is 64 channels of one element of the kernel.
-// IMAGES 2, the gradient of a weight: x is the result's gradient and y the windows, both with places along k. A step of
-// k is a box of 64 places, and 64 columns are channels of one element of the kernel.
+// IMAGES 1: the result of a convolution, or the gradient of its input. x is the im2col view. Rows 64 i .. 64 i + 63 of
+// the product are the positions of TMA tile i of the result. A step of k is 64 channels of one filter element. IMAGES
+// 2: the gradient of a weight. x is the gradient of the result and y the im2col view, both with positions along k. A
+// step of k is a TMA tile of 64 positions, and 64 columns are channels of one filter element.
 //
-// places   IMAGES 1: for each box its width, height and image; from `deep` on two for each step: where its channels and
-//          element lie from there (channel, width, row, height), and where its rows of y begin (row, matrix)
-//          IMAGES 2: for each 64 columns the channel, width, row and height; from `deep` on each box, as above
+// Arrays   places (int4):
+//          IMAGES 1: for each TMA tile its width, height and image; from `deep` on two entries per step: the offset of
+//          its channels and filter element (channel, width, row, height), and the coordinates of its rows of y (row,
+//          matrix)
+//          IMAGES 2: for each 64 columns the channel, width, row and height; from `deep` on one entry per TMA tile, as
+//          above
 //
-// Groups   every `group` columns of the result (IMAGES 1), or rows (IMAGES 2), which are whole tiles, begin `group_channels`
-//          further among the channels of the images
+// Grouped convolutions: every `group` columns (IMAGES 1) or rows (IMAGES 2) of the result, which are whole tiles, begin
+// `group_channels` further among the channels of the images.
+//
+// Params   IMAGES    0 to leave out this file, or 1 or 2 as above
 #ifndef IMAGES
 #error "images.cl needs IMAGES"
 #endif
 #if IMAGES
 
-// out_start: where out begins. x_apart, y_apart: channels, or matrices of y, from part to part. box: the lengths of a box,
-// images last; count: those of all boxes together. group, group_channels: see above; of these, own and own_channels belong to
-// one group, and what is beside them is multiplied by zeros. The rest is for multiply_numbers: the lengths of x's (IMAGES 1)
-// or y's map, all but the row's; the steps of out.
+// out_start: offset of out. x_apart, y_apart: channels (or matrices of y) between the terms of a split float32. box:
+// lengths of a TMA tile (width, height, images); count: lengths that all tiles cover. group, group_channels: see above;
+// `own` columns and `own_channels` channels of these belong to one group of the convolution, the rest is multiplied by
+// zeros. The other fields are for multiply_numbers: lengths of the tensor map of x (IMAGES 1) or y (IMAGES 2), and
+// strides of out and y.
 typedef struct {
     long out_start, out_step[3], y_step[4];
     int deep, columns, box_bytes, x_apart, y_apart, box[3], count[3], channels, lengths[2], rows;
@@ -39,20 +47,20 @@ typedef struct {
     int4 there, other;
 } Step;
 
-INLINE void image_load(uint to, __global const ulong *map, int channel, int width, int row, int height, int image,
+INLINE void tma_load_image(uint to, __global const ulong *map, int channel, int width, int row, int height, int image,
                        uint barrier) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
         "[%1, {%2, %3, %4, %5, %6}], [%7];"
         ::"r"(to), "l"(map), "r"(channel), "r"(width), "r"(row), "r"(height), "r"(image), "r"(barrier) : "memory");
 }
-INLINE void image_store(__global const ulong *map, int channel, int4 place, uint from) {
+INLINE void tma_store_image(__global const ulong *map, int channel, int4 place, uint from) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
                  ::"l"(map), "r"(channel), "r"(place.x), "r"(place.y), "r"(place.z), "r"(from) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// What of a tile's boxes is the same for all steps.
+// Find what is constant over the steps of a tile of the result: its TMA tiles, row, column and first channel.
 INLINE void boxes_find(Boxes *boxes, const Images *images, __global const int4 *places, int row, int column) {
     boxes->row = row;
     boxes->column = column;
@@ -78,23 +86,24 @@ INLINE void boxes_load(uint x_at, uint y_at, __global const ulong *maps, const I
 #if IMAGES == 1
     UNROLL for (int i = 0; i < 2; i++) {
         const int4 box = boxes->box[i];
-        image_load(x_at + i * 8192, maps, there.x + boxes->first + x_part * images->x_apart, box.x + there.y, there.z, box.y + there.w,
-                   box.z, full);
+        tma_load_image(x_at + i * 8192, maps, there.x + boxes->first + x_part * images->x_apart,
+                       box.x + there.y, there.z, box.y + there.w, box.z, full);
     }
 #if Y_ALONG_K
-    box_load(y_at, maps + 16, step.other.x, boxes->column, 0, y_part, full);
+    tma_load(y_at, maps + 16, step.other.x, boxes->column, 0, y_part, full);
 #else
     UNROLL for (int i = 0; i < COLUMNS / 64; i++)
-        box_load(y_at + i * 8192, maps + 16, boxes->column + i * 64, step.other.x + boxes->first, step.other.y, y_part,
+        tma_load(y_at + i * 8192, maps + 16, boxes->column + i * 64, step.other.x + boxes->first, step.other.y, y_part,
                  full);
 #endif
 #else
     UNROLL for (int i = 0; i < 2; i++)
-        image_load(x_at + i * 8192, maps, boxes->row + i * 64 + x_part * images->x_apart, there.x, 0, there.y, there.z, full);
+        tma_load_image(x_at + i * 8192, maps, boxes->row + i * 64 + x_part * images->x_apart, there.x, 0, there.y,
+                       there.z, full);
     UNROLL for (int i = 0; i < COLUMNS / 64; i++) {
         const int4 box = boxes->box[i];
-        image_load(y_at + i * 8192, maps + 16, box.x + boxes->first + y_part * images->y_apart, there.x + box.y, box.z, there.y + box.w,
-                   there.z, full);
+        tma_load_image(y_at + i * 8192, maps + 16, box.x + boxes->first + y_part * images->y_apart,
+                       there.x + box.y, box.z, there.y + box.w, there.z, full);
     }
 #endif
 }
@@ -102,20 +111,20 @@ INLINE void boxes_load(uint x_at, uint y_at, __global const ulong *maps, const I
 // ---- without matrix units ---------------------------------------------------------------------------------------
 
 #if WALKS == 6
-// A number from its parts, which are so far apart. One that is not finite is its own high part.
-INLINE float whole_of(__global const ushort *part, long apart) {
+// Return a float32 from its three bfloat16 terms, `apart` elements apart. A non-finite number is its own high term.
+INLINE float join_terms(__global const ushort *part, long apart) {
     return widen_bfloat16(part[0]) + (widen_bfloat16(part[apart]) + widen_bfloat16(part[2 * apart]));
 }
 
-// The number of an image at a place; 0 outside of it.
+// Return one element of an image; 0 outside of it.
 INLINE float image_at(const Images *images, __global const ushort *image, long apart, int channel, int width, int row,
                       int height, int number) {
     if (width < 0 || width >= images->lengths[0] || height < 0 || height >= images->lengths[1]) return 0;
     const long line = ((long)number * images->lengths[1] + height) * images->rows + row;
-    return whole_of(image + (line * images->lengths[0] + width) * images->channels + channel, apart);
+    return join_terms(image + (line * images->lengths[0] + width) * images->channels + channel, apart);
 }
 
-// Place number r of a box; 0 if there is none.
+// Find position r of a TMA tile, in at[]; return 0 if it does not exist.
 INLINE int place_in(const Images *images, int4 box, int r, int *at) {
     at[0] = box.x + r % images->box[0];
     at[1] = box.y + r / images->box[0] % images->box[1];
@@ -123,7 +132,8 @@ INLINE int place_in(const Images *images, int4 box, int r, int *at) {
     return r < images->box_bytes / 128 && at[0] < images->count[0] && at[1] < images->count[1] && at[2] < images->count[2];
 }
 
-// The same product in float32 arithmetic, slowly: with an infinity there would be others of it with parts that are 0.
+// Compute the product in plain float32 arithmetic. Slow fallback for non-finite operands: split into terms, an infinity
+// would be multiplied by terms that are 0, which gives nan.
 INLINE void multiply_numbers(const Images *images, __global const int4 *places, long m, long n, int k, __global const ushort *x,
                              __global const ushort *y, __global const T *bias, __global T *out, __global T *saved) {
     out += images->out_start;
@@ -147,7 +157,7 @@ INLINE void multiply_numbers(const Images *images, __global const int4 *places, 
                 const long of_column = Y_ALONG_K ? column : column % images->group, of_channel = Y_ALONG_K ? 0 : first;
                 const long from = of_column * images->y_step[0] + (step.other.x + of_channel + j) * images->y_step[1] +
                                   step.other.y * images->y_step[2];
-                sum = fma(left, whole_of(y + from, images->y_step[3]), sum);
+                sum = fma(left, join_terms(y + from, images->y_step[3]), sum);
             }
             v += sum;
         }
@@ -162,7 +172,7 @@ INLINE void multiply_numbers(const Images *images, __global const int4 *places, 
                 const long line = ((long)at[2] * images->count[1] + at[1]) * images->count[0] + at[0];
                 const float right = image_at(images, y, images->y_apart, there.x + first + column % 64, at[0] + there.y, there.z,
                                              at[1] + there.w, at[2]);
-                sum = fma(whole_of(x + line * images->y_step[0] + row, images->x_apart), right, sum);
+                sum = fma(join_terms(x + line * images->y_step[0] + row, images->x_apart), right, sum);
             }
             v += sum;
         }

@@ -1,17 +1,24 @@
-// Moving elements to and from where integers point; elements are words of so many bytes, whatever they mean.
+// Gather and scatter along an axis: take, take_along_axis, and scatter. Elements are moved as words, whatever their
+// dtype.
 //
-// Arrays   x (outer, n, words); indices (count); take's out and scatter's updates (outer, count, words);
-//          take_along_axis: x (outer, n, words), indices and out (outer, count, words);
-//          winner (n): 1 + the position of the last update for each slice, 0 for none. All row-major.
-//          FAULT: see the prelude
-// Launch   span > 1 or take_rows: one work-item per span of neighbours (CPU); otherwise one per word (GPU);
-//          any group size
-// Params   WORD type of a word | INDEX int or long, the type of indices | POSITION unsigned type that counts out's words
-#if !defined(WORD) || !defined(INDEX) || !defined(POSITION)
-#error "index.cl needs WORD, INDEX and POSITION"
+// Arrays   take_rows, take_words: x (outer, n, words), indices (count), out (outer, count, words)
+//          take_along_axis: x (outer, n, words), indices and out (outer, count, words)
+//          scatter_mark, scatter_gather: x, out (outer, n, words), indices (count), updates (outer, count, words),
+//          winner (slices) of int: 1 + the position of the last update of each slice from `begin` on, 0 for none
+//          All arrays are row-major. FAULT: see prelude.cl
+// Launch   any group size. On CPUs, and for take_rows, one work-item per `span` consecutive words, indices or rows; on
+//          GPUs span is 1. take_words, take_along_axis and scatter_gather fill one tile of out, a contiguous part
+//          (outer, height, width) of `total` words that an int can count: 64-bit divisions are slow on GPUs, and
+//          launches of 2^31 work-items failed on NVIDIA's. first_*: offset of the tile in an array, in words, indices
+//          or slices
+// Params   WORD     type of a word
+//          INDEX    type of indices: int or long
+#if !defined(WORD) || !defined(INDEX)
+#error "index.cl needs WORD and INDEX"
 #endif
 
-// An index of an axis of length n, counted from the end if negative; -1, and a note, if there is no such element.
+// Normalize an index of an axis of length n: negative ones count from the end. Out of range, record a fault and return
+// -1.
 static inline long wrap(INDEX index, long n, FAULT) {
     const long k = index < 0 ? index + n : index;
     if (k >= 0 && k < n) return k;
@@ -19,7 +26,7 @@ static inline long wrap(INDEX index, long n, FAULT) {
     return -1;
 }
 
-// Only the note, for an op that has nothing to move.
+// Record faults only, for ops whose result has no elements.
 __kernel void check_indices(__global const INDEX *restrict indices, FAULT,
                             const long n, const long count, const long span) {
     const long first = get_global_id(0) * span, last = MIN(first + span, count);
@@ -47,45 +54,51 @@ __kernel void take_rows(__global const WORD *restrict x, __global const INDEX *r
 
 __kernel void take_words(__global const WORD *restrict x, __global const INDEX *restrict indices,
                          __global WORD *restrict out, FAULT,
-                         const long n, const long count, const long words, const long total) {
-    const POSITION i = get_global_id(0);
-    if (i >= (POSITION)total) return;
-    const POSITION row = i / (POSITION)words, word = i - row * (POSITION)words;
-    const POSITION outer = row / (POSITION)count, p = row - outer * (POSITION)count;
-    const long k = wrap(indices[p], n, fault, call);
-    out[i] = k < 0 ? (WORD)0 : x[(outer * n + k) * words + word];
+                         const long n, const long words, const long height, const long width, const long total,
+                         const long first_x, const long first_index, const long first_out) {
+    const uint i = get_global_id(0);
+    if (i >= (uint)total) return;
+    const uint row = i / (uint)width, word = i - row * (uint)width;
+    const uint outer = row / (uint)height, p = row - outer * (uint)height;
+    const long k = wrap(indices[first_index + p], n, fault, call);
+    out[first_out + i] = k < 0 ? (WORD)0 : x[first_x + (outer * n + k) * words + word];
 }
 
 __kernel void take_along_axis(__global const WORD *restrict x, __global const INDEX *restrict indices,
                               __global WORD *restrict out, FAULT,
-                              const long n, const long count, const long words, const long total, const long span) {
-    const POSITION slice = count * words, last = MIN((long)(get_global_id(0) + 1) * span, total);
+                              const long n, const long words, const long height, const long width, const long total,
+                              const long first_x, const long first_out, const long span) {
+    const uint slice = height * width, last = MIN((long)(get_global_id(0) + 1) * span, total);
 
-    for (POSITION i = get_global_id(0) * span; i < last; i++) {
-        const long k = wrap(indices[i], n, fault, call);
-        out[i] = k < 0 ? (WORD)0 : x[(i / slice * n + k) * words + i % (POSITION)words];
+    for (uint i = get_global_id(0) * span; i < last; i++) {
+        const long k = wrap(indices[first_out + i], n, fault, call);
+        out[first_out + i] = k < 0 ? (WORD)0 : x[first_x + (i / slice * n + k) * words + i % (uint)width];
     }
 }
 
 __kernel void scatter_mark(__global const INDEX *restrict indices, __global volatile int *winner,
-                           FAULT, const long n, const long count, const long span) {
+                           FAULT, const long n, const long begin, const long slices, const long count,
+                           const long first_index, const long span) {
     const long first = get_global_id(0) * span, last = MIN(first + span, count);
 
     for (long p = first; p < last; p++) {
-        const long k = wrap(indices[p], n, fault, call);
-        if (k >= 0) atomic_max(winner + k, (int)p + 1);
+        const long k = wrap(indices[first_index + p], n, fault, call) - begin;
+        if (k >= 0 && k < slices) atomic_max(winner + k, (int)p + 1);
     }
 }
 
 __kernel void scatter_gather(__global const WORD *restrict x, __global const WORD *restrict updates,
                              __global const int *restrict winner, __global WORD *restrict out,
-                             const long n, const long count, const long words, const long total, const long span) {
-    const POSITION last = MIN((long)(get_global_id(0) + 1) * span, total);
+                             const long count, const long words, const long height, const long width,
+                             const long total, const long first_update, const long first_slice, const long first_out,
+                             const long span) {
+    const uint last = MIN((long)(get_global_id(0) + 1) * span, total);
 
-    for (POSITION i = get_global_id(0) * span; i < last; i++) {
-        const POSITION row = i / (POSITION)words, word = i - row * (POSITION)words;
-        const POSITION outer = row / (POSITION)n, k = row - outer * (POSITION)n;
-        const int from = winner[k];
-        out[i] = from == 0 ? x[i] : updates[((long)outer * count + from - 1) * words + word];
+    for (uint i = get_global_id(0) * span; i < last; i++) {
+        const uint row = i / (uint)width, word = i - row * (uint)width;
+        const uint outer = row / (uint)height, k = row - outer * (uint)height;
+        const int from = winner[first_slice + k];
+        out[first_out + i] = from == 0 ? x[first_out + i]
+                                       : updates[first_update + (outer * count + from - 1) * words + word];
     }
 }

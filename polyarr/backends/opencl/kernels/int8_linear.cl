@@ -1,13 +1,14 @@
-// Rows of x times the transpose of a weight of bytes: y[r, j] = activation(scale[j] * sum over c of x[r, c] *
-// weight[j, c] + bias[j]). It is bound by reading the weight, which is read from memory once for all rows, so these
-// should be few.
+// GEMV or skinny GEMM with an int8 weight: y[r, j] = activation(scale[j] * sum over c of x[r, c] * weight[j, c] +
+// bias[j]). It is bound by the bandwidth of the weight, each row of which is read from memory once for all rows of x.
 //
-// Arrays   x (rows, cols), weight (n, cols), scale (n) of ACC, bias (n), y (rows, n), all row-major
-// Launch   local (LANES, ROWS), global (LANES, ROWS * groups): a line of LANES work-items takes each columns of y, one
-//          after the other
-// Params   T, ACC, LOAD, STORE of the dtype of x and y | BIAS 1 to add bias, of BIAS_T, BIAS_LOAD | ACTIVATION none, relu,
-//          silu, gelu or gelu_tanh | LANES work-items side by side along a row of weight, ROWS such lines (powers of two) |
-//          WIDE sums that a work-item keeps
+// Arrays   x (rows, cols) of T, weight (n, cols) of int8, scale (n) of ACC, bias (n) of BIAS_T, y (rows, n) of T,
+//          row-major
+// Launch   local (LANES, ROWS), global (LANES, ROWS * groups): LANES work-items compute `each` columns of y, one by one
+// Params   T, ACC, LOAD, STORE          dtype of x and y: see prelude.cl
+//          BIAS, BIAS_T, BIAS_LOAD      1 to add bias; its dtype
+//          ACTIVATION                   none, relu, silu, gelu or gelu_tanh
+//          LANES, ROWS                  work-items that share a row of weight, rows of weight per group, powers of two
+//          WIDE                         partial sums per work-item
 #if !defined(T) || !defined(ACC) || !defined(LANES) || !defined(ROWS) || !defined(WIDE)
 #error "int8_linear.cl needs a dtype's macros, LANES, ROWS and WIDE"
 #endif
@@ -15,7 +16,8 @@
 #error "int8_linear.cl needs BIAS, BIAS_T, BIAS_LOAD and ACTIVATION"
 #endif
 
-// One running sum over all of a row would lose a digit for every few thousand terms: sums of chunks are added instead.
+// A single accumulator would lose a digit for every few thousand terms, so chunks are summed on their own and then
+// added.
 #define CHUNK 128
 
 __kernel ROW_GROUP void int8_linear(
@@ -37,7 +39,7 @@ __kernel ROW_GROUP void int8_linear(
                 ACC part[WIDE];
                 for (int w = 0; w < WIDE; w++) part[w] = 0;
                 EACH_COLUMN(part[w] += LOAD(left, c) * right[c];)
-                for (int w = 0; w < WIDE; w++) ADD_KEEPING(ACC, total[w], lost[w], part[w])
+                for (int w = 0; w < WIDE; w++) KAHAN_ADD(ACC, total[w], lost[w], part[w])
             }
             const ACC sum = row_sum(total, me, lanes + turn * LANES);
             if (me == 0 && j < n) STORE(y, r * n + j, ACTIVATE(sum * scale[j] + (BIAS ? BIAS_LOAD(bias, j) : 0)));

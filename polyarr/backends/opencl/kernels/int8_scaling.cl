@@ -1,9 +1,11 @@
-// What is left of a linear layer of bytes after its product: y[r, j] = activation(product[r, j] * scale[j] + bias[j]).
+// Epilogue of an int8 linear layer whose product is computed by another kernel:
+// y[r, j] = activation(product[r, j] * scale[j] + bias[j]).
 //
-// Arrays   product (rows, n), scale (n) of ACC, bias (n), y (rows, n), all row-major
-// Launch   as many work-items as there are shares of `each` neighbouring elements of y, or more
-// Params   STORE, T, ACC of y's dtype | BIAS 1 to add bias, of BIAS_T, BIAS_LOAD
-//          ACTIVATION none, relu, silu, gelu or gelu_tanh
+// Arrays   product (rows, n) of ACC, scale (n) of ACC, bias (n) of BIAS_T, y (rows, n) of T, row-major
+// Launch   at least one work-item per `each` consecutive elements of y
+// Params   T, ACC, STORE              dtype of y: see prelude.cl
+//          BIAS, BIAS_T, BIAS_LOAD    1 to add bias; its dtype
+//          ACTIVATION                 none, relu, silu, gelu or gelu_tanh
 #if !defined(T) || !defined(ACC) || !defined(BIAS) || !defined(BIAS_T) || !defined(BIAS_LOAD) || !defined(ACTIVATION)
 #error "int8_scaling.cl needs a dtype's macros, BIAS, BIAS_T, BIAS_LOAD and ACTIVATION"
 #endif

@@ -1,16 +1,19 @@
-// Tiles of items, sorted by teams of work-items, for files that include this one.
+// Sorts a tile of items in local memory; included by the GPU kernels that sort.
 //
-// TEAM work-items share a tile of TILE items in local memory, EACH of them each. They sort their own, then merge two runs
-// into one, again and again: each work-item finds where its share of the merged run begins in both, and merges that.
+// LANES work-items share a tile of TILE items, EACH items per work-item. Each work-item sorts its own items with a
+// sorting network; then runs are merged pairwise: each work-item finds by binary search where its share of the merged
+// run begins in both inputs (merge path), and merges that share.
 //
-// Params   KEY unsigned type | ITEM_BITS of an item's key: at most 16, 32 or 64 | TEAM a power of two, at most 2^16 / EACH |
-//          EACH 8 or 16
-#if !defined(KEY) || !defined(ITEM_BITS) || !defined(TEAM) || !defined(EACH)
-#error "items.cl needs KEY, ITEM_BITS, TEAM and EACH"
+// Params   KEY          unsigned type of keys
+//          ITEM_BITS    bits of an item's key: at most 16, 32 or 64
+//          LANES        work-items per tile, a power of two, at most 2^16 / EACH
+//          EACH         items per work-item: 8 or 16
+#if !defined(KEY) || !defined(ITEM_BITS) || !defined(LANES) || !defined(EACH)
+#error "items.cl needs KEY, ITEM_BITS, LANES and EACH"
 #endif
 
-// An item is a key and its place in the tile, so that no two are equal: what is sorted stays as it was where keys are equal.
-// NONE comes after all of them.
+// An item is a key and its position in the tile. No two items are equal, which makes the sort stable. NONE is greater
+// than every item.
 #if ITEM_BITS <= 16
 typedef uint Item;
 #define ITEM(key, place) ((uint)(key) << 16 | (uint)(place))
@@ -26,21 +29,21 @@ typedef ulong Item;
 #define BEFORE(a, b) ((a) < (b))
 #define NONE (~(Item)0)
 #else
-typedef struct { KEY key; int place; } Item;
-#define ITEM(k, p) ((Item){.key = (k), .place = (p)})
-#define PLACE_OF(item) ((item).place)
-#define KEY_OF(item) ((item).key)
-#define BEFORE(a, b) ((a).key < (b).key || ((a).key == (b).key && (a).place < (b).place))
-#define NONE ITEM((KEY)~(KEY)0, 0x7fffffff)
+typedef ulong2 Item;  // not a struct: drivers that compile to SPIR-V need minutes for a sorting network of structs
+#define ITEM(key, place) ((ulong2)((key), (ulong)(place)))
+#define PLACE_OF(item) ((int)(item).y)
+#define KEY_OF(item) ((item).x)
+#define BEFORE(a, b) ((a).x < (b).x || ((a).x == (b).x && PLACE_OF(a) < PLACE_OF(b)))
+#define NONE ITEM(~0UL, 0x7fffffff)
 #endif
 
-#define TILE (TEAM * EACH)
-#define AT(i) ((i) + (i) / (int)(128 / sizeof(Item)))  // so that neighbours' shares lie in different banks
-#define ROOM (TILE + TILE / (int)(128 / sizeof(Item)))  // items of local memory for a tile
+#define TILE (LANES * EACH)
+#define AT(i) ((i) + (i) / (int)(128 / sizeof(Item)))  // padded, against bank conflicts between work-items
+#define PADDED_TILE (TILE + TILE / (int)(128 / sizeof(Item)))  // items of local memory for a padded tile
 #define EACH_OF_MINE _Pragma("unroll") for (int j = 0; j < EACH; j++)
 
-// How many of the first `skipped` items of two runs, merged, come from the run at a; that at b is second.
-static inline int split_of_tile(__local const Item *items, int a, int a_end, int b, int b_end, int skipped) {
+// Merge path: how many of the first `skipped` items of two merged runs come from the run at a.
+static inline int merge_path(__local const Item *items, int a, int a_end, int b, int b_end, int skipped) {
     int low = MAX(0, skipped - (b_end - b)), high = MIN(skipped, a_end - a);
     while (low < high) {
         const int middle = (low + high) / 2;
@@ -51,7 +54,7 @@ static inline int split_of_tile(__local const Item *items, int a, int a_end, int
 
 #define ITEM_AT(i, end) ((i) < (end) ? items[AT(i)] : NONE)
 
-// Merge EACH items from a and b on, which end at a_end and b_end.
+// Merge EACH items of the runs [a, a_end) and [b, b_end) into mine.
 static inline void merge_mine(__local const Item *items, int a, int a_end, int b, int b_end, Item *mine) {
     Item left = ITEM_AT(a, a_end), right = ITEM_AT(b, b_end);
     EACH_OF_MINE {
@@ -64,7 +67,7 @@ static inline void merge_mine(__local const Item *items, int a, int a_end, int b
     }
 }
 
-// Sort one's own, by Batcher's network for 8; two eights are merged bitonically.
+// Sort a work-item's own items with Batcher's network for 8; two sorted eights are merged by a bitonic network.
 #define EXCHANGE(i, j) { \
         const Item a = mine[i], b = mine[j]; \
         const int swap = BEFORE(b, a); \
@@ -92,8 +95,8 @@ static inline void sort_mine(Item *mine) {
 #endif
 }
 
-// Sort a tile, of which `mine` are the items of work-item `me`, into `items`. All work-items of a group are here at once. Not
-// a function, with which PoCL 3.0 writes where it may not.
+// Sort a tile, of which `mine` are the items of work-item `me`, into `items`. All work-items of the group must reach
+// it. A macro, because PoCL 3.0 miscompiles it as a function (it writes out of bounds).
 #define SORT_TILE(items, mine, me) \
     sort_mine(mine); \
     for (int width = EACH; ; width *= 2) { \
@@ -101,7 +104,7 @@ static inline void sort_mine(Item *mine) {
         barrier(CLK_LOCAL_MEM_FENCE); \
         if (width == TILE) break; \
         const int a = me * EACH / (2 * width) * (2 * width), b = a + width, end = b + width, skipped = me * EACH - a; \
-        const int low = split_of_tile(items, a, b, b, end, skipped); \
+        const int low = merge_path(items, a, b, b, end, skipped); \
         merge_mine(items, a + low, b, b + skipped - low, end, mine); \
         barrier(CLK_LOCAL_MEM_FENCE); \
     }

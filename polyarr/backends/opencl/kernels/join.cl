@@ -1,10 +1,12 @@
-// Joining the elements of a row: included by the kernels that reduce. join_row(x, base, stride, begin, end, me, lane, how)
+// Reduces the elements of a row; included by reduce.cl and fusion_rows.cl, which call
+// join_row(x, base, stride, begin, end, me, lane, how).
 //
-// Params   T, LOAD        stored type of x, and how to read it
-//          A              type of the accumulator
-//          JOIN, START    joins two accumulators; what an empty one holds, of the first element `first`. Without them
-//                         `how` says it, a constant: ADDED, GREATEST or SMALLEST
-//          VECTORS, STRIDE, LANES, PARTIALS: see reduce.cl
+// Params   T, LOAD                 storage type of x, and its load function
+//          A                       type of the accumulator
+//          JOIN, START             the binary reduction, and its initial value, which may use `first`, the first
+//                                  element. Without them the constant argument `how` selects ADDED, GREATEST or
+//                                  SMALLEST
+//          VECTORS, STRIDE, LANES, PARTIALS    see reduce.cl
 #if !defined(T) || !defined(LOAD) || !defined(A) || !defined(LANES)
 #error "join.cl needs T, LOAD, A and LANES"
 #endif
@@ -17,7 +19,7 @@
 #define SMALLEST 2
 
 #define MULTIPLY(a, b) ((a) * (b))
-#define CHUNK (128L * PARTIALS * LANES)  // long sums of short sums lose fewer digits than one long sum
+#define CHUNK (128L * PARTIALS * LANES)  // chunks are summed on their own, which loses fewer digits than one long sum
 
 #define AT(i) ((A)LOAD(x, base + (i) * STRIDE))
 
@@ -43,7 +45,7 @@ typedef Vector __attribute__((aligned(sizeof(T)))) VectorAnywhere;
 #define EACH_VECTOR(count) _Pragma("unroll") for (int p = 0; p < (count); p++)
 #endif
 
-// Elements begin + me, begin + me + LANES ... < end of a row, joined over the lanes.
+// Reduce elements begin + me, begin + me + LANES .. < end of a row, then reduce over the lanes.
 static inline A join_row(__global const T *restrict x, long base, long stride, long begin, long end, int me,
                          __local A *lane, const int how) {
     const A first = begin < end ? AT(begin) : (A)0;
@@ -58,7 +60,7 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
     for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
         const long stop = MIN(chunk + CHUNK, end);
         long i = chunk;
-        Vector partial[PARTIALS / 8];  // in registers, which takes unrolled loops
+        Vector partial[PARTIALS / 8];  // stays in registers only if loops over it are unrolled
         EACH_VECTOR(PARTIALS / 8) partial[p] = (Vector)(START);
         for (; i + PARTIALS <= stop; i += PARTIALS)
             EACH_VECTOR(PARTIALS / 8) {

@@ -1,14 +1,16 @@
-// Elements as keys: unsigned integers in the order of the elements, for files that include this one. An element is read
-// as an unsigned integer of its size. nan is the largest number, and -0.0 equals 0.0.
+// Maps elements to sort keys: unsigned integers in the order of the elements; included by the kernels that sort and
+// select. An element is read as an unsigned integer of its size. nan is the largest value, and -0.0 equals 0.0.
 //
-// Params   KEY unsigned type | BITS its bits | KIND of elements: 0 unsigned, 1 signed, 2 float
-//          INFINITY_BITS what infinity looks like (KIND 2) | DESCENDING 1 for the largest (and nan) first
+// Params   KEY, BITS        unsigned type of keys, and its number of bits
+//          KIND             kind of elements: 0 unsigned, 1 signed, 2 float
+//          INFINITY_BITS    the bits of infinity (KIND 2)
+//          DESCENDING       1 for descending order (nan first), 0 for ascending order (nan last)
 #if !defined(KEY) || !defined(BITS) || !defined(KIND) || !defined(INFINITY_BITS) || !defined(DESCENDING)
 #error "keys.cl needs KEY, BITS, KIND, INFINITY_BITS and DESCENDING"
 #endif
 
-// What a sort gives at place `to` for the element at `from` of the row x: the element, or where it was.
-#define GIVE(out, to, x, from, values) { \
+// Write out[to] for the element at index `from` of row x: the element itself if `values`, else its index.
+#define WRITE_RESULT(out, to, x, from, values) { \
         if (values) ((__global KEY *)(out))[to] = (x)[from]; \
         else ((__global long *)(out))[to] = (from); \
     }

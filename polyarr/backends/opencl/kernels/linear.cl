@@ -1,12 +1,18 @@
-// The gradient of a linear layer's bias and activation: gz = g * slope(z), dbias = the sums of gz's columns.
+// Backward of the epilogue of a linear layer on CPUs: gz = g * slope(z), and dbias = the column sums of gz.
 //
-// Arrays   g, z, gz (rows, n / FOLDED) row-major, of `size` elements, dbias (n / FOLDED); z is what activation was applied
-//          to, or relu's result. gz may be g or z: who writes an element has read it before, and nobody else reads it
-// Launch   global (groups * LANES, SLICES), local (LANES, SLICES): a group takes LANES * WIDE whole columns
-// Params   T, ACC, LOAD, STORE of a float dtype | FLOATING 1 | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          ACTIVATES 1 to read z and write gz | BIAS 1 to write dbias
-//          LANES work-items side by side, WIDE columns of each, SLICES work-items that share a column's rows |
-//          FOLDED rows are taken as one of n columns, where one work-item takes all of them; else 1
+// Arrays   g, z, gz (rows, n / FOLDED) of T, row-major, `size` elements; z is the input of the activation, or the
+//          result of relu. gz may be g or z: each element is read by the work-item that overwrites it, and by no other
+//          dbias (n / FOLDED) of T
+// Launch   global (groups * LANES, SLICES), local (LANES, SLICES): a group processes LANES * WIDE whole columns
+// Params   T, ACC, LOAD, STORE    a float dtype: see prelude.cl
+//          FLOATING               1
+//          ACTIVATION             none, relu, silu, gelu or gelu_tanh
+//          ACTIVATES              1 to read z and write gz
+//          BIAS                   1 to write dbias
+//          LANES, WIDE            adjacent work-items, and columns per work-item
+//          SLICES                 work-items that share the rows of a column
+//          FOLDED                 rows that are viewed as one row of n columns, if one work-item takes all columns;
+//                                 else 1
 #if !defined(T) || !defined(FLOATING) || !defined(ACTIVATION) || !defined(ACTIVATES) || !defined(BIAS)
 #error "linear.cl needs a dtype's macros, FLOATING, ACTIVATION, ACTIVATES and BIAS"
 #endif
@@ -14,13 +20,13 @@
 #error "linear.cl needs LANES, WIDE, SLICES and FOLDED"
 #endif
 
-#define CHUNK 64  // rows that are summed plainly before they join the total
+#define CHUNK 64  // rows summed without compensation before they are added to the total
 #define COLUMNS_FROM(first, end) ((first) < (end) ? (int)MIN(WIDE, ((end) - (first) + LANES - 1) / LANES) : 0)
 #define EACH_COLUMN_OF_MINE for (int w = 0; w < WIDE; w++)
 
-// Take one row: a work-item's columns begin at i and lie LANES apart, `columns` of them exist.
+// Process one row: a work-item's columns begin at i and lie LANES apart; `columns` of them exist.
 static inline __attribute__((always_inline))
-void take(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz, ACC *part,
+void process_row(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz, ACC *part,
           size_t i, int columns) {
     ACC v[WIDE], before[WIDE];  // private, so that the compiler vectorises each loop
     WIDELY for (int w = 0; w < columns; w++) v[w] = LOAD(g, i + w * LANES);
@@ -49,10 +55,10 @@ void linear_gradient(__global const T *restrict g, __global const T *restrict z,
         EACH_COLUMN_OF_MINE part[w] = 0;
         for (long r = start; r < end; r += SLICES) {
             const size_t i = r * n + first;
-            if (columns == WIDE && (FOLDED == 1 || i + WIDE <= size)) take(g, z, gz, part, i, WIDE);
-            else take(g, z, gz, part, i, FOLDED == 1 ? columns : COLUMNS_FROM(i, size));
+            if (columns == WIDE && (FOLDED == 1 || i + WIDE <= size)) process_row(g, z, gz, part, i, WIDE);
+            else process_row(g, z, gz, part, i, FOLDED == 1 ? columns : COLUMNS_FROM(i, size));
         }
-        EACH_COLUMN_OF_MINE ADD_KEEPING(ACC, total[w], lost[w], part[w])
+        EACH_COLUMN_OF_MINE KAHAN_ADD(ACC, total[w], lost[w], part[w])
     }
 
     const int own = FOLDED == 1 ? columns : n / FOLDED;

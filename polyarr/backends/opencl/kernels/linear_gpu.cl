@@ -1,12 +1,17 @@
-// The gradient of a linear layer's bias and activation, as linear.cl has it, for GPUs.
+// Backward of the epilogue of a linear layer on GPUs: gz = g * slope(z), and partial column sums of gz; see linear.cl.
 //
-// Arrays   g, z, gz (rows, n) row-major, as there, gz perhaps g or z; partials (row blocks, n) of ACC: the sums of gz's
-//          columns over each block of rows, unread without BIAS
-// Launch   local (LANES, SLICES), global (LANES * column blocks, SLICES * row blocks): a group takes LANES * VECTOR
+// Arrays   g, z, gz (rows, n) of T, row-major; gz may be g or z
+//          partials (row blocks, n) of ACC: column sums of gz over each block of rows; not accessed without BIAS
+// Launch   local (LANES, SLICES), global (LANES * column blocks, SLICES * row blocks): a group processes LANES * VECTOR
 //          columns of rows_each rows
-// Params   T, ACC and DEFINE_VECTOR's of a float dtype, VECTOR divides n | FLOATING 1 |
-//          ACTIVATION none, relu, silu, gelu or gelu_tanh | ACTIVATES 1 to read z and write gz |
-//          BIAS 1 to write partials | LANES work-items side by side, SLICES that share a column, DEPTH rows at once
+// Params   T, ACC and the macros of DEFINE_VECTOR    a float dtype
+//          VECTOR           elements per vector load, a divisor of n
+//          FLOATING         1
+//          ACTIVATION       none, relu, silu, gelu or gelu_tanh
+//          ACTIVATES        1 to read z and write gz
+//          BIAS             1 to write partials
+//          LANES, SLICES    adjacent work-items, and work-items that share a column
+//          DEPTH            rows that a work-item has in flight
 #if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(ACTIVATION) || !defined(ACTIVATES) || !defined(BIAS)
 #error "linear_gpu.cl needs a dtype's macros, VECTOR, WORD, ACTIVATION, ACTIVATES and BIAS"
 #endif

@@ -1,14 +1,17 @@
-// What cross_entropy.cl and cross_entropy_gpu.cl have in common. With m the largest logit of a row, s the sum of
-// exp(x - m), t its target and e the smoothing:
+// Formulas of cross entropy, included by cross_entropy.cl and cross_entropy_gpu.cl. With m the largest logit of a row,
+// s the sum of exp(x - m), t its target and e the label smoothing:
 //     loss = (1 - e) (m + log(s) - x[t]) + e (m + log(s) - mean(x))
 //     dx = factor (exp(x - m) / s - e / cols - (1 - e) [c = t])
-// A row whose target is ignored has loss 0 and gradient 0. So has one whose target is out of range, which is noted.
+// A row whose target is ignored has loss 0 and gradient 0, and so has one whose target is out of range, which is
+// recorded as a fault.
 //
-// Arrays   x, dx (rows, cols) row-major, `pitch` elements from row to row; targets (rows) of INDEX;
-//          saved (rows, 2) of ACC = m, log(s); losses (rows), loss () and divisor () of ACC; g of ACC, () if REDUCED,
-//          else (rows); FAULT as in the prelude
-// Params   T, ACC, LOAD, STORE of the dtype | INDEX the C type of targets | REDUCED 1 where the losses become one,
-//          else 0 | SMOOTHED 0 or 1
+// Arrays   x, dx (rows, cols) of T, row-major, `pitch` elements from row to row; targets (rows) of INDEX
+//          saved (rows, 2) of ACC: m and log(s); losses (rows), loss () and divisor () of ACC
+//          g of ACC: () if REDUCED, else (rows). FAULT: see prelude.cl
+// Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
+//          INDEX                  C type of targets
+//          REDUCED                1 if the losses are reduced to one, else 0
+//          SMOOTHED               1 if there is label smoothing
 #if !defined(T) || !defined(INDEX) || !defined(REDUCED) || !defined(SMOOTHED)
 #error "cross entropy needs a dtype's macros, INDEX, REDUCED and SMOOTHED"
 #endif
@@ -17,7 +20,7 @@ static inline int is_counted(const long target, const long ignore_index, const l
     return target != ignore_index && target >= 0 && target < cols;
 }
 
-// What one work-item writes of a row: mean is that of x - m.
+// Write the results of one row; `mean` is the mean of x - m. One work-item per row calls it.
 static inline void write_loss(__global ACC *losses, __global ACC *saved, __global const T *x_row, FAULT, const long row,
                               const long cols, const long target, const long ignore_index, const ACC m, const ACC sum,
                               const ACC mean, const ACC smoothing) {
@@ -34,6 +37,6 @@ static inline void write_loss(__global ACC *losses, __global ACC *saved, __globa
     losses[row] = loss;
 }
 
-// dx before it is multiplied, where c is not t.
+// dx of column c other than t, before it is multiplied by FACTOR.
 #define LOGIT_SLOPE(X) (EXP((X) - m - log_sum) - spread)
 #define FACTOR(row) (REDUCED ? g[0] / divisor[0] : g[row])

@@ -1,28 +1,33 @@
-// Matrix product on a CPU: out = activation(x @ y + bias), for a batch of matrices.
+// GEMM on CPUs: out = activation(x @ y + bias), for a batch of matrices.
 //
-// The matrices are cut into shares of rows_each x columns_each. A work-group is one work-item that takes some of
-// them, and more when it has done these, until all are dealt: a core that came late or is slow computes fewer. It
-// packs blocks of y (DEPTH x Y_BLOCK), and of x (X_BLOCK x DEPTH) unless that is read in place, into panels, which
-// lie in the order in which the tile of ROWS x (VECTORS * WIDE) sums in registers reads them. A panel of y
-// stays in the first cache, a block of x in the second, a block of y in the third. There is no barrier.
+// Each product is cut into shares of rows_each x columns_each. A work-group is one work-item that takes shares from a
+// common counter until none are left (dynamic scheduling), so that cores that start late or are slow take fewer. It
+// packs blocks of y (DEPTH x Y_BLOCK) and of x (X_BLOCK x DEPTH), unless x is read in place, into panels whose order is
+// that in which the register tile of ROWS x (VECTORS * WIDE) sums reads them. A panel of y fits into the L1 cache, a
+// block of x into L2, a block of y into L3. There is no barrier.
 //
-// Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and the other x_step
-//          or y_step; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to;
-//          sums (batch, m, n) of ACC: the sums so far, out itself if T is ACC
-//          panels (groups, room): packed blocks of y, y_room elements, and of x; both multiples of 64 bytes;
+// Arrays   x (batch, m, k), y (batch, k, n) of T; one of the strides of their two last axes is 1, the other is x_step,
+//          y_step
+//          bias (n) of T; out, saved (batch, m, n) of T, row-major; saved is the input of the activation
+//          sums (batch, m, n) of ACC: accumulators, which are out itself if T is ACC
+//          panels (groups, room) of ACC: packed blocks of y (y_room elements) and of x, both multiples of 64 bytes;
 //          unused if LOCAL_ROOM
-//          dealt (2): how many shares are dealt, how many groups have done theirs; 0 before and after
-// Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
-// Launch   global (groups), local (1); at_once shares are dealt to a group at a time
-// Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes |
-//          FLOAT32 1 if T is float | FINISH 1 unless the sums are the result already
-//          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
-//          DIRECT 1 to read x in place, for which T must be ACC
-//          WINDOWS 1 if x is made of windows (windows.cl), contiguous along k; 2 if y is, contiguous along its columns;
-//          else 0. With windows the kernel is called matmul_of_windows
-//          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          LOCAL_ROOM elements for panels in local memory, or 0
-//          WIDE elements of a vector | ROWS, VECTORS of a tile | DEPTH, X_BLOCK, Y_BLOCK of packed blocks
+//          dealt (2) of uint: shares taken, and groups that have finished; 0 before and after
+//          Matrix b of x begins at x_start + (b / inner) * x_outer + (b % inner) * x_inner; likewise for y
+// Launch   global (groups), local (1); a group takes at_once shares at a time
+// Params   T, ACC, LOAD, STORE     the dtype: see prelude.cl
+//          FLOATING, FLOAT32       1 if the dtype is floating-point, float32
+//          FINISH                  1 if there is an epilogue: sums are not yet the result
+//          X_ALONG_K, Y_ALONG_K    1 if the operand is contiguous along k
+//          DIRECT                  1 to read x in place; T must be ACC
+//          WINDOWS                 1 if x is an im2col view (windows.cl), contiguous along k; 2 if y is, contiguous
+//                                  along its columns; else 0. With 1 and 2 the kernel is called matmul_of_windows
+//          BIAS, SAVE              1 to add bias, to write saved
+//          ACTIVATION              none, relu, silu, gelu or gelu_tanh
+//          LOCAL_ROOM              elements of local memory for the panels, or 0
+//          WIDE                    elements of a vector
+//          ROWS, VECTORS           the register tile
+//          DEPTH, X_BLOCK, Y_BLOCK lengths of packed blocks along k, m and n
 #include "windows.cl"
 #if !defined(FINISH) || !defined(FLOAT32) || !defined(DIRECT) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_cpu.cl needs FINISH, FLOAT32, DIRECT, X_ALONG_K and Y_ALONG_K"
@@ -50,21 +55,21 @@
 #define PANELS __global
 #endif
 #define COLUMNS (VECTORS * WIDE)
-#define STRIP 8  // columns that are packed together: a panel's part of one is less than a line of the cache
+#define STRIP 8  // columns packed together: a panel's part of one column is less than a cache line
 #define INLINE static inline __attribute__((always_inline))
 typedef PASTE(ACC, WIDE) vector __attribute__((aligned(4)));
 
 // ---- packing ----------------------------------------------------------------------------------------------
 //
-// A panel holds `width` rows of a matrix: panel[k * width + i] is element (i, k). Rows that do not exist are
-// 0. A transposed store of 8 rows may run past a panel of fewer, and a block is followed by spare elements.
+// A panel holds `width` rows of a matrix: panel[k * width + i] is element (i, k). Missing rows are 0. A transposed
+// store of 8 rows may run past a narrower panel, so every block is followed by spare elements.
 
 #if FLOAT32
 #define LANE(s) (float8)(r0.s, r1.s, r2.s, r3.s, r4.s, r5.s, r6.s, r7.s)
 #define ROW(i) *(__global const float8_unaligned *)(source + MIN(i, last) * step)
 #define TO(k) *(PANELS float8_unaligned *)(panel + (k) * width)
 
-// Write 8 rows of 8 elements as 8 columns. Rows after the last one are copies of it, to be overwritten.
+// Transpose 8 rows of 8 elements. Rows after the last one are copies of it, which are overwritten later.
 INLINE void transpose_8x8(__global const float *restrict source, long step, int last, int width,
                           PANELS float *restrict panel) {
     const float8 r0 = ROW(0), r1 = ROW(1), r2 = ROW(2), r3 = ROW(3);
@@ -80,7 +85,7 @@ INLINE void transpose_8x8(__global const float *restrict source, long step, int 
 }
 #endif
 
-// How many rows of a panel a tile reads, of which so many exist: of y whole vectors.
+// Rows of a panel that a tile reads if `rows` exist: whole vectors for y.
 #define READ_OF(width, rows) (width == ROWS ? width : MIN(width, (rows + WIDE - 1) / WIDE * WIDE))
 
 INLINE void pack_elements(__global const T *restrict source, long row_step, long k_step, int width, int rows, int from,
@@ -90,7 +95,7 @@ INLINE void pack_elements(__global const T *restrict source, long row_step, long
             panel[k * width + i] = i < rows ? LOAD(source, i * row_step + k * k_step) : 0;
 }
 
-// One panel from rows that are contiguous along k.
+// Pack one panel from rows that are contiguous along k.
 INLINE void pack_along_k(__global const T *restrict source, long step, int width, int rows, int depth,
                          PANELS ACC *restrict panel) {
     int k = 0;
@@ -106,8 +111,8 @@ INLINE void pack_along_k(__global const T *restrict source, long step, int width
     pack_elements(source, step, 1, width, rows, k, depth, panel);
 }
 
-// Columns `from` to `to` of one panel, from columns that are contiguous along the rows, of which `rows` are left. Where
-// the panel is narrower than 8, 8 elements are moved at once: the next column overwrites what is too much.
+// Pack columns `from` to `to` of one panel, from columns that are contiguous along the rows, of which `rows` are left.
+// For panels narrower than 8, 8 elements are moved at once, and the next column overwrites the excess.
 INLINE void pack_along_rows(__global const T *restrict source, long step, int width, int rows, int from, int to,
                             PANELS ACC *restrict panel) {
     int k = from;
@@ -133,19 +138,20 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
         }
 }
 
-// ---- windows ----------------------------------------------------------------------------------------------
+// ---- im2col views -----------------------------------------------------------------------------------------
 //
-// Where the rows of a block of x lie, or the columns of a block of y, and its steps along k: these in runs of neighbours.
+// Offsets of the rows of a block of x (or columns of a block of y), and of its steps along k, with runs of consecutive
+// ones.
 
 #define KEPT (WINDOWS == 2 ? Y_BLOCK : X_BLOCK)
 
 typedef struct {
     long kept[KEPT], deep[DEPTH];
-    long run[DEPTH];  // where each run begins, and its length
-    int length[DEPTH], runs;
+    long run[DEPTH], runs;  // offset of each run, and number of runs
+    int length[DEPTH];  // length of each run
 } Places;
 
-// Those after the last one are where that is.
+// Offsets beyond `count` repeat the last one.
 INLINE void find_kept(Places *places, const Axes *kept, long from, int count) {
     for (int i = 0; i < KEPT; i++) places->kept[i] = i < count ? walk(kept, from + i) : places->kept[count - 1];
 }
@@ -162,7 +168,7 @@ INLINE void find_deep(Places *places, const Axes *deep, long from, int depth) {
     }
 }
 
-// A block of windows as panels.
+// Pack a block of an im2col view into panels.
 INLINE void pack_windows(__global const T *restrict source, const Places *places, int width, int rows, int depth,
                          PANELS ACC *restrict panel) {
     for (int i = 0; i < rows; i += width, panel += width * depth) {
@@ -186,10 +192,14 @@ INLINE void pack_windows(__global const T *restrict source, const Places *places
 
 // ---- one tile in registers --------------------------------------------------------------------------------
 
-// The sums come from far, and are wanted when a tile is done.
+// Prefetch the sums that are updated when a tile is done.
+#if HAS_BUILTINS
 #define EXPECT(p) __builtin_prefetch((const void *)(size_t)(p))
+#else
+#define EXPECT(p) prefetch(p, 1)
+#endif
 
-// How a tile walks x, whose element in row r is LEFT(r): by strides, or from run to run of windows.
+// How a tile iterates over x, whose element in row r is LEFT(r): by strides, or over the runs of an im2col view.
 #define STRIDES(SPACE) SPACE const ACC *restrict x, long row_step, long k_step
 #define ALONG_STRIDES for (int k = 0; k < depth; k++, x += k_step, y += COLUMNS)
 #define LEFT_OF_STRIDES(r) x[(r) * row_step]
@@ -200,8 +210,8 @@ INLINE void pack_windows(__global const T *restrict source, const Places *places
              from++, y += COLUMNS)
 #define LEFT_OF_RUN(r) from[at[r]]
 
-// Defines NAME: multiply ROWS rows of x by V vectors of a panel of y, and set or add to rows x columns of
-// sums.
+// Defines NAME, the microkernel: multiply ROWS rows of x by V vectors of a panel of y, and set (or add to) rows x
+// columns of sums.
 #define DEFINE_TILE(NAME, V, LEFT_ARGUMENTS, EACH, LEFT) \
     INLINE void NAME(LEFT_ARGUMENTS, PANELS const ACC *restrict y, \
                      int depth, __global ACC *sums, long n, int first, int rows, int columns) { \
@@ -243,15 +253,15 @@ DEFINE_TILES(2)
 DEFINE_TILES(3)
 DEFINE_TILES(4)
 
-// Multiply a tile with as few vectors as hold its columns.
+// Multiply a tile with the fewest vectors that hold its columns.
 #define MULTIPLY_TILE(KIND, columns, ...) \
     if (columns <= WIDE) KIND##_1(__VA_ARGS__, columns); \
     else if (VECTORS >= 2 && columns <= 2 * WIDE) KIND##_2(__VA_ARGS__, columns); \
     else if (VECTORS >= 3 && columns <= 3 * WIDE) KIND##_3(__VA_ARGS__, columns); \
     else if (VECTORS >= 4) KIND##_4(__VA_ARGS__, columns)
 
-// All tiles of a block of x with a packed block of y. If DIRECT, only the last rows of x, less than a tile,
-// are packed, and none of windows.
+// Multiply all tiles of a block of x by a packed block of y. With DIRECT, only the last rows of x, less than a tile,
+// are packed, and none of an im2col view.
 INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const Places *places,
                             PANELS const ACC *x_panels, PANELS const ACC *y_panels, int depth, __global ACC *sums,
                             long n, int first, int rows, int columns) {
@@ -273,13 +283,13 @@ INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const 
         }
 }
 
-// ---- bias, activation, rounding ---------------------------------------------------------------------------
+// ---- epilogue: bias, activation, rounding -----------------------------------------------------------------
 
 INLINE void finish(__global const ACC *sums, __global const T *bias, __global T *out, __global T *saved,
                    long top, long left, long n, int rows, int columns) {
     for (int r = 0; r < rows; r++) {
         const long first = (top + r) * n + left;
-        // An element of out may be that of sums, and is written after that was read.
+        // out may be sums: every element is read before it is overwritten, hence assume_safety.
         WIDELY _Pragma("clang loop vectorize(assume_safety)") for (int c = 0; c < columns; c++) {
             const ACC v = sums[first + c] + (BIAS ? LOAD(bias, left + c) : 0);
             if (SAVE) STORE(saved, first + c, v);
@@ -288,7 +298,7 @@ INLINE void finish(__global const ACC *sums, __global const T *bias, __global T 
     }
 }
 
-// One share: some rows and columns of one product.
+// Compute one share: rows [top, bottom) and columns [left, right) of one product.
 INLINE void multiply(__global const T *x, const long x_step, __global const T *y, const long y_step,
                      __global const T *bias, __global ACC *sums, __global T *out, __global T *saved,
                      PANELS ACC *x_panels, PANELS ACC *y_panels, const long top, const long bottom, const long left,
@@ -301,7 +311,7 @@ INLINE void multiply(__global const T *x, const long x_step, __global const T *y
     const Places *places = 0;
 #endif
     for (long c = left; c < right; c += Y_BLOCK)
-        for (long d = 0; d == 0 || d < k; d += DEPTH) {  // once at least, because a sum of nothing is 0
+        for (long d = 0; d == 0 || d < k; d += DEPTH) {  // at least once: with k = 0 the sums are 0
             const int columns = MIN(Y_BLOCK, right - c), depth = MIN(DEPTH, k - d);
 #if WINDOWS
             find_deep(places, &windows->deep, d, depth);
@@ -356,9 +366,9 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
             multiply(x + x_start + (b / inner) * x_outer + (b % inner) * x_inner, x_step,
                      y + y_start + (b / inner) * y_outer + (b % inner) * y_inner, y_step, bias, sums + b * m * n,
                      out + b * m * n, SAVE ? saved + b * m * n : saved, own + y_room, own, top, MIN(m, top + rows_each),
-                     left, MIN(n, left + columns_each), n, k, found);  // y's panels begin a page, so that each fills few
+                     left, MIN(n, left + columns_each), n, k, found);  // panels of y are page-aligned
         }
-    if (atomic_inc(dealt + 1) == get_num_groups(0) - 1) {  // everybody else is done
+    if (atomic_inc(dealt + 1) == get_num_groups(0) - 1) {  // the last group resets both counters
         atomic_cmpxchg(dealt, atomic_add(dealt, 0), 0);
         atomic_cmpxchg(dealt + 1, get_num_groups(0), 0);
     }

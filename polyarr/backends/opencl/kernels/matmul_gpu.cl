@@ -1,27 +1,36 @@
-// Matrix product on a GPU: out = activation(x @ y + bias), for a batch of matrices.
+// GEMM on GPUs without matrix units: out = activation(x @ y + bias), for a batch of matrices.
 //
-// A work-group computes a tile of TILE_M x TILE_N. It walks along k in steps of TILE_K with two buffers in
-// local memory: while one is multiplied, the next tiles of x and y are on their way through registers into
-// the other. Where tiles do not divide evenly among the work-groups, these share them: all steps of all tiles in one row,
-// of which each takes an equal part, and leaves what it has of a tile for a second kernel to add. A work-item keeps ITEM_M x ITEM_N sums, in pieces of 4 x 4 that lie LANES_M and LANES_N pieces
-// apart, so that neighbours read neighbouring words. Positions past the end of a matrix read its last row or
-// column again and are never written; elements past the end of k are 0.
+// A work-group computes a tile of TILE_M x TILE_N. It iterates over k in steps of TILE_K with two buffers in local
+// memory: while one is multiplied, the next tiles of x and y are loaded through registers into the other (double
+// buffering). With SPLIT, tiles do not divide evenly among the work-groups: the steps of all tiles form one sequence,
+// of which each work-group takes an equal range (stream-K); partial sums of a tile go to workspace, and matmul_join
+// adds them. A work-item keeps ITEM_M x ITEM_N sums, in pieces of 4 x 4 that lie LANES_M and LANES_N pieces apart, so
+// that neighbors read neighboring words. Positions beyond the end of a matrix read its last row or column and are not
+// written; elements beyond the end of k are 0.
 //
-// Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and the other x_step
-//          or y_step; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to;
-//          sums: two pieces of a tile for each work-group, ACC, used if SPLIT
-// Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
-// Launch   matmul: global (groups * ITEMS), local ITEMS: as many groups as tiles in all matrices, or any number if SPLIT
-//          matmul_join, if SPLIT: global (tiles * ITEMS, ITEM_M / 4), local (ITEMS, 1); parts are matmul's groups
-// Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is a float dtype, FLOAT32 1 if it is float32
-//          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1
-//          X_VECTOR, Y_VECTOR, OUT_VECTOR elements read or written at once: 4 if rows are made of aligned
-//          fours, else 1
-//          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          WINDOWS 1 if x is made of windows (windows.cl), contiguous along k; 2 if y is, contiguous along its columns;
-//          else 0. With windows the kernel is called matmul_of_windows
-//          SPLIT 1 if work-groups share tiles | TILE_* and ITEM_* as above, ITEM_* multiples of 4
-//          LANES_N neighbours of 32 along n | RASTER tiles along m that run together, to share columns of y
+// Arrays   x (batch, m, k), y (batch, k, n) of T; one of the strides of their two last axes is 1, the other is x_step,
+//          y_step
+//          bias (n) of T; out, saved (batch, m, n) of T, row-major; saved is the input of the activation
+//          sums (work-groups, 2, TILE_M * TILE_N) of ACC: partial sums of the first and last tile of a range; used if
+//          SPLIT
+//          Matrix b of x begins at x_start + (b / inner) * x_outer + (b % inner) * x_inner; likewise for y
+// Launch   matmul: global (groups * ITEMS), local ITEMS; one group per tile of all matrices, or any number if SPLIT
+//          matmul_join, if SPLIT: global (tiles * ITEMS, ITEM_M / 4), local (ITEMS, 1); parts is the groups of matmul
+// Params   T, ACC, LOAD, STORE           the dtype: see prelude.cl
+//          FLOATING, FLOAT32             1 if the dtype is floating-point, float32
+//          X_ALONG_K, Y_ALONG_K          1 if the operand is contiguous along k
+//          X_VECTOR, Y_VECTOR, OUT_VECTOR    elements per load or store: 4 if rows consist of aligned vectors of 4,
+//                                            else 1
+//          BIAS, SAVE                    1 to add bias, to write saved
+//          ACTIVATION                    none, relu, silu, gelu or gelu_tanh
+//          WINDOWS                       1 if x is an im2col view (windows.cl), contiguous along k; 2 if y is,
+//                                        contiguous along its columns; else 0. With 1 and 2 the kernel is called
+//                                        matmul_of_windows
+//          SPLIT                         1 if work-groups share tiles
+//          TILE_M, TILE_N, TILE_K        the tile of a work-group
+//          ITEM_M, ITEM_N                the tile of a work-item, multiples of 4
+//          LANES_N                       of 32 consecutive work-items, how many lie side by side along n
+//          RASTER                        tiles along m that run together, so that they share columns of y in the cache
 #include "windows.cl"
 #if !defined(FLOAT32) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_gpu.cl needs FLOAT32, X_ALONG_K and Y_ALONG_K"
@@ -46,30 +55,30 @@
 #define ROW_N (TILE_N + 4)
 #define X_LOADS (TILE_M * TILE_K / X_VECTOR / ITEMS)
 #define Y_LOADS (TILE_N * TILE_K / Y_VECTOR / ITEMS)
-#define SUMS (TILE_M * TILE_N / 4)  // of a piece, in fours: those of a work-item ITEMS apart
+#define SUMS (TILE_M * TILE_N / 4)  // partial sums of a tile, in vectors of 4; those of a work-item lie ITEMS apart
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
 typedef PASTE(ACC, 4) four;
 
 // ---- tiles of an operand ----------------------------------------------------------------------------------
 //
-// An operand's tile has `length` positions (rows of x, columns of y) by TILE_K. Its contiguous axis is k or
-// that of the positions; consecutive work-items take consecutive vectors along it.
+// The tile of an operand has `length` positions (rows of x, columns of y) x TILE_K. Its contiguous axis is k or that of
+// the positions; consecutive work-items load consecutive vectors along it.
 
 #define POSITION(e) (along_k ? (e) / (TILE_K / width) : (e) % (length / width) * width)
 #define DEEP(e) (along_k ? (e) % (TILE_K / width) * width : (e) / (length / width))
 
-// Where each vector of one's share lies, from the first element of the tile; last is the last position of a
-// vector.
-INLINE void places(int *place, int loads, int along_k, int width, int length, int last, int step, int me) {
+// Offsets of the vectors that a work-item loads, from the first element of the tile; `last` is the last position at
+// which a vector may begin.
+INLINE void find_offsets(int *place, int loads, int along_k, int width, int length, int last, int step, int me) {
     UNROLL for (int l = 0; l < loads; l++) {
         const int e = me + l * ITEMS, position = MIN(POSITION(e), last);
         place[l] = along_k ? position * step + DEEP(e) : position + DEEP(e) * step;
     }
 }
 
-// Read one's share of a tile of which `depth` steps along k exist.
-INLINE void fetch(ACC *share, __global const T *source, const int *place, int loads, int along_k, int width,
+// Load a work-item's share of a tile of which `depth` steps along k exist.
+INLINE void load_share(ACC *share, __global const T *source, const int *place, int loads, int along_k, int width,
                   int length, int depth, int me) {
     UNROLL for (int l = 0; l < loads; l++) {
         const int exists = DEEP(me + l * ITEMS) < depth;
@@ -84,15 +93,15 @@ INLINE void fetch(ACC *share, __global const T *source, const int *place, int lo
     }
 }
 
-// The same of windows: where the position of each vector lies, and a share from element k0 along k on.
-INLINE void window_places(long *place, const Axes *kept, int loads, int along_k, int width, int length, long first,
+// The same for im2col views: offsets of the positions, and the share of a tile that begins at element k0 along k.
+INLINE void find_view_offsets(long *place, const Axes *kept, int loads, int along_k, int width, int length, long first,
                           int last, int me) {
     UNROLL for (int l = 0; l < loads; l++) place[l] = walk(kept, first + MIN(POSITION(me + l * ITEMS), last));
 }
 
-INLINE void fetch_windows(ACC *share, __global const T *source, const long *place, const Axes *deep, long k0, int loads,
+INLINE void load_view(ACC *share, __global const T *source, const long *place, const Axes *deep, long k0, int loads,
                           int along_k, int width, int length, int depth, int me) {
-    const long same = along_k ? walk(deep, k0 + MIN(DEEP(me), depth - 1)) : 0;  // one's vectors are as deep as each other
+    const long same = along_k ? walk(deep, k0 + MIN(DEEP(me), depth - 1)) : 0;  // all of its vectors are equally deep
     UNROLL for (int l = 0; l < loads; l++) {
         const int e = me + l * ITEMS, exists = DEEP(e) < depth;
         __global const T *from = source + place[l] + (along_k ? same : walk(deep, k0 + MIN(DEEP(e), depth - 1)));
@@ -106,8 +115,8 @@ INLINE void fetch_windows(ACC *share, __global const T *source, const long *plac
     }
 }
 
-// Write one's share to local memory as tile[k * row + position].
-INLINE void put(const ACC *share, __local ACC *tile, int loads, int along_k, int width, int length, int row,
+// Write a work-item's share to local memory as tile[k * row + position].
+INLINE void store_share(const ACC *share, __local ACC *tile, int loads, int along_k, int width, int length, int row,
                 int me) {
     UNROLL for (int l = 0; l < loads; l++) {
         const int e = me + l * ITEMS;
@@ -122,24 +131,24 @@ INLINE void put(const ACC *share, __local ACC *tile, int loads, int along_k, int
 
 #if WINDOWS == 1
 #define FETCH_X(k0, depth) \
-    fetch_windows(x_share, x_from, x_place, &windows.deep, k0, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
+    load_view(x_share, x_from, x_place, &windows.deep, k0, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
 #else
-#define FETCH_X(k0, depth) fetch(x_share, x_from, x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
+#define FETCH_X(k0, depth) load_share(x_share, x_from, x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
 #endif
 #if WINDOWS == 2
 #define FETCH_Y(k0, depth) \
-    fetch_windows(y_share, y_from, y_place, &windows.deep, k0, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+    load_view(y_share, y_from, y_place, &windows.deep, k0, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
 #else
-#define FETCH_Y(k0, depth) fetch(y_share, y_from, y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+#define FETCH_Y(k0, depth) load_share(y_share, y_from, y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
 #endif
 #define FETCH(k0, depth) \
     FETCH_X(k0, depth); \
     FETCH_Y(k0, depth)
 #define PUT(buffer) \
-    put(x_share, (__local ACC *)x_tile[buffer], X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, ROW_M, me); \
-    put(y_share, (__local ACC *)y_tile[buffer], Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, ROW_N, me)
+    store_share(x_share, (__local ACC *)x_tile[buffer], X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, ROW_M, me); \
+    store_share(y_share, (__local ACC *)y_tile[buffer], Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, ROW_N, me)
 
-// ---- writing ----------------------------------------------------------------------------------------------
+// ---- epilogue ---------------------------------------------------------------------------------------------
 
 INLINE void write_four(__global T *out, __global T *saved, __global const T *bias, size_t i, int columns,
                        const ACC *v) {
@@ -166,14 +175,14 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
     if (row < m && column < n) \
         write_four(out, saved, BIAS ? bias + (column) : bias, (b * m + row) * n + (column), MIN(4, n - (column)), v);
 
-// ---- who computes what ------------------------------------------------------------------------------------
+// ---- scheduling -------------------------------------------------------------------------------------------
 
-// The matrix, and the first row and column, of a tile. Tiles go in bands of RASTER along m.
+// The matrix, first row and first column of a tile. Tiles are ordered in bands of RASTER along m.
 typedef struct {
     long matrix, top, left;
-} Place;
+} Origin;
 
-INLINE void find_place(Place *place, long tile, long m, long n) {
+INLINE void find_origin(Origin *place, long tile, long m, long n) {
     const long tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
     const int in_matrix = tile % (tiles_m * tiles_n), band = in_matrix / (RASTER * tiles_n);
     const int in_band = in_matrix % (RASTER * tiles_n), high = MIN(RASTER, tiles_m - band * RASTER);
@@ -182,11 +191,11 @@ INLINE void find_place(Place *place, long tile, long m, long n) {
     place->left = (long)(in_band / high) * TILE_N;
 }
 
-// The first of a work-group's steps, when `parts` groups share the steps of all tiles.
+// The first step of work-group `part`, if `parts` groups share the steps of all tiles.
 INLINE long share_begin(long all, long part, long parts) { return all / parts * part + all % parts * part / parts; }
 
-// The first row and column of one's sums in a tile; others lie LANES_M, LANES_N pieces of four apart. Neighbours share
-// pieces of y, those at a distance of 2 share pieces of x.
+// The first row and column of a work-item's sums in a tile; further ones lie LANES_M, LANES_N pieces of four apart.
+// Pairs of neighbors share pieces of y; work-items at distance 2 share pieces of x.
 INLINE int first_row(int me) {
     const int lane = me % 32;
     return me / 32 / BLOCKS_N * (LANES_M * ITEM_M) + ((lane & 1) | (lane / (2 * LANES_N) << 1)) * 4;
@@ -220,8 +229,8 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     {
         const long tile = group, begin = 0, until = steps;
 #endif
-        Place place;
-        find_place(&place, tile, m, n);
+        Origin place;
+        find_origin(&place, tile, m, n);
         const long b = place.matrix, from = begin * TILE_K, depth = MIN(until * TILE_K, k) - from;
         __global const T *x_from = x + x_start + (b / inner) * x_outer + (b % inner) * x_inner;
         __global const T *y_from = y + y_start + (b / inner) * y_outer + (b % inner) * y_inner;
@@ -229,19 +238,19 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
         const int last_n = MIN(TILE_N, n - place.left) - (Y_ALONG_K ? 1 : Y_VECTOR);
 #if WINDOWS == 1
         long x_place[X_LOADS];
-        window_places(x_place, &windows.kept, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, place.top, last_m, me);
+        find_view_offsets(x_place, &windows.kept, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, place.top, last_m, me);
 #else
         int x_place[X_LOADS];
         x_from += X_ALONG_K ? place.top * x_step + from : from * x_step + place.top;
-        places(x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, last_m, x_step, me);
+        find_offsets(x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, last_m, x_step, me);
 #endif
 #if WINDOWS == 2
         long y_place[Y_LOADS];
-        window_places(y_place, &windows.kept, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, place.left, last_n, me);
+        find_view_offsets(y_place, &windows.kept, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, place.left, last_n, me);
 #else
         int y_place[Y_LOADS];
         y_from += Y_ALONG_K ? place.left * y_step + from : from * y_step + place.left;
-        places(y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, last_n, y_step, me);
+        find_offsets(y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, last_n, y_step, me);
 #endif
         ACC sum[ITEM_M][ITEM_N], x_share[X_LOADS * X_VECTOR], y_share[Y_LOADS * Y_VECTOR];
         UNROLL for (int i = 0; i < ITEM_M; i++)
@@ -271,7 +280,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
                     *(four *)(r + 4 * j) = right_pieces[t * (ROW_N / 4) + j * LANES_N];
                 UNROLL for (int i = 0; i < ITEM_M; i++)
                     UNROLL for (int j = 0; j < ITEM_N; j++) {
-                        const int zigzag = i % 2 ? ITEM_N - 1 - j : j;  // the last factor is the next one's first
+                        const int zigzag = i % 2 ? ITEM_N - 1 - j : j;  // consecutive multiply-adds share an operand
                         sum[i][zigzag] = l[i] * r[zigzag] + sum[i][zigzag];
                     }
             }
@@ -297,7 +306,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 }
 
 #if SPLIT
-// Add the pieces of a tile that work-groups have shared, in order, four of each ITEM_M rows.
+// Add the partial sums of a tile that work-groups have shared, in a fixed order; four of each ITEM_M rows.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void matmul_join(__global const T *restrict bias, __global const four *restrict sums, __global T *restrict out,
                  __global T *restrict saved, const long m, const long n, const long k, const long tiles,
@@ -308,7 +317,7 @@ void matmul_join(__global const T *restrict bias, __global const four *restrict 
     long part = begin * parts / all;
     while (share_begin(all, part + 1, parts) <= begin) part++;
     while (share_begin(all, part, parts) > begin) part--;
-    if (share_begin(all, part + 1, parts) >= end) return;  // of one work-group alone
+    if (share_begin(all, part + 1, parts) >= end) return;  // one work-group computed the whole tile
     ACC sum[4][ITEM_N];
     UNROLL for (int i = 0; i < 4; i++)
         UNROLL for (int j = 0; j < ITEM_N; j++) sum[i][j] = 0;
@@ -319,8 +328,8 @@ void matmul_join(__global const T *restrict bias, __global const four *restrict 
             UNROLL for (int j = 0; j < ITEM_N / 4; j++)
                 *(four *)(sum[i] + 4 * j) += piece[((rows * 4 + i) * (ITEM_N / 4) + j) * ITEMS];
     }
-    Place place;
-    find_place(&place, tile, m, n);
+    Origin place;
+    find_origin(&place, tile, m, n);
     const long b = place.matrix;
     UNROLL for (int i = 0; i < 4; i++) {
         const long row = place.top + first_m + rows * (LANES_M * 4) + i;

@@ -1,30 +1,38 @@
-// Matrix product on the matrix units of NVIDIA's GPUs from Ampere on: out = activation(x @ y + bias), for a batch of
-// matrices of 16-bit floats, added up in float32; or of float32 in two parts of float16 each (matmul_parts.cl).
+// GEMM on the matrix units of NVIDIA GPUs from Ampere on (mma.sync): out = activation(x @ y + bias), for a batch of
+// matrices of 16-bit floats with float32 sums, or of float32 split into 2 float16 terms each (matmul_parts.cl).
 //
-// A work-group computes a tile of TILE_M x TILE_N, each of its warps a part of WARP_M x WARP_N. Pieces of x and y, 32
-// long along k, are copied into a ring of STAGES in local memory, past the registers, while earlier ones are multiplied.
-// What lies outside of a matrix arrives as zeros. Where tiles are few, `parts` work-groups share the steps of one, and a
-// second kernel adds what they have, in order.
+// A work-group computes a tile of TILE_M x TILE_N, each warp a part of WARP_M x WARP_N. Pieces of x and y that are 32
+// long along k are copied asynchronously (cp.async) into a ring of STAGES in local memory while earlier ones are
+// multiplied. Elements outside of a matrix arrive as zeros. If there are few tiles, `parts` work-groups share the steps
+// of one (split-K), and matmul_join adds their partial sums in a fixed order.
 //
-// In local memory a piece has rows of 64 bytes along k or, turned, 32 rows along the positions. Their 16-byte pieces are
-// exchanged by the row's number, so that eight rows are read from different banks.
+// In local memory a piece has rows of 64 bytes along k or, transposed, 32 rows along the positions. The 16-byte chunks
+// of a row are permuted by the row's number (swizzled), so that reads of eight rows have no bank conflicts.
 //
-// With PARTS, k is walked three times: low by high, high by low, high by high. The matrix units round their sums towards
-// zero, so these are added up in ordinary float32 every few steps.
+// With PARTS 3, the steps along k run three times: low @ high, high @ low, high @ high. Matrix units round their sums
+// towards zero, so partial sums are added up in ordinary float32 every FOLD steps.
 //
-// Arrays   x (batch, m, k), y (batch, k, n), each with one stride of its two last axes 1 and all others multiples of 16
-//          bytes; bias (n); out, saved (batch, m, n) row-major, saved what activation is applied to; sums, used if SPLIT:
-//          float[tiles * parts][TILE_M * TILE_N]; peaks: what the shifts of x and y follow from, used if PARTS is 3
-// Batch    matrix b of x is at (b / inner) * x_outer + (b % inner) * x_inner; with parts, x_outer leads from high to low
+// Arrays   x (batch, m, k), y (batch, k, n) of T; one of the strides of their two last axes is 1, all others are
+//          multiples of 16 bytes; bias (n) of T; out, saved (batch, m, n) of T, row-major; saved is the input of the
+//          activation
+//          sums (tiles * parts, TILE_M * TILE_N) of float: partial sums, used if SPLIT
+//          peaks (2): the amax of x and y as bits of floats, which determine the shifts; used if PARTS is 3
+//          Matrix b of x begins at (b / inner) * x_outer + (b % inner) * x_inner; with terms, x_outer leads from the
+//          high to the low term
 // Launch   matmul: global (tiles * ITEMS, parts), local (ITEMS, 1)
 //          matmul_join, if SPLIT: global (tiles * ITEMS, WARP_M / 16), local (ITEMS, 1)
-// Params   T, LOAD, STORE, KIND of the dtype | TILE_M, TILE_N, WARP_M, WARP_N, STAGES as above: WARP_M and WARP_N are
-//          multiples of 16, TILE_M and TILE_N of 64
-//          X_ALONG_K, Y_ALONG_K 1 if the stride along k is the one that is 1 | EVEN 1 if n is even
-//          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          WINDOWS 1 if x is made of windows (windows.cl), contiguous along k; 2 if y is, contiguous along its columns;
-//          else 0. With windows, whose pieces of 16 bytes are whole, the kernel is called matmul_of_windows
-//          SPLIT 1 if work-groups share tiles | PARTS 1, or 3 if x and y are float16 parts and out is float32
+// Params   T, LOAD, STORE, KIND              the dtype: see prelude.cl; KIND is its PTX name
+//          TILE_M, TILE_N, WARP_M, WARP_N    as above; TILE_* are multiples of 64, WARP_* of 16
+//          STAGES                            2, 3 or 4
+//          X_ALONG_K, Y_ALONG_K              1 if the operand is contiguous along k
+//          EVEN                              1 if n is even
+//          BIAS, SAVE                        1 to add bias, to write saved
+//          ACTIVATION                        none, relu, silu, gelu or gelu_tanh
+//          WINDOWS                           1 if x is an im2col view (windows.cl), contiguous along k; 2 if y is,
+//                                            contiguous along its columns; else 0. With 1 and 2, 16-byte chunks of the
+//                                            view are contiguous, and the kernel is called matmul_of_windows
+//          SPLIT                             1 if work-groups share tiles
+//          PARTS                             1; or 3 if x and y are float16 terms and out is float32
 #include "ptx.cl"
 #include "windows.cl"
 #if !defined(TILE_M) || !defined(TILE_N) || !defined(WARP_M) || !defined(WARP_N) || !defined(STAGES)
@@ -39,7 +47,7 @@
 
 #define WARPS_M (TILE_M / WARP_M)
 #define ITEMS (WARPS_M * (TILE_N / WARP_N) * 32)
-#define HIGH (WARP_M / 16)  // a warp's sums: HIGH x WIDE blocks of 16 x 8, of which a lane has four
+#define HIGH (WARP_M / 16)  // the sums of a warp: HIGH x WIDE blocks of 16 x 8; a lane holds four sums of each
 #define WIDE (WARP_N / 8)
 #define STEP 32  // of k
 #define X_BYTES (TILE_M * STEP * 2)
@@ -53,51 +61,53 @@
 #else
 #error "matmul_mma.cl: STAGES is 2, 3 or 4"
 #endif
-#define FOLD 8  // steps after which sums leave the matrix units
+#define FOLD 8  // steps after which sums are added up outside of the matrix units
 #if PARTS == 3
 #define INPUT half
 #else
 #define INPUT T
 #endif
 
-// The numbers of a launch; raster tiles along m run together, to share columns of y.
+// Arguments of a launch. `raster` tiles along m run together, so that they share columns of y in the cache.
 typedef struct {
     long m, n, k, tiles_m, tiles_n, raster, parts, inner, x_step, x_outer, x_inner, y_step, y_outer, y_inner;
 } Numbers;
 
 // ---- instructions -----------------------------------------------------------------------------------------------
 
-// Sixteen bytes to local memory, of which `bytes` are read and the others are 0.
-INLINE void piece_load(uint to, __global const INPUT *from, int bytes) {
+// Copy 16 bytes to local memory asynchronously: `bytes` are read, the others are 0.
+INLINE void cp_async(uint to, __global const INPUT *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-#define PIECES_GO() asm volatile("cp.async.commit_group;" ::: "memory")
-// Until at most so many groups of pieces are on their way.
-#define PIECES_WAIT(left) asm volatile("cp.async.wait_group " TEXT(left) ";" ::: "memory")
+#define CP_ASYNC_COMMIT() asm volatile("cp.async.commit_group;" ::: "memory")
+// Wait until at most `left` groups of copies are in flight.
+#define CP_ASYNC_WAIT(left) asm volatile("cp.async.wait_group " TEXT(left) ";" ::: "memory")
 
-// Four matrices of 8 x 8 from local memory to the registers of a warp, a row at each lane's place.
-#define LOAD_MATRICES(how, v, from) \
+// ldmatrix: load four matrices of 8 x 8 from local memory into the registers of a warp; each lane passes one row's
+// address.
+#define LDMATRIX(how, v, from) \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0, %1, %2, %3}, [%4];" \
                  : "=r"((v)[0]), "=r"((v)[1]), "=r"((v)[2]), "=r"((v)[3]) : "r"(from) : "memory")
 
 // s (16 x 8) += x (16 x 16) @ y (16 x 8)
-INLINE void multiply(float *s, const uint *x, const uint *y) {
+INLINE void mma(float *s, const uint *x, const uint *y) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TEXT(KIND) "." TEXT(KIND) ".f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
                  : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
 }
 
-// ---- pieces of an operand in local memory -----------------------------------------------------------------------
+// ---- tiles of an operand in local memory ------------------------------------------------------------------------
 
-// Where a piece is: its row and its number in the row.
+// The offset of a 16-byte chunk, from its row and its number in the row.
 INLINE uint swizzled_along_k(uint row, uint number) { return row * 64 + ((number ^ (row / 2 % 4)) << 4); }
 INLINE uint swizzled_turned(uint row, uint number, uint length) {
     return row * (length * 2) + ((number ^ (row % 8)) << 4);
 }
 
-// One's share of the pieces of a step that begins at k0; `from` is the matrix, `first` the tile's first position. Its
-// pieces have the same place in rows that lie a multiple of 8 apart. Of what is outside of the matrix 0 bytes are read.
+// Copy a work-item's share of the step that begins at k0; `from` is the matrix, `first` the tile's first position. Its
+// chunks lie in rows that are a multiple of 8 apart, so their swizzled offset within a row is the same. Chunks outside
+// of the matrix read 0 bytes.
 INLINE void operand_load(uint to, __global const INPUT *from, int along_k, int length, long first, long positions,
                          long step, long k0, long k, int me) {
     const int in_row = (along_k ? STEP : length) / 8, number = me % in_row, row = me / in_row, apart = ITEMS / in_row;
@@ -107,17 +117,18 @@ INLINE void operand_load(uint to, __global const INPUT *from, int along_k, int l
     from += along_k ? (first + row) * step + k0 + number * 8 : (k0 + row) * step + first + number * 8;
     to += along_k ? swizzled_along_k(row, number) : swizzled_turned(row, number, length);
     UNROLL for (int l = 0; l < length * STEP / 8 / ITEMS; l++)
-        piece_load(to + l * apart * in_row * 16, from + l * apart * step, l * apart < rows ? bytes : 0);
+        cp_async(to + l * apart * in_row * 16, from + l * apart * step, l * apart < rows ? bytes : 0);
 }
 
-// The same of windows: where one's pieces lie that do not move along k, and the pieces of a step.
-INLINE void windows_places(long *kept, const Axes *axes, int along_k, int length, long first, long positions, int me) {
+// The same for im2col views: offsets of a work-item's chunks without their part along k, and the chunks of a step.
+INLINE void find_view_offsets(long *kept, const Axes *axes, int along_k, int length, long first, long positions,
+                              int me) {
     const int in_row = (along_k ? STEP : length) / 8, number = me % in_row, row = me / in_row, apart = ITEMS / in_row;
     UNROLL for (int l = 0; l < length * STEP / 8 / ITEMS; l++)
         kept[l] = walk(axes, MIN(first + (along_k ? row + l * apart : number * 8), positions - 1));
 }
 
-INLINE void windows_load(uint to, __global const INPUT *from, const long *kept, const Axes *deep, int along_k, int length,
+INLINE void view_load(uint to, __global const INPUT *from, const long *kept, const Axes *deep, int along_k, int length,
                          long first, long positions, long k0, long k, int me) {
     const int in_row = (along_k ? STEP : length) / 8, number = me % in_row, row = me / in_row, apart = ITEMS / in_row;
     const int bytes = (along_k ? k - k0 : positions - first) > number * 8 ? 16 : 0;
@@ -125,35 +136,35 @@ INLINE void windows_load(uint to, __global const INPUT *from, const long *kept, 
     to += along_k ? swizzled_along_k(row, number) : swizzled_turned(row, number, length);
     if (along_k) from += walk(deep, MIN(k0 + number * 8, k - 1));
     UNROLL for (int l = 0; l < length * STEP / 8 / ITEMS; l++)
-        piece_load(to + l * apart * in_row * 16,
+        cp_async(to + l * apart * in_row * 16,
                    from + kept[l] + (along_k ? 0 : walk(deep, MIN(k0 + row + l * apart, k - 1))),
                    l * apart < rows ? bytes : 0);
 }
 
-// x for 16 rows and 16 of k: four words of each lane.
-INLINE void x_take(uint *v, uint at, uint row, uint deep, uint lane) {
+// Load the fragment of x for 16 rows x 16 of k: four words per lane.
+INLINE void load_x_fragment(uint *v, uint at, uint row, uint deep, uint lane) {
 #if X_ALONG_K
-    LOAD_MATRICES("", v, at + swizzled_along_k(row + lane % 16, deep / 8 + lane / 16));
+    LDMATRIX("", v, at + swizzled_along_k(row + lane % 16, deep / 8 + lane / 16));
 #else
-    LOAD_MATRICES(".trans", v, at + swizzled_turned(deep + lane / 16 * 8 + lane % 8, (row + lane / 8 % 2 * 8) / 8, TILE_M));
+    LDMATRIX(".trans", v, at + swizzled_turned(deep + lane / 16 * 8 + lane % 8, (row + lane / 8 % 2 * 8) / 8, TILE_M));
 #endif
 }
-// y for 16 of k and 16 columns: two words of each lane for the first 8, two for the others.
-INLINE void y_take(uint *v, uint at, uint column, uint deep, uint lane) {
+// Load the fragments of y for 16 of k x 16 columns: two words per lane for the first 8 columns, two for the others.
+INLINE void load_y_fragment(uint *v, uint at, uint column, uint deep, uint lane) {
 #if Y_ALONG_K
-    LOAD_MATRICES("", v, at + swizzled_along_k(column + lane / 16 * 8 + lane % 8, deep / 8 + lane / 8 % 2));
+    LDMATRIX("", v, at + swizzled_along_k(column + lane / 16 * 8 + lane % 8, deep / 8 + lane / 8 % 2));
 #else
-    LOAD_MATRICES(".trans", v, at + swizzled_turned(deep + lane % 16, (column + lane / 16 * 8) / 8, TILE_N));
+    LDMATRIX(".trans", v, at + swizzled_turned(deep + lane % 16, (column + lane / 16 * 8) / 8, TILE_N));
 #endif
 }
 
-// ---- tiles and writing ------------------------------------------------------------------------------------------
+// ---- scheduling and epilogue ------------------------------------------------------------------------------------
 
 typedef struct {
     long row, column, matrix;
-} Place;
+} Origin;
 
-INLINE void find_place(Place *place, const Numbers *a, long tile) {
+INLINE void find_origin(Origin *place, const Numbers *a, long tile) {
     const long each = a->tiles_m * a->tiles_n, in_matrix = tile % each, band_tiles = a->raster * a->tiles_n;
     const long band = in_matrix / band_tiles, in_band = in_matrix % band_tiles;
     const long high = MIN(a->tiles_m - band * a->raster, a->raster);
@@ -166,14 +177,14 @@ INLINE void write_two(__global T *target, const Numbers *a, long matrix, long ro
     if (row >= a->m || column >= a->n) return;
     const size_t i = ((size_t)matrix * a->m + row) * a->n + column;
 #if PARTS == 1 && EVEN
-    *(__global uint *)(target + i) = pair_of(v, w);
+    *(__global uint *)(target + i) = pack_pair(v, w);
 #else
     STORE(target, i, v);
     if (column + 1 < a->n) STORE(target, i + 1, w);
 #endif
 }
 
-// Two neighbours in each of two rows, 8 apart.
+// Apply the epilogue to two neighbors in each of two rows that lie 8 apart, and write them.
 INLINE void write_four(__global T *out, __global T *saved, __global const T *bias, const Numbers *a, long matrix,
                        long row, long column, const float *sums, float scale, float rest) {
     float v[4];
@@ -190,7 +201,7 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 #if PARTS == 3
 #define FIND_SCALES() \
     const int shift = -shift_of(peaks[0]) - shift_of(peaks[1]); \
-    const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2)  // as one it could be infinite
+    const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2)  // one factor could overflow
 #else
 #define FIND_SCALES() const float scale = 1, rest = 1
 #endif
@@ -199,18 +210,18 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 
 #if WINDOWS == 1
 #define LOAD_X(to, from) \
-    windows_load(to, from, kept, &windows.deep, X_ALONG_K, TILE_M, place.row, a.m, k0, a.k, me)
+    view_load(to, from, kept, &windows.deep, X_ALONG_K, TILE_M, place.row, a.m, k0, a.k, me)
 #else
 #define LOAD_X(to, from) operand_load(to, from, X_ALONG_K, TILE_M, place.row, a.m, a.x_step, k0, a.k, me)
 #endif
 #if WINDOWS == 2
 #define LOAD_Y(to, from) \
-    windows_load(to, from, kept, &windows.deep, Y_ALONG_K, TILE_N, place.column, a.n, k0, a.k, me)
+    view_load(to, from, kept, &windows.deep, Y_ALONG_K, TILE_N, place.column, a.n, k0, a.k, me)
 #else
 #define LOAD_Y(to, from) operand_load(to, from, Y_ALONG_K, TILE_N, place.column, a.n, a.y_step, k0, a.k, me)
 #endif
 
-// The pieces of step number `step`, if there is one.
+// Start copying the operands of step number `step`, if there is one.
 #define FETCH(step) { \
         const int next = step, slot = next % STAGES; \
         if (next < to) { \
@@ -221,27 +232,27 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
             LOAD_X(at, x + x_low); \
             LOAD_Y(at + X_BYTES, y + y_low); \
         } \
-        PIECES_GO(); \
+        CP_ASYNC_COMMIT(); \
     }
 
-// Until the next step's pieces are there, for everybody.
+// Wait until the operands of the next step have arrived, for the whole work-group.
 #define AWAIT_STEP() { \
-        PIECES_WAIT(STAGES_LEFT); \
+        CP_ASYNC_WAIT(STAGES_LEFT); \
         barrier(CLK_LOCAL_MEM_FENCE); \
     }
 
-// Half a step from local memory; of the last one's successor, what lies there.
-#define TAKE(which, step, deep) { \
+// Load half a step from local memory into registers; beyond the last step, stale data that is not used.
+#define LOAD_FRAGMENTS(which, step, deep) { \
         const uint at = local_at + (step) % STAGES * STAGE_BYTES; \
-        UNROLL for (int i = 0; i < HIGH; i++) x_take(left[which][i], at, warp_row + i * 16, deep, lane); \
+        UNROLL for (int i = 0; i < HIGH; i++) load_x_fragment(left[which][i], at, warp_row + i * 16, deep, lane); \
         UNROLL for (int j = 0; j < WIDE / 2; j++) \
-            y_take(right[which][j], at + X_BYTES, warp_column + j * 16, deep, lane); \
+            load_y_fragment(right[which][j], at + X_BYTES, warp_column + j * 16, deep, lane); \
     }
 
-#define MULTIPLY(which) { \
+#define MMA(which) { \
         UNROLL for (int i = 0; i < HIGH; i++) \
             UNROLL for (int j = 0; j < WIDE; j++) \
-                multiply(sum[i][j], left[which][i], right[which][j / 2] + j % 2 * 2); \
+                mma(sum[i][j], left[which][i], right[which][j / 2] + j % 2 * 2); \
     }
 
 #define EACH_SUM \
@@ -260,17 +271,18 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #endif
     __local uint4 memory[STAGES * STAGE_BYTES / 16] __attribute__((aligned(128)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
-    const uint local_at = place_of(memory), warp_row = warp % WARPS_M * WARP_M, warp_column = warp / WARPS_M * WARP_N;
+    const uint local_at = local_address(memory), warp_row = warp % WARPS_M * WARP_M;
+    const uint warp_column = warp / WARPS_M * WARP_N;
     const int each = (int)((a.k + STEP - 1) / STEP), steps = PARTS * each;
     const int from = (int)((long)steps * get_group_id(1) / a.parts), to = (int)((long)steps * (get_group_id(1) + 1) / a.parts);
-    Place place;
-    find_place(&place, &a, get_group_id(0));
+    Origin place;
+    find_origin(&place, &a, get_group_id(0));
     x += x_start + (PARTS == 3 ? 0 : place.matrix / a.inner * a.x_outer) + place.matrix % a.inner * a.x_inner;
     y += y_start + (PARTS == 3 ? 0 : place.matrix / a.inner * a.y_outer) + place.matrix % a.inner * a.y_inner;
 #if WINDOWS
     long kept[(WINDOWS == 1 ? TILE_M : TILE_N) * STEP / 8 / ITEMS];
-    if (WINDOWS == 1) windows_places(kept, &windows.kept, X_ALONG_K, TILE_M, place.row, a.m, me);
-    else windows_places(kept, &windows.kept, Y_ALONG_K, TILE_N, place.column, a.n, me);
+    if (WINDOWS == 1) find_view_offsets(kept, &windows.kept, X_ALONG_K, TILE_M, place.row, a.m, me);
+    else find_view_offsets(kept, &windows.kept, Y_ALONG_K, TILE_N, place.column, a.n, me);
 #endif
 
     float sum[HIGH][WIDE][4];
@@ -280,16 +292,16 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     EACH_SUM total[i][j][c] = 0;
 #endif
     UNROLL for (int s = 0; s < STAGES - 1; s++) FETCH(from + s)
-    uint left[2][HIGH][4], right[2][WIDE / 2][4];  // of a step's first and second half
+    uint left[2][HIGH][4], right[2][WIDE / 2][4];  // fragments of the first and second half of a step
     AWAIT_STEP();
-    TAKE(0, from, 0);
+    LOAD_FRAGMENTS(0, from, 0);
     for (int step = from; step < to; step++) {
-        TAKE(1, step, 16);
-        FETCH(step + STAGES - 1);  // where everybody has read all that there was
-        MULTIPLY(0);
+        LOAD_FRAGMENTS(1, step, 16);
+        FETCH(step + STAGES - 1);  // into the stage that all warps have finished reading
+        MMA(0);
         AWAIT_STEP();
-        TAKE(0, step + 1, 0);
-        MULTIPLY(1);
+        LOAD_FRAGMENTS(0, step + 1, 0);
+        MMA(1);
 #if PARTS == 3
         if ((step - from) % FOLD == FOLD - 1 || step == to - 1 || step == 2 * each - 1) {
             const float weight = step < 2 * each ? 1 / 2048.0f : 1;
@@ -318,13 +330,13 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 }
 
 #if SPLIT
-// Add the parts of a tile in order: 16 rows of each warp.
+// Add the partial sums of a tile in a fixed order, and apply the epilogue: 16 rows of each warp.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void matmul_join(__global const float4 *sums, __global const T *bias, __global T *out, __global T *saved,
                  __global const uint *peaks, const Numbers a) {
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, i = get_group_id(1);
-    Place place;
-    find_place(&place, &a, get_group_id(0));
+    Origin place;
+    find_origin(&place, &a, get_group_id(0));
     FIND_SCALES();
     sums += (size_t)get_group_id(0) * a.parts * (TILE_M * TILE_N / 4) + i * WIDE * ITEMS + me;
     UNROLL for (int j = 0; j < WIDE; j++) {

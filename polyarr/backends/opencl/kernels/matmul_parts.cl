@@ -1,21 +1,24 @@
-// Float32 matrices as two of float16 each, for products on matrix units: x 2^shift = high + low / 2^11; see ptx.cl.
+// Splits float32 matrices into 2 float16 terms each, for GEMM on matrix units (split precision): x 2^shift = high + low
+// / 2^11. The shift follows from the amax of the matrix: see ptx.cl. A work-item takes four columns (along the
+// contiguous axis) of some rows.
 //
-// A work-item takes four columns of some rows: of the contiguous axis, whichever that is.
-//
-// Arrays   x: matrix b at x_start + (b / inner) * outer_step + (b % inner) * inner_step, row_step between its rows
-//          peaks (2): the bits of the largest finite magnitude of x and of y, 0 at first; this one's is peaks[which]
-//          parts (2, batch, rows, pitch): high and low, pitch a multiple of 8
-//          or, of divide_beside, (rows, 2, columns) for x (rows, columns) row-major, and likewise for y; lengths by four.
-//          Without y_fours there is no y. x_peaks, y_peaks: the bits of the largest finite magnitude, twice, and then
-//          x_found, y_found words of which it is the largest: what each group of find_peaks has seen, say
-// Launch   find_peak, divide: global (fours of columns, rows that run at once, batch), local (64, 4, 1)
+// Arrays   x of float: matrix b begins at x_start + (b / inner) * outer_step + (b % inner) * inner_step; row_step
+//          between rows
+//          find_peak, divide: peaks (2): the amax of x and of y as bits of floats, 0 at first; `which` selects
+//          this operand's
+//          divide: parts (2, batch, rows, pitch): high terms, then low terms; pitch is a multiple of 8
+//          find_peaks, divide_beside: x and y (rows, columns), row-major, lengths in float4; there is no y if y_fours
+//          is 0. x_parts, y_parts (rows, 2, columns): high and low terms side by side. x_peaks, y_peaks: two copies of
+//          the amax, then x_found, y_found words whose maximum it is, such as the amax of each group of find_peaks
+// Launch   find_peak, divide: global (float4 of columns, any number of rows, batch), local (64, 4, 1)
 //          find_peaks, divide_beside: global any multiple of 256, local 256
-// Params   KIND f16 | VECTOR 1 if fours of columns are aligned
+// Params   KIND      f16
+//          VECTOR    1 if rows consist of aligned float4
 #include "ptx.cl"
-#include "fours.cl"
-#include "peak.cl"
+#include "float4.cl"
+#include "amax.cl"
 
-static inline uint most_bits(float4 v) {
+static inline uint amax_bits(float4 v) {
     return MAX(MAX(finite_bits(v.x), finite_bits(v.y)), MAX(finite_bits(v.z), finite_bits(v.w)));
 }
 
@@ -28,18 +31,18 @@ void find_peak(__global const float *x, __global volatile uint *peaks, const int
     x += x_start + b / inner * outer_step + b % inner * inner_step;
     uint bits = 0;
     for (long row = get_global_id(1); row < rows; row += get_global_size(1))
-        bits = MAX(bits, most_bits(four_of(x + row * row_step, column, columns)));
-    bits = most_in_group(bits, largest, get_local_id(1) * 64 + get_local_id(0), 256);
+        bits = MAX(bits, amax_bits(load_float4(x + row * row_step, column, columns)));
+    bits = group_max(bits, largest, get_local_id(1) * 64 + get_local_id(0), 256);
     if (get_local_id(0) + get_local_id(1) == 0) atomic_max(peaks + which, bits);
 }
 
-INLINE uint most_of_all(__global const float4 *restrict x, uint fours) {
+INLINE uint amax_of(__global const float4 *restrict x, uint fours) {
     uint bits = 0;
     const uint grid = get_global_size(0);
     uint i = get_global_id(0);
     for (; i + (BATCH - 1) * grid < fours; i += BATCH * grid)
-        UNROLL for (int b = 0; b < BATCH; b++) bits = MAX(bits, most_bits(x[i + b * grid]));
-    for (; i < fours; i += grid) bits = MAX(bits, most_bits(x[i]));
+        UNROLL for (int b = 0; b < BATCH; b++) bits = MAX(bits, amax_bits(x[i + b * grid]));
+    for (; i < fours; i += grid) bits = MAX(bits, amax_bits(x[i]));
     return bits;
 }
 
@@ -48,19 +51,20 @@ void find_peaks(__global const float4 *restrict x, __global const float4 *restri
                 __global uint *y_peaks, const uint x_fours, const uint y_fours) {
     __local uint largest[256];
     const int me = get_local_id(0);
-    const uint group = get_group_id(0), of_x = most_in_group(most_of_all(x, x_fours), largest, me, 256);
-    const uint of_y = y_fours ? most_in_group(most_of_all(y, y_fours), largest, me, 256) : 0;
+    const uint group = get_group_id(0), of_x = group_max(amax_of(x, x_fours), largest, me, 256);
+    const uint of_y = y_fours ? group_max(amax_of(y, y_fours), largest, me, 256) : 0;
     if (me) return;
     x_peaks[2 + group] = of_x;
     if (y_fours) y_peaks[2 + group] = of_y;
 }
 
-// The parts of four numbers, which are so far apart.
-static inline void write_parts(float4 v, __global uint2 *parts, long apart) {
-    const uint2 high = (uint2)(pair_of(v.x, v.y), pair_of(v.z, v.w));
-    const float2 a = floats_of(high.x), c = floats_of(high.y);
+// Write the two terms of four numbers, `apart` uint2 apart.
+static inline void write_terms(float4 v, __global uint2 *parts, long apart) {
+    const uint2 high = (uint2)(pack_pair(v.x, v.y), pack_pair(v.z, v.w));
+    const float2 a = unpack_pair(high.x), c = unpack_pair(high.y);
     parts[0] = high;
-    parts[apart] = (uint2)(pair_of(low_of(v.x, a.x), low_of(v.y, a.y)), pair_of(low_of(v.z, c.x), low_of(v.w, c.y)));
+    parts[apart] =
+        (uint2)(pack_pair(low_of(v.x, a.x), low_of(v.y, a.y)), pack_pair(low_of(v.z, c.x), low_of(v.w, c.y)));
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
@@ -72,20 +76,20 @@ void divide(__global const float *x, __global const uint *peaks, __global uint2 
     x += x_start + b / inner * outer_step + b % inner * inner_step;
     if (column >= pitch) return;
     for (long row = get_global_id(1); row < rows; row += get_global_size(1)) {
-        const float4 v = four_of(x + row * row_step, column, columns) * scale;
-        write_parts(v, parts + ((b * rows + row) * pitch + column) / 4, all);
+        const float4 v = load_float4(x + row * row_step, column, columns) * scale;
+        write_terms(v, parts + ((b * rows + row) * pitch + column) / 4, all);
     }
 }
 
-// Of the peaks that were found the largest goes where products read it.
-INLINE void write_beside(__global const float4 *restrict x, __global uint *peaks, __local uint *largest,
+// Reduce the `found` amax values to one, write it for the GEMM, and split x with it.
+INLINE void split_interleaved(__global const float4 *restrict x, __global uint *peaks, __local uint *largest,
                          uint found, __global uint2 *restrict parts, uint fours, uint row) {
     uint bits = 0;
     for (uint i = get_local_id(0); i < found; i += 256) bits = MAX(bits, peaks[2 + i]);
-    bits = most_in_group(bits, largest, get_local_id(0), 256);
+    bits = group_max(bits, largest, get_local_id(0), 256);
     if (get_global_id(0) < 2) peaks[get_global_id(0)] = bits;
     const float scale = power_of_2(shift_of(bits));
-    EACH_FOUR_BESIDE(x, fours, row, 2, write_parts(v * scale, parts + at, row))
+    EACH_FLOAT4_INTERLEAVED(x, fours, row, 2, write_terms(v * scale, parts + at, row))
 }
 
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
@@ -94,6 +98,6 @@ void divide_beside(__global const float4 *restrict x, __global const float4 *res
                    __global uint2 *restrict y_parts, const uint x_fours, const uint x_row, const uint y_fours,
                    const uint y_row) {
     __local uint largest[256];
-    write_beside(x, x_peaks, largest, x_found, x_parts, x_fours, x_row);
-    if (y_fours) write_beside(y, y_peaks, largest, y_found, y_parts, y_fours, y_row);
+    split_interleaved(x, x_peaks, largest, x_found, x_parts, x_fours, x_row);
+    if (y_fours) split_interleaved(y, y_peaks, largest, y_found, y_parts, y_fours, y_row);
 }

@@ -1,15 +1,19 @@
-// Matrix product with few rows, such as one vector: out = activation(x @ y + bias), for a batch, on CPUs. It is bound
-// by reading y, which is read once. A tall matrix times one with few columns is the same, transposed.
+// GEMV and skinny GEMM (few rows of x) on CPUs: out = activation(x @ y + bias), for a batch. It is bound by the
+// bandwidth of y, which is read once. A tall matrix times one with few columns is the same product, transposed.
 //
-// Arrays   x (batch, m, k), y (batch, k, n), out, saved (batch, m, n), each with any strides, saved what
-//          activation is applied to; bias with a stride for the rows and one for the columns of out
-// Batch    matrix b of x lies at x_start + (b / inner) * x_outer + (b % inner) * x_inner; the same for y
-// Launch   local (1, 1, 1), global (groups of columns, 1, batch). A group has columns_each columns if Y_ALONG_K, else
-//          WIDE
-// Params   T, ACC, LOAD, STORE of the dtype | FLOATING 1 if it is one of the float dtypes
-//          X_ALONG_K, Y_ALONG_K 1 if the stride along k is 1; if not Y_ALONG_K the stride along n should be
-//          BIAS, SAVE 1 to add bias, to write saved | ACTIVATION none, relu, silu, gelu or gelu_tanh
-//          WIDE sums that a work-item keeps | LANES, ROWS 1
+// Arrays   x (batch, m, k), y (batch, k, n), out, saved (batch, m, n) of T, each with any strides; saved is the input
+//          of the activation; bias of T, with one stride for the rows and one for the columns of out
+//          Matrix b of x begins at x_start + (b / inner) * x_outer + (b % inner) * x_inner; likewise for y
+// Launch   local (1, 1, 1), global (groups of columns, 1, batch); a group computes columns_each columns if Y_ALONG_K,
+//          else
+//          WIDE columns
+// Params   T, ACC, LOAD, STORE     the dtype: see prelude.cl
+//          FLOATING                1 if the dtype is floating-point
+//          X_ALONG_K, Y_ALONG_K    1 if the stride along k is 1; without Y_ALONG_K the stride along n should be 1
+//          BIAS, SAVE              1 to add bias, to write saved
+//          ACTIVATION              none, relu, silu, gelu or gelu_tanh
+//          WIDE                    partial sums per work-item
+//          LANES, ROWS             1
 #if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_thin.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
 #endif
@@ -20,7 +24,8 @@
 #error "matmul_thin.cl needs ACTIVATION, LANES, ROWS and WIDE"
 #endif
 
-// One running sum over all of k would lose a digit for every few thousand terms: sums of chunks are added instead.
+// A single accumulator would lose a digit for every few thousand terms, so chunks are summed on their own and then
+// added.
 #define CHUNK 128L
 #define X(r, d) LOAD(x, (r) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
 #define WRITE(r, c, sum) { \
@@ -50,12 +55,12 @@ __kernel ROW_GROUP void matmul(
             ACC total[WIDE], lost[WIDE];
             for (int w = 0; w < WIDE; w++) total[w] = lost[w] = 0;
             for (long begin = 0; begin < depth; begin += CHUNK * WIDE) {
-                // What EACH_COLUMN visits: of y transposed.
+                // The columns that EACH_COLUMN visits are those of y transposed.
                 const size_t columns = MIN(CHUNK * WIDE, depth - begin);
                 ACC part[WIDE];
                 for (int w = 0; w < WIDE; w++) part[w] = 0;
                 EACH_COLUMN(part[w] += X(r, begin + c) * LOAD(row, begin + c);)
-                for (int w = 0; w < WIDE; w++) ADD_KEEPING(ACC, total[w], lost[w], part[w])
+                for (int w = 0; w < WIDE; w++) KAHAN_ADD(ACC, total[w], lost[w], part[w])
             }
             const ACC sum = row_sum(total, me, lanes);
             if (column < n) WRITE(r, column, sum)
@@ -79,7 +84,7 @@ __kernel ROW_GROUP void matmul(
                     for (int w = 0; w < WIDE; w++)
                         if (first + w < n) part[w] += left * LOAD(row, w * y_column);
             }
-            for (int w = 0; w < WIDE; w++) ADD_KEEPING(ACC, total[w], lost[w], part[w])
+            for (int w = 0; w < WIDE; w++) KAHAN_ADD(ACC, total[w], lost[w], part[w])
         }
         for (int w = 0; w < WIDE; w++)
             if (first + w < n) WRITE(r, first + w, total[w])

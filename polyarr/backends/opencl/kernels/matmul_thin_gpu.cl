@@ -1,17 +1,24 @@
-// Matrix product with few rows, as matmul_thin.cl has it, for GPUs: out = activation(x @ y * scale + bias). It is bound
-// by reading y, so a work-item asks for AHEAD vectors of it before it uses the first, and each is used for M rows.
+// GEMV and skinny GEMM (few rows of x) on GPUs: out = activation(x @ y * scale + bias), for a batch; see
+// matmul_thin.cl. It is bound by the bandwidth of y, so a work-item issues AHEAD vector loads of y before it uses the
+// first, and uses each for M rows.
 //
 // Arrays   those of matmul_thin.cl; scale (n) of ACC
-// Launch   local (LANES, LINES, 1), global that times (groups of columns, 1, batch). A group has LINES * COLUMNS
-//          columns if Y_ALONG_K, else LANES * VECTOR
-// Params   those of matmul_thin.cl but WIDE and ROWS | M rows that are made at once
-//          Y_ALONG_K 1: LANES work-items share COLUMNS columns, for each of LINES; M * COLUMNS is at most LANES.
-//          Y_ALONG_K 0: LINES work-items share VECTOR columns, and COLUMNS is 1
-//          VECTOR elements of y that a work-item takes side by side, along k or along n, which is a multiple of as many:
-//          the order of sums does not depend on where they lie | BY_WORD, Y_BY_WORD 1 if x, y has them side by side in
-//          memory, from a multiple of as many on, so that they are read at once; DTYPE, RAW, WORD as DEFINE_VECTOR has
-//          them | Y_T, Y_DTYPE, Y_RAW, Y_WORD the same of y | SCALES 1 if there is a scale | BIAS_T, BIAS_LOAD of the
-//          bias | KEEPS 1 where a work-item adds so many terms that one running sum would lose digits
+// Launch   local (LANES, LINES, 1), global (groups of columns * LANES, LINES, batch); a group computes LINES * COLUMNS
+//          columns if Y_ALONG_K, else LANES * VECTOR columns
+// Params   those of matmul_thin.cl except WIDE and ROWS
+//          M                      rows computed at once
+//          LANES, LINES, COLUMNS  with Y_ALONG_K, LANES work-items share COLUMNS columns (split along k), for each of
+//                                 LINES;
+//                                 M * COLUMNS is at most LANES. Without it, LINES work-items share VECTOR columns,
+//                                 COLUMNS is 1
+//          AHEAD                  vector loads in flight
+//          VECTOR                 elements of y per vector, along k or along n, whose length it divides. The order of
+//                                 summation does not depend on the layout of y
+//          BY_WORD, Y_BY_WORD     1 if vectors of x, y are contiguous and aligned, so that one load reads a vector
+//          DTYPE, RAW, WORD       of x, as for DEFINE_VECTOR; Y_T, Y_DTYPE, Y_RAW, Y_WORD of y
+//          SCALES                 1 to multiply by scale
+//          BIAS_T, BIAS_LOAD      dtype of bias
+//          KEEPS                  1 for compensated summation: a work-item adds so many terms that digits would be lost
 #if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_thin_gpu.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
 #endif
@@ -35,10 +42,10 @@
 #endif
 
 #define GROUP (LANES * LINES)
-#define OUTPUTS (LINES * COLUMNS * M)  // of a group, where a line shares columns
-#define WIDTH (LANES * VECTOR)         // columns of a group, where lines share them
-#define FOLDS MIN(8, MIN(LANES, GROUP / OUTPUTS))  // work-items that add what a line has of one
-#define ASKS_FOR_ALL (M * AHEAD <= 8)            // whether there is room for all of x that is used at once
+#define OUTPUTS (LINES * COLUMNS * M)  // outputs of a group, with Y_ALONG_K
+#define WIDTH (LANES * VECTOR)         // columns of a group, without Y_ALONG_K
+#define FOLDS MIN(8, MIN(LANES, GROUP / OUTPUTS))  // work-items that add the partial sums of one output together
+#define LOADS_X_AHEAD (M * AHEAD <= 8)            // whether registers suffice to load x together with y
 #define EACH_AHEAD _Pragma("unroll") for (int a = 0; a < AHEAD; a++)
 #define EACH_ROW _Pragma("unroll") for (int i = 0; i < M; i++)
 #define EACH_COLUMN_OF_LINE _Pragma("unroll") for (int j = 0; j < COLUMNS; j++)
@@ -47,20 +54,21 @@
 typedef union { WORD word; RAW each[VECTOR]; } Left;
 typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 
-// What lies at p, and `step` elements apart, or zeros. There is something to read in any case, so that nothing waits for a
-// branch.
-#define ASK_FOR(stored, WORD, RAW, by_word, p, step, is_due) { \
+// Load a vector at p, whose elements lie `step` apart, or zeros unless is_used. p is always a valid address, so that no
+// load waits for a branch.
+#define LOAD_IF(stored, WORD, RAW, by_word, p, step, is_used) { \
         if (by_word) stored.word = *(__global const WORD *)(p); \
         else EACH_OF_VECTOR stored.each[k] = ((__global const RAW *)(p))[k * (step)]; \
-        if (!(is_due)) stored.word = (WORD)(0); \
+        if (!(is_used)) stored.word = (WORD)(0); \
     }
-#define ASK_FOR_X(stored, p, is_due) ASK_FOR(stored, WORD, RAW, BY_WORD, p, X_ALONG_K ? 1 : x_deep, is_due)
-#define ASK_FOR_Y(stored, p, is_due) ASK_FOR(stored, Y_WORD, Y_RAW, Y_BY_WORD, p, Y_ALONG_K ? y_deep : y_column, is_due)
+#define LOAD_X_IF(stored, p, is_used) LOAD_IF(stored, WORD, RAW, BY_WORD, p, X_ALONG_K ? 1 : x_deep, is_used)
+#define LOAD_Y_IF(stored, p, is_used) \
+    LOAD_IF(stored, Y_WORD, Y_RAW, Y_BY_WORD, p, Y_ALONG_K ? y_deep : y_column, is_used)
 #define X_AT(r, d) (x + MIN(r, m - 1) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
 #define SCALE(c) (SCALES ? scale[c] : 1)
 #define ADDED(r, c) (BIAS ? BIAS_LOAD(bias, (r) * bias_row + (c) * bias_column) : 0)
 
-// A work-item's sums: of parts, of which what rounding loses is kept, where there are many terms.
+// The sums of a work-item; with KEEPS they are sums of parts, added with Kahan's compensation.
 #define EACH_SUM(high, wide) \
     _Pragma("unroll") for (int g = 0; g < high; g++) _Pragma("unroll") for (int h = 0; h < wide; h++)
 #if KEEPS
@@ -70,7 +78,7 @@ typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 #define PARTS(name, high, wide) ACC name##_part[high][wide]; EACH_SUM(high, wide) name##_part[g][h] = 0;
 #define PART(name) name##_part
 #define ADD_PARTS(name, high, wide) \
-    EACH_SUM(high, wide) ADD_KEEPING(ACC, name[g][h], name##_lost[g][h], name##_part[g][h])
+    EACH_SUM(high, wide) KAHAN_ADD(ACC, name[g][h], name##_lost[g][h], name##_part[g][h])
 #else
 #define SUMS(name, high, wide) ACC name[high][wide]; EACH_SUM(high, wide) name[g][h] = 0;
 #define PARTS(name, high, wide)
@@ -100,24 +108,24 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
     __local ACC sums[OUTPUTS * (LANES + 1)];
     const long begin_of_group = get_group_id(0) * (LINES * COLUMNS), first = begin_of_group + line * COLUMNS;
     for (long r = 0; r < m; r += M) {
-        const long row = r + flat % M, column = begin_of_group + flat / M;  // whose sum this work-item writes
+        const long row = r + flat % M, column = begin_of_group + flat / M;  // of the output that this work-item writes
         const int writes = flat < OUTPUTS && row < m && column < n;
         const ACC factor = writes ? SCALE(column) : 0, added = writes ? ADDED(row, column) : 0;
         SUMS(total, COLUMNS, M)
         for (long d = me * VECTOR; d < k; d += AHEAD * LANES * VECTOR) {
             Right right[AHEAD][COLUMNS];
-            Left left[ASKS_FOR_ALL ? AHEAD : 1][M];
+            Left left[LOADS_X_AHEAD ? AHEAD : 1][M];
             PARTS(total, COLUMNS, M)
             EACH_AHEAD {
                 const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
                 EACH_COLUMN_OF_LINE
-                    ASK_FOR_Y(right[a][j], y + MIN(first + j, n - 1) * y_column + near, at < k)
-                if (ASKS_FOR_ALL) EACH_ROW ASK_FOR_X(left[a][i], X_AT(r + i, near), at < k)
+                    LOAD_Y_IF(right[a][j], y + MIN(first + j, n - 1) * y_column + near, at < k)
+                if (LOADS_X_AHEAD) EACH_ROW LOAD_X_IF(left[a][i], X_AT(r + i, near), at < k)
             }
             EACH_AHEAD {
                 const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
-                const int here = ASKS_FOR_ALL ? a : 0;
-                if (!ASKS_FOR_ALL) EACH_ROW ASK_FOR_X(left[here][i], X_AT(r + i, near), at < k)
+                const int here = LOADS_X_AHEAD ? a : 0;
+                if (!LOADS_X_AHEAD) EACH_ROW LOAD_X_IF(left[here][i], X_AT(r + i, near), at < k)
                 EACH_COLUMN_OF_LINE EACH_ROW {
                     ACC dot = 0;
                     EACH_OF_VECTOR dot += WIDEN(DTYPE)(left[here][i].each[k]) * WIDEN(Y_DTYPE)(right[a][j].each[k]);
@@ -140,7 +148,7 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
             _Pragma("unroll") for (int l = 0; l < FOLDS; l++) sum += sums[flat * (LANES + 1) + l];
             WRITE(row, column, sum, factor, added)
         }
-        barrier(CLK_LOCAL_MEM_FENCE);  // sums may serve the next rows
+        barrier(CLK_LOCAL_MEM_FENCE);  // the next rows reuse sums
     }
 #else
     __local ACC sums[LINES][WIDTH];
@@ -154,7 +162,7 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
             PARTS(total, M, VECTOR)
             EACH_AHEAD {
                 const long at = d + a * LINES;
-                ASK_FOR_Y(right[a], own + MIN(at, depth - 1) * y_deep, at < depth)
+                LOAD_Y_IF(right[a], own + MIN(at, depth - 1) * y_deep, at < depth)
             }
             EACH_AHEAD {
                 const long at = d + a * LINES;

@@ -1,9 +1,10 @@
-// As many multiply-adds as a processor can do: what products are held against.
+// Benchmarks the peak multiply-add rate of a CPU, against which the throughput of kernels is compared.
 //
-// Arrays   out (work-items): a number that depends on every multiply-add, so that none is left out
-// Launch   global work-items, local 1
-// Params   T element type | WIDE elements of a vector | SUMS vectors that are added to in turn: enough to hide how long
-//          one addition takes, few enough to stay in registers
+// Arrays   out (work-items) of T: a value that depends on every multiply-add, so that none is optimized away
+// Launch   global: the number of work-items, local 1
+// Params   T       element type
+//          WIDE    elements of a vector
+//          SUMS    independent accumulators: enough to hide the latency of an addition, few enough to stay in registers
 #if !defined(T) || !defined(WIDE) || !defined(SUMS)
 #error "measure.cl needs T, WIDE and SUMS"
 #endif

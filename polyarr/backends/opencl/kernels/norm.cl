@@ -1,16 +1,20 @@
-// Norms over the last axis: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); that of the root mean
-// square is not CENTRED: its mean is 0. Backward, with n = (x - mean) * rstd and h = g * weight:
-// dx = rstd * (h - mean(h) - n * mean(h * n)), without mean(h) if not CENTRED;
-// dweight = sum over rows of g * n, dbias = sum over rows of g. ADDS, x + added is normalised, and is total; dx + added is
-// written backward.
+// Layer norm and RMS norm over the last axis, forward and backward, for CPUs.
+// Forward: y = (x - mean) * rstd * weight + bias with rstd = 1 / sqrt(variance + eps). RMS norm is not CENTRED: its
+// mean is 0. Backward, with n = (x - mean) * rstd and h = g * weight: dx = rstd * (h - mean(h) - n * mean(h * n)),
+// without mean(h) if not CENTRED; dweight = the sum of g * n over rows, dbias = the sum of g over rows. ADDS fuses a
+// residual connection: forward normalizes total = x + added; backward writes dx + added.
 //
-// Arrays   x, y, g, dx, added, total (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean,
-//          rstd; added is read, and total written, if ADDS;
-//          dweight, dbias (global size 1, cols) of ACC: each set of LANES work-items sums the rows that it took
-// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
-// Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
-//          WIDE partial results per work-item | CENTRED 0 or 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
-//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written | ADDS 0 or 1
+// Arrays   x, y, g, dx, added, total (rows, cols) of T, row-major; weight, bias (cols) of T
+//          saved (rows, 1 + CENTRED) of ACC: mean (if CENTRED) and rstd
+//          dweight, dbias (global size 1, cols) of ACC: partial sums, one row per set of LANES work-items
+// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW in prelude.cl
+// Params   T, ACC, LOAD, STORE          the dtype: see prelude.cl
+//          LANES, ROWS                  work-items per row, rows per work-group, powers of two
+//          WIDE                         partial sums per work-item
+//          CENTRED                      1 for layer norm, 0 for RMS norm
+//          HAS_WEIGHT, HAS_BIAS         1 if weight, bias are read
+//          WANTS_WEIGHT, WANTS_BIAS     1 to write dweight, dbias
+//          ADDS                         1 to read added (and write total)
 #if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(CENTRED)
 #error "norm.cl needs a dtype's macros, LANES, WIDE, ROWS and CENTRED"
 #endif
@@ -60,7 +64,8 @@ __kernel ROW_GROUP void norm_forward(__global const T *restrict x, __global cons
         EACH_COLUMN(sum[w] += LOAD(x_row, c);)
         const ACC rough_mean = row_sum(sum, me, lane) / cols;
 
-        // Centred before squaring. What the rough mean lost to rounding over a long row shows in the second sum.
+        // Two passes: differences from the rough mean are squared, and their sum corrects the rounding error of that
+        // mean.
         for (int w = 0; w < WIDE; w++) sum[w] = squares[w] = 0;
         EACH_COLUMN(const ACC d = LOAD(x_row, c) - rough_mean; sum[w] += d; squares[w] += d * d;)
         const ACC lost = row_sum(sum, me, lane) / cols;

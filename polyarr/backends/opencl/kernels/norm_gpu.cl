@@ -1,11 +1,9 @@
-// Norms over the last axis, as norm.cl has them, for GPUs.
+// Layer norm and RMS norm over the last axis, forward and backward, for GPUs. norm.cl has the formulas.
 //
-// Arrays   x, y, g, dx, added, total (rows, cols) row-major; weight, bias (cols); saved (rows, 1 + CENTRED) of ACC = mean,
-//          rstd; added is read, and total written, if ADDS; dweight, dbias (groups, cols) of ACC: the sums over the rows
-//          that a group took
-// Launch   see shares.cl; backward, a set takes rows_each rows
-// Params   those of shares.cl, with EVEN 1 | CENTRED 0 or 1 | HAS_WEIGHT, HAS_BIAS 0 or 1: whether the array is read |
-//          WANTS_WEIGHT, WANTS_BIAS 0 or 1: whether its gradient is written | ADDS 0 or 1
+// Arrays   those of norm.cl, but dweight, dbias (groups, cols) of ACC: partial sums, one row per work-group
+// Launch   see shares.cl; backward, LANES work-items process rows_each rows
+// Params   those of shares.cl, with EVEN 1
+//          CENTRED, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS, ADDS    see norm.cl
 #if !defined(CENTRED) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
 #error "norm_gpu.cl needs CENTRED, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
 #endif
@@ -17,7 +15,7 @@
 
 #include "shares.cl"
 
-// What the sum of two arrays is rounded to before it is normalised.
+// The sum of two arrays, rounded to the dtype as an unfused addition would be.
 #define ROUNDED_NOW(DTYPE, v) widen_##DTYPE(narrow_##DTYPE(v))
 #define ROUNDED_AS(DTYPE, v) ROUNDED_NOW(DTYPE, v)
 #define ROUNDED(v) ROUNDED_AS(DTYPE, v)
@@ -27,7 +25,7 @@
 #define SUMMED x
 #endif
 
-// Whether the weights are asked for with the row, of which a work-item has little: it waits once then, not twice.
+// Load weight and bias together with the row if a work-item holds little of it: one wait for memory instead of two.
 #define WEIGHTS_FIRST (HELD && SHARE <= 8)
 #define READ_WEIGHTS \
     if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w); \
@@ -61,7 +59,7 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
 #if CENTRED
     const ACC rough_mean = shared_sum(part, me, lanes[set]) / cols;
 
-    // Centred before squaring. What the rough mean lost to rounding over a long row shows in the second sum.
+    // Two passes: differences from the rough mean are squared, and their sum corrects the rounding error of that mean.
     ACC2 parts = 0;
     EACH_CHUNK {
         const int low = LOW, high = HIGH;

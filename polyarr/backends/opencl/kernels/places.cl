@@ -1,9 +1,12 @@
-// Places in arrays of NDIM axes, at least 1, of which INDEX, an unsigned type, counts the elements.
+// Converts linear indices to multi-dimensional indices and offsets.
+//
+// Params   NDIM     number of axes, at least 1
+//          INDEX    unsigned type that can count the elements
 #if !defined(NDIM) || !defined(INDEX)
 #error "places.cl needs NDIM and INDEX"
 #endif
 
-// Where element i of a row-major array of this shape is, axis by axis.
+// Unravel index i of a row-major array of this shape into place[].
 static inline void locate(INDEX i, const long *shape, INDEX *place) {
 #pragma unroll
     for (int axis = NDIM - 1; axis > 0; axis--) {
@@ -14,6 +17,7 @@ static inline void locate(INDEX i, const long *shape, INDEX *place) {
     place[0] = i;
 }
 
+// The offset of an index under these strides.
 static inline long distance_to(const INDEX *place, const long *strides) {
     long sum = 0;
 #pragma unroll

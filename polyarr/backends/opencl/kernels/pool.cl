@@ -1,9 +1,11 @@
-// Pools over windows of images with channels last, and their gradients.
+// Max pooling and mean pooling of images with channels last, forward and backward.
 //
-// Arrays   x, dx (images, lengths, channels), y, g (images, windows, channels), all row-major
-//          which (images, windows, channels) of INDEX: the first element of each window that is the largest, or a nan
-// Launch   global as many work-items as there are shares of `each` neighbouring blocks of WIDE channels
-// Params   spatial.cl's | INDEX an unsigned type
+// Arrays   x, dx (images, input positions, channels), y, g_out (images, output positions, channels) of T, row-major
+//          which (images, output positions, channels) of INDEX: the first element of each window that is the largest or
+//          nan
+// Launch   at least one work-item per `each` consecutive blocks of WIDE channels of the result
+// Params   those of spatial.cl
+//          INDEX    an unsigned type
 #include "spatial.cl"
 #ifndef INDEX
 #error "pool.cl needs INDEX"
@@ -20,13 +22,14 @@ __kernel void max_pool(__global const T *restrict x, __global T *restrict y, __g
         EACH_CHANNEL most[c] = -INFINITY, first[c] = begun;
         EACH_ELEMENT(place) {
             const int tap = TAP;
-            TAKE(x, FROM(g->length, place), v);
-            // a nan is more, and then nothing; in this form, and in loops of their own, these become vectors
+            LOAD_CHANNELS(x, FROM(g->length, place), v);
+            // nan replaces any maximum and is never replaced; branch-free, in separate loops, so that compilers
+            // vectorize
             EACH_CHANNEL more[c] = (most[c] == most[c]) & !(v[c] <= most[c]);
             EACH_CHANNEL most[c] = more[c] ? v[c] : most[c];
             EACH_CHANNEL first[c] = more[c] ? tap : first[c];
         }
-        GIVE(y, item * WIDE, most);
+        STORE_CHANNELS(y, item * WIDE, most);
         EACH_CHANNEL which[item * WIDE + c] = first[c];
     }
 }
@@ -41,26 +44,25 @@ __kernel void max_pool_backward(__global const T *restrict g_out, __global const
             const long from = FROM(g->out, place);
             const int tap = TAP;
             int found[WIDE];
-            TAKE(g_out, from, v);
+            LOAD_CHANNELS(g_out, from, v);
             EACH_CHANNEL found[c] = which[from + c];
             EACH_CHANNEL sum[c] += found[c] == tap ? v[c] : 0;
         }
-        GIVE(dx, item * WIDE, sum);
+        STORE_CHANNELS(dx, item * WIDE, sum);
     }
 }
 
-// How many elements of a window count.
-INLINE ACC count_of(const Geometry *g, const int *at) {
-    ACC count = 1;
-    for (int a = 0; a < 3; a++) {
-        int inside = 0;
-        for (int k = 0; k < g->taps[a]; k++) {
-            const int i = at[a] * g->stride[a] - g->before[a] + k * g->dilation[a];
-            inside += -g->counted[a] <= i && i < g->length[a] + g->counted[3 + a];
-        }
-        count *= inside;
+// The number of elements of a window that count for the mean, along one axis and in total.
+INLINE int count_along(const Geometry *g, const int *at, int a) {
+    int inside = 0;
+    for (int k = 0; k < g->taps[a]; k++) {
+        const int i = element_of(g, a, at[a], k);
+        inside += -g->counted[a] <= i && i < g->length[a] + g->counted[3 + a];
     }
-    return count;
+    return inside;
+}
+INLINE ACC count_of(const Geometry *g, const int *at) {
+    return (ACC)count_along(g, at, 0) * count_along(g, at, 1) * count_along(g, at, 2);
 }
 
 __kernel void mean_pool(__global const T *restrict x, __global T *restrict y, const ACC divisor, const long each,
@@ -70,12 +72,12 @@ __kernel void mean_pool(__global const T *restrict x, __global T *restrict y, co
         ACC sum[WIDE], v[WIDE];
         EACH_CHANNEL sum[c] = 0;
         EACH_ELEMENT(place) {
-            TAKE(x, FROM(g->length, place), v);
+            LOAD_CHANNELS(x, FROM(g->length, place), v);
             EACH_CHANNEL sum[c] += v[c];
         }
         const ACC count = divisor != 0 ? divisor : count_of(g, place.at);
         EACH_CHANNEL sum[c] /= count;
-        GIVE(y, item * WIDE, sum);
+        STORE_CHANNELS(y, item * WIDE, sum);
     }
 }
 
@@ -88,9 +90,9 @@ __kernel void mean_pool_backward(__global const T *restrict g_out, __global T *r
         EACH_WINDOW(place) {
             const int at[3] = {p0, p1, p2};
             const ACC count = divisor != 0 ? divisor : count_of(g, at);
-            TAKE(g_out, FROM(g->out, place), v);
+            LOAD_CHANNELS(g_out, FROM(g->out, place), v);
             EACH_CHANNEL sum[c] += v[c] / count;
         }
-        GIVE(dx, item * WIDE, sum);
+        STORE_CHANNELS(dx, item * WIDE, sum);
     }
 }

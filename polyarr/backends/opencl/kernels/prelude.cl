@@ -1,24 +1,38 @@
-// What every kernel file may use. IS_CPU and HAS_FP64 come from the device.
+// Included by every program. IS_CPU and HAS_FP64 are defined for the device.
+//
+// Terms used by all kernel files: "T, ACC, LOAD, STORE of a dtype" are the type that its elements are stored in, the
+// type that arithmetic is done in, and the functions load_<dtype> and store_<dtype> below. `me` is a work-item's index
+// among those that share something (often a row), LANES is their number, a power of two. `each` is a number of units
+// per work-item or group.
 #pragma OPENCL FP_CONTRACT ON
 #if HAS_FP64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-// A compiler for AVX-512 leaves half of each register empty unless it is told: with this, kernels may have vectors of 512
-// bits, and a loop behind WIDELY is made of such.
+// By default clang vectorizes with 256 bits even for AVX-512. This allows 512-bit vectors in kernels, and requests them
+// for loops marked WIDELY.
 #if IS_CPU && defined(__AVX512F__)
 #define __kernel __kernel __attribute__((min_vector_width(512)))
 #define WIDELY _Pragma("clang loop vectorize_width(16)")
-#define WIDE_LOOPS 16  // iterations that such a loop needs
+#define WIDE_LOOPS 16  // minimum iterations of a loop marked WIDELY
 #else
 #define WIDELY
 #endif
 
-// PoCL calls its built-in min and max; these are inlined.
+// clang's builtins compile to instructions, whereas PoCL implements the functions of OpenCL C as calls. Use builtins
+// below `#if HAS_BUILTINS` only: drivers that compile to SPIR-V, such as Mesa's, do not have them.
+#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__) || defined(__arm__) || defined(__riscv))
+#define HAS_BUILTINS 1
+#else
+#define HAS_BUILTINS 0
+#endif
+
+// PoCL implements min and max as calls; these are inlined.
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-// What a kernel notes a bad index in, as faults.py has it: the first of a thread's calls, and one of that call's indices.
+// Arguments of kernels that can find an index out of range: where the first faulty call of a thread, and one bad index
+// of that call, are recorded; see faults.py.
 #define FAULT __global volatile int *fault, const long call
 
 static inline void note_fault(FAULT, long index, long limit) {
@@ -29,9 +43,9 @@ static inline void note_fault(FAULT, long index, long limit) {
     }
 }
 
-// SUM += V and what the additions before rounded off, which LOST, 0 at first, holds (Kahan's summation). An infinity
-// loses nothing: the difference of two would be a nan.
-#define ADD_KEEPING(TYPE, SUM, LOST, V) { \
+// SUM += V with Kahan's compensated summation; LOST holds the rounding error, 0 at first. For infinities the error is
+// taken as 0, because the difference of two is nan.
+#define KAHAN_ADD(TYPE, SUM, LOST, V) { \
         const TYPE added = (V) - (LOST); \
         const TYPE next = (SUM) + added; \
         const TYPE error = (next - (SUM)) - added; \
@@ -39,11 +53,11 @@ static inline void note_fault(FAULT, long index, long limit) {
         (SUM) = next; \
     }
 
-// A float8 that may lie anywhere: a plain dereference, because PoCL does not inline vload8 and vstore8.
+// A float8 of any alignment, accessed by plain dereferences, because PoCL does not inline vload8 and vstore8.
 typedef float8 __attribute__((aligned(4))) float8_unaligned;
 
-// load_<dtype>(p, i) widens element i to the type that arithmetic is done in; store_<dtype>(p, i, v) rounds v.
-// widen_<dtype>(v) and narrow_<dtype>(v) do the same to a value; a float16 is its bits there.
+// load_<dtype>(p, i) widens element i to the arithmetic type; store_<dtype>(p, i, v) rounds v. widen_<dtype>(v) and
+// narrow_<dtype>(v) do the same to a value; a float16 value is passed as its bits.
 #define DEFINE_PLAIN(NAME, STORED, WIDE) \
     static inline WIDE widen_##NAME(STORED v) { return (WIDE)v; } \
     static inline STORED narrow_##NAME(WIDE v) { return (STORED)v; } \
@@ -67,7 +81,7 @@ static inline uchar narrow_bool(int v) { return v != 0; }
 static inline int load_bool(__global const uchar *p, size_t i) { return p[i] != 0; }
 static inline void store_bool(__global uchar *p, size_t i, int v) { p[i] = v != 0; }
 
-#if IS_CPU  // by the bits, because PoCL calls vload_half and vstore_half: normal, below the smallest normal one, inf or nan
+#if IS_CPU  // bit manipulation, because PoCL implements vload_half and vstore_half as calls
 static inline float widen_float16(ushort stored) {
     const uint bits = stored, m = (bits & 0x7fffu) << 13;
     const float small = as_float(m + 0x38800000u) - as_float(0x38800000u);
@@ -88,21 +102,25 @@ static inline float load_float16(__global const half *p, size_t i) {
 static inline void store_float16(__global half *p, size_t i, float v) {
     ((__global ushort *)p)[i] = narrow_float16(v);
 }
-#else  // as bytes, which may alias anything: compilers may assume that a half and a ushort do not lie in one place
+#else  // access through bytes, which may alias anything: compilers may assume that half and ushort do not alias
+// NVIDIA's conversion clears the sign of nan, so the sign bit (in the second byte) is set again.
+static inline float with_sign(float v, uint byte) { return as_float(as_uint(v) | (byte & 0x80u) << 24); }
 static inline float widen_float16(ushort bits) {
     const uchar2 bytes = as_uchar2(bits);
-    return vload_half(0, (const half *)&bytes);
+    return with_sign(vload_half(0, (const half *)&bytes), bytes.y);
 }
 static inline ushort narrow_float16(float v) {
     uchar2 bytes;
     vstore_half_rte(v, 0, (half *)&bytes);
     return as_ushort(bytes);
 }
-static inline float load_float16(__global const half *p, size_t i) { return vload_half(i, p); }
+static inline float load_float16(__global const half *p, size_t i) {
+    return with_sign(vload_half(i, p), ((__global const uchar *)(p + i))[1]);
+}
 static inline void store_float16(__global half *p, size_t i, float v) { vstore_half_rte(v, i, p); }
 #endif
 
-// bfloat16 is the upper half of a float32, rounded to nearest, ties to even; a nan stays a nan.
+// bfloat16 is the upper half of a float32, rounded to nearest, ties to even; nan stays nan.
 static inline float widen_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
 static inline ushort narrow_bfloat16(float v) {
     const uint bits = as_uint(v);
@@ -112,10 +130,10 @@ static inline ushort narrow_bfloat16(float v) {
 static inline float load_bfloat16(__global const ushort *p, size_t i) { return widen_bfloat16(p[i]); }
 static inline void store_bfloat16(__global ushort *p, size_t i, float v) { p[i] = narrow_bfloat16(v); }
 
-// ---- elementary functions that the compiler can inline and vectorise -------------------------------------------
+// ---- elementary functions that compilers can inline and vectorize ----------------------------------------------
 //
-// PoCL calls its exp, tanh, erf and log. These are straight-line code without a call or a branch, right to about
-// 1e-7 relative, for nan, infinities, denormals and signed zeros too. The polynomials are weighted minimax fits.
+// PoCL implements exp, tanh, erf and log as calls. These are straight-line code with a relative error of about 1e-7,
+// and treat nan, infinities, subnormals and signed zeros correctly. The polynomials are weighted minimax fits.
 
 #define ROUND_BY_ADDING 12582912.0f  // 1.5 * 2^23: the sum's low bits are x rounded to an integer
 
@@ -129,12 +147,12 @@ static inline int split_exp(float x, float *excess) {
     return as_int(shifted);
 }
 
-// Of n the 9 lowest bits count.
+// 2^n; only the lowest 9 bits of n are used.
 static inline float two_to_the(int n) { return as_float(((uint)n << 23) + 0x3f800000u); }
 
 static inline float exp_fast(float x) {
-    // The result is inf from 89 on, and 0 below -104; at -176 both factors are 0, whereas a product too small to be a float
-    // takes some processors a hundred times as long as others. A nan stays.
+    // The result is inf from 89 on and 0 below -104. From -176 on both factors are 0: a product that underflows is a
+    // hundred times slower on some processors. nan passes through.
     const float least = x < -176.0f ? -176.0f : x, bounded = least > 89.0f ? 89.0f : least;
     float excess;
     const int n = split_exp(bounded, &excess);
@@ -185,9 +203,16 @@ static inline float log_fast(float x) {
     return x > 0.0f && x < INFINITY ? y : special;
 }
 
-// EXP, TANH, ERF, LOG, SQRT of a float or a double: the functions above on a CPU, the device's own elsewhere.
+// EXP, TANH, ERF, LOG and SQRT accept a float or a double: the functions above for floats on CPUs, the built-in ones
+// otherwise.
 #if IS_CPU
+#if HAS_BUILTINS
+#define SQRT_DOUBLE(x) __builtin_sqrt(x)
 static inline float sqrt_fast(float x) { return __builtin_sqrtf(x); }
+#else
+#define SQRT_DOUBLE(x) sqrt(x)
+static inline float sqrt_fast(float x) { return sqrt(x); }
+#endif
 #define CHOICE static inline __attribute__((overloadable))
 #define DEFINE_CHOICE(NAME) CHOICE float NAME##_of(float x) { return NAME##_fast(x); }
 DEFINE_CHOICE(exp)
@@ -218,7 +243,7 @@ DEFINE_DOUBLE(sqrt)
 
 // ---- random bits ----------------------------------------------------------------------------------------------
 
-// Philox4x32-10 (Salmon et al. 2011): four words for a 128-bit counter and a 64-bit key.
+// Philox4x32-10 (Salmon et al. 2011): four random words for a 128-bit counter and a 64-bit key.
 #define PHILOX_STEP_0 0x9e3779b9u
 #define PHILOX_STEP_1 0xbb67ae85u
 #define PHILOX_ROUND(a, b, c, d, k0, k1) { \
@@ -236,28 +261,29 @@ static inline uint4 philox(uint4 counter, uint2 key) {
     return (uint4)(a, b, c, d);
 }
 
-// The words of elements 4 block .. 4 block + 3 of the stream (key, counter).
+// The random words of elements 4 block .. 4 block + 3 of the stream (key, counter).
 static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
     const uint4 words = (uint4)((uint)block, (uint)(block >> 32), (uint)counter, (uint)(counter >> 32));
     return philox(words, (uint2)((uint)key, (uint)(key >> 32)));
 }
 
-// STATE_KEY and STATE_COUNTER of a kernel that takes STATE: numbers, or what memory holds in programs with STATE_ON_DEVICE.
+// STATE declares the arguments for key and counter; STATE_KEY and STATE_COUNTER read them: from memory if
+// STATE_ON_DEVICE.
 #define STATE const ulong key_given, const ulong counter_given, __global const ulong *restrict key_at, \
     __global const ulong *restrict counter_at
 #define STATE_KEY (STATE_ON_DEVICE ? *key_at : key_given)
 #define STATE_COUNTER (STATE_ON_DEVICE ? *counter_at : counter_given)
 
-// ---- joining over a work-group ----------------------------------------------------------------------------------
+// ---- work-group reductions --------------------------------------------------------------------------------------
 
 #define ADD(a, b) ((a) + (b))
-// The larger and the smaller, or the nan. | and not ||: no branch, so it becomes a vector.
+// Maximum and minimum that propagate nan. | instead of || avoids a branch, so that compilers vectorize.
 #define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))
 #define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
 
-// Defines A NAME(A v, int me, __local A *lane): v joined over the LANES work-items (a power of two) that share
-// lane[LANES]; me is one's place among them. All receive the result. Every work-item of the group must call it. One
-// lane needs no barrier and compiles to nothing.
+// Defines A NAME(A v, int me, __local A *lane): reduce v by JOIN over the LANES work-items (a power of two) that share
+// lane[LANES]; me is the work-item's index among them. All receive the result. Every work-item of the group must call
+// it. With one lane it compiles to nothing.
 #define DEFINE_JOIN(NAME, A, LANES, JOIN) \
     static inline A NAME(A v, int me, __local A *lane) { \
         if (LANES > 1) { \
@@ -268,20 +294,21 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
             } \
             barrier(CLK_LOCAL_MEM_FENCE); \
             v = lane[0]; \
-            barrier(CLK_LOCAL_MEM_FENCE); /* lane may serve the next join */ \
+            barrier(CLK_LOCAL_MEM_FENCE); /* the next reduction may reuse lane */ \
         } \
         return v; \
     }
 
 // ---- rows -------------------------------------------------------------------------------------------------------
 //
-// For a program that defines LANES, WIDE, ROWS and the macros of a dtype: LANES work-items share a row of any length,
-// ROWS rows share a work-group, and each work-item keeps WIDE partial results, so that loads overlap and, with one
-// lane, the compiler can vectorise. A work-group takes rows_each sets of ROWS rows. See rows.py.
+// For programs that define LANES, WIDE, ROWS and the macros of a dtype: LANES work-items share a row of any length, a
+// work-group has ROWS rows at once, and each work-item keeps WIDE partial results, so that loads overlap and, with one
+// lane, the compiler can vectorize. A work-group processes rows_each * ROWS rows. See rows.py.
 #if defined(LANES) && defined(WIDE)
 #define ROW_GROUP __attribute__((reqd_work_group_size(LANES, ROWS, 1)))
 
-// Declares row and columns, and me and lane for the joins below. A row past the end has no columns.
+// Loop over the rows of a work-group; declares row and columns, and me and lane for the reductions below. A row past
+// the end has 0 columns.
 #define EACH_ROW(rows, cols, rows_each) \
     __local ACC lanes[LANES * ROWS]; \
     __local ACC *lane = lanes + get_local_id(1) * LANES; \
@@ -290,10 +317,10 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
     size_t row = first_row, columns = row < rows ? cols : 0; \
     for (long turn = 0; turn < rows_each; turn++, row += ROWS, columns = row < rows ? cols : 0)
 
-// Runs statements for each column c of one's share of the row; w is the partial result that it belongs to. They are
-// one macro argument, so no comma may stand outside parentheses: OpenCL C has no variadic macros. Unrolled,
-// so that the partial results live in registers; EACH_COLUMN_WIDELY, where a column takes longer than that is worth,
-// leaves the loop to WIDELY if it is long enough.
+// Run statements for each column c of a work-item's share of the row; w is the index of the partial result for it. The
+// statements are one macro argument, so they must not contain a comma outside of parentheses. The loop is unrolled, to
+// keep partial results in registers. EACH_COLUMN_WIDELY, for expensive columns, vectorizes the loop instead if it is
+// long enough.
 #define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("unroll"), STATEMENTS)
 #if defined(WIDE_LOOPS) && WIDE >= WIDE_LOOPS
 #define EACH_COLUMN_WIDELY(STATEMENTS) COLUMN_LOOPS(WIDELY, STATEMENTS)
@@ -318,7 +345,7 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
 DEFINE_JOIN(lanes_sum, ACC, LANES, ADD)
 DEFINE_JOIN(lanes_max, ACC, LANES, MAX)
 
-// The sum, or the largest, of all partial results of a row.
+// row_sum and row_max: reduce the partial results of a row.
 #define DEFINE_ROW_JOIN(NAME, LANES_JOIN, JOIN) \
     static inline ACC NAME(ACC *part, int me, __local ACC *lane) { \
         for (int step = WIDE / 2; step > 0; step /= 2) \
@@ -336,7 +363,8 @@ static inline ACC row_largest(__global const T *restrict x, size_t columns, int 
     return row_max(largest, me, lane);
 }
 
-// The largest element m of a row, and in *sum that of exp(x - m). A nan, an inf, or nothing but -inf makes *sum nan.
+// Return the largest element m of a row, and in *sum the sum of exp(x - m), which is nan if the row has nan, inf, or
+// only -inf.
 static inline ACC row_exponentials(__global const T *restrict x, size_t columns, int me, __local ACC *lane, ACC *sum) {
     ACC part[WIDE];
     for (int w = 0; w < WIDE; w++) part[w] = 0;
@@ -350,14 +378,14 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
 
 // ---- blocks -----------------------------------------------------------------------------------------------------
 //
-// For a program that defines GROUP and BLOCK: a work-group of GROUP work-items takes BLOCK consecutive elements.
+// For programs that define GROUP and BLOCK: a work-group of GROUP work-items processes BLOCK consecutive elements.
 #if defined(GROUP) && defined(BLOCK)
 #define BLOCK_GROUP __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 #define BLOCKS(n) (((n) + BLOCK - 1) / BLOCK)
 #define EACH_OF_BLOCK(i, block, n) \
     for (size_t i = (size_t)(block) * BLOCK + get_local_id(0), end = MIN(((size_t)(block) + 1) * BLOCK, (size_t)(n)); \
          i < end; i += GROUP)
-// The same, VECTOR elements at a time: i is the first of them, and `end` may be among them.
+// The same, VECTOR elements at a time: i is the first of a vector, and `end` may lie within it.
 #define EACH_RUN_OF_BLOCK(i, block, n) \
     for (size_t i = (size_t)(block) * BLOCK + get_local_id(0) * VECTOR, \
                 end = MIN(((size_t)(block) + 1) * BLOCK, (size_t)(n)); i < end; i += GROUP * VECTOR)
@@ -365,10 +393,10 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
 
 // ---- vectors ----------------------------------------------------------------------------------------------------
 //
-// For a program that defines VECTOR, how many elements a work-item takes at once. DEFINE_VECTOR(NAME, DTYPE, T, RAW, ACC,
-// WORD) gives read_NAME(p, i, end, v), which widens elements i ... i + VECTOR - 1 of p, but none from end on, and
-// write_NAME(p, i, end, v). i is a multiple of VECTOR; RAW is what an element is stored as, WORD the type of VECTOR
-// elements, which move as one where end allows it.
+// For programs that define VECTOR, the number of elements per vector. DEFINE_VECTOR(NAME, DTYPE, T, RAW, ACC, WORD)
+// defines read_NAME(p, i, end, v), which widens elements i .. i + VECTOR - 1 of p into v (0 from `end` on), and
+// write_NAME(p, i, end, v). i is a multiple of VECTOR. RAW is the storage type of an element, WORD the type of VECTOR
+// elements, which are loaded or stored at once if they all lie before `end`.
 #ifdef VECTOR
 #define EACH_OF_VECTOR _Pragma("unroll") for (int k = 0; k < VECTOR; k++)
 #if VECTOR > 1
@@ -402,7 +430,7 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
 
 // ---- activations ------------------------------------------------------------------------------------------------
 //
-// For a program that defines ACTIVATION as none, relu, silu, gelu or gelu_tanh: ACTIVATE(x), and SLOPE(x), its derivative.
+// For programs that define ACTIVATION as none, relu, silu, gelu or gelu_tanh: ACTIVATE(x) and its derivative SLOPE(x).
 #ifdef ACTIVATION
 #define PASTE_NOW(a, b) a##b
 #define PASTE(a, b) PASTE_NOW(a, b)
@@ -413,7 +441,7 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
 static inline ACC activate_none(ACC x) { return x; }
 static inline ACC slope_none(ACC x) { return 1; }
 
-static inline ACC activate_relu(ACC x) { return x < 0 ? 0 : x; }  // a nan stays
+static inline ACC activate_relu(ACC x) { return x < 0 ? 0 : x; }  // propagates nan
 static inline ACC slope_relu(ACC x) { return x > 0; }
 
 #if FLOATING
@@ -424,7 +452,8 @@ static inline ACC slope_silu(ACC x) {
 }
 
 #if IS_CPU
-// As HALF * x * (1 + ERF(x / sqrt(2))), with x erf(x) = |x| erf |x|, and h in erf |x| = 1 - 2^-h a polynomial times |x|.
+// HALF * x * (1 + ERF(x / sqrt(2))), with x erf(x) = |x| erf |x| and erf |x| = 1 - 2^-h, where h is |x| times a
+// polynomial.
 static inline float gelu_fast(float x) {
     const float a = magnitude_of(x), t = a > 5.65685425f ? 5.65685425f : a;
     float p = -5.903315398e-07f * t + 1.060968981e-05f;
@@ -434,7 +463,7 @@ static inline float gelu_fast(float x) {
     float q = ((1.546773600e-04f * r + 1.338706552e-03f) * r + 9.618039295e-03f) * r + 5.550369206e-02f;
     q = q * r + 2.402265070e-01f;
     const float scale = two_to_the(as_int(shifted) - as_int(ROUND_BY_ADDING)), excess = r * (r * q + 0.693147181f);
-    return 0.5f * (x - a * (excess * scale + (scale - 1.0f)));
+    return 0.5f * x - (0.5f * a) * (excess * scale + (scale - 1.0f));  // x + a may be infinite
 }
 CHOICE float gelu_of(float x) { return gelu_fast(x); }
 #if HAS_FP64
@@ -452,7 +481,7 @@ static inline ACC slope_gelu(ACC x) {
 #define SHARE_OF_GELU(x) (1 / (1 + EXP((ACC)-1.5957691216057308 * ((x) + (ACC)0.044715 * (x) * (x) * (x)))))
 static inline ACC activate_gelu_tanh(ACC x) { return x * SHARE_OF_GELU(x); }
 static inline ACC slope_gelu_tanh(ACC x) {
-    const ACC b = x < -100 ? -100 : x > 100 ? 100 : x;  // the slope is 0 or 1 long before b^2 could overflow
+    const ACC b = x < -100 ? -100 : x > 100 ? 100 : x;  // clamped against overflow of b^2; the slope is 0 or 1 there
     const ACC s = SHARE_OF_GELU(b);
     return s + b * s * (1 - s) * (ACC)1.5957691216057308 * (1 + 3 * (ACC)0.044715 * b * b);
 }

@@ -1,8 +1,8 @@
-// Philox4x32-10: element i of out is word i % 4 of block i / 4.
+// random_bits: element i of out is word i % 4 of Philox4x32-10 block i / 4 under (key, counter).
 //
-// Arrays   out (size)
-// Launch   one work-item per span of blocks, rounded up; any group size
-// Params   STATE_ON_DEVICE 0 or 1: whether key and counter are numbers, or read from memory
+// Arrays   out (size) of uint32
+// Launch   one work-item per `span` blocks of four words, rounded up; any group size
+// Params   STATE_ON_DEVICE    1 to read key and counter from memory, 0 to use the arguments
 #if !defined(STATE_ON_DEVICE)
 #error "random.cl needs STATE_ON_DEVICE"
 #endif
@@ -12,7 +12,7 @@ __kernel void random_bits(__global uint *restrict out, STATE, const long size, c
     const long first = get_global_id(0) * span, last = MIN(first + span, size / 4);
     for (long block = first; block < last; block++) ((__global uint4 *)out)[block] = philox4x32(block, counter, key);
 
-    // The item that has the last block writes what there is of it.
+    // The work-item that has the last, incomplete block writes the words that exist.
     if (first <= size / 4 && size / 4 < first + span && size % 4) {
         const uint4 words = philox4x32(size / 4, counter, key);
         out[size / 4 * 4] = words.x;

@@ -1,26 +1,27 @@
-// Reductions of one axis: sum, prod, max, min, and where the first max or min is.
+// Reductions of one axis: sum, prod, max, min, and the second pass of argmax and argmin. reduce_gpu.cl has the kernels
+// for rows that are contiguous, on GPUs.
 //
-// x is a window of outer x length x inner elements with a stride for each; every (outer, inner) has one result, and
-// these lie row-major. With several parts each part of the length has its own result, and results lie part by part.
+// x is a strided view of outer x length x inner elements. Each (outer, inner) has one result; results are row-major. If
+// the length is split into parts, each part has its own results, and those of one part follow those of the part before.
 //
-// Kernels  reduce_rows     the work-items of a row go along the length together; any strides
-//          reduce_columns  the work-items go along inner together, and each down its own column; inner_stride 1
-//          find_rows, find_columns: where the first element is that equals `wanted` (one per result, of type T) or is
-//                          a nan as that is; the length, if there is none in the part
-// Launch   the find_ ones are launched as the reduce_ ones are
-//          reduce_rows     CPU (WG 1): global (blocks of rows, parts); GPU: groups of WG, WG / LANES rows each
-//          reduce_columns  CPU: global (blocks of COLUMNS columns, outer, parts)
-//                          GPU: groups of (COLUMNS, WG / COLUMNS), one per block of columns; outer and parts likewise
-// Params   T, LOAD         stored type of x, and how to read it
-//          A               type of the accumulator
-//          OUT_T, STORE    type of the results, and how to write one
-//          JOIN, START     joins two accumulators; what an empty one holds, of the first element `first`
-//          FIND            1: the program has the find_ kernels, else the reduce_ ones
-//          VECTORS         1: dense rows are read eight elements at once, T and A being the same; for CPUs
-//          STRIDE          1 if the rows of reduce_rows are dense, so that loads can be vectors, else: stride
-//          WG, LANES       work-items per group, and of these per row: powers of two
-//          PARTIALS        independent accumulators per work-item, a power of two
-//          COLUMNS         columns per group of reduce_columns
+// Kernels  reduce_rows       LANES work-items reduce a row together; any strides
+//          reduce_columns    adjacent work-items reduce adjacent columns; inner_stride is 1
+//          find_rows, find_columns    the index of the first element equal to `wanted` (one per result, of type T; nan
+//                            equals nan); the length if the part has none
+// Launch   reduce_rows       CPU (WG 1): global (blocks of rows, parts); GPU: groups of WG, with WG / LANES rows each
+//          reduce_columns    CPU: global (blocks of COLUMNS columns, outer, parts)
+//                            GPU: groups of (COLUMNS, WG / COLUMNS), one per block of columns; outer and parts likewise
+//          find_*            as the corresponding reduce_*
+// Params   T, LOAD            dtype of x: storage type, load function
+//          A                  type of the accumulator
+//          OUT_T, STORE       dtype of the results: storage type, store function
+//          JOIN, START        the binary reduction, and its initial value, which may use `first`, the first element
+//          FIND               1 to compile the find_ kernels, 0 for the reduce_ kernels
+//          VECTORS            1 to read dense rows eight elements at a time; T and A are the same; CPUs only
+//          STRIDE             1 if the rows of reduce_rows are dense, which allows vector loads; else `stride`
+//          WG, LANES          work-items per group, and per row: powers of two
+//          PARTIALS           independent accumulators per work-item, a power of two
+//          COLUMNS            columns per group of reduce_columns
 #if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(JOIN)
 #error "reduce.cl needs T, LOAD, A, OUT_T, STORE and JOIN"
 #endif
@@ -60,8 +61,8 @@ static inline long find_in_row(__global const T *restrict x, long base, long str
 }
 #endif
 
-// The rows of a work-item's team one after the other, each with STATEMENTS: its elements are base + i * STRIDE for i
-// from begin to stop. A team without a row still meets the others at the barriers.
+// Run STATEMENTS for each row of the LANES work-items that share rows: its elements are base + i * STRIDE for i from
+// begin to stop. Work-items without a row still take part in the barriers.
 #define EACH_ROW(STATEMENTS) \
     const int me = (int)get_local_id(0) % LANES, team = (int)get_local_id(0) - me; \
     const long part = get_group_id(1), begin = part * part_length, end = MIN(begin + part_length, length); \
@@ -108,7 +109,7 @@ void find_columns(__global const T *restrict x, const long offset, __global cons
     const long start = offset + outer * outer_stride + column;
     const long result = (part * (long)get_num_groups(1) + outer) * inner + column;
     A values[COLUMNS];
-    uint found[COLUMNS];  // how far below the end; 0 if nowhere
+    uint found[COLUMNS];  // distance from the end; 0 if not found
     for (int c = 0; c < columns; c++) {
         values[c] = (A)LOAD(wanted, outer * inner + column + c);
         found[c] = 0;
@@ -173,7 +174,7 @@ void reduce_columns(__global const T *restrict x, const long offset, __global OU
     for (long chunk = begin; chunk < end; chunk += 128) {
         const long stop = MIN(chunk + 128, end);
         long r = chunk;
-        for (; r + 4 <= stop; r += 4)  // four at once, because partial results lie in memory
+        for (; r + 4 <= stop; r += 4)  // four rows per update, because partial results are in memory
             for (int c = 0; c < columns; c++) {
                 const A v0 = BELOW(r), v1 = BELOW(r + 1), v2 = BELOW(r + 2), v3 = BELOW(r + 3);
                 const A two = JOIN(v0, v1), more = JOIN(v2, v3), four = JOIN(two, more);

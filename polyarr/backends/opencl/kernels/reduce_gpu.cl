@@ -1,12 +1,16 @@
-// Reductions of rows whose elements lie side by side, on a GPU, and where the first max or min is: see reduce.cl.
+// Reductions of contiguous rows on GPUs: sum, prod, max, min, argmax, argmin. See reduce.cl for the other layouts.
 //
-// LANES work-items share a part of a row, as teams.cl has it; in the first and the last vector the elements of others
-// count as START, which therefore changes nothing that it is joined with.
+// LANES work-items share a part of a row, as described in teams.cl. In its first and last vector, elements of other
+// rows are replaced by START, which does not change the result.
 //
-// Arrays   as in reduce.cl; arg_rows writes places, for a length that is one part
-// Launch   groups of WG, WG / LANES rows each, by the parts
-// Params   T, ACC, LOAD and DEFINE_VECTOR's of x | A type of the accumulator | OUT_T, STORE of the results | JOIN, START,
-//          BEFORE (for arg_rows: > or <) | WG, LANES powers of two
+// Arrays   as in reduce.cl; arg_rows writes indices, and takes the length as one part
+// Launch   groups of WG, with WG / LANES rows each; parts along the second dimension
+// Params   T, ACC, LOAD and the macros of DEFINE_VECTOR    dtype of x
+//          A               type of the accumulator
+//          OUT_T, STORE    dtype of the results
+//          JOIN, START     the binary reduction, and its initial value, which may use `first`, the first element
+//          BEFORE          comparison of arg_rows: > or <
+//          WG, LANES       work-items per group, and per row: powers of two
 #if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(A) || !defined(OUT_T) || !defined(STORE)
 #error "reduce_gpu.cl needs a dtype's macros, VECTOR, WORD, A, OUT_T and STORE"
 #endif
@@ -23,7 +27,7 @@
 DEFINE_JOIN(join_lanes, A, LANES, JOIN)
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 
-// Elements place ... place + VECTOR - 1 of the row at x, none of them before `begin` or from `end` on.
+// Read elements place .. place + VECTOR - 1 of the row at x; `other` replaces those outside of [begin, end).
 static inline void read_part(__global const T *restrict x, long place, long begin, long end, ACC other, ACC *v) {
     if (place >= begin && place + VECTOR <= end)
         read_vector(x + place, 0, VECTOR, v);
@@ -31,7 +35,8 @@ static inline void read_part(__global const T *restrict x, long place, long begi
         EACH_OF_VECTOR v[k] = place + k >= begin && place + k < end ? LOAD(x, place + k) : other;
 }
 
-// Declares the row of a team of work-items and its part: x_row, row, me, team, begin and end, and where vectors begin.
+// Declare a work-item's row and part: me, team, row, part, x_row, begin and end, and `aligned`, the index at which
+// vectors begin.
 #define PART_OF_ROW \
     TEAM \
     const long row = (long)get_group_id(0) * (WG / LANES) + team / LANES, part = get_group_id(1); \
@@ -65,7 +70,7 @@ void reduce_rows(__global const T *restrict x, const long offset, __global OUT_T
     if (me == 0 && row < rows) STORE(out, part * rows + row, total);
 }
 
-// True if v comes before best; a nan comes before all else.
+// 1 if v is better than best; nan is better than everything else.
 #define IS_BETTER(v, best) ((v) BEFORE (best) || ((v) != (v) && (best) == (best)))
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))

@@ -1,10 +1,11 @@
-// Sums over axis 0, for partial results that a row kernel left behind: out[c] = sum over p of partials[p, c].
+// Column sums of partial results that a row kernel left: out[c] = sum over p of partials[p, c], for one or two arrays.
 //
-// Arrays   partials, others (parts, cols) of ACC, row-major; out (cols), out_of_others (cols): a second array's, where
-//          there are two
-// Launch   local (COLUMNS, SPLIT, 1), global (COLUMNS * ceil(cols / (COLUMNS * TILE)), SPLIT, 1 or 2)
-// Params   T, ACC, STORE of the result's dtype | COLUMNS columns side by side | SPLIT work-items per column, a power
-//          of two | TILE columns per work-item
+// Arrays   partials, others (parts, cols) of ACC, row-major; out, out_of_others (cols) of T: the sums of each
+// Launch   local (COLUMNS, SPLIT, 1), global (COLUMNS * ceil(cols / (COLUMNS * TILE)), SPLIT, number of arrays)
+// Params   T, ACC, STORE    dtype of the results: see prelude.cl
+//          COLUMNS          adjacent columns per group
+//          SPLIT            work-items per column, a power of two
+//          TILE             columns per work-item
 #if !defined(T) || !defined(COLUMNS) || !defined(SPLIT) || !defined(TILE)
 #error "rows.cl needs a dtype's macros, COLUMNS, SPLIT and TILE"
 #endif
@@ -27,7 +28,7 @@ void column_sums(__global const ACC *restrict partials, __global const ACC *rest
     for (long p = me; p < parts; p += SPLIT)
         for (int k = 0; k < TILE; k++) {
             const size_t c = first + k * COLUMNS;
-            if (c < cols) ADD_KEEPING(ACC, sum[k], lost[k], partials[p * cols + c])
+            if (c < cols) KAHAN_ADD(ACC, sum[k], lost[k], partials[p * cols + c])
         }
     for (int k = 0; k < TILE; k++) {
         const size_t c = first + k * COLUMNS;

@@ -1,20 +1,23 @@
-// Running sums along the middle axis of a row-major x (outer, length, inner): out has its shape.
+// Prefix sums (inclusive scan) along the middle axis of a row-major x (outer, length, inner); out has the shape of x.
 //
-// Kernels  scan_columns  every work-item goes down COLUMNS neighbouring columns of one part of the length
-//          scan_rows     LANES work-items go along a part of a row, TURNS vectors each at a time; inner is 1; GPU only
-//          scan_spans    a work-item goes along a part of each of rows_each rows; inner is 1; CPU only
-// Arrays   starts (outer, parts - 1, inner) of A: the sums of all parts but the last; unread if there is one part
-// Launch   scan_columns  global (inner / COLUMNS rounded up, outer, parts), groups of (WG, 1, 1)
-//          scan_rows     groups of (LANES, WG / LANES); global (LANES, outer) rounded up to them, side by side, and parts
-//          scan_spans    global (outer / rows_each rounded up, parts), groups of 1
-// Params   T, LOAD       stored type of x, and how to read it
-//          A             type of the sums
-//          OUT_T, STORE  type of out, and how to write it
-//          COMPENSATED   1 if A is a float type no wider than out, so that what an addition rounds off must be kept
-//          WG, COLUMNS   work-items per group, a power of two; columns per work-item
-//          LANES, TURNS  of scan_rows: work-items that share a row, a power of two and at least 16; and vectors of each
-//          VECTOR        elements that a work-item of scan_rows takes at once; ACC, DTYPE, RAW, WORD of x and OUT_ACC,
-//                        OUT_DTYPE, OUT_RAW, OUT_WORD as DEFINE_VECTOR has them
+// Kernels  scan_columns    a work-item scans COLUMNS adjacent columns of one part of the length
+//          scan_rows       LANES work-items scan a part of a row, VECTORS_PER_LANE vectors each at a time; inner is 1;
+//                          GPUs only
+//          scan_spans      a work-item scans a part of each of rows_each rows; inner is 1; CPUs only
+// Arrays   starts (outer, parts - 1, inner) of A: the sums of all parts but the last; not read if there is one part
+// Launch   scan_columns    global (ceil(inner / COLUMNS), outer, parts), groups of (WG, 1, 1)
+//          scan_rows       groups of (LANES, WG / LANES); global (LANES, outer) rounded up to groups, along axis 0, and
+//                          parts
+//          scan_spans      global (ceil(outer / rows_each), parts), groups of 1
+// Params   T, LOAD         dtype of x: storage type, load function
+//          A               type of the sums
+//          OUT_T, STORE    dtype of out: storage type, store function
+//          COMPENSATED     1 for Kahan summation, if A is a float type no wider than that of out
+//          WG, COLUMNS     work-items per group, a power of two; columns per work-item
+//          LANES           scan_rows: work-items that share a row, a power of two and at least 16
+//          VECTORS_PER_LANE    scan_rows: vectors of each of them at a time
+//          VECTOR          scan_rows: elements per vector; ACC, DTYPE, RAW, WORD of x and OUT_ACC, OUT_DTYPE, OUT_RAW,
+//                          OUT_WORD as for DEFINE_VECTOR
 #if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(COMPENSATED)
 #error "scan.cl needs T, LOAD, A, OUT_T, STORE and COMPENSATED"
 #endif
@@ -26,7 +29,7 @@
 #endif
 
 #if COMPENSATED
-#define ADD_UP(SUM, LOST, V) ADD_KEEPING(A, SUM, LOST, V)
+#define ADD_UP(SUM, LOST, V) KAHAN_ADD(A, SUM, LOST, V)
 #else
 #define ADD_UP(SUM, LOST, V) (SUM) += (V);
 #endif
@@ -51,11 +54,11 @@ void scan_columns(__global const T *restrict x, __global OUT_T *restrict out, __
 }
 
 #if WG > 1
-#define FEW 16  // work-items whose sums are added up one after the other
+#define RUN 16  // lanes whose sums one work-item scans serially
 #define SETS (WG / LANES)
-#define CHUNK (TURNS * LANES * VECTOR)
-#define AT(lane) ((lane) + (lane) / FEW)  // so that those who add up find their sums in different banks
-#define EACH_TURN _Pragma("unroll") for (int t = 0; t < TURNS; t++)
+#define CHUNK (VECTORS_PER_LANE * LANES * VECTOR)
+#define AT(lane) ((lane) + (lane) / RUN)  // padded, against bank conflicts of the serial scans
+#define EACH_VECTOR_OF_LANE _Pragma("unroll") for (int t = 0; t < VECTORS_PER_LANE; t++)
 
 DEFINE_JOIN(sum_of_lanes, A, LANES, ADD)
 DEFINE_VECTOR(x, DTYPE, T, RAW, ACC, WORD)
@@ -64,10 +67,10 @@ DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, OUT_ACC, OUT_WORD)
 __kernel __attribute__((reqd_work_group_size(LANES, SETS, 1)))
 void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __global const A *restrict starts,
                const long outer, const long length, const long part_length) {
-    __local A all_lanes[SETS][TURNS][AT(LANES)];
+    __local A all_lanes[SETS][VECTORS_PER_LANE][AT(LANES)];
     const int me = get_local_id(0), set = get_local_id(1);
     __local A (*lane)[AT(LANES)] = all_lanes[set];
-    // The last parts first: what was read last, for their sums, is still in a cache.
+    // The last parts first: the pass that computed `starts` read them last, so they are still in the cache.
     const long parts_before = get_num_groups(1) - 1, part = parts_before - get_group_id(1);
     const long row = get_group_id(0) * SETS + set, count = MIN(part_length, length - part * part_length);
     const long begin = row * length + part * part_length, end = row < outer ? begin + count : begin;
@@ -79,8 +82,8 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __glo
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     for (long at = 0; at < count; at += CHUNK) {
-        A sums[TURNS][VECTOR], before[TURNS], total[TURNS];
-        EACH_TURN {
+        A sums[VECTORS_PER_LANE][VECTOR], before[VECTORS_PER_LANE], total[VECTORS_PER_LANE];
+        EACH_VECTOR_OF_LANE {
             const long i = begin + at + (t * LANES + me) * VECTOR;
             ACC v[VECTOR];
             if (is_aligned && i + VECTOR <= end)
@@ -92,20 +95,20 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __glo
             before[t] = total[t] = 0;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int run = me; run < TURNS * (LANES / FEW); run += LANES) {
-            __local A *first = lane[run % TURNS] + AT(run / TURNS * FEW);
-            for (int j = 1; j < FEW; j++) first[j] += first[j - 1];
+        for (int run = me; run < VECTORS_PER_LANE * (LANES / RUN); run += LANES) {
+            __local A *first = lane[run % VECTORS_PER_LANE] + AT(run / VECTORS_PER_LANE * RUN);
+            for (int j = 1; j < RUN; j++) first[j] += first[j - 1];
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int run = 0; run < LANES / FEW; run++)
-            EACH_TURN {
-                if (run == me / FEW) before[t] = total[t];
-                total[t] += lane[t][AT(run * FEW + FEW - 1)];
+        for (int run = 0; run < LANES / RUN; run++)
+            EACH_VECTOR_OF_LANE {
+                if (run == me / RUN) before[t] = total[t];
+                total[t] += lane[t][AT(run * RUN + RUN - 1)];
             }
-        EACH_TURN {
+        EACH_VECTOR_OF_LANE {
             const long i = begin + at + (t * LANES + me) * VECTOR;
             OUT_ACC outs[VECTOR];
-            if (me % FEW) before[t] += lane[t][AT(me - 1)];
+            if (me % RUN) before[t] += lane[t][AT(me - 1)];
             EACH_OF_VECTOR outs[k] = (OUT_ACC)(carry + (before[t] + sums[t][k]));
             if (is_aligned && i + VECTOR <= end)
                 write_out(out, i, end, outs);
@@ -113,7 +116,7 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __glo
                 EACH_OF_VECTOR if (i + k < end) STORE(out, i + k, outs[k]);
             ADD_UP(carry, lost, total[t])
         }
-        barrier(CLK_LOCAL_MEM_FENCE);  // before lane serves the next elements
+        barrier(CLK_LOCAL_MEM_FENCE);  // the next elements reuse lane
     }
 }
 #else
@@ -140,7 +143,7 @@ void scan_spans(__global const T *restrict x, __global OUT_T *restrict out, __gl
             v += (Vector)(0, 0, v.s0, v.s1, v.s2, v.s3, v.s4, v.s5);
             v += (Vector)(0, 0, 0, 0, v.s0, v.s1, v.s2, v.s3);
             const Vector sums = v + carry;
-            carry += v.s7;  // and not sums.s7, which takes longer
+            carry += v.s7;  // shorter dependency chain than carry = sums.s7
             _Pragma("unroll") for (int j = 0; j < 8; j++) STORE(out, i + j, sums[j]);
         }
 #endif

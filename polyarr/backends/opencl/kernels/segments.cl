@@ -1,41 +1,48 @@
-// result[:, k, :] += the sum of updates[:, p, :] over the positions p whose index is k.
+// Segmented sums for scatter_add and the gradient of embedding: result[:, k, :] += the sum of updates[:, p, :] over the
+// positions p whose index is k. Updates are grouped by a sort, so that sums are deterministic.
 //
-// Arrays   result (outer, n, inner); updates (outer, count, inner); indices (count);
-//          keys (count): the indices as 0 ... n-1, or n where there is no such slice;
-//          order (count): positions sorted by key, equal keys in their own order. So the positions of one slice, a
-//          segment, lie side by side, and who finds the first of a segment sums it. All row-major.
-//          FAULT: see the prelude
-// Launch   wrap_indices: any global size. segments_serial (CPU): (spans of slots, blocks of COLUMNS columns, outer), group 1.
-//          segments_parts (GPU): blocks * sets * outer groups of GROUP: lanes columns by GROUP / lanes parts of `span` slots;
-//          then segments_join: outer * parts * inner work-items, rounded up to GROUP.
-//          partial (outer, parts, 2, inner) is of ACC, and most of it is never written nor read
+// Arrays   result (outer, n, inner), updates (outer, count, inner) of T; indices (count) of INDEX; all row-major
+//          keys (count) of KEY: the indices as 0 .. n - 1, or n for an index out of range
+//          order (count) of int: positions sorted by key (stable). The positions of one slice are adjacent: a segment.
+//          Below, a slot is an index into `order`
+//          FAULT: see prelude.cl
+// Launch   wrap_indices: any global size
+//          segments_serial (CPU): (spans of slots, blocks of COLUMNS columns, outer), group 1; the work-item that finds
+//          the first slot of a segment sums the segment
+//          segments_parts (GPU): blocks * sets * outer groups of GROUP work-items: `lanes` columns x GROUP / lanes
+//          parts of `span` slots; then segments_join: outer * parts * inner work-items, rounded up to GROUP. partial
+//          (outer, parts, 2, inner) of ACC is workspace, mostly not accessed
 //          slots_serial (CPU, few slices): global (parts of the updates, outer), group 1; then slots_join, any size.
-//          partial (parts, outer, n, inner) are their sums, of type WIDE
-//          add_atomically: one work-item per element of updates, rounded up to GROUP
-// Params   T, ACC, LOAD, STORE element type | WIDE what long sums are kept in | INDEX int or long | GROUP, COLUMNS powers of two
-//          ATOMICS 0 none, 1 by compare-and-swap, 2 by NVIDIA's instruction; not 0 for float only
-#if !defined(T) || !defined(WIDE) || !defined(INDEX) || !defined(GROUP) || !defined(COLUMNS) || !defined(ATOMICS)
-#error "segments.cl needs T, ACC, LOAD, STORE, WIDE, INDEX, GROUP, COLUMNS and ATOMICS"
+//          partial (parts, outer, n, inner) of WIDE holds the sums of each part
+//          add_atomically: one work-item per element of updates, rounded up to GROUP, or fewer
+// Params   T, ACC, LOAD, STORE    dtype of result and updates: see prelude.cl
+//          WIDE                   type of long sums
+//          INDEX                  int or long
+//          KEY                    int, or long if int cannot count n
+//          GROUP, COLUMNS         powers of two
+//          ATOMICS                0 none, 1 by compare-and-swap, 2 by NVIDIA's instruction; 1 and 2 for float only
+#if !defined(T) || !defined(WIDE) || !defined(INDEX) || !defined(KEY) || !defined(GROUP) || !defined(COLUMNS) || !defined(ATOMICS)
+#error "segments.cl needs T, ACC, LOAD, STORE, WIDE, INDEX, KEY, GROUP, COLUMNS and ATOMICS"
 #endif
 
-// Long sums keep their digits: RUN updates are summed on their own, and runs are added with Kahan's compensation.
+// To keep the digits of long sums, RUN updates are summed on their own, and runs are added with Kahan's compensation.
 #define RUN 64
 #define BATCH 8
 
-__kernel void wrap_indices(__global const INDEX *restrict indices, __global int *restrict keys,
+__kernel void wrap_indices(__global const INDEX *restrict indices, __global KEY *restrict keys,
                            FAULT, const long n, const long count) {
     for (long p = get_global_id(0); p < count; p += get_global_size(0)) {
         const INDEX index = indices[p];
         const long k = index < 0 ? index + n : index;
         const bool known = k >= 0 && k < n;
-        keys[p] = known ? k : n;
+        keys[p] = (KEY)(known ? k : n);
         if (!known) note_fault(fault, call, index, n);
     }
 }
 
-// The slot after the last one of the segment that begins at slot.
-static inline long segment_end(__global const int *keys, __global const int *order, long slot, long count) {
-    const int k = keys[order[slot]];
+// The end of the segment that begins at slot, found by galloping and binary search.
+static inline long segment_end(__global const KEY *keys, __global const int *order, long slot, long count) {
+    const KEY k = keys[order[slot]];
     long step = 1;
     while (slot + step < count && keys[order[slot + step]] == k) step *= 2;
     long inside = slot + step / 2, outside = MIN(slot + step, count);
@@ -46,14 +53,14 @@ static inline long segment_end(__global const int *keys, __global const int *ord
     return outside;
 }
 
-static inline bool begins_segment(__global const int *keys, __global const int *order, long slot, long n) {
-    const int k = keys[order[slot]];
+static inline bool begins_segment(__global const KEY *keys, __global const int *order, long slot, long n) {
+    const KEY k = keys[order[slot]];
     return k != n && (slot == 0 || keys[order[slot - 1]] != k);
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void segments_serial(__global T *restrict result, __global const T *restrict updates,
-                     __global const int *restrict keys, __global const int *restrict order,
+                     __global const KEY *restrict keys, __global const int *restrict order,
                      const long n, const long count, const long inner, const long span) {
     const long first = get_global_id(0) * span, last = MIN(first + span, count);
     const long column = get_global_id(1) * COLUMNS, outer = get_global_id(2);
@@ -74,18 +81,18 @@ void segments_serial(__global T *restrict result, __global const T *restrict upd
                 else
                     for (int c = 0; c < width; c++) part[c] += LOAD(updates, from + c);
             }
-            for (int c = 0; c < width; c++) ADD_KEEPING(ACC, sum[c], lost[c], part[c])
+            for (int c = 0; c < width; c++) KAHAN_ADD(ACC, sum[c], lost[c], part[c])
         }
         for (int c = 0; c < width; c++) STORE(result, target + c, LOAD(result, target + c) + sum[c]);
     }
 }
 
-// A segment may be as long as all updates. So a work-item sums what lies in one part of the slots, BATCH at a time, whose
-// reads do not wait for each other. Of a segment within the part the result gets the sum. Else partial gets it:
-// [0] of the segment that an earlier part began, [1] of the one that begins here and goes on.
+// One segment may contain all updates, so work is divided into parts of the slots, not segments. A work-item sums one
+// part, with BATCH loads in flight. The sum of a segment within the part goes to result; otherwise it goes to partial:
+// [0] for the segment that an earlier part began, [1] for the one that begins here and continues in the next part.
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void segments_parts(__global T *restrict result, __global const T *restrict updates,
-                    __global const int *restrict keys, __global const int *restrict order, __global ACC *restrict partial,
+                    __global const KEY *restrict keys, __global const int *restrict order, __global ACC *restrict partial,
                     const long n, const long count, const long inner, const long blocks, const long lanes,
                     const long span) {
     const long group = get_group_id(0), parts = (count + span - 1) / span, me = get_local_id(0);
@@ -93,12 +100,12 @@ void segments_parts(__global T *restrict result, __global const T *restrict upda
     const long part = group / blocks % sets * (GROUP / lanes) + me / lanes, column = group % blocks * lanes + me % lanes;
     const long first = part * span, end = MIN(first + span, count), mine = ((outer * parts + part) * 2) * inner + column;
     if (first >= count || column >= inner) return;
-    int current = keys[order[first]];
+    KEY current = keys[order[first]];
     bool began_before = first > 0 && keys[order[first - 1]] == current;
     ACC sum = 0, lost = 0;
 
     for (long slot = first; slot < end; slot += BATCH) {
-        int key[BATCH];
+        KEY key[BATCH];
         ACC v[BATCH], run = 0;
         _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
             const int p = order[MIN(slot + j, end - 1)];
@@ -108,7 +115,7 @@ void segments_parts(__global T *restrict result, __global const T *restrict upda
         _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
             if (slot + j >= end) continue;
             if (key[j] != current) {
-                ADD_KEEPING(ACC, sum, lost, run)
+                KAHAN_ADD(ACC, sum, lost, run)
                 if (began_before) {
                     partial[mine] = sum;
                 } else if (current < n) {
@@ -119,7 +126,7 @@ void segments_parts(__global T *restrict result, __global const T *restrict upda
             }
             run += v[j];
         }
-        ADD_KEEPING(ACC, sum, lost, run)
+        KAHAN_ADD(ACC, sum, lost, run)
     }
     if (began_before) {
         partial[mine] = sum;
@@ -131,15 +138,15 @@ void segments_parts(__global T *restrict result, __global const T *restrict upda
     }
 }
 
-// The segments that go on from part to part: a work-item for each part where one may begin, and column.
+// Sum segments that span several parts: one work-item per column and part in which such a segment may begin.
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void segments_join(__global T *restrict result, __global const int *restrict keys, __global const int *restrict order,
+void segments_join(__global T *restrict result, __global const KEY *restrict keys, __global const int *restrict order,
                    __global const ACC *restrict partial, const long n, const long count, const long inner,
                    const long span, const long total) {
     const long i = get_global_id(0), parts = (count + span - 1) / span, part = i / inner % parts;
     const long first = part * span, end = first + span, outer = i / inner / parts;
     if (i >= total || end >= count) return;
-    const int k = keys[order[end]];
+    const KEY k = keys[order[end]];
     const bool began_before = first > 0 && keys[order[first]] == k && keys[order[first - 1]] == k;
     if (k == n || keys[order[end - 1]] != k || began_before) return;
     __global const ACC *own = partial + (outer * parts + part) * 2 * inner + i % inner;
@@ -147,16 +154,16 @@ void segments_join(__global T *restrict result, __global const int *restrict key
     bool goes_on = true;
 
     for (long p = part + 1; goes_on; p += BATCH) {
-        int next[BATCH];
+        KEY next[BATCH];
         ACC v[BATCH];
         _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
             const long here = MIN(p + j, parts - 1);
-            next[j] = here + 1 < parts ? keys[order[(here + 1) * span]] : (int)n;
+            next[j] = here + 1 < parts ? keys[order[(here + 1) * span]] : (KEY)n;
             v[j] = own[(here - part) * 2 * inner];
         }
         _Pragma("unroll") for (int j = 0; j < BATCH; j++) {
             if (!goes_on) continue;
-            ADD_KEEPING(ACC, sum, lost, v[j])
+            KAHAN_ADD(ACC, sum, lost, v[j])
             goes_on = next[j] == k;
         }
     }
@@ -164,9 +171,9 @@ void segments_join(__global T *restrict result, __global const int *restrict key
     STORE(result, target, LOAD(result, target) + sum);
 }
 
-// Where slices are few, their sums stay in the cache, and updates can be added in their own order.
+// For few slices, whose sums stay in the cache: updates are added in their own order, without a sort.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void slots_serial(__global WIDE *restrict partial, __global const T *restrict updates, __global const int *restrict keys,
+void slots_serial(__global WIDE *restrict partial, __global const T *restrict updates, __global const KEY *restrict keys,
                   const long n, const long count, const long inner, const long per_part) {
     const long part = get_group_id(0), outer = get_group_id(1), stop = MIN((part + 1) * per_part, count);
     __global WIDE *sums = partial + (part * (long)get_num_groups(1) + outer) * n * inner;
@@ -192,17 +199,17 @@ static inline void add_float(__global float *p, float v) {
     __asm__ volatile("red.global.add.f32 [%0], %1;" : : "l"(p), "f"(v) : "memory");
 #else
     __global volatile uint *bits = (__global volatile uint *)p;
-    uint expected = 0, seen;  // the first try is a guess, because a plain read would race
+    uint expected = 0, seen;  // start with a guess: a plain read would be a data race
     while ((seen = atomic_cmpxchg(bits, expected, as_uint(as_float(expected) + v))) != expected) expected = seen;
 #endif
 }
 
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void add_atomically(__global float *result, __global const float *restrict updates, __global const int *restrict keys,
+void add_atomically(__global float *result, __global const float *restrict updates, __global const KEY *restrict keys,
                     const long n, const long count, const long inner, const long total) {
-    const long i = get_global_id(0);
-    if (i >= total) return;
-    const long row = i / inner, outer = row / count, k = keys[row % count];
-    if (k < n) add_float(result + (outer * n + k) * inner + i % inner, updates[i]);
+    for (long i = get_global_id(0); i < total; i += get_global_size(0)) {
+        const long row = i / inner, outer = row / count, k = keys[row % count];
+        if (k < n) add_float(result + (outer * n + k) * inner + i % inner, updates[i]);
+    }
 }
 #endif

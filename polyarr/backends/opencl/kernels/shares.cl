@@ -1,12 +1,16 @@
-// How the work-items of a group share rows on a GPU: included by the kernels <op>_gpu.cl that work row by row.
+// Row tiling for GPU kernels that work row by row; included by <op>_gpu.cl.
 //
-// LANES work-items share a row, ROWS rows a group. A row is read in aligned vectors of VECTOR elements; where rows lie
-// at any place (EVEN 0), the first and the last vector hold elements of its neighbours, which are passed over. A
-// work-item takes SLOTS vectors at once, its share, of a CHUNK of the row. With HELD the row is no longer than that, and
-// stays in registers from the first use to the last; otherwise it is read again, chunk by chunk, for each use.
+// LANES work-items share a row; a work-group has ROWS rows. Rows are read in aligned vectors of VECTOR elements. If
+// rows may begin at any element (EVEN 0), the first and last vector also contain elements of neighboring rows, which
+// are ignored. A work-item loads SLOTS vectors at once, its share of a CHUNK of the row. With HELD the row fits into
+// one chunk and stays in registers; otherwise it is reread, chunk by chunk, for each use.
 //
 // Launch   local (LANES, ROWS), global (LANES * groups, ROWS)
-// Params   T, ACC, LOAD, STORE and DEFINE_VECTOR's of a float dtype | LANES, ROWS powers of two | SLOTS | HELD, EVEN 0 or 1
+// Params   T, ACC, LOAD, STORE and the macros of DEFINE_VECTOR    a float dtype
+//          LANES, ROWS    powers of two
+//          SLOTS          vectors of a share
+//          HELD           1 if a row fits into one chunk
+//          EVEN           1 if every row begins with an aligned vector and consists of whole ones
 #if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(LANES) || !defined(ROWS) || !defined(SLOTS)
 #error "shares.cl needs a dtype's macros, VECTOR, WORD, LANES, ROWS and SLOTS"
 #endif
@@ -24,11 +28,11 @@ typedef PAIR(ACC) ACC2;
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 
-// Element k of a share lies at this place of its chunk. [low, high) of a chunk are the row's own.
+// PLACE(k) is the index of element k of a share in its chunk. Elements [low, high) of a chunk belong to the row.
 #define PLACE(k) (((k) / VECTOR * LANES + me) * VECTOR + (k) % VECTOR)
 #define IS_OWN(k) ((EVEN || PLACE(k) >= low) && PLACE(k) < high)
 
-// A share of the chunk that begins at p; `other` stands for what is not the row's.
+// Read a share of the chunk that begins at p; `other` replaces elements that do not belong to the row.
 static inline void read_share(__global const T *restrict p, int low, int high, int me, ACC other, ACC *v) {
     const int is_whole = (EVEN || low == 0) && high == CHUNK;
     _Pragma("unroll") for (int s = 0; s < SLOTS; s++) {
@@ -51,20 +55,21 @@ static inline void write_share(__global T *restrict p, int low, int high, int me
     }
 }
 
-// Declares me, and the rows of this set of LANES work-items: from `row` on, each ROWS after the last. A row past the end
-// has no columns.
+// Declare me, set (which of the ROWS sets of LANES work-items this is) and first_row; further rows follow at distance
+// ROWS.
 #define SET_OF_ROWS(rows_each) \
     const int me = get_local_id(0), set = get_local_id(1); \
     const size_t first_row = get_group_id(0) * rows_each * ROWS + set;
 
-// Declares, for a row of this many columns: where it begins in its first vector, and its start there.
+// Declare for a row: columns (0 past the end), shift, the row's offset within its first aligned vector, and start, the
+// offset of that vector.
 #define AT_ROW(row, rows, cols) AT_PITCHED_ROW(row, rows, cols, cols)
-// The same where rows lie `pitch` elements apart, a multiple of VECTOR where EVEN is 1.
+// The same for rows that lie `pitch` elements apart, a multiple of VECTOR if EVEN is 1.
 #define AT_PITCHED_ROW(row, rows, cols, pitch) \
     const size_t columns = (row) < (rows) ? (cols) : 0, shift = EVEN ? 0 : (row) * (pitch) % VECTOR; \
     const size_t start = (row) * (pitch) - shift;
 
-// Runs what follows for each chunk of the row, from element `at` of start on. A held row is one.
+// Loop over the chunks of the row, at offset `at` from start. A held row is one chunk.
 #if HELD
 #define EACH_CHUNK for (size_t at = 0, once = 1; once; once = 0)
 #else
@@ -80,13 +85,13 @@ static inline void write_share(__global T *restrict p, int low, int high, int me
 #define READ_AGAIN READ_SHARE
 #endif
 
-// Defines TYPE NAME(TYPE v, int me, __local TYPE *lane): v joined over the LANES work-items that share lane[LANES]. All
-// receive the result, and every work-item of the group must call it.
+// Defines TYPE NAME(TYPE v, int me, __local TYPE *lane): reduce v by JOIN over the LANES work-items that share
+// lane[LANES]. All receive the result, and every work-item of the group must call it.
 #define DEFINE_SHARED(NAME, TYPE, JOIN) \
     static inline TYPE NAME(TYPE v, int me, __local TYPE *lane) { \
         if (LANES > 1) { \
             const int few = LANES > 32 ? LANES / 16 : LANES; \
-            barrier(CLK_LOCAL_MEM_FENCE); /* who has read the last join's results */ \
+            barrier(CLK_LOCAL_MEM_FENCE); /* all have read the results of the previous reduction */ \
             lane[me] = v; \
             barrier(CLK_LOCAL_MEM_FENCE); \
             if (LANES > 32) { \
@@ -105,8 +110,8 @@ DEFINE_SHARED(shared_sum, ACC, ADD)
 DEFINE_SHARED(shared_max, ACC, MAX)
 DEFINE_SHARED(shared_sums, ACC2, ADD)
 
-// The largest element m of a row, and in *sum that of exp(x - m). A nan, an inf, or nothing but -inf makes *sum nan.
-// A held row is in v afterwards.
+// Online softmax statistics: return the largest element m of a row, and in *sum the sum of exp(x - m), which is nan if
+// the row has nan, inf, or only -inf. A held row is in v afterwards.
 static inline ACC shared_exponentials(__global const T *restrict x, size_t start, size_t shift, size_t columns, int me,
                                       __local ACC *lane, ACC *v, ACC *sum) {
     ACC largest = -INFINITY, part = 0;
@@ -116,7 +121,7 @@ static inline ACC shared_exponentials(__global const T *restrict x, size_t start
         READ_SHARE(x, -INFINITY, v)
         EACH_OF_SHARE largest = MAX(largest, v[k]);
 #if !HELD
-        const ACC from = largest == -INFINITY ? 0 : largest;  // so that -inf less -inf adds nothing here
+        const ACC from = largest == -INFINITY ? 0 : largest;  // avoid -inf - -inf
         if (before != largest) part *= EXP(before - from);
         EACH_OF_SHARE part += EXP(v[k] - from);
 #endif
@@ -131,11 +136,11 @@ static inline ACC shared_exponentials(__global const T *restrict x, size_t start
     return m;
 }
 
-// ---- sums over rows ----------------------------------------------------------------------------------------------
+// ---- column sums -------------------------------------------------------------------------------------------------
 //
-// SUMS_OF_COLUMNS(name, partials, cols) declares them, ADD_TO_COLUMN(name, value) adds to that of element k of a share,
-// and WRITE_SUMS(name, cols) leaves those of the group in its row of partials (groups, cols). Only where EVEN is 1. Those
-// of a row that is not held lie in partials from the beginning; ROWS is 1 then.
+// SUMS_OF_COLUMNS(name, partials, cols) declares accumulators, ADD_TO_COLUMN(name, value) adds to that of element k of
+// a share, and WRITE_SUMS(name, cols) writes the sums of the group to its row of partials (groups, cols). EVEN must be
+// 1. If rows are not held, sums are accumulated in partials directly; ROWS is 1 then.
 #if HELD
 #define SUMS_OF_COLUMNS(name, partials, cols) \
     __global ACC *name##_total = (partials) + get_group_id(0) * (cols); \

@@ -1,15 +1,18 @@
-// Softmax and log-softmax over the last axis: y = exp(x - m) / s and y = x - m - log(s), with m the largest element
-// of the row and s the sum of exp(x - m). Backward, from the result: dx = y (g - sum(g y)) and dx = g - exp(y) sum(g).
+// Softmax and log-softmax over the last axis, forward and backward, for CPUs: y = exp(x - m) / s, or y = x - m -
+// log(s), with m the largest element of the row and s the sum of exp(x - m). Backward, from the result: dx = y (g -
+// sum(g y)), or dx = g - exp(y) sum(g).
 //
-// Arrays   x, y, g, dx (rows, cols) row-major
-// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW
-// Params   T, ACC, LOAD, STORE of the dtype | LANES work-items per row, ROWS rows per work-group, powers of two |
-//          WIDE partial results per work-item | IN_LOGS 1 for log-softmax, else 0
+// Arrays   x, y, g, dx (rows, cols) of T, row-major
+// Launch   local (LANES, ROWS), global (LANES, ROWS * ceil(rows / (ROWS * rows_each))); see EACH_ROW in prelude.cl
+// Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
+//          LANES, ROWS            work-items per row, rows per work-group, powers of two
+//          WIDE                   partial results per work-item
+//          IN_LOGS                1 for log-softmax, 0 for softmax
 #if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(IN_LOGS)
 #error "softmax.cl needs a dtype's macros, LANES, WIDE, ROWS and IN_LOGS"
 #endif
 
-#define HELD 4096  // exponentials that stay in the first cache, where y cannot hold them
+#define HELD 4096  // exponentials buffered in the L1 cache, if y is too narrow to hold them
 
 __kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T *restrict y,
                                         const long rows, const long cols, const long rows_each) {
@@ -19,7 +22,7 @@ __kernel ROW_GROUP void softmax_forward(__global const T *restrict x, __global T
         const ACC m = row_largest(x_row, columns, me, lane);
         ACC part[WIDE];
         for (int w = 0; w < WIDE; w++) part[w] = 0;
-        if (sizeof(T) == sizeof(ACC)) {  // y can hold what there is until the sum is known, and is fetched meanwhile
+        if (sizeof(T) == sizeof(ACC)) {  // y holds intermediate values, which also fetches it
 #if IN_LOGS
             EACH_COLUMN_WIDELY(const ACC d = LOAD(x_row, c) - m; part[w] += EXP(d); STORE(y_row, c, d);)
             const ACC log_sum = log(row_sum(part, me, lane));

@@ -1,8 +1,9 @@
-// Softmax and log-softmax over the last axis, as softmax.cl has them, for GPUs.
+// Softmax and log-softmax over the last axis, forward and backward, for GPUs. softmax.cl has the formulas.
 //
-// Arrays   x, y, g, dx (rows, cols) row-major
-// Launch   see shares.cl; a set of LANES work-items takes one row, rows_each is 1
-// Params   those of shares.cl | IN_LOGS 1 for log-softmax, else 0
+// Arrays   x, y, g, dx (rows, cols) of T, row-major
+// Launch   see shares.cl; LANES work-items share a row, rows_each is 1
+// Params   those of shares.cl
+//          IN_LOGS    1 for log-softmax, 0 for softmax
 #ifndef IN_LOGS
 #error "softmax_gpu.cl needs IN_LOGS"
 #endif

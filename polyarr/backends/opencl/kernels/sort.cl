@@ -1,11 +1,14 @@
-// Each row in order, equal elements in their own order, nan after everything else.
+// Stable sort of rows on CPUs: tiles are sorted by insertion and merging, or by radix sort, then runs are merged
+// pairwise. nan is the largest value.
 //
-// Elements are read as keys: see keys.cl. A row lies in keys and index as sorted runs, whose width a merge doubles.
+// Elements are compared as keys: see keys.cl. A row is stored in keys and index as sorted runs, whose width a merge
+// doubles.
 //
-// Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from
-// Launch   sort_tiles_serial: one work-item per span of tiles, group 1.
-//          merge_runs: one work-item per span outputs, at least rows * ceil(n / span); span divides width.
-//          finish: one work-item for each of the first `kept` of each row; `values` 1 for the elements in order, 0 for the order
+// Arrays   x (rows, n) elements; keys, index (rows, n): the key of an element, and its position in the row
+// Launch   sort_tiles_serial: one work-item per span of tiles, group 1
+//          merge_runs: one work-item per `span` outputs, at least rows * ceil(n / span); span divides width
+//          finish: one work-item for each of the first `kept` elements of each row; `values` is 1 to write the sorted
+//          elements, 0 for the order
 // Params   those of keys.cl
 #if !defined(KEY) || !defined(DESCENDING)
 #error "sort.cl needs what keys.cl needs"
@@ -14,10 +17,11 @@
 #include "keys.cl"
 
 #define SHORT_RUN 16
-#define MANY 512           // elements of a tile, from which on counting digits is less work than merging
+#define MIN_RADIX_TILE 512  // elements of a tile from which on radix sort is faster than merging
 #define DIGITS (BITS / 8)
 
-// Merge the runs [a, a_end) and [b, b_end), the first one first where keys are equal; stop after count elements.
+// Merge the runs [a, a_end) and [b, b_end), elements of the first run first if keys are equal; stop after count
+// elements.
 static inline void merge(__global const KEY *restrict keys, __global const int *restrict index,
                          long a, long a_end, long b, long b_end,
                          __global KEY *restrict to_keys, __global int *restrict to_index, long count) {
@@ -35,7 +39,7 @@ static inline void merge(__global const KEY *restrict keys, __global const int *
     for (; i < count; i++, b++) { to_keys[i] = keys[b]; to_index[i] = index[b]; }
 }
 
-// Sort runs of SHORT_RUN elements of x[first, last) by insertion; start is where the row begins.
+// Sort runs of SHORT_RUN elements of x[first, last) by insertion; start is the index at which the row begins.
 static inline void sort_short_runs(__global const KEY *restrict x, __global KEY *restrict keys,
                                    __global int *restrict index, long start, long first, long last) {
     for (long i = first; i < last; i++) {
@@ -48,12 +52,12 @@ static inline void sort_short_runs(__global const KEY *restrict x, __global KEY 
     }
 }
 
-// Sort x[first, last) into keys and index by one digit after the other, from the lowest on; start is where the row
-// begins. On its own: inlined, it makes short rows slower.
-static __attribute__((noinline)) void sort_by_digits(
+// Radix sort (least significant digit first) of x[first, last) into keys and index; start is the index at which the row
+// begins. Not inlined, because that would slow down short rows.
+static __attribute__((noinline)) void radix_sort(
     __global const KEY *restrict x, __global KEY *keys, __global int *index, __global KEY *spare_keys,
     __global int *spare_index, long start, long first, long last) {
-    int due[DIGITS][256];                      // where the next element with a digit goes, from first on
+    int due[DIGITS][256];                      // next output position for each digit value, relative to first
     for (int d = 0; d < DIGITS; d++) for (int b = 0; b < 256; b++) due[d][b] = 0;
     for (long i = first; i < last; i++) {
         const KEY key = key_of(x[i]);
@@ -67,7 +71,7 @@ static __attribute__((noinline)) void sort_by_digits(
         }
     }
     for (int d = 0; d < DIGITS; d++) {
-        const bool is_other = (DIGITS - d) % 2 == 0;   // the last digit's go to keys
+        const bool is_other = (DIGITS - d) % 2 == 0;   // the last pass writes to keys
         __global const KEY *from_keys = is_other ? keys : spare_keys;
         __global const int *from_index = is_other ? index : spare_index;
         __global KEY *to_keys = is_other ? spare_keys : keys;
@@ -89,8 +93,8 @@ void sort_tiles_serial(__global const KEY *restrict x, __global KEY *keys, __glo
 
     for (long t = begin; t < MIN(begin + span, tiles); t++) {
         const long start = t / per_row * n, first = start + t % per_row * tile, last = MIN(first + tile, start + n);
-        if (last - first >= MANY) {
-            sort_by_digits(x, keys, index, spare_keys, spare_index, start, first, last);
+        if (last - first >= MIN_RADIX_TILE) {
+            radix_sort(x, keys, index, spare_keys, spare_index, start, first, last);
             continue;
         }
         __global KEY *from_keys = keys, *to_keys = spare_keys;
@@ -122,7 +126,7 @@ __kernel void merge_runs(__global const KEY *restrict keys, __global const int *
     const long a = at / (2 * width) * (2 * width), b = MIN(a + width, n), end = MIN(b + width, n);
     __global const KEY *row = keys + start;
 
-    // Of the first (at - a) elements of the merged run, low come from the first run.
+    // Merge path: of the first (at - a) elements of the merged run, `low` come from the first run.
     const long skipped = at - a;
     long low = MAX(0L, skipped - (end - b)), high = MIN(skipped, b - a);
     while (low < high) {
@@ -136,5 +140,5 @@ __kernel void merge_runs(__global const KEY *restrict keys, __global const int *
 __kernel void finish(__global const KEY *restrict x, __global const int *restrict index, __global void *restrict out,
                      const long n, const int values, const long kept) {
     const long i = get_global_id(0), row = i / kept * n;
-    GIVE(out, i, x + row, index[row + i % kept], values)
+    WRITE_RESULT(out, i, x + row, index[row + i % kept], values)
 }

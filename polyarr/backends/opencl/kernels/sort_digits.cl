@@ -1,13 +1,14 @@
-// Long rows in order, for GPUs: by one digit of the keys after the other, from the lowest on. For each digit,
-// count_digits counts how often each tile has each value; running sums of the counts say where the elements of a tile with
-// that value begin; by_digit puts them there, in the order that they have.
+// Radix sort (least significant digit first) of long rows on GPUs. For each digit, count_digits makes a histogram per
+// tile; the prefix sums of the histograms are the output positions of each tile's elements; by_digit scatters them
+// there, stably.
 //
-// Arrays   x (rows, n) elements; keys, index (rows, n): an element's key, and where in the row it came from; out (rows, kept)
-//          counts, sums (rows, VALUES, tiles of a row): how many, and how many up to and including these
-// Launch   local TEAM, a work-group for each TILE elements of each row. shift is where the digit begins; `first` 1
-//          to read x, else keys and index; `last` 1 to write out, else keys and index; `values` 1 for the elements in
-//          order, 0 for the order; `kept` of each row, from the first on
-// Params   those of keys.cl and items.cl, ITEM_BITS being those of a digit
+// Arrays   x (rows, n) elements; keys, index (rows, n): the key of an element, and its position in the row
+//          out (rows, kept): the result
+//          counts, sums (rows, VALUES, tiles of a row): the histograms, and their inclusive prefix sums
+// Launch   local LANES, one work-group per TILE elements of each row. Arguments: `shift` is the lowest bit of the
+//          digit; `first` is 1 to read x, else keys and index; `last` is 1 to write out, else keys and index; `values`
+//          is 1 to write the sorted elements, 0 for the order; `kept` is the length of the result's rows
+// Params   those of keys.cl and items.cl; ITEM_BITS is the number of bits of a digit
 #include "keys.cl"
 #include "items.cl"
 #if ITEM_BITS > 16
@@ -16,7 +17,7 @@
 
 #define VALUES (1 << ITEM_BITS)
 #define DIGIT_OF(key) ((int)((key) >> shift) & (VALUES - 1))
-#define SORTING __attribute__((reqd_work_group_size(TEAM, 1, 1)))
+#define SORTING __attribute__((reqd_work_group_size(LANES, 1, 1)))
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
 
 __kernel SORTING
@@ -26,15 +27,15 @@ void count_digits(__global const KEY *restrict keys, __global int *restrict coun
     const int me = get_local_id(0);
     const long row = get_group_id(0) / tiles, tile = get_group_id(0) % tiles;
     const int count = (int)MIN((long)TILE, n - tile * TILE);
-    for (int v = me; v < VALUES; v += TEAM) found[v] = 0;
+    for (int v = me; v < VALUES; v += LANES) found[v] = 0;
     SYNC;
     keys += row * n + tile * TILE;
-    for (int i = me; i < count; i += TEAM) {
+    for (int i = me; i < count; i += LANES) {
         const KEY key = first ? key_of(keys[i]) : keys[i];
         atomic_inc(&found[DIGIT_OF(key)]);
     }
     SYNC;
-    for (int v = me; v < VALUES; v += TEAM) counts[(row * VALUES + v) * tiles + tile] = found[v];
+    for (int v = me; v < VALUES; v += LANES) counts[(row * VALUES + v) * tiles + tile] = found[v];
 }
 
 __kernel SORTING
@@ -43,7 +44,7 @@ void by_digit(__global const KEY *restrict from_keys, __global const int *restri
               __global void *restrict out, __global const int *restrict counts,
               __global const int *restrict totals, const long n, const long tiles, const int shift, const int first,
               const int last, const int values, const long kept) {
-    __local Item items[ROOM];
+    __local Item items[PADDED_TILE];
     __local int starts[VALUES];
     const int me = get_local_id(0);
     const long row = get_group_id(0) / tiles, tile = get_group_id(0) % tiles, begin = tile * TILE;
@@ -51,14 +52,14 @@ void by_digit(__global const KEY *restrict from_keys, __global const int *restri
     Item mine[EACH];
     from_keys += row * n + begin;
     from_index += row * n + begin;
-    EACH_OF_MINE {  // what is past the end comes last, behind the largest digit
-        const int place = me + j * TEAM;
+    EACH_OF_MINE {  // positions past the end get a digit above the largest, so that they sort last
+        const int place = me + j * LANES;
         const KEY key = place < count ? from_keys[place] : 0;
         mine[j] = ITEM(place < count ? DIGIT_OF(first ? key_of(key) : key) : VALUES, place);
     }
     SORT_TILE(items, mine, me)
-    // starts[v]: what to add to a place in the tile for the place in the row of an element with value v.
-    for (int i = me; i < count; i += TEAM) {
+    // starts[v]: the offset from a position in the sorted tile to the position in the row, for elements with digit v.
+    for (int i = me; i < count; i += LANES) {
         const int v = KEY_OF(items[AT(i)]);
         if (i == 0 || KEY_OF(items[AT(i - 1)]) != v) {
             const long at = (row * VALUES + v) * tiles + tile;
@@ -66,12 +67,12 @@ void by_digit(__global const KEY *restrict from_keys, __global const int *restri
         }
     }
     SYNC;
-    for (int i = me; i < count; i += TEAM) {
+    for (int i = me; i < count; i += LANES) {
         const int place = PLACE_OF(items[AT(i)]);
         const long to = starts[KEY_OF(items[AT(i)])] + i;
         const int from = first ? (int)(begin + place) : from_index[place];
         if (last) {
-            if (to < kept) GIVE(out, row * kept + to, x + row * n, from, values)
+            if (to < kept) WRITE_RESULT(out, row * kept + to, x + row * n, from, values)
         } else {
             to_keys[row * n + to] = first ? key_of(from_keys[place]) : from_keys[place];
             to_index[row * n + to] = from;

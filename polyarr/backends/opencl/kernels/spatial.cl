@@ -1,8 +1,12 @@
-// Windows on images with channels last, and the elements of windows: three spatial axes, of which the first may be of one
-// element. A work-item takes WIDE channels of a place, and several places where there are few work-items.
+// Receptive fields on images with channels last, for convolution and pooling: three spatial axes, of which the first
+// may have length 1. A work-item processes WIDE channels of one position, and several positions if there are few
+// work-items.
 //
-// Params   T, ACC, LOAD, STORE, DTYPE, RAW of a float dtype | WIDE divides the number of channels | WORD the type of WIDE
-//          elements that move as one, or none
+// A "window" is an output position (with its receptive field), an "element" of a window is a filter element (tap).
+//
+// Params   T, ACC, LOAD, STORE, DTYPE, RAW    a float dtype: see prelude.cl
+//          WIDE           channels per work-item, a divisor of the number of channels
+//          MOVES_WORDS    1 if WIDE channels are loaded and stored at once, as WORD
 #if !defined(T) || !defined(ACC) || !defined(WIDE) || !defined(MOVES_WORDS)
 #error "spatial.cl needs a dtype's macros, WIDE and MOVES_WORDS"
 #endif
@@ -10,11 +14,12 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EACH_CHANNEL _Pragma("unroll") for (int c = 0; c < WIDE; c++)
 
-// Window o has element k at o * stride - before + k * dilation. counted, of means: how much padding there is, before and
-// behind, that counts. A place is part of windows by every so manyth element only.
+// Element k of window o is at input position o * stride - before + k * dilation. taps: filter lengths; before: padding;
+// counted: padding, before and after, that counts for means; every: an input position is covered by every `every`-th
+// tap only.
 typedef struct {
     long images, blocks;
-    int length[3], out[3], taps[3], stride[3], before[3], dilation[3], every[3], counted[6];
+    int length[3], out[3], taps[3], stride[3], before[3], dilation[3], every[3], counted[6], unused;
 } Geometry;
 
 typedef struct {
@@ -25,18 +30,18 @@ typedef struct {
 INLINE void find_place(Place *place, const Geometry *g, const int *lengths, long item) {
     place->block = item % g->blocks;
     item /= g->blocks;
-    for (int a = 2; a >= 0; a--) {
+    _Pragma("unroll") for (int a = 2; a >= 0; a--) {
         place->at[a] = item % lengths[a];
         item /= lengths[a];
     }
     place->image = item;
 }
 
-// The place of the next item, without a division.
+// Advance to the place of the next item without divisions.
 INLINE void step_place(Place *place, const Geometry *g, const int *lengths) {
     if (++place->block < g->blocks) return;
     place->block = 0;
-    for (int a = 2; a >= 0; a--) {
+    _Pragma("unroll") for (int a = 2; a >= 0; a--) {
         if (++place->at[a] < lengths[a]) return;
         place->at[a] = 0;
     }
@@ -45,20 +50,21 @@ INLINE void step_place(Place *place, const Geometry *g, const int *lengths) {
 
 #if MOVES_WORDS
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
-#define TAKE(p, i, v) read_vector(p, i, (i) + WIDE, v)
-#define GIVE(p, i, v) write_vector(p, i, (i) + WIDE, v)
+#define LOAD_CHANNELS(p, i, v) read_vector(p, i, (i) + WIDE, v)
+#define STORE_CHANNELS(p, i, v) write_vector(p, i, (i) + WIDE, v)
 #else
-#define TAKE(p, i, v) EACH_CHANNEL v[c] = LOAD(p, (i) + c)
-#define GIVE(p, i, v) EACH_CHANNEL STORE(p, (i) + c, v[c])
+#define LOAD_CHANNELS(p, i, v) EACH_CHANNEL v[c] = LOAD(p, (i) + c)
+#define STORE_CHANNELS(p, i, v) EACH_CHANNEL STORE(p, (i) + c, v[c])
 #endif
 
-// Where WIDE channels of a place among so many begin.
+// The offset of WIDE channels of position (i, j, k) in images with these spatial lengths.
 INLINE long start_of(const Geometry *g, long image, const int *lengths, int i, int j, int k, int block) {
     return ((((image * lengths[0] + i) * lengths[1] + j) * lengths[2] + k) * g->blocks + block) * WIDE;
 }
 
-// Along an axis: where element k of window o is, which may be outside; its first element that is not in the padding
-// before; the first k for which place i may be element k of a window; and which window that is, or a negative number.
+// Along one axis. element_of: the input position of element k of window o, maybe in the padding. first_inside: the
+// first element of window o that is not in the padding before. first_of: the first k for which input position i may be
+// element k of a window. window_of: the window of which i is element k, or a negative number.
 INLINE int element_of(const Geometry *g, int a, int o, int k) {
     return o * g->stride[a] - g->before[a] + k * g->dilation[a];
 }
@@ -79,8 +85,9 @@ INLINE int window_of(const Geometry *g, int a, int i, int k) {
     return o < g->out[a] ? o : -1;
 }
 
-// What follows runs for each element of the window at `place`, or for each window that `place` is part of: element k of
-// an axis is at p. `tap` is which element it is, and `from` where it lies, or where the window lies.
+// EACH_ELEMENT and EACH_WINDOW loop over the elements of the window at `place`, or over the windows that cover the
+// input position `place`; per axis, k is the tap and p the position. TAP is the linear index of the tap, FROM the
+// offset of the element or window.
 #define ELEMENTS_ALONG(a, k, p) \
     for (int k = 0, p = element_of(g, a, place.at[a], 0); k < g->taps[a]; k++, p += g->dilation[a]) \
         if (is_inside(g, a, p))
@@ -93,7 +100,7 @@ INLINE int window_of(const Geometry *g, int a, int i, int k) {
 #define EACH_ELEMENT(place) EACH(ELEMENTS_ALONG)
 #define EACH_WINDOW(place) EACH(WINDOWS_ALONG)
 
-// One's items, of `each` neighbours; and with the place of each.
+// Loop over the `each` consecutive items of a work-item; EACH_PLACE also tracks the place of each.
 #define EACH_ITEM(item, total) \
     for (long item = get_global_id(0) * each, end = MIN(item + each, total); item < end; item++)
 #define EACH_PLACE(item, place, lengths) \

@@ -1,12 +1,13 @@
-// Where the k largest elements of each row are, the largest first, of equal ones the first: a selection, not a sort.
+// argtopk on CPUs: the indices of the k largest elements of each row in descending order, the first of equal ones
+// first.
 //
-// A work-item keeps the k best so far in a heap whose root is the worst of them. Most elements are no better than that,
-// which is seen for many of them at once.
+// A work-item keeps the k best elements so far in a heap whose root is the worst of them. Most elements are no better
+// than the root, which is tested for SKIP elements at once.
 //
-// Arrays   x (rows, n) elements; out (rows, k); keys, index (work-items, k): the heaps, an element's key (see keys.cl)
-//          and its place in the row
-// Launch   one work-item per `span` rows, group 1, k at least 1
-// Params   those of keys.cl, DESCENDING being 1: the best key is the least one
+// Arrays   x (rows, n) elements; out (rows, k) of long
+//          keys, index (work-items, k): the heaps: the key of an element (see keys.cl), and its position in the row
+// Launch   one work-item per `span` rows, group 1; k is at least 1
+// Params   those of keys.cl; DESCENDING is 1: the best key is the smallest
 #include "keys.cl"
 #if !DESCENDING
 #error "topk.cl needs DESCENDING 1"
@@ -15,7 +16,7 @@
 #define SKIP 64
 #define IS_WORSE(i, key, place) ((keys[i] > (key)) | ((keys[i] == (key)) & (index[i] > (place))))
 
-// Put (key, place) where it belongs on the way from `hole` down, among the first k of the heap.
+// Sift (key, place) down from `hole` in a heap of k elements.
 static inline void sift(__global KEY *keys, __global int *index, long hole, long k, KEY key, int place) {
     for (long child = 2 * hole + 1; child < k; hole = child, child = 2 * hole + 1) {
         child += child + 1 < k && IS_WORSE(child + 1, keys[child], index[child]);

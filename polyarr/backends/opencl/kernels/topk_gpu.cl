@@ -1,16 +1,19 @@
-// Where the k largest elements of each row are, the largest first, of equal ones the first, on a GPU.
+// argtopk on GPUs: the indices of the k largest elements of each row in descending order, the first of equal ones
+// first.
 //
-// Each of GROUP work-items finds the best key of its share of a row. The k-th best of these is no better than the k-th best
-// of the row, and few elements are as good: they are collected, and each counts how many are better. Where they are too
-// many, as among many equal ones, the k-th key itself is found bit by bit, and then which of those equal to it come first.
+// Each of GROUP work-items finds the best key of its share of a row. The k-th best of these is a bound: at least k
+// elements of the row are as good, usually few more. These candidates are collected, and each counts how many are
+// better (its rank). If there are more than CAPACITY, as among many equal elements, the k-th key is found bit by bit
+// (radix select), and then which of the elements equal to it come first.
 //
-// Arrays   x (rows, n) elements; out (rows, k)
-// Launch   local GROUP, global GROUP * rows; k at most GROUP
-// Params   those of keys.cl, DESCENDING being 1: the best key is the least one | GROUP a power of two |
-//          ROOM elements that can be collected, at least GROUP
+// Arrays   x (rows, n) elements; out (rows, k) of long
+// Launch   local GROUP, global GROUP * rows; k is at most GROUP
+// Params   those of keys.cl; DESCENDING is 1: the best key is the smallest
+//          GROUP    work-items per row, a power of two
+//          CAPACITY     capacity for candidates, at least GROUP
 #include "keys.cl"
-#if !DESCENDING || !defined(GROUP) || !defined(ROOM)
-#error "topk_gpu.cl needs DESCENDING 1, GROUP and ROOM"
+#if !DESCENDING || !defined(GROUP) || !defined(CAPACITY)
+#error "topk_gpu.cl needs DESCENDING 1, GROUP and CAPACITY"
 #endif
 
 #define AT_ONCE 8
@@ -32,7 +35,7 @@
         } \
     }
 
-// The sum of mine over the group.
+// Return the sum of `mine` over the work-group to all its work-items.
 static inline int counted(int mine, int me, __local volatile int *total) {
     barrier(CLK_LOCAL_MEM_FENCE);
     if (me == 0) *total = 0;
@@ -44,8 +47,8 @@ static inline int counted(int mine, int me, __local volatile int *total) {
 
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void argtopk_group(__global const KEY *restrict x, __global long *restrict out, const int n, const int k) {
-    __local KEY keys[ROOM];
-    __local int places[ROOM];
+    __local KEY keys[CAPACITY];
+    __local int places[CAPACITY];
     __local volatile int total;
     __local KEY bound;
     const int me = get_local_id(0);
@@ -65,7 +68,7 @@ void argtopk_group(__global const KEY *restrict x, __global long *restrict out, 
     EACH_OF_ROW(
         if (key <= last) {
             const int at = atomic_inc(&total);
-            if (at < ROOM) {
+            if (at < CAPACITY) {
                 keys[at] = key;
                 places[at] = place;
             }
@@ -73,7 +76,7 @@ void argtopk_group(__global const KEY *restrict x, __global long *restrict out, 
     barrier(CLK_LOCAL_MEM_FENCE);
     int found = total;
 
-    if (found > ROOM) {
+    if (found > CAPACITY) {
         last = 0;
         for (int bit = BITS - 1; bit >= 0; bit--) {
             const KEY trial = last | (KEY)((KEY)1 << bit);
@@ -83,7 +86,7 @@ void argtopk_group(__global const KEY *restrict x, __global long *restrict out, 
         }
         int less = 0, limit = 0;
         EACH_OF_ROW(less += key < last;)
-        const int wanted = k - counted(less, me, &total);  // of those equal to the last, the first ones
+        const int wanted = k - counted(less, me, &total);  // how many of the elements equal to the k-th key to take
         for (int bit = 30; bit >= 0; bit--) {
             const int trial = limit | (1 << bit);
             int before = 0;

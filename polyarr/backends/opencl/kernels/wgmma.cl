@@ -1,16 +1,17 @@
-// What NVIDIA's Hopper can do beyond ptx.cl, which is to be included before: barriers that count bytes, copies of boxes of
-// a tensor into local memory (TMA), matrix products by four warps at once (wgmma).
+// Inline PTX for NVIDIA Hopper, beyond ptx.cl, which must be included before: mbarriers, TMA copies, and wgmma.
 //
-// Instructions that need the target sm_90a stand behind a comment mark, because OpenCL's compiler translates for sm_90:
-// compiled.py lifts them out of the comments and has the driver assemble the text again.
+// Instructions that need the target sm_90a stand behind a comment mark in the PTX, because OpenCL's compiler targets
+// sm_90: compiled.py uncomments them and has the driver assemble the PTX again.
 //
-// Addresses in local memory are 32-bit numbers (place_of, in ptx.cl). A matrix lies there in rows of 128 bytes whose 16-byte
-// pieces are exchanged by the row's number (the swizzle of 128 bytes), in blocks that begin at multiples of 1024 bytes.
+// Addresses in local memory are 32-bit numbers (local_address in ptx.cl). A matrix is stored there in rows of 128
+// bytes, whose 16-byte chunks are permuted by the row's number (128-byte swizzle), in blocks that begin at multiples of
+// 1024 bytes.
 //
-// GROUPS_HELD says how many work-groups a multiprocessor should hold, which bounds their registers; it moves to the
-// kernel's head in the same way.
+// GROUPS_HELD(count) sets how many work-groups a multiprocessor should hold, which bounds the registers; compiled.py
+// moves the directive to the head of the kernel.
 //
-// Params   KIND bf16 or f16, COLUMNS of a product's tile: 64, 128, 192 or 256
+// Params   KIND       the 16-bit float type: bf16 or f16
+//          COLUMNS    columns of a product's tile: 64, 128, 192 or 256
 #if !defined(KIND) || !defined(COLUMNS)
 #error "wgmma.cl needs KIND and COLUMNS"
 #endif
@@ -19,75 +20,78 @@
 
 // ---- barriers ---------------------------------------------------------------------------------------------------
 
-// Waits for the other warps of a group of 128: number is 1 or more, 0 is the work-group's.
-INLINE void wait_for_warps(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
+// Synchronize the four warps of a group of 128 work-items; `number` of the barrier is 1 or more, 0 is the work-group's.
+INLINE void sync_warps(int number) { asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory"); }
 
-// A barrier has phases 0 and 1 by turns, each of which ends when so many have arrived and all bytes are there.
-INLINE void barrier_make(uint at, int arrivals) {
+// mbarriers: phases 0 and 1 alternate; a phase ends when all arrivals and all expected bytes have come.
+INLINE void mbarrier_init(uint at, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
-INLINE void barriers_made(void) {
+INLINE void mbarrier_init_fence(void) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-INLINE void barrier_expect(uint at, int bytes) {
+INLINE void mbarrier_expect(uint at, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-INLINE void barrier_arrive(uint at, uint really) {
+INLINE void mbarrier_arrive(uint at, uint really) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p mbarrier.arrive.shared.b64 _, [%0];\n}"
                  ::"r"(at), "r"(really) : "memory");
 }
-INLINE void barrier_wait(uint at, uint phase) {
+INLINE void mbarrier_wait(uint at, uint phase) {
     asm volatile("{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\n"
                  "DONE:\n}" ::"r"(at), "r"(phase) : "memory");
 }
 
-// ---- tensor maps and copies -------------------------------------------------------------------------------------
+// ---- tensor maps and TMA ----------------------------------------------------------------------------------------
 
-// Writes a map that a lane of a warp holds a word of, each of the first 16 lanes; see tensor_map.py.
+// Write a tensor map, of which each of the first 16 lanes of a warp holds a word; see tensor_map.py.
 INLINE void map_write(__global ulong *map, int lane, ulong word) {
     if (lane < 16) map[lane] = word;
     asm volatile("bar.warp.sync -1;" ::: "memory");
     asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
 }
-INLINE void map_take(__global const ulong *map) {
+INLINE void map_acquire(__global const ulong *map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
-// The box whose first element is (column, row, inner, outer) to local memory, after which the barrier has its bytes.
-INLINE void box_load(uint to, __global const ulong *map, int column, int row, int inner, int outer, uint barrier) {
+// Load the TMA tile whose first element is (column, row, inner, outer) into local memory; the barrier receives its
+// bytes.
+INLINE void tma_load(uint to, __global const ulong *map, int column, int row, int inner, int outer, uint barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
         "[%6];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(inner), "r"(outer), "r"(barrier) : "memory");
 }
-// So many bytes, a multiple of 16, which are in one piece.
-INLINE void bytes_load(uint to, __global const void *from, int bytes, uint barrier) {
+// Load contiguous bytes, a multiple of 16.
+INLINE void tma_load_bytes(uint to, __global const void *from, int bytes, uint barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-INLINE void box_store(__global const ulong *map, int column, int row, int matrix, uint from) {
+INLINE void tma_store(__global const ulong *map, int column, int row, int matrix, uint from) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];"
                  ::"l"(map), "r"(column), "r"(row), "r"(matrix), "r"(from) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until at most so many stores have still to read local memory.
-#define BOXES_READ(left) asm volatile("cp.async.bulk.wait_group.read " TEXT(left) ";" ::: "memory")
-#define BOXES_STORED() asm volatile("cp.async.bulk.wait_group 0;" ::: "memory")
-// What was written to local memory by plain stores is seen by copies of boxes.
-#define BOXES_SEE_STORES() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
+// Wait until at most `left` TMA stores have still to read local memory.
+#define TMA_WAIT_READ(left) asm volatile("cp.async.bulk.wait_group.read " TEXT(left) ";" ::: "memory")
+#define TMA_WAIT_STORES() asm volatile("cp.async.bulk.wait_group 0;" ::: "memory")
+// Make plain stores to local memory visible to TMA.
+#define FENCE_ASYNC_PROXY() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 
 // ---- matrix products --------------------------------------------------------------------------------------------
 
-#define REGISTERS_GIVEN(left) asm volatile("//@ setmaxnreg.dec.sync.aligned.u32 " TEXT(left) ";" ::: "memory")
-#define REGISTERS_TAKEN(all) asm volatile("//@ setmaxnreg.inc.sync.aligned.u32 " TEXT(all) ";" ::: "memory")
-#define PRODUCTS_BEGIN() asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory")
-#define PRODUCTS_GO() asm volatile("//@ wgmma.commit_group.sync.aligned;" ::: "memory")
-// Until at most so many groups of products are under way.
-#define PRODUCTS_WAIT(left) asm volatile("//@ wgmma.wait_group.sync.aligned " TEXT(left) ";" ::: "memory")
+#define SETMAXNREG_DEC(left) asm volatile("//@ setmaxnreg.dec.sync.aligned.u32 " TEXT(left) ";" ::: "memory")
+#define SETMAXNREG_INC(all) asm volatile("//@ setmaxnreg.inc.sync.aligned.u32 " TEXT(all) ";" ::: "memory")
+#define WGMMA_FENCE() asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory")
+#define WGMMA_COMMIT() asm volatile("//@ wgmma.commit_group.sync.aligned;" ::: "memory")
+// Wait until at most `left` groups of wgmma are in flight.
+#define WGMMA_WAIT(left) asm volatile("//@ wgmma.wait_group.sync.aligned " TEXT(left) ";" ::: "memory")
 
-// A matrix at a place in local memory: in blocks of 8 rows of 128 bytes along k, or, turned, of 64 positions by 64 of k.
-#define MATRIX_ALONG_K(place) (1UL << 62 | 1024UL / 16 << 32 | 1UL << 16 | (ulong)(((place) & 0x3ffff) >> 4))
-#define MATRIX_TURNED(place) (1UL << 62 | 1024UL / 16 << 32 | 8192UL / 16 << 16 | (ulong)(((place) & 0x3ffff) >> 4))
+// wgmma descriptors of a matrix in local memory: blocks of 8 rows of 128 bytes along k or, transposed, of 64 positions
+// x 64 of k.
+#define DESCRIPTOR_K_MAJOR(place) (1UL << 62 | 1024UL / 16 << 32 | 1UL << 16 | (ulong)(((place) & 0x3ffff) >> 4))
+#define DESCRIPTOR_MN_MAJOR(place) \
+    (1UL << 62 | 1024UL / 16 << 32 | 8192UL / 16 << 16 | (ulong)(((place) & 0x3ffff) >> 4))
 
 #define TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
 #define SUMS_4(s, i) "+f"((s)[i]), "+f"((s)[i + 1]), "+f"((s)[i + 2]), "+f"((s)[i + 3])
@@ -120,25 +124,26 @@ INLINE void box_store(__global const ulong *map, int column, int row, int matrix
 #error "wgmma.cl: COLUMNS is 64, 128, 192 or 256"
 #endif
 
-// s[COLUMNS / 2] = x (64 x 16) @ y (16 x COLUMNS), added to s unless add is 0; x, y are matrices in local memory,
-// turned as the words say.
-#define PRODUCT(s, x, y, add, x_turned, y_turned) \
+// s[COLUMNS / 2] = x (64 x 16) @ y (16 x COLUMNS), or s += that if `add` is not 0; x, y are descriptors of matrices in
+// local memory, transposed if x_transposed, y_transposed are 1.
+#define WGMMA(s, x, y, add, x_transposed, y_transposed) \
     asm volatile("//@ {\n//@ .reg .pred p;\n//@ setp.ne.b32 p, " ADDS ", 0;\n//@ wgmma.mma_async.sync.aligned.m64n" \
                  TEXT(COLUMNS) "k16.f32." TEXT(KIND) "." TEXT(KIND) " {" REGISTERS "}, " OPERANDS ", p, 1, 1, " \
-                 TEXT(x_turned) ", " TEXT(y_turned) ";\n//@ }" : SUMS(s) : "l"(x), "l"(y), "r"(add) : "memory")
+                 TEXT(x_transposed) ", " TEXT(y_transposed) ";\n//@ }" : SUMS(s) : "l"(x), "l"(y), "r"(add) : "memory")
 
-// s[32] += x @ y with x (64 x 16) in the registers of four warps, four words each, and y a turned matrix.
+// s[32] += x @ y with x (64 x 16) in the registers of four warps, four words per lane, and y a transposed matrix.
 #if COLUMNS == 64
-#define PRODUCT_OF_REGISTERS(s, x, y) \
+#define WGMMA_FROM_REGISTERS(s, x, y) \
     asm volatile("//@ wgmma.mma_async.sync.aligned.m64n64k16.f32." TEXT(KIND) "." TEXT(KIND) " {" REGISTERS \
                  "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;" : SUMS(s) : "r"((x)[0]), "r"((x)[1]), "r"((x)[2]), \
                  "r"((x)[3]), "l"(y) : "memory")
 #endif
 
-// ---- pieces of results ------------------------------------------------------------------------------------------
+// ---- moving results ---------------------------------------------------------------------------------------------
 
-// Four matrices of 8 x 8 16-bit elements from the registers of a warp to local memory, a row at each lane's place.
-INLINE void store_matrices(uint to, uint a, uint b, uint c, uint d) {
+// stmatrix: store four 8 x 8 matrices of 16-bit elements from the registers of a warp; each lane passes one row's
+// address.
+INLINE void stmatrix(uint to, uint a, uint b, uint c, uint d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -155,25 +160,25 @@ INLINE float2 local_load_2(uint from) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
     return v;
 }
-INLINE float of_lane(float v, int lane) {
+INLINE float shuffle_from(float v, int lane) {
     float found;
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(lane));
     return found;
 }
 
-INLINE float exp2_near(float x) {
+INLINE float exp2_approx(float x) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
 }
-// Of the lane whose number differs by this power of two.
-INLINE float of_lane_across(float v, int distance) {
+// The value of the lane whose number differs by this power of two (butterfly shuffle).
+INLINE float shuffle_xor(float v, int distance) {
     float found;
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(distance));
     return found;
 }
 
-// ---- words between work-groups ----------------------------------------------------------------------------------
+// ---- signals between work-groups --------------------------------------------------------------------------------
 
 INLINE void flag_raise(__global uint *flag) {
     asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
@@ -184,7 +189,7 @@ INLINE void flag_await(__global uint *flag) {
     while (!raised);
 }
 #define FENCE_GPU() asm volatile("fence.acq_rel.gpu;" ::: "memory")
-INLINE float4 load_fresh(__global const float4 *p) {  // what another work-group wrote: not from the first cache
+INLINE float4 load_fresh(__global const float4 *p) {  // bypasses the L1 cache, to read what another work-group wrote
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");

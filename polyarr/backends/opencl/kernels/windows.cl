@@ -1,7 +1,8 @@
-// Places in an operand that is made of windows, as the images that a convolution sees: element (i, k) lies at the place
-// of i among the kept axes, plus the place of k among the deep ones. Each of both is a row-major walk of four axes.
+// im2col views: index arithmetic for a GEMM operand that is a virtual im2col matrix of the images of a convolution
+// (implicit GEMM). Element (i, k) has the offset of i on the kept axes plus the offset of k on the deep axes. Each is a
+// row-major index over four axes.
 
-// Divided by length[a], a number below 2^31 is ((it * magic[a] >> 32) + it) >> shift[a].
+// Division by multiplication: i / length[a] is ((i * magic[a] >> 32) + i) >> shift[a] for i below 2^31.
 typedef struct {
     uint length[4], magic[4], shift[4];
     long step[4];

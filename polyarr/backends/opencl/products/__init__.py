@@ -1,1 +1,1 @@
-"""Matrix products and linear layers: portable kernels, and those for matrix units."""
+"""Matrix products and linear layers: portable kernels, GEMV kernels, and kernels for matrix units (tensor cores)."""

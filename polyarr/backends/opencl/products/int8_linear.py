@@ -1,4 +1,5 @@
-"""A linear layer whose weight is int8: few rows read it in place, for many it becomes a matrix of floats."""
+"""Linear layers with int8 weights: a GEMV kernel reads int8 directly; for many rows the weight is converted to floats.
+"""
 
 from math import prod
 
@@ -6,7 +7,7 @@ import numpy as np
 
 from polyarr.backends.opencl.copy import dense
 from polyarr.backends.opencl.elementwise import astype
-from polyarr.backends.opencl.products import thin
+from polyarr.backends.opencl.products import gemv
 from polyarr.backends.opencl.products.int8_scaling import macros_of, scaling_plan
 from polyarr.backends.opencl.products.matmul import product
 from polyarr.backends.opencl.products.product import Epilogue
@@ -17,14 +18,17 @@ from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import Spec
 
-FEW_ROWS = 8  # up to as many it is faster to read bytes again than to write floats
+MAX_GEMV_ROWS = 8  # rows of x up to which reading int8 again is faster than writing the weight as floats
 
 
 def int8_linear(
     device: Device, out: Spec, x: Buffer, weight: Buffer, scale: Buffer, bias: Buffer | None, *,
     activation: str | None,
 ) -> Buffer:  # fmt: skip
-    """activation(x @ weight.T * scale + bias)."""
+    """Return activation(x @ weight.T * scale + bias) of shape (..., n).
+
+    x is (..., depth), weight (n, depth) int8, scale (n,) and bias (n,) or None.
+    """
     (n, depth), rows = weight.shape, prod(x.shape[:-1])
     x, y = reshaped(dense(device, x), (rows, depth)), device.empty(out)
     if not out.size:
@@ -32,7 +36,7 @@ def int8_linear(
     scale = _as_wide(device, scale, x.dtype)
     epilogue = Epilogue(bias is not None, activation or "none")
     bias = scale if bias is None else dense(device, bias)
-    if rows > FEW_ROWS:
+    if rows > MAX_GEMV_ROWS:
         plan, given = device.plans[scaling_plan](x.dtype, bias.dtype, rows, n, epilogue), [_product(device, x, weight)]
     else:
         given = [x, dense(device, weight)]
@@ -42,13 +46,13 @@ def int8_linear(
 
 
 def _product(device: Device, x: Buffer, weight: Buffer) -> Buffer:
-    """That of x and the codes, as floats."""
+    """Return x @ weight.T with the int8 weight converted to the accumulator dtype of x."""
     x, weight = (_as_wide(device, a, x.dtype) for a in (x, weight))
     return product(device, Spec((x.shape[0], weight.shape[0]), x.dtype), x, swapped(weight))[0]
 
 
 def _as_wide(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
-    """buf, dense, in the dtype that sums of dtype are kept in."""
+    """Return buf, dense, in the dtype in which sums of dtype are accumulated."""
     due = wide(dtype)
     return dense(device, buf) if buf.dtype == due else astype(device, Spec(buf.shape, due), buf, dtype=due)
 
@@ -56,10 +60,11 @@ def _as_wide(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
 def _cpu_plan(
     device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue
 ) -> LaunchPlan:
-    # One vector of sums is not enough for a CPU: it would wait for each sum before the next.
-    lanes, each = {"LANES": 1, "ROWS": 1, "WIDE": 4 * vector_width(device)}, device.geometry.thin_columns(n, True)
+    # With a single vector of sums, a CPU would wait for each addition before it starts the next.
+    """Plan the GEMV kernel of a CPU."""
+    lanes, each = {"LANES": 1, "ROWS": 1, "WIDE": 4 * vector_width(device)}, device.geometry.gemv_columns(n, True)
     program = device.build("int8_linear", **macros_of(dtype, bias, epilogue), **lanes)
     return LaunchPlan(program.int8_linear, (1, -(-n // each)), (1, 1), (rows, n, depth, each))
 
 
-FAMILIES = {"cpu": _cpu_plan, "gpu": thin.plan_of_bytes}
+FAMILIES = {"cpu": _cpu_plan, "gpu": gemv.plan_int8}

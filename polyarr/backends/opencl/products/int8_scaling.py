@@ -1,4 +1,4 @@
-"""What comes after the sums of a linear layer of bytes: scales, a bias and an activation."""
+"""The epilogue of a linear layer with int8 weights: scales, bias and activation."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from polyarr.backends.opencl.runtime.program import types
 def scaling_plan(
     device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, epilogue: Epilogue
 ) -> LaunchPlan:
-    """The launch that makes the layer's result of a product of x and the codes as floats."""
+    """Plan the kernel that scales the float product of x and the int8 weight, and adds bias and activation."""
     cut = device.geometry.items(rows * n)
     kernel = device.build("int8_scaling", **macros_of(dtype, bias, epilogue)).int8_scaling
     return LaunchPlan(kernel, cut.work, cut.group, (rows * n, n, cut.each))
 
 
 def macros_of(dtype: np.dtype, bias: np.dtype, epilogue: Epilogue) -> dict[str, Any]:
-    """Those that say what follows a sum; a bias is read as it is stored."""
+    """Return the macros of the epilogue. The bias is read in the dtype in which it is stored."""
     stored = types(bias)
     return {**epilogue.macros(dtype), "BIAS_T": stored["T"], "BIAS_LOAD": stored["LOAD"]}

@@ -1,4 +1,4 @@
-"""A linear layer with its activation: y = activation(x @ weight.T + bias), and its gradients."""
+"""Linear layers with their activation, y = activation(x @ weight.T + bias), and their gradients."""
 
 from math import prod
 from typing import Any
@@ -17,15 +17,15 @@ from polyarr.backends.opencl.runtime.program import vector_types
 from polyarr.backends.opencl.shape import reshape
 from polyarr.core.spec import Spec
 
-IN_PLACE = (InPlace(0, 2), InPlace(1, 2))  # gz over g, or over z
-BLOCK, MOST_BLOCKS = 64, 32768  # rows that a GPU's group takes, and such blocks that there may be
+IN_PLACE = (InPlace(0, 2), InPlace(1, 2))  # gz may overwrite g or z
+BLOCK, MAX_BLOCKS = 64, 32768  # rows of a GPU's work-group, and the largest number of such row blocks
 
 
 def forward(
     device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, *, activation: str | None,
     precision: str = "highest",
 ) -> Any:  # fmt: skip
-    """The layer in one launch. Saves what the activation was applied to; the result serves for relu."""
+    """Compute the layer in one launch, and save the activation's input; relu saves its output instead."""
     if not alike(x, bias):
         return NotImplemented
     columns = weight.shape[0]
@@ -43,13 +43,13 @@ def backward(
     device: Device, g: Buffer, saved: Buffer | None, x: Buffer, weight: Buffer, bias: Buffer | None, *,
     wanted: tuple[bool, bool, bool], activation: str | None, precision: str = "highest",
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
-    """The gradients of x, weight and bias."""
+    """Return the gradients of x, weight and bias."""
     rows, depth = prod(x.shape[:-1]), weight.shape[1]
     gz, dbias = through_activation(device, _matrix(device, g, rows), saved, bias if wanted[2] else None, activation)
     dx, dweight, epilogue = None, None, PLAIN._replace(precision=precision)
     if wanted[1]:
         dweight, _ = product(device, spec_of(weight), swapped(gz), _matrix(device, x, rows), None, epilogue)
-    if wanted[0]:  # last: when a program runs again nobody needs x by then, so that dx may lie where x lay
+    if wanted[0]:  # last: in a replay x is dead by then, so dx may reuse its memory
         dx = reshaped(product(device, Spec((rows, depth), x.dtype), gz, weight, None, epilogue)[0], x.shape)
     return dx, dweight, dbias
 
@@ -57,7 +57,7 @@ def backward(
 def through_activation(
     device: Device, g: Buffer, saved: Buffer | None, bias: Buffer | None, activation: str | None
 ) -> tuple[Buffer, Buffer | None]:
-    """The gradient before the activation, and that of the bias."""
+    """Return the gradient before the activation, and the gradient of the bias."""
     if activation is None and bias is None:
         return g, None
     g = dense(device, g)
@@ -68,7 +68,7 @@ def through_activation(
 def _gradient_of_columns(
     device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
 ) -> Buffer | None:
-    """A group goes down whole columns."""
+    """Launch the kernel whose work-groups go down whole columns."""
     dbias = None if bias is None else device.empty(spec_of(bias))
     plan = device.plans[_columns_plan](g.shape, g.dtype, bias is not None, activation)
     arrays = g.memory, saved and saved.memory, gz.memory, dbias and dbias.memory
@@ -82,7 +82,7 @@ def _columns_plan(
     cut, (rows, n) = device.geometry.linear, shape
     lanes, slices, wide = cut["LANES"], cut["SLICES"], cut["WIDE"]
     folded = 1
-    if lanes == slices == 1 and 0 < n <= wide // 2:  # short rows side by side, so that vectors are full
+    if lanes == slices == 1 and 0 < n <= wide // 2:  # pack short rows side by side so that vectors are full
         folded = wide // n
         wide = n = folded * n
     macros = Epilogue(bias, activation or "none").macros(dtype) | {**cut, "WIDE": wide, "FOLDED": folded}
@@ -95,7 +95,7 @@ def _columns_plan(
 def _gradient_of_blocks(
     device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
 ) -> Buffer | None:
-    """A group takes a block of rows and columns, and leaves the sums of its part of the columns."""
+    """Launch the kernel whose work-groups take blocks of rows and columns, and add up their partial sums."""
     plan = device.plans[_blocks_plan](g.shape, g.dtype, bias is not None, activation)
     blocks = plan.work[1] // plan.group[1]
     partials = None if bias is None else device.empty(Spec((blocks, g.shape[1]), wide(g.dtype)))
@@ -110,7 +110,7 @@ def _blocks_plan(
     rows, n = shape
     cut, vector = device.geometry.linear, device.geometry.vector(dtype.itemsize)
     vector = 1 if n % vector else vector
-    lanes, slices, rows_each = cut["LANES"], cut["SLICES"], max(BLOCK, -(-rows // MOST_BLOCKS))
+    lanes, slices, rows_each = cut["LANES"], cut["SLICES"], max(BLOCK, -(-rows // MAX_BLOCKS))
     macros = Epilogue(bias, activation or "none").macros(dtype)
     program = device.build(
         "linear_gpu", **macros, **cut, VECTOR=vector, **vector_types(dtype, vector),
@@ -125,6 +125,6 @@ FAMILIES = {"cpu": _gradient_of_columns, "gpu": _gradient_of_blocks}
 
 
 def _matrix(device: Device, buf: Buffer, rows: int) -> Buffer:
-    """buf (..., n) as (rows, n)."""
+    """Return buf (..., n) as a matrix (rows, n)."""
     out = Spec((rows, buf.shape[-1]), buf.dtype)
     return reshape(device, out, buf, shape=out.shape)

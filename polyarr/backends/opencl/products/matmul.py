@@ -1,4 +1,4 @@
-"""Matrix products: which kernel, which tiles, how many work-groups. Transposed operands are read in place."""
+"""Matrix products: selects kernel, tiles and work-groups. Transposed operands are read without a copy."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.copy import dense, in_whole_rows, padded
-from polyarr.backends.opencl.products import mma, thin, wgmma
+from polyarr.backends.opencl.products import gemv, mma, wgmma
 from polyarr.backends.opencl.products.product import (
     PLAIN,
     Arrays,
     Copies,
     Epilogue,
+    Im2col,
     Operand,
     Plan,
     Problem,
-    Windows,
     blocks_in,
     kernel_of,
     problem_of,
@@ -34,28 +34,31 @@ from polyarr.backends.opencl.tuning.tuned import best
 from polyarr.backends.opencl.tuning.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup
 from polyarr.core.spec import Spec, float32, float64
 
-GROUPS_PER_UNIT = 2  # work-groups per compute unit that a GPU needs to be busy
-LEAST_SLICE = 256  # a part of k that is worth its own work-group
-EVEN = 0.9  # how busy the units must be if each tile is one work-group's
-DEEP = 2**13  # products of k that a kernel adds up well; a deeper k is taken in parts
-MOST_PARTS = 2**14
-SMALL = 2**14  # elements of x^T that a CPU reads in place as fast as packed
-FAR = 1024  # elements between rows of x, a page, from which a CPU packs it for as many columns
-LOCAL = 2**19 - 2**14  # bytes of local memory for a CPU's panels: most of the second cache
-LEAST_WORK = 2**20  # multiply-adds for which it is worth to wake another thread
-LEAST_COLUMNS = 48  # for which a row of x is read in the time that their multiply-adds take
-LEAST_SHARE = 2**18  # multiply-adds that are worth a turn of their own
-TURNS = 8  # of a thread that takes its part of a product piece by piece
-PARTS = sorted(2**power * odd for power in range(12) for odd in (1, 3))  # numbers of them that are tried
-PACKING = {False: 12, True: 20}  # what an element costs to pack, in multiply-adds, by whether it lies along k
-READING = {False: 2, True: 6}  # and to read in place for a share, by whether rows are far apart
+GROUPS_PER_UNIT = 2  # work-groups per compute unit that keep a GPU busy
+MIN_SLICE_K = 256  # elements of k that are worth a work-group of their own
+MIN_UTILIZATION = 0.9  # share of busy units from which on each tile gets exactly one work-group
+MAX_SUM_LENGTH = 2**13  # length of k up to which a kernel's sums stay accurate; a longer k is split
+MAX_K_PARTS = 2**14
+MAX_UNPACKED_XT = 2**14  # elements of x^T that a CPU reads in place as fast as packed
+MIN_PACKED_STRIDE = 1024  # elements (a page) between rows of x, and columns, from which on a CPU packs x
+MAX_LOCAL_PANELS = 2**19 - 2**14  # bytes of local memory for a CPU's packed panels: most of the L2 cache
+MIN_WORK_PER_THREAD = 2**20  # multiply-adds that are worth waking another thread
+MIN_COLUMNS = 48  # columns whose multiply-adds take as long as reading a row of x
+MIN_WORK_PER_SHARE = 2**18  # multiply-adds that are worth a share of their own
+TURNS = 8  # shares per thread
+SHARE_COUNTS = sorted(2**power * odd for power in range(12) for odd in (1, 3))  # candidates along an axis
+PACKING_COST = {False: 12, True: 20}  # cost of packing an element, in multiply-adds, by whether it lies along k
+READING_COST = {False: 2, True: 6}  # likewise to read an element of x in place, by whether rows are far apart
 SUM = reduction("sum")
 
 NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
 
 
 def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = "highest") -> Buffer:
-    """The product of the two last axes; the others broadcast. A vector is a row on the left, a column on the right."""
+    """Return the matrix product over the last two axes; leading axes broadcast.
+
+    A vector is a row on the left, a column on the right.
+    """
     epilogue = PLAIN if precision == PLAIN.precision else PLAIN._replace(precision=precision)
     if x.ndim > 1 and y.ndim > 1:
         return product(device, out, x, y, None, epilogue)[0]
@@ -69,20 +72,20 @@ def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = 
 def product(
     device: Device, out: Spec, x: Buffer, y: Buffer, bias: Buffer | None = None, epilogue: Epilogue = PLAIN
 ) -> tuple[Buffer, Buffer | None]:
-    """activation(x @ y + bias), and what activation was applied to if that is to be saved. bias is dense.
+    """Return activation(x @ y + bias), and the activation's input if the epilogue saves it, else None.
 
-    Rows of the result may be padded if the epilogue says so.
+    bias is dense. Rows of the result are padded if the epilogue allows it.
     """
-    if x.shape[-1] >= 2 * DEEP and epilogue._replace(pads=False) == PLAIN and out.dtype in (float32, float64):
-        room = (x.size + y.size) // (4 * max(out.size, 1))  # for partial results: a quarter of what x and y take
-        parts = min(x.shape[-1] // device.geometry.product_part, MOST_PARTS, room)
+    if x.shape[-1] >= 2 * MAX_SUM_LENGTH and epilogue._replace(pads=False) == PLAIN and out.dtype in (float32, float64):
+        room = (x.size + y.size) // (4 * max(out.size, 1))  # a quarter of the size of x and y may go to partial results
+        parts = min(x.shape[-1] // device.geometry.product_part, MAX_K_PARTS, room)
         if parts > 1:
-            return _in_parts(device, out, x, y, parts), None
+            return _split_k(device, out, x, y, parts), None
     return _product(device, out, x, y, bias, epilogue)
 
 
-def _in_parts(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Buffer:
-    """A product of great depth: the products of parts of k, and of what is left over, added as sum adds."""
+def _split_k(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Buffer:
+    """Split a long k, multiply the parts and the remainder, and add up the partial products with the kernel of sum."""
     depth, lead = x.shape[-1], len(out.shape) - 2
     length = depth // parts
     products = []
@@ -94,7 +97,7 @@ def _in_parts(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Bu
 
 
 def _with_batch(matrices: Buffer, lead: int) -> Buffer:
-    """With as many leading axes, the missing ones of length 1."""
+    """Return matrices broadcast to `lead` leading axes."""
     return broadcast(matrices, (1,) * (lead + 2 - matrices.ndim) + matrices.shape)
 
 
@@ -103,7 +106,7 @@ def _product(
 ) -> tuple[Buffer, Buffer | None]:
     plan = _find_plan(device, out, x, y, epilogue) if out.size else NO_WORK
     if plan is None:
-        return _product(device, out, *_repaired(device, out, x, y), bias, epilogue)
+        return _product(device, out, *_readable(device, out, x, y), bias, epilogue)
     if isinstance(plan, Copies):
         x, y = (in_whole_rows(device, buf) if copy else buf for buf, copy in ((x, plan.x), (y, plan.y)))
         return _product(device, out, x, y, bias, epilogue)
@@ -113,7 +116,7 @@ def _product(
 def run(
     device: Device, out: Spec, plan: Plan, x: Buffer, y: Buffer, bias: Buffer | None, epilogue: Epilogue
 ) -> tuple[Buffer, Buffer | None]:
-    """Launch a plan: the result, and what activation was applied to if that is saved."""
+    """Launch a plan; return the result, and the activation's input if the epilogue saves it."""
     result = padded(device, out, plan.pitch) if plan.pitch else device.empty(out)
     saved = device.empty(out) if epilogue.save else None
     sums = device.empty(plan.sums) if plan.sums else result
@@ -123,19 +126,19 @@ def run(
 
 
 def _find_plan(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue) -> Plan | Copies | None:
-    aligned = is_aligned(x), is_aligned(y)  # then elements are read 16 bytes at once
+    aligned = is_aligned(x), is_aligned(y)  # an aligned operand is read 16 bytes at a time
     return device.plans[_plan](out, x.shape, x.strides, y.shape, y.strides, aligned, epilogue)
 
 
-def _repaired(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, Buffer]:
-    """The operands as a kernel reads them: contiguous along an axis or, if both were, without repeats."""
+def _readable(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, Buffer]:
+    """Return copies of operands that no kernel reads: contiguous along one axis, or else without broadcasting."""
     if 1 in x.strides[-2:] and 1 in y.strides[-2:]:
         return _repeated(device, out, x), _repeated(device, out, y)
     return tuple(buf if 1 in buf.strides[-2:] else dense(device, buf) for buf in (x, y))
 
 
 def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
-    """A dense copy that repeats what broadcasting would repeat."""
+    """Return a dense copy that repeats what broadcasting would repeat."""
     return dense(device, broadcast(buf, out.shape[:-2] + buf.shape[-2:]))
 
 
@@ -146,16 +149,16 @@ def _plan(
     device: Device, out: Spec, x_shape: Shape, x_strides: Shape, y_shape: Shape, y_strides: Shape,
     aligned: tuple[bool, bool], epilogue: Epilogue,
 ) -> Plan | Copies | None:  # fmt: skip
-    """How to run a product, or None if an operand must be copied first."""
+    """Plan a product; None if an operand must be copied first."""
     problem = problem_of(out.shape, x_shape, x_strides, y_shape, y_strides)
     if problem is None:
         return None
     too_far = max(problem.x.step, problem.y.step) > device.geometry.largest_step
     is_contiguous = 1 in (problem.x.kept, problem.x.deep) and 1 in (problem.y.kept, problem.y.deep)
-    if thin.takes(device, problem) or too_far:
-        faster = is_contiguous and not too_far and thin.is_for_matrix_units(out.dtype, problem)
+    if gemv.is_skinny(device, problem) or too_far:
+        faster = is_contiguous and not too_far and gemv.is_compute_bound(out.dtype, problem)
         found = by_variant(device, out.dtype, problem, aligned, epilogue) if faster else None
-        return found or thin.plan(device, out.dtype, problem, aligned, epilogue)
+        return found or gemv.plan(device, out.dtype, problem, aligned, epilogue)
     if not is_contiguous:
         return None
     return plan_of(device, out.dtype, problem, aligned, epilogue)
@@ -164,7 +167,7 @@ def _plan(
 def plan_of(
     device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies:
-    """How a product runs whose operands are each contiguous along an axis."""
+    """Plan a product whose operands are each contiguous along one axis."""
     family = FAMILIES[device.geometry.kind]
     found = by_variant(device, dtype, problem, aligned, epilogue)
     return found or family(device, dtype, problem, aligned, epilogue)
@@ -173,7 +176,7 @@ def plan_of(
 def by_variant(
     device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
-    """The plan of the first variant that takes it."""
+    """Return the plan of the first variant that accepts the product."""
     plans = (variant.plan(device, dtype, problem, aligned, epilogue) for variant in VARIANTS)
     return next((plan for plan in plans if plan is not None), None)
 
@@ -185,8 +188,8 @@ def _batch_strides(p: Problem) -> tuple[int, ...]:
 def _cpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
-    """A work-group for each core, which takes shares of rows and columns until there are none left."""
-    params = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)[0]
+    """Plan one work-group per core; the work-groups take shares of rows and columns until none are left."""
+    params = device.plans[tiles](dtype, _layout(p), p.batch, p.m, p.n, p.k)[0]
     workers = workers_for(p, device.features.compute_units)
     launch = _cpu_launch(device, dtype, p, epilogue, params, shares(params, p, workers), workers)
     stored, accumulator = STORED[dtype]
@@ -194,7 +197,7 @@ def _cpu_plan(
 
 
 def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]) -> Launcher:
-    """A plain product of row-major matrices (m, k) @ (k, n) on one core, for measuring."""
+    """Return a launcher of the product (m, k) @ (k, n) of row-major matrices on one core, for measurements."""
     m, n, k = lengths
     problem = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(1, n, 0, 0))
     return partial(_cpu_launch(device, dtype, problem, PLAIN, params, (m, n), 1), x_start=0, y_start=0)
@@ -204,56 +207,57 @@ def _cpu_launch(
     device: Device, dtype: np.dtype, p: Problem, epilogue: Epilogue, params: CpuMatmul, share: tuple[int, int],
     workers: int,
 ) -> Callable[[Arrays, int, int], None]:  # fmt: skip
-    """The launch of a product with this tile, in shares of so many rows and columns, which workers take in turn."""
+    """Return the launcher of a product with this tile. `share` is the rows and columns that a worker takes at a time.
+    """
     stored, accumulator = STORED[dtype]
     same, (rows, columns) = stored == accumulator, share
     finish, direct = not same or epilogue != PLAIN, same and _in_place(p, columns)
     count, itemsize = blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch, SCALARS[accumulator].itemsize
     workers = min(workers, count)
-    x_room, y_room = params.room(params.ROWS if direct else rows, columns, p.k)
-    # What a thread used last is in its caches; memory of a group's own may come from another's.
-    most = min(device.features.local_memory, LOCAL) // itemsize
-    local = most if x_room + y_room <= most else 0
+    x_packed, y_packed = params.packed_elements(params.ROWS if direct else rows, columns, p.k)
+    # Scratch memory that a thread used last is in its caches; a work-group's own buffer may come from another core.
+    most = min(device.features.local_memory, MAX_LOCAL_PANELS) // itemsize
+    local = most if x_packed + y_packed <= most else 0
     flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
     program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **p.macros, **asdict(params))
-    kernel, windows = kernel_of(program, p)
-    panels = 0 if local else workers * (x_room + y_room) * itemsize  # bytes
-    dealing = device.plans[_dealt](), count, max(1, count // (TURNS * workers))
-    scalars, batch = (p.m, p.n, p.k, rows, columns, x_room + y_room, y_room), _batch_strides(p)
+    kernel, im2col = kernel_of(program, p)
+    panels = 0 if local else workers * (x_packed + y_packed) * itemsize  # bytes
+    dealing = device.plans[_share_counters](), count, max(1, count // (TURNS * workers))
+    scalars, batch = (p.m, p.n, p.k, rows, columns, x_packed + y_packed, y_packed), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         memory, steps = device.scratch(panels) if panels else None, (x_start, p.x.step, y_start, p.y.step)
-        kernel((workers,), (1,), *arrays, memory, *dealing, *scalars, *steps, *batch, *windows)
+        kernel((workers,), (1,), *arrays, memory, *dealing, *scalars, *steps, *batch, *im2col)
 
     return launch
 
 
-def _dealt(device: Device) -> Any:
-    """The words by which work-groups share a product, 0 in between: one kernel runs after the other."""
+def _share_counters(device: Device) -> Any:
+    """Allocate the counters by which work-groups share a product; they are 0 between kernels, which run in order."""
     return device.empty_words(2)
 
 
 def _in_place(p: Problem, columns: int) -> bool:
-    """True if a CPU reads x as it lies as fast as packed: rows that are near each other, or for few columns."""
-    if p.windows and not p.of_y:
+    """Return whether a CPU reads x in place as fast as packed: its rows are close together, or columns are few."""
+    if p.im2col and not p.of_y:
         return True
-    return columns < FAR or p.x.step < FAR if p.x.along_k else p.m * p.k <= SMALL
+    return columns < MIN_PACKED_STRIDE or p.x.step < MIN_PACKED_STRIDE if p.x.along_k else p.m * p.k <= MAX_UNPACKED_XT
 
 
 def workers_for(p: Problem, cores: int) -> int:
-    """How many work-groups a product keeps busy."""
-    return max(1, min(cores, p.batch * p.m * max(p.n, LEAST_COLUMNS) * p.k // LEAST_WORK))
+    """Return the number of work-groups that a product keeps busy."""
+    return max(1, min(cores, p.batch * p.m * max(p.n, MIN_COLUMNS) * p.k // MIN_WORK_PER_THREAD))
 
 
 def shares(params: CpuMatmul, p: Problem, workers: int) -> tuple[int, int]:
-    """Rows and columns that are dealt to a work-group at a time: few to pack for, small enough to end together."""
+    """Return the rows and columns of a worker's share: large enough to amortize packing, small enough to balance."""
     if workers == 1 or p.batch >= TURNS * workers:
         return p.m, p.n
-    most = max(1, min(TURNS * workers, p.batch * p.m * p.n * p.k // LEAST_SHARE) // p.batch)
-    cuts = [parts for parts in PARTS if parts <= most]
+    most = max(1, min(TURNS * workers, p.batch * p.m * p.n * p.k // MIN_WORK_PER_SHARE) // p.batch)
+    cuts = [parts for parts in SHARE_COUNTS if parts <= most]
     return min(
         (
-            (_share(p.m, high, params.ROWS), _share(p.n, wide, params.WIDE))
+            (_rounded_share(p.m, high, params.ROWS), _rounded_share(p.n, wide, params.WIDE))
             for high in cuts
             for wide in cuts
             if high * wide <= most
@@ -263,30 +267,30 @@ def shares(params: CpuMatmul, p: Problem, workers: int) -> tuple[int, int]:
 
 
 def _cpu_time(params: CpuMatmul, p: Problem, rows: int, columns: int, workers: int) -> float:
-    """How long a product takes, in multiply-adds.
+    """Estimate the time of a product in multiply-adds.
 
-    With all cores alone at it, but for an eighth of the time, when one core has something else to do as well.
+    Seven eighths of the time all cores work on it; for the rest, one core is also busy with something else.
     """
     count = blocks_in(p.m, rows) * blocks_in(p.n, columns) * p.batch
     rows, columns = min(rows, p.m), min(columns, p.n)
     turns = blocks_in(count, workers)
     disturbed = next(t for t in range(turns, 2 * turns + 1) if (workers - 1) * t + t // 2 >= count)
     width = params.VECTORS * params.WIDE
-    spare = -columns % width / 2  # what is missing from a tile takes half of its time
-    reading = READING[p.x.step >= FAR] if _in_place(p, columns) else PACKING[p.x.along_k]
-    return (7 * turns + disturbed) * (rows * (columns + spare) + PACKING[p.y.along_k] * columns + reading * rows)
+    spare = -columns % width / 2  # columns missing from a tile take half of their time
+    reading = READING_COST[p.x.step >= MIN_PACKED_STRIDE] if _in_place(p, columns) else PACKING_COST[p.x.along_k]
+    return (7 * turns + disturbed) * (rows * (columns + spare) + PACKING_COST[p.y.along_k] * columns + reading * rows)
 
 
-def _share(length: int, parts: int, multiple: int) -> int:
-    """A part of length, rounded up to a multiple."""
+def _rounded_share(length: int, parts: int, multiple: int) -> int:
+    """Return a part of length, rounded up to a multiple."""
     return blocks_in(blocks_in(length, parts), multiple) * multiple
 
 
 def _gpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
-    """A tile for each work-group; where they are few, or the last ones would run alone, the work-groups share them."""
-    found = device.plans[tiles](dtype, _form(p), p.batch, p.m, p.n, p.k)
+    """Plan one tile per work-group, or work-groups that share tiles if tiles are few or do not divide evenly."""
+    found = device.plans[tiles](dtype, _layout(p), p.batch, p.m, p.n, p.k)
     params, groups = gpu_tiles(found, p, device.features.compute_units)
     return _gpu_launch(device, dtype, p, aligned, epilogue, params, groups)
 
@@ -298,18 +302,18 @@ def _gpu_launch(
     tiles = _gpu_tiles(params, p)
     shared = groups != tiles
     widths = {
-        "X_VECTOR": _vector(dtype, p.x, p.m, p.k, aligned[0], None if p.of_y else p.windows),
-        "Y_VECTOR": _vector(dtype, p.y, p.n, p.k, aligned[1], p.windows if p.of_y else None),
+        "X_VECTOR": _vector(dtype, p.x, p.m, p.k, aligned[0], None if p.of_y else p.im2col),
+        "Y_VECTOR": _vector(dtype, p.y, p.n, p.k, aligned[1], p.im2col if p.of_y else None),
         "OUT_VECTOR": 4 if dtype == float32 and p.n % 4 == 0 else 1,
     }
     flags = {"FLOAT32": int(dtype == float32), "SPLIT": int(shared), **p.macros, **widths}
     program = device.build("matmul_gpu", **epilogue.macros(dtype), **flags, **asdict(params))
-    kernel, windows = kernel_of(program, p)
+    kernel, im2col = kernel_of(program, p)
     work, join_work, group = (groups * params.items,), (tiles * params.items, params.ITEM_M // 4), (params.items,)
     scalars, batch = (p.m, p.n, p.k, tiles), _batch_strides(p)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch, *windows)
+        kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch, *im2col)
         if shared:
             program.matmul_join(join_work, (*group, 1), *arrays[2:], *scalars, groups)
 
@@ -318,15 +322,15 @@ def _gpu_launch(
 
 
 def gpu_tiles(candidates: tuple[GpuMatmul, ...], p: Problem, units: int) -> tuple[GpuMatmul, int]:
-    """The largest tiles that keep all units busy, and how many work-groups: as many as tiles if these do not share."""
+    """Return the largest tiles that keep all units busy, and the work-groups: one per tile unless they share tiles."""
     slots = GROUPS_PER_UNIT * units
     for params in candidates:
         tiles, steps = _gpu_tiles(params, p), blocks_in(p.k, params.TILE_K)
-        if tiles >= EVEN * blocks_in(tiles, units) * units:
+        if tiles >= MIN_UTILIZATION * blocks_in(tiles, units) * units:
             return params, tiles
-        if tiles * steps * params.TILE_K >= slots * LEAST_SLICE:
+        if tiles * steps * params.TILE_K >= slots * MIN_SLICE_K:
             return params, slots
-    return params, max(tiles, min(slots, tiles * p.k // LEAST_SLICE))
+    return params, max(tiles, min(slots, tiles * p.k // MIN_SLICE_K))
 
 
 def _gpu_tiles(params: GpuMatmul, p: Problem) -> int:
@@ -334,41 +338,41 @@ def _gpu_tiles(params: GpuMatmul, p: Problem) -> int:
 
 
 def _vector(
-    dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool, windows: Windows | None
+    dtype: np.dtype, operand: Operand, length: int, k: int, aligned: bool, im2col: Im2col | None
 ) -> int:
-    """4 if the operand's contiguous rows can be read as vectors of 4."""
+    """Return 4 if the contiguous rows of the operand can be read as vectors of 4, else 1."""
     steps: tuple[int, ...] = operand.outer, operand.inner
-    if windows is None:
+    if im2col is None:
         steps += (k if operand.along_k else length, operand.step)
-    even = not any(step % 4 for step in steps) and (windows is None or windows.comes_in(4, operand.along_k))
+    even = not any(step % 4 for step in steps) and (im2col is None or im2col.has_runs_of(4, operand.along_k))
     return 4 if dtype == float32 and aligned and even else 1
 
 
-VARIANTS = (wgmma.VARIANT, mma.VARIANT)  # kernels for some devices; the first that takes a product computes it
+VARIANTS = (wgmma.VARIANT, mma.VARIANT)  # kernels for some devices; the first that accepts a product computes it
 FAMILIES = {"cpu": _cpu_plan, "gpu": _gpu_plan}
 
 
 # ---- which tiles -------------------------------------------------------------------------------------------
 
-FORMS = {(True, False): "NN", (True, True): "NT", (False, False): "TN", (False, True): "TT"}  # by who is along k
-LARGE = 256  # rows, columns and depth from when on a CPU's tiles are as good for any product
+FORMS = {(True, False): "NN", (True, True): "NT", (False, False): "TN", (False, True): "TT"}  # by (x, y) along k
+MAX_TUNED_LENGTH = 256  # rows, columns and depth from which on a CPU's best tile no longer depends on them
 
 
 def tiles(
     device: Device, dtype: np.dtype, form: str, batch: int, m: int, n: int, k: int
 ) -> tuple[MatmulParams, ...]:
-    """The best known parameters: what was measured for products like this one, or else those of the package."""
+    """Return the best known parameters: the measured ones for products like this one, else those of the package."""
     found = best(device, "matmul", dtype, shape_class(device, form, m, n, k)) if batch == 1 else None
     return (found,) if found else device.plans[lookup](dtype)
 
 
-def _form(p: Problem) -> str:
+def _layout(p: Problem) -> str:
     return FORMS[p.x.along_k, p.y.along_k]
 
 
 def shape_class(device: Device, form: str, *lengths: int) -> str:
-    """Lengths to the next power of two. Where operands are packed all forms are alike, and all large ones."""
+    """Return the key of tuned parameters: lengths rounded to powers of two; packed operands share one layout."""
     near = [2 ** round(log2(max(length, 1))) for length in lengths]
     if device.geometry.packs:
-        form, near = "any", [min(length, LARGE) for length in near]
+        form, near = "any", [min(length, MAX_TUNED_LENGTH) for length in near]
     return f"{form} {' x '.join(map(str, near))}"

@@ -1,4 +1,4 @@
-"""What `polyarr tune` needs to know of products: what to try, how to check it, and what to time."""
+"""Matrix products as `polyarr tune` sees them: candidates, checks and timings."""
 
 from math import prod
 
@@ -12,13 +12,13 @@ from polyarr.backends.opencl.tuning.tuning import parameters_of, space
 from polyarr.core.spec import Spec, float64
 from polyarr.core.tuning import Work
 
-TIMED_ON_CPU = 512, 1024, 1024  # at most: several packed blocks, some milliseconds
+TIMED_ON_CPU = 512, 1024, 1024  # largest lengths: several packed blocks, some milliseconds
 SMALL = (64, 136, 604), (45, 131, 600)
 ERRORS = {"float32": 1e-5, "float64": 1e-13, "bfloat16": 1e-2, "float16": 1e-3}
 
 
 def _case(work: Work) -> Case:
-    """x and y as they lie in memory, and their product."""
+    """Return x and y as they are stored, and their product."""
     m, n, k = work.shape
     dtype, generator, (x_form, y_form) = np.dtype(work.dtype), np.random.default_rng(0), work.form
     stored = ((k, m) if x_form == "T" else (m, k)), ((n, k) if y_form == "T" else (k, n))

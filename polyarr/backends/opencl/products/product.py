@@ -1,4 +1,4 @@
-"""A matrix product as kernels see it: batches of matrices with strides, what follows a sum, and a launch that waits."""
+"""A matrix product as kernels see it: strided batches of matrices, an epilogue, and a plan that awaits its arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Shape, broadcast_s
 from polyarr.backends.opencl.runtime.program import Program, types
 from polyarr.core.spec import FLOATS, Spec
 
-Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out, saved; None where there is none
+Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out and saved; None for those that are absent
 
 
 class Operand(NamedTuple):
-    """How a kernel walks a batch of matrices: strides along the kept axis, k, and two batch axes."""
+    """The strides of a batch of matrices, along the kept axis (rows or columns), k, and two batch axes."""
 
     kept: int
     deep: int
@@ -24,7 +24,7 @@ class Operand(NamedTuple):
 
     @property
     def along_k(self) -> bool:
-        """True to read it as contiguous along k."""
+        """Return whether the operand is contiguous along k."""
         return self.deep == 1
 
     @property
@@ -34,22 +34,22 @@ class Operand(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """A row-major walk of four axes: their lengths, and how far apart neighbours along each lie."""
+    """A row-major walk of four axes: their lengths and strides."""
 
     lengths: Shape
     steps: Shape
 
     def fields(self) -> list[np.ndarray]:
-        """The fields of Axes in kernels/windows.cl."""
+        """Return the fields of Axes in kernels/windows.cl."""
         shifts = [(length - 1).bit_length() for length in self.lengths]
         magic = [((1 << 32) * ((1 << s) - n)) // n + 1 for n, s in zip(self.lengths, shifts, strict=True)]
         return [np.array((*self.lengths, *magic, *shifts), np.uint32), np.array(self.steps, np.int64)]
 
 
-class Windows(NamedTuple):
-    """Where the elements of an operand are that is made of windows: the sum of a place for i and one for k.
+class Im2col(NamedTuple):
+    """The im2col view of an operand: an element's address is the sum of an offset for i (m or n) and one for k.
 
-    It is contiguous along k if it is x, along i if it is y.
+    The view is contiguous along k if it is x, along i if it is y.
     """
 
     kept: Axes
@@ -57,11 +57,11 @@ class Windows(NamedTuple):
 
     @property
     def structure(self) -> bytes:
-        """What kernels are given."""
+        """The bytes that kernels take."""
         return b"".join(field.tobytes() for axes in self for field in axes.fields())
 
-    def comes_in(self, count: int, along_k: bool) -> bool:
-        """True if so many neighbours lie side by side everywhere, and begin at multiples of that."""
+    def has_runs_of(self, count: int, along_k: bool) -> bool:
+        """Return whether `count` neighbors lie side by side everywhere, and start at multiples of count."""
         along, other = (self.deep, self.kept) if along_k else (self.kept, self.deep)
         numbers = (along.lengths[-1], *along.steps[:-1], *other.steps)
         return along.steps[-1] == 1 and not any(number % count for number in numbers)
@@ -70,8 +70,9 @@ class Windows(NamedTuple):
 class Problem(NamedTuple):
     """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n).
 
-    windows: where an operand's elements are if strides cannot tell: x's, or y's if of_y. Its own strides then say only
-    along which axis it is contiguous, and how far matrices are apart.
+    Attributes:
+        windows: The im2col view of x, or of y if of_y, whose strides then only say which axis is contiguous and how far
+            apart matrices are; None if strides describe both operands.
     """
 
     batch: int
@@ -81,20 +82,21 @@ class Problem(NamedTuple):
     k: int
     x: Operand
     y: Operand
-    windows: Windows | None = None
+    im2col: Im2col | None = None
     of_y: bool = False
 
     @property
     def macros(self) -> dict[str, int]:
-        """How kernels walk the operands."""
-        walked = 0 if self.windows is None else 2 if self.of_y else 1
-        return {"X_ALONG_K": int(self.x.along_k), "Y_ALONG_K": int(self.y.along_k), "WINDOWS": walked}
+        """The macros for how kernels read the operands."""
+        with_im2col = 0 if self.im2col is None else 2 if self.of_y else 1
+        return {"X_ALONG_K": int(self.x.along_k), "Y_ALONG_K": int(self.y.along_k), "WINDOWS": with_im2col}
 
 
 class Epilogue(NamedTuple):
-    """What happens to a sum before it is written, and how precise a sum of float32 must be.
+    """Operations on a sum before it is written, and the precision of float32 sums.
 
-    pads: whether rows of the result may lie further apart than they are long. Whoever asks for that reads it so.
+    Attributes:
+        pads: Whether rows of the result may be padded; the caller must then read the result by its strides.
     """
 
     bias: bool = False
@@ -104,7 +106,7 @@ class Epilogue(NamedTuple):
     pads: bool = False
 
     def macros(self, dtype: np.dtype) -> dict[str, Any]:
-        """The macros that the kernels share."""
+        """Return the macros that all product kernels share."""
         flags = {"BIAS": int(self.bias), "SAVE": int(self.save), "ACTIVATION": self.activation}
         return {**types(dtype), "FLOATING": int(dtype in FLOATS), **flags}
 
@@ -113,21 +115,23 @@ PLAIN = Epilogue()
 
 
 def blocks_in(length: int, size: int) -> int:
-    """How many blocks of a size cover a length."""
+    """Return the number of blocks of this size that cover a length."""
     return -(-length // size)
 
 
 class Copies(NamedTuple):
-    """Instead of a plan: whether x, and whether y, is to be copied into rows of whole 16 bytes first."""
+    """Returned in the place of a plan: which operands must first be copied into rows of whole 16 bytes."""
 
     x: bool
     y: bool
 
 
 class Plan(NamedTuple):
-    """A launch that awaits its arrays and where x and y start; sums is the workspace, None if out serves.
+    """A launch that awaits its arrays and the offsets of x and y.
 
-    pitch is how far apart rows of the result lie; 0 where it is dense.
+    Attributes:
+        sums: The workspace, or None if out serves as one.
+        pitch: The distance between rows of the result; 0 if the result is dense.
     """
 
     launch: Callable[[Arrays, int, int], None]
@@ -136,7 +140,7 @@ class Plan(NamedTuple):
 
 
 def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shape) -> Problem | None:
-    """The product with as few batch axes as possible. None if more than two are left."""
+    """Return the product with as few batch axes as possible; None if more than two are left."""
     m, n, k = out[-2], out[-1], x[-1]
     if k == 0:  # nothing is read, whatever the strides
         x_strides, y_strides = (0,) * len(x_strides), (0,) * len(y_strides)
@@ -144,7 +148,7 @@ def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shap
     steps = (broadcast_strides(s[:-2], t[:-2], len(batch)) for s, t in ((x, x_strides), (y, y_strides)))
     axes = joined(zip(batch, zip(*steps, strict=True), strict=True))
     row = x_strides[-2]
-    # Rows of a batch that meet the same y are rows of one taller matrix.
+    # Rows of a batch that are multiplied by the same y are rows of one taller matrix.
     while axes and axes[-1][1][1] == 0 and (m == 1 or axes[-1][1][0] == row * m):
         length, (stride, _) = axes.pop()
         row = stride if m == 1 else row
@@ -160,7 +164,8 @@ def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shap
 
 
 def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
-    """The strides along the kept axis and along k. The stride of an axis of length 1 is free: let it help."""
+    """Return the strides along the kept axis and along k; an axis of length 1 gets stride 1 if the other axis lacks it.
+    """
     if k <= 1 and kept != 1:
         return kept, 1
     if length == 1 and deep != 1:
@@ -169,12 +174,12 @@ def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
 
 
 def kernel_of(program: Program, p: Problem) -> tuple[Kernel, tuple[bytes, ...]]:
-    """The kernel for an operand of strides or of windows, and its last arguments."""
-    return (program.matmul_of_windows, (p.windows.structure,)) if p.windows else (program.matmul, ())
+    """Return the kernel for strided operands or for an im2col view, and its last arguments."""
+    return (program.matmul_of_windows, (p.im2col.structure,)) if p.im2col else (program.matmul, ())
 
 
 def to_copy(p: Problem, aligned: tuple[bool, bool]) -> Copies:
-    """Whether x, and y, cannot be read by 16 bytes at once as they lie: all axes but one need such steps."""
+    """Return which operands cannot be read 16 bytes at a time: all strides but one must be multiples of 16 bytes."""
     return Copies(*(
         not each or op.step <= 0
         or any(s < 0 or s % (ALIGNMENT // 2) or 2 * s >= LARGEST_STEP for s in (op.step, op.outer, op.inner))

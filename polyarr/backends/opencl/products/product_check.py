@@ -1,21 +1,21 @@
-"""Whether a program of a product computes rightly: small odd matrices between canaries, beside NumPy in float64."""
+"""Checks of product programs: small odd matrices between canaries, compared with NumPy in float64."""
 
 from collections.abc import Callable
 from math import erf, pi, sqrt
 
 import numpy as np
 
-from polyarr.backends.opencl.products.parts import bound
 from polyarr.backends.opencl.products.product import Epilogue, Operand, Plan, Problem
+from polyarr.backends.opencl.products.split import error_bound
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import whole_row
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
 
-RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}  # how far a rounded result may be off
-SUMMING = 2.0**-18  # and how far a sum, of the sum of magnitudes
-SUMMING_THIRDS = 2.0**-22  # likewise of three parts: of normal numbers, where a missing product of parts makes more
-SMALLEST = 2.0**-24  # and whatever is this small
+RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}  # relative error of a rounded result
+SUMMING = 2.0**-18  # error of a sum, relative to the sum of magnitudes
+SUMMING_THIRDS = 2.0**-22  # likewise of three bfloat16 terms: a missing product of terms exceeds it
+SMALLEST = 2.0**-24  # absolute error that is always allowed
 ACTIVATIONS = {
     "none": lambda v: v,
     "relu": lambda v: np.maximum(v, 0),
@@ -29,11 +29,12 @@ def check(
     device: Device, dtype: np.dtype, along: tuple[int, int], n: int, epilogue: Epilogue,
     plan_of: Callable[[Problem], Plan],
 ) -> None:  # fmt: skip
-    """Multiply matrices with so many columns, which are contiguous along k as the words say, and compare.
+    """Multiply matrices with n columns, contiguous along k as `along` says, and compare with NumPy.
 
-    Products that are to be float32 arithmetic are tried with an infinity and a nan as well.
+    Products of float32 precision are also checked with an infinity and a nan.
 
-    Errors:  BackendError if a result is wrong, or something else was written to
+    Raises:
+        BackendError: A result is wrong, or memory outside the result was written.
     """
     batch, m, k = 2, 200, 456
     generator = np.random.default_rng(0)
@@ -58,7 +59,7 @@ def _compare(
         saved = device.empty(Spec((batch, m, n), dtype)) if epilogue.save else None
         workspace = device.empty(sums) if sums else out
         given = [device.upload(a) for a in (left, right, bias)]
-        for _ in range(2):  # words that work-groups wait by must be 0 again after the first time
+        for _ in range(2):  # the counters of work-groups must be 0 again after the first launch
             launch(tuple(buf and buf.memory for buf in (*given, workspace, out, saved)), 0, 0)
         after, before = device.download(out), device.download(saved) if saved else None
     agree(x, y, bias, epilogue, after, before)
@@ -67,16 +68,17 @@ def _compare(
 def agree(
     x: np.ndarray, y: np.ndarray, bias: np.ndarray, epilogue: Epilogue, after: np.ndarray, before: np.ndarray | None
 ) -> None:
-    """Compare the result of a product, and what activation was applied to, with NumPy's in float64.
+    """Compare the result of a product, and the activation's input, with NumPy in float64.
 
-    Errors:  BackendError if one of them is wrong
+    Raises:
+        BackendError: One of them is wrong.
     """
     dtype = x.dtype
     x, y = x.astype(float64), y.astype(float64)
     expected = x @ y + (bias.astype(float64) if epilogue.bias else 0)
     summing = SUMMING_THIRDS if dtype == float32 else SUMMING
-    in_halves = dtype == float32 and epilogue.precision != "highest"
-    most = (bound(x, y) if in_halves else summing * (np.abs(x) @ np.abs(y))) + SMALLEST
+    is_split = dtype == float32 and epilogue.precision != "highest"
+    most = (error_bound(x, y) if is_split else summing * (np.abs(x) @ np.abs(y))) + SMALLEST
     for name, found, wanted in (
         ("result", after, ACTIVATIONS[epilogue.activation](expected)), ("saved result", before, expected),
     ):  # fmt: skip
@@ -85,13 +87,13 @@ def agree(
 
 
 def _near(found: np.ndarray, wanted: np.ndarray, most: np.ndarray) -> bool:
-    """True if no number is further off than that; an infinity and a nan are what they are."""
+    """Return whether no element is further off than `most`; infinities and nans must be equal."""
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
     return bool((same | (np.isfinite(wanted) & (np.abs(found - wanted) <= most))).all())
 
 
 def _stored(matrices: np.ndarray, along_k: int) -> tuple[np.ndarray, Operand]:
-    """Matrices (batch, kept, k) in rows of whole 16 bytes with nan behind, which nobody may read."""
+    """Store matrices (batch, kept, k) in rows of whole 16 bytes, padded with nan that no kernel may read."""
     rows = matrices if along_k else matrices.swapaxes(1, 2)
     batch, high, wide = rows.shape
     step = whole_row(wide + 1, 2)

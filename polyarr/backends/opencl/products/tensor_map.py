@@ -1,7 +1,7 @@
-"""Tensor maps: 128 bytes by which NVIDIA's Hopper copies boxes of a tensor, encoded without the vendor's library.
+"""Tensor maps (TMA descriptors): 128 bytes by which NVIDIA's Hopper copies tiles, encoded without the vendor's library.
 
-The layout was learnt by comparing with what cuTensorMapEncodeTiled writes. Boxes arrive in rows of 128 bytes whose
-16-byte pieces are exchanged (the swizzle of 128 bytes); elements outside of the tensor arrive as zeros.
+The layout was learned by comparison with cuTensorMapEncodeTiled. Tiles arrive in rows of 128 bytes whose 16-byte pieces
+are permuted (128-byte swizzle); elements outside the tensor arrive as zeros.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from polyarr.core.spec import bfloat16, float16, float32
 
 WORDS = 16  # of 64 bits; the first is the tensor's address
 CODES = {float16: 6, float32: 7, bfloat16: 10}
-PLAIN = 0x46000  # zeros outside, the swizzle, 128 bytes at once into the second cache
+PLAIN = 0x46000  # zero fill, 128-byte swizzle, 128-byte L2 promotion
 END = 0x400
 LARGEST_STEP = 2**36  # bytes
 
@@ -19,9 +19,9 @@ LARGEST_STEP = 2**36  # bytes
 def tensor_map(
     dtype: np.dtype, lengths: tuple[int, ...], steps: tuple[int, ...], box: tuple[int, ...], address: int = 0
 ) -> np.ndarray:
-    """The map of a tensor of 2 to 5 axes, the contiguous one first: their lengths, the others' steps in bytes.
+    """Return the descriptor of a tensor of 2 to 5 axes, the contiguous axis first; steps of the others in bytes.
 
-    Steps and the address are multiples of ALIGNMENT, rows of a box 128 bytes. The address may be filled in later.
+    Steps and the address are multiples of ALIGNMENT, and rows of a box 128 bytes. The address may be filled in later.
     """
     words = [0] * WORDS
     words[0] = address

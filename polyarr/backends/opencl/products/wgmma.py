@@ -1,7 +1,7 @@
-"""Products on the matrix units of NVIDIA's Hopper: which they take, with which tiles, and how they are tried.
+"""Products on the matrix units of NVIDIA's Hopper (wgmma): which ones, with which tiles, and their checks.
 
-They are of 16-bit floats, and of float32 in parts (parts.py): three, which are as exact as float32 arithmetic, or two
-where that is precise enough.
+The operands are 16-bit floats, or float32 split into terms (see split.py): three bfloat16 terms, as exact as float32
+arithmetic, or two float16 terms where the precision allows it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.products.parts import DTYPES, HALVES, MOST_MATRICES, THIRDS, WALKS, divided, room
 from polyarr.backends.opencl.products.product import (
     Arrays,
     Copies,
@@ -23,6 +22,15 @@ from polyarr.backends.opencl.products.product import (
     to_copy,
 )
 from polyarr.backends.opencl.products.product_check import check
+from polyarr.backends.opencl.products.split import (
+    BFLOAT16_TERMS,
+    DTYPES,
+    FLOAT16_TERMS,
+    MAX_MATRICES,
+    PASSES,
+    split_bytes,
+    split_product,
+)
 from polyarr.backends.opencl.products.tensor_map import ALIGNMENT, WORDS, tensor_map
 from polyarr.backends.opencl.runtime.commands import Kernel
 from polyarr.backends.opencl.runtime.device import Device
@@ -31,18 +39,18 @@ from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 
 KINDS = {bfloat16: "bf16", float16: "f16", float32: "f16"}
-ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile, of k, of a work-group; warp groups that multiply
+ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile; of k per step; work-items; warp groups that multiply
 MAPS = 4  # x, y, out, saved
-IN_CACHE = 2**24  # bytes of x that stay in the second cache while columns of y pass
-# What a tile costs beside its products, in steps; what sharing costs, what more where a work-group has pieces of two
-# tiles, and each piece of a column of a shared tile, in the time of a column's step.
+MAX_CACHED_BYTES = 2**24  # bytes of x that stay in the L2 cache while columns of y pass
+# Costs of a tile besides its products, in steps; and in column-steps: of sharing tiles, of work-groups with pieces of
+# two tiles, and of joining a column of a shared tile.
 EDGE, SHARING, UNEVEN, JOINING = 2.5, 2000, 2500, 3.2
-LEAST_COPIED = 512  # rows, columns, and the cube root of operations, from when on a copy costs less than it saves
-LEAST_DIVIDED = {HALVES: 1400, THIRDS: 1200}  # likewise, of dividing float32 into so many parts
-MOST_ROOM = 16  # parts of the device's memory, of which one may be taken for parts of operands
-LEAST_SHARE = 8  # steps of k that are worth a work-group
-SHARED = 1.04  # what products of shared tiles cost more
-MOST_TURNS = 16  # of a multiprocessor: longer products get less power, of which larger tiles need less
+MIN_COPY_SIZE = 512  # rows, columns and cube root of operations from which on a copy pays off
+MIN_SPLIT_SIZE = {FLOAT16_TERMS: 1400, BFLOAT16_TERMS: 1200}  # likewise of splitting float32 into this many terms
+WORKSPACE_FRACTION = 16  # split operands may take this fraction of the device's memory (1 / 16)
+MIN_STEPS_PER_GROUP = 8  # steps of k that are worth a work-group
+SHARED = 1.04  # relative cost of products of shared tiles
+MAX_TURNS = 16  # tiles per multiprocessor, beyond which power is the limit and larger tiles need less of it
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,13 @@ class Tile:
     TOGETHER: int = 0
 
 
-# What a step of k costs with a tile, in the time of a column: narrow ones read x more often than their share. Where
-# tiles are multiplied in turn a step costs more, and nothing is written while nothing is multiplied.
+# The cost of a step of k by tile, in columns: narrow tiles read x more often. Where two tiles alternate (TURNS), a step
+# costs more, but writing one overlaps with multiplying the other.
 COSTS = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100, Tile(192, 4, 2, 1): 210}
 
 
 class Choice(NamedTuple):
-    """Which tile, how many tiles are cut along k, how many work-groups, and how many tiles along m run together."""
+    """A tile, the number of tiles split along k, of work-groups, and of tiles along m that run together."""
 
     tile: Tile
     shared: int
@@ -70,16 +78,16 @@ class Choice(NamedTuple):
     raster: int
 
 
-# With parts there are twice as many sums in registers, or three times where all products of a step are together.
-PARTS_COSTS = {
+# Split products keep two sets of sums in registers, or three where all products of a step run together.
+TERMS_COSTS = {
     1: COSTS,
-    HALVES: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 120, Tile(64, 4, 2, TOGETHER=1): 66},
-    THIRDS: {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100},
+    FLOAT16_TERMS: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 120, Tile(64, 4, 2, TOGETHER=1): 66},
+    BFLOAT16_TERMS: {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100},
 }
 
 
 def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS) -> Choice:
-    """The tile that takes least time on so many multiprocessors."""
+    """Return the fastest tile on this number of multiprocessors."""
     return min(_choices(p, units, costs), key=lambda found: _time(p, found, units, costs[found.tile]))
 
 
@@ -87,11 +95,12 @@ def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Cho
     steps = blocks_in(p.k, STEP)
     for tile in candidates:
         tiles = _tiles(p, tile)
-        if tile.TURNS and not units < tiles <= MOST_TURNS * units:
+        if tile.TURNS and not units < tiles <= MAX_TURNS * units:
             continue
         yield Choice(tile, 0, min(units, tiles), _raster(p, tile, units))
-        groups = units - units % tiles if 2 * tiles <= units else units  # equal shares where there are few tiles
-        if tile.COLUMNS < 256 and not tile.TURNS and tiles < 2 * units and tiles * steps >= groups * LEAST_SHARE:
+        groups = units - units % tiles if 2 * tiles <= units else units  # equal shares if there are few tiles
+        is_long = tiles * steps >= groups * MIN_STEPS_PER_GROUP
+        if tile.COLUMNS < 256 and not tile.TURNS and tiles < 2 * units and is_long:
             yield Choice(tile, tiles, groups, 4)
 
 
@@ -110,15 +119,15 @@ def _tiles(p: Problem, tile: Tile) -> int:
 
 
 def _raster(p: Problem, tile: Tile, units: int) -> int:
-    """So many that what runs at once shares rows of x and columns of y, or that x stays in the cache."""
+    """Return the tiles along m that run together, so that concurrent tiles share x and y, or x stays in the cache."""
     high, wide = blocks_in(p.m, ROWS), blocks_in(p.n, tile.COLUMNS)
     if tile.TURNS:
         return 8
-    if 2 * p.m * p.k <= IN_CACHE:
+    if 2 * p.m * p.k <= MAX_CACHED_BYTES:
         return high
     if wide <= 4:
         return units // wide
-    return 8 if 2 * p.m * p.k > 4 * IN_CACHE else 16
+    return 8 if 2 * p.m * p.k > 4 * MAX_CACHED_BYTES else 16
 
 
 # ---- the plan ----------------------------------------------------------------------------------------------------
@@ -127,21 +136,21 @@ def _raster(p: Problem, tile: Tile, units: int) -> int:
 def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
-    """How to run a product; None if it is not for these kernels, or they do not compute rightly here."""
-    parts = parts_of(dtype, epilogue)
-    if dtype not in KINDS or p.windows or p.k == 0 or not is_sound(device, VARIANT):
+    """Plan a product; None if these kernels do not accept it or fail their check on this device."""
+    terms = terms_of(dtype, epilogue)
+    if dtype not in KINDS or p.im2col or p.k == 0 or not is_sound(device, VARIANT):
         return None
     operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
-    pitch = whole_row(p.n, dtype.itemsize) if epilogue.pads and min(p.m, p.n) >= LEAST_COPIED else p.n
-    if parts > 1:  # which are copies themselves; rows of out are written by whole 16 bytes
-        if operations < LEAST_DIVIDED[parts] ** 3 or 4 * pitch % ALIGNMENT or p.batch > MOST_MATRICES:
+    pitch = whole_row(p.n, dtype.itemsize) if epilogue.pads and min(p.m, p.n) >= MIN_COPY_SIZE else p.n
+    if terms > 1:  # split operands are copies already; rows of out are written by whole 16 bytes
+        if operations < MIN_SPLIT_SIZE[terms] ** 3 or 4 * pitch % ALIGNMENT or p.batch > MAX_MATRICES:
             return None
-        if room(p, parts) > device.features.global_memory // MOST_ROOM:
+        if split_bytes(p, terms) > device.features.global_memory // WORKSPACE_FRACTION:
             return None
-        walked = p._replace(k=WALKS[parts] * blocks_in(p.k, STEP) * STEP)
-        choice = choose(walked, device.features.compute_units, PARTS_COSTS[parts])
+        with_im2col = p._replace(k=PASSES[terms] * blocks_in(p.k, STEP) * STEP)
+        choice = choose(with_im2col, device.features.compute_units, TERMS_COSTS[terms])
     elif any(copies):
-        return copies if min(p.m, p.n) >= LEAST_COPIED and operations >= LEAST_COPIED**3 else None
+        return copies if min(p.m, p.n) >= MIN_COPY_SIZE and operations >= MIN_COPY_SIZE**3 else None
     else:
         choice = choose(p, device.features.compute_units)
     macros = _macros(dtype, p, choice, epilogue, pitch)
@@ -150,16 +159,16 @@ def plan(
     return _launch(device, dtype, p, aligned, choice, macros, pitch)
 
 
-def parts_of(dtype: np.dtype, epilogue: Epilogue) -> int:
-    """How many numbers of 16 bits one of the dtype becomes."""
-    return 1 if dtype != float32 else THIRDS if epilogue.precision == "highest" else HALVES
+def terms_of(dtype: np.dtype, epilogue: Epilogue) -> int:
+    """Return the number of 16-bit terms into which elements of this dtype are split."""
+    return 1 if dtype != float32 else BFLOAT16_TERMS if epilogue.precision == "highest" else FLOAT16_TERMS
 
 
 def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue, pitch: int) -> dict[str, Any]:
-    along, parts = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}, parts_of(dtype, epilogue)
-    kind = KINDS[DTYPES.get(parts, dtype)]
+    along, terms = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}, terms_of(dtype, epilogue)
+    kind = KINDS[DTYPES.get(terms, dtype)]
     flags = {"ALIGNED": int(pitch * dtype.itemsize % ALIGNMENT == 0), "SHARES": int(choice.shared > 0)}
-    flags |= {"WALKS": WALKS[parts], "IMAGES": 0}
+    flags |= {"WALKS": PASSES[terms], "IMAGES": 0}
     return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": kind, **along, **flags}
 
 
@@ -167,65 +176,65 @@ def _launch(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], choice: Choice, macros: dict[str, Any],
     pitch: int,
 ) -> Plan:  # fmt: skip
-    kernel, walks, divide = device.build("matmul_wgmma", **macros).matmul, macros["WALKS"], None
-    parts = next(parts for parts, found in WALKS.items() if found == walks)
-    if parts > 1:
-        p, divide = divided(device, p, aligned, parts)
-    maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch, parts))).memory
-    multiply = launch_of(device, kernel, p, choice, walks, pitch, maps)
+    kernel, passes, split = device.build("matmul_wgmma", **macros).matmul, macros["WALKS"], None
+    terms = next(terms for terms, found in PASSES.items() if found == passes)
+    if terms > 1:
+        p, split = split_product(device, p, aligned, terms)
+    maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch, terms))).memory
+    multiply = launch_of(device, kernel, p, choice, passes, pitch, maps)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         x, y, *others = arrays
-        told = None
-        if divide:
-            x, y, told = divide((x, y), (x_start, y_start))
+        amax = None
+        if split:
+            x, y, amax = split((x, y), (x_start, y_start))
             x_start = y_start = 0
-        multiply((x, y, *others), (told, told), x_start, y_start)
+        multiply((x, y, *others), (amax, amax), x_start, y_start)
 
     sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
     return Plan(launch, sums, 0 if pitch == p.n else pitch)
 
 
 def launch_of(
-    device: Device, kernel: Kernel, p: Problem, choice: Choice, walks: int, pitch: int, maps: Any, *further: Any
+    device: Device, kernel: Kernel, p: Problem, choice: Choice, passes: int, pitch: int, maps: Any, *further: Any
 ) -> Callable[[Arrays, tuple[Any, Any], int, int], None]:
-    """The launch of a kernel, with arrays, what is told of x and of y, and where they start."""
+    """Return the launcher of a kernel; it takes the arrays, the amax words of x and y, and their offsets."""
     own_maps, words = device.plans[_scratch]()
     tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
     flags = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
-    steps, in_all = (1 if choice.tile.TOGETHER else walks) * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
+    steps, in_all = (1 if choice.tile.TOGETHER else passes) * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
     numbers = (p.m, p.n, p.k, pitch, steps, *tiles, in_all, choice.shared, choice.raster, p.inner, *flags)
     structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
 
-    def launch(arrays: Arrays, told: tuple[Any, Any], x_start: int, y_start: int) -> None:
-        kernel(work, group, *arrays, *told, maps, own_maps, words, x_start, y_start, structure, *further)
+    def launch(arrays: Arrays, amax: tuple[Any, Any], x_start: int, y_start: int) -> None:
+        kernel(work, group, *arrays, *amax, maps, own_maps, words, x_start, y_start, structure, *further)
 
     return launch
 
 
 def _scratch(device: Device) -> tuple[Any, Any]:
-    """Where work-groups write their tensor maps, and the words by which they wait for each other, 0 in between.
+    """Allocate the work-groups' tensor maps, and the words by which they wait for each other, 0 between kernels.
 
-    All launches share them: one kernel runs after the other.
+    All launches share them, because kernels run in order.
     """
     units = device.features.compute_units
     maps = device.empty_words(2 * MAPS * WORDS * units)
     return maps, device.empty_words(SIDES * units)
 
 
-def _maps(dtype: np.dtype, p: Problem, tile: Tile, pitch: int, parts: int = 1) -> list[np.ndarray]:
+def _maps(dtype: np.dtype, p: Problem, tile: Tile, pitch: int, terms: int = 1) -> list[np.ndarray]:
     each = dtype.itemsize
-    row = each * whole_row(pitch, each)  # where rows are written without the map, it may have any
+    row = each * whole_row(pitch, each)  # rows that are written without the map may have any pitch
     out = tensor_map(dtype, (p.n, p.m, p.batch), (row, row * p.m), (128 // each, 64, 1))
-    stored, outer = DTYPES.get(parts, dtype), parts if parts > 1 else p.batch // p.inner
+    stored, outer = DTYPES.get(terms, dtype), terms if terms > 1 else p.batch // p.inner
     return [
         _operand_map(stored, p, p.x, p.m, outer, ROWS), _operand_map(stored, p, p.y, p.n, outer, tile.COLUMNS), out, out
     ]  # fmt: skip
 
 
 def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, outer: int, rows: int) -> np.ndarray:
-    """Boxes are 64 long along the contiguous axis, and as high as a tile or a step of k."""
+    """Return the tensor map of an operand, in tiles of 64 along the contiguous axis, as high as a tile or a step."""
     lengths, high = ((p.k, kept), rows) if op.along_k else ((kept, p.k), STEP)
     batch = (p.inner if op.inner else 1, outer if op.outer else 1)
     steps = (2 * op.step, 2 * op.inner or ALIGNMENT, 2 * op.outer or ALIGNMENT)
@@ -236,9 +245,10 @@ def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, outer: int
 
 
 def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:
-    """Try a program with whole tiles, or with shared ones.
+    """Check a program with whole or with shared tiles against NumPy.
 
-    Errors:  BackendError if a result is wrong, or something else was written to
+    Raises:
+        BackendError: A result is wrong, or memory outside the result was written.
     """
 
     def plan_of(p: Problem) -> Plan:
@@ -247,18 +257,19 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
         choice = Choice(tile, shared, min(device.features.compute_units, _tiles(p, tile) + 3), 2)
         return _launch(device, dtype, p, (True, True), choice, macros, p.n)
 
-    device.plans[_scratch]()  # which is kept, and not between canaries
+    device.plans[_scratch]()  # it is kept, so it must not lie between canaries
     along = macros["X_ALONG_K"], macros["Y_ALONG_K"]
     check(device, dtype, along, 264 if macros["ALIGNED"] else 259, epilogue, plan_of)
 
 
 def _trial(device: Device) -> None:
-    """Some programs of both dtypes, in all layouts, with whole and with shared tiles.
+    """Check programs of both dtypes, in all layouts, with whole and with shared tiles.
 
-    Errors:  BackendError if one does not build or computes wrongly
+    Raises:
+        BackendError: A program does not build or computes a wrong result.
     """
     large, wide, middle, small, in_turn = COSTS
-    (first, _, together), (_, second, _) = PARTS_COSTS[HALVES], PARTS_COSTS[THIRDS]
+    (first, _, together), (_, second, _) = TERMS_COSTS[FLOAT16_TERMS], TERMS_COSTS[BFLOAT16_TERMS]
     cases = (
         (bfloat16, 1, 1, 0, large, 1, "highest"), (bfloat16, 1, 0, 1, wide, 1, "highest"),
         (float16, 0, 0, 1, middle, 1, "highest"), (float16, 0, 1, 0, small, 0, "highest"),
@@ -268,10 +279,10 @@ def _trial(device: Device) -> None:
     )  # fmt: skip
     for dtype, x_along_k, y_along_k, shares, tile, aligned, precision in cases:
         epilogue = Epilogue(True, "relu", True, precision)
-        parts = parts_of(dtype, epilogue)
+        terms = terms_of(dtype, epilogue)
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
-        flags = {"KIND": KINDS[DTYPES.get(parts, dtype)], **along, "ALIGNED": aligned, "SHARES": shares}
-        flags |= {"WALKS": WALKS[parts], "IMAGES": 0}
+        flags = {"KIND": KINDS[DTYPES.get(terms, dtype)], **along, "ALIGNED": aligned, "SHARES": shares}
+        flags |= {"WALKS": PASSES[terms], "IMAGES": 0}
         macros = {**epilogue.macros(dtype), **asdict(tile), **flags}
         _check(device, dtype, macros, epilogue)
 

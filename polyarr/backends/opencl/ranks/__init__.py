@@ -1,1 +1,1 @@
-"""Sums of what several devices hold, by NCCL or through memory of the host."""
+"""All-reduce over the devices of several processes, by NCCL or through shared memory of the host."""

@@ -1,6 +1,6 @@
-"""Buckets: arrays side by side in a device's memory, where they are reduced all at once.
+"""Buckets: arrays side by side in a device's memory, so that one collective reduces them all.
 
-The results are the bucket itself: arrays on parts of it. It is used again when nobody holds any of them.
+The results are views of the bucket. It is reused when nobody holds any of them.
 """
 
 from collections import defaultdict, deque
@@ -13,23 +13,23 @@ import pyopencl as cl
 from polyarr.backends.opencl.copy import dense, write
 from polyarr.backends.opencl.elementwise import conversion, launch
 from polyarr.backends.opencl.runtime.commands import Commands
-from polyarr.backends.opencl.runtime.cuda import GRAIN, MOST, Chunk
+from polyarr.backends.opencl.runtime.cuda import GRANULE, MAX_BUFFER_BYTES, Chunk
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, row_major, spec_of, window
 from polyarr.core.spec import Spec
 
-ALIGNMENT = 512  # bytes at which a part begins, as those of the pool do
+ALIGNMENT = 512  # bytes at which a part begins, as in the memory pool
 
 
 class Part(NamedTuple):
-    """So many elements of an array, from `start` on."""
+    """`count` elements of an array, from `start` on."""
 
     start: int
     count: int
 
 
 class Place(NamedTuple):
-    """A part's memory, and where it begins in its chunk."""
+    """The memory of a part, and where it begins in its chunk."""
 
     chunk: int
     start: int
@@ -37,26 +37,30 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What is used of a chunk."""
+    """The used bytes of a chunk."""
 
     chunk: Chunk
     nbytes: int
 
 
 class Bucket:
-    """Memory for parts of so many bytes each. since: how many marks there were when it was given back."""
+    """Memory for parts of these sizes in bytes.
+
+    Attributes:
+        since: The number of queue marks when the bucket was given back.
+    """
 
     since = 0
 
     def __init__(self, allocate: Callable[[int], Chunk], sizes: Sequence[int]) -> None:
-        places = _laid_out(sizes)
+        places = _places(sizes)
         used = [0] * (places[-1].chunk + 1)
         for place in places:
             used[place.chunk] = place.start + place.nbytes
         self._chunks: list[Chunk] = []
         try:
             for nbytes in used:
-                self._chunks.append(allocate(-(-nbytes // GRAIN) * GRAIN))
+                self._chunks.append(allocate(-(-nbytes // GRANULE) * GRANULE))
         except BaseException:
             self.close()
             raise
@@ -70,20 +74,20 @@ class Bucket:
             chunk.close()
 
 
-def _laid_out(sizes: Sequence[int]) -> list[Place]:
-    """One after the other, in chunks that OpenCL takes."""
+def _places(sizes: Sequence[int]) -> list[Place]:
+    """Return places for parts one after the other, in chunks that OpenCL accepts."""
     places, chunk, end = [], 0, 0
     for size in sizes:
         nbytes = -(-size // ALIGNMENT) * ALIGNMENT
-        if end + nbytes > MOST:
+        if end + nbytes > MAX_BUFFER_BYTES:
             chunk, end = chunk + 1, 0
         places.append(Place(chunk, end, nbytes))
         end += nbytes
     return places
 
 
-class Held:
-    """What the arrays on a bucket have in common: when the last is gone, the bucket goes back."""
+class BucketLease:
+    """Shared by the arrays on a bucket: when the last one is freed, the bucket goes back."""
 
     __slots__ = ("_back", "_bucket", "_commands")
 
@@ -95,8 +99,8 @@ class Held:
         self._back.append(self._bucket)
 
 
-class Laid(NamedTuple):
-    """A bucket for arrays. cut: the parts of each; places: where these lie, as Buffers of one axis."""
+class Placement(NamedTuple):
+    """A bucket for arrays, the parts of each array, and their places as Buffers of one axis."""
 
     bucket: Bucket
     cut: list[list[Part]]
@@ -104,45 +108,46 @@ class Laid(NamedTuple):
 
 
 class Buckets:
-    """The buckets of a device. allocate: bytes -> memory."""
+    """The buckets of a device. `allocate` takes bytes and returns a Chunk."""
 
     def __init__(self, device: Device, allocate: Callable[[int], Chunk]) -> None:
         self._device, self._allocate = device, allocate
         self._free: defaultdict[tuple[int, ...], deque[Bucket]] = defaultdict(deque)
 
-    def laid(self, bufs: Sequence[Buffer], dtype: np.dtype) -> Laid:
-        """A bucket with room for as many numbers, not all of them none, in dtype. Call it with the device's lock."""
-        most = MOST // dtype.itemsize
+    def placed(self, bufs: Sequence[Buffer], dtype: np.dtype) -> Placement:
+        """Return a bucket with space for these arrays, not all empty, in dtype. The caller holds the device's lock."""
+        most = MAX_BUFFER_BYTES // dtype.itemsize
         cut = [[Part(i, min(most, b.size - i)) for i in range(0, b.size, most)] for b in bufs]
         sizes = tuple(part.count * dtype.itemsize for parts in cut for part in parts)
         free = self._free[sizes]
         bucket = free.popleft() if free else Bucket(self._allocate, sizes)
-        holder = Held(bucket, free, self._device.commands)
+        holder = BucketLease(bucket, free, self._device.commands)
         memories = iter([_memory(part, holder) for part in bucket.parts])
-        return Laid(bucket, cut, [[_laid(next(memories), part, dtype) for part in parts] for parts in cut])
+        return Placement(bucket, cut, [[_view_of(next(memories), part, dtype) for part in parts] for parts in cut])
 
-    def put(self, laid: Laid, bufs: Sequence[Buffer]) -> None:
-        """Copy arrays there, and convert where the dtypes differ."""
-        for buf, parts, places in zip(bufs, laid.cut, laid.places, strict=True):
-            for source, place in zip(windows(self._device, buf, parts), places, strict=True):
+    def put(self, placed: Placement, bufs: Sequence[Buffer]) -> None:
+        """Copy arrays into the bucket, converted to its dtype."""
+        for buf, parts, places in zip(bufs, placed.cut, placed.places, strict=True):
+            for source, place in zip(part_views(self._device, buf, parts), places, strict=True):
                 self.copy(place, source)
 
-    def results(self, laid: Laid, bufs: Sequence[Buffer]) -> tuple[list[Buffer], list[tuple[Buffer, Buffer]]]:
-        """The arrays in these arrays' places: parts of the bucket, where they are whole and need no conversion.
+    def results(self, placed: Placement, bufs: Sequence[Buffer]) -> tuple[list[Buffer], list[tuple[Buffer, Buffer]]]:
+        """Return arrays like bufs on the bucket, and the copies that are still to do.
 
-        And for the others what is to be copied: where to, and from where.
+        An array in one part that needs no conversion is a view of the bucket. The others are new arrays; for each of
+        their parts, the list has a pair of target and source.
         """
         found, copies = list[Buffer](), list[tuple[Buffer, Buffer]]()
-        for buf, parts, places in zip(bufs, laid.cut, laid.places, strict=True):
+        for buf, parts, places in zip(bufs, placed.cut, placed.places, strict=True):
             if len(parts) == 1 and places[0].dtype == buf.dtype:
                 found.append(reshaped(places[0], buf.shape))
             else:
                 found.append(self._device.empty(Spec(buf.shape, buf.dtype)))
-                copies += zip(windows(self._device, found[-1], parts), places, strict=True)
+                copies += zip(part_views(self._device, found[-1], parts), places, strict=True)
         return found, copies
 
     def copy(self, target: Buffer, source: Buffer) -> None:
-        """Copy, and convert where the dtypes differ."""
+        """Copy, and convert if the dtypes differ."""
         if target.dtype == source.dtype:
             write(self._device, target, source)
         else:
@@ -150,18 +155,18 @@ class Buckets:
             launch(self._device, spec_of(target), source, expression=expression, target=target)
 
 
-def _memory(part: cl.Buffer, holder: Held) -> Any:
+def _memory(part: cl.Buffer, holder: BucketLease) -> Any:
     memory = cl.Buffer.from_int_ptr(part.int_ptr, retain=True)
     memory.bucket = holder
     return memory
 
 
-def _laid(memory: Any, part: Part, dtype: np.dtype) -> Buffer:
+def _view_of(memory: Any, part: Part, dtype: np.dtype) -> Buffer:
     return Buffer(memory, (part.count,), dtype, row_major((part.count,)))
 
 
-def windows(device: Device, buf: Buffer, parts: Sequence[Part]) -> Iterator[Buffer]:
-    """The parts of a buffer."""
+def part_views(device: Device, buf: Buffer, parts: Sequence[Part]) -> Iterator[Buffer]:
+    """Yield the parts of a buffer."""
     flat = reshaped(dense(device, buf), (buf.size,))
     for part in parts:
         yield window(flat, (part.count,), (part.start,), (1,))

@@ -1,6 +1,6 @@
-"""NCCL: what several processes hold in memory of CUDA's, one device each, is reduced there, and not on the host.
+"""NCCL: all-reduce of CUDA memory over several processes, one device each, without the host.
 
-The library is that of the wheel nvidia-nccl, or the system's. It is called by ctypes, as CUDA's driver is in `cuda`.
+The library is that of the wheel nvidia-nccl, or the system's. It is called through ctypes, as the CUDA driver is.
 """
 
 import ctypes
@@ -18,25 +18,26 @@ from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16, float16, float32, float64
 
 LIBRARY = "libnccl.so.2"
-OLDEST = 21000  # 2.10, the first with bfloat16 and means
+OLDEST = 21000  # 2.10, the first with bfloat16 and averages
 KINDS = {float16: 6, float32: 7, float64: 8, bfloat16: 9}
-REDUCTIONS = {"sum": 0, "mean": 4}  # its largest and smallest are other numbers than NumPy's where there is a nan
+REDUCTIONS = {"sum": 0, "mean": 4}  # NCCL's max and min differ from NumPy's where there is a nan
 
 
 class NcclError(BackendError):
-    """NCCL is not here, or refuses."""
+    """NCCL is missing, or reported an error."""
 
 
-class Ticket(ctypes.Structure):
-    """ncclUniqueId of nccl.h: what one process draws, and all others need to meet it."""
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId of nccl.h: one rank creates it, and all ranks need it to form a communicator."""
 
     _fields_ = (("internal", c_char * 128),)
 
 
 def load() -> Any:
-    """The library.
+    """Load the library.
 
-    Errors:  NcclError if there is none
+    Raises:
+        NcclError: There is none.
     """
     found = [str(path) for path in _of_wheels() if path.exists()]
     for path in (*found, LIBRARY):
@@ -50,7 +51,7 @@ def load() -> Any:
 def _of_wheels() -> Iterable[Path]:
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:  # no wheel of NVIDIA's at all
+    except ModuleNotFoundError:  # no wheel of NVIDIA's is installed
         return ()
     return [Path(place) / "lib" / LIBRARY for place in (spec and spec.submodule_search_locations) or ()]
 
@@ -66,44 +67,45 @@ class Nccl:
             raise NcclError(f"NCCL is version code {self.version}; it must be {OLDEST} (2.10) or later")
 
     def __call__(self, name: str, *args: Any) -> None:
-        """Call a function."""
+        """Call a function, and raise NcclError if it fails."""
         if status := getattr(self._library, name)(*args):
             self._library.ncclGetErrorString.restype = ctypes.c_char_p
             text = (self._library.ncclGetErrorString(status) or b"").decode()
             raise NcclError(f"NCCL: {name}: {text or status}")
 
-    def ticket(self) -> bytes:
-        """For the processes that are to meet."""
-        drawn = Ticket()
+    def unique_id(self) -> bytes:
+        """Return a new unique id for the ranks of a communicator."""
+        drawn = UniqueId()
         self("ncclGetUniqueId", byref(drawn))
         return bytes(drawn)
 
 
 class Communicator:
-    """This process among those that met."""
+    """This process's rank in an NCCL communicator."""
 
-    def __init__(self, nccl: Nccl, cuda: Cuda, ticket: bytes, rank: int, size: int) -> None:
+    def __init__(self, nccl: Nccl, cuda: Cuda, unique_id: bytes, rank: int, size: int) -> None:
         self._nccl, self._cuda, self._own = nccl, cuda, c_void_p()
         with cuda.current():
-            nccl("ncclCommInitRank", byref(self._own), c_int(size), Ticket.from_buffer_copy(ticket), c_int(rank))
+            nccl("ncclCommInitRank", byref(self._own), c_int(size), UniqueId.from_buffer_copy(unique_id), c_int(rank))
         self._stream = cuda.stream()
 
     def all_reduce(self, spans: Iterable[Span], dtype: np.dtype, reduction: str) -> None:
-        """Reduce memory in its place: that has happened after wait()."""
-        kind, how = c_int(KINDS[dtype]), c_int(REDUCTIONS[reduction])
+        """Enqueue an in-place all-reduce; wait() waits for it."""
+        code, operation = c_int(KINDS[dtype]), c_int(REDUCTIONS[reduction])
         with self._cuda.current():
             self._nccl("ncclGroupStart")
             try:
                 for chunk, nbytes in spans:
                     place, count = c_void_p(chunk.address), c_size_t(nbytes // dtype.itemsize)
-                    self._nccl("ncclAllReduce", place, place, count, kind, how, self._own, c_void_p(self._stream))
+                    self._nccl("ncclAllReduce", place, place, count, code, operation, self._own, c_void_p(self._stream))
             finally:
                 self._nccl("ncclGroupEnd")
 
     def wait(self) -> None:
-        """Wait for what was reduced.
+        """Wait for the enqueued reductions.
 
-        Errors:  NcclError if that failed
+        Raises:
+            NcclError: One of them failed.
         """
         self._cuda.wait_for(self._stream)
         status = c_int()
@@ -112,7 +114,7 @@ class Communicator:
             raise NcclError(f"NCCL: a reduction failed with error {status.value}; another process may have ended")
 
     def end(self) -> None:
-        """Leave, without waiting for the others."""
+        """Leave the communicator without waiting for the other ranks."""
         if self._own:
             self._nccl("ncclCommAbort", self._own)
             self._own = c_void_p()

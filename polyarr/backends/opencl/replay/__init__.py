@@ -1,1 +1,1 @@
-"""Captured programs: noted, their steps joined in one kernel, and run again without their launchers."""
+"""Captured programs: rewrites, fused kernels, and replay of recorded launches without their launchers."""

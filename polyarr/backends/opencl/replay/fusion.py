@@ -1,4 +1,4 @@
-"""One kernel for several steps of a program that go through the same elements: those that are elementwise here."""
+"""Fuses several elementwise steps of a program, and reductions over rows, into one kernel."""
 
 from functools import partial
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.elementwise import STEPS, others_of, usual, vector_of
-from polyarr.backends.opencl.replay.fusion_rows import LoneRows, kind_of_reduction
-from polyarr.backends.opencl.replay.fusion_teams import TeamRows
-from polyarr.backends.opencl.replay.groups import PEAKS, Group, Layouts, Plan
+from polyarr.backends.opencl.replay.fusion_rows import SerialRows, kind_of_reduction
+from polyarr.backends.opencl.replay.fusion_rows_gpu import CooperativeRows
+from polyarr.backends.opencl.replay.groups import AMAX, Group, Layouts, Plan
 from polyarr.backends.opencl.replay.statements import dtype_of, expression_of
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device
@@ -18,14 +18,14 @@ from polyarr.backends.opencl.runtime.source import STRUCTURE
 from polyarr.core.program import Fusion, Kind, Program, Step
 from polyarr.core.spec import FLOATS, Spec
 
-ROW_GROUPS = {"cpu": LoneRows, "gpu": TeamRows}
-MOST = 16  # arrays that a kernel takes and gives
-TYPED = ("NEXTAFTER", "TO_INTEGER")  # what depends on how operands or results are stored
+ROW_GROUPS = {"cpu": SerialRows, "gpu": CooperativeRows}
+MAX_ARRAYS = 16  # arrays that a kernel reads and writes
+TYPED = ("NEXTAFTER", "TO_INTEGER")  # expressions that depend on how operands or results are stored
 
 
 def fusion_of(device: Device) -> Fusion:
-    """What of programs becomes one kernel on a device."""
-    return Fusion(partial(_kind, device), partial(_made, device), MOST)
+    """Return the rules by which steps of a program are fused on a device."""
+    return Fusion(partial(_kind, device), partial(_made, device), MAX_ARRAYS)
 
 
 def _made(device: Device, group: Program, kind: Kind) -> Group:
@@ -33,7 +33,10 @@ def _made(device: Device, group: Program, kind: Kind) -> Group:
 
 
 def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kind | None:
-    """calls is the type in which the functions compute that an expression calls; "" if it calls none."""
+    """Return the kind of an elementwise step or a reduction of rows; None if it cannot be fused.
+
+    `calls` of the kind is the type in which the functions of the expression compute, "" if it calls none.
+    """
     expression = expression_of(step, specs)
     if expression is None:
         return kind_of_reduction(device, step, specs)
@@ -47,16 +50,16 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
 
 
 class ElementGroup(Group):
-    """Steps that are elementwise: see fusion.cl."""
+    """A group of elementwise steps: see fusion.cl."""
 
-    def telling(self, output: int | None) -> "ElementGroup":
-        """A group that tells the largest magnitude of an output of float32, or of none."""
+    def reporting(self, output: int | None) -> "ElementGroup":
+        """Return a group that also reports the amax of a float32 output; of none if `output` is None."""
         group = ElementGroup(self.device, self.group, self.kind)
-        group.tells = output
+        group.amax_of = output
         return group
 
     def plan(self, layouts: Layouts) -> Plan | None:
-        """As in Group."""
+        """Plan a launch, as Group does."""
         (shape, size), geometry = (self.specs[0].shape, self.specs[0].size), self.device.geometry
         strides = [broadcast_strides(own, steps, len(shape)) for own, _, steps in layouts]
         lengths, (*steps, out) = collapse(shape, [*strides, steps_of(shape, row_major(shape))])
@@ -80,16 +83,17 @@ class ElementGroup(Group):
             WG=group[0],
             PER_ITEM=geometry.per_item(vector),
             VECTOR=vector,
-            TELLS=int(self.tells is not None),
-            TOLD="none" if self.tells is None else self.statements.names[self.group.outputs[self.tells]],
+            TELLS=int(self.amax_of is not None),
+            TOLD="none" if self.amax_of is None else self.statements.names[self.group.outputs[self.amax_of]],
         ).fusion
-        room, last = (None, ()) if self.tells is None else (PEAKS, (None,))
+        workspace, last = (None, ()) if self.amax_of is None else (AMAX, (None,))
         kernel.arguments = (*self.statements.arguments, *last, STRUCTURE)
         kernel.in_place = self._in_place(lengths, arrays)
-        return Plan(kernel, work, group, layout.tobytes(), room)
+        return Plan(kernel, work, group, layout.tobytes(), workspace)
 
     def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:
-        """The inputs that the only result may be written over: of several, one may be written before all is read."""
+        """Return the inputs that the result may overwrite; with several results, one may be written before all is read.
+        """
         if len(lengths) > 1 or len(self.specs) > 1:
             return ()
         first, size = len(self.statements.numbers), self.specs[0].dtype.itemsize
@@ -99,14 +103,14 @@ class ElementGroup(Group):
         return tuple(InPlace(i, first + 2 * len(arrays), (i + 1,), others=others_of(named)) for i in at)
 
     def _moves(self, arrays: list[tuple[int, str]]) -> dict[str, str]:
-        """One element at a time."""
+        """Return the macros that load and store one element."""
         text = self.statements
         loads = [text.load(v, *array) for v, array in zip(text.arrays, arrays, strict=True)]
         stores = [text.store(v, "i + (j)") for v in self.group.outputs]
         return {"LOADS(j)": " ".join(loads), "STORES(j)": " ".join(stores)}
 
     def _vector_moves(self, arrays: list[tuple[int, str]], vector: int) -> dict[str, str]:
-        """VECTOR elements at a time."""
+        """Return the macros that load and store VECTOR elements."""
         specs, names = self.group.specs, self.statements.names
         inputs = [(i, specs[v].dtype, *arrays[i]) for i, v in enumerate(self.statements.arrays)]
         outputs = [(i, specs[v].dtype, names[v]) for i, v in enumerate(self.group.outputs)]

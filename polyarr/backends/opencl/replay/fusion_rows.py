@@ -1,7 +1,7 @@
-"""Groups of steps that go through the same rows, some of which reduce them: softmax and norms, say.
+"""Fused steps over rows, some of which reduce them: softmax and norms, for example.
 
-A row is gone through in phases. What a step needs of a row's reductions decides in which phase it computes; in each
-phase the next reductions are joined, in the order of the kernels that reduce_rows of reduce.py would launch.
+A row is processed in phases. The reductions that a step needs decide in which phase it computes; in each phase, the
+next reductions are computed, in the order of the kernels that reduce_rows of reduce.py would launch.
 """
 
 from abc import abstractmethod
@@ -24,11 +24,11 @@ from polyarr.core.program import Kind, Program, Step
 from polyarr.core.spec import Spec
 
 JOINS = {ops.sum: "ADDED", ops.max: "GREATEST", ops.min: "SMALLEST"}
-WORTH = 16384  # elements that are worth a group
+MIN_GROUP_ELEMENTS = 16384  # elements that are worth a work-group
 
 
 def kind_of_reduction(device: Device, step: Step, specs: tuple[Spec, ...]) -> Kind | None:
-    """The kind of a reduction of the last axes, whose sums are of the dtype that is stored; None for all else."""
+    """Return the kind of a reduction of the last axes whose sums have the stored dtype; else None."""
     if step.op not in JOINS:
         return None
     (x,), axes = specs, step.params["axis"]
@@ -43,10 +43,11 @@ def kind_of_reduction(device: Device, step: Step, specs: tuple[Spec, ...]) -> Ki
 class Phases:
     """The phases of a group.
 
-    count   how many
-    direct  the inputs that are joined
-    kept    the other values that are joined
-    dtype   of what is joined
+    Attributes:
+        count: Number of phases.
+        direct: Inputs that are reduced.
+        kept: Other values that are reduced.
+        dtype: Dtype of the reduced values.
     """
 
     def __init__(self, group: Program, kind: Kind) -> None:
@@ -60,43 +61,44 @@ class Phases:
         self.dtype = group.specs[next(iter(joined))].dtype
 
     def _of(self) -> dict[int, int]:
-        """The phase in which a value is computed. An input is there in the first."""
+        """Return the phase in which each value is computed; inputs are available in the first."""
         found: dict[int, int] = {}
         for step in self._group.steps:
             found[step.gives] = max(found.get(v, 0) for v in step.takes[1:]) + (step.op in JOINS)
         return found
 
     def is_of_rows(self, v: int) -> bool:
-        """True for a value that is the same along a row."""
+        """Return whether a value is constant along a row."""
         return all(n == 1 for n in self._group.specs[v].shape[-self._reduced :])
 
     def of_rows(self, phase: int) -> list[int]:
-        """What has an element for each row, and can be computed from what was joined before a phase."""
+        """Return the values with one element per row that a phase computes, apart from reductions."""
         steps = [step for step in self._group.steps if step.op not in JOINS and self.of[step.gives] == phase]
         return [step.gives for step in steps if self.is_of_rows(step.gives)]
 
     def joins(self, phase: int) -> list[Step]:
-        """The reductions that are joined in a phase."""
+        """Return the reductions that a phase computes."""
         return [step for step in self._group.steps if step.op in JOINS and self.of[step.gives] == phase + 1]
 
     def stored(self, phase: int) -> list[int]:
-        """The outputs with all elements that are computed in a phase."""
+        """Return the outputs with all elements that a phase computes."""
         return [v for v in self._group.outputs if self.of[v] == phase and not self.is_of_rows(v)]
 
     @property
     def reduced(self) -> list[int]:
-        """The outputs that are reductions' results."""
+        """The outputs that are results of reductions."""
         return [v for v in self._group.outputs if self.makers[v].op in JOINS]
 
 
 class Rows(NamedTuple):
-    """Where arrays lie, for a kernel that goes through rows.
+    """The layout of arrays for a kernel that processes rows.
 
-    shape   of the rows, and how long each is
-    steps   the steps that arrays have along that, each once
-    at      of each array, which of the steps
-    along   what the last of its steps is called, as in elementwise.cl
-    dense   the arrays without gaps that have all elements
+    Attributes:
+        shape: Shape of the rows, and their length.
+        steps: The distinct strides of arrays along these axes.
+        at: Index into steps, by array.
+        along: Name of an array's last stride, as in elementwise.cl.
+        dense: Arrays with all elements and without gaps.
     """
 
     shape: tuple[int, ...]
@@ -112,38 +114,39 @@ class Rows(NamedTuple):
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return prod(self.shape[:-1])
 
     def layout(self, *more: int) -> np.ndarray:
-        """The layout of the kernels: lengths, steps, the number of rows, and more."""
+        """Return the layout that kernels take: lengths, strides, the number of rows, and more."""
         return np.array([*self.shape, *(n for s in self.steps for n in s), self.count, *more], np.int64)
 
     @property
     def macros(self) -> dict[str, int | str]:
-        """What places.cl needs, and the kernels with it."""
+        """The macros of places.cl."""
         is_small = self.count * self.columns < 1 << 31
         return {"NDIM": len(self.shape), "ARRAYS": len(self.steps), "INDEX": "uint" if is_small else "ulong"}
 
 
 class RowGroup(Group):
-    """Steps of which some reduce the last axes."""
+    """A group of steps of which some reduce the last axes."""
 
     def __init__(self, device: Device, group: Program, kind: Kind) -> None:
         super().__init__(device, group, kind)
         self.phases = Phases(group, kind)
 
     def plan(self, layouts: Layouts) -> Plan | None:
-        """As in Group; None where what is reduced at once is not dense, for then eager calls add in another order."""
+        """Plan a launch, as Group does; None if a reduced input is not dense, as eager calls then add in another order.
+        """
         rows = self._rows([layout[:3] for layout in layouts])
         return self.plan_of(rows, layouts) if rows is not None and rows.dense.issuperset(self.phases.direct) else None
 
     @abstractmethod
     def plan_of(self, rows: Rows, layouts: Layouts) -> Plan | None:
-        """The plan for arrays that lie like that."""
+        """Return the plan for arrays of this layout."""
 
     def _rows(self, windows: list[tuple[Any, ...]]) -> Rows | None:
-        """None where the reduced axes do not run together in all arrays."""
+        """Return the layout; None if the reduced axes do not collapse into one in all arrays."""
         shape, reduced = self.kind.shape, self.kind.reduced
         strides = [broadcast_strides(own, steps, len(shape)) for own, _, steps in windows]
         outer, outer_steps = collapse(shape[:-reduced], [s[:-reduced] for s in strides])
@@ -160,29 +163,29 @@ class RowGroup(Group):
         )  # fmt: skip
 
     def loads(self, rows: Rows) -> dict[int, str]:
-        """What declares an input's element j."""
+        """Return the declarations of element j of the inputs."""
         return {v: self.statements.load(v, rows.at[v], rows.along[v]) for v in self.statements.arrays}
 
     def of_rows(self, loads: dict[int, str]) -> list[str]:
-        """What declares the inputs that have an element for each row."""
+        """Return the declarations of the inputs with one element per row."""
         return [load.replace("(j)", "0") for v, load in loads.items() if self.phases.is_of_rows(v)]
 
     def links(self, values: Iterable[int]) -> list[str]:
-        """What declares what ops give."""
+        """Return the declarations of the results of ops."""
         return [self.statements.links[v] for v in values]
 
 
-class LoneRows(RowGroup):
-    """Rows that one work-item each goes through: see fusion_rows.cl.
+class SerialRows(RowGroup):
+    """Rows that are processed by one work-item each: see fusion_rows.cl.
 
-    What a reduction joins is kept for later phases, in memory that stays in the cache; anything else that they need is
-    computed again.
+    A reduced value is kept for later phases in memory that stays in the cache; other values are recomputed.
     """
 
     def plan_of(self, rows: Rows, layouts: Layouts) -> Plan | None:
-        """As in RowGroup."""
+        """Return the plan for arrays of this layout."""
         text, phases, geometry = self.statements, self.phases, self.device.geometry
-        groups = max(1, min(rows.count, geometry.row_groups(rows.count, True), -(-rows.count * rows.columns // WORTH)))
+        worth = -(-rows.count * rows.columns // MIN_GROUP_ELEMENTS)
+        groups = max(1, min(rows.count, geometry.row_groups(rows.count, True), worth))
         layout = rows.layout(-(-rows.count // groups))
         if not self.fits(layout):
             return None
@@ -197,7 +200,7 @@ class LoneRows(RowGroup):
         return Plan(kernel, (groups,), (1,), layout.tobytes(), room)
 
     def _text(self, rows: Rows) -> str:
-        """All phases."""
+        """Return the source of all phases."""
         phases, loads = self.phases, self.loads(rows)
         found = self.of_rows(loads)
         for phase in range(phases.count):
@@ -210,16 +213,16 @@ class LoneRows(RowGroup):
         return " ".join(found)
 
     def _is_made_here(self, step: Step, phase: int) -> bool:
-        """True for a sum of what is computed in this phase: it needs no loop of its own."""
+        """Return whether a step is the sum of a value computed in this phase, which needs no loop of its own."""
         x = step.takes[1]
         return step.op is ops.sum and x in self.phases.kept and self.phases.of[x] == phase
 
     def _through_the_row(
         self, phase: int, joins: list[Step], loads: dict[int, str], summed: Step | None
     ) -> list[str]:  # fmt: skip
-        """The loop over a row's elements, in which what is joined next and what is computed first now is written.
+        """Return the loop over a row's elements that computes the values reduced next and writes outputs.
 
-        summed is joined at once, and kept only if somebody else takes it.
+        `summed` is added up in the same loop, and kept only if another step needs it.
         """
         stored, all_kept, text = self.phases.stored(phase), self.phases.kept, self.statements
         joined = [v for v in dict.fromkeys(s.takes[1] for s in joins) if v in all_kept and self.phases.of[v] == phase]
@@ -235,7 +238,7 @@ class LoneRows(RowGroup):
         return ["WIDELY for (long j = 0; j < columns; j++) {", *statements, "}"]
 
     def _declared(self, wanted: list[int], phase: int, loads: dict[int, str]) -> list[str]:
-        """What declares the elements of these values and of all that they are made of, in a phase."""
+        """Return the declarations of elements of these values, and of everything that they depend on, in a phase."""
         found, phases, text = dict[int, str](), self.phases, self.statements
 
         def declare(v: int) -> None:

@@ -1,9 +1,9 @@
-"""Replays as graphs of CUDA, whose driver needs for a whole graph what it needs for one launch.
+"""Replays as CUDA graphs, whose launch costs the driver as much as that of one kernel.
 
-Where memory is OpenCL's and CUDA's (cuda.py), CUDA can run what OpenCL has compiled: the text that OpenCL's compiler
-writes is assembled again as a module of CUDA. A run becomes a graph where it follows one of the same commands with
-nothing in between but what is read and written by the host, as when tokens are written one after the other; all else is
-launched by OpenCL as ever, because the device needs 150 us and more to change from one driver's work to the other's.
+Buffers shared with CUDA (see runtime/cuda.py) let the CUDA driver launch the PTX that the OpenCL compiler produced. A
+replay becomes a CUDA graph if it follows a replay of the same launches, with only host reads and writes in between, as
+when tokens are generated. Everything else is launched by OpenCL, since the device takes 150 us or more to switch
+between the drivers.
 """
 
 import ctypes
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl.runtime.commands import Commands, Kernel, Repeated
+from polyarr.backends.opencl.runtime.commands import BoundCommand, Commands, Kernel
 from polyarr.backends.opencl.runtime.cuda import Cuda, CudaError, SharedPool
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, verdict
 from polyarr.core.errors import BackendError
 
-FEWEST = 16  # commands that are worth a graph
-# Registers that only OpenCL sets: where groups and work-items begin, which is 0 here, and how many groups there are.
+MIN_LAUNCHES = 16  # launches that are worth a graph
+# Registers that only OpenCL sets: offsets of groups and work-items (0 here), and the number of groups.
 COUNTS = {f"%envreg{6 + i}": f"%nctaid.{axis}" for i, axis in enumerate("xyz")}
 REGISTERS = {f"%envreg{i}": "0" for i in range(6)} | COUNTS
 REGISTER = re.compile(r"%envreg\d+")
@@ -43,11 +43,12 @@ class _Node(ctypes.Structure):
 
 
 class Arguments:
-    """A kernel's arguments, which stay: OpenCL's, and as bytes for a node of a graph.
+    """A kernel's persistent arguments, for OpenCL and, as bytes, for a node of a CUDA graph.
 
-    has_changed  since the graph was told
-    unknown      those that are memory which CUDA does not know
-    graph        the node's
+    Attributes:
+        has_changed: Whether they changed since the graph was updated.
+        unknown: Indices of arguments whose memory is unknown to CUDA.
+        graph: The graph of the node.
     """
 
     def __init__(self, own: Any, kernel: Kernel, work: tuple[int, ...], group: tuple[int, ...] | None) -> None:
@@ -61,7 +62,7 @@ class Arguments:
         self.is_cut = group is not None
 
     def set_arg(self, i: int, value: Any) -> None:
-        """As PyOpenCL's."""
+        """Set an argument, as PyOpenCL's kernels do."""
         self.own.set_arg(i, value)
         if value is None or hasattr(value, "int_ptr"):
             held, cell = getattr(value, "cuda", None), self._kept[i]
@@ -92,19 +93,19 @@ class Arguments:
 
     @property
     def is_known(self) -> bool:
-        """True if CUDA can be given all of them."""
+        """Return whether CUDA can take all arguments."""
         return self.is_cut and not self.unknown and None not in self._kept
 
 
 class Graph:
-    """Commands as one graph: each waits for the one before it."""
+    """Recorded launches as one CUDA graph, each of which waits for the one before it."""
 
-    def __init__(self, cuda: Cuda, commands: Sequence[Repeated], function_of: Callable[[Kernel], int]) -> None:
+    def __init__(self, cuda: Cuda, commands: Sequence[BoundCommand], function_of: Callable[[Kernel], int]) -> None:
         self.commands, self.is_current = commands, True
         self._cuda, self._nodes = cuda, list[tuple[Arguments, c_void_p]]()
         graph, self._made, before = c_void_p(), c_void_p(), None
         cuda("cuGraphCreate", byref(graph), 0)
-        weakref.finalize(self, _destroyed, cuda, "cuGraphDestroy", graph).atexit = False  # not before: it has the nodes
+        weakref.finalize(self, _destroyed, cuda, "cuGraphDestroy", graph).atexit = False  # it owns the nodes until then
         for each in commands:
             arguments, node = each.arguments, c_void_p()
             arguments.node.function = function_of(arguments.kernel)
@@ -120,7 +121,7 @@ class Graph:
             arguments.graph, arguments.has_changed = self, False
 
     def launch(self, stream: c_void_p) -> None:
-        """Run it, with the arguments as they are."""
+        """Update the changed arguments and launch the graph."""
         for arguments, node in self._nodes:
             if arguments.has_changed:
                 self._cuda("cuGraphExecKernelNodeSetParams", self._made, node, byref(arguments.node))
@@ -134,7 +135,7 @@ def _destroyed(cuda: Cuda, name: str, handle: c_void_p) -> None:
 
 
 class Graphs:
-    """What runs commands of a device as graphs. is_sound says whether that gives the right results on it, once."""
+    """Runs a device's recorded launches as CUDA graphs; `is_sound` says whether these passed their check."""
 
     arguments = Arguments
 
@@ -142,13 +143,14 @@ class Graphs:
         self._commands, self._queue, self._cuda, self._is_sound = commands, commands.queue, cuda, is_sound
         self._stream: c_void_p | None = None
         self._modules = dict[int, tuple[c_void_p, Any]]()
-        self.last: Sequence[Repeated] | None = None  # what was run last, if nothing was enqueued since
-        self._refused: Sequence[Repeated] | None = None
+        self.last: Sequence[BoundCommand] | None = None  # the launches that ran last, if nothing was enqueued since
+        self._refused: Sequence[BoundCommand] | None = None
 
-    def run(self, commands: Sequence[Repeated]) -> bool:
-        """Run commands again as a graph; False if OpenCL is to launch them.
+    def run(self, commands: Sequence[BoundCommand]) -> bool:
+        """Run recorded launches as a graph; return False if OpenCL must launch them.
 
-        Errors:  CudaError if the driver refuses what it took before
+        Raises:
+            CudaError: The driver refuses a graph that it accepted before.
         """
         is_next = self._commands.awaited in (self.forget, self.wait) and self.last is commands
         if not is_next or self._refused is commands:
@@ -166,13 +168,13 @@ class Graphs:
         self.last, self._commands.awaited = commands, self.wait
         return True
 
-    def expect(self, commands: Sequence[Repeated]) -> None:
-        """OpenCL has been given commands: they may come again."""
-        if len(commands) >= FEWEST:
+    def expect(self, commands: Sequence[BoundCommand]) -> None:
+        """Note that OpenCL enqueued these launches, which may be repeated next."""
+        if len(commands) >= MIN_LAUNCHES:
             self.last, self._commands.awaited = commands, self.forget
 
     def move(self, target: Any, source: Any) -> bool:
-        """Copy between host and device behind a graph, by CUDA as well; False if OpenCL is to do it."""
+        """Copy between host and device behind a graph, through CUDA; return False if OpenCL must do it."""
         if self._commands.awaited != self.wait:
             return False
         from_host = isinstance(source, np.ndarray)
@@ -184,7 +186,7 @@ class Graphs:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What OpenCL is given in this block changes nothing about which commands were run last."""
+        """Context in which OpenCL commands do not change which launches count as the last."""
         is_so = self._commands.awaited == self.forget and self._commands.queue is self._queue
         last = self.last if is_so else None
         yield
@@ -192,16 +194,16 @@ class Graphs:
             self.expect(last)
 
     def forget(self) -> None:
-        """Something else is about to be enqueued."""
+        """Forget the last launches, because something else is about to be enqueued."""
         self.last = None
 
     def wait(self) -> None:
-        """The same, behind a graph."""
+        """Wait for the graph, and forget it."""
         self.last = None
         self._cuda.wait_for(self._stream.value)
 
-    def _made(self, commands: Sequence[Repeated]) -> Graph | None:
-        """The graph; None if there can be none."""
+    def _made(self, commands: Sequence[BoundCommand]) -> Graph | None:
+        """Return a graph of the launches; None if there can be none."""
         if not all(type(each.arguments) is Arguments and each.arguments.is_known for each in commands):
             return None
         try:
@@ -217,26 +219,27 @@ class Graphs:
         module = self._modules.get(id(kernel.program))
         if module is None:
             module = c_void_p(), kernel.program
-            self._cuda("cuModuleLoadData", byref(module[0]), text_for_cuda(assembly_of(kernel.program)).encode())
+            self._cuda("cuModuleLoadData", byref(module[0]), ptx_for_cuda(ptx_of(kernel.program)).encode())
             self._modules[id(kernel.program)] = module
         function = c_void_p()
         self._cuda("cuModuleGetFunction", byref(function), module[0], kernel.name.encode())
         return function.value or 0
 
 
-def assembly_of(program: cl.Program) -> str:
-    """What OpenCL's compiler wrote."""
+def ptx_of(program: cl.Program) -> str:
+    """Return the PTX that the OpenCL compiler produced."""
     return program.binaries[0].decode().rstrip("\0")
 
 
-def text_for_cuda(text: str) -> str:
-    """The same with registers that CUDA sets, too.
+def ptx_for_cuda(text: str) -> str:
+    """Return the PTX with OpenCL's registers replaced by those that CUDA sets.
 
-    Errors:  CudaError if it reads others
+    Raises:
+        CudaError: It reads registers that have no counterpart.
     """
     unknown = {*REGISTER.findall(text)} - REGISTERS.keys()
     if unknown:
-        raise CudaError(f"CUDA: the text reads {', '.join(sorted(unknown))}")
+        raise CudaError(f"CUDA: the PTX reads {', '.join(sorted(unknown))}")
     return REGISTER.sub(lambda found: REGISTERS[found[0]], text)
 
 
@@ -244,7 +247,7 @@ def text_for_cuda(text: str) -> str:
 
 
 def graphs_of(device: Device) -> Graphs | None:
-    """What runs a device's commands as graphs; None where CUDA does not know its memory."""
+    """Return the graphs of a device; None if its memory is not shared with CUDA."""
     if type(device.pool) is not SharedPool:
         return None
     sound = lru_cache(maxsize=1)(lambda: is_sound(device, VARIANT) and not verdict(device, VARIANT))
@@ -252,16 +255,17 @@ def graphs_of(device: Device) -> Graphs | None:
 
 
 def check(device: Device) -> None:
-    """Run kernels that write down where each work-item is, by OpenCL and as graphs.
+    """Run kernels that record the position of each work-item, by OpenCL and as graphs, and compare.
 
-    Errors:  BackendError if the results are not the same
+    Raises:
+        BackendError: The results differ, or no graph could be made.
     """
     if type(device.pool) is not SharedPool:
-        raise BackendError("there is no memory that is CUDA's, too")
+        raise BackendError("the device shares no memory with CUDA")
     commands = device.commands
     commands.graphs = graphs = Graphs(commands, device.pool.cuda, lambda: True)
     found, kernel, (memory, listed) = [], *chain(device)
-    for in_a_row in (False, True, True):  # and what is written and read in between comes by CUDA at last
+    for in_a_row in (False, True, True):  # the third run also reads and writes through CUDA in between
         device.write_words(memory, np.zeros(ITEMS, np.int32))
         for turn in range(3):
             if not in_a_row:
@@ -277,15 +281,15 @@ def check(device: Device) -> None:
         raise BackendError("a graph gave other results than OpenCL")
 
 
-def chain(device: Device) -> tuple[Kernel, tuple[Any, list[Repeated]]]:
-    """A kernel, the memory that it changes, and some launches of it."""
+def chain(device: Device) -> tuple[Kernel, tuple[Any, list[BoundCommand]]]:
+    """Return a kernel, the memory that it changes, and some launches of it."""
     kernel, memory = device.build("graphs").graph_check, device.empty_words(ITEMS)
     listed = []
-    for work, group in (((12, 6, 4), (4, 2, 1)), ((ITEMS,), (32,))) * (FEWEST // 2):
+    for work, group in (((12, 6, 4), (4, 2, 1)), ((ITEMS,), (32,))) * (MIN_LAUNCHES // 2):
         args = memory, struct.pack("3i", 5, 6, 7), 0.5, 0
         kernel(work, group, *args)
         enqueue, arguments = kernel.repeated(work, group, args)
-        listed.append(Repeated(enqueue, arguments, work, group, kernel, lambda error: None))
+        listed.append(BoundCommand(enqueue, arguments, work, group, kernel, lambda error: None))
     return kernel, (memory, listed)
 
 

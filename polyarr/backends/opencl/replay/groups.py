@@ -1,4 +1,4 @@
-"""How the kernel of a group of steps is launched, whichever it is."""
+"""Launches of the fused kernel of a group of steps."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -13,28 +13,29 @@ from polyarr.core.number import evaluate
 from polyarr.core.program import Kind, Program, taken
 from polyarr.core.spec import Spec, uint32
 
-PEAKS = Spec((3,), uint32)  # of a result whose largest magnitude is told
-ARGUMENTS = 1024  # bytes that OpenCL promises for those of a kernel
-Layouts = tuple[tuple[Any, ...], ...]  # shape, dtype and strides of each array, and what else its plan depends on
+AMAX = Spec((3,), uint32)  # of a result whose amax is reported
+ARGUMENTS = 1024  # bytes of arguments that OpenCL guarantees for a kernel
+Layouts = tuple[tuple[Any, ...], ...]  # shape, dtype and strides of each array, and whatever else its plan depends on
 
 
 class Plan(NamedTuple):
-    """What one combination of layouts needs at every launch; room is memory that the kernel needs while it runs."""
+    """A launch for one combination of layouts, with the spec of its scratch memory."""
 
     kernel: Any
     work: tuple[int, ...]
     group: tuple[int, ...]
     layout: bytes
-    room: Spec | None = None
+    workspace: Spec | None = None
 
 
 class Group(ABC):
-    """Several steps as one kernel, which is built for each combination of layouts.
+    """Several steps fused into one kernel, which is built for each combination of layouts.
 
-    tells   the output whose largest magnitude the kernel leaves in its plan's room, as batch_norm.cl does; mostly None
+    Attributes:
+        amax_of: The output whose amax the kernel leaves in its workspace, as batch_norm.cl does; mostly None.
     """
 
-    tells: int | None = None
+    amax_of: int | None = None
 
     def __init__(self, device: Device, group: Program, kind: Kind) -> None:
         self.device, self.group, self.kind = device, group, kind
@@ -45,19 +46,19 @@ class Group(ABC):
         self._plans: dict[Layouts, Plan | None] = {}
 
     def layouts(self, arrays: list[Buffer]) -> Layouts:
-        """What a plan depends on."""
+        """Return what a plan depends on."""
         return tuple([b[LAYOUT] for b in arrays])
 
     @abstractmethod
     def plan(self, layouts: Layouts) -> Plan | None:
-        """How to launch with these layouts; None where the steps have to run one by one."""
+        """Return the plan for these layouts; None if the steps must run one by one."""
 
     def fits(self, layout: np.ndarray) -> bool:
-        """True if every device takes so many arguments."""
+        """Return whether every device accepts this many bytes of arguments."""
         return 8 * len(self.statements.arguments) + layout.nbytes <= ARGUMENTS
 
     def __call__(self, outs: tuple[Spec, ...], *inputs: Any) -> tuple[Buffer, ...]:
-        """The outputs, of arrays in any layout, and numbers."""
+        """Return the outputs, given arrays in any layout and scalars."""
         device, arrays = self.device, [inputs[i] for i in self._arrays]
         layouts = self.layouts(arrays)
         if layouts not in self._plans:
@@ -70,11 +71,11 @@ class Group(ABC):
         numbers = [evaluate(n.argument, values[n.value]) for n in self.statements.numbers]
         results = device.fresh_all(self.specs, self._rooms)
         places = [part for b in arrays for part in b[PLACE]] + [r.memory for r in results]
-        room = None if plan.room is None else device.empty(plan.room)
-        places += [] if room is None else [room.memory]
-        if self.tells is not None:
-            device.fill_zero(room)
-            results[self.tells] = results[self.tells]._replace(peaks=room)
+        workspace = None if plan.workspace is None else device.empty(plan.workspace)
+        places += [] if workspace is None else [workspace.memory]
+        if self.amax_of is not None:
+            device.fill_zero(workspace)
+            results[self.amax_of] = results[self.amax_of]._replace(amax=workspace)
         plan.kernel(plan.work, plan.group, *numbers, *places, plan.layout)
         return tuple(results)
 

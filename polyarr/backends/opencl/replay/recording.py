@@ -1,9 +1,8 @@
-"""Noting what launchers give a device to do, so that it can be done again without them: see replay.py.
+"""Recording of the commands that launchers enqueue, for replay without the launchers: see replay.py.
 
-Every command comes through Command.__call__, and all memory from Device._allocate; both tell the recording that is in
-force. Python numbers that change from run to run come to launchers as Numbers, and so does where an input begins that
-is a window. What a launcher works out from them is noted as a formula; where it asks for a value, to decide by it, the
-Number raises a CaptureError.
+Every command passes through Command.__call__, and every allocation through Device._allocate; both report to the active
+recording. Dynamic scalars reach launchers as Numbers, as does the offset of an input that is a view. Whatever a
+launcher computes from them is recorded as a formula; if it branches on a value, the Number raises a CaptureError.
 """
 
 import operator
@@ -18,12 +17,13 @@ from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, is_aligned
 from polyarr.core.number import FloatNumber, IntNumber, Number
 
 
-class Place:
-    """Memory that commands refer to, whichever it is at the time.
+class MemoryRef:
+    """Memory that commands refer to, whichever it is during a run.
 
-    nbytes  of memory that was allocated within the recording; 0 for what comes from elsewhere
-    memory  what lies there: for good, or as long as a run is enqueued
-    times   the commands that use it, one bit for each
+    Attributes:
+        nbytes: Size of memory allocated within the recording; 0 for other memory.
+        memory: The memory, if it stays the same; else that of the current run.
+        times: The commands that use it, one bit each.
     """
 
     __slots__ = ("memory", "nbytes", "times")
@@ -33,12 +33,12 @@ class Place:
 
     @property
     def span(self) -> int:
-        """The times from the first use to the last."""
+        """The times from the first use to the last, as bits."""
         return (1 << self.times.bit_length()) - (self.times & -self.times)
 
 
-class Noted(NamedTuple):
-    """A command with its arguments: Places, Numbers, and what is the same at every run. step: in which it was."""
+class RecordedCommand(NamedTuple):
+    """A recorded command with its arguments: Places, Numbers, and constants. `step` is the step that enqueued it."""
 
     command: Command
     work: tuple[int, ...]
@@ -48,7 +48,7 @@ class Noted(NamedTuple):
 
 
 class Formula(NamedTuple):
-    """values[gives] = call(*values[takes]), of numbers; takes may be nested. step: which asks for it."""
+    """values[gives] = call(*values[takes]), over scalars; takes may be nested. `step` is the step that needs it."""
 
     call: Callable[..., Any]
     takes: tuple[Any, ...]
@@ -57,12 +57,13 @@ class Formula(NamedTuple):
 
 
 class Offset(IntNumber):
-    """Where an input, or a window on it, begins. What launchers ask of that is the same for a whole layout of inputs.
+    """The offset of an input or of a view of it. Answers about alignment are the same for a whole layout of inputs.
 
-    of          which input
-    whole       elements in 16 bytes
-    is_aligned  whether the input itself begins at a multiple of 16 bytes; it does not begin at 0
-    further     from there, how many elements more
+    Attributes:
+        of: Index of the input.
+        whole: Elements in 16 bytes.
+        is_aligned: Whether the input begins at a multiple of 16 bytes; it does not begin at 0.
+        further: Elements from the input's offset to this one.
     """
 
     __slots__ = ("further", "is_aligned", "of", "whole")
@@ -81,7 +82,7 @@ class Offset(IntNumber):
         return Offset(found, self.of, self.whole, self.is_aligned, self.further + other)
 
     def __mod__(self, other: Any) -> Any:
-        """Of the elements in 16 bytes what is left, and for a beginning elsewhere that it is not 0."""
+        """Return the remainder modulo the elements in 16 bytes; of an unaligned input, only that it is not 0."""
         rest = self.further % self.whole
         if other != self.whole or (rest and not self.is_aligned):
             return super().__mod__(other)
@@ -89,50 +90,51 @@ class Offset(IntNumber):
 
 
 class Recording:
-    """What launchers did, while it was a device's recording.
+    """The commands that launchers enqueued while this was the device's recording.
 
-    noted     the commands
-    formulas  how the numbers come about
-    values    as many as there are numbers and what formulas take besides: the constants among them, else None
-    fault     the record of the thread that runs, in which kernels note bad indices, and the time that they write
-    reads     True if somebody has read the device's memory: what is done next may depend on it
-    step      the one that runs
+    Attributes:
+        noted: The commands.
+        formulas: How scalars are computed.
+        values: A slot for each scalar and for each constant of a formula; None for scalars.
+        fault: The running thread's record, in which kernels note bad indices, and the time that they write.
+        reads: Whether device memory was read, so that what is enqueued next may depend on it.
+        step: The step that runs.
     """
 
     def __init__(self, record: Any, size: int) -> None:
-        self.noted: list[Noted] = []
+        self.recorded: list[RecordedCommand] = []
         self.formulas: list[Formula] = []
         self.values: list[Any] = [None] * size
-        self.fault = Place(), self.number(self._slot(None), 0)
+        self.fault = MemoryRef(), self.number(self._slot(None), 0)
         self.reads, self.step = False, 0
-        self._record, self._places = record, dict[int, Place]()  # by handle
+        self._record, self._places = record, dict[int, MemoryRef]()  # by handle
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def allocated(self, memory: Any, nbytes: int) -> None:
-        """Memory was allocated, where other memory may have been before."""
-        self._places[memory.int_ptr] = Place(nbytes)
+        """Note an allocation, possibly where other memory was before."""
+        self._places[memory.int_ptr] = MemoryRef(nbytes)
 
-    def given(self, memory: Any) -> Place:
-        """The place of memory that every run brings."""
-        return self._places.setdefault(memory.int_ptr, Place())
+    def given(self, memory: Any) -> MemoryRef:
+        """Return the place of memory that every run brings."""
+        return self._places.setdefault(memory.int_ptr, MemoryRef())
 
-    def place(self, memory: Any) -> Place:
-        """The place of memory; what was never heard of stays the same for good."""
+    def place(self, memory: Any) -> MemoryRef:
+        """Return the place of memory; memory that was never seen before is constant."""
         found = self._places.get(memory.int_ptr)
         if found is None:
-            found = self._places[memory.int_ptr] = Place(0, memory)
+            found = self._places[memory.int_ptr] = MemoryRef(0, memory)
         return found
 
     # ---- numbers ---------------------------------------------------------------------------------------------
 
     def number(self, slot: int, now: Any) -> Number:
-        """What stands for a number in launchers."""
+        """Return the tracer of a scalar."""
         kind = IntNumber if isinstance(now, (int, np.integer)) else FloatNumber
         return kind(slot, now, self._formulate)
 
     def offset(self, of: int, buf: Buffer) -> Offset:
-        """What stands for where an input begins."""
+        """Return the tracer of an input's offset."""
         return Offset(self.number(self._slot(None), buf.offset), of, ALIGNMENT // buf.dtype.itemsize, is_aligned(buf))
 
     def _formulate(self, call: Callable[..., Any], numbers: tuple, gives: bool) -> Number | None:
@@ -153,7 +155,7 @@ class Recording:
     # ---- commands --------------------------------------------------------------------------------------------
 
     def note(self, command: Command, work: tuple[int, ...], group: tuple[int, ...] | None, args: tuple) -> tuple:
-        """A command is about to be enqueued. Its arguments, with the numbers as they are now."""
+        """Record a command that is about to be enqueued; return its arguments with current scalars."""
         if command.moves_from_host:
             self._note_transfer(args[0])
             return args
@@ -161,30 +163,30 @@ class Recording:
         for arg in args:
             if isinstance(arg, cl.MemoryObjectHolder):
                 place = self.fault[0] if arg is self._record.memory else self.place(arg)
-                place.times |= 1 << len(self.noted)
+                place.times |= 1 << len(self.recorded)
                 found.append(place)
-            else:  # kernels get a thread's record and the time as two arguments, one after the other
+            else:  # kernels take the thread's record and the time as two consecutive arguments
                 found.append(self.fault[1] if found and found[-1] is self.fault[0] else arg)
-        self.noted.append(Noted(command, work, group, tuple(found), self.step))
+        self.recorded.append(RecordedCommand(command, work, group, tuple(found), self.step))
         return settled(args)
 
     def _note_transfer(self, target: Any) -> None:
-        """What comes from the host now stays in its memory for good, however often the rest is done again."""
+        """Note that memory copied from the host now stays constant, however often the rest is replayed."""
         if isinstance(target, cl.MemoryObjectHolder):
-            self._places[target.int_ptr] = Place(0, target)
+            self._places[target.int_ptr] = MemoryRef(0, target)
         else:
             self.reads = True
 
     def forget_from(self, count: int) -> None:
-        """A launcher failed when so many commands were noted, and another one will do the same."""
-        del self.noted[count:]
+        """Forget the commands from `count` on: a launcher failed, and another one will do its work."""
+        del self.recorded[count:]
         before = (1 << count) - 1
         for place in (*self._places.values(), self.fault[0]):
             place.times &= before
 
 
 def settled(value: Any) -> Any:
-    """With numbers as they are now, in a tree of tuples and in Buffers."""
+    """Return a value with Numbers replaced by their current values, in tuples and in Buffers."""
     if type(value) is tuple:
         return tuple([settled(member) for member in value])
     if type(value) is Buffer and isinstance(value.offset, Number):

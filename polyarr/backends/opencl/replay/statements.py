@@ -1,4 +1,4 @@
-"""A group of steps as C: one statement for each op, out of the expression that it has of its own."""
+"""A group of steps as C source: one statement per op, from the op's own expression."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ from polyarr.core.spec import bool as bool_
 
 OPS = {getattr(ops, name): expression for name, expression in EXPRESSIONS.items()} | {ops.where: WHERE}
 NAMES = {1: ("x",), 2: ("x", "y"), 3: ("c", "x", "y")}  # of an op's operands in its expression
-ARITHMETIC = {"float": float32, "double": float64}  # the dtype whose functions compute in such a type
+ARITHMETIC = {"float": float32, "double": float64}  # dtypes by the C type in which their functions compute
 ALONG = {"REPEATED": "", "DENSE": " + (j)"}
 
 
 class Operand(NamedTuple):
-    """A number that a kernel takes: which value it is, how it becomes an argument, and the argument's C type."""
+    """A scalar argument: the value's index, its conversion to an argument, and the argument's C type."""
 
     value: int
     argument: Callable[[Any], Any]
@@ -28,23 +28,24 @@ class Operand(NamedTuple):
 
 
 def expression_of(step: Step, specs: tuple[Spec, ...]) -> str | None:
-    """What a step computes, in C; None if it is not elementwise. specs are those of its inputs."""
+    """Return what a step computes, in C; None if it is not elementwise. specs are those of its inputs."""
     if step.op is ops.astype:
         return conversion(specs[0].dtype, step.params["dtype"])
     return OPS.get(step.op)
 
 
 def dtype_of(specs: tuple[Spec, ...], out: Spec) -> np.dtype:
-    """The dtype of an expression's x and y."""
+    """Return the dtype of an expression's x and y."""
     return next((s.dtype for s in specs[-2:] if not s.is_number), out.dtype)
 
 
 class Statements:
-    """The statements of a group, and what moves its arrays' elements.
+    """The statements of a group, and the loads and stores of its arrays' elements.
 
-    names    what the values are called: arrays' elements, and results
-    arrays   the inputs that are arrays
-    numbers  the numbers that the kernel takes first
+    Attributes:
+        names: C names of the values: elements of arrays, and results.
+        arrays: The inputs that are arrays.
+        numbers: The scalars, which are the kernel's first arguments.
     """
 
     def __init__(self, group: Program, calls: str) -> None:
@@ -58,7 +59,7 @@ class Statements:
         return tuple([self.group.spec(v) for v in step.takes[1:]])  # type: ignore[misc]
 
     def _link(self, step: Step) -> str:
-        """One op: a statement of its own, and its result rounded to what it is stored as."""
+        """Return the statement of one op, which rounds its result to the stored dtype."""
         specs, out = self._specs(step), self.group.specs[step.gives]
         dtype, names = dtype_of(specs, out), NAMES[len(specs)]
         parts = [
@@ -82,14 +83,15 @@ class Statements:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """The types of numbers, inputs and outputs."""
+        """The types of scalars, inputs and outputs."""
         places = (None, INT64) * len(self.arrays) + (None,) * len(self.group.outputs)
         return *(SCALARS[n.type] for n in self.numbers), *places
 
     def macros(self, strides: list[int]) -> dict[str, Any]:
-        """Parameters, and the functions that statements call; strides: for each array, which of the strides it has."""
+        """Return the kernel's parameters and the functions that statements call; strides has an index for each array.
+        """
         stored = types(self._dtype)
-        bases = [f"const long b{i} = distance_to(place, layout.steps[{i}]);" for i in sorted({*strides})]
+        bases = [f"const long b{i} = distance_to(place, layout.steps + {i} * NDIM);" for i in sorted({*strides})]
         numbers = [f"const {n.type} n{i}," for i, n in enumerate(self.numbers)]
         return {
             "T": stored["T"], "ACC": stored["ACC"], "LOAD": stored["LOAD"], "OUT_T": stored["T"],
@@ -106,15 +108,15 @@ class Statements:
     # ---- elements --------------------------------------------------------------------------------------------
 
     def types(self, v: int) -> dict[str, str]:
-        """The macros of a value's dtype."""
+        """Return the macros of a value's dtype."""
         return types(self.group.specs[v].dtype)
 
     def load(self, v: int, stride: int, along: str) -> str:
-        """Declares element j of an array beyond its base; along says what its step there is called."""
+        """Return the declaration of element j of an array beyond its base; `along` names its last stride."""
         i, kind = self.arrays.index(v), self.types(v)
-        step = ALONG.get(along, f" + (j) * layout.steps[{stride}][NDIM - 1]")
+        step = ALONG.get(along, f" + (j) * layout.steps[{stride} * NDIM + NDIM - 1]")
         return f"const {kind['ACC']} {self.names[v]} = {kind['LOAD']}(p{i}, o{i} + b{stride}{step});"
 
     def store(self, v: int, at: str) -> str:
-        """Writes an output's element."""
+        """Return the statement that writes an output's element."""
         return f"{self.types(v)['STORE']}(q{self.group.outputs.index(v)}, {at}, {self.names[v]});"

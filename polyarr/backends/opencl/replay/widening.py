@@ -1,19 +1,19 @@
-"""Casts to float32 that only kernels wait for which read narrow floats as well, to the same bits.
+"""Removes casts of 16-bit floats to float32 whose only readers widen them anyway, with the same bits.
 
-Gradients of a model that was cast are such: the norm of all of them, and AdamW, widen what they read.
+Gradients of a model that was cast are an example: their global norm, and AdamW, widen what they read.
 """
 
 from typing import Any
 
 from polyarr import ops
-from polyarr.backends.opencl.replay.shortcuts import launcher_of
+from polyarr.backends.opencl.replay.residual_norms import launcher_of
 from polyarr.backends.opencl.table import KERNELS
 from polyarr.core.program import Program, Step, flat
 from polyarr.core.spec import NARROW, float32
 
 
-def without_widening(program: Program) -> Program:
-    """The program without these casts: half of the memory of gradients, and a quarter of what is moved for them."""
+def remove_widening_casts(program: Program) -> Program:
+    """Return the program without these casts, which halves the memory of gradients."""
     names: dict[int, int] = {}
     for step in program.steps:
         if _widens(step, program) and _is_only_read(step.gives, program):
@@ -31,14 +31,14 @@ def _widens(step: Step, program: Program) -> bool:
 
 
 def _is_only_read(values: tuple[int, ...], program: Program) -> bool:
-    """True if nobody but the norm of all of them, or AdamW as gradients, takes these values."""
+    """Return whether only the global norm of all these values, or AdamW as gradients, reads them."""
     own = set(values)
     if not own.isdisjoint(program.outputs):
         return False
     for step in program.steps:
         launcher, taken = launcher_of(step), flat(step.takes)
         if launcher is KERNELS[ops.global_norm] and own.issuperset(step.takes[1]):
-            continue  # but of several dtypes, which it adds in another order
+            continue  # not with several dtypes, which it adds in another order
         if launcher is KERNELS[ops.adamw]:
             taken = flat((*step.takes[:2], *step.takes[3:]))
         if not own.isdisjoint(taken):
@@ -47,5 +47,5 @@ def _is_only_read(values: tuple[int, ...], program: Program) -> bool:
 
 
 def _renamed(values: Any, names: dict[int, int]) -> Any:
-    """A step's takes, with other numbers."""
+    """Return a step's inputs with other value numbers."""
     return tuple([_renamed(v, names) for v in values]) if type(values) is tuple else names.get(values, values)

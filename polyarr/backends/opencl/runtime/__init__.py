@@ -1,1 +1,1 @@
-"""One device and its driver: choice, memory, layout, programs, queue, faults, and what drivers get wrong."""
+"""One device and its driver: memory, layout, programs, queue, faults, and quirks of drivers."""

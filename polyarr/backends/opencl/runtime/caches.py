@@ -1,8 +1,8 @@
-"""Compiled kernels on disk: one checked entry per program, and a folder of its own for each process that runs PoCL.
+"""Compiled kernels on disk: one checksummed entry per program, and a separate folder for each process that runs PoCL.
 
-No driver reads a file that polyarr did not check: PoCL ends the process over a torn or foreign one. It gets a folder of
-its own in each process, into which a program's entry is unpacked before the program is built. What it compiled becomes
-an entry once it has run. See docs/decisions/0009-compiled-kernels.md.
+No driver reads a file that polyarr did not check, because PoCL ends the process over a torn or foreign one. Each
+process gives PoCL a new folder, into which a program's entry is unpacked before the program is built. What PoCL
+compiled becomes an entry once it has run. See docs/decisions/0009-compiled-kernels.md.
 """
 
 import atexit
@@ -24,27 +24,27 @@ import platformdirs
 try:
     import fcntl
     import resource
-except ImportError:  # on Windows, where what a killed process leaves stays there
+except ImportError:  # on Windows, where the files of a killed process are not removed
     fcntl = resource = None  # type: ignore[assignment]
 
-FORMAT = "2"  # of the entries
-ABANDONED, UNUSED = 86400, 90 * 86400  # seconds: nobody takes a day to write a file; what no process needed goes
-ROOM = 8 << 20  # bytes that must be free where a driver compiles
-TEMPORARY, RUN = ".new-", "polyarr-"  # how the names of what is being written, and of run folders, begin
-LOCK = "lock"  # the file that the process of a run folder holds
+FORMAT = "2"  # version of the entries
+ABANDONED_SECONDS, UNUSED_SECONDS = 86400, 90 * 86400  # of an unfinished file; of an unused entry
+MIN_FREE_BYTES = 8 << 20  # bytes that must be free where a driver compiles
+TEMPORARY, RUN = ".new-", "polyarr-"  # prefixes of the names of unfinished files and of run folders
+LOCK = "lock"  # the file that the process of a run folder keeps locked
 
 
 def root() -> Path:
-    """The folder of everything that polyarr keeps of compiled kernels; it may be deleted while nobody computes."""
+    """Return the folder of all compiled kernels; it may be deleted while nothing computes."""
     chosen = os.environ.get("POCL_CACHE_DIR")
     folder = Path(chosen) / "polyarr" if chosen else platformdirs.user_cache_path("polyarr", appauthor=False)
     return folder / "kernels"
 
 
 def size() -> int:
-    """The bytes of the files in root. Other processes add and remove files and folders meanwhile."""
+    """Return the bytes of the files in root, which other processes may change meanwhile."""
     found = 0
-    for folder, _, names in os.walk(root()):  # not rglob, which raises for a folder that is gone when it gets there
+    for folder, _, names in os.walk(root()):  # rglob would raise for a folder that another process removes
         for name in names:
             with contextlib.suppress(OSError):
                 found += os.lstat(os.path.join(folder, name)).st_size
@@ -52,12 +52,12 @@ def size() -> int:
 
 
 def nvidia_folder() -> Path:
-    """Where NVIDIA's driver keeps what it compiled."""
+    """Return the folder of NVIDIA's own cache of compiled kernels."""
     return Path(os.environ.get("CUDA_CACHE_PATH") or Path("~/.nv/ComputeCache").expanduser())
 
 
 def is_writable(folder: Path) -> bool:
-    """True if a file can be made in folder, or in the nearest of its parents that exists."""
+    """Return whether a file can be created in folder, or in the nearest parent that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -68,14 +68,15 @@ def is_writable(folder: Path) -> bool:
 
 
 def is_off() -> bool:
-    """True with POLYARR_NO_CACHE=1."""
+    """Return whether POLYARR_NO_CACHE=1 is set."""
     return os.environ.get("POLYARR_NO_CACHE") == "1"
 
 
 def private(folder: Path) -> Path:
-    """A folder that this user alone may read and write, made if need be.
+    """Return a folder that only this user may read and write; create it if necessary.
 
-    Errors:  OSError if it cannot be made, belongs to somebody else, or others could have written to it
+    Raises:
+        OSError: It cannot be created, belongs to somebody else, or others could have written to it.
     """
     if not folder.is_absolute():  # the user has no home
         raise OSError(f"{folder} is no absolute path; set HOME or XDG_CACHE_HOME")
@@ -97,13 +98,13 @@ def private(folder: Path) -> Path:
 
 
 class Store:
-    """Bytes by name, each with its checksum, in one folder. What is damaged, or somebody else's, is not there."""
+    """Bytes by name, with checksums, in one folder. Damaged entries and those of other users are treated as missing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def load(self, name: str) -> bytes | None:
-        """What was saved under a name; None if that is not there, and whole."""
+        """Return what was saved under a name; None if it is missing or damaged."""
         if self._folder is None:
             return None
         path = self._folder / name
@@ -119,17 +120,17 @@ class Store:
             self.forget(name)
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # it is of use, and stays
+            os.utime(path)  # marks the entry as used
         return content
 
     def forget(self, name: str) -> None:
-        """Remove what is of no use after all."""
+        """Remove an entry."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
 
     def save(self, name: str, content: bytes) -> None:
-        """Keep content, whole or, where there is no room, not at all."""
+        """Save content, completely or, if there is no space, not at all."""
         if self._folder is None:
             return
         temporary = ""
@@ -138,19 +139,19 @@ class Store:
             with open(handle, "wb") as file:
                 file.write(_digest(name, content) + content)
             Path(temporary).replace(self._folder / name)
-        except OSError:  # a full disk costs a compilation in the next process, and nothing in this one
+        except OSError:  # a full disk only costs a compilation in the next process
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
 
 
 def _digest(name: str, content: bytes) -> bytes:
-    """Of the name, too: an entry in another's place is no entry."""
+    """Return the checksum of content and name, so that an entry under another name is not valid."""
     return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 
 @lru_cache(maxsize=1)
 def trouble() -> str:
-    """Why nothing is kept; empty if there is no reason."""
+    """Return why nothing can be cached; empty if there is no reason."""
     if is_off():
         return "POLYARR_NO_CACHE=1"
     try:
@@ -163,22 +164,22 @@ def trouble() -> str:
 
 
 def store_of(identity: str) -> Store:
-    """The entries of one driver on one device, of which identity is everything that its binaries depend on."""
+    """Return the entries of one driver on one device; identity is everything that its binaries depend on."""
     if trouble():
         return Store(None)
     try:
         folder = private(root() / f"{FORMAT}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}")
     except OSError:
         return Store(None)
-    _remove_older(folder, TEMPORARY, ABANDONED)
-    _remove_older(folder, "", UNUSED)
+    _remove_older(folder, TEMPORARY, ABANDONED_SECONDS)
+    _remove_older(folder, "", UNUSED_SECONDS)
     return Store(folder)
 
 
 def _remove_older(folder: Path, prefix: str, seconds: float) -> None:
-    """Remove the files and folders whose names begin so that nobody touched for so long."""
+    """Remove files and folders with this prefix that have not been touched for so many seconds."""
     before = time.time() - seconds
-    with contextlib.suppress(OSError), os.scandir(folder) as found:  # not glob, which takes 20 us for each of thousands
+    with contextlib.suppress(OSError), os.scandir(folder) as found:  # glob would take 20 us for each of thousands
         for entry in found:
             with contextlib.suppress(OSError):
                 if entry.name.startswith(prefix) and entry.stat().st_mtime < before:
@@ -189,14 +190,14 @@ def _remove_older(folder: Path, prefix: str, seconds: float) -> None:
 
 
 class RunFolder(NamedTuple):
-    """A folder of this process, removed when it ends. The lock tells the next process whether this one still lives."""
+    """A folder of this process, removed at its end. The lock tells other processes whether this one is alive."""
 
     path: Path
     lock: IO[bytes]
     pid: int
 
     def remove(self) -> None:
-        """Delete it, unless this is a forked child."""
+        """Delete the folder, unless this is a forked child."""
         if os.getpid() == self.pid:
             shutil.rmtree(self.path, ignore_errors=True)
             self.lock.close()
@@ -204,7 +205,7 @@ class RunFolder(NamedTuple):
 
 @lru_cache(maxsize=1)
 def run_folder() -> RunFolder | str:
-    """The folder of this process, or why there is none. Beside the entries, or where temporary files go."""
+    """Return the folder of this process, beside the entries or among temporary files; or why there is none."""
     parents = [Path(tempfile.gettempdir())]
     if not trouble():
         parents.insert(0, root() / "run")
@@ -228,7 +229,7 @@ def _made_in(parent: Path) -> RunFolder:
         file = (made / LOCK).open("wb")
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX)
-        made.rename(path)  # only now, with its lock, does it look like a run folder to others
+        made.rename(path)  # only now, with its lock, do others take it for a run folder
         folder = RunFolder(path, file, os.getpid())
     except OSError:
         shutil.rmtree(made, ignore_errors=True)
@@ -238,15 +239,15 @@ def _made_in(parent: Path) -> RunFolder:
 
 
 def lacks(folder: Path) -> str:
-    """What a folder lacks for compiling in it; empty if nothing."""
+    """Return what a folder lacks for compiling in it; empty if nothing."""
     if resource is None:
-        return "" if shutil.disk_usage(folder).free >= ROOM else "no space left"
+        return "" if shutil.disk_usage(folder).free >= MIN_FREE_BYTES else "no space left"
     try:
         found = os.statvfs(folder)
-    except OSError as error:  # somebody deleted it
+    except OSError as error:  # another process deleted it
         return f"{error.strerror}"
-    if found.f_bavail * found.f_frsize < ROOM:
-        return f"less than {ROOM >> 20} MB are free"
+    if found.f_bavail * found.f_frsize < MIN_FREE_BYTES:
+        return f"less than {MIN_FREE_BYTES >> 20} MB are free"
     if found.f_flag & os.ST_NOEXEC:
         return "nothing may be executed there"
     return _file_limit()
@@ -254,27 +255,28 @@ def lacks(folder: Path) -> str:
 
 def _file_limit() -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return f"files may have {limit} bytes at most (ulimit -f)" if 0 <= limit < ROOM else ""
+    return f"files may have {limit} bytes at most (ulimit -f)" if 0 <= limit < MIN_FREE_BYTES else ""
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """The run folders of processes that were killed: nobody holds their lock."""
-    _remove_older(parent, TEMPORARY, ABANDONED)
+    """Remove the run folders of processes that were killed, whose locks are free."""
+    _remove_older(parent, TEMPORARY, ABANDONED_SECONDS)
     for path in parent.glob(f"{RUN}*") if fcntl else ():
-        with contextlib.suppress(OSError), (path / LOCK).open("rb") as file:  # an error: it lives, or was just removed
+        with contextlib.suppress(OSError), (path / LOCK).open("rb") as file:  # error: in use, or just removed
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
 
 
-# ---- what drivers and PyOpenCL are told ---------------------------------------------------------------------------
+# ---- the environment of drivers and PyOpenCL -------------------------------------------------------------------------
 
-_THREADS = {"POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"}  # by which PoCL is told how many, before 4.0 and since
+_THREADS = {"POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"}  # thread counts of PoCL before 4.0, and since
 _sharing = 1  # processes of this host that compute side by side
 
 
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Set variables for a block, in which whoever reads them is loaded; processes started later do not see them."""
+    """Set environment variables within a block, for libraries that are loaded there; later processes do not see them.
+    """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -288,39 +290,40 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def for_pocl() -> dict[str, str]:
-    """Has PoCL, which reads it when it is loaded, compile in the folder of this process."""
+    """Return the environment with which PoCL, when it is loaded, compiles in the folder of this process."""
     folder = run_folder()
-    # Without a folder PoCL must have none either, rather than one of its own choice: then it offers no device.
-    told = {"POCL_CACHE_DIR": os.devnull if isinstance(folder, str) else str(folder.path)}
+    # Without a run folder PoCL must not choose one of its own: with this one, it offers no device.
+    variables = {"POCL_CACHE_DIR": os.devnull if isinstance(folder, str) else str(folder.path)}
     if _sharing > 1 and not _THREADS & os.environ.keys():
         every, own = os.cpu_count() or 1, len(_cores())
-        threads = own if 0 < own < every else every // _sharing  # fewer than every core are ours alone
-        return told | dict.fromkeys(_THREADS, str(max(1, threads)))
-    return told | ({"POCL_AFFINITY": "1"} if _has_every_core() else {})
+        threads = own if 0 < own < every else every // _sharing  # some cores belong to other processes
+        return variables | dict.fromkeys(_THREADS, str(max(1, threads)))
+    return variables | ({"POCL_AFFINITY": "1"} if _has_every_core() else {})
 
 
 def share_cores(count: int) -> None:
-    """As many processes compute side by side on this host: PoCL's threads, if it starts later, are as many fewer."""
+    """Announce that `count` processes compute side by side on this host; PoCL, if loaded later, starts fewer threads.
+    """
     global _sharing
     _sharing = count
 
 
 def _has_every_core() -> bool:
-    """True if each of PoCL's threads may have a core of its own, the one of its number.
+    """Return whether each of PoCL's threads may be pinned to the core of its number.
 
-    Otherwise two of them are woken on one core now and then, and share it until the system looks again, milliseconds
-    later: products take twice as long. A process with fewer cores, or fewer threads, has others beside it.
+    Unpinned, two threads are now and then woken on one core, and share it for milliseconds until the system moves one:
+    products then take twice as long. A process with fewer cores or threads shares the machine with others.
     """
     given = {"POCL_AFFINITY", *_THREADS} & os.environ.keys()
     return not given and _cores() == set(range(os.cpu_count() or 0))
 
 
 def _cores() -> set[int]:
-    """The cores that this process may use, where the system says."""
+    """Return the cores that this process may use; empty if the system does not say."""
     return set(getattr(os, "sched_getaffinity", lambda pid: ())(0))
 
 
 def import_pyopencl() -> None:
-    """Import PyOpenCL without its own cache, from which it would execute whatever lies there."""
+    """Import PyOpenCL without its own cache, from which it would execute unchecked files."""
     with environment(PYOPENCL_NO_CACHE="1"):
         importlib.import_module("pyopencl")

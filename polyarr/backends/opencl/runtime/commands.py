@@ -1,4 +1,4 @@
-"""The one way to a device's queue: what runs there is a Command, and whoever wants it to run calls it."""
+"""The only way to a device's queue: whatever runs there is a Command, and calling it enqueues it."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -9,36 +9,38 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
+from polyarr.backends.opencl.runtime.checking import checked_launch, is_checked
 from polyarr.backends.opencl.runtime.launches import again, launch_of
 from polyarr.backends.opencl.runtime.source import STRUCTURE, Arguments
+from polyarr.core.announce import announce, observers
 from polyarr.core.errors import BackendError
 
 ZERO = np.int32(0)
 
 
 class Commands:
-    """A device's queue, who may add to it, and the commands that move bytes."""
+    """A device's queue, its lock, and the commands that move bytes."""
 
     def __init__(self, context: cl.Context, cl_device: cl.Device) -> None:
         self.queue = cl.CommandQueue(context, cl_device)
-        self._plain: cl.CommandQueue | None = None  # while another one serves
+        self._plain: cl.CommandQueue | None = None  # the main queue, while another one replaces it
         self.lock: Any = threading.RLock()
         self.launch = launch_of(cl_device)
-        self.is_marked, self.marks = False, 0  # whether captured functions mark their way, and how many marks there are
-        self.awaited: Callable[[], None] | None = None  # what is to be waited for before anything else is enqueued
+        self.is_marked, self.marks = False, 0  # whether replays set queue marks; the number of marks so far
+        self.awaited: Callable[[], None] | None = None  # to be called before anything else is enqueued
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
-        self.recording: Any = None  # what is told of every command
-        self.graphs: Any = None  # what runs commands that are enqueued again in another way, where there is one
-        # Between host and device; upload does not wait: the event keeps the host's bytes alive.
+        self.recording: Any = None  # the Recording that notes every command
+        self.graphs: Any = None  # the CUDA graphs that replays may use
+        # Between host and device. upload does not wait; its event keeps the host's bytes alive.
         self.upload, self.transfer = Transfer("upload", self, _upload), Transfer("transfer", self, _transfer)
         self.copy = Command("copy", self, _copy)
         self.copy.in_place = (InPlace(1, 0, is_copy=True),)
         self.fill = Command("fill", self, _fill)
 
     def settle(self) -> None:
-        """Wait for what others have been given to do with memory of the queue's. Whoever enqueues calls it before.
+        """Run what was deferred with defer, such as an all-reduce. Called before anything is enqueued.
 
-        So a caller gets the results at once, and prepares what is next to be enqueued meanwhile.
+        Deferring lets the caller have the results at once, and prepare its next commands meanwhile.
         """
         if self.awaited is None:
             return
@@ -50,8 +52,8 @@ class Commands:
             finally:
                 self.recording = recording
 
-    def put_off(self, do: Callable[[], None]) -> None:
-        """Have something done before anything else is enqueued, after what was put off before."""
+    def defer(self, do: Callable[[], None]) -> None:
+        """Defer a function until just before something else is enqueued; deferred functions run in order."""
         before = self.awaited
 
         def both() -> None:
@@ -64,7 +66,7 @@ class Commands:
         self.awaited = both if before else do
 
     def finish(self) -> None:
-        """Wait until everything that was enqueued has finished."""
+        """Wait until all enqueued commands have finished."""
         with self.lock:
             self.settle()
             try:
@@ -73,21 +75,32 @@ class Commands:
             except cl.Error as error:
                 raise self.lost(error) from error
 
+    def announce(self, step: str) -> None:
+        """Announce the driver's next action to observers, after all commands have finished; free if there are none."""
+        if observers:
+            self.finish()
+            announce(step)
+
     def finish_plain(self) -> None:
-        """In a timed block, wait for what others than Commands have enqueued."""
+        """In a timed block, wait for what was enqueued on the main queue, not by Commands."""
         if self._plain is not None:
             self._plain.finish()
 
     @property
+    def usual_queue(self) -> cl.CommandQueue:
+        """Queue outside of timed blocks."""
+        return self._plain or self.queue
+
+    @property
     def is_timed(self) -> bool:
-        """True in a timed block."""
+        """Return whether this is a timed block."""
         return self._plain is not None
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """In this block commands go to a queue that notes their times, which costs: on NVIDIA twice a launch's time.
+        """Context in which commands go to a profiling queue, which doubles the time of a launch on NVIDIA.
 
-        Nobody else knows of that queue: whoever uses the plain one has to finish() before and after.
+        Other code uses the main queue, and has to call finish() before and after.
         """
         timing = cl.CommandQueue(
             self.queue.context, self.queue.device, properties=cl.command_queue_properties.PROFILING_ENABLE
@@ -106,9 +119,9 @@ class Commands:
 
     @contextmanager
     def beside(self, queue: cl.CommandQueue) -> Iterator[None]:
-        """In this block commands go to another queue, which goes on beside this one: events say what waits for what.
+        """Context in which commands go to another queue, concurrent with the main one and synchronized by events.
 
-        No memory may be allocated: who had it before may still compute with it, in this queue.
+        No memory may be allocated in it: its previous user may still compute with it in the main queue.
         """
         with self.lock:
             before, self.queue = self.queue, queue
@@ -118,39 +131,49 @@ class Commands:
                 self.queue = before
 
     def mark(self) -> "Mark":
-        """A mark behind what was enqueued so far."""
+        """Return a mark behind everything that was enqueued so far."""
         with self.lock:
             self.settle()
-            self.marks += 1  # first: whoever reads it meanwhile takes this mark for one that is there
+            self.marks += 1  # before the marker: a concurrent reader then assumes that the mark is set
             return Mark(self.marks, cl.enqueue_marker(self.queue))
 
-    def repeat(self, commands: Sequence["Repeated"]) -> None:
-        """Enqueue commands again, as Command.__call__ does once."""
+    def repeat(self, commands: Sequence["BoundCommand"]) -> None:
+        """Enqueue recorded commands again, as Command.__call__ does once."""
         with self.lock:
             if self.graphs is not None and self.graphs.run(commands):
                 self._note_last(commands)
                 return
+            self.repeat_by(self._enqueue_again, commands)
+            if self.graphs is not None:
+                self.graphs.expect(commands)
+
+    def repeat_by(
+        self, enqueue: Callable[["BoundCommand", cl.CommandQueue], None], commands: Sequence["BoundCommand"]
+    ) -> None:
+        """Enqueue commands again by a function; an error names the command it comes from."""
+        with self.lock:
             self.settle()
             try:
                 for each in commands:
-                    found = each.enqueue()
-                    if type(found) is int and found:  # PyOpenCL's call says what is wrong
-                        own = each.arguments if self.graphs is None else each.arguments.own
-                        cl.enqueue_nd_range_kernel(self.queue, own, each.work, each.group)
+                    enqueue(each, self.queue)
             except cl.Error as error:
                 self._note_last(commands[: commands.index(each)])
                 refused = each.command.refused(each.work, each.group, error)
                 each.note(refused)
                 raise refused from error
             self._note_last(commands)
-            if self.graphs is not None:
-                self.graphs.expect(commands)
 
-    def _note_last(self, commands: Sequence["Repeated"]) -> None:
+    @staticmethod
+    def _enqueue_again(each: "BoundCommand", queue: cl.CommandQueue) -> None:
+        found = each.enqueue()
+        if type(found) is int and found:  # this call raises with an explanation
+            each.submit_to(queue)
+
+    def _note_last(self, commands: Sequence["BoundCommand"]) -> None:
         self.last_kernel = commands[-1].command.name if commands else self.last_kernel
 
     def lost(self, error: cl.Error) -> BackendError:
-        """What to raise where waiting fails: by then a kernel has gone wrong, most likely the last ones."""
+        """Return the error to raise if waiting fails: a kernel has faulted, most likely one of the last."""
         device = self.queue.device.name.strip()
         return BackendError(
             f"device {device!r} was lost, with kernel {self.last_kernel} the last to be enqueued: {error}"
@@ -158,18 +181,20 @@ class Commands:
 
 
 class Mark(NamedTuple):
-    """A place in the queue. number: of marks, in their order; event: that all before it has finished."""
+    """A position in the queue: its number, in order, and the event that all commands before it have finished."""
 
     number: int
     event: cl.Event
 
 
-class Repeated(NamedTuple):
-    """A command that is enqueued again and again.
+class BoundCommand(NamedTuple):
+    """A recorded command that is enqueued again and again.
 
-    enqueue    see launches.again
-    arguments  whose set_arg changes them
-    note       says on an error where it comes from
+    Attributes:
+        enqueue: See launches.again.
+        arguments: Object whose set_arg changes them.
+        note: Adds to an error where the command comes from.
+        step: The program and the step that the command belongs to, for observers.
     """
 
     enqueue: Callable[[], Any]
@@ -178,16 +203,28 @@ class Repeated(NamedTuple):
     group: tuple[int, ...] | None
     command: "Command"
     note: Callable[[BaseException], None]
+    step: Any = None
+
+    def submit_to(self, queue: cl.CommandQueue) -> cl.Event | None:
+        """Enqueue the command in a queue that it is not bound to; a mark has no event."""
+        if self.work is None:
+            self.enqueue()
+            return None
+        if isinstance(self.arguments, Moved):
+            return self.command.submit_to(queue, self.work, self.group, self.arguments.args)
+        own = getattr(self.arguments, "own", self.arguments)
+        return cl.enqueue_nd_range_kernel(queue, own, self.work, self.group)
 
 
 class InPlace(NamedTuple):
-    """A result that may be written over what is read: each element is read before it is written, by who writes it.
+    """A result that may overwrite what is read: the work-item that writes an element has read it before.
 
-    old, new  arguments: the memory that is read, and the result's
-    begins    further arguments, where both begin: that must be 0
-    is_copy   True if nothing is left to do then
-    others    what else may be the same memory: the argument, and where it begins, which must be 0 then; None if it is
-              read in other steps than the result is written. The memory of `old` may be no further argument
+    Attributes:
+        old, new: Indices of the arguments that are read and written.
+        begins: Indices of their offsets, which must be 0.
+        is_copy: Whether nothing is left to do then.
+        others: Other arguments that may be the same memory, with the index of their offset, which must then be 0; None
+            if they are read with other strides than the result is written. No further one may be the memory of `old`.
     """
 
     old: int
@@ -198,21 +235,23 @@ class InPlace(NamedTuple):
 
 
 class Command:
-    """Something that a device does in its turn. `enqueue` takes the queue and what the command is called with."""
+    """Something that a device does in order. `enqueue` takes the queue and the arguments of the call."""
 
     is_kernel = moves_from_host = False
     in_place: tuple[InPlace, ...] = ()
 
     def __init__(self, name: str, commands: Commands, enqueue: Callable[..., cl.Event]) -> None:
-        self.name, self._commands, self._enqueue = name, commands, enqueue
+        self.name, self._commands = name, commands
+        self._enqueue = checked_launch(name, enqueue) if is_checked() else enqueue
 
     def __call__(self, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> cl.Event | None:
-        """Enqueue everything, kernels, copies and fills: this is the only place that does.
+        """Enqueue the command. All kernels, copies and fills are enqueued here.
 
-        work is a kernel's global size, or how many bytes are moved: nothing happens if there are none. group is a
+        work is a kernel's global size, or the number of bytes to move; nothing happens if there are none. group is a
         kernel's local size.
 
-        Errors:  BackendError if the device does not take it
+        Raises:
+            BackendError: The device refuses the command.
         """
         if 0 in work:
             return None
@@ -231,22 +270,26 @@ class Command:
         return event
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
-        """For a Repeated: what enqueues it, and its arguments."""
+        """Return the function that enqueues a Repeated, and its arguments."""
         moved = Moved(args)
-        return partial(_moved, self._enqueue, self._commands.queue, moved, work, group), moved
+        return partial(_moved, self._enqueue, self._commands.usual_queue, moved, work, group), moved
+
+    def submit_to(self, queue: cl.CommandQueue, work: Any, group: Any, args: list[Any]) -> cl.Event | None:
+        """Enqueue the command in this queue, without recording or observing it."""
+        return self._enqueue(queue, work, group, *args)
 
     def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
-        """What to raise where the device does not take it."""
+        """Return the error to raise if the device refuses the command."""
         return self._commands.lost(error)
 
 
 class Transfer(Command):
-    """One between host and device. Commands that come again after it may still be a graph."""
+    """A copy between host and device. Commands repeated after it may still be a CUDA graph."""
 
     moves_from_host = True
 
     def __call__(self, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> cl.Event | None:
-        """As any command, or by whoever runs graphs."""
+        """Enqueue the copy, or make it through CUDA behind a graph."""
         commands, graphs = self._commands, self._commands.graphs
         if graphs is None or commands.recording is not None or 0 in work:
             return super().__call__(work, group, *args)
@@ -264,12 +307,12 @@ class Moved:
         self.args = [*args]
 
     def set_arg(self, i: int, value: Any) -> None:
-        """As a kernel does."""
+        """Set an argument, as kernels do."""
         self.args[i] = value
 
 
 class Kernel(Command):
-    """One kernel of a built program. arguments are the types of what it takes, as its file or its launcher says."""
+    """A kernel of a built program. `arguments` are the types of its parameters, by its file or its launcher."""
 
     is_kernel = True
 
@@ -278,41 +321,43 @@ class Kernel(Command):
         arguments: Arguments | None,
     ) -> None:  # fmt: skip
         super().__init__(kernel.function_name, commands, self._first)
-        self.program = program  # a kernel of Intel's does not keep it, and names another then
+        self.program = program  # a kernel object of Intel's does not keep its program alive
         self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
         self.has_run = False
 
     @cached_property
     def twin(self) -> "Kernel":
-        """The same kernel as another Command, of which more may be known than of every launch."""
+        """A copy of the kernel as another Command, so that its attributes may differ from the original's."""
         own = cl.Kernel(self.program, self.name)
         return Kernel(self.program, own, self._commands, self._launched, self.arguments)
 
     def _first(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
-        """The first launch. After it the kernel is called at once, where an event costs little."""
+        """Enqueue the first launch; afterwards the kernel is called directly, where an event costs little."""
+        self._commands.announce(f"kernel {self.name}")
         self._launched()
         self.cl_kernel.set_scalar_arg_dtypes(self.arguments)
         self.has_run = True
-        self._enqueue = self.cl_kernel if self._commands.launch is cl.enqueue_nd_range_kernel else self._unheard
+        enqueue = self.cl_kernel if self._commands.launch is cl.enqueue_nd_range_kernel else self._unheard
+        self._enqueue = checked_launch(self.name, enqueue) if is_checked() else enqueue
         return self._enqueue(queue, work, group, *args)
 
     def _unheard(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
-        """Without an event, unless times are noted."""
+        """Enqueue without an event, unless times are measured."""
         if self._commands.is_timed:
             return self.cl_kernel(queue, work, group, *args)
         self.cl_kernel.set_args(*args)
         return self._commands.launch(queue, self.cl_kernel, work, group)
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
-        """As a Command does it. The arguments are a kernel object of their own, so that nobody else changes them."""
+        """Return the function that enqueues it, and its arguments, which are a kernel object of their own."""
         own, graphs = cl.Kernel(self.program, self.name), self._commands.graphs
         arguments = own if graphs is None else graphs.arguments(own, self, work, group)
         for i, arg in enumerate(args):
             self.set_number(arguments, i, arg)
-        return again(self._commands.launch, self._commands.queue, own, work, group), arguments
+        return again(self._commands.launch, self._commands.usual_queue, own, work, group), arguments
 
     def set_number(self, own: cl.Kernel, i: int, value: Any) -> None:
-        """Set an argument that is no memory: to what PyOpenCL makes of it where it is called with the types."""
+        """Set a scalar argument, converted to its type as PyOpenCL would."""
         dtype = self.arguments[i] if self.arguments else None
         if dtype is None:
             own.set_arg(i, value)
@@ -322,7 +367,7 @@ class Kernel(Command):
             own._set_arg_buf_pack_multi((i, dtype.char.encode(), value))
 
     def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
-        """What to raise where the device does not take it."""
+        """Return the error to raise if the device refuses the kernel."""
         device, before = self._commands.queue.device.name.strip(), self._commands.last_kernel
         return BackendError(
             f"kernel {self.name}: could not enqueue {work} by {group} on {device!r}, after {before}: {error}"

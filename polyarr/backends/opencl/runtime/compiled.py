@@ -1,7 +1,7 @@
-"""Building programs, with what was compiled before: by the driver itself, as binaries, or in PoCL's own files.
+"""Builds programs, and reuses compiled ones: the driver's own cache, saved binaries, or PoCL's files.
 
-A program has a name, the checksum of all that its source is. What is saved under the name goes through `caches.Store`,
-so that a driver gets it whole or not at all.
+A program's name is the checksum of everything that it is compiled from. What is saved under the name goes through
+`caches.Store`, so that a driver gets it complete or not at all.
 """
 
 import io
@@ -19,49 +19,49 @@ from polyarr.backends.opencl.runtime.quirks import NVIDIA, POCL
 from polyarr.backends.opencl.runtime.source import declarations
 from polyarr.core.errors import BackendError
 
-LIFTED = "//@ "  # a comment in the assembly until the driver is to see it
-# What belongs to a kernel's head, and stands in its body behind another mark.
+LIFTED = "//@ "  # hides a line of PTX in a comment until the PTX is assembled again
+# Belongs to a kernel's head; stands in its body behind another mark.
 HEADED = re.compile(r"(\.reqntid[^\n]*\n)((?:(?!\.entry).)*?)//\^ ([^\n]*)\n", re.DOTALL)
-TARGET = re.compile(r"(\.target\s+sm_\d+)\b")  # to which an a adds what only that architecture has
-STAMP = "last_accessed"  # what PoCL writes into the folder of a program that it builds
+TARGET = re.compile(r"(\.target\s+sm_\d+)\b")  # with an "a" behind it, allows instructions of that architecture only
+STAMP = "last_accessed"  # PoCL writes it into the folder of a program that it builds
 
 
 class Compiler:
-    """For a driver that keeps what it compiles, and checks it."""
+    """Compiler for drivers that cache what they compile, and check it."""
 
     def __init__(self, context: cl.Context) -> None:
         self._context = context
 
     def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
-        """What the driver is to be given for a source; of all that, a program's name is the checksum."""
+        """Return source and options as the driver gets them; the program's name is their checksum."""
         return source, options
 
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
-        """The built program."""
-        # Not by PyOpenCL's own Program, which adds the folder of its headers to the options: drivers would take a
-        # program for another one wherever PyOpenCL is installed anew.
+        """Return the built program."""
+        # PyOpenCL's own Program adds its include folder to the options, so drivers would miss their cache wherever
+        # PyOpenCL is installed anew.
         program = cl._cl._Program(self._context, source)
         program.build(" ".join(options).encode())
         return cl.Program(program)
 
     def launched(self, name: str) -> None:
-        """A kernel of a program is about to run for the first time."""
+        """Note that a kernel of a program is about to run for the first time."""
 
     def keep(self) -> None:
-        """The queue is empty: save what has run since the last time."""
+        """Save what has run since the last call. The queue is empty."""
 
     def keep_all(self) -> None:
-        """The process ends."""
+        """Save everything at the end of the process."""
 
 
 class NvidiaCompiler(Compiler):
-    """For NVIDIA's, whose compiler writes a text that the driver assembles in a second step.
+    """Compiler for NVIDIA's driver, which produces PTX that is assembled in a second step.
 
-    What only a processor itself can do, and not all like it, stands behind LIFTED in inline assembly.
+    Instructions of one architecture stand behind LIFTED in inline PTX.
     """
 
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
-        """With what stands behind LIFTED, if anything does."""
+        """Return the built program, with the PTX behind LIFTED if there is any."""
         program = super().build(name, source, options)
         if LIFTED not in source:
             return program
@@ -72,14 +72,14 @@ class NvidiaCompiler(Compiler):
 
 
 class BinaryCompiler(Compiler):
-    """For a driver that keeps nothing: its binaries are saved."""
+    """Compiler for drivers without a cache: their binaries are saved."""
 
     def __init__(self, context: cl.Context, store: Store) -> None:
         super().__init__(context)
         self._store, self._built, self._launched = store, dict[str, cl.Program](), set[str]()
 
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
-        """From its binary, if there is one that the driver takes."""
+        """Return the program built from its saved binary, if the driver accepts it, or else from source."""
         binary = self._store.load(name)
         if binary is not None:
             with suppress(cl.Error):
@@ -88,21 +88,22 @@ class BinaryCompiler(Compiler):
         return program
 
     def launched(self, name: str) -> None:
-        """Only what was built here is to be saved."""
+        """Note a launch, if the program was built from source and is to be saved."""
         if name in self._built:
             self._launched.add(name)
 
     def keep(self) -> None:
-        """Save the binaries of what has run."""
+        """Save the binaries of programs that have run."""
         while self._launched:
             name = self._launched.pop()
             self._store.save(name, self._built.pop(name).binaries[0])
 
 
 class PoclCompiler(Compiler):
-    """For PoCL, which keeps files in a folder per program, adds to them when kernels run, and trusts them blindly.
+    """Compiler for PoCL, which keeps files in a folder per program, adds to them when kernels run, and trusts them.
 
-    reads_declarations: of all functions of OpenCL C, for each program, unless it is told that they were read.
+    Attributes:
+        reads_declarations: Whether PoCL parses declarations of all OpenCL functions for each program, unless prevented.
     """
 
     _known: ClassVar[set[str]] = set()  # the folders in the run folder that were seen
@@ -114,16 +115,17 @@ class PoclCompiler(Compiler):
         self._run, self._trouble = (None, found) if isinstance(found, str) else (found.path, "")
         self._made: dict[str, Path] = {}  # PoCL's folder of a program
         self._kept: dict[str, set[str]] = {}  # the files in a program's entry
-        self._launched: set[str] = set()  # since the last time that the queue was empty
+        self._launched: set[str] = set()  # since the queue was last empty
 
     def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
-        """With the declarations that kernels need, where PoCL would read all that there are."""
+        """Return source and options, with only the declarations that kernels need if PoCL would parse all."""
         return (declarations() + source, [*options, "-D_OPENCL_H_"]) if self._reads_declarations else (source, options)
 
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
-        """With its entry unpacked before.
+        """Return the built program; its entry is unpacked before.
 
-        Errors:  BackendError where there is no room to compile
+        Raises:
+            BackendError: There is no space to compile.
         """
         self._make_room()
         self._unpack(name)
@@ -132,9 +134,10 @@ class PoclCompiler(Compiler):
         return program
 
     def launched(self, name: str) -> None:
-        """PoCL compiles a kernel when it runs.
+        """Note a launch: PoCL compiles a kernel when it first runs.
 
-        Errors:  BackendError where there is no room to compile
+        Raises:
+            BackendError: There is no space to compile.
         """
         self._make_room()
         self._launched.add(name)
@@ -146,12 +149,12 @@ class PoclCompiler(Compiler):
             self._keep(names)
 
     def keep_all(self) -> None:
-        """Kernels may have been compiled for more sizes of work-groups than the first."""
+        """Save all programs, whose kernels may have been compiled for further work-group sizes."""
         self._keep(set(self._made))
 
     def _make_room(self) -> None:
         lacking = lacks(self._run) if self._run else ""
-        if trouble := f"{self._run}: {lacking}" if lacking else self._trouble:  # PoCL would die of it
+        if trouble := f"{self._run}: {lacking}" if lacking else self._trouble:  # PoCL would end the process
             raise BackendError(f"opencl: no kernel can be compiled, for want of a folder to do it in: {trouble}")
 
     def _unpack(self, name: str) -> None:
@@ -160,15 +163,15 @@ class PoclCompiler(Compiler):
             return
         try:
             entry = zipfile.ZipFile(io.BytesIO(content))
-        except zipfile.BadZipFile:  # of somebody who knows how checksums are made
+        except zipfile.BadZipFile:  # a valid checksum of invalid content
             self._store.forget(name)
             return
         files = entry.namelist()
-        # What is there already was loaded, perhaps, and a library must not change under those who run it.
+        # Files that exist may have been loaded: a library in use must not change.
         missing = [file for file in files if not (self._run / file).exists()]
         try:
             entry.extractall(self._run, missing)
-        except OSError:  # no room: PoCL must not find a part of a file
+        except OSError:  # no space: PoCL must not find a part of a file
             for file in missing:
                 (self._run / file).unlink(missing_ok=True)
             return
@@ -176,18 +179,18 @@ class PoclCompiler(Compiler):
         self._known.add(str(self._made[name]))
 
     def _find(self, name: str) -> None:
-        """Which folder is the program's, after it was built."""
+        """Find the folder of a program that was just built."""
         if self._run is None or (name in self._made and (self._made[name] / STAMP).exists()):
             return
         new = {folder for folder in self._unknown() if (folder / STAMP).exists()}
         self._known.update(map(str, new))
         self._made.pop(name, None)
         self._kept.pop(name, None)
-        if len(new) == 1:  # otherwise somebody else builds programs, too
+        if len(new) == 1:  # otherwise other threads build programs, too
             self._made[name] = new.pop()
 
     def _unknown(self) -> list[Path]:
-        """The folders of programs that were not seen: what is looked through after each build may hold thousands."""
+        """Return the folders of programs that were not seen; there may be thousands of folders in all."""
         found = []
         for first in filter(os.DirEntry.is_dir, os.scandir(self._run)):
             found += [Path(folder.path) for folder in os.scandir(first) if folder.path not in self._known]
@@ -211,19 +214,19 @@ class PoclCompiler(Compiler):
 
 
 def compiler_of(context: cl.Context, device: cl.Device) -> Compiler:
-    """How programs are built for a device."""
+    """Return the compiler for a device."""
     platform = device.platform
     if NVIDIA in platform.name:
         return NvidiaCompiler(context)
-    told = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
-    store = store_of("\n".join(told))
+    identity = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
+    store = store_of("\n".join(identity))
     if POCL not in platform.name:
         return BinaryCompiler(context, store)
     return PoclCompiler(context, store, reads_declarations=device.driver_version.startswith("3.0"))
 
 
 def _processor(device: cl.Device) -> str:
-    """What the processor can do: of two with one name, one may not run what was compiled for the other."""
+    """Return the processor's features: processors of one name may differ, and binaries depend on them."""
     if not device.type & cl.device_type.CPU or not Path("/proc/cpuinfo").exists():
         return ""
     with open("/proc/cpuinfo") as file:

@@ -1,7 +1,7 @@
-"""Memory that is OpenCL's and CUDA's, on NVIDIA's devices: so others who compute on CUDA share arrays without a copy.
+"""Memory shared by OpenCL and CUDA on NVIDIA devices, so that CUDA libraries can use arrays without a copy.
 
-CUDA's driver, which comes with OpenCL's, allocates and gives a file descriptor, of which OpenCL makes a buffer. It is
-called by ctypes; nothing else of CUDA is needed.
+The CUDA driver, which comes with OpenCL's, allocates memory and exports a file descriptor, from which OpenCL makes a
+buffer. The driver is called through ctypes; nothing else of CUDA is needed.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from polyarr.backends.opencl.runtime.quirks import NVIDIA
 from polyarr.core.errors import BackendError
 from polyarr.settings import is_on
 
-LEGACY = 1  # the stream that waits for all others, and they for it
-DEVICE, DESCRIPTOR, READ_WRITE, ALONE = 1, 1, 3, 1  # words of CUDA's
+LEGACY = 1  # the default stream, which synchronizes with all others
+DEVICE, DESCRIPTOR, READ_WRITE, ALONE = 1, 1, 3, 1  # constants of cuda.h
 EXTERNAL_MEMORY = 0x2060  # CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR
-GRAIN = 2 << 20  # what CUDA allocates is a multiple of it
-CHUNK = 64 << 20  # so much at once, of which smaller pieces are cut
-MOST = 448 << 20  # OpenCL was seen to take 510 MB as one buffer; 512 and more end the process
+GRANULE = 2 << 20  # CUDA allocates multiples of it
+CHUNK_BYTES = 64 << 20  # bytes that are allocated at once and cut into pieces
+MAX_BUFFER_BYTES = 448 << 20  # OpenCL accepted 510 MB as one buffer; 512 and more end the process
 
 
 class CudaError(BackendError):
-    """The driver refuses."""
+    """The CUDA driver reported an error."""
 
 
 class _Location(ctypes.Structure):
@@ -51,14 +51,14 @@ class _Access(ctypes.Structure):
 
 
 class Cuda:
-    """CUDA's driver, for the device of an OpenCL context."""
+    """The CUDA driver, for the device of an OpenCL context."""
 
     def __init__(self, context: cl.Context) -> None:
         try:
             self._driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise BackendError(f"CUDA's driver does not load: {error}") from error
-        self._loader = ctypes.CDLL(cl._cl.__file__)  # that of OpenCL, with what PyOpenCL does not show
+        self._loader = ctypes.CDLL(cl._cl.__file__)  # the OpenCL loader, for functions that PyOpenCL does not expose
         self._loader.clCreateBufferWithProperties.restype = c_void_p
         self._opencl, self._context, number = context, c_void_p(), c_int()
         device = context.devices[0]
@@ -69,7 +69,7 @@ class Cuda:
         self.number = number.value
 
     def __call__(self, name: str, *args: Any) -> None:
-        """Call a function of the driver."""
+        """Call a function of the driver, and raise CudaError if it fails."""
         if status := getattr(self._driver, name)(*args):
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(status, byref(text))
@@ -77,7 +77,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """A block with the context that CUDA's libraries use."""
+        """Context in which the CUDA context that libraries use is current."""
         self("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -85,7 +85,7 @@ class Cuda:
             self("cuCtxPopCurrent_v2", byref(c_void_p()))
 
     def wait(self) -> None:
-        """Wait until all work on the device has finished that CUDA was given."""
+        """Wait until all CUDA work on the device has finished."""
         with self.current():
             self("cuCtxSynchronize")
 
@@ -95,19 +95,19 @@ class Cuda:
             self("cuStreamSynchronize", c_void_p(stream))
 
     def stream(self) -> int:
-        """A stream that waits for no other."""
+        """Return a new stream that synchronizes with no other."""
         made = c_void_p()
         with self.current():
             self("cuStreamCreate", byref(made), ALONE)
         return made.value or 0
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy between addresses, on a stream."""
+        """Copy between device addresses, on a stream."""
         with self.current():
             self("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
 
     def move(self, address: int, host: int, nbytes: int, stream: int, from_host: bool) -> None:
-        """Copy from the host, which may go on, or to it, and wait; behind a stream's work."""
+        """Copy from the host without waiting, or to the host and wait, after a stream's work."""
         device, name = c_uint64(address), "cuMemcpyHtoDAsync_v2" if from_host else "cuMemcpyDtoHAsync_v2"
         pair = (device, c_void_p(host)) if from_host else (c_void_p(host), device)
         with self.current():
@@ -116,9 +116,10 @@ class Cuda:
                 self("cuStreamSynchronize", c_void_p(stream))
 
     def allocate(self, nbytes: int) -> "Chunk":
-        """Memory that both know.
+        """Allocate memory that both drivers know.
 
-        Errors:  CudaError if there is no room
+        Raises:
+            CudaError: There is not enough memory.
         """
         size, none = c_size_t(nbytes), c_uint64(0)
         handle, address, descriptor = c_uint64(), c_uint64(), c_int()
@@ -138,9 +139,10 @@ class Cuda:
             return Chunk(buffer, address.value, undo.pop_all())
 
     def allocate_alone(self, nbytes: int) -> int:
-        """The address of memory that only CUDA knows.
+        """Return the address of memory that only CUDA knows.
 
-        Errors:  CudaError if there is no room
+        Raises:
+            CudaError: There is not enough memory.
         """
         address = c_uint64()
         with self.current():
@@ -148,7 +150,7 @@ class Cuda:
         return address.value
 
     def free(self, address: int) -> None:
-        """Give such memory back, when all that uses it has finished."""
+        """Free memory of allocate_alone, after all work that uses it."""
         with self.current():
             self("cuMemFree_v2", c_uint64(address))
 
@@ -159,13 +161,13 @@ class Cuda:
             byref(status),
         )  # fmt: skip
         if status.value or not made:
-            os.close(descriptor)  # otherwise it is OpenCL's
+            os.close(descriptor)  # on success, OpenCL owns it
             raise CudaError(f"OpenCL takes no memory of CUDA's: error {status.value}")
         return cl.Buffer.from_int_ptr(made, retain=False)
 
 
 class Chunk:
-    """Some memory, as OpenCL's buffer and by CUDA's address; `end` is where it was not cut yet."""
+    """Shared memory with its OpenCL buffer and its CUDA address; pieces are cut from it up to `end`."""
 
     def __init__(self, buffer: cl.Buffer, address: int, owner: contextlib.ExitStack) -> None:
         self.buffer, self.address, self.size = buffer, address, buffer.size
@@ -174,17 +176,17 @@ class Chunk:
 
 
 class Piece:
-    """A part of a chunk, for one array at a time. lent: CUDA may still work on it when the array is gone."""
+    """A part of a chunk, for one array at a time. `lent`: CUDA may still use it when the array is gone."""
 
     __slots__ = ("address", "buffer", "chunk", "lent", "size")
 
     def __init__(self, chunk: Chunk, start: int, size: int) -> None:
         self.chunk, self.size, self.address, self.lent = chunk, size, chunk.address + start, False
-        self.buffer = chunk.buffer.get_sub_region(start, size)  # takes ten times as long as all else here
+        self.buffer = chunk.buffer.get_sub_region(start, size)  # ten times as slow as everything else here
 
 
 class Held:
-    """What the memory of an array has as `cuda`: when that is gone, its piece goes back to the pool."""
+    """The `cuda` attribute of an array's memory: when it is freed, its piece returns to the pool."""
 
     __slots__ = ("_back", "piece")
 
@@ -192,7 +194,7 @@ class Held:
         self.piece, self._back = piece, back
 
     def __del__(self) -> None:
-        self._back.append(self.piece)  # in whatever thread: so nothing else is done here
+        self._back.append(self.piece)  # in any thread, so nothing else is done here
 
 
 class Alone(NamedTuple):
@@ -203,22 +205,22 @@ class Alone(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """The same of memory that came back from others: its owner keeps it."""
+    """The `cuda` attribute of memory that came back from another library, whose owner keeps it alive."""
 
     piece: Piece | Alone
     owner: Any
 
 
 def is_lent(memory: Any) -> bool:
-    """True for memory on which CUDA may still work for others, though nobody here refers to it."""
+    """Return whether CUDA may still use memory for another library, though no array here refers to it."""
     held = getattr(memory, "cuda", None)
     return held is not None and (type(held) is not Held or held.piece.lent)
 
 
 class SharedPool:
-    """A memory pool like PyOpenCL's, of memory that CUDA knows; what is too large is `plain`'s.
+    """A memory pool like PyOpenCL's, of memory shared with CUDA; larger allocations come from `plain`.
 
-    Whoever calls it holds the device's lock.
+    The caller holds the device's lock.
     """
 
     def __init__(self, cuda: Cuda, plain: Any, alignment: int) -> None:
@@ -227,29 +229,29 @@ class SharedPool:
         self._free: defaultdict[int, list[Piece]] = defaultdict(list)
         self._lent: defaultdict[int, list[Piece]] = defaultdict(list)
         self._back: deque[Piece] = deque()
-        self._twins: dict[int, Alone] = {}  # by the handle of what they stand for
+        self._twins: dict[int, Alone] = {}  # by the handle of the OpenCL buffer that they stand for
         self._active = 0
 
     def allocate(self, nbytes: int) -> Any:
-        """A buffer."""
+        """Return a buffer of at least this many bytes."""
         size = self._rounded(nbytes)
-        if size > MOST:
+        if size > MAX_BUFFER_BYTES:
             return self._plain.allocate(nbytes)
         self._gather()
         if not self._free[size] and self._lent[size]:
             self._settle()
         try:
             piece = self._free[size].pop() if self._free[size] else self._cut(size)
-        except CudaError:  # no room, or too many files
+        except CudaError:  # no memory, or too many open files
             return self._plain.allocate(nbytes)
         piece.chunk.used += 1
         self._active += size
         return _buffer(piece, Held(piece, self._back))
 
     def allocate_for_run(self, nbytes: int) -> Any:
-        """A buffer for what one run writes and reads, and nobody else.
+        """Return a buffer for a replay's intermediate values.
 
-        What is too large to be shared is there twice: a run that is OpenCL's has the one, one that is CUDA's the other.
+        A buffer that is too large to be shared has a twin: an OpenCL run uses the one, a CUDA graph the other.
         """
         memory = self.allocate(nbytes)
         if hasattr(memory, "cuda"):
@@ -259,7 +261,7 @@ class SharedPool:
             try:
                 self._untwin(memory.int_ptr)
                 twin = self._twins[memory.int_ptr] = Alone(self.cuda.allocate_alone(nbytes), nbytes)
-            except CudaError:  # no room
+            except CudaError:  # not enough memory
                 return memory
         both = cl.Buffer.from_int_ptr(memory.int_ptr, retain=True)
         both.cuda = Adopted(twin, memory)
@@ -271,7 +273,7 @@ class SharedPool:
             self.cuda.free(twin.address)
 
     def adopt(self, start: int, end: int, owner: Any) -> Any:
-        """A buffer of memory between two addresses that is the pool's and that owner keeps; None if it is not."""
+        """Return a buffer of memory between two addresses, which owner keeps alive; None if it is not the pool's."""
         for chunk in self._chunks:
             if chunk.address <= start and end <= chunk.address + chunk.size:
                 first = (start - chunk.address) // self._alignment * self._alignment
@@ -281,7 +283,7 @@ class SharedPool:
         return None
 
     def part(self, memory: Any, start: int, nbytes: int) -> Any:
-        """A part of a buffer of this pool, from a multiple of the alignment on; it keeps nothing of it."""
+        """Return a part of a buffer, from a multiple of the alignment on; it does not keep the buffer alive."""
         piece = memory.cuda.piece if hasattr(memory, "cuda") else None
         if type(piece) is Piece:
             inner = Piece(piece.chunk, piece.address - piece.chunk.address + start, nbytes)
@@ -292,7 +294,7 @@ class SharedPool:
         return found
 
     def free_held(self) -> None:
-        """Give back what nobody uses."""
+        """Free all unused memory."""
         self._gather()
         self._settle()
         unused = [chunk for chunk in self._chunks if not chunk.used]
@@ -307,18 +309,18 @@ class SharedPool:
 
     @property
     def active_bytes(self) -> int:
-        """In use by arrays."""
+        """Bytes in use by arrays."""
         self._gather()
         return self._active + self._plain.active_bytes
 
     @property
     def managed_bytes(self) -> int:
-        """Taken from the drivers."""
+        """Bytes allocated from the drivers."""
         own = sum(piece.size for piece in (*self._chunks, *self._twins.values()))
         return own + self._plain.managed_bytes
 
     def _rounded(self, nbytes: int) -> int:
-        """Few sizes, so that pieces fit again; at most an eighth is wasted."""
+        """Round a size up to one of few sizes, so that pieces can be reused; this wastes at most an eighth."""
         step = max(self._alignment, 1 << max(nbytes.bit_length() - 4, 0))
         return -(-nbytes // step) * step
 
@@ -327,13 +329,13 @@ class SharedPool:
             if chunk.end + size <= chunk.size:
                 break
         else:
-            chunk = self.cuda.allocate(CHUNK if 2 * size <= CHUNK else -(-size // GRAIN) * GRAIN)
+            chunk = self.cuda.allocate(CHUNK_BYTES if 2 * size <= CHUNK_BYTES else -(-size // GRANULE) * GRANULE)
             self._chunks.append(chunk)
         chunk.end += size
         return Piece(chunk, chunk.end - size, size)
 
     def _gather(self) -> None:
-        """Take back the pieces that nobody holds any more."""
+        """Take back the pieces of freed arrays."""
         while self._back:
             piece = self._back.popleft()
             piece.chunk.used -= 1
@@ -341,7 +343,7 @@ class SharedPool:
             (self._lent if piece.lent else self._free)[piece.size].append(piece)
 
     def _settle(self) -> None:
-        """Wait for CUDA, which may still be reading what was lent to it."""
+        """Wait for CUDA, which may still read lent pieces, and make these available."""
         if any(self._lent.values()):
             self.cuda.wait()
             for size, pieces in self._lent.items():
@@ -352,14 +354,14 @@ class SharedPool:
 
 
 def _buffer(piece: Piece, holder: Any) -> Any:
-    """The piece's memory as a new object, which lives as long as the array."""
+    """Return the piece's memory as a new object, which lives as long as its array."""
     memory = cl.Buffer.from_int_ptr(piece.buffer.int_ptr, retain=True)
     memory.cuda = holder
     return memory
 
 
 def pool_of(context: cl.Context, plain: Any) -> Any:
-    """The pool for a context: `plain`, unless POLYARR_CUDA_MEMORY is set and its device is NVIDIA's."""
+    """Return the pool for a context: `plain`, unless POLYARR_CUDA_MEMORY is set and the device is NVIDIA's."""
     device = context.devices[0]
     if not is_on("POLYARR_CUDA_MEMORY") or NVIDIA not in device.platform.name:
         return plain

@@ -22,19 +22,25 @@ from polyarr.backends.opencl.runtime.layout import Buffer, row_major
 from polyarr.backends.opencl.runtime.plans import Plans
 from polyarr.backends.opencl.runtime.pocl import name_the_processor
 from polyarr.backends.opencl.runtime.program import Program, ProgramCache
-from polyarr.backends.opencl.runtime.quirks import NVIDIA
+from polyarr.backends.opencl.runtime.quirks import NVIDIA, RUSTICL
 from polyarr.core.backend import count_download, count_upload
 from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError
 from polyarr.core.spec import Spec, float64
 
-ON_THEIR_WAY = 1 << 26  # bytes of private copies, on their way to the device, beyond which an upload waits
+MAX_UPLOAD_BYTES = 1 << 26  # bytes of host copies in flight from which on an upload waits
 FINISHED = cl.command_execution_status.COMPLETE
 FORKED = "this process was forked after OpenCL had started; start processes with the method 'spawn' or 'forkserver'"
 CANARY = 0xFF  # nan in every floating-point dtype
 
 
 class Features(NamedTuple):
-    """What a device can do, as it says itself."""
+    """The features that a device reports.
+
+    Attributes:
+        is_cpu: Whether it gets the kernels for CPUs: few and long work-items.
+        subnormals: Whether it computes with subnormal float32 numbers.
+        ends_loops: Whether the loops of a work-item end after 65,535 iterations in all, as on Mesa's llvmpipe.
+    """
 
     is_cpu: bool
     fp64: bool
@@ -45,12 +51,14 @@ class Features(NamedTuple):
     max_allocation: int
     nvidia: bool
     architecture: int
+    subnormals: bool
+    ends_loops: bool
 
 
 def features_of(device: cl.Device) -> Features:
-    """Read a device's features; a driver that cannot answer an optional query lacks the feature."""
+    """Return a device's features; a feature whose query fails is missing."""
     return Features(
-        is_cpu=bool(device.type & cl.device_type.CPU),
+        is_cpu=_kernels_for(device) == "cpu",
         fp64="cl_khr_fp64" in device.extensions.split(),
         local_memory=device.local_mem_size,
         max_work_group=device.max_work_group_size,
@@ -59,11 +67,30 @@ def features_of(device: cl.Device) -> Features:
         max_allocation=device.max_mem_alloc_size,
         nvidia=NVIDIA in device.platform.name,
         architecture=_architecture(device),
+        subnormals=bool(device.single_fp_config & cl.device_fp_config.DENORM),
+        ends_loops=_ends_loops(device),
     )
 
 
+def _ends_loops(device: cl.Device) -> bool:
+    return bool(device.type & cl.device_type.CPU) and device.platform.name == RUSTICL
+
+
+def _kernels_for(device: cl.Device) -> str:
+    """Return the kind of kernels for a device: POLYARR_KERNELS, cpu or gpu, or else by the device's type.
+
+    Raises:
+        BackendError: POLYARR_KERNELS is neither.
+    """
+    is_cpu = bool(device.type & cl.device_type.CPU) and not _ends_loops(device)  # GPU kernels have short work-items
+    wanted = os.environ.get("POLYARR_KERNELS") or ("cpu" if is_cpu else "gpu")
+    if wanted not in ("cpu", "gpu"):
+        raise BackendError(f"POLYARR_KERNELS is {wanted!r}; it must be cpu or gpu")
+    return wanted
+
+
 def _architecture(device: cl.Device) -> int:
-    """Ten times the major number of NVIDIA's compute capability, and the minor one; 0 on other devices."""
+    """Return NVIDIA's compute capability times 10, such as 90; 0 on other devices."""
     try:
         return 10 * device.compute_capability_major_nv + device.compute_capability_minor_nv
     except (cl.Error, AttributeError):
@@ -77,14 +104,14 @@ def _at_exit(device: "weakref.ref[Device]") -> None:
 
 
 def room_of(device: "Device", out: Spec) -> tuple[int, tuple[int, ...]]:
-    """How many bytes a row-major array takes, and its strides; see Device.empty."""
+    """Return the bytes and the strides of a row-major array; see Device.empty."""
     if out.dtype == float64 and not device.features.fp64:
         raise DtypeError(f"device {device.cl_device.name.strip()!r} has no float64; use float32")
     return max(out.size, 1) * out.dtype.itemsize, row_major(out.shape)
 
 
 class Refusal:
-    """A lock that nobody gets."""
+    """A lock that raises whenever it is acquired."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -93,11 +120,11 @@ class Refusal:
         raise BackendError(self._message)
 
     def __exit__(self, *_: object) -> None:
-        """Nobody was let in."""
+        """Never runs, as the lock is never acquired."""
 
 
 class _Guarded(NamedTuple):
-    """An allocation of `own` bytes from byte `start` of a larger memory; all others are canaries."""
+    """An allocation of `own` bytes from byte `start` of a larger one; all other bytes are canaries."""
 
     memory: cl.Buffer
     start: int
@@ -105,10 +132,10 @@ class _Guarded(NamedTuple):
 
 
 class Device:
-    """A device for the life of the process.
+    """A device, for the life of the process.
 
-    Work is enqueued in order on one queue, so a buffer may be dropped as soon as the kernel that reads it has
-    been enqueued: whoever gets its memory next is behind it in the queue.
+    Work is enqueued in order on one queue, so a buffer may be dropped as soon as the kernel that reads it is enqueued:
+    the next user of its memory comes later in the queue.
     """
 
     def __init__(self, cl_device: cl.Device, name: str) -> None:
@@ -122,61 +149,63 @@ class Device:
         self.queue, self.lock = self.commands.queue, self.commands.lock
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
         self.pool = pool_of(self.context, cl.tools.MemoryPool(self._allocator))
-        self.part_alignment = max(64, cl_device.mem_base_addr_align // 8)  # where a part of a memory may begin
-        self.lendings = 0  # how often memory of the pool was lent to other libraries
+        self.part_alignment = max(64, cl_device.mem_base_addr_align // 8)  # where a part of an allocation may begin
+        self.lendings = 0  # number of times that memory of the pool was lent to other libraries
         self._peak = 0  # the most bytes that were in use
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         self._scratch: tuple[int, Any] = (0, None)  # its size in bytes
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
         self.programs = ProgramCache(self.context, cl_device, self.commands, known)
         self.faults = Faults(self)
-        self.replays = weakref.WeakSet[Any]()  # which know memory that they do not hold, until they forget() it
+        self.replays = weakref.WeakSet[Any]()  # replays that remember handles of memory that they do not hold
         atexit.register(_at_exit, weakref.ref(self))
         # (event, bytes): the event keeps its host array alive, and waits when it is dropped
         self._uploads: deque[tuple[Any, int]] = deque()
 
     def end(self) -> None:
-        """The process ends."""
-        with suppress(BackendError, cl.Error), self.lock:  # a device that was lost keeps nothing
+        """Finish at the end of the process."""
+        with suppress(BackendError, cl.Error), self.lock:  # a device that was lost cannot save anything
             self.commands.finish()
             self.programs.compiler.keep_all()
         self.faults.report_unread()
 
     def abandon(self) -> None:
-        """In a forked child: whatever would reach the driver raises, and nothing is ever given back to it.
+        """Disable the device in a forked child: whatever would reach the driver raises, and nothing is freed.
 
-        Its threads are missing here, so that it would wait for them for ever.
+        The driver's threads do not exist in the child, so the driver would wait for them forever.
         """
         self.lock = self.commands.lock = Refusal(f"{self.name}: {FORKED}")
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # destructors reach the driver, too
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # destructors call the driver, too
 
     # ---- programs --------------------------------------------------------------------------------------------
 
     def build(self, stem: str, **defines: Any) -> Program:
-        """The program of kernels/<stem>.cl with these macros, built once and kept."""
+        """Return the program of kernels/<stem>.cl with these macros, built once."""
         return self.programs.get(stem, defines)
 
     @property
-    def is_watched(self) -> bool:
-        """True in a guarded block, and in one in which commands are timed."""
-        return self._guards is not None or self.commands.is_timed
+    def is_guarded(self) -> bool:
+        """Return whether this is a guarded block."""
+        return self._guards is not None
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def empty(self, out: Spec) -> Buffer:
-        """An uninitialised row-major buffer for a result.
+        """Return an uninitialized row-major buffer.
 
-        Errors:  DeviceMemoryError if there is no room; DtypeError if the device lacks the dtype
+        Raises:
+            DeviceMemoryError: There is not enough memory.
+            DtypeError: The device lacks the dtype.
         """
         return self.fresh(out, *self.plans[room_of](out))
 
     def fresh(self, out: Spec, nbytes: int, strides: tuple[int, ...]) -> Buffer:
-        """As empty, for those who have worked out what room_of says."""
+        """Return an uninitialized buffer with the bytes and strides of room_of."""
         fields = self._allocate(nbytes), out.shape, out.dtype, strides, 0, self.faults.mine().origin, None
-        return tuple.__new__(Buffer, fields)  # as Buffer(*fields) does, in less than half of its time
+        return tuple.__new__(Buffer, fields)  # as Buffer(*fields), but more than twice as fast
 
     def fresh_all(self, outs: Sequence[Spec], rooms: Sequence[tuple[int, tuple[int, ...]]]) -> list[Buffer]:
-        """As fresh, for many results at once, in a fraction of its time."""
+        """Return several uninitialized buffers, faster than by fresh."""
         memories = self.allocate([nbytes for nbytes, _ in rooms])
         origin, new = self.faults.mine().origin, tuple.__new__
         return [
@@ -191,7 +220,7 @@ class Device:
             if self._guards is not None:
                 return self._between_canaries(own, nbytes)
             memory = None
-            # PoCL hands out more than the device has, until the system kills the process.
+            # PoCL allocates more than the device has, until the system ends the process.
             if pool.managed_bytes + nbytes <= self.features.global_memory:
                 try:
                     memory = pool.allocate(nbytes)
@@ -206,9 +235,10 @@ class Device:
             return memory
 
     def allocate(self, sizes: Sequence[int], for_run: bool = False) -> list[Any]:
-        """Memory of so many bytes each; for what one run of a program writes and reads, and nobody else, if for_run.
+        """Return memory of these sizes in bytes; if for_run, for intermediate values of one replay.
 
-        Errors:  DeviceMemoryError if there is no room
+        Raises:
+            DeviceMemoryError: There is not enough memory.
         """
         pool, rounded = self.pool, [(nbytes + 63) & ~63 for nbytes in sizes]
         take = pool.allocate_for_run if for_run and type(pool) is SharedPool else pool.allocate
@@ -224,13 +254,13 @@ class Device:
             return [self._allocate(nbytes) for nbytes in sizes]
 
     def part(self, memory: Any, start: int, nbytes: int) -> Any:
-        """So many bytes of memory that was allocated, from start on, a multiple of part_alignment."""
+        """Return nbytes of allocated memory from start on, a multiple of part_alignment."""
         if type(self.pool) is SharedPool:
             return self.pool.part(memory, start, nbytes)
         return cl.Buffer.from_int_ptr(memory.int_ptr, retain=True).get_sub_region(start, nbytes)
 
     def _from_driver(self, nbytes: int) -> Any:
-        """Where the pool has no room, once what it holds for nobody was given back."""
+        """Allocate from the driver, after the pool's unused memory was given back to it."""
         self.trim()
         if nbytes > self.features.max_allocation or self.pool.active_bytes + nbytes > self.features.global_memory:
             raise DeviceMemoryError(self._out_of_memory(nbytes))
@@ -240,16 +270,17 @@ class Device:
             raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
 
     def scratch(self, nbytes: int) -> Any:
-        """Memory of at least so many bytes for one kernel while it runs: the next in the queue may get the same.
+        """Return workspace of at least nbytes for one kernel; the next kernel in the queue may get the same memory.
 
-        Errors:  DeviceMemoryError if there is no room
+        Raises:
+            DeviceMemoryError: There is not enough memory.
         """
-        if self._guards is not None or self.commands.recording is not None:  # who see what is allocated
+        if self._guards is not None or self.commands.recording is not None:  # they track allocations
             return self._allocate(nbytes)
         size, memory = self._scratch
         if size < nbytes:
             try:
-                memory = self._allocator(nbytes)  # it is no array's, so no part of the pool
+                memory = self._allocator(nbytes)  # not an array's, so not from the pool
             except cl.Error as error:
                 raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
             self.commands.finish_plain()
@@ -257,12 +288,12 @@ class Device:
         return memory
 
     def trim(self) -> None:
-        """Give memory that no array uses back to the driver, and before that what only unreachable arrays use."""
+        """Collect garbage, and give unused memory back to the driver."""
         gc.collect()
         self.give_back()
 
     def give_back(self) -> None:
-        """Give memory that no array uses back to the driver."""
+        """Give unused memory back to the driver."""
         with self.lock:
             self.commands.finish()
             for replay in self.replays:
@@ -271,7 +302,7 @@ class Device:
             self._scratch = 0, None
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use by arrays, now and at most, held by the pool, and on the device."""
+        """Return bytes in use by arrays, now and at most, bytes held by the pool, and the device's limits."""
         with self.lock:
             return {
                 "in use": self.pool.active_bytes,
@@ -283,7 +314,7 @@ class Device:
 
     @contextmanager
     def unnoted(self) -> Iterator[None]:
-        """What is allocated in this block was never the most that was in use, and goes back to the driver."""
+        """Context whose allocations do not count for the peak, and go back to the driver."""
         with self.lock:
             before = self._peak
             try:
@@ -304,12 +335,13 @@ class Device:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """What is allocated in this block lies between canaries, full of 0xff bytes; for tests of kernels.
+        """Context whose allocations start as 0xff bytes between canaries, for tests of kernels.
 
-        Errors:  BackendError at the end, if a kernel wrote outside the memory that it was given
+        Raises:
+            BackendError: (at the end) A kernel wrote outside its memory.
         """
         with self.lock:
-            around, self._guards = self._guards, []  # one such block may stand in another
+            around, self._guards = self._guards, []  # guarded blocks may be nested
             try:
                 yield
                 for guarded in self._guards:
@@ -339,28 +371,29 @@ class Device:
 
     def fill_zero(self, buf: Buffer) -> None:
         """Set a dense buffer to zero."""
-        nbytes = -(-buf.size * buf.dtype.itemsize // 4) * 4  # a few more, for whole words
+        nbytes = -(-buf.size * buf.dtype.itemsize // 4) * 4  # rounded up to whole words
         self.commands.fill((nbytes,), None, buf.memory)
 
     def upload(self, host: np.ndarray) -> Buffer:
-        """A copy of host on the device. Does not wait for the queue, unless very much is on its way already."""
+        """Return a copy of host on the device. Waits only if many bytes are in flight already."""
         with self.lock:
             while self._uploads and self._uploads[0][0].command_execution_status == FINISHED:
                 self._uploads.popleft()
-            waits = sum([nbytes for _, nbytes in self._uploads], host.nbytes) > ON_THEIR_WAY
+            waits = sum([nbytes for _, nbytes in self._uploads], host.nbytes) > MAX_UPLOAD_BYTES
         host = np.array(host, order="C", copy=None if waits else True)
         buf = self.empty(Spec(host.shape, host.dtype))
         command = self.commands.transfer if waits else self.commands.upload
         event = command((host.nbytes,), None, buf.memory, host.reshape(-1).view(np.uint8))
         if event is not None and not waits:
-            with self.lock:  # another thread may be adding them up
+            with self.lock:  # another thread may iterate over them
                 self._uploads.append((event, host.nbytes))
         return buf
 
     def download(self, buf: Buffer) -> np.ndarray:
-        """A copy of a dense buf on the host. Waits for the queue, and reports what a kernel found wrong.
+        """Return a copy of a dense buffer on the host. Waits for the queue, and reports faults of kernels.
 
-        Errors:  IndexError if an op before this was given an index out of range
+        Raises:
+            IndexError: An earlier op was given an index out of range.
         """
         host = np.empty(buf.shape, buf.dtype)
         with self.lock:
@@ -372,12 +405,12 @@ class Device:
         return host
 
     def read(self, buf: Buffer) -> np.ndarray:
-        """As download, for a backend's own use in the middle of an op: counted as a transfer."""
+        """Return a download within an op, counted as a transfer."""
         count_download(buf.size * buf.dtype.itemsize)
         return self.download(buf)
 
     def write(self, host: np.ndarray) -> Buffer:
-        """As upload, for a backend's own use in the middle of an op: counted as a transfer."""
+        """Return an upload within an op, counted as a transfer."""
         count_upload(host.nbytes)
         return self.upload(host)
 
@@ -391,7 +424,7 @@ class Device:
     # ---- the words in which kernels note faults ----------------------------------------------------------------
 
     def empty_words(self, count: int) -> Any:
-        """Memory of so many int32, all 0."""
+        """Allocate count int32, all 0."""
         memory = self._allocate(4 * count)
         self.write_words(memory, np.zeros(count, np.int32))
         return memory
@@ -401,7 +434,7 @@ class Device:
         self.commands.transfer((words.nbytes,), None, memory, words)
 
     def read_words(self, memory: Any, count: int) -> np.ndarray:
-        """The first so many int32 of memory. Waits for the queue."""
+        """Return the first count int32 of memory. Waits for the queue."""
         words = np.empty(count, np.int32)
         self.commands.transfer((words.nbytes,), None, words, memory)
         return words

@@ -1,7 +1,7 @@
-"""How a kernel whose arguments are set gets into a queue.
+"""Launches of a kernel whose arguments are set.
 
-PyOpenCL asks for an event at each launch. On an H200 that takes 1.7 us between two kernels, in which the device does
-nothing, and as long on the host; so NVIDIA's driver is called without one.
+PyOpenCL asks for an event at each launch. On an H200 that idles the device for 1.7 us between two kernels, and costs
+the host as much, so NVIDIA's driver is called without an event.
 """
 
 import ctypes
@@ -18,21 +18,21 @@ Launch = Callable[[cl.CommandQueue, cl.Kernel, tuple[int, ...], tuple[int, ...] 
 
 
 def launch_of(device: cl.Device) -> Launch:
-    """What puts a kernel into a queue of this device: it takes the queue, the kernel, global and local size."""
+    """Return the function that enqueues a kernel on this device, from queue, kernel, global and local size."""
     return without_events() if NVIDIA in device.platform.name else cl.enqueue_nd_range_kernel
 
 
 @lru_cache(maxsize=1)
 def without_events() -> Launch:
-    """Launches of which nobody hears; PyOpenCL's where its library does not show what they need."""
+    """Return a launch without events; PyOpenCL's if its library does not expose clEnqueueNDRangeKernel."""
     enqueue = _enqueue()
     if enqueue is None:
         return cl.enqueue_nd_range_kernel
 
     def launch(queue: cl.CommandQueue, kernel: cl.Kernel, work: tuple[int, ...], group: tuple[int, ...] | None) -> Any:
-        # Of C's types already: to convert them at each call, as argtypes has it, takes longer than all else here.
+        # Passed as C types, because conversion by argtypes at each call would take longer than everything else here.
         if enqueue(_pointer(queue.int_ptr), _pointer(kernel.int_ptr), *_range(work, group), 0, None, None):
-            return cl.enqueue_nd_range_kernel(queue, kernel, work, group)  # whose error says what is wrong
+            return cl.enqueue_nd_range_kernel(queue, kernel, work, group)  # raises with an explanation
         return None
 
     return launch
@@ -41,7 +41,7 @@ def without_events() -> Launch:
 def again(
     launch: Launch, queue: cl.CommandQueue, kernel: cl.Kernel, work: tuple[int, ...], group: tuple[int, ...] | None
 ) -> Callable[[], Any]:
-    """The same launch, to be done many times. It gives an event or 0; another int is an error's number."""
+    """Return a function that repeats a launch; it returns an event, 0, or an error code."""
     if launch is cl.enqueue_nd_range_kernel:
         return partial(launch, queue, kernel, work, group)
     handles = _pointer(queue.int_ptr), c_void_p(kernel.int_ptr)
@@ -50,7 +50,7 @@ def again(
 
 @lru_cache(maxsize=1)
 def _enqueue() -> Any:
-    """The function of the loader that PyOpenCL uses; None if its library does not show it."""
+    """Return clEnqueueNDRangeKernel of the loader that PyOpenCL uses; None if its library does not expose it."""
     try:
         return ctypes.CDLL(cl._cl.__file__).clEnqueueNDRangeKernel
     except (OSError, AttributeError):
@@ -62,7 +62,7 @@ _pointer = lru_cache(maxsize=8192)(c_void_p)
 
 @lru_cache(maxsize=8192)
 def _range(work: tuple[int, ...], group: tuple[int, ...] | None) -> tuple[Any, ...]:
-    """How many axes there are, where they begin, their global and their local sizes."""
+    """Return the number of axes, the offset (None), and the global and local sizes, as C types."""
     return len(work), None, _sizes(work), group and _sizes(group)
 
 

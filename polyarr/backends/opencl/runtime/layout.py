@@ -1,7 +1,7 @@
-"""Where elements lie: buffers as strided windows, and everything that is computed from shapes and strides alone.
+"""Memory layout: buffers as strided views, and everything that follows from shapes and strides alone.
 
-A *view* is another window on the same memory. Strides and offsets count elements. An axis has a *step*: its stride, or
-0 where it has one element or is repeated. Axes *run together* where one step walks them all; then they are joined.
+Strides and offsets count elements. An axis has a *step*: its stride, or 0 if it has one element or is broadcast. Axes
+*collapse* where one step walks them all; then they are joined.
 """
 
 import math
@@ -17,14 +17,16 @@ from polyarr.core.spec import Spec
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
-ALIGNMENT = 16  # bytes that GPUs read at once, if they begin at a multiple of it
+ALIGNMENT = 16  # bytes that GPUs read at once from aligned addresses
 Axis = tuple[int, tuple[int, ...]]  # its length, and its step in each of several arrays
 
 
 class Buffer(NamedTuple):
-    """A strided window on device memory. origin is who made it, for faults.
+    """A strided view of device memory.
 
-    peaks: where its maker left its largest magnitude, for who divides it into parts (parts.py); views have none.
+    Attributes:
+        origin: The thread that made it, for faults.
+        amax: The largest magnitude, as reported by the kernel that wrote it, for split precision; None for views.
     """
 
     memory: Any
@@ -33,7 +35,7 @@ class Buffer(NamedTuple):
     strides: Strides
     offset: int = 0
     origin: Origin | None = None
-    peaks: Any = None
+    amax: Any = None
 
     @property
     def ndim(self) -> int:
@@ -47,22 +49,22 @@ class Buffer(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """True for a row-major buffer without gaps that begins where its memory begins."""
+        """Return whether the buffer is row-major, without gaps, and begins where its memory begins."""
         return not self.offset and is_gapless(self.shape, self.strides)
 
 
 def is_aligned(buf: Buffer) -> bool:
-    """True for a buffer that begins at a multiple of 16 bytes."""
+    """Return whether a buffer begins at a multiple of 16 bytes."""
     return not buf.offset % (ALIGNMENT // buf.dtype.itemsize)
 
 
 def spec_of(buf: Buffer) -> Spec:
-    """The Spec of a buffer."""
+    """Return the Spec of a buffer."""
     return Spec(buf.shape, buf.dtype)
 
 
 def with_axis(numbers: tuple, axis: int, number: Any) -> tuple:
-    """Numbers, one per axis, with another one for this axis."""
+    """Return numbers, one per axis, with another one for this axis."""
     return (*numbers[:axis], number, *numbers[axis + 1 :])
 
 
@@ -71,7 +73,7 @@ def with_axis(numbers: tuple, axis: int, number: Any) -> tuple:
 
 @lru_cache(maxsize=8192)
 def row_major(shape: Shape) -> Strides:
-    """The strides of a gapless array whose last axis runs fastest."""
+    """Return the strides of a contiguous array whose last axis varies fastest."""
     strides, step = [0] * len(shape), 1
     for i in range(len(shape) - 1, -1, -1):
         strides[i] = step
@@ -81,37 +83,37 @@ def row_major(shape: Shape) -> Strides:
 
 @lru_cache(maxsize=8192)
 def is_gapless(shape: Shape, strides: Strides) -> bool:
-    """True if the strides of the axes longer than 1 are those of a row-major array."""
+    """Return whether the strides of the axes longer than 1 are those of a row-major array."""
     expected = row_major(shape)
     return 0 in shape or all(n == 1 or s == e for n, s, e in zip(shape, strides, expected, strict=True))
 
 
 def whole_row(length: int, itemsize: int) -> int:
-    """A row's length with what fills up its last 16 bytes."""
+    """Return a row's length rounded up to 16 bytes."""
     whole = ALIGNMENT // itemsize
     return -(-length // whole) * whole
 
 
 @lru_cache(maxsize=8192)
 def row_pitch(shape: Shape, strides: Strides) -> int:
-    """How far apart rows lie whose elements are contiguous; 0 if there is no such number."""
+    """Return the distance between rows of contiguous elements; 0 if it is not uniform."""
     lengths, (steps,) = collapse(shape, (strides,))
     is_rows = len(lengths) == 2 and steps[1] == 1 and lengths[1] == shape[-1] <= steps[0]
     return shape[-1] if is_gapless(shape, strides) else steps[0] if is_rows else 0
 
 
 def steps_of(shape: Shape, strides: Strides) -> Strides:
-    """The strides, 0 along axes of one element."""
+    """Return the strides, with 0 for axes of one element."""
     return tuple([0 if length == 1 else stride for length, stride in zip(shape, strides, strict=True)])
 
 
 def broadcast_strides(shape: Shape, strides: Strides, ndim: int) -> Strides:
-    """The strides along the ndim axes that an array is broadcast to: 0 where it is repeated."""
+    """Return the strides of an array broadcast to ndim axes: 0 where it is repeated."""
     return (0,) * (ndim - len(shape)) + steps_of(shape, strides)
 
 
 def joined(axes: Iterable[Axis]) -> list[Axis]:
-    """The axes longer than 1, those that run together in all arrays as one."""
+    """Return the axes longer than 1; those that collapse in all arrays are joined."""
     found: list[Axis] = []
     for length, steps in axes:
         if length == 1:
@@ -123,23 +125,23 @@ def joined(axes: Iterable[Axis]) -> list[Axis]:
 
 
 def collapse(shape: Shape, strides: Sequence[Strides]) -> tuple[Shape, tuple[Strides, ...]]:
-    """The same elements of several arrays in the same order with as few axes as can be, but at least one."""
+    """Return the same elements of several arrays, in the same order, with as few axes as possible, at least one."""
     axes = joined(zip(shape, zip(*strides, strict=True), strict=True)) or [(1, (1,) * len(strides))]
     return tuple(length for length, _ in axes), tuple(zip(*(steps for _, steps in axes), strict=True))
 
 
 def lengthened(lengths: Shape, steps: Sequence[Strides], least: int) -> tuple[Shape, tuple[Strides, ...]]:
-    """With axes of one element before the others, where there are fewer than so many."""
+    """Return lengths and steps with leading axes of one element, up to `least` axes."""
     more = least - len(lengths)
     return (1,) * more + lengths, tuple((0,) * more + own for own in steps)
 
 
 @lru_cache(maxsize=8192)
 def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
-    """The strides that show an array under another shape of the same size, or None if there are none.
+    """Return the strides that show an array in another shape of the same size; None if there are none.
 
-    Both shapes are cut into the shortest runs of axes with equal products. Within a run the old axes must run
-    together, and the new axes then divide that one among them.
+    Both shapes are cut into the shortest runs of axes with equal products. Within a run the old axes must collapse into
+    one, which the new axes then divide among them.
     """
     if 0 in wanted:
         return row_major(wanted)
@@ -171,32 +173,32 @@ def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides |
 
 
 def view(buf: Buffer, shape: Shape, strides: Strides, offset: int) -> Buffer:
-    """Another window on the memory of a buffer."""
-    # As Buffer(...) makes it, in half of the time, and _replace in a quarter.
+    """Return another view of the memory of a buffer."""
+    # as Buffer(...), but twice as fast
     return tuple.__new__(Buffer, (buf.memory, shape, buf.dtype, strides, offset, buf.origin, None))
 
 
 def reshaped(buf: Buffer, shape: Shape) -> Buffer:
-    """A dense buffer in another shape."""
+    """Return a dense buffer in another shape."""
     return view(buf, shape, row_major(shape), buf.offset)
 
 
 def permuted(buf: Buffer, axes: Iterable[int]) -> Buffer:
-    """The axes in another order."""
+    """Return a view with the axes in another order."""
     order = [*axes]
     shape, strides = buf.shape, buf.strides
     return view(buf, tuple([shape[a] for a in order]), tuple([strides[a] for a in order]), buf.offset)
 
 
 def swapped(buf: Buffer, a: int = -2, b: int = -1) -> Buffer:
-    """Two axes exchanged; the last two are those of matrices."""
+    """Return a view with two axes exchanged, by default those of matrices."""
     axes = [*range(buf.ndim)]
     axes[a], axes[b] = axes[b], axes[a]
     return permuted(buf, axes)
 
 
 def moved(buf: Buffer, source: int, target: int) -> Buffer:
-    """Axis source where target was."""
+    """Return a view with axis source moved to target."""
     if source == target:
         return buf
     axes = [*range(buf.ndim)]
@@ -205,14 +207,14 @@ def moved(buf: Buffer, source: int, target: int) -> Buffer:
 
 
 def broadcast(buf: Buffer, shape: Shape) -> Buffer:
-    """Repeated along axes of one element, and along axes that come before its own."""
+    """Return a view repeated along axes of one element and along new leading axes."""
     if buf.shape == shape:
         return buf
     return view(buf, shape, broadcast_strides(buf.shape, buf.strides, len(shape)), buf.offset)
 
 
 def window(buf: Buffer, shape: Shape, starts: tuple[int, ...], steps: tuple[int, ...]) -> Buffer:
-    """The elements at starts + i * steps, along each axis."""
+    """Return a view of the elements at starts + i * steps, along each axis."""
     offset = buf.offset
     if 0 not in shape:
         offset += sum([start * stride for start, stride in zip(starts, buf.strides, strict=True)])
@@ -221,7 +223,7 @@ def window(buf: Buffer, shape: Shape, starts: tuple[int, ...], steps: tuple[int,
 
 
 def pieces(buf: Buffer, axis: int, first: int, count: int, each: int) -> Buffer:
-    """As many pieces of an axis, each so long and from first on, side by side along a new leading axis."""
+    """Return a view of `count` pieces of an axis, `each` long and from `first` on, along a new leading axis."""
     step, shape = buf.strides[axis], [*buf.shape]
     shape[axis] = each
     return view(buf, (count, *shape), (each * step, *buf.strides), buf.offset + first * step)

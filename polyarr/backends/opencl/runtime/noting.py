@@ -1,28 +1,29 @@
-"""What a device is given to do, noted with its times for whoever watches. Costs nothing while nobody does."""
+"""Observes commands: reports each with its times to a callback. Costs nothing while nobody observes."""
 
 import math
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyopencl as cl
 
-from polyarr.backends.opencl.runtime.commands import Command, Commands
+from polyarr.backends.opencl.runtime.commands import BoundCommand, Command, Commands
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.core.backend import Launch
 
 NANOSECOND = 1e-9
 SAMPLES = 8  # commands by which two clocks are compared
 
-_notes: dict[Commands, "_Notes"] = {}  # who is to be told of a device's commands
+_notes: dict[Commands, "_Notes"] = {}  # the callbacks, by device
 _lock = threading.Lock()
-_PLAIN_CALL, _PLAIN_ALLOCATE = Command.__call__, Device._allocate
+_PLAIN_CALL, _PLAIN_ALLOCATE, _PLAIN_REPEAT = Command.__call__, Device._allocate, Commands.repeat
 
 
 class _Notes(NamedTuple):
-    """Whom to tell, and what to add to the seconds of the device's clock for those of time.perf_counter."""
+    """A callback, and the offset in seconds from the device's clock to time.perf_counter."""
 
     note: Callable[[Launch], None]
     offset: float
@@ -30,7 +31,7 @@ class _Notes(NamedTuple):
 
 @contextmanager
 def noting(device: Device, own: Container[int], note: Callable[[Launch], None]) -> Iterator[Container[int]]:
-    """See Backend.noting."""
+    """Call note for each command in this context; see Backend.noting."""
     with device.commands.timed():
         offset = _offset(device)
         _change(lambda: _notes.update({device.commands: _Notes(note, offset)}))
@@ -41,10 +42,11 @@ def noting(device: Device, own: Container[int], note: Callable[[Launch], None]) 
 
 
 def _change(change: Callable[[], Any]) -> None:
-    """Change who is told; while there is anybody, methods that tell stand in for the plain ones."""
+    """Register or remove a callback; while there is any, reporting methods replace the plain ones."""
     with _lock:
         change()
         Command.__call__ = _noted if _notes else _PLAIN_CALL  # type: ignore[method-assign]
+        Commands.repeat = _repeated if _notes else _PLAIN_REPEAT  # type: ignore[method-assign]
         Device._allocate = _allocated if _notes else _PLAIN_ALLOCATE  # type: ignore[method-assign]
 
 
@@ -55,8 +57,24 @@ def _noted(self: Command, work: tuple[int, ...], group: tuple[int, ...] | None, 
     return event
 
 
+def _repeated(self: Commands, commands: Sequence[BoundCommand]) -> None:
+    """Enqueue recorded commands in the queue that measures times, and report each launch."""
+    notes = _notes.get(self)
+    if notes is None:
+        _PLAIN_REPEAT(self, commands)
+        return
+
+    def enqueue(each: BoundCommand, queue: cl.CommandQueue) -> None:
+        event = each.submit_to(queue)
+        if event is not None:
+            times = partial(_times, event, notes.offset)
+            notes.note(Launch(each.command.name, each.work, each.group, times, each.step))
+
+    self.repeat_by(enqueue, commands)
+
+
 def _allocated(self: Device, nbytes: int) -> Any:
-    """The allocator has the plain queue bring new memory to the device, and nothing may be before that."""
+    """Allocate and wait: the allocator uses the plain queue, and nothing may overtake it."""
     memory = _PLAIN_ALLOCATE(self, nbytes)
     if self.commands in _notes:
         self.commands.finish_plain()
@@ -69,7 +87,7 @@ def _times(event: cl.Event, offset: float) -> tuple[float, float]:
 
 
 def _offset(device: Device) -> float:
-    """What to add to the device's clock, which is read when a command is queued: the host looks before and after."""
+    """Return the device clock's offset, bounded by the host's times before and after commands are queued."""
     earliest, latest = -math.inf, math.inf
     memory = device.empty_words(1)
     for _ in range(SAMPLES):

@@ -1,17 +1,17 @@
-"""What is worked out once per device and kept: programs, tiles, and how kernels are launched."""
+"""Per-device caches of launch decisions: programs, tiles, and launch parameters."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-MOST = 8192  # results of one function; those that were not used for longest go first
+MAX_RESULTS = 8192  # cached results of one function; the least recently used go first
 
 
 class Plans(dict[Callable, Callable]):
-    """plans[make](*args) is make(device, *args), worked out at the first call.
+    """A cache: plans[make](*args) is make(device, *args), computed at the first call.
 
-    What decides how to launch is an argument: shapes, strides, dtypes. What changes from call to call is not, such as
-    a position, a rate or a step: it goes to the kernel. The plans belong to a device, and go with it.
+    Arguments are what decides how to launch: shapes, strides, dtypes. Values that change between calls, such as a
+    position, a rate or a step, are not; they go to the kernel. The plans live as long as their device.
     """
 
     def __init__(self, device: Any) -> None:
@@ -19,17 +19,17 @@ class Plans(dict[Callable, Callable]):
         self._device = device
 
     def __missing__(self, make: Callable) -> Callable:
-        kept = self[make] = lru_cache(maxsize=MOST)(partial(make, self._device))
+        kept = self[make] = lru_cache(maxsize=MAX_RESULTS)(partial(make, self._device))
         return kept
 
     def renew(self, *but: Callable) -> None:
-        """Forget everything but what these functions made."""
+        """Forget everything but the results of these functions."""
         for make in self.keys() - {*but}:
             del self[make]
 
 
 class LaunchPlan(NamedTuple):
-    """What a kernel needs at every launch, besides arrays and numbers that change; numbers are its last arguments."""
+    """Everything that a launch of a kernel needs besides arrays and dynamic scalars; numbers are its last arguments."""
 
     kernel: Any
     work: tuple[int, ...]

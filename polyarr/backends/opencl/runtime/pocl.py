@@ -1,12 +1,12 @@
-"""Have PoCL compile for the processor that it runs on.
+"""Makes PoCL compile for the processor that it runs on.
 
-PoCL compiles for the processor that LLVM names, and links its built-in functions from a library that it picks by the
+PoCL compiles for the processor that LLVM names, and links its built-in functions from a library chosen by the
 processor's features. The two can disagree: an LLVM that does not know a processor calls it "generic", for which PoCL
-builds nothing (pocl/pocl issues 512 and 1049), or by the name of its forerunner, which lacks AVX-512 (Zen 4 is
-"znver3"). Then vectors are passed in other registers than the library takes them from, and sin(double8) is wrong or
-crashes. No setting names another processor, so where the compiler itself says that its registers are not as wide as the
-library's, the name in the device record of this process is replaced by that of the oldest processor with the library's
-features. See docs/decisions/0002-pocl-on-new-processors.md.
+builds nothing (pocl/pocl issues 512 and 1049), or by the name of its predecessor, which lacks AVX-512 (Zen 4 is
+"znver3"). Then vectors are passed in other registers than the library reads, and sin(double8) is wrong or crashes. No
+setting selects another processor. So if the compiler's registers are narrower than the library's, the name in the
+device record of this process is replaced by that of the oldest processor with the library's features. See
+docs/decisions/0002-pocl-on-new-processors.md.
 """
 
 import ctypes
@@ -25,19 +25,19 @@ from polyarr.backends.opencl.runtime.caches import store_of
 from polyarr.backends.opencl.runtime.quirks import POCL
 
 RECORD_BYTES = 1024  # the names lie in the first part of PoCL's device record
-UNKNOWN = 1  # floats in a register, where the compiler does not say
+UNKNOWN = 1  # floats in a register, if the compiler does not say
 ANSWERS = {str(floats).encode(): floats for floats in (UNKNOWN, 4, 8, 16)}
 
 
 class Processor(NamedTuple):
-    """What a processor must have for LLVM's name of it, and how many floats its registers hold."""
+    """Features that a processor must have for an LLVM name, and the floats that its registers hold."""
 
     features: frozenset[str]
     name: str
     floats: int
 
 
-# The most capable first; mirrors PoCL's choice of built-in library.
+# Most capable first, as PoCL chooses its built-in library.
 PROCESSORS = (
     Processor(frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}), "skylake-avx512", 16),
     Processor(frozenset({"avx2", "fma"}), "haswell", 8),
@@ -46,9 +46,9 @@ PROCESSORS = (
     Processor(frozenset({"sse2"}), "x86-64", 4),
 )
 _names = {p.name: ctypes.create_string_buffer(p.name.encode()) for p in PROCESSORS}  # PoCL keeps the pointer
-_given: dict[int, str] = {}  # what devices are called now, by their records
+_given: dict[int, str] = {}  # the names that devices were given, by their records
 
-# The compiler's own answer, in a property that can be read without running anything.
+# The compiler's own answer, in a property that can be read without running a kernel.
 QUESTION = """
 #if defined(__AVX512F__)
 #define FLOATS 16
@@ -64,7 +64,7 @@ __kernel __attribute__((reqd_work_group_size(FLOATS, 1, 1))) void registers(void
 
 
 def name_the_processor(device: cl.Device) -> None:
-    """Give a PoCL device a name for its processor that fits the built-in library. Others are left alone."""
+    """Give a PoCL device a processor name that fits the built-in library; leave other devices alone."""
     name = target_of(device)
     if not name or sys.platform != "linux":
         return
@@ -76,7 +76,7 @@ def name_the_processor(device: cl.Device) -> None:
 
 
 def better_name(name: str, floats: int, features: frozenset[str]) -> str | None:
-    """The name that fits the library for these features, or None to keep the one by which registers hold `floats`."""
+    """Return the name that fits the library for these features; None to keep the one with `floats` per register."""
     fitting = next((p for p in PROCESSORS if p.features <= features), None)
     if fitting is None or floats in (fitting.floats, UNKNOWN) or name == fitting.name:
         return None
@@ -84,20 +84,20 @@ def better_name(name: str, floats: int, features: frozenset[str]) -> str | None:
 
 
 def target_of(device: cl.Device) -> str:
-    """The processor that PoCL compiles for, by LLVM's name; empty for other drivers."""
+    """Return LLVM's name of the processor that PoCL compiles for; empty for other drivers."""
     if POCL not in device.platform.name:
         return ""
     return _given.get(device.int_ptr) or device.version.strip().rpartition("-gnu-")[2]
 
 
 def compiled_floats(device: cl.Device) -> int:
-    """How many floats a register holds for which the compiler compiles; UNKNOWN, or 0 if it compiles nothing."""
+    """Return the floats per register of compiled code; UNKNOWN, or 0 if nothing compiles."""
     return _answer(device, target_of(device))
 
 
 @lru_cache
 def _answer(device: cl.Device, target: str) -> int:
-    """The compiler's answer for this target: from an earlier process, because asking takes half a second."""
+    """Return the compiler's answer for this target; cached on disk, because asking takes half a second."""
     driver = f"{device.platform.name} {device.driver_version} {device.version}"
     name = hashlib.sha256(f"{driver} {target}{QUESTION}".encode()).hexdigest()
     store = store_of("what compilers were asked")
@@ -105,7 +105,7 @@ def _answer(device: cl.Device, target: str) -> int:
     if known in ANSWERS:
         return ANSWERS[known]
     floats = _ask(device, target)
-    if floats:  # what is wrong with a compiler may be mended
+    if floats:  # a compiler that fails may be repaired
         store.save(name, str(floats).encode())
     return floats
 
@@ -122,19 +122,19 @@ def _ask(device: cl.Device, target: str) -> int:
 
 
 def features_of_processor() -> frozenset[str]:
-    """What the system says that the processor can do."""
+    """Return the processor's features, as the system reports them."""
     return frozenset(_processor_says("flags").split())
 
 
 def processor_name() -> str:
-    """The processor, with the numbers that tell its generation where a virtual machine hides its name."""
+    """Return the processor's name, with its family and model in case a virtual machine hides the name."""
     family, model = _processor_says("cpu family"), _processor_says("model")
     name = _processor_says("model name") or "unknown processor"
     return f"{name} (family {family}, model {model})" if family else name
 
 
 def _processor_says(key: str) -> str:
-    """One line of /proc/cpuinfo; empty where there is none."""
+    """Return one line of /proc/cpuinfo; empty if there is none."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -144,7 +144,7 @@ def _processor_says(key: str) -> str:
 
 
 def _slot(record: int, name: str) -> int | None:
-    """The address of the pointer to the processor's name, which follows the one to the x86-64 target triple."""
+    """Return the address of the pointer to the processor's name, which follows that of the x86-64 target triple."""
     with open("/proc/self/mem", "rb", buffering=0) as memory:  # a bad address is an error here, not a crash
 
         def read(address: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Building kernels: macros, #line, the cache, and kernel objects that are fetched once."""
+"""Builds programs: macros, #line directives, the cache, and kernel objects that are fetched once."""
 
 import hashlib
 import warnings
@@ -18,7 +18,7 @@ from polyarr.core.spec import bfloat16, float16, float32, float64
 from polyarr.core.spec import bool as bool_
 from polyarr.settings import is_on
 
-# The C types of a dtype: T is how an element is stored, ACC what arithmetic on it is done in.
+# The C types of a dtype: T, in which elements are stored, and ACC, in which arithmetic is done.
 STORED = {
     bool_: ("uchar", "int"),
     np.dtype("int8"): ("char", "int"),
@@ -37,7 +37,7 @@ STORED = {
 
 
 def types(dtype: np.dtype) -> dict[str, str]:
-    """The macros T, ACC, LOAD and STORE for one dtype. LOAD(p, i) is an ACC; STORE(p, i, v) rounds v to T."""
+    """Return the macros T, ACC, LOAD and STORE for a dtype. LOAD(p, i) is an ACC; STORE(p, i, v) rounds v to T."""
     stored, acc = STORED[dtype]
     return {"T": stored, "ACC": acc, "LOAD": f"load_{dtype.name}", "STORE": f"store_{dtype.name}"}
 
@@ -46,14 +46,14 @@ WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
 
 
 def vector_types(dtype: np.dtype, count: int, prefix: str = "") -> dict[str, str]:
-    """What DEFINE_VECTOR needs for vectors of so many elements, besides T and ACC."""
+    """Return the macros that DEFINE_VECTOR needs besides T and ACC, for vectors of count elements."""
     raw = "ushort" if dtype == float16 else STORED[dtype][0]
     names = {"DTYPE": dtype.name, "RAW": raw, "WORD": WORDS.get(count * dtype.itemsize, "none")}
     return {prefix + name: value for name, value in names.items()}
 
 
 class Program:
-    """A built program: its kernels are its attributes, each fetched once."""
+    """A built program; its kernels are its attributes, each fetched once."""
 
     def __init__(
         self, program: cl.Program, commands: Commands, launched: Callable[[], None],
@@ -68,7 +68,7 @@ class Program:
 
 
 class ProgramCache:
-    """Programs by file and macros, for one device, of which the macros `known` tell. Compilers keep them on disk."""
+    """Programs of one device by file and macros; `known` are macros about the device. Compilers cache on disk."""
 
     def __init__(self, context: cl.Context, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
         self._device, self._commands, self._known = device, commands, known
@@ -76,7 +76,7 @@ class ProgramCache:
         self._programs: dict[Any, Program] = {}
 
     def get(self, stem: str, defines: dict[str, Any]) -> Program:
-        """The program of kernels/<stem>.cl under these macros."""
+        """Return the program of kernels/<stem>.cl with these macros."""
         key = (stem, *defines.items())
         program = self._programs.get(key)
         if program is None:
@@ -87,14 +87,15 @@ class ProgramCache:
 
     def _build(self, stem: str, defines: dict[str, Any]) -> Program:
         source = self.text(stem, defines)
+        self._commands.announce(f"the build of {stem}.cl")
         debug = is_on("POLYARR_DEBUG")
-        # PoCL prints how many warnings there were, and PyOpenCL warns of any text; -w has both keep quiet.
+        # PoCL prints how many warnings there were, and PyOpenCL warns of any log; -w silences both.
         options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]
         source, options = self.compiler.completed(source, options)
         name = hashlib.sha256("\n".join([*options, source]).encode()).hexdigest()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", cl.CompilerWarning)  # says only that there is a log
+                warnings.simplefilter("ignore", cl.CompilerWarning)  # it only says that there is a log
                 program = self.compiler.build(name, source, options)
             log = program.get_build_info(self._device, cl.program_build_info.LOG) if debug else ""
             if log.strip():
@@ -108,14 +109,14 @@ class ProgramCache:
             ) from error
 
     def text(self, stem: str, defines: dict[str, Any]) -> str:
-        """What the compiler gets: what is known of the device, the macros, the files."""
+        """Return the source for the compiler: macros about the device, the other macros, the files."""
         macros = {**self._known, **defines}
-        target = f"// {target_of(self._device)}\n"  # caches must not take one processor's binary for another's
+        target = f"// {target_of(self._device)}\n"  # so that caches keep the binaries of processors apart
         return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source_of(stem)
 
 
 def _compiler_log(text: str) -> str:
-    """The compiler's own lines in PyOpenCL's error, each once; all of it if there are none."""
+    """Return the compiler's own lines in PyOpenCL's error, each once; the whole error if there are none."""
     _, _, log = text.partition("\nBuild on ")
     log = log.partition("\n(options: ")[0].partition("\n")[2]
     lines = dict.fromkeys(line.rstrip() for line in log.splitlines() if line.strip() and " failed to build" not in line)

@@ -1,4 +1,4 @@
-"""What OpenCL drivers are known to get wrong or to lack, and what polyarr does about it: data for `polyarr doctor`.
+"""Known faults and gaps of OpenCL drivers, and polyarr's answers to them: data for `polyarr doctor`.
 
 Every row was measured, or is documented where it says so. docs/opencl-drivers.md shows the same table.
 """
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 # The names of platforms.
-INTEL, NVIDIA, POCL = "Intel(R) OpenCL", "NVIDIA CUDA", "Portable Computing Language"
+INTEL, NVIDIA, POCL, RUSTICL = "Intel(R) OpenCL", "NVIDIA CUDA", "Portable Computing Language", "rusticl"
 
 
 class Quirk(NamedTuple):
@@ -17,7 +17,7 @@ class Quirk(NamedTuple):
     versions: str  # of the driver's version, a space, and the device's version; empty for all
     flaw: str  # what the driver does
     answer: str  # what polyarr does
-    level: str = "ok"  # for doctor: warning where polyarr does not make up for the flaw
+    level: str = "note"  # for doctor --verbose; warning where polyarr does not make up for the flaw
 
 
 QUIRKS = (
@@ -65,9 +65,19 @@ QUIRKS = (
           "counts what it holds, and raises DeviceMemoryError at the limit"),
     Quirk(INTEL, "2026*", "writes a log for each build without a fault, of which PyOpenCL warns",
           "ignores it unless POLYARR_DEBUG is set"),
+    Quirk(RUSTICL, "22.*", "ends the process over a builtin of clang's, as its compiler goes by way of SPIR-V",
+          "has none in what this compiler sees, and compiles each kernel to SPIR-V in its tests"),
+    Quirk(RUSTICL, "22.*", "counts no padding at the end of a struct, and an array of arrays as one of them",
+          "gives kernels structs without either"),
+    Quirk(RUSTICL, "22.*", "reads a kernel's arguments at an index that differs between work-items as if it did not",
+          "unrolls the loops over them"),
+    Quirk(RUSTICL, "", "ends the loops of a work-item on a CPU (llvmpipe) after 65,535 iterations in all",
+          "gives it the kernels for GPUs, whose work-items are short; very long rows may still be wrong", "warning"),
+    Quirk(RUSTICL, "22.*", "has no float64 on a CPU (llvmpipe), nor promises numbers below the smallest normal",
+          "does not offer float64 there, and promises nothing of such numbers"),
 )  # fmt: skip
 
 
 def quirks_of(platform: str, version: str) -> list[Quirk]:
-    """The rows for a device: its platform's name, and its driver's version, a space, and its own version."""
+    """Return the rows for a platform's name and a version (driver's version, a space, device's version)."""
     return [q for q in QUIRKS if fnmatchcase(platform, q.platform) and fnmatchcase(version, q.versions or "*")]

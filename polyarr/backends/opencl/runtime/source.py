@@ -1,4 +1,4 @@
-"""The text of a program: which files it is made of, and what arguments its kernels take."""
+"""The source of a program: the files that it consists of, and the arguments that its kernels take."""
 
 import re
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ import numpy as np
 
 KERNELS = files("polyarr.backends.opencl") / "kernels"
 INCLUDE = re.compile(r'^#include "(\w+)\.cl"\n', re.MULTILINE)
-# A macro that stands for arguments, with its own argument if it has one, and what it stands for; never under an #if.
+# A macro for arguments, with its parameter if it has one, and its expansion; never under an #if.
 MACRO = re.compile(r"^#define (\w+)(?:\((\w+)\))? ((?:.*\\\n)*.*)$", re.MULTILINE)
 KERNEL = re.compile(r"__kernel\b[^;{]*?\bvoid (\w+)\(([^{]*)\) \{")
-# The C types that numbers are passed in, and arithmetic is done in.
+# The C types in which scalars are passed and arithmetic is done.
 SCALARS = {
     "int": np.dtype("int32"),
     "uint": np.dtype("uint32"),
@@ -24,13 +24,13 @@ SCALARS = {
 }
 
 MEMORY = "memory"
-STRUCTURE = np.dtype("V")  # given as bytes; without a type, PyOpenCL would try everything else first, for 10 us
-Arguments = tuple[Any, ...]  # of a kernel: a dtype for each number, STRUCTURE, or None for memory
+STRUCTURE = np.dtype("V")  # passed as bytes; without a type, PyOpenCL would try everything else first, for 10 us
+Arguments = tuple[Any, ...]  # of a kernel: a dtype for each scalar, STRUCTURE, or None for memory
 
 
 @cache
 def source_of(stem: str) -> str:
-    """The prelude, the files that kernels/<stem>.cl includes, and that file; each with its own line numbers."""
+    """Return the prelude, the files that kernels/<stem>.cl includes, and that file, with #line directives."""
     texts = {name: (KERNELS / f"{name}.cl").read_text() for name in ("prelude", stem)}
     included = {name: (KERNELS / f"{name}.cl").read_text() for name in INCLUDE.findall(texts[stem])}
     texts = {"prelude": texts["prelude"], **included, stem: INCLUDE.sub("\n", texts[stem])}
@@ -39,7 +39,7 @@ def source_of(stem: str) -> str:
 
 @cache
 def declarations() -> str:
-    """What stands before a program where the compiler is not to read all declarations that there are."""
+    """Return the declarations that replace the compiler's own of all OpenCL functions."""
     return f'#line 1 "builtins.cl"\n{(KERNELS / "builtins.cl").read_text()}'
 
 
@@ -47,7 +47,7 @@ def declarations() -> str:
 
 
 def arguments_of(stem: str, macros: Mapping[str, Any]) -> dict[str, Arguments | None]:
-    """What the kernels of a file take under these macros, by name; None where the file alone does not tell."""
+    """Return the argument types of a file's kernels with these macros, by name; None if the file does not tell."""
     named = _type_names(stem)
     return {
         kernel: names and tuple(_passed_as(macros.get(name, name)) for name in names)
@@ -61,14 +61,14 @@ def _passed_as(name: str) -> np.dtype | None:
 
 @cache
 def _type_names(stem: str) -> dict[str, tuple[str, ...] | None]:
-    """The types of each kernel's arguments as they are written, MEMORY for pointers."""
+    """Return the types of each kernel's arguments as written, MEMORY for pointers."""
     text = source_of(stem)
     macros = {name: (own, stands_for) for name, own, stands_for in MACRO.findall(text)}
     return {name: _types(_expanded(parameters, macros)) for name, parameters in KERNEL.findall(text)}
 
 
 def _expanded(parameters: str, macros: dict[str, tuple[str, str]]) -> str:
-    """A list of parameters with the macros in it written out; TENSOR(3) is one with an argument of its own."""
+    """Return a parameter list with its macros expanded, such as TENSOR(3)."""
     for call in re.findall(r"\b[A-Z_]+\b(?:\(\d+\))?(?=,|$)", parameters.replace("\n", " ").strip()):
         name = call.partition("(")[0]
         if name in macros:
@@ -77,7 +77,7 @@ def _expanded(parameters: str, macros: dict[str, tuple[str, str]]) -> str:
 
 
 def _types(parameters: str) -> tuple[str, ...] | None:
-    """The type of each parameter; None if one of them is no type and a name."""
+    """Return the type of each parameter; None if one of them is not a type and a name."""
     found = []
     for parameter in re.sub(r"\s+|\\\n", " ", parameters).split(","):
         words = [word for word in parameter.split() if word != "const"]

@@ -1,14 +1,15 @@
-"""Variants of a kernel for some devices, which are tried before they are used; see docs/decisions/0016.
+"""Variants of kernels for some devices, which are checked before they are used; see docs/decisions/0016.
 
-Each program of a variant is tried once on each driver with a small problem, between canaries, in a process of its own,
-because a kernel that faults takes everything on a device with it. What was found is remembered with the compiled
-kernels. What fails is set aside, and `polyarr doctor` says so.
+Each program of a variant is checked once per driver with a small problem, between canaries, in a probe process, because
+a kernel that faults disables the device for its process. The verdict is stored with the compiled kernels. A program
+that fails is not used, and `polyarr doctor` reports it.
 """
 
 import hashlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,17 @@ from polyarr.backends.opencl.runtime.source import source_of
 from polyarr.core.errors import BackendError
 
 TRIAL_SECONDS, KILLED = 120, -9
-ENTRY = "variants"  # in the store of what is kept of a driver
+ANNOUNCED = "polyarr:next:"  # prefix, on stderr, of the probe process's next action
+ENTRY = "variants"  # name of the entry in the driver's store
 
 
 class Variant(NamedTuple):
-    """Kernels for some devices: for which, judging by what they say of themselves, and how they are tried.
+    """Kernels for some devices, and how they are checked.
 
-    plan says how to launch, and is None for what they do not take. trial runs a few of them, for `polyarr doctor`; it
-    raises BackendError if a result is wrong.
+    Attributes:
+        may_suit: Whether they may work, judging by a device's features.
+        plan: Returns how to launch; None for problems that they do not accept.
+        trial: Checks a few programs, for `polyarr doctor`; raises BackendError if a result is wrong.
     """
 
     name: str
@@ -45,27 +49,27 @@ class Variant(NamedTuple):
 
 
 def kept_on(device: Device, entry: str) -> Store:
-    """Where what was found of a device and its driver is kept."""
+    """Return the store of results about a device and its driver."""
     cl_device = device.cl_device
     platform = cl_device.platform
-    told = (entry, platform.name, platform.version, cl_device.name, cl_device.version, cl_device.driver_version)
-    return store_of("\n".join(told))
+    identity = (entry, platform.name, platform.version, cl_device.name, cl_device.version, cl_device.driver_version)
+    return store_of("\n".join(identity))
 
 
 class NotTriedError(BackendError):
-    """There was no process, no memory or no device to try something with; the next process may have them."""
+    """A check could not run for lack of a process, memory or a device; a later process may succeed."""
 
 
 class Verdicts:
-    """What was found of a device's variants and their programs, by name: empty if sound, else what is wrong."""
+    """The verdicts about a device's variants and their programs, by name: empty if sound, else what is wrong."""
 
     def __init__(self, device: Device) -> None:
         self._store = kept_on(device, ENTRY)
         self._found: dict[str, str] = {}
-        self.apart = Apart(device)
+        self.apart = Apart(device.name)
 
     def get(self, name: str, find: Callable[[], str]) -> str:
-        """What is known of something, or is found now."""
+        """Return a known verdict, or find and store it."""
         if name not in self._found:
             self._found = {**self._read(), **self._found}
         if name not in self._found:
@@ -78,33 +82,34 @@ class Verdicts:
         return self._found[name]
 
     def _read(self) -> dict[str, str]:
-        """Of two processes that write at once one has to find out again."""
+        """Return the stored verdicts. If two processes write at once, one verdict is found again later."""
         try:
             return dict(json.loads(self._store.load(ENTRY) or b"{}"))
         except ValueError:
             return {}
 
     def known(self, name: str) -> str:
-        """What is known to be wrong with something; empty if nothing is, or if it was never tried."""
+        """Return what is known to be wrong; empty if nothing is, or if it was never checked."""
         return self._found.get(name) or self._read().get(name, "")
 
     def set_aside(self) -> dict[str, str]:
-        """What is known to be wrong."""
+        """Return everything that is known to be wrong."""
         return {name: reason for name, reason in {**self._read(), **self._found}.items() if reason}
 
 
 class Apart:
-    """Another process, in which a device does what may fault or hang. It is there from when it is first needed."""
+    """A probe process, which runs what may fault or hang on a device. It starts when it is first needed."""
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._lock = device.name, threading.Lock()
+    def __init__(self, device: str) -> None:
+        self._device, self._lock = device, threading.Lock()
         self._process: Any = None
         self._complaints: Any = None
 
     def wrong(self, function: Callable[..., None], *arguments: Any) -> str:
-        """What is wrong with function(device, *arguments), which raises what it finds; empty if nothing is.
+        """Return what is wrong with function(device, *arguments), which raises it; empty if nothing is.
 
-        Errors:  NotTriedError if that could not be found out
+        Raises:
+            NotTriedError: The function could not run.
         """
         request = pickle.dumps((function, arguments))
         with self._lock:
@@ -116,7 +121,7 @@ class Apart:
                 raise NotTriedError(f"no process to try it in: {error}") from error
 
     def _asked(self, request: bytes) -> str | None:
-        """The answer, or how the process died of it; None if it had ended before, since nobody asked for a while."""
+        """Return the answer, or how the process died; None if it had ended before, as idle processes do."""
         if self._process is None:
             self._start()
         process, timer = self._process, threading.Timer(TRIAL_SECONDS, self._process.kill)
@@ -128,7 +133,7 @@ class Apart:
         except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             self._process = None
             return self._end_of(process)
-        except BaseException:  # whoever asked was interrupted, and the answer would be taken for another one's
+        except BaseException:  # interrupted: the answer would be taken for that to another request
             self._process = None
             _end(process, self._complaints)
             raise
@@ -143,28 +148,33 @@ class Apart:
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").strip().splitlines()
         _end(process, self._complaints)
+        steps = [line.removeprefix(ANNOUNCED) for line in lines if line.startswith(ANNOUNCED)]
+        said = [line for line in lines if not line.startswith(ANNOUNCED)]
+        where = f", last seen in {steps[-1]}" if any(steps[-1:]) else ""
         if code == 0:
             return None
         if code == KILLED:
-            return f"did not end within {TRIAL_SECONDS} s"
-        return lines[-1] if lines and code > 0 else f"the process that tried it ended with {code}"
+            return f"did not end within {TRIAL_SECONDS} s{where}"
+        if code < 0:
+            return f"the process that tried it was ended by signal {-code} ({signal.Signals(-code).name}){where}"
+        return f"the process that tried it ended with {code}{where}{': ' + said[-1] if said else ''}"
 
     def _start(self) -> None:
-        home = str(Path(__file__).parents[4])  # from where this process has polyarr
+        home = str(Path(__file__).parents[4])  # where this process imports polyarr from
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
         with ExitStack() as undone:
             self._complaints = undone.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "polyarr.backends.opencl.trial", self._device],
                 env={**os.environ, "PYTHONPATH": path, "PYOPENCL_NO_CACHE": "1"}, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True,  # Ctrl-C is not for it
+                stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True,  # Ctrl-C must not reach it
             )  # fmt: skip
             undone.pop_all()
         weakref.finalize(self, _end, self._process, self._complaints)
 
 
 def _end(process: subprocess.Popen, complaints: IO[bytes]) -> None:
-    """Nobody asks any more."""
+    """End the process."""
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout, complaints):
@@ -173,7 +183,7 @@ def _end(process: subprocess.Popen, complaints: IO[bytes]) -> None:
 
 
 def is_sound(device: Device, variant: Variant) -> bool:
-    """True if programs of a variant may be tried on a device."""
+    """Return whether programs of a variant may be checked and used on a device."""
     return device.plans[_is_sound](variant)
 
 
@@ -185,16 +195,16 @@ def _is_sound(device: Device, variant: Variant) -> bool:
 
 
 def verdict(device: Device, variant: Variant) -> str:
-    """What is wrong with a variant's own trial; empty if nothing is."""
+    """Return what is wrong with a variant's own trial; empty if nothing is."""
     verdicts = device.plans[Verdicts]()
     return verdicts.get(_key(variant.name, source_of(variant.stem)), lambda: verdicts.apart.wrong(variant.trial))
 
 
 def is_sound_program(device: Device, variant: Variant, macros: dict[str, Any], check: partial) -> bool:
-    """True if one program of a variant computes rightly, which is tried once.
+    """Return whether one program of a variant computes correctly, which is checked once.
 
-    check is a partial of a module's function, with the device as its first argument; it raises BackendError if a result
-    is wrong. Where the driver keeps what it compiled, this process gets it from there.
+    check is a partial of a module's function with the device as its first argument; it raises BackendError if a result
+    is wrong. This process takes the compiled program from the driver's cache, if there is one.
     """
 
     def find() -> str:
@@ -210,7 +220,7 @@ def _key(name: str, text: str) -> str:
 
 
 def diagnose(device: Device, variants: tuple[Variant, ...]) -> list[tuple[str, str]]:
-    """Lines for `polyarr doctor`: the variants that a device may be fit for, and what was set aside."""
+    """Return lines for `polyarr doctor`: the variants that may suit a device, and programs that are not used."""
     fit = [v for v in variants if v.may_suit(device.features)]
     lines = []
     for variant in fit:

@@ -1,1 +1,1 @@
-"""Parameters of kernels: which there are, what was measured, and what a device can do at most."""
+"""Kernel parameters: which exist, what was measured, and a device's peak rates."""

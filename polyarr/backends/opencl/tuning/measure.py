@@ -1,4 +1,4 @@
-"""What a processor really does: its peak, and the speed of a tile on one core. For `polyarr doctor` and benchmarks."""
+"""Measurements of one core: its peak rate, and the rate of a GEMM tile. For `polyarr doctor` and benchmarks."""
 
 import time
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from polyarr.backends.opencl.tuning.tuning import CpuMatmul, vector_width
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float64
 
-REPEATS = 8  # how often a tile runs
-TIMED = 384  # rows, columns and depth of the product that is timed: several packed blocks
-ODD = (45, 131, 300)  # rows, columns and depth of the one that is checked: no multiple of a tile
-PEAK_ROUNDS, SUMS = 1_000_000, 10  # of a peak, and vectors that it adds to in turn: two per cycle for five cycles
+REPEATS = 8  # runs of a tile
+TIMED = 384  # rows, columns and depth of the timed product: several packed blocks
+ODD = (45, 131, 300)  # rows, columns and depth of the checked product: not multiples of a tile
+PEAK_ROUNDS, SUMS = 1_000_000, 10  # iterations; independent vector sums: two per cycle for a latency of five cycles
 
 Run = Callable[[], None]
-Launcher = Callable[[tuple[Any, ...]], None]  # runs on the memory of x, y, bias, sums, out, saved
-Block = Callable[[Device, np.dtype, CpuMatmul, tuple[int, int, int]], Launcher]  # a product (m, n, k) on one core
+Launcher = Callable[[tuple[Any, ...]], None]  # takes the memory of x, y, bias, sums, out and saved
+Block = Callable[[Device, np.dtype, CpuMatmul, tuple[int, int, int]], Launcher]  # of a product (m, k) @ (k, n)
 
 
 def checked_run(device: Device, dtype: np.dtype, tile: CpuMatmul, block: Block) -> Run | None:
-    """What multiplies matrices on one core, to be timed; None if the tile does not build or its results are wrong."""
+    """Return a product on one core, to be timed; None if the tile does not build or computes wrong results."""
     try:
         if not _is_right(device, dtype, tile, block):
             return None
@@ -37,12 +37,12 @@ def checked_run(device: Device, dtype: np.dtype, tile: CpuMatmul, block: Block) 
 
 
 def rate_of(device: Device, run: Run) -> float:
-    """GFLOP/s of what is timed."""
+    """Return the GFLOP/s of a checked_run."""
     return 2e-9 * TIMED**3 / best_time(device, run)
 
 
 def _is_right(device: Device, dtype: np.dtype, tile: CpuMatmul, block: Block) -> bool:
-    """True if an odd product is NumPy's, and the row after its result is untouched."""
+    """Return whether a product of odd lengths matches NumPy's, and the row after its result is untouched."""
     m, n, k = ODD
     generator = np.random.default_rng(0)
     x, y = generator.uniform(-1, 1, (m, k)).astype(dtype), generator.uniform(-1, 1, (k, n)).astype(dtype)
@@ -56,7 +56,7 @@ def _is_right(device: Device, dtype: np.dtype, tile: CpuMatmul, block: Block) ->
 
 
 def peak_rate(device: Device, dtype: np.dtype) -> float:
-    """GFLOP/s that one core reaches with nothing but multiply-adds in registers."""
+    """Return the GFLOP/s of one core with nothing but multiply-adds in registers."""
     wide = vector_width(device) * 4 // dtype.itemsize
     kernel = device.build("measure", T=STORED[dtype][0], WIDE=wide, SUMS=SUMS).peak
     out = device.empty(Spec((1,), dtype))
@@ -66,9 +66,9 @@ def peak_rate(device: Device, dtype: np.dtype) -> float:
 
 
 def best_time(device: Device, run: Run) -> float:
-    """Seconds of the fastest of some runs on one core, as undisturbed by other work on the machine as can be.
+    """Return the seconds of the fastest of some runs on one core.
 
-    Neither the clock nor the processor's time of this process can be less than what the run took.
+    The smaller of wall-clock and CPU time is taken, since neither can be less than the run took.
     """
     times = []
     for _ in range(REPEATS):

@@ -1,4 +1,4 @@
-"""What a device can do at most, and how near to it a CPU comes in a matrix product."""
+"""Peak rates of a device, and how near to its peak a CPU comes in a matrix product."""
 
 import hashlib
 import json
@@ -21,13 +21,13 @@ from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS, as_kernel_takes, products_in
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 
-COPIED, COPIES = 2**28, 5  # bytes that a copy moves, more than caches hold, and how often
-MULTIPLIED = float32, bfloat16, float16
-SIDES = 2048, 4096, 8192  # of the products that are timed; as many matrices of their size should have room
-ROOM_FOR, LONG = 32, 2e-3  # seconds, after which none is larger
-TURNS, CALLS = 5, 3
-ENTRY = "peaks"  # in the store of what is kept of a driver
-FAR = 0.5  # of the peak: a product that does not reach it has the wrong tile, or the machine is busy
+COPY_BYTES, COPIES = 2**28, 5  # bytes that a copy moves, more than fit into caches, and the number of copies
+PRODUCT_DTYPES = float32, bfloat16, float16
+SIDES = 2048, 4096, 8192  # sides of the timed products
+MATRICES_IN_MEMORY, MAX_SECONDS = 32, 2e-3  # of a size; of a product, beyond which none is larger
+ROUNDS, CALLS = 5, 3
+ENTRY = "peaks"  # name of the entry in the driver's store
+MIN_PEAK_FRACTION = 0.5  # fraction of the peak: a slower product has a bad tile, or the machine is busy
 
 
 class Speed(NamedTuple):
@@ -59,7 +59,7 @@ def speed_of(device: Device) -> Speed:
 
 
 class Measured(Mapping):
-    """Rates by their unit, each of which is measured when it is first asked for."""
+    """Rates by unit, each measured when it is first read."""
 
     def __init__(self, how: dict[str, Callable[[], float]]) -> None:
         self._how, self._found = how, dict[str, float]()
@@ -77,19 +77,20 @@ class Measured(Mapping):
 
 
 def peaks_of(device: Device) -> Measured:
-    """What a device can do at most: on a CPU multiply-adds in float32 on all cores, on a GPU products; bytes copied."""
+    """Return a device's peak rates: on a CPU float32 multiply-adds of all cores, on a GPU products; and bytes copied.
+    """
     copying = {"GB/s": partial(_copying, device)}
     if device.geometry.is_measured:
         return Measured({"GFLOP/s": partial(_arithmetic, device), **copying})
-    ways = [(dtype, word) for dtype in MULTIPLIED for word in (PRECISIONS if dtype == float32 else PRECISIONS[:1])]
+    ways = [(dtype, word) for dtype in PRODUCT_DTYPES for word in (PRECISIONS if dtype == float32 else PRECISIONS[:1])]
     return Measured({products_in(dtype.name, word): partial(remembered, device, dtype, word) for dtype, word in ways}
                     | copying)  # fmt: skip
 
 
 def remembered(device: Device, dtype: np.dtype, precision: str) -> float:
-    """GFLOP/s of products, which are measured once on each driver, and again when their kernels are others.
+    """Return the GFLOP/s of products, measured once per driver and version of the kernels.
 
-    0 where there was no room to measure it.
+    It is 0 if there is not enough memory to measure it.
     """
     stems = [f"matmul_{device.geometry.kind}", *(variant.stem for variant in VARIANTS)]
     text = "\n".join(map(source_of, dict.fromkeys(stems)))
@@ -109,32 +110,33 @@ def remembered(device: Device, dtype: np.dtype, precision: str) -> float:
 
 
 def product_rate(device: Device, dtype: np.dtype, precision: str = PRECISIONS[0]) -> float:
-    """GFLOP/s of the fastest of some large products, by whatever kernels take them.
+    """Return the GFLOP/s of the fastest of some large products, by whichever kernels accept them.
 
-    The products grow until one takes a while: what the largest reach is lost in small ones at the edges.
+    Products grow until one takes a while, as small ones lose time at the edges.
 
-    Errors:  BackendError if the device has no room
+    Raises:
+        BackendError: There is not enough memory.
     """
     best, generator = 0.0, np.random.default_rng(0)
     block = generator.standard_normal((64, 1024), np.float32).astype(dtype)
-    told = as_kernel_takes({"precision": precision}, ("high",))
+    precision_argument = as_kernel_takes({"precision": precision}, ("high",))
     with device.unnoted():
         for side in SIDES:
-            if ROOM_FOR * side**2 * dtype.itemsize > device.features.global_memory:
+            if MATRICES_IN_MEMORY * side**2 * dtype.itemsize > device.features.global_memory:
                 break
-            host = np.resize(block, (side, side))  # of numbers, for zeros take less power
+            host = np.resize(block, (side, side))  # random numbers, since zeros take less power
             x, y, out = device.upload(host), swapped(device.upload(host)), Spec((side, side), dtype)
-            matmul(device, out, x, y, **told)
+            matmul(device, out, x, y, **precision_argument)
             device.synchronize()
             took = []
-            for _ in range(TURNS):
+            for _ in range(ROUNDS):
                 began = time.perf_counter()
                 for _ in range(CALLS):
-                    matmul(device, out, x, y, **told)
+                    matmul(device, out, x, y, **precision_argument)
                 device.synchronize()
                 took.append((time.perf_counter() - began) / CALLS)
             best = max(best, 2e-9 * side**3 / min(took))
-            if min(took) > LONG:
+            if min(took) > MAX_SECONDS:
                 break
     return best
 
@@ -146,7 +148,7 @@ def _arithmetic(device: Device) -> float:
 
 def _copying(device: Device) -> float:
     with device.lock:
-        words = device.empty(Spec((min(COPIED, device.features.max_allocation // 4) // 4,), float32))
+        words = device.empty(Spec((min(COPY_BYTES, device.features.max_allocation // 4) // 4,), float32))
         copied, size = device.empty(Spec(words.shape, float32)), words.size * 4
         device.fill_zero(words)
         times = []
@@ -160,14 +162,14 @@ def _copying(device: Device) -> float:
 
 
 def diagnose(device: Device) -> list[tuple[str, str]]:
-    """One line for `polyarr doctor`; none where the peak cannot be measured."""
+    """Return a line for `polyarr doctor`; none if the peak cannot be measured."""
     if not device.geometry.is_measured:
         return []
     speed = speed_of(device)
     if not speed.product:
         return [("error", f"{device.name}: a float32 product comes out wrong with {speed.tile}")]
     text = f"{device.name}: a float32 product runs at {speed}"
-    if speed.product >= FAR * speed.peak:
+    if speed.product >= MIN_PEAK_FRACTION * speed.peak:
         return [("ok", text)]
     remedy = f"far below it: if the machine is idle, look for a better tile with: polyarr tune --device {device.name}"
     return [("warning", f"{text}; {remedy}")]

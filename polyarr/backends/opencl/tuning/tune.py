@@ -1,4 +1,4 @@
-"""`polyarr tune` on a device: parameters of kernels are checked, timed in turns, and the fastest are kept."""
+"""`polyarr tune` on a device: kernel parameters are checked, timed in turns, and the fastest are kept."""
 
 import statistics
 import time
@@ -18,15 +18,15 @@ from polyarr.core.errors import BackendError
 from polyarr.core.tuning import Step, Tuning, Work
 
 TUNABLES.update((tunable.op, tunable) for tunable in (matmul_tuning.TUNABLE, attention_tuning.TUNABLE))
-TRYING = 0.75  # of the time: for compiling and checking, and for a first look
-FINALISTS, ROUNDS = 3, 7  # how many take turns in the end with what is used as it is, and how often
-BETTER = 1.02  # times as fast, in all turns but one, must be what is kept: less is noise
-LEAST = 3  # turns, without which nothing is kept
-RUNS, BURST = 3, 5e-3  # of a turn, and seconds that each should take, so that waiting for its end does not count
+TRIAL_FRACTION = 0.75  # fraction of the time for compiling, checking and a first timing
+FINALISTS, ROUNDS = 3, 7  # candidates that are timed in turns against the current parameters, and rounds
+MIN_SPEEDUP = 1.02  # minimal speedup in all rounds but one; less is noise
+MIN_ROUNDS = 3  # rounds without which nothing is kept
+RUNS, RUN_SECONDS = 3, 5e-3  # runs per round, and desired seconds of each, so that waiting for its end does not count
 
 
 class Contender(NamedTuple):
-    """Parameters that compute rightly, None for those that are used as it is; and seconds of a call, by turns."""
+    """Correct parameters, or None for the current ones, and their seconds per call, by rounds."""
 
     parameters: Any
     trial: Trial
@@ -34,7 +34,7 @@ class Contender(NamedTuple):
 
 
 class Contest:
-    """Parameters for one piece of work, which take turns."""
+    """Candidate parameters for one piece of work, timed in turns."""
 
     def __init__(self, device: Device, tunable: Tunable, work: Work) -> None:
         self._device, self._tunable, self._work = device, tunable, work
@@ -42,10 +42,10 @@ class Contest:
         self._buffers = [device.upload(x) for x in self._case.arrays]
         self._contenders: list[Contender] = []
         self._enter(None)
-        self._calls = max(1, min(100, round(BURST / self._contenders[0].times.pop())))
+        self._calls = max(1, min(100, round(RUN_SECONDS / self._contenders[0].times.pop())))
 
     def admit(self, parameters: Any) -> None:
-        """Have parameters take part, if they compute rightly."""
+        """Add parameters, if they compute correct results."""
         try:
             check(self._device, self._tunable, self._work, parameters, problems=1)
             self._enter(parameters)
@@ -62,7 +62,7 @@ class Contest:
         self._contenders.append(entering)
 
     def shorten(self) -> None:
-        """Only the fastest stay, besides what is used as it is; and all begin anew."""
+        """Keep only the fastest candidates and the current parameters, and clear their times."""
         first, *others = self._contenders
         others.sort(key=lambda contender: contender.times[0])
         self._contenders = [first, *others[:FINALISTS]]
@@ -70,13 +70,13 @@ class Contest:
             contender.times.clear()
 
     def turn(self) -> None:
-        """Time each, by the best of some runs: whatever else a machine does makes others longer."""
+        """Time each contender by the best of some runs, as other load only makes runs slower."""
         for contender in self._contenders:
             runs = [self._seconds(contender.trial, self._calls) for _ in range(RUNS)]
             contender.times.append(min(runs))
 
     def _seconds(self, trial: Trial, calls: int) -> float:
-        """Of a call, after one that does not count."""
+        """Return the seconds per call, after a warm-up call."""
         trial.run(self._case, self._buffers)
         self._device.synchronize()
         began = time.perf_counter()
@@ -86,9 +86,9 @@ class Contest:
         return (time.perf_counter() - began) / calls
 
     def settle(self, shape: str) -> str:
-        """Keep the fastest for a class of shapes, if it is faster than what is used as it is; what came of it."""
+        """Keep the fastest parameters for a class of shapes if they beat the current ones; return the outcome."""
         first, *others = self._contenders
-        if len(first.times) < LEAST:
+        if len(first.times) < MIN_ROUNDS:
             return "not finished"
         before, dtype = self._rate(first), np.dtype(self._work.dtype)
         for winner in sorted(others, key=lambda c: statistics.median(c.times)):
@@ -98,16 +98,16 @@ class Contest:
                 tuned.change([tuned.entry(self._device, self._work, shape, winner.parameters, figures)])
                 self._device.plans.renew(Verdicts)
                 return f"{after:.1f} GFLOP/s, {after / before:.2f} times as fast as before"
-        if tuned.best(self._device, self._work.op, dtype, shape) is None:  # what is there is set aside
+        if tuned.best(self._device, self._work.op, dtype, shape) is None:  # what is stored is not used
             tuned.change([], without=(tuned.device_of(self._device), self._work.op, dtype.name, shape))
         return f"{before:.1f} GFLOP/s as it is; nothing is faster"
 
     def _is_better(self, winner: Contender, first: Contender) -> bool:
-        ahead = [BETTER * mine < theirs for mine, theirs in zip(winner.times, first.times, strict=False)]
+        ahead = [MIN_SPEEDUP * mine < theirs for mine, theirs in zip(winner.times, first.times, strict=False)]
         return sum(ahead) >= len(first.times) - 1
 
     def _is_sound(self, winner: Contender) -> bool:
-        """True if all problems come out right."""
+        """Return whether all check problems are correct."""
         try:
             check(self._device, self._tunable, self._work, winner.parameters)
         except BackendError:
@@ -119,13 +119,14 @@ class Contest:
 
 
 def tune(device: Device, work: Work, seconds: float) -> Iterator[Step]:
-    """Steps, after which the fastest parameters for the work are kept.
+    """Yield the steps of a tuning run; at the end, the fastest parameters are kept.
 
-    Errors:  ValueError if the work cannot be tuned
+    Raises:
+        ValueError: The work cannot be tuned.
     """
     tunable = _tunable(work)
-    tuned.read_user_file()  # before anything is measured that could not be kept
-    timed, end = tunable.timed(device, work), time.monotonic() + TRYING * seconds
+    tuned.read_user_file()  # fail early if results could not be kept
+    timed, end = tunable.timed(device, work), time.monotonic() + TRIAL_FRACTION * seconds
     candidates = list(tunable.space(device, timed))
     contest, total, tried, outcome = Contest(device, tunable, timed), len(candidates) + ROUNDS, 0, ""
     try:
@@ -138,7 +139,7 @@ def tune(device: Device, work: Work, seconds: float) -> Iterator[Step]:
         for turn in range(1, ROUNDS + 1):
             contest.turn()
             yield Step(len(candidates) + turn, total)
-    finally:  # also if whoever asked wants no more
+    finally:  # also if the caller stops early
         outcome = contest.settle(tunable.shape(device, work))
     yield Step(total, total, f"{outcome} ({tried} of {len(candidates)} candidates tried)")
 
@@ -162,7 +163,7 @@ def _imported(found: Any) -> int:
 
 
 def tuning_of(device: Device) -> Tuning:
-    """What a device offers to `polyarr tune`."""
+    """Return the functions of a device for `polyarr tune`."""
     return Tuning(
         tuple(TUNABLES), partial(_shape, device), partial(tune, device), partial(tuned.kept, device),
         lambda: [entry._asdict() for entry in tuned.read_user_file()], _imported,

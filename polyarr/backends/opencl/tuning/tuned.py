@@ -1,6 +1,6 @@
-"""What `polyarr tune` measured: entries in a user's file, each for a device, driver, kernel, dtype and class of shapes.
+"""Results of `polyarr tune`: a user file with entries by device, driver, kernel, dtype and class of shapes.
 
-An entry is used only where all of that is as it was, and after its parameters were checked once on this driver.
+An entry is used only if all of these are unchanged, and after its parameters were checked once on this driver.
 """
 
 import contextlib
@@ -26,10 +26,11 @@ from polyarr.backends.opencl.runtime.source import source_of
 from polyarr.backends.opencl.runtime.variants import Verdicts
 from polyarr.core.errors import BackendError
 from polyarr.core.tuning import Kept, Work
+from polyarr.files import read_regular
 
 try:
     import fcntl
-except ImportError:  # on Windows, where of two processes that write at once one is lost
+except ImportError:  # on Windows, where of two concurrent writes one is lost
     fcntl = None  # type: ignore[assignment]
 try:
     from platformdirs import user_config_dir
@@ -37,10 +38,11 @@ except ImportError:  # then there is no user file
     user_config_dir = None
 
 KEY = "tuned"  # of the list in the file
+_MAX_FILE = 2**26  # bytes
 
 
 class Entry(NamedTuple):
-    """What was measured, with work of this form and size. kernel is the checksum of the text that was compiled."""
+    """A measurement for work of this form and size. kernel is the checksum of the compiled source."""
 
     device: str
     driver: str
@@ -56,14 +58,14 @@ class Entry(NamedTuple):
 
     @property
     def what(self) -> tuple[str, ...]:
-        """What there is one entry for at most: the next one, of a newer driver, say, takes its place."""
+        """The key of which there is one entry at most; a newer one, of another driver for example, replaces it."""
         return self.device, self.op, self.dtype, self.shape
 
 
 class Case(NamedTuple):
-    """A piece of work as it runs: host arrays, what computes results from their buffers, and how to check these.
+    """A runnable piece of work: host arrays, a function that computes results from their buffers, and a reference.
 
-    expected gives the results in float64, of which each may differ by `error` of its largest magnitude.
+    expected returns the results in float64; each may differ by `error` times its largest magnitude.
     """
 
     arrays: list[np.ndarray]
@@ -75,17 +77,18 @@ class Case(NamedTuple):
 class Tunable(NamedTuple):
     """An op whose kernels have parameters.
 
-    forms       that its work may have
-    lookup      what launchers ask, as device.plans[lookup](...): it gives a tuple, the best parameters first
-    stem        (device) -> the kernels' file
-    fitting     (device, work, parameters as a dict) -> parameters; None if they are none, or do not fit
-    space       (device, work) -> parameters to try, the likeliest first
-    small       (device, work) -> problems by which parameters are checked: the first one takes the programs of the work
-                itself, another one is odd
-    timed       (device, work) -> what is timed in its place, where all of it would take too long
-    shape       (device, work) -> its class of shapes
-    case        (work) -> Case
-    operations  (work) -> how many
+    Attributes:
+        forms: The forms that its work may have.
+        lookup: What launchers call as device.plans[lookup](...): it returns a tuple, the best parameters first.
+        stem: (device) -> the kernels' file.
+        fitting: (device, work, dict) -> parameters; None if the dict has none, or they do not fit.
+        space: (device, work) -> parameters to try, the likeliest first.
+        small: (device, work) -> problems that check parameters: the first one uses the programs of the work itself,
+            another one has odd lengths.
+        timed: (device, work) -> the work to time in its place, if all of it would take too long.
+        shape: (device, work) -> its class of shapes.
+        case: (work) -> Case.
+        operations: (work) -> number of operations.
     """
 
     op: str
@@ -102,23 +105,23 @@ class Tunable(NamedTuple):
 
 
 class NoParametersError(BackendError):
-    """Work runs on kernels that have no parameters, such as a variant's."""
+    """The work runs on kernels without parameters, such as a variant's."""
 
 
-TUNABLES: dict[str, Tunable] = {}  # by their ops; tune.py fills it: they launch what looks up parameters here
+TUNABLES: dict[str, Tunable] = {}  # by op; filled by tune.py, since the ops' launchers import this module
 
 
 # ---- trying ----------------------------------------------------------------------------------------------------
 
 
 class Trial:
-    """Launches of an op that are planned with certain parameters; None for those that are used without any of this."""
+    """Launches of an op planned with certain parameters, or with the current ones if they are None."""
 
     def __init__(self, device: Device, tunable: Tunable, parameters: Any) -> None:
         self._device, self._plans, self.is_asked = device, device.plans, parameters is None
         if parameters is not None:
             self._plans, self._parameters = Plans(device), parameters
-            self._plans[Verdicts] = device.plans[Verdicts]  # what is known of the driver
+            self._plans[Verdicts] = device.plans[Verdicts]  # verdicts about the driver stay valid
             self._plans[tunable.lookup] = self._given
 
     def _given(self, *_: Any) -> tuple[Any, ...]:
@@ -126,9 +129,10 @@ class Trial:
         return (self._parameters,)
 
     def run(self, case: Case, buffers: list[Any]) -> tuple[Any, ...]:
-        """The results of a case.
+        """Return the results of a case.
 
-        Errors:  BackendError if a kernel does not build, or the device does not take the launch
+        Raises:
+            BackendError: A kernel does not build, or the device refuses the launch.
         """
         with self._device.lock:
             before, self._device.plans = self._device.plans, self._plans
@@ -141,9 +145,10 @@ class Trial:
 
 
 def check(device: Device, tunable: Tunable, work: Work, parameters: Any, problems: int | None = None) -> None:
-    """Compute some small problems, or all of them, between canaries, and compare with NumPy.
+    """Compute the first `problems` small problems, or all, between canaries, and compare with NumPy.
 
-    Errors:  BackendError if a kernel does not build, a result is wrong, or something else was written to
+    Raises:
+        BackendError: A kernel does not build, a result is wrong, or memory outside the result was written.
     """
     for small in tunable.small(device, work)[:problems]:
         case = tunable.case(small)
@@ -163,13 +168,13 @@ def check(device: Device, tunable: Tunable, work: Work, parameters: Any, problem
 
 
 def device_of(device: Device) -> str:
-    """What an entry calls a device: on a CPU the processor is told as well, whose name a driver may not know."""
+    """Return the name of a device in entries; on a CPU with the processor's name, which a driver may not know."""
     name = device.cl_device.name.strip()
     return f"{processor_name()}; {name}" if device.geometry.is_measured else name
 
 
 def driver_of(device: Device) -> str:
-    """The driver, and what it compiles for if it is told."""
+    """Return the name of the driver in entries, with its compilation target if it is known."""
     driver = f"{device.cl_device.platform.name.strip()} {device.cl_device.driver_version.strip()}"
     target = target_of(device.cl_device)
     return f"{driver} for {target}" if target else driver
@@ -177,12 +182,12 @@ def driver_of(device: Device) -> str:
 
 @cache
 def kernel_of(stem: str) -> str:
-    """The checksum of a file of kernels with all that it includes."""
+    """Return the checksum of a file of kernels with all that it includes."""
     return hashlib.sha256(source_of(stem).encode()).hexdigest()[:16]
 
 
 def best(device: Device, op: str, dtype: np.dtype, shape: str) -> Any:
-    """The parameters that were measured for a class of shapes; None if there are none that may be used."""
+    """Return the measured parameters for a class of shapes; None if there are none that may be used."""
     for entry in _read_once():
         if entry.what == (device_of(device), op, dtype.name, shape) and not problem_of(device, entry):
             return _fitting(device, entry)
@@ -190,7 +195,7 @@ def best(device: Device, op: str, dtype: np.dtype, shape: str) -> Any:
 
 
 def problem_of(device: Device, entry: Entry) -> str:
-    """Why an entry is set aside; empty if it is used. Its parameters are checked once on each driver."""
+    """Return why an entry is not used; empty if it is. Its parameters are checked once per driver."""
     tunable = TUNABLES.get(entry.op)
     if entry.device != device_of(device):
         return "it is another device's"
@@ -211,22 +216,22 @@ def problem_of(device: Device, entry: Entry) -> str:
             return str(error).partition("\n")[0]
         return ""
 
-    told = json.dumps([*entry.what, entry.kernel, entry.form, entry.size, entry.parameters])
-    return device.plans[Verdicts]().get(f"{KEY} {hashlib.sha256(told.encode()).hexdigest()[:32]}", find)
+    key = json.dumps([*entry.what, entry.kernel, entry.form, entry.size, entry.parameters])
+    return device.plans[Verdicts]().get(f"{KEY} {hashlib.sha256(key.encode()).hexdigest()[:32]}", find)
 
 
 def entry(device: Device, work: Work, shape: str, parameters: Any, figures: dict[str, Any]) -> Entry:
-    """What is to be kept of a measurement, today and with these kernels."""
-    told = asdict(parameters) if is_dataclass(parameters) else parameters._asdict()
+    """Return the entry for a measurement, with today's date and the current kernels."""
+    fields = asdict(parameters) if is_dataclass(parameters) else parameters._asdict()
     kernel, today = kernel_of(TUNABLES[work.op].stem(device)), time.strftime("%Y-%m-%d")
     return Entry(
-        device_of(device), driver_of(device), kernel, work.op, work.dtype, shape, work.form, list(work.shape), told,
+        device_of(device), driver_of(device), kernel, work.op, work.dtype, shape, work.form, list(work.shape), fields,
         figures, today,
     )  # fmt: skip
 
 
 def work_of(entry: Entry) -> Work:
-    """The work that was measured."""
+    """Return the work that was measured."""
     return Work(entry.op, entry.dtype, tuple(entry.size), entry.form)
 
 
@@ -235,7 +240,7 @@ def _fitting(device: Device, entry: Entry) -> Any:
 
 
 def kept(device: Device) -> list[Kept]:
-    """Everything in the user's file, with what is wrong with it here."""
+    """Return all entries of the user file, each with the reason why it is not used here."""
     return [
         Kept(e.op, e.dtype, e.shape, e.device, e.parameters, e.figures, e.date, problem_of(device, e))
         for e in _read_once()
@@ -243,7 +248,7 @@ def kept(device: Device) -> list[Kept]:
 
 
 def diagnose(device: Device) -> list[tuple[str, str]]:
-    """Lines for `polyarr doctor`: what was measured on a device, and what of it is set aside."""
+    """Return lines for `polyarr doctor`: how many entries of a device are used, and which ones are not."""
     own = [(entry, problem_of(device, entry)) for entry in _read_once() if entry.device == device_of(device)]
     aside = [
         ("warning", f"{device.name}: what was tuned for {e.op} {e.dtype} {e.shape} is set aside: {problem}; "
@@ -258,29 +263,32 @@ def diagnose(device: Device) -> list[tuple[str, str]]:
 
 
 def user_file() -> Path | None:
-    """Where entries are kept; None without platformdirs."""
+    """Return the path of the user file; None without platformdirs."""
     return Path(user_config_dir("polyarr"), "tuned.json") if user_config_dir else None
 
 
 def read_user_file() -> list[Entry]:
-    """The user's entries; none if there is no file.
+    """Return the user's entries; none if there is no file.
 
-    Errors:  ValueError if the file is no such list; OSError if it cannot be read
+    Raises:
+        ValueError: The file has no list of entries.
+        OSError: It cannot be read.
     """
     file = user_file()
     if file is None or not file.exists():
         return []
     try:
-        whole = json.loads(file.read_text())
+        whole = json.loads(read_regular(file, _MAX_FILE))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return entries_of(whole.get(KEY) if isinstance(whole, dict) else None)
 
 
 def entries_of(found: Any) -> list[Entry]:
-    """A list from JSON as entries.
+    """Return a list from JSON as entries.
 
-    Errors:  ValueError if it is no such list
+    Raises:
+        ValueError: It is not a list of entries.
     """
     if not isinstance(found, list) or not all(isinstance(each, dict) and _is_entry(each) for each in found):
         raise ValueError(f"it must hold a list {KEY!r} of entries with {', '.join(Entry._fields)}")
@@ -294,9 +302,11 @@ def _is_entry(found: dict[str, Any]) -> bool:
 
 
 def change(entries: list[Entry], without: tuple[str, ...] | None = None) -> None:
-    """Put entries in the place of those that they renew, and take one away: one reads, changes and writes at a time.
+    """Add or replace entries, and remove one by its key. The file is locked meanwhile.
 
-    Errors:  ValueError or OSError if the file cannot be read or written, which is left as it is
+    Raises:
+        ValueError: The file, which stays as it is, cannot be parsed.
+        OSError: It cannot be read or written.
     """
     file = user_file()
     if file is None:
@@ -313,7 +323,7 @@ def change(entries: list[Entry], without: tuple[str, ...] | None = None) -> None
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Other processes, and threads, wait."""
+    """Context that excludes other processes and threads."""
     if fcntl is None:
         yield
         return
@@ -337,7 +347,7 @@ def _write(file: Path, entries: list[Entry]) -> None:
 
 
 def diagnose_file() -> list[tuple[str, str]]:
-    """A line for `polyarr doctor` if the user's file cannot be used."""
+    """Return a line for `polyarr doctor` if the user file cannot be used."""
     try:
         read_user_file()
     except (OSError, ValueError) as error:
@@ -349,5 +359,5 @@ def diagnose_file() -> list[tuple[str, str]]:
 def _read_once() -> list[Entry]:
     try:
         return read_user_file()
-    except (OSError, ValueError):  # `polyarr doctor` says so
+    except (OSError, ValueError):  # `polyarr doctor` reports it
         return []

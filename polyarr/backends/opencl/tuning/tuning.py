@@ -1,4 +1,4 @@
-"""Parameters of the matmul kernels: what they mean, which fit a device, which may be tried, what the package has."""
+"""Parameters of the matmul kernels: their meaning, which fit a device, the search space, and the shipped values."""
 
 import json
 import random
@@ -17,8 +17,8 @@ from polyarr.backends.opencl.runtime.program import STORED
 from polyarr.core.errors import BackendError
 
 WIDE_ACCUMULATORS = ("double", "long", "ulong")
-LINE, SPARE = 16, 8  # elements: where panels begin, and by how many a packed panel may be overrun
-MOST_PACKED = 2**26  # bytes
+LINE, OVERRUN = 16, 8  # elements: alignment of panels, and by how many a packed panel may be read beyond its end
+MAX_PACKED_BYTES = 2**26  # bytes
 Table = dict[str, dict[str, Any]]  # a device's name -> "4 bytes" or "8 bytes" -> parameters, the best first
 
 
@@ -38,19 +38,19 @@ class CpuMatmul:
     Y_BLOCK: int
 
     def fits(self, features: Features, itemsize: int) -> bool:
-        """True if packed blocks are whole panels that some cache may hold."""
+        """Return whether packed blocks are whole panels that some cache may hold."""
         small = self.WIDE in (2, 4, 8, 16) and 1 <= self.ROWS <= 16 and 1 <= self.VECTORS <= 4 and self.DEPTH >= 1
         if not small or self.X_BLOCK < self.ROWS or self.Y_BLOCK < self.VECTORS * self.WIDE:
             return False
         whole = self.X_BLOCK % self.ROWS == 0 and self.Y_BLOCK % (self.VECTORS * self.WIDE) == 0
-        return whole and (self.X_BLOCK + self.Y_BLOCK) * self.DEPTH * itemsize <= MOST_PACKED
+        return whole and (self.X_BLOCK + self.Y_BLOCK) * self.DEPTH * itemsize <= MAX_PACKED_BYTES
 
-    def room(self, rows: int, columns: int, depth: int) -> tuple[int, int]:
-        """Elements for the packed blocks of x and of y, where a work-group has so many rows and columns."""
+    def packed_elements(self, rows: int, columns: int, depth: int) -> tuple[int, int]:
+        """Return the elements of the packed blocks of x and y, for this many rows and columns per work-group."""
         x = min(self.X_BLOCK, _rounded(rows, self.ROWS))
         y = min(self.Y_BLOCK, _rounded(columns, self.VECTORS * self.WIDE))
-        x_room, y_room = (_rounded(length * min(self.DEPTH, depth) + SPARE, LINE) for length in (x, y))
-        return x_room, y_room
+        x_packed, y_packed = (_rounded(length * min(self.DEPTH, depth) + OVERRUN, LINE) for length in (x, y))
+        return x_packed, y_packed
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class GpuMatmul:
 
     @property
     def items(self) -> int:
-        """Work-items in a work-group."""
+        """The work-items in a work-group."""
         return self.TILE_M // self.ITEM_M * (self.TILE_N // self.ITEM_N)
 
     def fits(self, features: Features, itemsize: int) -> bool:
-        """True if the shares are whole and the device has the work-group size and the local memory."""
+        """Return whether shares divide evenly and the device has the work-group size and the local memory."""
         lanes_m = 32 // self.LANES_N
         if not lanes_m or not self.items:
             return False
@@ -89,11 +89,12 @@ PARAMETERS = {"cpu": CpuMatmul, "gpu": GpuMatmul}
 
 
 def lookup(device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
-    """The package's parameters for a device: for a GPU largest tiles first, for a CPU the likeliest first.
+    """Return the shipped parameters for a device: for a GPU the largest tiles first, for a CPU the likeliest.
 
-    Those of the very device come before its vendor's, and these before its kind's.
+    Those of the device come before its vendor's, and these before its kind's.
 
-    Errors:  BackendError if none fit the device
+    Raises:
+        BackendError: None fit the device.
     """
     size = f"{accumulator_bytes(dtype)} bytes"
     for name in (device.cl_device.name.strip(), device.cl_device.vendor.strip(), kind_of(device)):
@@ -104,24 +105,24 @@ def lookup(device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
 
 
 def space(device: Device, dtype: np.dtype) -> Iterator[MatmulParams]:
-    """All that is worth a trial: the package's first, the others in an order that is the same every time."""
+    """Yield the candidates: the shipped ones first, the others in a reproducible order."""
     known = lookup(device, dtype)
     found = list(SPACES[PARAMETERS[device.geometry.kind]](device, dtype))
-    random.Random(0).shuffle(found)  # who has no time for all tries different ones
-    # A CPU's DEPTH decides in what order numbers are added: with one of them, results do not depend on the choice.
+    random.Random(0).shuffle(found)  # so that runs that end early still sample the whole space
+    # A CPU's DEPTH decides the order of additions: it stays fixed, so that results do not depend on the choice.
     depth = {getattr(known[0], "DEPTH", None)}
     yield from dict.fromkeys(tile for tile in (*known, *found) if getattr(tile, "DEPTH", None) in depth)
 
 
 def _cpu_space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
-    """Every tile that a CPU's registers hold and that keeps them busy."""
+    """Yield every tile that fits a CPU's registers and keeps them busy."""
     itemsize, depth = accumulator_bytes(dtype), lookup(device, dtype)[0].DEPTH
     register = vector_width(device) * 4 // itemsize
     registers = 32 if vector_width(device) == 16 else 16
     widths = (width for width in (register // 2, register, 2 * register) if 2 <= width <= 16)
     for wide, rows, vectors, x, y in product(widths, (4, 6, 8, 12, 14), (1, 2, 3, 4), (96, 192), (512, 1024)):
         x, y = x // rows * rows, y // (wide * vectors) * wide * vectors
-        each = max(1, wide // register)  # registers for a vector
+        each = max(1, wide // register)  # registers per vector
         params = CpuMatmul(wide, rows, vectors, depth, x, y)
         busy = 8 <= rows * vectors * each and (rows + 1) * vectors * each < registers
         if busy and params.fits(device.features, itemsize):
@@ -129,7 +130,7 @@ def _cpu_space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
 
 
 def _gpu_space(device: Device, dtype: np.dtype) -> Iterator[GpuMatmul]:
-    """Every tile of one to eight warps whose sums a work-item can hold in registers."""
+    """Yield every tile of one to eight warps whose sums a work-item can hold in registers."""
     itemsize = accumulator_bytes(dtype)
     sides, shares = (32, 64, 128), (4, 8)
     for m, n, k, item_m, item_n, lanes in product(sides, sides, (8, 16, 32), shares, shares, (4, 8)):
@@ -142,24 +143,24 @@ SPACES = {CpuMatmul: _cpu_space, GpuMatmul: _gpu_space}
 
 
 def vector_width(device: Device) -> int:
-    """How many floats a vector register of a CPU holds: as the compiler says, or else the device."""
+    """Return the floats in a vector register of a CPU, as the compiler says, or else the device."""
     floats = compiled_floats(device.cl_device)
     return floats if floats > UNKNOWN else min(16, max(4, device.cl_device.native_vector_width_float))
 
 
 def kind_of(device: Device) -> str:
-    """What the package has parameters for."""
+    """Return the key of the shipped parameters for a kind of device."""
     kind = device.geometry.kind
     return f"{kind} with {vector_width(device)} floats" if PARAMETERS[kind] is CpuMatmul else kind
 
 
 def accumulator_bytes(dtype: np.dtype) -> int:
-    """The size of what sums are kept in."""
+    """Return the size of the dtype in which sums are accumulated."""
     return 8 if STORED[dtype][1] in WIDE_ACCUMULATORS else 4
 
 
 def parameters_of(device: Device, dtype: np.dtype, entry: Any) -> MatmulParams | None:
-    """Parameters from JSON; None if they are none, or do not fit the device."""
+    """Return parameters from JSON; None if they are invalid or do not fit the device."""
     kind = PARAMETERS[device.geometry.kind]
     if not isinstance(entry, dict) or set(entry) != set(kind.__dataclass_fields__):
         return None

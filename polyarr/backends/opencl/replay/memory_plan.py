@@ -1,0 +1,177 @@
+"""Memory planning of a replay: which allocations share memory, and which kernels write over what they have read.
+
+An intermediate value or an output may lie in the memory of a value that the kernel computing it reads for the last
+time. An output may also overwrite an input; each replay checks whether the input may be overwritten.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyopencl as cl
+
+from polyarr.backends.opencl.replay.recording import MemoryRef, RecordedCommand
+from polyarr.backends.opencl.runtime.device import Device
+
+SMALL_BYTES = 512  # bytes up to which memory may serve any smaller allocation
+MAX_BLOCK_BYTES = 256 << 20  # largest block in bytes, unless it is one slot
+Uses = list[tuple[Any, int]]  # (kernel arguments object, index) of the arguments that are bound to memory
+
+
+class Slot:
+    """The arguments bound to one allocation, or to several with disjoint lifetimes.
+
+    Attributes:
+        handle: The memory to which the arguments were bound last; 0 if none.
+        kept: Keeps that memory alive, so that its handle is not reused.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.times, self.uses = nbytes, 0, Uses()
+        self.forget()
+
+    def bind(self, memory: Any) -> None:
+        """Bind the arguments to other memory."""
+        handle = memory.int_ptr
+        self.handle = 0  # in case of an exception in between
+        for subject, i in self.uses:
+            subject.set_arg(i, memory)
+        self.kept, self.handle = cl.MemoryObject.from_int_ptr(handle, retain=True), handle
+
+    def forget(self) -> None:
+        """Keep no memory alive."""
+        self.handle, self.kept = 0, None
+
+    def is_suitable(self, memory: Any) -> bool:
+        """Return whether memory is large enough, and not much too large."""
+        return _fits(self.nbytes, memory.size)
+
+
+class Block:
+    """Slots side by side in one allocation, so that a run needs few.
+
+    Attributes:
+        slots: The slots, and where they begin.
+        handle: As a slot's.
+    """
+
+    def __init__(self, device: Device, slots: Sequence[tuple[int, Slot]], nbytes: int) -> None:
+        self._device, self.slots, self.nbytes, self.handle = device, slots, nbytes, 0
+
+    def bind(self, memory: Any) -> None:
+        """Bind the slots to parts of other memory."""
+        self.handle, is_whole = 0, len(self.slots) == 1
+        for start, slot in self.slots:
+            slot.bind(memory if is_whole else self._device.part(memory, start, slot.nbytes))
+        self.handle = memory.int_ptr
+
+    def forget(self) -> None:
+        """Keep no memory alive."""
+        self.handle = 0
+        for _, slot in self.slots:
+            slot.forget()
+
+
+def blocks_of(slots: Sequence[Slot], device: Device) -> list[Block]:
+    """Pack slots, largest first, into few blocks."""
+    found, row, end = list[Block](), list[tuple[int, Slot]](), 0
+    for slot in slots:
+        if row and end + slot.nbytes > MAX_BLOCK_BYTES:
+            found.append(Block(device, row, end))
+            row, end = [], 0
+        row = [*row, (end, slot)]
+        end += -(-slot.nbytes // device.part_alignment) * device.part_alignment
+    return [*found, Block(device, row, end)] if row else found
+
+
+def _fits(nbytes: int, size: int) -> bool:
+    return nbytes <= size <= max(2 * nbytes, SMALL_BYTES)
+
+
+def slots_for(uses: dict[MemoryRef, Uses]) -> list[Slot]:
+    """Assign allocations to few slots: largest first, each to the smallest slot that is free during its lifetime.
+
+    Among slots of equal size, the one used nearest in time is taken, so that others stay free for longer.
+    """
+    slots: list[Slot] = []
+    for place in sorted(uses, key=lambda place: (place.nbytes, place.times.bit_length()), reverse=True):
+        free = [slot for slot in slots if not slot.times & place.span]
+        slot = min(free, key=lambda slot: (slot.nbytes, _gap(slot.times, place.times)), default=None)
+        if slot is None:
+            slots.append(slot := Slot(place.nbytes))
+        slot.times |= place.span
+        slot.uses += uses[place]
+    return slots
+
+
+def _gap(busy: int, times: int) -> int:
+    """Return the distance of some times from the nearest busy ones."""
+    first, end = (times & -times).bit_length() - 1, times.bit_length()
+    before, after = busy & ((1 << first) - 1), busy >> end
+    return min(first - before.bit_length() if before else first + end, (after & -after).bit_length() or first + end)
+
+
+class Overwrite(NamedTuple):
+    """An input that may be overwritten: by which output, and which command becomes unnecessary."""
+
+    fresh: int
+    skipped: int | None
+
+
+class MemorySharing:
+    """Plan of the allocations that share memory because a command writes one over the other.
+
+    Attributes:
+        over: The inputs that may be overwritten, and by what.
+        spared: The commands that would copy data onto itself.
+    """
+
+    def __init__(
+        self, recorded: Sequence[RecordedCommand], inputs: dict[MemoryRef, int], donated: set[MemoryRef],
+        fresh: list[MemoryRef],
+    ) -> None:  # fmt: skip
+        """Plan for outputs `fresh` and inputs with sizes; `donated` are those that were donated while recording."""
+        self.over, self.skipped = dict[MemoryRef, Overwrite](), set[int]()
+        self._homes = dict[MemoryRef, MemoryRef]()
+        self._inputs, self._fresh, self._taken = inputs, fresh, set[MemoryRef]()
+        for n in reversed(range(len(recorded))):  # backwards, so that it is known whether a result leads to an output
+            # A donated input lives during the whole run, whether it is needed or not, so it is reused first.
+            pairs = sorted(_pairs(recorded[n]), key=lambda pair: (pair[0] not in donated, not pair[0].nbytes))
+            for old, new, is_copy in pairs:
+                if _is_last(n, old) and not self.home(new).times & ((1 << n) - 1):
+                    self._join(n, old, self.home(new), is_copy)
+
+    def home(self, place: MemoryRef) -> MemoryRef:
+        """Return the allocation in whose memory this one lies."""
+        while place in self._homes:
+            place = self._homes[place]
+        return place
+
+    def _join(self, n: int, old: MemoryRef, new: MemoryRef, is_copy: bool) -> None:
+        if old in self._homes or old in self.over or new in self._taken:
+            return
+        if old in self._inputs and new in self._fresh and _fits(new.nbytes, self._inputs[old]):
+            self.over[old] = Overwrite(self._fresh.index(new), n if is_copy else None)
+            self._taken.add(new)
+        elif old.nbytes and old.nbytes == new.nbytes and old not in self._fresh:
+            self._homes[old] = new
+            new.times |= old.times
+            self.skipped |= {n} if is_copy else set()
+
+
+def _is_last(n: int, place: MemoryRef) -> bool:
+    """Return whether command n is the last that uses an allocation."""
+    return place.times >> n == 1
+
+
+def _pairs(recorded: RecordedCommand) -> Iterator[tuple[MemoryRef, MemoryRef, bool]]:
+    """Yield what a command reads, what may overwrite it, and whether the command then copies onto itself."""
+    args = recorded.args
+
+    def is_start(i: int | None) -> bool:
+        return i is not None and type(args[i]) is int and args[i] == 0
+
+    for pair in recorded.command.in_place:
+        others = dict(pair.others)
+        alike = [others.get(i) for i, arg in enumerate(args) if arg is args[pair.old] and i != pair.old]
+        if all(map(is_start, (*pair.begins, *alike))):
+            yield args[pair.old], args[pair.new], pair.is_copy

@@ -1,0 +1,82 @@
+"""Fuses residual additions with norms: a norm of a sum, and the gradient of a norm added to another gradient.
+
+Each residual connection of a model has one of either, which are as large as its activations.
+"""
+
+from collections.abc import Iterator
+
+from polyarr import ops
+from polyarr.backends.opencl import norm
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.table import KERNELS, following
+from polyarr.core.program import Program, Step, flat
+
+OF_SUM = {norm.layer_norm: norm.layer_norm_of_sum, norm.rms_norm: norm.rms_norm_of_sum}
+AND_SUM = {
+    norm.layer_norm_backward: norm.layer_norm_backward_and_sum,
+    norm.rms_norm_backward: norm.rms_norm_backward_and_sum,
+}
+
+
+def fuse_residual_adds(device: Device, program: Program) -> Program:
+    """Return the program with fewer steps, where launchers of this device compute two of them together."""
+    steps = Steps(program)
+    for n, step in enumerate(program.steps):
+        launcher = launcher_of(step)
+        if launcher in OF_SUM:
+            for m, x, y in steps.sums_of(step.takes[1]):
+                if steps.are_there(m, step.takes[2:]):
+                    takes, gives = (step.takes[0], x, y, *step.takes[2:]), (step.takes[1], step.gives)
+                    steps.join(m, n, step._replace(call=following(device, OF_SUM[launcher]), takes=takes, gives=gives))
+        elif launcher in AND_SUM:
+            for m, other in steps.only_sum_with(step.gives[0]):
+                if steps.are_there(n, (other,)):
+                    takes, gives = (*step.takes, other), (program.steps[m].gives, *step.gives[1:])
+                    steps.join(n, m, step._replace(call=following(device, AND_SUM[launcher]), takes=takes, gives=gives))
+    return program._replace(steps=tuple([step for step in steps.all if step is not None]))
+
+
+class Steps:
+    """A program's steps; one that was fused into another is None."""
+
+    def __init__(self, program: Program) -> None:
+        self.all: list[Step | None] = [*program.steps]
+        self._program = program
+        self._maker = {v: n for n, step in enumerate(program.steps) for v in flat(step.gives)}
+        self._users: dict[int, list[int]] = {}
+        for n, step in enumerate(program.steps):
+            for v in flat(step.takes):
+                self._users.setdefault(v, []).append(n)
+
+    def sums_of(self, v: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the step that computes a value and its two addends, if it adds two arrays of the value's Spec."""
+        m = self._maker.get(v)
+        if m is not None and self._is_sum(m):
+            yield m, *self._program.steps[m].takes[1:]
+
+    def only_sum_with(self, v: int) -> Iterator[tuple[int, int]]:
+        """Yield the step that adds a value to another one, and that one, if nothing else uses the value."""
+        users = self._users.get(v, [])
+        if len(users) == 1 and v not in self._program.outputs and self._is_sum(users[0]):
+            x, y = self._program.steps[users[0]].takes[1:]
+            yield users[0], y if x == v else x
+
+    def are_there(self, n: int, values: tuple) -> bool:
+        """Return whether values are computed before step n."""
+        return all(self._maker.get(v, -1) < n for v in flat(values))
+
+    def join(self, kept: int, gone: int, step: Step) -> None:
+        """Replace two steps by one."""
+        self.all[kept], self.all[gone] = step, None
+
+    def _is_sum(self, n: int) -> bool:
+        """Return whether a step adds two arrays of its result's Spec, and is not fused yet."""
+        step, specs = self._program.steps[n], self._program.specs
+        if self.all[n] is not step or launcher_of(step) is not KERNELS[ops.add]:
+            return False
+        return all(specs.get(v) == specs[step.gives] for v in step.takes[1:])
+
+
+def launcher_of(step: Step) -> object:
+    """Return the launcher that a step calls, unless it was replaced."""
+    return getattr(step.call, "__wrapped__", None)

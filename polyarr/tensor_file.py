@@ -1,0 +1,113 @@
+"""Reading safetensors files: a validated header, and tensors that are read on demand."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from polyarr.core.spec import bfloat16
+from polyarr.files import HeldFile
+from polyarr.schema import loaded_json
+
+CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
+    f"{kind.upper()}{bits}": np.dtype(f"{'u' * (kind == 'u')}int{bits}") for kind in "iu" for bits in (8, 16, 32, 64)
+}
+_FURTHER = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}  # for `polyarr inspect` only
+MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
+MAX_TENSORS = 50_000  # per file; `polyarr inspect` shows this many in about 4 s
+_LARGEST = 2**63
+
+
+class Entry(NamedTuple):
+    """Header entry of a tensor: code of its dtype, shape, and the range of its bytes in the file."""
+
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """NumPy dtype; None if NumPy lacks it."""
+        found = CODES.get(self.code, _FURTHER.get(self.code))
+        return None if found is None else np.dtype(found)
+
+
+class TensorFile:
+    """A safetensors file that stays open until its last user is gone.
+
+    Attributes:
+        metadata: Strings by name.
+        entries: Header entry of each tensor, by name.
+        file: The open file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is damaged or not a safetensors file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.file = HeldFile(path)
+        length = int.from_bytes(self.file.read(0, min(8, self.file.size)), "little")
+        if not 2 <= length <= min(MAX_HEADER, self.file.size - 8):
+            raise ValueError(f"its header would have {length:,} bytes; the file has {self.file.size:,}")
+        header = loaded_json(self.file.read(8, length).decode())
+        if not isinstance(header, dict):
+            raise ValueError("its header is no JSON object")
+        self.metadata = _metadata(header.pop("__metadata__", None))
+        self.entries = _entries(header, 8 + length, self.file.size)
+
+    def array(self, name: str) -> np.ndarray:
+        """Read a tensor.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: The file was truncated since it was opened, or NumPy lacks the dtype.
+        """
+        entry = self.entries[name]
+        if entry.dtype is None:
+            raise ValueError(f"{name} is of {entry.code}, which NumPy lacks")
+        found = np.empty(entry.shape, entry.dtype)
+        self.file.read_into(entry.start, found.reshape(-1).view(np.uint8).data)
+        return found
+
+
+def _metadata(found: Any) -> dict[str, str]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("its metadata must be an object of strings")
+    return found
+
+
+def _entries(header: dict[str, Any], start: int, size: int) -> dict[str, Entry]:
+    """Return the tensors of a header; they must fill the file from byte `start` to its end without gaps or overlaps."""
+    if len(header) > MAX_TENSORS:
+        raise ValueError(f"it has {len(header):,} tensors; at most {MAX_TENSORS:,} are read")
+    found = {name: _entry(name, part, start) for name, part in header.items()}
+    for name, entry in sorted(found.items(), key=lambda item: item[1][2:]):
+        if entry.start != start:
+            raise ValueError(f"{name} begins at byte {entry.start:,}; it must begin at {start:,}")
+        start = entry.end
+    if start != size:
+        raise ValueError(f"it has {size:,} bytes; by its header it must have {start:,}")
+    return found
+
+
+def _entry(name: str, part: Any, base: int) -> Entry:
+    if not isinstance(part, dict) or part.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"its header says of {name} what is no dtype, shape and data_offsets")
+    code, shape, offsets = part["dtype"], part["shape"], part["data_offsets"]
+    if not isinstance(code, str) or not (_are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
+        raise ValueError(f"its header has no valid dtype, shape and data_offsets for {name}")
+    found = Entry(code, tuple(shape), base + offsets[0], base + offsets[1])
+    count = found.end - found.start
+    if count < 0 or (found.dtype is not None and math.prod(shape) * found.dtype.itemsize != count):
+        raise ValueError(f"{name} has {count:,} bytes by its header; {code}{shape} takes others")
+    return found
+
+
+def _are_sizes(found: Any) -> bool:
+    return isinstance(found, list) and len(found) <= 64 and all(type(n) is int and 0 <= n < _LARGEST for n in found)

@@ -1,0 +1,27 @@
+"""Number of floating-point operations that training takes."""
+
+from polyarr import tree
+from polyarr.models.decoder import LanguageModel
+
+
+def flops_per_token(model: LanguageModel, length: int | None = None) -> float:
+    """Return the floating-point operations of a forward and backward pass per token: 6 N + 12 L T D, as in PaLM.
+
+    N is the number of parameters that tokens are multiplied by, without embeddings that are only looked up. Frozen
+    parameters need no gradient of their own, and count 4 instead of 6. L is the number of layers, T the length of the
+    text, and D the width of all heads together; the causal mask is ignored. Recomputed activations count once.
+
+    Args:
+        model: The model.
+        length: Length of the text; None: the model's context_length.
+
+    Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B
+    """
+    looked_up = {"pos_emb.weight"} | ({"tok_emb.weight"} if model.out_head else set())
+    parameters = tree.by_name(model)
+    trained = tree.trainable(model)
+    multiplied = sum(
+        (6 if name in trained else 4) * leaf.size for name, leaf in parameters.items() if name not in looked_up
+    )
+    att, length = model.blocks[0].att, length or model.config.context_length
+    return multiplied + 12 * len(model.blocks) * length * att.n_heads * att.head_size

@@ -1,0 +1,90 @@
+"""int8 weights: quantization error, and text generated with them."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import nn, ops
+from polyarr.models import GPTModel, LlamaModel, generate
+
+SIZES = {"vocab_size": 40, "context_length": 16, "emb_dim": 32, "n_heads": 4, "n_layers": 2}
+MODELS = {
+    "gpt": lambda: GPTModel({**SIZES, "drop_rate": 0.0, "qkv_bias": True}),
+    "tied gpt": lambda: GPTModel({**SIZES, "drop_rate": 0.0, "qkv_bias": False, "tie_embeddings": True}),
+    "llama": lambda: LlamaModel({**SIZES, "n_kv_heads": 2, "hidden_dim": 48, "head_size": 8}),
+}
+
+
+def model_of(name):
+    pa.random.seed(0)
+    return pa.tree.map(lambda p: p * 4 if p.ndim > 1 else p, MODELS[name]()).eval()
+
+
+@pytest.mark.parametrize("dtype", [pa.float32, pa.bfloat16])
+def test_a_weight_is_half_a_step_away_at_most(backend, dtype):
+    weight = pa.asarray(
+        np.random.default_rng(0).normal(size=(5, 33)).astype(np.float32) * [[1], [1e-6], [1e4], [0], [3]]
+    )
+    layer = nn.Int8Linear(weight.astype("float32").astype(dtype))
+    given, codes, scale = weight.astype(dtype).astype("float32").numpy(), layer.codes.numpy(), layer.scale.numpy()
+    assert layer.codes.dtype == pa.int8 and np.abs(codes).max(axis=1).tolist() == [127, 127, 127, 0, 127]
+    assert (np.abs(layer.weight.numpy() - given) <= 0.5001 * scale[:, None]).all()
+
+
+def test_a_row_with_a_nan_does_not_become_numbers(backend):
+    """Neither does a row so small that its scale is 0."""
+    rows = [[np.nan, 5, 0.25], [np.inf, 1, 2], [1e-44, 0, 1e-44], [1, 2, 3]]
+    found = nn.Int8Linear(pa.asarray(np.array(rows, np.float32)))(pa.ones((1, 3))).numpy()[0]
+    assert np.isnan(found[:2]).all() and found[2] == 0 and abs(found[3] - 6) < 0.05
+
+
+@pytest.mark.parametrize("activation", [None, "gelu_tanh"])
+def test_a_layer_computes_with_its_dequantized_weight(backend, activation):
+    pa.random.seed(1)
+    plain = nn.Linear(33, 7, activation=activation)
+    layer, x = nn.quantised(plain), pa.random.normal((2, 3, 33))
+    wanted = ops.linear(x, layer.weight, plain.bias, activation=activation).numpy()
+    np.testing.assert_allclose(layer(x).numpy(), wanted, rtol=1e-5, atol=1e-5)
+    assert nn.quantised(nn.Linear(33, 7, bias=False))(x.astype("bfloat16")).dtype == pa.bfloat16
+    for rows in (1, 8, 9, 40):  # few rows read the int8 codes, many the dequantized weight
+        x = pa.random.normal((rows, 33))
+        wanted = ops.linear(x, layer.weight, plain.bias, activation=activation).numpy()
+        np.testing.assert_allclose(layer(x).numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_writes_the_same_with_a_cache_and_without(backend, name):
+    model = model_of(name)
+    small, prompt = model.quantised(), pa.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
+    held = {p.dtype.name for n, p in small.named_parameters().items() if n.endswith("codes")}
+    assert held == {"int8"} and all(p.dtype != pa.int8 for p in model.named_parameters().values())
+    assert small.caches(2, 8)[0].k.dtype == pa.float32
+    a, b = (m(prompt).numpy() for m in (model, small))
+    assert 0 < np.abs(a - b).max() < 0.03 * np.abs(a).max()
+    seen = prompt
+    for _ in range(9):
+        seen = ops.concat([seen, ops.argmax(small(seen)[:, -1], axis=-1)[:, None].astype(seen.dtype)], axis=1)
+    np.testing.assert_array_equal(generate(small, prompt, 9, temperature=0).numpy(), seen.numpy())
+
+
+def test_adapters_are_merged_before(on_numpy):
+    model = nn.lora(model_of("gpt"), rank=2)
+    found = pa.tree.map(lambda p: p + 0.01, model)
+    wanted = nn.merge_lora(found).quantised()
+    for ours, theirs in zip(pa.tree.leaves(found.quantised()), pa.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert type(found.quantised().blocks[0].att.qkv) is nn.Int8Linear
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "scale", "error"),
+    [
+        ((2, 3), ((4, 3), "float32"), (4,), r"weight is float32\[4, 3\]; its dtype must be int8"),
+        ((2, 3), ((4, 5), "int8"), (4,), r"they must be \[..., k\], \[n, k\] and \[n\]"),
+        ((2, 3), ((4, 3), "int8"), (3,), r"scale is float32\[3\]; they must be"),
+        ((), ((4, 3), "int8"), (4,), r"x is float32\[\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(x, weight, scale, error):
+    with pytest.raises((ValueError, TypeError), match=error):
+        ops.int8_linear(pa.ones(x), pa.ones(weight[0], dtype=weight[1]), pa.ones(scale))
