@@ -36,7 +36,7 @@ import report
 
 import polyarr as pa
 from polyarr.backends.opencl.devices import select
-from polyarr.backends.opencl.products import matmul
+from polyarr.backends.opencl.gemm import matmul
 from polyarr.backends.opencl.runtime.plans import Plans
 from polyarr.backends.opencl.tuning.speed import speed_of
 

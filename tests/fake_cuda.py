@@ -17,7 +17,7 @@ class FakeCuda:
         self._context, self.log, self.chunks, self.alone = context, [], [], {}
 
     def allocate(self, nbytes: int) -> Any:
-        cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.runtime.cuda")
+        cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.nvidia.cuda")
         host = np.zeros(nbytes + 4096, np.uint8)
         start = -host.ctypes.data % 4096
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR

@@ -14,8 +14,8 @@ from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
 from tests.opencl_modules import opencl_modules
 
-batch_norm, conv, copy, device_module, devices, geometry, product, table = opencl_modules(
-    "batch_norm", "conv", "copy", "device", "devices", "geometry", "product", "table"
+batch_norm, conv_im2col, copy, device_module, devices, geometry, product, table = opencl_modules(
+    "batch_norm", "conv_im2col", "copy", "device", "devices", "geometry", "product", "table"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "float64": 1e-13}
@@ -103,7 +103,7 @@ def test_bias_and_activation_are_the_products(kinds, kind, activation):
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_deep_sum_of_a_weight_is_cut_by_images(kinds, kind, monkeypatch):
-    monkeypatch.setattr(conv, "MAX_SUM_LENGTH", 40)
+    monkeypatch.setattr(conv_im2col, "MAX_SUM_LENGTH", 40)
     hosts = [random(s, "float32", 0) for s in ((6, 5, 5, 4), (6, 5, 5, 8))]
     beside(kinds[kind], lambda x, g: (ops.conv_weight_gradient(g, x, shape=(3, 3), padding=1),), hosts, "float32")
 
@@ -190,7 +190,7 @@ def test_depthwise_windows_on_padding_alone_are_zeros(kinds, kind, shape):
 def test_batch_norm_reports_the_amax_of_its_result(monkeypatch, kinds, kind, shape):
     """amax is reported for split-precision products; numbers that are not finite are ignored."""
     device = kinds[kind].upload.__self__
-    monkeypatch.setattr(batch_norm, "uses_amax", lambda _: True)
+    monkeypatch.setattr(device.vendor, "uses_amax", lambda _: True)
     device.plans.renew()
     g, host = random(shape, "float32", 1), random(shape, "float32", 2)
     host[0, ..., 0] = np.inf
@@ -209,7 +209,7 @@ def test_batch_norm_reports_the_amax_of_its_result(monkeypatch, kinds, kind, sha
 
 def test_more_windows_than_a_walk_counts_are_refused():
     with pytest.raises(BackendError, match=r"^conv: 2,147,483,648 windows or more; .* take fewer at once$"):
-        conv._axes([(2**16, (2**17,)), (2**15, (1,))])
+        conv_im2col._axes([(2**16, (2**17,)), (2**15, (1,))])
 
 
 def test_a_walk_divides_every_number():

@@ -12,10 +12,10 @@ from polyarr import ops
 from polyarr.core.spec import bfloat16
 from tests.opencl_modules import opencl_modules
 
-conv, conv_pieces, conv_wgmma, copy, devices, split, variants, wgmma = opencl_modules(
-    "conv", "conv_pieces", "conv_wgmma", "copy", "devices", "split", "variants", "wgmma"
+conv, conv_im2col, conv_pieces, conv_tma, conv_wgmma, copy, devices, split, variants, wgmma = opencl_modules(
+    "conv", "conv_im2col", "conv_pieces", "conv_tma", "conv_wgmma", "copy", "devices", "split", "variants", "wgmma"
 )
-PLAIN = import_module("polyarr.backends.opencl.products.product").PLAIN
+PLAIN = import_module("polyarr.backends.opencl.gemm.product").PLAIN
 on_opencl = pytest.mark.polyarr_backend("opencl")
 float32 = np.dtype("float32")
 
@@ -257,8 +257,8 @@ def test_a_layers_gradients_take_the_parts_of_its_forward_pass(backend, monkeypa
 def test_a_captured_function_does_not_rely_on_the_amax_of_an_input(backend, monkeypatch) -> None:
     """A later run may pass an array without a reported amax."""
     device, seen = devices.select(backend.name), []
-    known_of = conv.reported_amax
-    monkeypatch.setattr(conv, "reported_amax", lambda **arrays: seen.append(known_of(**arrays)) or seen[-1])
+    known_of = device.vendor.reported_amax
+    monkeypatch.setattr(device.vendor, "reported_amax", lambda **arrays: seen.append(known_of(**arrays)) or seen[-1])
     x, w = pa.ones((1, 4, 4, 2)), pa.ones((3, 1, 1, 2))
     x = pa.Array(x.backend, x.buf._replace(amax=device.upload(np.zeros(3, np.uint32))), x.spec)
     pa.compile(ops.conv)(x, w)
@@ -326,11 +326,12 @@ def test_which_layers_use_tma(monkeypatch, changed, dtype, taken) -> None:
 def test_few_channels_are_filled_up_for_matrix_units(backend, monkeypatch, shape, kernel, stride) -> None:
     """Channels are padded to 16 bytes with zeros."""
     generator, seen = np.random.default_rng(0), []
-    monkeypatch.setattr(conv, "_multiply", lambda *args, of=conv._multiply: seen.append(args[1]) or of(*args))
+    multiply = conv_im2col._multiply
+    monkeypatch.setattr(conv_im2col, "_multiply", lambda *args: seen.append(args[1]) or multiply(*args))
     x, w = (pa.astype(pa.asarray(generator.integers(-4, 5, s)), "bfloat16") for s in (shape, (4, *kernel, shape[-1])))
     results = []
     for takes in (True, False):
-        monkeypatch.setattr(conv, "is_sound", lambda *_, takes=takes: takes)
+        monkeypatch.setattr(conv_tma, "is_sound", lambda *_, takes=takes: takes)
         y, pull = pa.vjp(lambda x, w: ops.conv(x, w, stride=stride, padding=((1, 2), (3, 1))), x, w)
         results.append([pa.astype(a, "float32").numpy() for a in (y, *pull(pa.ones_like(y)))])
     for ours, plain in zip(*results, strict=True):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.polyarr_backend("opencl")
 @pytest.fixture
 def sharing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The backend with a memory pool that a fake CUDA shares."""
-    cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.runtime.cuda")
+    cl, cuda = import_module("pyopencl"), import_module("polyarr.backends.opencl.nvidia.cuda")
     device = backend.home
     if not device.features.is_cpu:
         pytest.skip("CUDA is played on a processor")
@@ -29,7 +29,7 @@ def sharing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     plain = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(device.queue))
     device.synchronize()
     monkeypatch.setattr(device, "pool", cuda.SharedPool(played, plain, 128))
-    shares = import_module("polyarr.backends.opencl.sharing").dlpack_of(device)
+    shares = import_module("polyarr.backends.opencl.nvidia.sharing").dlpack_of(device)
     with use_backend(backend._replace(dlpack=shares)):
         yield SimpleNamespace(pool=device.pool, log=played.log, device=device)
     device.synchronize()
@@ -163,7 +163,7 @@ def test_the_pool_counts_reuses_and_gives_back(sharing: Any) -> None:
 
 
 def test_arrays_that_cuda_cannot_share_are_copied(sharing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = import_module("polyarr.backends.opencl.runtime.cuda")
+    cuda = import_module("polyarr.backends.opencl.nvidia.cuda")
 
     def full(nbytes: int) -> Any:
         raise cuda.CudaError("CUDA: cuMemCreate: out of memory")

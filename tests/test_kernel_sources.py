@@ -19,7 +19,7 @@ from tests.sanitize.device import backend_of
 
 device_module, devices, geometry, source = opencl_modules("device", "devices", "geometry", "source")
 pytestmark = pytest.mark.polyarr_backend("opencl")
-FILES = {path.name: path.read_text() for path in sorted(source.KERNELS.iterdir())}
+FILES = {path.name: path.read_text() for path in source.FILES.values()}
 BACKEND = Path(source.__file__).parents[1]
 DIRECTIVE = re.compile(r"\s*#\s*(if|elif|else|endif)\w*\b(.*)")
 # Builtins of some compilers, and the macro that an #if around them must test.

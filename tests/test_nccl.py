@@ -48,7 +48,7 @@ class Library:
         ctypes.memmove(ctypes.addressof(ticket._obj), bytes(range(128)), 128)
 
     def _ncclAllReduce(self, source: Any, target: Any, count: Any, kind: Any, how: Any, *rest: Any) -> None:  # noqa: N802
-        nccl = import_module("polyarr.backends.opencl.ranks.nccl")
+        nccl = import_module("polyarr.backends.opencl.nvidia.nccl")
         dtype = next(d for d, number in nccl.KINDS.items() if number == kind.value)
         self.dtypes.append(dtype)
         memory = (ctypes.c_ubyte * (count.value * dtype.itemsize)).from_address(target.value)
@@ -64,7 +64,7 @@ class Library:
 @pytest.fixture
 def meet(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that joins fake ranks: library -> the reduction, and objects to inspect."""
-    meeting = import_module("polyarr.backends.opencl.ranks.collectives")
+    meeting = import_module("polyarr.backends.opencl.nvidia.deferred_reduce")
     device = backend.home
     if not device.features.is_cpu:
         pytest.skip("CUDA is played on a processor")
@@ -205,14 +205,14 @@ def test_the_communicator_ends_with_its_reduction(meet: Any) -> None:
 
 
 def test_a_library_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    nccl = import_module("polyarr.backends.opencl.ranks.nccl")
+    nccl = import_module("polyarr.backends.opencl.nvidia.nccl")
     monkeypatch.setattr(nccl, "LIBRARY", "libnccl-missing.so.2")
     with pytest.raises(BackendError, match=r"^NCCL does not load: .*; install it with: pip install 'polyarr\[nccl\]'$"):
         nccl.load()
 
 
 def test_the_wheels_library_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    nccl = import_module("polyarr.backends.opencl.ranks.nccl")
+    nccl = import_module("polyarr.backends.opencl.nvidia.nccl")
     library = tmp_path / "nvidia" / "nccl" / "lib" / nccl.LIBRARY
     library.parent.mkdir(parents=True)
     library.touch()

@@ -22,7 +22,8 @@ from tests.opencl_modules import opencl_modules
     "split", "table",
 )  # fmt: skip
 Plans = import_module("polyarr.backends.opencl.runtime.plans").Plans
-tensor_map = import_module("polyarr.backends.opencl.products.tensor_map").tensor_map
+tensor_map = import_module("polyarr.backends.opencl.nvidia.tensor_map").tensor_map
+to_copy = import_module("polyarr.backends.opencl.nvidia.tensor_map").to_copy
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
 
@@ -196,7 +197,7 @@ def test_a_program_that_is_wrong_is_set_aside_alone(device, monkeypatch) -> None
 @on_opencl
 def test_products_go_on_without_a_variant_that_takes_nothing(device, monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=lambda *args: asked.append(args) or None),))
+    monkeypatch.setattr(device.vendor, "gemm", (variant(plan=lambda *args: asked.append(args) or None),))
     x = np.arange(48, dtype=np.float32).reshape(6, 8)
     np.testing.assert_array_equal((pa.asarray(x) @ pa.asarray(x.T)).numpy(), x @ x.T)
     assert asked
@@ -206,7 +207,7 @@ def test_products_go_on_without_a_variant_that_takes_nothing(device, monkeypatch
 def test_the_first_variant_that_takes_a_product_computes_it(device, monkeypatch) -> None:
     launched = []
     plan = product.Plan(lambda *args: launched.append(args), None)
-    monkeypatch.setattr(matmul, "VARIANTS", (variant(), variant(plan=lambda *args: plan)))
+    monkeypatch.setattr(device.vendor, "gemm", (variant(), variant(plan=lambda *args: plan)))
     x = pa.ones((6, 8))
     pa.synchronize()
     _ = x @ x.T
@@ -269,7 +270,7 @@ def problem(m, n, k, x=None, y=None, batch=1, inner=1):
     ],
 )
 def test_hoppers_kernels_take_rows_of_whole_16_bytes(p, aligned, copies) -> None:
-    assert product.to_copy(p, aligned) == copies
+    assert to_copy(p, aligned) == copies
 
 
 @on_opencl
@@ -280,7 +281,7 @@ def test_an_operand_is_copied_for_a_variant_that_asks_for_it(device, monkeypatch
         seen.append((p.x.step % 4, p.y.step % 4))
         return product.Copies(p.x.step % 4 > 0, p.y.step % 4 > 0) if any(seen[-1]) else None
 
-    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=plan),))
+    monkeypatch.setattr(device.vendor, "gemm", (variant(plan=plan),))
     x, y = np.arange(77, dtype=np.float32).reshape(7, 11), np.arange(99, dtype=np.float32).reshape(11, 9)
     np.testing.assert_array_equal((pa.asarray(x) @ pa.asarray(y)).numpy(), x @ y)
     np.testing.assert_array_equal((pa.asarray(y).T @ pa.asarray(x).T).numpy(), y.T @ x.T)
@@ -527,9 +528,9 @@ def test_products_get_their_precision_if_a_variant_distinguishes_it(device, monk
     def plan(device, dtype, p, aligned, epilogue):
         told.append(epilogue.precision)
 
-    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=plan),))
+    monkeypatch.setattr(device.vendor, "gemm", (variant(plan=plan),))
     assert pa.ops.linear not in table.precisions(device)
-    monkeypatch.setattr(matmul, "VARIANTS", (variant(plan=plan)._replace(tells_precision=True),))
+    monkeypatch.setattr(device.vendor, "gemm", (variant(plan=plan)._replace(tells_precision=True),))
     assert table.precisions(device)[pa.ops.linear] == ("high",)
     found = pa.get_backend()._replace(precisions=table.precisions(device))
     with pa.use_backend(found):

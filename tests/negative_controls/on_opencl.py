@@ -32,7 +32,7 @@ def device_of(backend):
 
 
 def dense(device, x):
-    return importlib.import_module("polyarr.backends.opencl.copy").dense(device, x)
+    return importlib.import_module("polyarr.backends.opencl.copying.copy").dense(device, x)
 
 
 def enqueue(device, name, work, group, *args):

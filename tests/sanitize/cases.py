@@ -9,15 +9,16 @@ import numpy as np
 
 import polyarr
 from polyarr import ops
-from polyarr.backends.opencl import norm
 from polyarr.backends.opencl.attention import attention
-from polyarr.backends.opencl.attention.attention_split import allocate_terms, split, walks
-from polyarr.backends.opencl.convolutions import batch_norm, conv_pieces
-from polyarr.backends.opencl.copy import in_whole_rows
-from polyarr.backends.opencl.elementwise import EXPRESSIONS
-from polyarr.backends.opencl.products.product import Operand, Problem
-from polyarr.backends.opencl.products.split import BFLOAT16_TERMS, DenseOperand, split_product, split_side_by_side
-from polyarr.backends.opencl.replay.graphs import chain
+from polyarr.backends.opencl.convolution import batch_norm
+from polyarr.backends.opencl.copying.copy import in_whole_rows
+from polyarr.backends.opencl.elementwise.elementwise import EXPRESSIONS
+from polyarr.backends.opencl.gemm.product import Operand, Problem
+from polyarr.backends.opencl.nvidia import conv_pieces
+from polyarr.backends.opencl.nvidia.attention_split import allocate_terms, split, walks
+from polyarr.backends.opencl.nvidia.graphs import chain
+from polyarr.backends.opencl.nvidia.split import BFLOAT16_TERMS, DenseOperand, split_product, split_side_by_side
+from polyarr.backends.opencl.rows import norm
 from polyarr.backends.opencl.tuning.measure import peak_rate
 from polyarr.core.spec import Spec
 
@@ -315,7 +316,7 @@ def told_batch_norm(x: polyarr.Array, g: polyarr.Array) -> None:
     """Run batch norm with amax reports, as for operands that are scaled by their largest magnitude."""
     device = polyarr.get_backend().upload.__self__
     out = tuple(Spec(shape, x.dtype) for shape in (x.shape, x.shape[1:], x.shape[1:]))
-    with patch.object(batch_norm, "uses_amax", lambda _: True):
+    with patch.object(device.vendor, "uses_amax", lambda _: True):
         _, saved = batch_norm.batch_norm(device, out, x.buf, None, None, eps=0.1)
         given = (g.buf, None, None), saved, x.buf, None, None
         batch_norm.batch_norm_backward(device, *given, wanted=(True, False, False), eps=0.1)

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import global_norm, index, sort, topk
 from polyarr.backends.opencl.attention import attention_decode
-from polyarr.backends.opencl.copy import download
-from polyarr.backends.opencl.products import matmul
+from polyarr.backends.opencl.copying.copy import download
+from polyarr.backends.opencl.gemm import matmul
+from polyarr.backends.opencl.indexing import index
+from polyarr.backends.opencl.reductions import global_norm
 from polyarr.backends.opencl.replay.fusion import fusion_of
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.geometry import CpuGeometry, GpuGeometry, geometry_of
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.program import Program
+from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.backends.opencl.table import READS, make_kernels
 from polyarr.backends.opencl.tuning import measure
 from polyarr.core.backend import Backend, Fused

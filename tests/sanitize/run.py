@@ -181,11 +181,11 @@ def report_unreached(variant: str, called: Counter) -> int:
 
 
 def report_kernels(ran: set[str]) -> int:
-    from polyarr.backends.opencl.runtime.source import KERNELS
+    from polyarr.backends.opencl.runtime.source import FILES
 
     stated = {
-        f"{path.name.removesuffix('.cl')}.{name}"
-        for path in KERNELS.iterdir()
+        f"{stem}.{name}"
+        for stem, path in FILES.items()
         if '#include "ptx.cl"' not in path.read_text()  # PTX runs on NVIDIA's GPUs only
         for name in re.findall(r"__kernel[^;{]*?void (\w+)\(", path.read_text())
     }

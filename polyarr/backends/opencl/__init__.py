@@ -23,22 +23,20 @@ def start(device: str | None = None) -> Backend:
         BackendError: There is no usable device, or none of that name.
     """
     _choose_caches()
-    from polyarr.backends.opencl.copy import download
+    from polyarr.backends.opencl.copying.copy import download
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.ranks.collectives import together_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
-    from polyarr.backends.opencl.replay.graphs import graphs_of
     from polyarr.backends.opencl.replay.replay import replay_of
     from polyarr.backends.opencl.runtime.noting import noting
-    from polyarr.backends.opencl.sharing import dlpack_of
     from polyarr.backends.opencl.table import READS, kernel_functions, make_kernels, precisions, unordered
     from polyarr.backends.opencl.tuning.speed import peaks_of
     from polyarr.backends.opencl.tuning.tune import tuning_of
 
     found = select(device)
     if found not in _backends:
-        kernels, found.commands.graphs = make_kernels(found), graphs_of(found)
+        kernels, found.commands.graphs = make_kernels(found), found.vendor.graphs(found)
         _backends[found] = Backend(
             found.name,
             kernels,
@@ -56,7 +54,7 @@ def start(device: str | None = None) -> Backend:
             handle=handle_of(found),
             home=found,
             reads=READS,
-            dlpack=dlpack_of(found),
+            dlpack=found.vendor.dlpack(found),
             precisions=precisions(found),
             replay=replay_of(found),
             fusion=fusion_of(found),

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl import random
-from polyarr.backends.opencl.attention import attention
-from polyarr.backends.opencl.products import matmul
+from polyarr.backends.opencl.elementwise import random
+from polyarr.backends.opencl.gemm import matmul
 from polyarr.backends.opencl.runtime import caches, variants
 from polyarr.backends.opencl.runtime.device import FORKED, Device, Refusal, features_of
 from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, RUSTICL, quirks_of
@@ -29,7 +28,6 @@ LIBRARIES = {NVIDIA: "libnvidia-opencl.so.1", INTEL: f"{sys.prefix}/lib/libintel
 PROBE = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # first words of Philox4x32-10, as published
 
 _MAX_REGISTRATION = 2**16  # maximum size of an .icd file in bytes
-VARIANTS = (*matmul.VARIANTS, *attention.VARIANTS)  # kernels that only some devices can run
 
 _lock: Any = threading.RLock()
 _devices: dict[int, Device] = {}
@@ -249,7 +247,8 @@ def _speed(candidate: Found) -> list[tuple[str, str]]:
     if _problem(candidate):
         return []
     device = _devices[candidate.number]
-    return speed.diagnose(device) + tuned.diagnose(device) + variants.diagnose(device, VARIANTS)
+    checked = *device.vendor.gemm, *device.vendor.attention
+    return speed.diagnose(device) + tuned.diagnose(device) + variants.diagnose(device, checked)
 
 
 def _unregistered() -> list[tuple[str, str]]:

@@ -5,32 +5,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyarr import ops
-from polyarr.backends.opencl import (
-    adamw,
-    astype_all,
-    create,
-    cross_entropy,
-    dropout,
-    elementwise,
-    embedding,
-    gelu,
-    global_norm,
-    index,
-    norm,
-    random,
-    reduce,
-    scan,
-    segments,
-    shape,
-    softmax,
-    sort,
-    topk,
-)
 from polyarr.backends.opencl.attention import attention
-from polyarr.backends.opencl.convolutions import batch_norm, conv, pool
-from polyarr.backends.opencl.products import int8_linear, linear, matmul
+from polyarr.backends.opencl.convolution import batch_norm, conv, pool
+from polyarr.backends.opencl.copying import create, shape
+from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
+from polyarr.backends.opencl.gemm import int8_linear, linear, matmul
+from polyarr.backends.opencl.indexing import embedding, index, segments
+from polyarr.backends.opencl.reductions import global_norm, reduce, scan
+from polyarr.backends.opencl.rows import cross_entropy, norm, softmax
 from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.core.backend import Fused
 
 KERNELS = {
@@ -131,8 +116,8 @@ def following(device: Device, launcher: Callable) -> Callable:
 def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
     """Return the extra precisions of each GEMM op on a device; their kernels may still turn out not to work."""
     convolutions = ops.conv, ops.conv_product, ops.conv_input_gradient, ops.conv_weight_gradient
-    told = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear, *convolutions), matmul.VARIANTS)
-    told[ops.attention] = attention.VARIANTS
+    told = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear, *convolutions), device.vendor.gemm)
+    told[ops.attention] = device.vendor.attention
     return {
         op: ("high",) for op, variants in told.items()
         if any(variant.tells_precision and variant.may_suit(device.features) for variant in variants)

@@ -6,31 +6,34 @@ tiled kernels.
 
 import struct
 from functools import lru_cache
-from math import prod
+from math import log, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.attention import attention_decode, attention_tiled, attention_wgmma
+from polyarr.backends.opencl.attention import attention_decode, attention_tiled
 from polyarr.backends.opencl.attention.attention_tiled import Call, Problem
-from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.products.split import BFLOAT16_TERMS, FLOAT16_TERMS
-from polyarr.backends.opencl.random import state_of
-from polyarr.backends.opencl.reduce import launcher as reduction
+from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.elementwise.elementwise import EXPRESSIONS, launch
+from polyarr.backends.opencl.elementwise.random import state_of
+from polyarr.backends.opencl.gemm.product import BFLOAT16_TERMS, FLOAT16_TERMS
+from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, is_aligned, row_major, view
 from polyarr.core.spec import Spec, float32
 
 SUM = reduction("sum")
-VARIANTS = (attention_wgmma.VARIANT,)  # kernels for some devices only
 
 
 class Saved(NamedTuple):
-    """Results of the forward pass: the output, the log-sum-exp of each row, and whether Hopper's kernels made them."""
+    """Results of the forward pass: the output, the log-sum-exp of each row, and whether a vendor's variant made them.
+
+    A variant's log-sum-exp is of base 2, in rows of whole tiles.
+    """
 
     out: Buffer
     lse: Buffer
-    by_hopper: bool
+    by_variant: bool
 
 
 def forward(
@@ -47,9 +50,9 @@ def forward(
     result = _by_rows(device, out.shape, out.dtype)
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
-    hopper = device.plans[attention_wgmma.plan](call.problem)
-    family = hopper or (attention_decode if attention_decode.accepts(call.problem) else attention_tiled)
-    return result, Saved(result, family.forward(device, call, result), hopper is not None)
+    variant = _variant_plan(device, call.problem)
+    family = variant or (attention_decode if attention_decode.accepts(call.problem) else attention_tiled)
+    return result, Saved(result, family.forward(device, call, result), variant is not None)
 
 
 def backward(
@@ -64,16 +67,28 @@ def backward(
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, lead, (*inputs, g), results, *numbers)
     family, lse = attention_tiled, saved.lse
-    if saved.by_hopper:
-        family = device.plans[attention_wgmma.plan](call.problem)
+    if saved.by_variant:
+        family = _variant_plan(device, call.problem)
         if family is None:  # g has a layout that it cannot read
             call = _call(device, lead, (*inputs, dense(device, g)), results, *numbers)
-            family = device.plans[attention_wgmma.plan](call.problem)
+            family = _variant_plan(device, call.problem)
         if family is None:  # its backward pass failed its check on this device
-            family, lse = attention_tiled, attention_wgmma.as_natural_log(device, call.problem, lse)
+            family, lse = attention_tiled, _as_natural_log(device, call.problem, lse)
     family.backward(device, call, saved.out, lse, gradients, wanted)
     found = zip(gradients, (q, k, v), wanted, strict=False)
     return (*(_unbroadcast(device, dx, x.shape) if want else None for dx, x, want in found), None, None, None)
+
+
+def _variant_plan(device: Device, p: Problem) -> Any:
+    """Return the plan of the first of the vendor's variants that accepts a problem; None if none does."""
+    plans = (device.plans[variant.plan](p) for variant in device.vendor.attention)
+    return next((plan for plan in plans if plan is not None), None)
+
+
+def _as_natural_log(device: Device, p: Problem, lse: Buffer) -> Buffer:
+    """Return the natural log-sum-exp of each row, as the portable kernels take it."""
+    return launch(device, Spec((p.batch, p.t), float32), lse._replace(shape=(p.batch, p.t)), log(2),
+                  expression=EXPRESSIONS["multiply"])  # fmt: skip
 
 
 def _call(

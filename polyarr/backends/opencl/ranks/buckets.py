@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl.copy import dense, write
-from polyarr.backends.opencl.elementwise import conversion, launch
+from polyarr.backends.opencl.copying.copy import dense, write
+from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
+from polyarr.backends.opencl.runtime.chunk import GRANULE, MAX_BUFFER_BYTES, Chunk
 from polyarr.backends.opencl.runtime.commands import Commands
-from polyarr.backends.opencl.runtime.cuda import GRANULE, MAX_BUFFER_BYTES, Chunk
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, row_major, spec_of, window
 from polyarr.core.spec import Spec

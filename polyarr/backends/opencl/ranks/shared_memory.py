@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl.copy import dense
-from polyarr.backends.opencl.elementwise import conversion, launch
+from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
 from polyarr.backends.opencl.ranks.buckets import Buckets, Placement, Span
+from polyarr.backends.opencl.runtime.chunk import Chunk
 from polyarr.backends.opencl.runtime.commands import Mark
-from polyarr.backends.opencl.runtime.cuda import Chunk
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, spec_of, window
 from polyarr.core.backend import Reduce

@@ -4,7 +4,7 @@
 import math
 
 from polyarr import ops
-from polyarr.backends.opencl.astype_all import PLACES
+from polyarr.backends.opencl.elementwise.astype_all import PLACES
 from polyarr.core.program import Program, Step, flat
 
 MAX_CAST_BYTES = 32 << 20  # bytes that one launch casts

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.elementwise import STEPS, others_of, usual, vector_of
+from polyarr.backends.opencl.elementwise.elementwise import STEPS, others_of, usual, vector_of
 from polyarr.backends.opencl.replay.fusion_rows import SerialRows, kind_of_reduction
 from polyarr.backends.opencl.replay.fusion_rows_gpu import CooperativeRows
 from polyarr.backends.opencl.replay.groups import AMAX, Group, Layouts, Plan

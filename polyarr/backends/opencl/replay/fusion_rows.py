@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.opencl.elementwise import STEPS
-from polyarr.backends.opencl.reduce import is_by_rows
+from polyarr.backends.opencl.elementwise.elementwise import STEPS
+from polyarr.backends.opencl.reductions.reduce import is_by_rows
 from polyarr.backends.opencl.replay.groups import Group, Layouts, Plan
 from polyarr.backends.opencl.replay.statements import ARITHMETIC
 from polyarr.backends.opencl.runtime.device import Device

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.opencl.elementwise import LAYOUT
-from polyarr.backends.opencl.reduce import team_of
+from polyarr.backends.opencl.elementwise.elementwise import LAYOUT
+from polyarr.backends.opencl.reductions.reduce import team_of
 from polyarr.backends.opencl.replay.fusion_rows import RowGroup, Rows
 from polyarr.backends.opencl.replay.groups import Layouts, Plan
 from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, is_aligned

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.elementwise import LAYOUT, PLACE
+from polyarr.backends.opencl.elementwise.elementwise import LAYOUT, PLACE
 from polyarr.backends.opencl.replay.statements import Statements
 from polyarr.backends.opencl.runtime.device import Device, room_of
 from polyarr.backends.opencl.runtime.layout import Buffer

@@ -16,7 +16,7 @@ from operator import attrgetter
 from sys import getrefcount
 from typing import Any, NamedTuple
 
-from polyarr.backends.opencl.copy import duplicate
+from polyarr.backends.opencl.copying.copy import duplicate
 from polyarr.backends.opencl.replay.early_casts import split_casts
 from polyarr.backends.opencl.replay.memory_plan import Block, MemorySharing, Slot, Uses, blocks_of, slots_for
 from polyarr.backends.opencl.replay.recording import Formula, MemoryRef, Offset, Recording, settled
@@ -25,7 +25,6 @@ from polyarr.backends.opencl.replay.residual_norms import fuse_residual_adds
 from polyarr.backends.opencl.replay.widening import remove_widening_casts
 from polyarr.backends.opencl.runtime.checking import check_inputs, is_checked
 from polyarr.backends.opencl.runtime.commands import BoundCommand, Commands, Mark
-from polyarr.backends.opencl.runtime.cuda import is_lent
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, is_aligned
 from polyarr.core.errors import CaptureError
@@ -328,7 +327,7 @@ class RecordedRun:
         for (at, over), handle, count in zip(self._overwrites, *asked[:2], strict=True):
             fresh = self._fresh[over.fresh]
             is_suitable = fresh.handle == handle or fresh.is_suitable(memories[at])
-            if is_suitable and count == ALONE and not is_lent(memories[at]):
+            if is_suitable and count == ALONE and not self._device.vendor.is_lent(memories[at]):
                 places[over.fresh] = at
                 skipped |= set() if over.skipped is None else {over.skipped}
                 if fresh.handle != handle:

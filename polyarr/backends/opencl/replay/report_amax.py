@@ -1,10 +1,9 @@
 """Lets elementwise groups report the amax of inputs of split-precision convolutions, which else read them once more.
 
-See products/split.py.
+See nvidia/split.py.
 """
 
 from polyarr import ops
-from polyarr.backends.opencl.products.split import uses_amax
 from polyarr.backends.opencl.replay.fusion import ElementGroup
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.core.program import Program, Step, flat
@@ -13,7 +12,7 @@ from polyarr.core.spec import float32
 
 def with_reported_amax(device: Device, program: Program) -> Program:
     """Return the program with such groups, if the device uses amax."""
-    if not uses_amax(device):
+    if not device.vendor.uses_amax(device):
         return program
     split = {step.takes[1] for step in program.steps if _is_split(step)}
     return program._replace(steps=tuple([_reporting(program, step, split) for step in program.steps]))

@@ -6,7 +6,7 @@ Each residual connection of a model has one of either, which are as large as its
 from collections.abc import Iterator
 
 from polyarr import ops
-from polyarr.backends.opencl import norm
+from polyarr.backends.opencl.rows import norm
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.table import KERNELS, following
 from polyarr.core.program import Program, Step, flat

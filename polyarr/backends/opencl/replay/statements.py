@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.opencl.elementwise import EXPRESSIONS, INT64, WHERE, arithmetic, conversion, to_argument
+from polyarr.backends.opencl.elementwise.elementwise import (
+    EXPRESSIONS,
+    INT64,
+    WHERE,
+    arithmetic,
+    conversion,
+    to_argument,
+)
 from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.source import SCALARS
 from polyarr.core.program import Program, Step

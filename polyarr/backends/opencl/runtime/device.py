@@ -15,7 +15,6 @@ import pyopencl as cl
 import pyopencl.tools
 
 from polyarr.backends.opencl.runtime.commands import Commands
-from polyarr.backends.opencl.runtime.cuda import SharedPool, pool_of
 from polyarr.backends.opencl.runtime.faults import Faults
 from polyarr.backends.opencl.runtime.geometry import geometry_of
 from polyarr.backends.opencl.runtime.layout import Buffer, row_major
@@ -23,6 +22,7 @@ from polyarr.backends.opencl.runtime.plans import Plans
 from polyarr.backends.opencl.runtime.pocl import name_the_processor
 from polyarr.backends.opencl.runtime.program import Program, ProgramCache
 from polyarr.backends.opencl.runtime.quirks import NVIDIA, RUSTICL
+from polyarr.backends.opencl.runtime.vendor import vendor
 from polyarr.core.backend import count_download, count_upload
 from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError
 from polyarr.core.spec import Spec, float64
@@ -141,14 +141,14 @@ class Device:
     def __init__(self, cl_device: cl.Device, name: str) -> None:
         name_the_processor(cl_device)
         self.cl_device, self.name = cl_device, name
-        self.features = features_of(cl_device)
+        self.features, self.vendor = features_of(cl_device), vendor()
         self.geometry, self.plans = geometry_of(self.features), Plans(self)
         self.deterministic = os.environ.get("POLYARR_DETERMINISTIC") != "0"
         self.context = cl.Context([cl_device])
         self.commands = Commands(self.context, cl_device)
         self.queue, self.lock = self.commands.queue, self.commands.lock
         self._allocator = cl.tools.ImmediateAllocator(self.queue)
-        self.pool = pool_of(self.context, cl.tools.MemoryPool(self._allocator))
+        self.pool = self.vendor.pool(self.context, cl.tools.MemoryPool(self._allocator))
         self.part_alignment = max(64, cl_device.mem_base_addr_align // 8)  # where a part of an allocation may begin
         self.lendings = 0  # number of times that memory of the pool was lent to other libraries
         self._peak = 0  # the most bytes that were in use
@@ -241,7 +241,7 @@ class Device:
             DeviceMemoryError: There is not enough memory.
         """
         pool, rounded = self.pool, [(nbytes + 63) & ~63 for nbytes in sizes]
-        take = pool.allocate_for_run if for_run and type(pool) is SharedPool else pool.allocate
+        take = getattr(pool, "allocate_for_run", pool.allocate) if for_run else pool.allocate
         with self.lock:
             if self._guards is None and pool.managed_bytes + sum(rounded) <= self.features.global_memory:
                 with suppress(cl.Error):
@@ -255,8 +255,9 @@ class Device:
 
     def part(self, memory: Any, start: int, nbytes: int) -> Any:
         """Return nbytes of allocated memory from start on, a multiple of part_alignment."""
-        if type(self.pool) is SharedPool:
-            return self.pool.part(memory, start, nbytes)
+        own = getattr(self.pool, "part", None)  # of a pool whose memory is shared with another library
+        if own is not None:
+            return own(memory, start, nbytes)
         return cl.Buffer.from_int_ptr(memory.int_ptr, retain=True).get_sub_region(start, nbytes)
 
     def _from_driver(self, nbytes: int) -> Any:

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-KERNELS = files("polyarr.backends.opencl") / "kernels"
+FILES = {path.stem: path for path in Path(__file__).parents[1].rglob("*.cl")}  # beside their launchers
 INCLUDE = re.compile(r'^#include "(\w+)\.cl"\n', re.MULTILINE)
 # A macro for arguments, with its parameter if it has one, and its expansion; never under an #if.
 MACRO = re.compile(r"^#define (\w+)(?:\((\w+)\))? ((?:.*\\\n)*.*)$", re.MULTILINE)
@@ -30,9 +30,9 @@ Arguments = tuple[Any, ...]  # of a kernel: a dtype for each scalar, STRUCTURE, 
 
 @cache
 def source_of(stem: str) -> str:
-    """Return the prelude, the files that kernels/<stem>.cl includes, and that file, with #line directives."""
-    texts = {name: (KERNELS / f"{name}.cl").read_text() for name in ("prelude", stem)}
-    included = {name: (KERNELS / f"{name}.cl").read_text() for name in INCLUDE.findall(texts[stem])}
+    """Return the prelude, the files that <stem>.cl includes, and that file, with #line directives."""
+    texts = {name: FILES[name].read_text() for name in ("prelude", stem)}
+    included = {name: FILES[name].read_text() for name in INCLUDE.findall(texts[stem])}
     texts = {"prelude": texts["prelude"], **included, stem: INCLUDE.sub("\n", texts[stem])}
     return "\n".join(f'#line 1 "{name}.cl"\n{text}' for name, text in texts.items())
 
@@ -40,7 +40,7 @@ def source_of(stem: str) -> str:
 @cache
 def declarations() -> str:
     """Return the declarations that replace the compiler's own of all OpenCL functions."""
-    return f'#line 1 "builtins.cl"\n{(KERNELS / "builtins.cl").read_text()}'
+    return f'#line 1 "builtins.cl"\n{FILES["builtins"].read_text()}'
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------

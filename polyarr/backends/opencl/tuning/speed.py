@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.products.matmul import VARIANTS, matmul, one_block, tiles
+from polyarr.backends.opencl.gemm.matmul import matmul, one_block, tiles
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import swapped
 from polyarr.backends.opencl.runtime.pocl import processor_name, target_of
@@ -92,7 +92,7 @@ def remembered(device: Device, dtype: np.dtype, precision: str) -> float:
 
     It is 0 if there is not enough memory to measure it.
     """
-    stems = [f"matmul_{device.geometry.kind}", *(variant.stem for variant in VARIANTS)]
+    stems = [f"matmul_{device.geometry.kind}", *(variant.stem for variant in device.vendor.gemm)]
     text = "\n".join(map(source_of, dict.fromkeys(stems)))
     name = f"{products_in(dtype.name, precision)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
     store = kept_on(device, ENTRY)

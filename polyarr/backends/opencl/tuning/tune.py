@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.attention import attention_tuning
-from polyarr.backends.opencl.products import matmul_tuning
+from polyarr.backends.opencl.gemm import matmul_tuning
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.variants import Verdicts
 from polyarr.backends.opencl.tuning import tuned

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl.copy import download
+from polyarr.backends.opencl.copying.copy import download
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.plans import Plans
 from polyarr.backends.opencl.runtime.pocl import processor_name, target_of

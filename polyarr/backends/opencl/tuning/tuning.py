@@ -28,7 +28,7 @@ def _rounded(length: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class CpuMatmul:
-    """The macros of kernels/matmul_cpu.cl: a tile of ROWS x VECTORS vectors, lengths of packed blocks."""
+    """The macros of matmul_cpu.cl: a tile of ROWS x VECTORS vectors, lengths of packed blocks."""
 
     WIDE: int
     ROWS: int
@@ -55,7 +55,7 @@ class CpuMatmul:
 
 @dataclass(frozen=True)
 class GpuMatmul:
-    """The macros of kernels/matmul_gpu.cl: a work-group's tile, a work-item's share, and their order."""
+    """The macros of matmul_gpu.cl: a work-group's tile, a work-item's share, and their order."""
 
     TILE_M: int
     TILE_N: int

@@ -1,0 +1,1 @@
+"""Copies between memory layouts, creation, and shape ops."""

@@ -1,0 +1,60 @@
+"""Creation of arrays from scalars: full, arange."""
+
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.elementwise.elementwise import launch
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import types
+from polyarr.core.number import evaluate
+from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
+
+
+def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
+    """Return an array whose elements are all `value`."""
+    return launch(device, out, value)
+
+
+def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
+    """Return start + i * step for i < size. Floats are computed in float64, or as double-float32 without it."""
+    plan, result = device.plans[_plan](dtype, size), device.empty(out)
+    if dtype in FLOATS:
+        parts = (float,) if device.features.fp64 else (_single, _rest)
+    else:
+        parts = (_wrapped,) if dtype in UNSIGNED else (int,)
+    numbers = [evaluate(part, number) for number in (start, step) for part in parts]
+    plan.kernel(plan.work, plan.group, result.memory, *numbers, *plan.numbers)
+    return result
+
+
+def _plan(device: Device, dtype: np.dtype, size: int) -> LaunchPlan:
+    work, group, each = device.geometry.items(size)
+    stored = {name: macro for name, macro in types(dtype).items() if name != "LOAD"}
+    program = device.build("create", **stored, COUNTER=_counter(device, dtype), WG=group[0])
+    kernel = program.arange_of_floats if _counter(device, dtype) == "float" else program.arange
+    return LaunchPlan(kernel, work, group, (size, each))
+
+
+def _counter(device: Device, dtype: np.dtype) -> str:
+    if dtype in FLOATS:
+        return "double" if device.features.fp64 else "float"
+    return "ulong" if dtype in UNSIGNED else "long"
+
+
+def _single(number: float) -> float:
+    """Round a number to float32."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
+def _rest(number: float) -> float:
+    """Return the difference between a number and the nearest float32."""
+    return float(number) - _single(number)
+
+
+def _wrapped(number: int) -> int:
+    """Wrap a number to 64 bits: in two's complement a negative step of unsigned integers then works."""
+    return int(number) & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,1 @@
+"""Elementwise ops, random bits, dropout, and the optimizer's update."""

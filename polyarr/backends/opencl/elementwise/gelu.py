@@ -1,0 +1,34 @@
+"""GELU, forward and backward. Nothing is saved."""
+
+from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.rows.rows import block_plan
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.core.spec import Spec
+
+IN_PLACE = {"gelu_forward": (InPlace(0, 1),), "gelu_backward": (InPlace(0, 2), InPlace(1, 2))}
+
+
+def gelu(device: Device, out: Spec, x: Buffer, *, approximate: str) -> tuple[Buffer, None]:
+    """Return the Gaussian error linear unit of x: its tanh approximation, or the exact one ("none")."""
+    x, y = dense(device, x), device.empty(out)
+    plan = _plan(device, "gelu_forward", x, approximate)
+    plan.kernel(plan.work, plan.group, x.memory, y.memory, *plan.numbers)
+    return y, None
+
+
+def gelu_backward(
+    device: Device, g: Buffer, saved: None, x: Buffer, *, wanted: tuple[bool], approximate: str
+) -> tuple[Buffer]:
+    """Return the gradient of x."""
+    g, x, dx = dense(device, g), dense(device, x), device.empty(spec_of(x))
+    plan = _plan(device, "gelu_backward", x, approximate)
+    plan.kernel(plan.work, plan.group, g.memory, x.memory, dx.memory, *plan.numbers)
+    return (dx,)
+
+
+def _plan(device: Device, kernel: str, x: Buffer, approximate: str) -> LaunchPlan:
+    form = "gelu_tanh" if approximate == "tanh" else "gelu"
+    return device.plans[block_plan]("gelu", kernel, x.dtype, x.size, IN_PLACE[kernel], FLOATING=1, ACTIVATION=form)

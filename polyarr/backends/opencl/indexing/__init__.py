@@ -1,0 +1,1 @@
+"""Gather, scatter, segmented sums, embedding."""

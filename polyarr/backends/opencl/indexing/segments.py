@@ -1,0 +1,101 @@
+"""Segmented sums for scatter_add and embedding: updates are grouped by a sort and summed, deterministically.
+
+On CPUs, few and short slices are summed without a sort.
+"""
+
+from math import log2, prod
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.reductions.scan import sum_dtype
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.geometry import MAX_ITEMS
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.program import Program, types
+from polyarr.backends.opencl.runtime.source import SCALARS
+from polyarr.backends.opencl.sorting import sort
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import Spec, float32
+
+GROUP = 128  # work-items per group on a GPU, a power of two
+COLUMNS = 64  # columns that a work-item of a CPU sums at once
+MAX_UNSORTED_ELEMENTS = 4096  # elements of all slices up to which a CPU sums without a sort
+MIN_SPAN = 32  # sorted updates that a work-item of a GPU adds up, at least
+INT32, INT64 = np.dtype("int32"), np.dtype("int64")
+MAX_INT = 2**31 - 1
+MAX_INT32_KEY_SLICES = MAX_INT  # slices up to which keys have 32 bits
+
+
+def adds_atomically(device: Device) -> bool:
+    """Return whether float32 is added atomically, in any order: on GPUs that started with POLYARR_DETERMINISTIC=0."""
+    return device.geometry.adds_atomically and not device.deterministic
+
+
+def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
+    """Add updates to the slices of result at indices. All are dense; the caller allocates result after `fault`."""
+    outer, n, inner = prod(result.shape[:axis]), result.shape[axis], prod(result.shape[axis + 1 :])
+    if updates.size == 0 or result.size == 0:
+        return
+    if indices.size > MAX_INT:  # the sorted order is of int32
+        raise BackendError(f"scatter_add: {indices.size} indices; opencl adds at most {MAX_INT} at once")
+    key = INT32 if n <= MAX_INT32_KEY_SLICES else INT64
+    program = device.plans[_program](result.dtype, indices.dtype, key)
+    keys = device.empty(Spec((indices.size,), key))
+    items, group, _ = device.geometry.items(indices.size)
+    program.wrap_indices(items, group, indices.memory, keys.memory, *fault, n, indices.size)
+    if result.dtype == float32 and adds_atomically(device):
+        items = min(-(-updates.size // GROUP) * GROUP, MAX_ITEMS)
+        pointers = (result.memory, updates.memory, keys.memory)
+        program.add_atomically((items,), (GROUP,), *pointers, n, keys.size, inner, updates.size)
+        return
+    is_small = n * inner <= MAX_UNSORTED_ELEMENTS and keys.size > n
+    if device.geometry.sums_few and is_small and sum_dtype(device, result.dtype) != float32:
+        _add_serially(device, program, result, updates, keys, (outer, n, inner))
+        return
+    order = sort.order(device, keys)
+    args = (result.memory, updates.memory, keys.memory, order.memory, n, keys.size, inner)
+    FAMILIES[device.geometry.kind](device, program, args, (outer, n, inner), SCALARS[types(result.dtype)["ACC"]])
+
+
+def _sum_in_spans(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> None:
+    """Sum on CPUs: one work-item per span of sorted updates and block of columns."""
+    (outer, _, inner), count = shape, args[-2]
+    spans = min(4 * device.geometry.units, -(-count // 16))
+    program.segments_serial((spans, -(-inner // COLUMNS), outer), (1, 1, 1), *args, -(-count // spans))
+
+
+def _sum_in_parts(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> None:
+    """Sum on GPUs: one work-item per part of sorted updates and column; then one per segment that spans parts."""
+    result, _, keys, order, n, count, inner = args
+    span = max(MIN_SPAN, 1 << round(log2(count) / 2))  # about as many updates in a part as there are parts
+    parts, lanes = -(-count // span), min(GROUP, 1 << (inner - 1).bit_length())
+    blocks, sets = -(-inner // lanes), -(-parts // (GROUP // lanes))
+    partial = device.empty(Spec((shape[0], parts, 2, inner), acc)).memory
+    work, total = GROUP * blocks * sets * shape[0], shape[0] * parts * inner
+    program.segments_parts((work,), (GROUP,), *args[:4], partial, n, count, inner, blocks, lanes, span)
+    items = -(-total // GROUP) * GROUP
+    program.segments_join((items,), (GROUP,), result, keys, order, partial, n, count, inner, span, total)
+
+
+FAMILIES = {"cpu": _sum_in_spans, "gpu": _sum_in_parts}
+
+
+def _add_serially(
+    device: Device, program: Program, result: Buffer, updates: Buffer, keys: Buffer, shape: tuple[int, int, int]
+) -> None:
+    outer, n, inner = shape
+    parts = min(4 * device.geometry.units, -(-keys.size // device.geometry.least_part))
+    partial = device.empty(Spec((parts, *shape), sum_dtype(device, result.dtype)))
+    args = (n, keys.size, inner, -(-keys.size // parts))
+    program.slots_serial((parts, outer), (1, 1), partial.memory, updates.memory, keys.memory, *args)
+    items = min(-(-result.size // COLUMNS), 8 * device.geometry.units)
+    program.slots_join((items,), None, result.memory, partial.memory, parts, result.size)
+
+
+def _program(device: Device, dtype: np.dtype, index: np.dtype, key: np.dtype) -> Program:
+    return device.build(
+        "segments", INDEX="int" if index == INT32 else "long", KEY="int" if key == INT32 else "long", GROUP=GROUP,
+        COLUMNS=COLUMNS, ATOMICS=0 if dtype != float32 else 2 if device.features.nvidia else 1,
+        WIDE=types(sum_dtype(device, dtype))["ACC"], **types(dtype),
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Float32 operands of attention split into 2 float16 or 3 bfloat16 terms for matrix units; see split.py."""
+
+import struct
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+from polyarr.backends.opencl.attention.attention_tiled import Call, Problem
+from polyarr.backends.opencl.nvidia.split import DTYPES, FLOAT16_TERMS
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.core.spec import Spec, uint32
+
+ARRAYS, MASK = 4, 3  # q, k, v, dout; the index of the mask among the inputs
+COLUMNS = 64  # columns of one term in its row
+ITEMS, ROWS, GROUPS_PER_UNIT = 128, 8, 16  # of a work-group; rows that it takes at once; work-groups per unit
+
+
+class SplitTerms(NamedTuple):
+    """The split terms of q, k, v and dout, and, for two terms, the bits of their amax."""
+
+    amax: Any
+    arrays: list[Any]
+
+
+def allocate_terms(device: Device, call: Call) -> SplitTerms | None:
+    """Allocate the split terms of a call's arrays; None if they are multiplied as they are."""
+    terms = call.problem.terms
+    if terms == 1:
+        return None
+    shapes = ((*reversed(batch), rows, terms * COLUMNS) for batch, rows in batches(call.problem))
+    arrays = [device.empty(Spec(shape, DTYPES[terms])) for shape in shapes]
+    amax = device.empty(Spec((ARRAYS,), uint32)).memory if terms == FLOAT16_TERMS else None
+    return SplitTerms(amax, [x.memory for x in arrays])
+
+
+def split(device: Device, call: Call, walks: int, terms: SplitTerms | None) -> None:
+    """Write the split terms, if there are any. The amax words must be 0 before."""
+    if terms is None:
+        return
+    p, layouts = call.problem, padded([*call.at[:MASK], *call.at[MASK + 1 : len(call.inputs)]])
+    inputs = [item for x, at in zip(tensors(call), layouts, strict=True) for item in (x.memory, at)]
+    rows = max(n * prod(batch) for batch, n in batches(p))
+    groups = min(-(-rows // ROWS), GROUPS_PER_UNIT * device.features.compute_units)
+    work, group = (groups * ITEMS, len(terms.arrays)), (ITEMS, 1)
+    numbers, written, length = (walks, p.batch, p.inner, p.t, p.s), padded(terms.arrays), p.lengths[0]
+    if p.terms == FLOAT16_TERMS:
+        program = device.plans[_split_to_float16](length)
+        program.attention_peaks(work, group, *inputs, terms.amax, *numbers)
+        program.attention_divide(work, group, *inputs, terms.amax, *numbers, *written)
+    else:
+        device.plans[_split_to_bfloat16](length).attention_divide(work, group, *inputs, *numbers, *written)
+
+
+def _split_to_float16(device: Device, length: int) -> Any:
+    return device.build("attention_parts", KIND="f16", D=length)
+
+
+def _split_to_bfloat16(device: Device, length: int) -> Any:
+    return device.build("attention_thirds", D=length)
+
+
+def tensors(call: Call) -> list[Buffer]:
+    """Return q, k, v and dout."""
+    return padded([x for i, x in enumerate(call.inputs) if i != MASK])
+
+
+def padded(found: list[Any]) -> list[Any]:
+    """Return the list extended to four entries by its last one, where there is no dout."""
+    return found + found[-1:] * (ARRAYS - len(found))
+
+
+def walks(p: Problem) -> int:
+    """Return the bits, as kernels take them, that say which leading axes q, k, v and dout have."""
+    steps = [struct.unpack("3q", packed) for packed in p.layouts]
+    return sum((inner > 0) << 2 * i | (outer > 0) << 2 * i + 1 for i, (outer, inner, _) in enumerate(steps))
+
+
+def split_bytes(p: Problem) -> int:
+    """Return the bytes that the split terms take."""
+    return sum(2 * p.terms * COLUMNS * rows * prod(batch) for batch, rows in batches(p))
+
+
+def batches(p: Problem) -> Iterator[tuple[tuple[int, int], int]]:
+    """Yield, for q, k, v and dout, the numbers of distinct matrices along the inner and the outer axis, and their rows.
+    """
+    for packed, rows in zip(p.layouts, (p.t, p.s, p.s, p.t), strict=False):
+        outer, inner, _ = struct.unpack("3q", packed)
+        yield (p.inner if inner else 1, p.batch // p.inner if outer else 1), rows

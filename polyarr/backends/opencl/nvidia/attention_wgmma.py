@@ -1,0 +1,283 @@
+"""Attention on the matrix units of NVIDIA's Hopper (wgmma): which problems, its launches, and its checks.
+
+The operands are 16-bit floats, or float32 split into terms (see split.py): three bfloat16 terms, or two
+float16 terms if the caller accepts lower precision.
+"""
+
+import struct
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.backends.opencl.attention import attention_tiled
+from polyarr.backends.opencl.attention.attention_reference import attention
+from polyarr.backends.opencl.attention.attention_tiled import Call, Problem, layout
+from polyarr.backends.opencl.nvidia.attention_split import (
+    ARRAYS,
+    COLUMNS,
+    SplitTerms,
+    allocate_terms,
+    batches,
+    padded,
+    split,
+    split_bytes,
+    tensors,
+    walks,
+)
+from polyarr.backends.opencl.nvidia.product_check import RELATIVE
+from polyarr.backends.opencl.nvidia.split import BFLOAT16_TERMS, FLOAT16_TERMS
+from polyarr.backends.opencl.nvidia.split import DTYPES as TERM_DTYPES
+from polyarr.backends.opencl.nvidia.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
+from polyarr.backends.opencl.nvidia.wgmma import KINDS, WORKSPACE_FRACTION
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.program import Program
+from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
+from polyarr.core.errors import BackendError
+from polyarr.core.spec import Spec, bfloat16, float16, float32
+from polyarr.core.spec import bool as bool_
+
+TILE, ITEMS = 64, 128  # rows of a tile, work-items of a work-group
+MAX_ROW, MAX_SPLIT_ROW = 128, 64  # longest rows whose sums fit into registers
+MIN_SPLIT_SIZE = 2**28  # multiply-adds of q k^T from which on splitting float32 pays off
+MIN_QUERIES = 16  # with fewer, a tile is mostly empty
+COLUMNS_AT_ONCE = 8  # stored by one instruction
+DTYPES = bfloat16, float16
+PASSES = {False: ("out",), True: ("dq", "dk", "dv")}  # the results of each pass
+ERROR = 2  # in roundings of the largest result; weights are rounded, too
+SPLIT_ERROR = {FLOAT16_TERMS: 2.0**-17, BFLOAT16_TERMS: 2.0**-19}  # relative to the largest result
+
+# Work-groups per multiprocessor, and tiles of the other operand in flight, by terms and row length (up to 64 or 128).
+KERNELS = "FORWARD", "KEYS", "QUERIES"
+OCCUPANCY = {
+    (1, 64): ((4, 3, 4), (2, 2, 2)), (1, 128): ((2, 2, 2), (2, 2, 2)),
+    (FLOAT16_TERMS, 64): ((4, 2, 3), (1, 2, 1)), (BFLOAT16_TERMS, 64): ((3, 2, 2), (1, 1, 1)),
+}  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """Kernels, and the tensor maps without addresses; walks says which leading axes the arrays have."""
+
+    program: Program
+    plans: Any
+    maps: Any
+    walks: int
+
+    def forward(self, device: Device, call: Call, out: Buffer) -> Buffer:
+        """Write out, and return the base-2 log-sum-exp of each row, in rows of whole tiles."""
+        p, program, terms = call.problem, self.program, allocate_terms(device, call)
+        lse = device.empty(Spec((p.batch, _padded(p.t)), float32))
+        program.attention_maps((ITEMS,), (ITEMS,), *self._addressed(call, terms))
+        split(device, call, self.walks, terms)
+        results = out.memory, call.at[4], lse.memory
+        shared = self._shared(call, terms)
+        program.attention_forward(_work(p, p.t), (ITEMS,), *shared, *results, p.batch, *call.numbers)
+        return lse
+
+    def backward(
+        self, device: Device, call: Call, out: Buffer, lse: Buffer, gradients: tuple[Buffer, ...],
+        wanted: tuple[bool, ...],
+    ) -> None:  # fmt: skip
+        """Write the gradients of q, k and v, as far as they are wanted."""
+        p, at, program, (dq, dk, dv) = call.problem, call.at, self.program, gradients
+        delta, terms = device.empty(Spec(lse.shape, float32)), allocate_terms(device, call)
+        inputs = call.inputs[4].memory, at[4], out.memory, at[5], delta.memory, p.batch, p.inner, p.t
+        items = -(-lse.size * 8 // ITEMS) * ITEMS
+        program.attention_delta((items,), (ITEMS,), *self._addressed(call, terms), *inputs)
+        split(device, call, self.walks, terms)
+        shared = *self._shared(call, terms), lse.memory, delta.memory
+        if any(wanted[1:3]):
+            results = dk.memory, at[7], dv.memory, at[8]
+            program.attention_backward_kv(_work(p, p.s), (ITEMS,), *shared, *results, p.batch, *call.numbers)
+        if wanted[0]:
+            program.attention_backward_q(_work(p, p.t), (ITEMS,), *shared, dq.memory, at[6], p.batch, *call.numbers)
+
+    def _addressed(self, call: Call, terms: SplitTerms | None) -> Iterator[Any]:
+        yield from (self.plans, self.maps, terms and terms.amax)
+        for behind in self._behind_maps(call, terms):
+            yield from behind
+
+    def _behind_maps(self, call: Call, terms: SplitTerms | None) -> list[tuple[Any, int]]:
+        found = [(x.memory, x.offset) for x in tensors(call)] if terms is None else [(x, 0) for x in terms.arrays]
+        return padded(found)
+
+    def _shared(self, call: Call, terms: SplitTerms | None) -> tuple[Any, ...]:
+        mask, behind = call.inputs[3], (memory for memory, _ in self._behind_maps(call, terms))
+        return *behind, self.maps, self.walks, terms and terms.amax, mask.memory, call.at[3], mask.strides[-1]
+
+
+def _work(p: Problem, rows: int) -> tuple[int]:
+    return (_padded(rows) // TILE * p.batch * ITEMS,)
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // TILE) * TILE
+
+
+# ---- the plan ----------------------------------------------------------------------------------------------------
+
+
+def accepts(p: Problem) -> bool:
+    """Return whether TMA can copy tiles of all arrays: all axes but the last have strides of whole 16 bytes."""
+    size, (length, value_length) = p.dtype.itemsize, p.lengths
+    steps = [step for packed in p.layouts for step in struct.unpack("3q", packed)]
+    return (
+        (p.dtype in DTYPES or p.terms > 1) and length == value_length and length % COLUMNS_AT_ONCE == 0
+        and 0 < length <= (MAX_ROW if p.terms == 1 else MAX_SPLIT_ROW)
+        and p.t >= MIN_QUERIES and p.s > 0 and p.batch > 0 and p.is_aligned and p.scale_is_positive
+        and all(step >= 0 and step * size % ALIGNMENT == 0 and step * size < LARGEST_STEP for step in steps)
+        and all(steps[2::3])
+    )  # fmt: skip
+
+
+def plan(device: Device, p: Problem) -> Plan | None:
+    """Plan a problem; None if these kernels do not accept it or fail their check on this device."""
+    if not is_sound(device, VARIANT) or not accepts(p):
+        return None
+    if p.terms > 1 and p.batch * p.t * p.s * p.lengths[0] < MIN_SPLIT_SIZE:
+        return None
+    if p.terms > 1 and split_bytes(p) > device.features.global_memory // WORKSPACE_FRACTION:
+        return None
+    macros = _macros(p)
+    sound = is_sound_program(device, VARIANT, macros, partial(_check, device, p))
+    return _planned(device, p) if sound else None
+
+
+def _macros(p: Problem) -> dict[str, Any]:
+    held = zip(("GROUPS", "STAGES"), OCCUPANCY[p.terms, 64 if p.lengths[0] <= 64 else 128], strict=True)
+    counts = {f"{what}_{kernel}": n for what, found in held for kernel, n in zip(KERNELS, found, strict=True)}
+    return {**p.macros, "KIND": KINDS[_stored(p)], "COLUMNS": TILE, "PARTS": p.terms, **counts}
+
+
+def _stored(p: Problem) -> np.dtype:
+    """Return the dtype of the matrix units' operands."""
+    return p.dtype if p.terms == 1 else TERM_DTYPES[p.terms]
+
+
+def _planned(device: Device, p: Problem) -> Plan:
+    steps = [struct.unpack("3q", packed) for packed in p.layouts]
+    plans = [_map(p, *found) for found in zip(steps, batches(p), strict=True)]
+    program = device.build(VARIANT.stem, **_macros(p))
+    return Plan(program, device.upload(np.concatenate(padded(plans))).memory, device.plans[_maps](), walks(p))
+
+
+def _map(p: Problem, steps: tuple[int, int, int], found: tuple[tuple[int, int], int]) -> np.ndarray:
+    """Return the tensor map of an array, or of its split terms, in tiles of 64 x 64; a broadcast axis has length 1."""
+    (outer, inner, row), (batch, rows) = steps, found
+    columns = p.lengths[0]
+    if p.terms > 1:
+        columns = row = p.terms * COLUMNS
+        inner, outer = rows * row, batch[0] * rows * row
+    strides = (2 * row, 2 * inner or ALIGNMENT, 2 * outer or ALIGNMENT)
+    return tensor_map(_stored(p), (columns, rows, *batch), strides, (TILE, TILE, 1, 1))
+
+
+def _maps(device: Device) -> Any:
+    """Allocate the memory in which kernels complete the tensor maps with addresses."""
+    return device.empty_words(2 * ARRAYS * WORDS)
+
+
+# ---- the check of a program, and the trial -----------------------------------------------------------------------
+
+LENGTHS = 131, 203  # t and s of the check
+BATCH, SCALE = 3, 0.125
+
+
+def _check(device: Device, p: Problem) -> None:
+    """Run a program on small odd arrays between canaries, and compare with NumPy.
+
+    Raises:
+        BackendError: A result is wrong, or memory outside the results was written.
+    """
+    arrays = _arrays(p)
+    device.plans[_maps]()  # it is kept, so it must not lie between canaries
+    for causal in (0, 1):
+        if p.dropout:  # only the portable kernels draw the same random numbers
+            expected = _run(device, _small(p, float32), arrays, causal, None)
+        else:
+            expected = _expected(p, arrays, causal)
+        with device.guarded():
+            found = _run(device, _small(p, p.dtype), arrays, causal, partial(_planned, device))
+        for name, ours, theirs in zip(PASSES[p.is_backward], found, expected, strict=True):
+            relative = SPLIT_ERROR[p.terms] if p.terms > 1 else ERROR * RELATIVE[p.dtype]
+            error, most = np.abs(ours.astype(float) - theirs).max(), relative * np.abs(theirs).max()
+            if not error <= most:  # a nan is wrong, too
+                raise BackendError(f"attention's {name} is wrong by {error:.1e}, causal {causal}; at most {most:.1e}")
+
+
+def _small(p: Problem, dtype: np.dtype) -> Problem:
+    t, s = LENGTHS
+    pitch = _pitch(p)
+    layouts = tuple(struct.pack("3q", 0, rows * pitch, pitch) for rows in (t, s, s, t))[: len(p.layouts)]
+    return p._replace(dtype=dtype, batch=BATCH, inner=BATCH, t=t, s=s, layouts=layouts, state_on_device=False)
+
+
+def _pitch(p: Problem) -> int:
+    return p.lengths[0] + ALIGNMENT // 2
+
+
+def _arrays(p: Problem) -> list[np.ndarray | None]:
+    """Return q, k, v, mask and dout; rows are padded with nan that no kernel may read."""
+    generator, length, (t, s) = np.random.default_rng(0), p.lengths[0], LENGTHS
+    stored = []
+    for rows in (t, s, s, t):
+        x = np.full((BATCH, rows, _pitch(p)), np.nan, p.dtype)
+        x[:, :, :length] = generator.standard_normal((BATCH, rows, length))
+        stored.append(x)
+    mask = None
+    if p.mask is not None:
+        noise = generator.standard_normal((t, s))
+        mask = noise > 0 if p.mask == bool_ else noise.astype(p.mask)
+    return [*stored[:3], mask, stored[3]]
+
+
+def _expected(p: Problem, arrays: list[np.ndarray | None], causal: int) -> list[np.ndarray]:
+    """Return the results of a pass without dropout, in float64."""
+    q, k, v, dout = (arrays[i][..., : p.lengths[0]] for i in (0, 1, 2, 4))
+    found = attention(q, k, v, dout, arrays[3], bool(causal), SCALE)
+    return [getattr(found, name) for name in PASSES[p.is_backward]]
+
+
+def _run(device: Device, p: Problem, arrays: list[np.ndarray | None], causal: int, planned: Any) -> list[np.ndarray]:
+    """Return the results of a pass by these kernels, or by the portable ones if planned is None."""
+    length, (t, s) = p.lengths[0], LENGTHS
+    bufs = [None if a is None else device.upload(a if i == 3 else a.astype(p.dtype)) for i, a in enumerate(arrays)]
+    q, k, v, mask, dout = [b if i == 3 else b._replace(shape=(*b.shape[:2], length)) for i, b in enumerate(bufs)]
+    out = device.empty(Spec((BATCH, t, length), p.dtype))
+    gradients = [device.empty(Spec((BATCH, rows, length), p.dtype)) for rows in (t, s, s)]
+    at = [layout(0, 0, *x.strides[:2]) for x in (q, k, v, dout, out, *gradients)]
+    mask_at = layout(0, 0, 0, s)
+    numbers = BATCH, t, s, causal, SCALE, 5, 7, q.memory, q.memory, 2**22, 4 / 3 if p.dropout else 1.0
+    forward_p = p._replace(layouts=p.layouts[:3])
+    call = Call(forward_p, (q, k, v, mask or q), (*at[:3], mask_at, at[4]), numbers)
+    family = planned(forward_p) if planned else attention_tiled
+    lse = family.forward(device, call, out)
+    if not p.is_backward:
+        return [device.download(out)]
+    call = Call(p, (q, k, v, mask or q, dout), (*at[:3], mask_at, *at[3:]), numbers)
+    family = planned(p) if planned else attention_tiled
+    family.backward(device, call, out, lse, tuple(gradients), (True, True, True))
+    return [device.download(g) for g in gradients]
+
+
+def _trial(device: Device) -> None:
+    """Check both passes in all dtypes, with short and long rows, masks and dropout.
+
+    Raises:
+        BackendError: A program does not build or computes a wrong result.
+    """
+    cases = (
+        (bfloat16, 64, None, False, 1), (float16, 128, bool_, True, 1), (bfloat16, 40, float32, False, 1),
+        (float32, 64, None, False, FLOAT16_TERMS), (float32, 40, bool_, True, FLOAT16_TERMS),
+        (float32, 64, bool_, True, BFLOAT16_TERMS),
+    )  # fmt: skip
+    for dtype, length, mask, dropout, terms in cases:
+        for arrays in (3, 4):
+            flags = True, True, dropout, False, terms
+            _check(device, Problem(dtype, mask, 1, 1, *LENGTHS, (length, length), (b"",) * arrays, *flags))
+
+
+VARIANT = Variant("wgmma-attention", "attention_wgmma", lambda features: features.architecture == 90, plan, _trial,
+                  tells_precision=True)  # fmt: skip

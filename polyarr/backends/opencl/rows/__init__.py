@@ -1,0 +1,1 @@
+"""Ops that work row by row: softmax, norms, losses."""

@@ -1,0 +1,134 @@
+"""Layer norm and RMS norm, forward and backward. Forward saves the mean (layer norm only) and rstd of each row."""
+
+from typing import Any
+
+from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.rows.rows import alike, column_sums, dense_or_none, groups_of, row_plan, wide
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.core.spec import Spec
+
+
+def layer_norm(
+    device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
+) -> Any:
+    """Normalize the last axis, then scale and shift. weight and bias are None or of x's dtype; else NotImplemented."""
+    return _forward(device, out, x, weight, bias, eps, centred=1)
+
+
+def layer_norm_backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None,
+    *, wanted: tuple[bool, bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
+    """Return the gradients of x, weight and bias; that of x is always computed."""
+    return _backward(device, g, saved, x, weight, bias, wanted, centred=1)
+
+
+def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps: float) -> Any:
+    """Divide by the root mean square of the last axis, then scale. weight is None or of x's dtype."""
+    return _forward(device, out, x, weight, None, eps, centred=0)
+
+
+def rms_norm_backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None,
+    *, wanted: tuple[bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None]:  # fmt: skip
+    """Return the gradients of x and weight; that of x is always computed."""
+    return _backward(device, g, saved, x, weight, None, (*wanted, False), centred=0)[:2]
+
+
+# ---- fused with a residual connection ------------------------------------------------------------------------------
+
+
+def layer_norm_of_sum(
+    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:
+    """Return x + added (of one shape), and layer_norm of the sum; weight and bias are of x's dtype."""
+    return _of_sum(device, out, x, added, weight, bias, eps, centred=1)
+
+
+def layer_norm_backward_and_sum(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None, added: Buffer,
+    *, wanted: tuple[bool, bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
+    """Return the gradients of layer_norm_backward, with `added` added to that of x."""
+    return _backward(device, g, saved, x, weight, bias, wanted, 1, added)
+
+
+def rms_norm_of_sum(
+    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, *, eps: float
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:
+    """Return x + added (of one shape), and rms_norm of the sum."""
+    return _of_sum(device, out, x, added, weight, None, eps, centred=0)
+
+
+def rms_norm_backward_and_sum(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, added: Buffer,
+    *, wanted: tuple[bool, bool], eps: float,
+) -> tuple[Buffer, Buffer | None]:  # fmt: skip
+    """Return the gradients of rms_norm_backward, with `added` added to that of x."""
+    return _backward(device, g, saved, x, weight, None, (*wanted, False), 0, added)[:2]
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------
+
+
+def _of_sum(
+    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, bias: Buffer | None, eps: float,
+    centred: int,
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:  # fmt: skip
+    return _launch(device, out, dense(device, x), dense(device, added), weight, bias, eps, centred)
+
+
+def _forward(
+    device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, eps: float, centred: int
+) -> Any:
+    if not alike(x, weight, bias):
+        return NotImplemented
+    return _launch(device, out, dense(device, x), None, weight, bias, eps, centred)[1]
+
+
+def _launch(
+    device: Device, out: Spec, x: Buffer, added: Buffer | None, weight: Buffer | None, bias: Buffer | None, eps: float,
+    centred: int,
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:  # fmt: skip
+    """Run forward; return the normalized input (x, or its sum with `added`), and (result, saved)."""
+    weight, bias = dense_or_none(device, weight), dense_or_none(device, bias)
+    plan = _plan(device, "forward", x, added, weight, bias, centred)
+    total = x if added is None else device.empty(out)
+    y, saved = device.empty(out), device.empty(Spec((plan.numbers[0], 1 + centred), wide(x.dtype)))
+    arrays = x, added or x, weight or x, bias or x, y if added is None else total, y, saved  # y for total: not written
+    plan.kernel(plan.work, plan.group, *[a.memory for a in arrays], eps, *plan.numbers)
+    return total, (y, saved)
+
+
+def _backward(
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None,
+    wanted: tuple[bool, bool, bool], centred: int, added: Buffer | None = None,
+) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
+    g, x, w, added = dense(device, g), dense(device, x), dense_or_none(device, weight), dense_or_none(device, added)
+    dx = device.empty(spec_of(x))
+    plan = _plan(device, "backward", x, added, weight, bias, centred, wanted[1:])
+    partials = Spec((groups_of(plan), x.shape[-1]), saved.dtype)
+    parts = {name: device.empty(partials) for name, want in zip(("weight", "bias"), wanted[1:], strict=True) if want}
+    arrays = g.memory, x.memory, (added or x).memory, (w or x).memory, saved.memory, dx.memory
+    summed = [parts.get(name, saved).memory for name in ("weight", "bias")]  # saved is a placeholder, not written
+    plan.kernel(plan.work, plan.group, *arrays, *summed, *plan.numbers)
+    sums = column_sums(device, x.dtype, *parts.values()) if parts else []
+    found = dict(zip(parts, sums, strict=True))
+    return dx, found.get("weight"), found.get("bias")
+
+
+def _plan(
+    device: Device, which: str, x: Buffer, added: Buffer | None, weight: Buffer | None, bias: Buffer | None,
+    centred: int, wanted: tuple[bool, ...] | None = None,
+) -> LaunchPlan:  # fmt: skip
+    """Plan a launch. Forward uses the program whose backward kernel computes all gradients, to build only one."""
+    present = weight is not None, bias is not None
+    wants = present if wanted is None else wanted
+    return device.plans[row_plan](
+        "norm", which, x.dtype, x.shape, which == "backward", True, CENTRED=centred,
+        HAS_WEIGHT=int(present[0]), HAS_BIAS=int(present[1]), WANTS_WEIGHT=int(wants[0]), WANTS_BIAS=int(wants[1]),
+        ADDS=int(added is not None),
+    )  # fmt: skip

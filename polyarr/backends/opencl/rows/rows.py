@@ -1,0 +1,93 @@
+"""Launch parameters of kernels that work row by row or block by block, and column sums."""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.runtime.commands import InPlace
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.program import types, vector_types
+from polyarr.core.spec import Spec, float64
+
+MAX_SETS_PER_PARTIAL = 256  # sets of rows that a work-group adds up in one partial result
+
+
+def row_plan(
+    device: Device, stem: str, which: str, dtype: np.dtype, shape: tuple[int, ...], persistent: bool = False,
+    lined_up: bool = False, **defines: Any,
+) -> LaunchPlan:  # fmt: skip
+    """Plan <stem>_<which>, a kernel along rows; its numbers are rows, cols, and sets of rows per group.
+
+    `persistent` groups each write one partial result: there are few of them, but enough that sums keep their digits.
+    `lined_up` assigns the same columns of all rows to the same work-item.
+    """
+    rows, cols = rows_of(shape)
+    geometry = device.geometry
+    macros = geometry.row_macros(rows, cols, dtype.itemsize, lined_up)
+    if "VECTOR" in macros:
+        macros = {**macros, **vector_types(dtype, macros["VECTOR"])}
+    sets = -(-rows // macros["ROWS"])
+    each = max(1, -(-sets // max(geometry.row_groups(sets, persistent), 1)))
+    each = min(each, MAX_SETS_PER_PARTIAL) if persistent else each
+    work, group = geometry.row_work(-(-sets // each), macros), (macros["LANES"], macros["ROWS"])
+    program = device.build(stem + geometry.row_files, **types(dtype), **macros, **defines)
+    return LaunchPlan(getattr(program, f"{stem}_{which}"), work, group, (rows, cols, each))
+
+
+def groups_of(plan: LaunchPlan) -> int:
+    """Return the number of work-groups of a plan."""
+    return prod(plan.work) // prod(plan.group)
+
+
+def block_plan(
+    device: Device, stem: str, which: str, dtype: np.dtype, size: int, in_place: tuple[InPlace, ...], **defines: Any
+) -> LaunchPlan:
+    """Plan a kernel whose groups process blocks of consecutive elements; its number is the size."""
+    blocks = device.geometry.blocks(dtype.itemsize)
+    vector = vector_types(dtype, blocks["VECTOR"])
+    program, group = device.build(stem, **types(dtype), **blocks, **vector, **defines), blocks["GROUP"]
+    kernel = getattr(program, which)
+    kernel.in_place = in_place
+    return LaunchPlan(kernel, (-(-size // blocks["BLOCK"]) * group,), (group,), (size,))
+
+
+def wide(dtype: np.dtype) -> np.dtype:
+    """Return the arithmetic dtype of a float dtype: ACC in kernels."""
+    return float64 if dtype == float64 else np.dtype("float32")
+
+
+def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the number of rows, and the length of the last axis."""
+    cols = shape[-1]
+    return Spec(shape[:-1], float64).size, cols
+
+
+def alike(x: Buffer, *others: Buffer | None) -> bool:
+    """Return whether all arrays that are not None have x's dtype; otherwise the op's decomposition is used."""
+    return all(b is None or b.dtype == x.dtype for b in others)
+
+
+def dense_or_none(device: Device, buf: Buffer | None) -> Buffer | None:
+    """Return dense(buf), or None for a missing input."""
+    return None if buf is None else dense(device, buf)
+
+
+def column_sums(device: Device, dtype: np.dtype, *partials: Buffer) -> list[Buffer]:
+    """Sum one or two arrays (parts, cols) over axis 0 in one launch; results are (cols) of the dtype."""
+    results = [device.empty(Spec(p.shape[1:], dtype)) for p in partials]
+    plan = device.plans[_column_sums](dtype, partials[0].shape, len(partials))
+    arrays = partials[0], partials[-1], results[0], results[-1]
+    plan.kernel(plan.work, plan.group, *[a.memory for a in arrays], *plan.numbers)
+    return results
+
+
+def _column_sums(device: Device, dtype: np.dtype, shape: tuple[int, int], count: int) -> LaunchPlan:
+    macros = device.geometry.column_sums
+    columns, split = macros["COLUMNS"], macros["SPLIT"]
+    kernel = device.build("rows", **types(dtype), **macros).column_sums
+    groups = -(-shape[1] // (columns * macros["TILE"]))
+    return LaunchPlan(kernel, (groups * columns, split, count), (columns, split, 1), shape)

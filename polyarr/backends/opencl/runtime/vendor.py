@@ -1,0 +1,66 @@
+"""What the devices of one vendor offer beyond OpenCL; see docs/decisions/0049.
+
+Nothing outside the vendor's folder imports it: a device asks its `vendor`. Without that folder, all devices have the
+defaults below, and the portable kernels compute everything.
+"""
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+FOLDER = "polyarr.backends.opencl.nvidia"
+
+
+class Vendor:
+    """Kernels and memory for some devices only; this one has none.
+
+    Attributes:
+        gemm, attention, convolution: Variants of these families, which are asked before the portable ones.
+    """
+
+    gemm: tuple[Any, ...] = ()
+    attention: tuple[Any, ...] = ()
+    convolution: tuple[Any, ...] = ()
+
+    def pool(self, context: Any, plain: Any) -> Any:
+        """Return the memory pool of a context; `plain` is PyOpenCL's."""
+        return plain
+
+    def is_lent(self, memory: Any) -> bool:
+        """Return whether another library may still use memory, though no array here refers to it."""
+        return False
+
+    def graphs(self, device: Any) -> Any:
+        """Return how to launch many kernels at once; None if the device cannot."""
+        return None
+
+    def dlpack(self, device: Any) -> Any:
+        """Return the DLPack functions of a device; None if its memory cannot be shared."""
+        return None
+
+    def communicator(self, device: Any) -> Any:
+        """Return how processes meet to reduce on their devices; None if only the host's memory connects them."""
+        return None
+
+    def reported_amax(self, **arrays: Any) -> dict[str, Any]:
+        """Return the operands of a convolution whose amax was reported, by their names."""
+        return {}
+
+    def saved_operands(self, device: Any, known: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what a convolution saves of its operands for backward."""
+        return ()
+
+    def restored_operands(self, saved: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the operands that a convolution saved."""
+        return {}
+
+    def uses_amax(self, device: Any) -> bool:
+        """Return whether kernels should report the amax of what they write, for split-precision products."""
+        return False
+
+
+@cache
+def vendor() -> Vendor:
+    """Return the vendor whose folder is in this package, or else one that offers nothing."""
+    return import_module(FOLDER).VENDOR if find_spec(FOLDER) else Vendor()

@@ -1,0 +1,1 @@
+"""Sort, argsort and top-k."""
