@@ -173,7 +173,9 @@ def test_where_only_the_backward_pass_is_wrong_the_portable_one_takes_over(monke
         calls.append(p.is_backward)
         return None if p.is_backward else Imitated()
 
-    monkeypatch.setattr(devices.select(backend.name).vendor, "attention", (wgmma.VARIANT._replace(plan=plan),))
+    device = devices.select(backend.name)
+    monkeypatch.setattr(device.vendor, "attention", (wgmma.VARIANT._replace(plan=plan),))
+    monkeypatch.setattr(device, "plans", type(device.plans)(device))
     for ours, theirs in zip(gradients(), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert set(calls) == {False, True}

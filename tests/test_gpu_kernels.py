@@ -128,8 +128,8 @@ def test_where_operands_begin_changes_no_bit_of_a_product(gpu, lengths, form, dt
 def test_columns_that_no_group_takes_are_seen(gpu, monkeypatch, form):
     """Planted fault: work-groups claim twice as many columns as they compute."""
     real = gemv._gpu_shape
-    twice = gemv.FAMILIES["gpu"]._replace(shape=lambda *args: real(*args)._replace(columns=2 * real(*args).columns))
-    monkeypatch.setitem(gemv.FAMILIES, "gpu", twice)
+    twice = partial(gemv._plan, lambda *args: real(*args)._replace(columns=2 * real(*args).columns))
+    monkeypatch.setattr(gemv, "VARIANTS", [variant._replace(plan=twice) for variant in gemv.VARIANTS])
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_skinny_products(gpu, (3, 72, 1531), form, "float32")
 

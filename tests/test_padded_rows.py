@@ -84,7 +84,7 @@ def pads(device, dtype, p, aligned, epilogue):
     """Return the plan of a variant that pads rows: the portable kernels and a copy."""
     if not epilogue.pads:
         return None
-    launch = matmul.FAMILIES[device.geometry.kind](device, dtype, p, aligned, epilogue)
+    launch = variants.choose(device, "gemm", matmul.TILED, dtype, p, aligned, epilogue)
 
     def and_copy(arrays, x_start, y_start):
         *others, out, saved = arrays
@@ -111,7 +111,7 @@ def test_a_layer_whose_rows_are_padded_is_as_any_other(device, monkeypatch, dtyp
         return pa.ops.cross_entropy(layer(x, weight), targets)
 
     found = []
-    for tried in ((), (variants.Variant("pads", "matmul_parts", lambda features: True, pads, None),)):
+    for tried in ((), (variants.Variant("pads", "padded rows", pads, stem="matmul_parts"),)):
         monkeypatch.setattr(device.vendor, "gemm", tried)
         monkeypatch.setattr(device, "plans", Plans(device))
         y = layer(x, weight)

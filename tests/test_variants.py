@@ -38,7 +38,7 @@ def device(backend, monkeypatch, tmp_path):
 
 
 def variant(trial=None, plan=lambda *args: None):
-    return variants.Variant("tested", "matmul_wgmma", lambda features: True, plan, trial)
+    return variants.Variant("tested", "everything", plan, stem="matmul_wgmma", trial=trial)
 
 
 class Ends(NamedTuple):

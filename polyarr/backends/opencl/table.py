@@ -15,6 +15,7 @@ from polyarr.backends.opencl.reductions import global_norm, reduce, scan
 from polyarr.backends.opencl.rows import cross_entropy, norm, softmax
 from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.vendor import vendor
 from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.core.backend import Fused
 
@@ -81,6 +82,21 @@ PAIRS = {
     ops.cross_entropy: (cross_entropy.cross_entropy, cross_entropy.cross_entropy_backward),
     ops.attention: (attention.forward, attention.backward),
 }
+
+
+def families() -> dict[str, tuple[Any, ...]]:
+    """Return the variants of each family that has several, in the order in which they are asked."""
+    own = vendor()
+    return {
+        "gemm": (*own.gemm, *matmul.VARIANTS),
+        "int8 linear": int8_linear.VARIANTS,
+        "linear gradient": linear.VARIANTS,
+        "attention": (*own.attention, *attention.VARIANTS),
+        "conv": (conv.DEPTHWISE, *own.convolution, conv.IM2COL),
+        "sort": sort.VARIANTS,
+        "top-k": topk.VARIANTS,
+        "segments": segments.VARIANTS,
+    }
 
 
 def make_kernels(device: Device) -> dict[Any, Callable | Fused]:

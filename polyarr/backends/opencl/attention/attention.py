@@ -20,9 +20,17 @@ from polyarr.backends.opencl.gemm.product import BFLOAT16_TERMS, FLOAT16_TERMS
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, is_aligned, row_major, view
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.core.spec import Spec, float32
 
 SUM = reduction("sum")
+
+
+VARIANTS = (
+    Variant("decode", "one query, rows of up to 512, no dropout",
+            lambda device, p: attention_decode if attention_decode.accepts(p) else None),
+    Variant("tiled", "all others", lambda device, p: attention_tiled),
+)  # fmt: skip
 
 
 class Saved(NamedTuple):
@@ -50,9 +58,9 @@ def forward(
     result = _by_rows(device, out.shape, out.dtype)
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
-    variant = _variant_plan(device, call.problem)
-    family = variant or (attention_decode if attention_decode.accepts(call.problem) else attention_tiled)
-    return result, Saved(result, family.forward(device, call, result), variant is not None)
+    found = device.plans[_plan](call.problem)
+    by_variant = found not in (attention_decode, attention_tiled)
+    return result, Saved(result, found.forward(device, call, result), by_variant)
 
 
 def backward(
@@ -68,10 +76,10 @@ def backward(
     call = _call(device, lead, (*inputs, g), results, *numbers)
     family, lse = attention_tiled, saved.lse
     if saved.by_variant:
-        family = _variant_plan(device, call.problem)
+        family = device.plans[_variant_plan](call.problem)
         if family is None:  # g has a layout that it cannot read
             call = _call(device, lead, (*inputs, dense(device, g)), results, *numbers)
-            family = _variant_plan(device, call.problem)
+            family = device.plans[_variant_plan](call.problem)
         if family is None:  # its backward pass failed its check on this device
             family, lse = attention_tiled, _as_natural_log(device, call.problem, lse)
     family.backward(device, call, saved.out, lse, gradients, wanted)
@@ -79,10 +87,14 @@ def backward(
     return (*(_unbroadcast(device, dx, x.shape) if want else None for dx, x, want in found), None, None, None)
 
 
+def _plan(device: Device, p: Problem) -> Any:
+    """Return what computes a problem, an object with `forward` and `backward`."""
+    return choose(device, "attention", (*device.vendor.attention, *VARIANTS), p)
+
+
 def _variant_plan(device: Device, p: Problem) -> Any:
     """Return the plan of the first of the vendor's variants that accepts a problem; None if none does."""
-    plans = (device.plans[variant.plan](p) for variant in device.vendor.attention)
-    return next((plan for plan in plans if plan is not None), None)
+    return choose(device, "attention", device.vendor.attention, p)
 
 
 def _as_natural_log(device: Device, p: Problem, lse: Buffer) -> Buffer:

@@ -7,6 +7,7 @@ from polyarr.backends.opencl.attention.attention_tiled import LOCAL_MEMORY, Call
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.program import Program, vector_types
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import NARROW, Spec
 
@@ -27,16 +28,16 @@ def accepts(p: Problem) -> bool:
 def forward(device: Device, call: Call, out: Buffer) -> Buffer:
     """Write out, and return the log-sum-exp of each row of scores."""
     lse = device.empty(Spec((call.problem.batch, 1), accumulated(call.problem.dtype)))
-    FAMILIES[device.geometry.kind](device, call, out, lse)
-    return lse
+    return choose(device, "decode attention", KERNELS, call, out, lse)
 
 
-def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> None:
+def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:
     """Launch one work-item per query."""
     p, scale = call.problem, call.numbers[4]
     results = out.memory, call.at[4], lse.memory
     program = device.plans[_cpu_program](p)
     program.attention_decode((p.batch,), (1,), *call.arguments, *results, p.inner, p.s, scale)
+    return lse
 
 
 def _cpu_program(device: Device, p: Problem) -> Program:
@@ -53,7 +54,7 @@ class GpuCut(NamedTuple):
     parts: int
 
 
-def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> None:
+def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:
     """Launch one work-group per query; or several that take some of the keys each, and one that joins their results."""
     p, scale = call.problem, call.numbers[4]
     program, items, parts = device.plans[_gpu_cut](p)
@@ -64,6 +65,7 @@ def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> None:
     program.attention_decode((parts * items, p.batch), (items, 1), *call.arguments, pieces, *results, *numbers)
     if parts > 1:
         program.attention_join((items, p.batch), (items, 1), pieces, parts, *results, p.inner)
+    return lse
 
 
 def _gpu_cut(device: Device, p: Problem) -> GpuCut:
@@ -104,4 +106,7 @@ def _gpu_bytes(p: Problem, keys: int, items: int, lanes: int) -> int:
     return numbers * accumulated(p.dtype).itemsize
 
 
-FAMILIES = {"cpu": _on_cpu, "gpu": _on_gpu}
+KERNELS = (
+    Variant("decode", "a work-item per query, on CPUs", _on_cpu, "cpu"),
+    Variant("decode", "a work-group per query, or several that share the keys, on GPUs", _on_gpu, "gpu"),
+)

@@ -1,7 +1,6 @@
 """Tiled attention in portable OpenCL C: its tiles, programs and launches, for CPUs and GPUs."""
 
 import struct
-from collections.abc import Callable
 from math import log2
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.program import Program, types
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.tuning.tuned import best
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import Spec, float32, float64
@@ -116,12 +116,12 @@ def backward(
     device: Device, call: Call, out: Buffer, lse: Buffer, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...]
 ) -> None:
     """Write the gradients of q, k and v, as far as they are wanted."""
-    FAMILIES[device.geometry.kind].backward(device, call, out, lse, gradients, wanted)
+    choose(device, "attention backward", BACKWARD, call, out, lse, gradients, wanted)
 
 
 def _backward_on_cpu(
     device: Device, call: Call, out: Buffer, lse: Buffer, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...]
-) -> None:
+) -> tuple[Buffer, ...]:
     """Launch one kernel for all three gradients; if batches are few, keys are split, and a second one adds up dq."""
     (dq, dk, dv), p, at = gradients, call.problem, call.at
     program, tile = device.plans[_program](p)
@@ -139,11 +139,12 @@ def _backward_on_cpu(
     if not direct:
         joined = partial.memory, parts, dq.memory, at[6], p.inner, p.t
         program.attention_join((p.t, p.batch), (1, 1), *joined)
+    return gradients
 
 
 def _backward_on_gpu(
     device: Device, call: Call, out: Buffer, lse: Buffer, gradients: tuple[Buffer, ...], wanted: tuple[bool, ...]
-) -> None:
+) -> tuple[Buffer, ...]:
     """Launch three kernels: sum(dout out) per row, dq by blocks of queries, dk and dv by blocks of keys."""
     (dq, dk, dv), p, at = gradients, call.problem, call.at
     program, tile = device.plans[_program](p)
@@ -156,6 +157,7 @@ def _backward_on_gpu(
         program.attention_backward_q(*_launch(tile, p.t, p.batch), *shared, dq.memory, at[6], *call.numbers)
     if any(wanted[1:3]):
         program.attention_backward_kv(*_launch(tile, p.s, p.batch), *shared, *results, *call.numbers)
+    return gradients
 
 
 def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -205,7 +207,7 @@ def fits(device: Device, itemsize: int, t: int, lengths: tuple[int, int]) -> boo
 
 def _tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], *, backward: bool) -> Any:
     """Return the tile for t queries and these row lengths; None if none fits, where some drivers would crash."""
-    return FAMILIES[device.geometry.kind].tile(device, max(4, itemsize), t, lengths, backward)
+    return choose(device, "attention tile", TILES, max(4, itemsize), t, lengths, backward)
 
 
 def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], backward: bool) -> CpuTile | None:
@@ -249,14 +251,14 @@ def gpu_bytes(tile: GpuTile, itemsize: int, lengths: tuple[int, int], backward: 
     return itemsize * (tile.OWN * q_width + shared + tile.STREAM * v_width + tile.OWN * tile.TX)
 
 
-class Family(NamedTuple):
-    """The kernels for a kind of device: the choice of a tile, and the launches of the backward pass."""
-
-    tile: Callable[..., CpuTile | GpuTile | None]
-    backward: Callable[..., None]
-
-
-FAMILIES = {"cpu": Family(_cpu_tile, _backward_on_cpu), "gpu": Family(_gpu_tile, _backward_on_gpu)}
+TILES = (
+    Variant("cpu tiles", "whole tiles in local memory, on CPUs", _cpu_tile, "cpu"),
+    Variant("gpu tiles", "work-items that share a tile, on GPUs", _gpu_tile, "gpu"),
+)
+BACKWARD = (
+    Variant("one pass", "one kernel, keys split if batches are few, on CPUs", _backward_on_cpu, "cpu"),
+    Variant("two passes", "dq by blocks of queries, dk and dv by blocks of keys, on GPUs", _backward_on_gpu, "gpu"),
+)
 
 
 def layout(offset: int, outer: int, inner: int, row: int) -> bytes:

@@ -17,6 +17,7 @@ from polyarr.backends.opencl.gemm.product import PLAIN, Epilogue
 from polyarr.backends.opencl.rows.rows import alike
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, Shape, spec_of, view
+from polyarr.backends.opencl.runtime.variants import note_choice
 from polyarr.core.spec import Spec
 
 
@@ -121,8 +122,7 @@ def convolved(
     if not out.size or not prod(weight.shape):
         return zeros(device, out), None
     call = out, x, weight, bias, params, epilogue, known
-    found = (each.forward(device, *call) for each in variants or variants_of(device))
-    return next(result for result in found if result is not None)
+    return _first(device, "forward", variants or variants_of(device), *call)
 
 
 def gradient_of_x(
@@ -131,8 +131,7 @@ def gradient_of_x(
     """Return the gradient of x."""
     if not out.size or not g.size:
         return zeros(device, out)
-    found = (each.input_gradient(device, out, g, weight, params, epilogue, known) for each in variants_of(device))
-    return next(result for result in found if result is not None)
+    return _first(device, "input_gradient", variants_of(device), out, g, weight, params, epilogue, known)
 
 
 def gradient_of_weight(
@@ -141,8 +140,17 @@ def gradient_of_weight(
     """Return the gradient of the weight."""
     if not out.size or not g.size:
         return zeros(device, out)
-    found = (each.weight_gradient(device, out, g, x, params, epilogue, known) for each in variants_of(device))
-    return next(result for result in found if result is not None)
+    return _first(device, "weight_gradient", variants_of(device), out, g, x, params, epilogue, known)
+
+
+def _first(device: Device, part: str, variants: tuple[ConvVariant, ...], *call: Any) -> Any:
+    """Return the result of the first variant that computes a call."""
+    for variant in variants:
+        found = getattr(variant, part)(device, *call)
+        if found is not None:
+            note_choice(device, f"conv {part}", variant)
+            return found
+    raise AssertionError("im2col computes every convolution")
 
 
 def variants_of(device: Device) -> tuple[ConvVariant, ...]:

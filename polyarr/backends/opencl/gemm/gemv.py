@@ -1,6 +1,7 @@
 """GEMV and skinny GEMM: products with few rows (or columns), bound by the bandwidth of the large operand."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from polyarr.backends.opencl.gemm.product import Arrays, Epilogue, Operand, Plan
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import STORED, vector_types
+from polyarr.backends.opencl.runtime.variants import Variant
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import NARROW, int8
 
@@ -45,7 +47,7 @@ def is_skinny(device: Device, p: Problem) -> bool:
     tall = p.n < p.m
     rows, columns, read = (p.n, p.m, p.x) if tall else (p.m, p.n, p.y)
     is_large = read.along_k and columns * p.batch >= MIN_COLUMNS
-    return rows <= (FAMILIES[device.geometry.kind].max_rows if is_large else MAX_SKINNY_ROWS)
+    return rows <= (device.geometry.gemv_rows if is_large else MAX_SKINNY_ROWS)
 
 
 def is_compute_bound(dtype: np.dtype, p: Problem) -> bool:
@@ -53,14 +55,17 @@ def is_compute_bound(dtype: np.dtype, p: Problem) -> bool:
     return dtype in NARROW and min(p.m, p.n) > MAX_SKINNY_ROWS and max(p.m, p.n) * p.batch >= MIN_COLUMNS_FOR_FEW_LANES
 
 
-def plan(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue) -> Plan:
+def _plan(
+    shape_of: Callable[..., LaunchShape], device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool],
+    epilogue: Epilogue,
+) -> Plan:  # fmt: skip
     """Plan a skinny product; few columns are few rows of the transposed product."""
     tall = p.n < p.m
     out_strides, bias_strides = (p.n, 1), (0, 1)
     if tall:
         p, aligned = transposed(p), aligned[::-1]
         out_strides, bias_strides = (1, p.m), (1, 0)
-    shape = FAMILIES[device.geometry.kind].shape(device, dtype, p, aligned)
+    shape = shape_of(device, dtype, p, aligned)
     program = device.build(shape.file, **epilogue.macros(dtype), **p.macros, **shape.macros)
     work, batch = _work(p, shape), _batch(p)
     scalars = (p.m, p.n, p.k, *shape.numbers, *out_strides, *bias_strides)
@@ -170,11 +175,7 @@ def _power(length: int) -> int:
     return 1 << max(length - 1, 0).bit_length()
 
 
-class Family(NamedTuple):
-    """The GEMV kernels of a kind of device: the most rows that they accept, and how they split a product."""
-
-    max_rows: int
-    shape: Callable[[Device, np.dtype, Problem, tuple[bool, bool]], LaunchShape]
-
-
-FAMILIES = {"cpu": Family(4, _cpu_shape), "gpu": Family(16, _gpu_shape)}
+VARIANTS = (
+    Variant("gemv", "up to 4 rows or columns, or operands far apart, on CPUs", partial(_plan, _cpu_shape), "cpu"),
+    Variant("gemv", "up to 4 rows or columns, 16 if much is read along k, on GPUs", partial(_plan, _gpu_shape), "gpu"),
+)

@@ -2,6 +2,7 @@
 """
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from polyarr.backends.opencl.rows.rows import wide
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, swapped
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import Spec
 
@@ -40,7 +42,7 @@ def int8_linear(
         plan, given = device.plans[scaling_plan](x.dtype, bias.dtype, rows, n, epilogue), [_product(device, x, weight)]
     else:
         given = [x, dense(device, weight)]
-        plan = device.plans[FAMILIES[device.geometry.kind]](x.dtype, bias.dtype, rows, n, depth, epilogue)
+        plan = device.plans[_gemv_plan](x.dtype, bias.dtype, rows, n, depth, epilogue)
     plan.kernel(plan.work, plan.group, *[b.memory for b in (*given, scale, bias, y)], *plan.numbers)
     return y
 
@@ -67,4 +69,11 @@ def _cpu_plan(
     return LaunchPlan(program.int8_linear, (1, -(-n // each)), (1, 1), (rows, n, depth, each))
 
 
-FAMILIES = {"cpu": _cpu_plan, "gpu": gemv.plan_int8}
+def _gemv_plan(device: Device, *problem: Any) -> LaunchPlan:
+    return choose(device, "int8 linear", VARIANTS, *problem)
+
+
+VARIANTS = (
+    Variant("gemv", "up to 8 rows on CPUs", _cpu_plan, "cpu"),
+    Variant("gemv", "up to 8 rows on GPUs", gemv.plan_int8, "gpu"),
+)

@@ -15,6 +15,7 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, reshaped, spec_of, swapped
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import vector_types
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.core.spec import Spec
 
 IN_PLACE = (InPlace(0, 2), InPlace(1, 2))  # gz may overwrite g or z
@@ -62,18 +63,19 @@ def through_activation(
         return g, None
     g = dense(device, g)
     gz = g if activation is None else device.empty(spec_of(g))
-    return gz, FAMILIES[device.geometry.kind](device, g, saved, gz, bias, activation)
+    (dbias,) = choose(device, "linear gradient", VARIANTS, g, saved, gz, bias, activation)
+    return gz, dbias
 
 
 def _gradient_of_columns(
     device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
-) -> Buffer | None:
+) -> tuple[Buffer | None]:
     """Launch the kernel whose work-groups go down whole columns."""
     dbias = None if bias is None else device.empty(spec_of(bias))
     plan = device.plans[_columns_plan](g.shape, g.dtype, bias is not None, activation)
     arrays = g.memory, saved and saved.memory, gz.memory, dbias and dbias.memory
     plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
-    return dbias
+    return (dbias,)
 
 
 def _columns_plan(
@@ -94,14 +96,14 @@ def _columns_plan(
 
 def _gradient_of_blocks(
     device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
-) -> Buffer | None:
+) -> tuple[Buffer | None]:
     """Launch the kernel whose work-groups take blocks of rows and columns, and add up their partial sums."""
     plan = device.plans[_blocks_plan](g.shape, g.dtype, bias is not None, activation)
     blocks = plan.work[1] // plan.group[1]
     partials = None if bias is None else device.empty(Spec((blocks, g.shape[1]), wide(g.dtype)))
     arrays = g.memory, saved and saved.memory, gz.memory, partials and partials.memory
     plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
-    return None if bias is None or partials is None else column_sums(device, bias.dtype, partials)[0]
+    return (None if bias is None or partials is None else column_sums(device, bias.dtype, partials)[0],)
 
 
 def _blocks_plan(
@@ -121,7 +123,10 @@ def _blocks_plan(
     return LaunchPlan(program.linear_gradient, work, (lanes, slices), (rows, n, rows_each))
 
 
-FAMILIES = {"cpu": _gradient_of_columns, "gpu": _gradient_of_blocks}
+VARIANTS = (
+    Variant("columns", "work-groups go down whole columns, on CPUs", _gradient_of_columns, "cpu"),
+    Variant("blocks", "work-groups take blocks of rows and columns, on GPUs", _gradient_of_blocks, "gpu"),
+)
 
 
 def _matrix(device: Device, buf: Buffer, rows: int) -> Buffer:

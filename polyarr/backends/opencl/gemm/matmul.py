@@ -29,6 +29,7 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, Shape, broadcast, is_aligned, pieces, reshaped, swapped
 from polyarr.backends.opencl.runtime.program import STORED
 from polyarr.backends.opencl.runtime.source import SCALARS
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.tuning.measure import Launcher
 from polyarr.backends.opencl.tuning.tuned import best
 from polyarr.backends.opencl.tuning.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup
@@ -155,30 +156,18 @@ def _plan(
         return None
     too_far = max(problem.x.step, problem.y.step) > device.geometry.largest_step
     is_contiguous = 1 in (problem.x.kept, problem.x.deep) and 1 in (problem.y.kept, problem.y.deep)
-    if gemv.is_skinny(device, problem) or too_far:
-        faster = is_contiguous and not too_far and gemv.is_compute_bound(out.dtype, problem)
-        found = by_variant(device, out.dtype, problem, aligned, epilogue) if faster else None
-        return found or gemv.plan(device, out.dtype, problem, aligned, epilogue)
-    if not is_contiguous:
-        return None
-    return plan_of(device, out.dtype, problem, aligned, epilogue)
+    if not (gemv.is_skinny(device, problem) or too_far):
+        return plan_of(device, out.dtype, problem, aligned, epilogue) if is_contiguous else None
+    is_compute_bound = is_contiguous and not too_far and gemv.is_compute_bound(out.dtype, problem)
+    variants = (*(device.vendor.gemm if is_compute_bound else ()), *gemv.VARIANTS)
+    return choose(device, "gemm", variants, out.dtype, problem, aligned, epilogue)
 
 
 def plan_of(
     device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies:
     """Plan a product whose operands are each contiguous along one axis."""
-    family = FAMILIES[device.geometry.kind]
-    found = by_variant(device, dtype, problem, aligned, epilogue)
-    return found or family(device, dtype, problem, aligned, epilogue)
-
-
-def by_variant(
-    device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
-) -> Plan | Copies | None:
-    """Return the plan of the first variant that accepts the product."""
-    plans = (variant.plan(device, dtype, problem, aligned, epilogue) for variant in device.vendor.gemm)
-    return next((plan for plan in plans if plan is not None), None)
+    return choose(device, "gemm", (*device.vendor.gemm, *TILED), dtype, problem, aligned, epilogue)
 
 
 def _batch_strides(p: Problem) -> tuple[int, ...]:
@@ -348,7 +337,11 @@ def _vector(
     return 4 if dtype == float32 and aligned and even else 1
 
 
-FAMILIES = {"cpu": _cpu_plan, "gpu": _gpu_plan}
+TILED = (
+    Variant("tiled", "products on CPUs: packed panels, a tile in registers", _cpu_plan, "cpu"),
+    Variant("tiled", "products on GPUs: a tile per work-group, or shared by several", _gpu_plan, "gpu"),
+)
+VARIANTS = *gemv.VARIANTS, *TILED  # the portable ones; a vendor's are asked before them
 
 
 # ---- which tiles -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from polyarr.backends.opencl.runtime.geometry import MAX_ITEMS
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.program import Program, types
 from polyarr.backends.opencl.runtime.source import SCALARS
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.sorting import sort
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float32
@@ -55,17 +56,18 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
         return
     order = sort.order(device, keys)
     args = (result.memory, updates.memory, keys.memory, order.memory, n, keys.size, inner)
-    FAMILIES[device.geometry.kind](device, program, args, (outer, n, inner), SCALARS[types(result.dtype)["ACC"]])
+    choose(device, "segments", VARIANTS, program, args, (outer, n, inner), SCALARS[types(result.dtype)["ACC"]])
 
 
-def _sum_in_spans(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> None:
+def _sum_in_spans(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> Any:
     """Sum on CPUs: one work-item per span of sorted updates and block of columns."""
     (outer, _, inner), count = shape, args[-2]
     spans = min(4 * device.geometry.units, -(-count // 16))
     program.segments_serial((spans, -(-inner // COLUMNS), outer), (1, 1, 1), *args, -(-count // spans))
+    return args[0]
 
 
-def _sum_in_parts(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> None:
+def _sum_in_parts(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> Any:
     """Sum on GPUs: one work-item per part of sorted updates and column; then one per segment that spans parts."""
     result, _, keys, order, n, count, inner = args
     span = max(MIN_SPAN, 1 << round(log2(count) / 2))  # about as many updates in a part as there are parts
@@ -76,9 +78,13 @@ def _sum_in_parts(device: Device, program: Program, args: Any, shape: tuple[int,
     program.segments_parts((work,), (GROUP,), *args[:4], partial, n, count, inner, blocks, lanes, span)
     items = -(-total // GROUP) * GROUP
     program.segments_join((items,), (GROUP,), result, keys, order, partial, n, count, inner, span, total)
+    return result
 
 
-FAMILIES = {"cpu": _sum_in_spans, "gpu": _sum_in_parts}
+VARIANTS = (
+    Variant("spans", "a work-item per span of sorted updates, on CPUs", _sum_in_spans, "cpu"),
+    Variant("parts", "a work-item per part of sorted updates and column, on GPUs", _sum_in_parts, "gpu"),
+)
 
 
 def _add_serially(

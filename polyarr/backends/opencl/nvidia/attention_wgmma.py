@@ -279,5 +279,7 @@ def _trial(device: Device) -> None:
             _check(device, Problem(dtype, mask, 1, 1, *LENGTHS, (length, length), (b"",) * arrays, *flags))
 
 
-VARIANT = Variant("wgmma-attention", "attention_wgmma", lambda features: features.architecture == 90, plan, _trial,
-                  tells_precision=True)  # fmt: skip
+VARIANT = Variant(
+    "wgmma-attention", "at least 16 queries, rows of up to 128 (float32: 64), on Hopper", plan,
+    may_suit=lambda features: features.architecture == 90, stem="attention_wgmma", trial=_trial, tells_precision=True,
+)  # fmt: skip

@@ -294,4 +294,7 @@ def chain(device: Device) -> tuple[Kernel, tuple[Any, list[BoundCommand]]]:
 
 
 ITEMS = 288  # of each launch
-VARIANT = Variant("graphs", "graphs", lambda features: features.nvidia, lambda *_: None, check)
+VARIANT = Variant(
+    "graphs", "replays as CUDA graphs, on NVIDIA GPUs whose memory CUDA shares", lambda *_: None,
+    may_suit=lambda features: features.nvidia, stem="graphs", trial=check,
+)  # fmt: skip

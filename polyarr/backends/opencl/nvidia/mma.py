@@ -214,5 +214,6 @@ def _trial(device: Device) -> None:
 
 
 VARIANT = Variant(
-    "mma", "matmul_mma", lambda features: features.architecture >= 80, plan, _trial, tells_precision=True
-)
+    "mma", "float16, bfloat16, and float32 with precision high, on NVIDIA GPUs from Ampere on", plan,
+    may_suit=lambda features: features.architecture >= 80, stem="matmul_mma", trial=_trial, tells_precision=True,
+)  # fmt: skip

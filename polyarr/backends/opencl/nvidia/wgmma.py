@@ -287,5 +287,6 @@ def _trial(device: Device) -> None:
 
 
 VARIANT = Variant(
-    "wgmma", "matmul_wgmma", lambda features: features.architecture == 90, plan, _trial, tells_precision=True
-)
+    "wgmma", "float16, bfloat16 and float32 (split into terms), on Hopper", plan,
+    may_suit=lambda features: features.architecture == 90, stem="matmul_wgmma", trial=_trial, tells_precision=True,
+)  # fmt: skip

@@ -22,6 +22,7 @@ class CpuGeometry:
     """Launch geometry of CPUs."""
 
     kind = "cpu"
+    gemv_rows = 4  # most rows of a GEMV that reads much along k
     is_measured = True  # its processor is the host's, whose peak can be timed on one core
     packs, is_timed_in_part = True, True  # products pack operands; tuning times a part of large work
 
@@ -149,6 +150,7 @@ class GpuGeometry:
     """Launch geometry of GPUs, and of all devices that are not CPUs."""
 
     kind = "gpu"
+    gemv_rows = 16  # most rows of a GEMV that reads much along k
     is_measured = packs = is_timed_in_part = False
 
     group, vector_bytes = 256, 16

@@ -1,6 +1,7 @@
-"""Variants of kernels for some devices, which are checked before they are used; see docs/decisions/0016.
+"""Variants: the ways to compute the problems of a family of ops, in the order in which they are asked.
 
-Each program of a variant is checked once per driver with a small problem, between canaries, in a probe process, because
+Some are for the devices of one vendor and are checked before they are used; see docs/decisions/0016. Each of their
+programs is checked once per driver with a small problem, between canaries, in a probe process, because
 a kernel that faults disables the device for its process. The verdict is stored with the compiled kernels. A program
 that fails is not used, and `polyarr doctor` reports it.
 """
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -25,27 +26,56 @@ from polyarr.backends.opencl.runtime.caches import Store, store_of
 from polyarr.backends.opencl.runtime.device import Device, Features
 from polyarr.backends.opencl.runtime.source import source_of
 from polyarr.core.errors import BackendError
+from polyarr.settings import level
 
 TRIAL_SECONDS, KILLED = 120, -9
+TRACED = level("POLYARR_TRACE") > 0
 ANNOUNCED = "polyarr:next:"  # prefix, on stderr, of the probe process's next action
 ENTRY = "variants"  # name of the entry in the driver's store
 
 
 class Variant(NamedTuple):
-    """Kernels for some devices, and how they are checked.
+    """One way to compute the problems of a family.
 
     Attributes:
-        may_suit: Whether they may work, judging by a device's features.
-        plan: Returns how to launch; None for problems that they do not accept.
+        serves: The problems and devices that it is for, as docs/kernels.md says it.
+        plan: Called with a device and a problem; returns how to launch, or a result, and None if it is not for them.
+        kind: The kind of device that it is for, "cpu" or "gpu"; "" for both.
+        may_suit: Whether it may work, judging by a device's features.
+        stem: The kernel file of a variant that is checked before it is used.
         trial: Checks a few programs, for `polyarr doctor`; raises BackendError if a result is wrong.
+        tells_precision: Whether products of float32 may be less precise than float32 arithmetic.
     """
 
     name: str
-    stem: str
-    may_suit: Callable[[Features], bool]
+    serves: str
     plan: Callable[..., Any]
-    trial: Callable[[Device], None]
-    tells_precision: bool = False  # whether products of float32 may be less precise than float32 arithmetic
+    kind: str = ""
+    may_suit: Callable[[Features], bool] = lambda features: True
+    stem: str = ""
+    trial: Callable[[Device], None] | None = None
+    tells_precision: bool = False
+
+
+def choose(device: Device, family: str, variants: Iterable[Variant], *problem: Any) -> Any:
+    """Return what the first variant that accepts a problem makes of it; None if none does.
+
+    POLYARR_TRACE prints the choice, once per problem where plans are cached.
+    """
+    for variant in variants:
+        if variant.kind in ("", device.geometry.kind):
+            found = variant.plan(device, *problem)
+            if found is not None:
+                note_choice(device, family, variant)
+                return found
+    return None
+
+
+def note_choice(device: Device, family: str, variant: Any) -> None:
+    """Print which variant computes a problem, and why."""
+    if TRACED:
+        with suppress(OSError, ValueError, AttributeError):  # stderr is closed or missing
+            sys.stderr.write(f"  {device.name}: {family}: {variant.name} ({variant.serves})\n")
 
 
 def kept_on(device: Device, entry: str) -> Store:

@@ -12,6 +12,7 @@ from polyarr.backends.opencl.reductions.scan import cumulative_sum
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, swapped
 from polyarr.backends.opencl.runtime.program import Program
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.core.spec import FLOATS, SIGNED, Spec, bfloat16, float16, float32
 
 EACH, MIN_TILE = 16, 64  # on GPUs: elements per work-item, and elements per tile at least
@@ -33,7 +34,7 @@ def sort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, s
 
 def order(device: Device, x: Buffer) -> Buffer:
     """Return the order that sorts a dense 1-d x, as int32."""
-    return FAMILIES[device.geometry.kind](device, x, False, None, False)
+    return choose(device, "sort", VARIANTS, x, False, None, False)
 
 
 def _sorted(device: Device, out: Spec, x: Buffer, axis: int, descending: bool, values: bool) -> Buffer:
@@ -42,7 +43,7 @@ def _sorted(device: Device, out: Spec, x: Buffer, axis: int, descending: bool, v
     x = dense(device, swapped(x, axis, last))
     result = device.empty(Spec((*x.shape[:last], out.shape[axis]), out.dtype))
     if result.size:
-        FAMILIES[device.geometry.kind](device, x, descending, result, values)
+        choose(device, "sort", VARIANTS, x, descending, result, values)
     return swapped(result, axis, last)
 
 
@@ -133,7 +134,10 @@ def _pair(device: Device, x: Buffer) -> tuple[Buffer, Buffer]:
     return device.empty(Spec(x.shape, key_dtype(x.dtype))), device.empty(Spec(x.shape, INT32))
 
 
-FAMILIES = {"cpu": _sort_serially, "gpu": _sort_on_gpu}
+VARIANTS = (
+    Variant("merge", "sorted tiles, merged pairwise, on CPUs", _sort_serially, "cpu"),
+    Variant("tiles", "tiles in local memory, merged; long rows by digits; on GPUs", _sort_on_gpu, "gpu"),
+)
 
 
 @lru_cache

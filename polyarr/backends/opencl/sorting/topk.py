@@ -6,6 +6,7 @@ from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, swapped
 from polyarr.backends.opencl.runtime.program import Program
+from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.sorting.sort import INT32, argsort, key_dtype, key_macros
 from polyarr.core.spec import Spec
 
@@ -17,17 +18,17 @@ MAX_SORTED_BYTES = 4096  # row size up to which a GPU sorts, in one tile, faster
 
 def argtopk(device: Device, out: Spec, x: Buffer, *, k: int, axis: int) -> Buffer:
     """Return the first k indices of the descending order of x along axis."""
-    if not out.size or MIN_SELECTIVITY * k > x.shape[axis]:
-        return _by_sort(device, out, x, k, axis)
-    return FAMILIES[device.geometry.kind](device, out, x, k, axis)
+    return choose(device, "top-k", VARIANTS, out, x, k, axis)
 
 
 def _by_sort(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
     return argsort(device, out, x, axis=axis, descending=True)
 
 
-def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
+def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer | None:
     """Select on CPUs: each work-item processes some rows with a heap."""
+    if not out.size or MIN_SELECTIVITY * k > x.shape[axis]:
+        return None
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))
     n = x.shape[last]
@@ -40,11 +41,11 @@ def _by_heaps(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer
     return swapped(result, axis, last)
 
 
-def _by_group(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer:
+def _by_group(device: Device, out: Spec, x: Buffer, k: int, axis: int) -> Buffer | None:
     """Select on GPUs: a work-group per row."""
     short = min(MAX_SORTED_BYTES // x.dtype.itemsize, device.geometry.sort_tile)
-    if k > GROUP or not short < x.shape[axis] < MAX_LENGTH:
-        return _by_sort(device, out, x, k, axis)
+    if not out.size or k > GROUP or MIN_SELECTIVITY * k > x.shape[axis] or not short < x.shape[axis] < MAX_LENGTH:
+        return None
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))
     n = x.shape[last]
@@ -62,4 +63,8 @@ def _program(device: Device, dtype: np.dtype) -> Program:
     return device.build("topk", **key_macros(dtype, descending=True))
 
 
-FAMILIES = {"cpu": _by_heaps, "gpu": _by_group}
+VARIANTS = (
+    Variant("heaps", "at most half of a row, on CPUs", _by_heaps, "cpu"),
+    Variant("selection", "at most 256 elements of rows longer than a sort's tile, on GPUs", _by_group, "gpu"),
+    Variant("sort", "all others", _by_sort),
+)
