@@ -99,7 +99,7 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder_that_stays(folder, 
     assert digest_of(folder / "llama") == before
 
 
-def test_adapters_name_the_weights_that_they_belong_to(folder):
+def test_adapters_name_the_weights_that_they_belong_to(folder, capsys):
     """An import has the same weights, another run does not."""
     polyarr("import", "llama/model.safetensors", "--out", "imported")
     adapters = ("--lora", 2, *SHORT, "--steps", 1)
@@ -109,6 +109,7 @@ def test_adapters_name_the_weights_that_they_belong_to(folder):
         polyarr("export", f"run{number}", "--format", "peft", "--out", f"out{number}", "--checkpoint", "last")
         config = json.loads((folder / f"out{number}" / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str((folder / base).resolve())
+        assert ("is a run, which PEFT does not load" in capsys.readouterr().out) == (base == "run1")
     polyarr("export", "run0", "--format", "peft", "--out", "named", "--base", "meta-llama/Llama-3.2-1B")
     config = json.loads((folder / "named" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "meta-llama/Llama-3.2-1B"
@@ -218,7 +219,7 @@ def test_a_window_is_of_training_and_leaves_the_models_context(folder, name, cap
 
 
 def test_a_context_changes_when_it_is_named_and_a_line_says_what_is_lost(folder):
-    said = r"^the model's context becomes 16 tokens of 32.* and 128 numbers .* dropped; a window \(--set window=N"
+    said = r"^the model's context becomes 16 tokens of 32.* and 128 numbers .* dropped; `polyarr train --set window=N`"
     with pytest.warns(RuntimeWarning, match=said):
         train("--from", "gpt2", "--set", "model.context_length=16", "--steps", 1, "--out", "run")
     assert load_checkpoint(folder / "run").model.config.context_length == 16

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from polyarr.models.folders import CONFIG, read_json
 from polyarr.models.formats import WRITTEN
 from polyarr.text import NumberTokenizer
 from polyarr.training.files import CHECKPOINTS
@@ -37,6 +38,9 @@ def command(folder: Path, out: Path, format: str, dtype: str, checkpoint: str, b
     saved = export_model(folder, out, name=checkpoint, format=format, dtype=dtype, base=base)
     if format == ADAPTERS:
         click.echo(f"written to {out}: {saved.model.num_parameters(only_trainable=True):,} numbers, for peft")
+        begun = Path(read_json(out / "adapter_config.json")["base_model_name_or_path"])
+        if begun.is_dir() and not (begun / CONFIG).exists():
+            click.echo(f"their base {begun} is a run, which PEFT does not load: export it and name it with --base")
         return
     if isinstance(saved.tokenizer, NumberTokenizer):
         click.echo(f"its tokenizer of {saved.tokenizer.unit} is left out: other programs have none such")

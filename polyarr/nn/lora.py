@@ -193,7 +193,9 @@ def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]
         if parts and f"{path}.qkv" in layers:
             found.setdefault(f"{path}.qkv", parts)
     if not found:
-        there = f"such as {', '.join([*layers][:_SHOWN])}" if layers else "of which there is none"
+        parts = [f"{path}.{name}" for path, attention in _attentions(model) for name in attention.parts()]
+        one = f", or of one part, such as {parts[0]}" if parts else ""
+        there = f"such as {', '.join([*layers][:_SHOWN])}{one}" if layers else "of which there is none"
         raise ValueError(f"lora: match is {match!r}; it must be a pattern for paths of Linear layers, {there}")
     return found
 

@@ -104,7 +104,7 @@ def fine_tuning(model: LanguageModel, /, **changes: Any) -> Recipe:
 
 
 def load_model(path: str | os.PathLike[str], name: str = "best") -> tuple[LanguageModel, Tokenizer]:
-    """Return a model and its tokenizer: of a run's checkpoint, with merged adapters, or of a pretrained model.
+    """Return a model in evaluation mode, and its tokenizer: a run's, with merged adapters, or a pretrained one.
 
     Raises:
         OSError: A file cannot be read.
@@ -115,7 +115,7 @@ def load_model(path: str | os.PathLike[str], name: str = "best") -> tuple[Langua
     path = Path(path)
     if any(path_of(path, name).exists() for name in CHECKPOINTS):
         saved = load_checkpoint(path, name)
-        return merge_lora(saved.model), saved.tokenizer
+        return merge_lora(saved.model).eval(), saved.tokenizer
     model = load_pretrained(path)
     return model, _tokenizer_of(path, model.config.vocab_size)
 

@@ -208,7 +208,7 @@ def with_shorter_context(model: LanguageModel, length: int, world: World = ALONE
         dropped = model.num_parameters() - found.num_parameters()
         lost = f", and {dropped:,} numbers of its later positions are dropped" if dropped else ""
         text = f"the model's context becomes {length:,} tokens of {own:,}, for good{lost}"
-        text += "; a window (--set window=N) is for training on shorter texts, and leaves it as it is"
+        text += "; `polyarr train --set window=N` trains on shorter texts, and leaves it as it is"
         warnings.warn(text, RuntimeWarning, stacklevel=4)
     return found
 
