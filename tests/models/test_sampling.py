@@ -130,7 +130,7 @@ def test_the_penalty_is_transformers_s(on_numpy, logits, texts, penalty, padding
     for row, text in zip(found, texts, strict=True):
         for token, logit in enumerate(logits):
             due = (logit * penalty if logit < 0 else logit / penalty) if token in text[padding:] else logit
-            np.testing.assert_allclose(row[token], due, rtol=1e-6)
+            np.testing.assert_allclose(row[token], due, rtol=1e-6, atol=2e-45)  # a denormal number's last bit
     assert mark_occurred(occurred, pa.asarray([2] * len(texts))).numpy()[:, 2].all()
 
 
