@@ -91,8 +91,9 @@ test-mesa: venv
 # and all other ops beside PyTorch's: that takes an environment of its own.
 test-transformers: $(BESIDE)/ready
 	$(BESIDE)/bin/pytest -q -n $(JOBS) --dist worksteal --skips $(SKIPS)/make-test-transformers.json \
-		tests/test_transformers.py tests/test_text_beside_transformers.py tests/test_conversations.py tests/test_encoder.py \
-		tests/test_image_models.py tests/test_convolutions_beside_torch.py tests/test_ops_beside_torch.py
+		tests/models/test_transformers.py tests/models/test_text_beside_transformers.py tests/models/test_encoder.py \
+		tests/models/test_image_models.py tests/text/test_conversations.py \
+		tests/ops/test_convolutions_beside_torch.py tests/ops/test_ops_beside_torch.py
 
 $(BESIDE)/ready: pyproject.toml
 	$(PYTHON) -m venv $(BESIDE)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.installing import ROOT
+from tests.helpers.root import ROOT
 from tests.skips import PARTS, lines_of, page
 
 MAKEFILE = (ROOT / "Makefile").read_text()

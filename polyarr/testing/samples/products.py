@@ -296,7 +296,7 @@ def _heads(dtype: str) -> SearchStrategy[Sample]:
     return st.tuples(sizes, ignored).flatmap(memoized(lambda t: drawn(*t[0], *t[1]))).filter(_some_target_counts)
 
 
-# Narrow logits are rounded, and the loss is float32: tests/test_linear_cross_entropy.py covers those.
+# Narrow logits are rounded, and the loss is float32: tests/ops/test_linear_cross_entropy.py covers those.
 SAMPLES[ops.linear_cross_entropy] = Entry(
     _heads, _heads, ref.linear_cross_entropy, "composed", ("float32", "float64"), special="nan"
 )

@@ -1,0 +1,132 @@
+"""OpenCL's kernels for fused groups: the bits of the single ops in any layout; faults that the kit must catch."""
+
+import re
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.testing.cases import Effort, cases
+from polyarr.testing.compare import bits
+from tests.helpers.opencl_modules import opencl_modules
+
+fusion, statements = opencl_modules("fusion", "statements")
+pytestmark = pytest.mark.polyarr_backend("opencl")
+JOINED = next(case.run for case in cases() if case.name == "backend-joined")
+
+
+def array(*shape, dtype="float32", seed=0):
+    return pa.asarray(np.random.default_rng(seed).standard_normal(shape) * 3, dtype=dtype)
+
+
+def mixed(a, b, c, k):
+    """Return casts, comparisons, numbers, several results, and operands with every kind of broadcasting."""
+    y = ops.tanh(a * b + c) * k
+    small = y.astype("float16") * 0.3 + a.astype("float16")
+    chosen = ops.where((y > 0.1) & (b != k), small.astype("bfloat16"), 0.7)
+    return chosen, small, y, (chosen * 3.0).astype("bool"), ops.where(y < a, a > k, False), (a > k).astype("int32") * 3
+
+
+LAYOUTS = {
+    "dense": lambda x: x,
+    "transposed": lambda x: ops.permute_dims(ops.permute_dims(x, axes=(2, 1, 0)) * 1.0, axes=(2, 1, 0)),
+    "reversed": lambda x: (ops.concat((x, x), axis=-1) * 1.0)[::-1, :, ::2],
+    "repeated": lambda x: ops.broadcast_to(x[:, :1], shape=x.shape),
+}
+
+
+def test_bits_are_those_of_the_ops(backend):
+    compiled = pa.compile(mixed)
+    rest = array(5, 1, seed=1), array(7, 5, 12, seed=2)[:, :, 3]
+    for name, layout in LAYOUTS.items():
+        args = layout(array(7, 5, 12)), rest[0], ops.expand_dims(rest[1], axis=2)
+        for k in (1, 2.5):
+            assert bits(compiled(*args, k)) == bits(mixed(*args, k)), name
+    for program in compiled.programs():
+        assert [step.part for step in program.steps] == ["group"]
+
+
+def test_layouts_that_take_more_arguments_than_a_device_may_run_step_by_step(backend):
+    def fn(arrays):
+        return sum(arrays[1:], start=arrays[0])
+
+    orders = [np.random.default_rng(i).permutation(8).tolist() for i in range(12)]
+    views = [ops.permute_dims(array(*(2,) * 8, seed=i), axes=order) for i, order in enumerate(orders)]
+    compiled = pa.compile(fn)
+    assert bits(compiled(views)) == bits(fn(views)) == bits(compiled(views))
+    (step,) = compiled.programs()[0].steps
+    assert step.part == "group" and [*step.call._plans.values()] == [None]
+
+
+def test_the_only_result_overwrites_a_donated_array(backend):
+    y, outputs = array(4, 6, seed=9), {1: lambda x: ops.tanh(x * y) + x, 2: lambda x: (ops.tanh(x * y) + x, x * y)}
+    for count, fn in outputs.items():
+        compiled = pa.compile(fn, captures=y, donate="x")
+        for run in range(4):
+            x, due = array(4, 6, seed=run), bits(fn(array(4, 6, seed=run)))
+            address = x.buf.memory.int_ptr
+            found = compiled(x)
+            assert bits(found) == due
+            addresses = [a.buf.memory.int_ptr for a in pa.tree.leaves(found)]
+            assert run == 0 or (address in addresses) == (count == 1)
+
+
+SHAPES = ((5, 33), (7, 1000), (3, 4, 2), (1, 64), (300, 17))
+LONG = ((2, 8000), (2, 8203))  # a GPU splits such few rows among work-groups
+
+
+@pytest.mark.parametrize("op", (ops.softmax, ops.log_softmax, ops.layer_norm, ops.rms_norm), ids=lambda op: op.name)
+def test_a_body_that_reduces_rows_is_one_kernel_with_its_bits(backend, op):
+    compiled = pa.compile(op.body)
+    for shape in (*SHAPES, *LONG):
+        x, weight = array(*shape), (array(shape[-1], seed=1),) * ("weight" in op.inputs)
+        twice = ops.concat((x, x), axis=0)
+        for given in (x, twice[shape[0] :], twice[::2], ops.permute_dims(twice[::2] * 2.0, axes=range(x.ndim))):
+            assert bits(compiled(given, *weight)) == bits(op.body(given, *weight)), (shape, given.buf.strides)
+    assert {len(program.steps) for program in compiled.programs()[: len(SHAPES)]} == {1}
+
+
+def test_what_reduces_gives_its_rows_and_several_axes_too(backend):
+    def fn(x, y):
+        largest = ops.max(x * y, axis=(1, 2), keepdims=True)
+        scaled = (x * y - largest) * 0.5
+        return scaled * ops.sum(x, axis=(1, 2), keepdims=True), largest, ops.min(scaled, axis=(1, 2), keepdims=True)
+
+    compiled, x = pa.compile(fn), array(4, 5, 6)
+    for y in (array(4, 5, 6, seed=1), array(5, 1, seed=2), array(4, 1, 1, seed=3), array(6, seed=4)):
+        assert bits(compiled(x, y)) == bits(fn(x, y))
+    turned = ops.permute_dims(array(5, 4, 6), axes=(1, 0, 2))
+    assert bits(compiled(turned, y)) == bits(fn(turned, y)), "not dense: the steps run one by one"
+    assert [step.part for step in compiled.programs()[0].steps] == ["group"]
+
+
+def a_repeated_input_that_is_read_as_dense(patch):
+    """Read a broadcast input as contiguous, both element by element and as vectors."""
+    real = fusion.ElementGroup._vector_moves
+
+    def dense(*args):
+        found = real(*args)
+        return {**found, "READS": re.sub(r"(EACH_OF_VECTOR r\d+\[k\] = [^;]*)\);", r"\1 + k);", found["READS"])}
+
+    patch.setattr(statements, "ALONG", dict.fromkeys(statements.ALONG, statements.ALONG["DENSE"]))
+    patch.setattr(fusion.ElementGroup, "_vector_moves", dense)
+
+
+def a_rounding_left_out(patch):
+    real = statements.Statements._link
+    patch.setattr(
+        statements.Statements,
+        "_link",
+        lambda self, step: re.sub(r"widen_b?float16\(narrow_b?float16\(", "((", real(self, step)),
+    )
+
+
+FAULTS = (a_repeated_input_that_is_read_as_dense, a_rounding_left_out)
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_the_kit_sees_it(backend, monkeypatch, plant):
+    plant(monkeypatch)
+    with pytest.raises(Exception, match="have other bits than the ops"):
+        JOINED(backend, Effort())

@@ -1,0 +1,169 @@
+"""The queue of an OpenCL device: all commands are enqueued through one module."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.core.errors import BackendError
+from tests.helpers.opencl_modules import opencl_modules
+
+pytest.importorskip("pyopencl")
+on_opencl = pytest.mark.polyarr_backend("opencl")
+commands, devices = opencl_modules("commands", "devices")
+DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64"}
+# Patterns allowed only in certain modules, these modules, and code that violates the rule.
+ROOMS = [
+    (
+        r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(",
+        {"commands.py", "launches.py", "shared_memory.py"},  # the last has a queue of its own beside the device's
+        "cl.enqueue_copy(queue, a, b)",
+    ),
+    (r"\bpool\.allocate\(", {"device.py"}, "memory = device.pool.allocate(64)"),
+    (r"\.is_cpu\b", {"geometry.py", "device.py"}, "4 if device.features.is_cpu else 8"),
+    (r"_cache(\(.*\))?\ndef \w+\(\s*device: Device", {"plans.py"}, "@lru_cache(maxsize=8)\ndef tile(device: Device):"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "rooms", "planted"), ROOMS, ids=["queue", "memory", "kind of device", "caches"])
+def test_the_queue_is_used_in_one_module(pattern, rooms, planted):
+    """All uses of the queue are in one module, so that observing, timing and replaying need only one hook."""
+    sources = {path.name: path.read_text() for path in Path(commands.__file__).parents[1].rglob("*.py")}
+    assert rooms <= set(sources) and re.search(pattern, planted)
+    assert {name for name, text in sources.items() if re.search(pattern, text)} - rooms == set()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Return the names of the commands called, in order."""
+    names, call = [], commands.Command.__call__
+
+    def noting(command, work, group, *args):
+        names.append(command.name)
+        return call(command, work, group, *args)
+
+    monkeypatch.setattr(commands.Command, "__call__", noting)
+    return names
+
+
+@on_opencl
+def test_kernels_copies_fills_and_transfers_are_commands(backend, seen, monkeypatch):
+    x, at = pa.asarray([1.0, 2.0, 3.0]), pa.asarray([0, 2])
+    assert seen == ["upload", "upload"]
+    (x + x).numpy()
+    assert seen[2:] == ["elementwise", "transfer"]
+    del seen[:]
+    pa.ops.scatter_add(x, at, x[:2], axis=0)
+    assert "copy" in seen
+    pa.ops.scatter(x, at, x[:2], axis=0)
+    assert "fill" in seen
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.runtime.device"), "MAX_UPLOAD_BYTES", 1 << 10)
+    pa.synchronize()  # nothing is enqueued
+    del seen[:]
+    pa.asarray(np.zeros(1 << 7))  # 1 KiB
+    pa.asarray(np.zeros((1 << 7) + 1))
+    assert seen == ["upload", "transfer"]
+
+
+@on_opencl
+def test_a_launch_that_the_device_refuses_names_the_kernel(backend):
+    device = devices.select()
+    kernel, out = device.build("random", STATE_ON_DEVICE=0).random_bits, device.empty(pa.Spec((4,), pa.uint32))
+    arguments = (out.memory, 1, 2, out.memory, out.memory, 4, 1)
+    kernel((0,), (0,), *arguments)  # nothing to do
+    kernel((1,), (1,), *arguments)
+    with pytest.raises(BackendError, match=r"kernel random_bits: could not enqueue \(3,\) by \(2,\) on "):
+        kernel((3,), (2,), *arguments)
+
+
+@on_opencl
+def test_kernels_take_what_the_compiler_says(backend, monkeypatch):
+    """Files with every kind of argument: scalars by value, macros that expand to several, structs."""
+    cl, device = import_module("pyopencl"), devices.select()
+    structure = np.dtype("V")  # otherwise PyOpenCL takes 10 us to detect the types
+    monkeypatch.setattr(device.programs, "_programs", {})
+    x, at = pa.asarray([[1.0, 2.0], [3.0, 4.0]]), pa.asarray([0, 1])
+    pa.where(x > 1, 2.0 * x, 0.5)
+    pa.ops.dropout(pa.arange(4, dtype=pa.uint64).astype(pa.float16), 1, 2, rate=0.5)
+    pa.ops.cross_entropy(pa.ops.take(x, at, axis=0), at)
+    moments = ([x], [x], [x], [x], 0.1, 1, 1.0)
+    pa.ops.adamw(*moments, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=(0.1,), decoupled=True)
+    pa.ops.global_norm([x])
+    x[None] @ x
+    pa.ops.attention(x[None], x[None], x[None])
+    for name, program in device.programs._programs.items():
+        text = device.programs.text(name[0], dict(name[1:]))
+        built = cl.Program(device.context, text).build(["-cl-std=CL1.2", "-w", "-cl-kernel-arg-info"])
+        for kernel in built.all_kernels():
+            infos = [kernel.get_arg_info(i, cl.kernel_arg_info.TYPE_NAME) for i in range(kernel.num_args)]
+            expected = [None if info.endswith("*") else DTYPES.get(info, structure) for info in infos]
+            assert list(program.kernels[kernel.function_name].arguments) == expected, kernel.function_name
+
+
+# ---- launches without an event -----------------------------------------------------------------------------------
+
+launches = import_module("polyarr.backends.opencl.runtime.launches")
+
+
+@on_opencl
+def test_launches_without_an_event_do_what_others_do(backend, monkeypatch) -> None:
+    device, unheard = devices.select(backend.name), launches.without_events()
+    assert unheard is not launches.cl.enqueue_nd_range_kernel
+    monkeypatch.setattr(device.programs, "_programs", {})  # whose kernels have not run yet
+    monkeypatch.setattr(device, "plans", type(device.plans)(device))
+    launched = []
+    monkeypatch.setattr(device.commands, "launch", lambda *args: launched.append(args[2:]) or unheard(*args))
+    x = pa.asarray(np.arange(12, dtype=np.float32).reshape(3, 4))
+    for _ in range(2):
+        np.testing.assert_array_equal((x @ x.T + 1).numpy(), x.numpy() @ x.numpy().T + 1)
+    assert len(launched) == 4
+    with pa.profile() as profile:
+        (x + 1).numpy()
+    assert len(launched) == 4 and "elementwise" in str(profile)
+
+
+@on_opencl
+def test_a_launch_without_an_event_that_is_refused_says_why(backend) -> None:
+    device = devices.select(backend.name)
+    program = device.build("create", T="float", ACC="float", STORE="store_float32", COUNTER="float", WG=64)
+    with pytest.raises(launches.cl.Error, match=r"(?i)clEnqueueNDRangeKernel"):
+        launches.without_events()(device.queue, program.arange.cl_kernel, (64,), (1 << 30,))
+
+
+@on_opencl
+def test_compiled_functions_launch_without_an_event_too(backend, monkeypatch) -> None:
+    commands = devices.select(backend.name).commands
+    monkeypatch.setattr(commands, "launch", launches.without_events())
+    fn, x = pa.compile(lambda x: pa.tanh(x @ x) + 1), pa.asarray(np.arange(9, dtype=np.float32).reshape(3, 3) / 9)
+    for _ in range(3):
+        np.testing.assert_allclose(fn(x).numpy(), np.tanh(x.numpy() @ x.numpy()) + 1, rtol=1e-6)
+    monkeypatch.setattr(launches, "_enqueue", lambda: lambda *args: -52)
+    monkeypatch.setattr(launches.cl, "enqueue_nd_range_kernel", refused)
+    again = pa.compile(lambda x: pa.tanh(x @ x) + 1)
+    again(x)
+    with pytest.raises(pa.BackendError, match=r"could not enqueue .*: refused") as caught:
+        again(x)
+    assert caught.value.__notes__[0].startswith("in step 0, ")
+
+
+@on_opencl
+def test_a_replay_asks_no_kernel_for_its_program(backend, monkeypatch) -> None:
+    """Intel's driver returns a freed one."""
+    monkeypatch.delattr(launches.cl.Kernel, "program")
+    fn, x = pa.compile(lambda x: pa.tanh(x) + 1), pa.ones((3,))
+    for _ in range(2):
+        np.testing.assert_allclose(fn(x).numpy(), np.tanh(1) + 1, rtol=1e-6)
+
+
+def refused(*args) -> None:
+    raise launches.cl.LogicError("refused")
+
+
+def test_only_nvidias_driver_is_called_without_events() -> None:
+    for name, has_events in (("NVIDIA CUDA", False), ("Portable Computing Language", True)):
+        device = SimpleNamespace(platform=SimpleNamespace(name=name))
+        assert (launches.launch_of(device) is launches.cl.enqueue_nd_range_kernel) == has_events

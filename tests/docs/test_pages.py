@@ -1,0 +1,129 @@
+"""README.md and the pages of docs/ executed literally; every page with commands or Python is executed by a test."""
+
+import re
+from operator import attrgetter
+
+import pytest
+
+import polyarr as pa
+from polyarr.models import LlamaModel, load_pretrained, save_pretrained
+from polyarr.text import byte_tokenizer
+from tests.helpers.pages import follow, parts_of
+from tests.helpers.root import ROOT
+
+TEXT = "ROMEO: But soft, what light through yonder window breaks?\nJULIET: the quick brown fox, def the\n" * 40
+LLAMA = {
+    "vocab_size": 260, "context_length": 16, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
+    "hidden_dim": 12, "head_size": 4, "tie_embeddings": True, "qkv_bias": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, on_numpy):
+    """A folder with the files that pages mention: a text, and a published model."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    pa.random.seed(0)
+    save_pretrained(tmp_path / "SmolLM2-135M", LlamaModel(LLAMA))
+    (tmp_path / "SmolLM2-135M" / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    return tmp_path
+
+
+def test_the_readme(folder):
+    """With OpenCL; without the server, which would not end, and without commands that examine the whole machine."""
+    pytest.importorskip("pyopencl")
+    unused = ("serve", "doctor", "tune", "conformance")
+    first, trained_model, *commands = follow(ROOT / "README.md", folder, unused)
+    assert "Array(" in first and float(re.search(r"Array\(([\d.e-]+),", trained_model)[1]) < 0.1
+    assert len(commands[6]) > 300  # characters, which the model trained from scratch drew
+    assert load_pretrained(folder / "tuned").config.n_layers == 1
+
+
+def test_train_your_own(folder):
+    found = follow(ROOT / "docs" / "train-your-own.md", folder)
+    assert len(found[2]) > 200 < len(found[3]) and found[2] != found[3] and "loss" in found[1]
+    assert "ROMEO: B" in found[5]  # what the text begins with, too
+    assert 0 < float(re.search(r"^loss ([\d.]+)$", found[6], re.M)[1]) < 2.5
+    assert {path.name for path in (folder / "runs" / "first").iterdir()} >= {"best.safetensors", "loss.png"}
+
+
+def test_debugging(folder):
+    _, table = follow(ROOT / "docs" / "debugging.md", folder)
+    assert re.search(r"^linear +40 ", table, re.M), table
+    assert "traceEvents" in (folder / "trace.json").read_text()
+
+
+def test_distributed(folder):
+    """On one process, where all collectives are the identity."""
+    trained, sharded = follow(ROOT / "docs" / "distributed.md", folder)
+    assert float(trained) > 0 and sharded == ""
+
+
+def test_train_on_several_devices(folder):
+    """On one process."""
+    (said,) = follow(ROOT / "docs" / "train-on-several-devices.md", folder)
+    assert re.fullmatch(r"best validation loss \d\.\d\d on 1 rank; .*", said.splitlines()[-1])
+
+
+def test_images(folder):
+    losses, classes, config = follow(ROOT / "docs" / "images.md", folder)
+    assert float(losses.splitlines()[-1]) < float(losses.splitlines()[0]) and len(classes.split(",")) == 8
+    assert config.startswith("ResNetConfig(blocks=(1, 1), bottleneck=False, num_classes=10")
+
+
+def test_the_backend_in_contributing():
+    """Its ten lines are a working backend."""
+    (source,) = re.findall(r'^```python\n(""".*?)^```$', (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    names = {}
+    exec(source, names)
+    with pa.use_backend(names["start"]()) as backend:
+        assert backend.name == "mirror" and pa.exp(pa.zeros(2)).tolist() == [1, 1]
+
+
+def test_in_python(folder):
+    """Everything that a command does."""
+    *_, resumed, _, written, inside = follow(ROOT / "docs" / "in-python.md", folder)
+    assert "\n8 steps, best validation loss " in resumed and written.count("' length\n") == 2
+    assert inside.endswith(" parameters after step 4\n")
+    assert load_pretrained(folder / "exported").config.n_kv_heads == 2
+
+
+def test_write_text(folder):
+    _, sampled, _, many, small = follow(ROOT / "docs" / "write-text.md", folder)
+    assert sampled.startswith("the quick") and many.count("\n") >= 2 and "' 12 length\n" in many
+    assert small in ("length\n", "stop\n")
+
+
+LIFE, KERNEL = (ROOT / "docs" / name for name in ("life-of-an-op.md", "write-a-kernel.md"))
+QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize(("file", "quoted"), QUOTED.findall(LIFE.read_text()) + QUOTED.findall(KERNEL.read_text()))
+def test_what_the_life_of_an_op_quotes_is_there(file, quoted):
+    """All quoted lines, in order."""
+    text, place = (ROOT / file).read_text(), 0
+    for lines in quoted.split("...\n"):
+        place = text.find(lines.rstrip("\n"), place)
+        assert place >= 0, f"{file} has not, or not after what was quoted before: {lines}"
+
+
+def test_the_life_of_an_op(folder):
+    """On OpenCL; the printed program equals the one shown."""
+    pytest.importorskip("pyopencl")
+    first, gradient, program = follow(LIFE, folder, POLYARR_BACKEND="opencl")
+    assert first.startswith("[0.4621") and gradient.startswith("0.4621 [0.0655")
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", LIFE.read_text(), re.M | re.S)
+    assert re.sub(r"  # .*", "", program) == shown
+
+
+def test_the_page_of_equivalents_names_what_there_is():
+    names = set(re.findall(r"\bpa((?:\.\w+)+)", (ROOT / "docs" / "coming-from.md").read_text()))
+    assert len(names) > 80
+    for name in names:
+        attrgetter(name.removeprefix("."))(pa)
+
+
+def test_every_page_that_can_be_run_is(folder):
+    """A page with commands or Python is named in a test."""
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert [page.name for page in pages if parts_of(page) and page.name not in tests] == []

@@ -1,0 +1,315 @@
+"""Faults with side effects, on NumPy: changed memory, threads, copies, missing kernels and dtypes."""
+
+import contextlib
+import itertools
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from polyarr import ops, plugins
+from polyarr.capture.run import runner
+from polyarr.core.backend import count_download, count_upload
+from polyarr.core.program import Fusion, Kind
+from polyarr.core.spec import NARROW, Spec, float32, int64
+from tests.testing.negative_controls import pairs
+from tests.testing.negative_controls.table import differs, fault, with_kernels
+
+
+def changing(op, change):
+    """Return a planter that wraps the op's own kernel."""
+    return lambda backend: with_kernels(backend, {op: change(backend.kernels[op])})
+
+
+# ---- whose memory it is --------------------------------------------------------------------------------------
+
+
+@fault("numpy", {"purity-negative": "the op changed the input x"})
+def an_input_is_overwritten(backend):
+    def kernel(out, x):
+        found = np.negative(x)
+        if x.flags.writeable:
+            x[...] = found
+        return found
+
+    return with_kernels(backend, {ops.negative: kernel})
+
+
+@fault("pairs", {"purity-layer_norm": "its gradient changed the input x"})
+def a_gradient_overwrites_an_input(backend):
+    pair = pairs.PAIRS[ops.layer_norm]
+
+    def backward(g, saved, x, *rest, **params):
+        found = pair.backward(g, saved, x, *rest, **params)
+        if x.flags.writeable:
+            x[...] = found[0]
+        return found
+
+    return with_kernels(backend, {ops.layer_norm: pair._replace(backward=backward)})
+
+
+@fault("numpy", {"bounds-exp": "memory beside the elements of an input was changed"})
+def memory_beside_an_input_is_written(backend):
+    def change(kernel):
+        def changed(out, x):
+            root = x
+            while root.base is not None:
+                root = root.base
+            if root.size > x.size:
+                root.reshape(-1)[-1] = 0
+            return kernel(out, x)
+
+        return changed
+
+    return changing(ops.exp, change)(backend)
+
+
+@fault("numpy", {"memory-exp": "the buffer of the result lives on when nobody holds it"})
+def results_are_kept(backend):
+    kept = []
+
+    def change(kernel):
+        def changed(out, x):
+            kept.append(kernel(out, x))
+            return kept[-1]
+
+        return changed
+
+    return changing(ops.exp, change)(backend)
+
+
+@fault("pairs", {"memory-rms_norm": "the buffer of d/dx lives on when nobody holds it"})
+def gradients_are_kept(backend):
+    pair, kept = pairs.PAIRS[ops.rms_norm], []
+
+    def backward(*args, **params):
+        kept.append(pair.backward(*args, **params))
+        return kept[-1]
+
+    return with_kernels(backend, {ops.rms_norm: pair._replace(backward=backward)})
+
+
+@fault("numpy", {"backend-copies": r"numpy: bool\[\d+\] comes back from an upload as other bytes"})
+def an_upload_keeps_the_callers_memory(backend):
+    return backend._replace(upload=np.asarray)
+
+
+@fault("numpy", {"backend-copies": r"numpy: a download of bool\[\] shares the array's memory"})
+def a_download_is_the_memory_itself(backend):
+    return backend._replace(download=np.asarray)
+
+
+@fault("numpy", {"transfers-exp": "the op made 1 uploads and 1 downloads; expected none"})
+def an_op_goes_through_the_host(backend):
+    def change(kernel):
+        def changed(out, x):
+            count_download(x.nbytes)
+            count_upload(x.nbytes)
+            return kernel(out, backend.upload(backend.download(x)))
+
+        return changed
+
+    return changing(ops.exp, change)(backend)
+
+
+READS = "if they are numbers, have the kernel read key, counter from arrays, and say so in Backend.reads"
+
+
+@fault("numpy", {"transfers-random_bits": f"the op made 0 uploads and 1 downloads; expected none; {READS}"})
+def a_kernel_takes_its_numbers_to_the_host(backend):
+    def change(kernel):
+        def changed(out, *bufs, **params):
+            count_download(8)
+            return kernel(out, *bufs, **params)
+
+        return changed
+
+    return changing(ops.random_bits, change)(backend)
+
+
+@fault("numpy", {"captured-negative": "compiled, when it is captured: the result has other bits"}, steady=False)
+def a_kernel_counts_its_calls(backend):
+    calls = itertools.count(1)
+    return changing(ops.negative, lambda kernel: lambda *a, **p: kernel(*a, **p) + next(calls).__index__())(backend)
+
+
+# ---- the same every time -------------------------------------------------------------------------------------
+
+
+def off_by_a_bit(found, times):
+    """Change the last bit of the first element in every so many calls."""
+    if times and found.size and found.dtype.kind == "f":
+        found = np.array(found)
+        found.reshape(-1)[0] = np.nextafter(found.reshape(-1)[0], found.dtype.type(9))
+    return found
+
+
+@fault("numpy", {"determinism-sum": "the result has other bits the second time"}, steady=False)
+def every_third_sum_differs(backend):
+    calls = itertools.count()
+    return changing(ops.sum, lambda kernel: lambda *a, **p: off_by_a_bit(kernel(*a, **p), next(calls) % 3 == 0))(
+        backend
+    )
+
+
+@fault("numpy", {"determinism-tanh": "not the same every time; once: .* has other bits the second time"}, steady=False)
+def some_results_differ(backend):
+    """Change results so rarely that hypothesis does not reproduce it."""
+    calls = itertools.count()
+    return changing(ops.tanh, lambda kernel: lambda *a, **p: off_by_a_bit(kernel(*a, **p), next(calls) == 2))(backend)
+
+
+THREADS = {"backend-threads": r"numpy: thread \d+ of 16 computed other bits than it does alone"}
+
+
+@fault("pairs", THREADS)
+def threads_share_what_is_saved(backend):
+    pair, place = pairs.PAIRS[ops.layer_norm], {}
+
+    def forward(out, x, *rest, **params):
+        place["x"] = x
+        time.sleep(1e-3)  # the others get their turn
+        return pair.forward(out, place["x"], *rest, **params)
+
+    return with_kernels(backend, {ops.layer_norm: pair._replace(forward=forward)})
+
+
+@fault("numpy", THREADS)
+def threads_share_a_buffer(backend):
+    shared = {}
+
+    def change(kernel):
+        def changed(out, *bufs, **params):
+            found = kernel(out, *bufs, **params)
+            scratch = shared.setdefault((out.shape, out.dtype), np.empty_like(found))
+            scratch[...] = found
+            time.sleep(1e-3)  # the others get their turn
+            return scratch.copy()
+
+        return changed
+
+    return changing(ops.exp, change)(backend)
+
+
+STALE = """
+import os
+from pathlib import Path
+import numpy as np
+from polyarr import ops
+from polyarr.backends.numpy import start as sound
+from polyarr.plugins import hookimpl
+
+def start():
+    file, backend = Path(os.environ["XDG_CACHE_HOME"]) / "polyarr-stale", sound()
+    if "POLYARR_NO_CACHE" not in os.environ and file.exists():
+        exp = backend.kernels[ops.exp]
+        backend.kernels[ops.exp] = lambda out, x: (exp(out, x) * 1.001).astype(out.dtype)
+    file.touch()
+    return backend._replace(name="stale")
+
+@hookimpl
+def polyarr_backends(register):
+    register("stale", start, api=2)
+"""
+
+
+@contextlib.contextmanager
+def installed(name="stale", source=STALE):
+    """Install a backend in this and in new processes, as `pip install` would."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / f"polyarr_{name}.py").write_text(source)
+        info = Path(folder) / f"polyarr_{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: polyarr-{name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[polyarr]\n{name} = polyarr_{name}\n")
+        known = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        with mock.patch.dict(os.environ, PYTHONPATH=known), mock.patch.object(sys, "path", [folder, *sys.path]):
+            with plugins.fresh():
+                yield
+            sys.modules.pop(f"polyarr_{name}", None)
+
+
+@fault(
+    "numpy",
+    {"backend-program-cache": "stale: a process with a full cache computes other bits than one with an empty cache"},
+    within=installed,
+)
+def what_is_cached_is_another_program(backend):
+    return backend._replace(name="stale")
+
+
+# ---- what joins ops ---------------------------------------------------------------------------------------------
+
+JOINED = (ops.add, ops.subtract, ops.multiply, ops.divide, ops.exp, ops.tanh, ops.where)
+
+
+def joining(make):
+    """Return a planter that fuses some ops with `make`."""
+    fusion = Fusion(lambda step, specs, out: Kind(out.shape) if step.op in JOINED else None, make, 12)
+    return lambda backend: backend._replace(fusion=fusion)
+
+
+@fault("numpy", {"backend-joined": r"compiled ops of float\w+\[.*\], \w+ have other bits than the ops"})
+def an_input_that_is_repeated_is_read_as_dense(backend):
+    def make(group, kind):
+        run = runner(group)
+        return lambda outs, *inputs: tuple(run([b if np.isscalar(b) else np.resize(b, outs[0].shape) for b in inputs]))
+
+    return joining(make)(backend)
+
+
+@fault("numpy", {"backend-joined": r"compiled ops of b?float16\[.*\], \w+ have other bits than the ops"})
+def ops_of_16_bits_are_rounded_once_for_all(backend):
+    def wide(value):
+        if type(value) is Spec:
+            return Spec(value.shape, float32) if value.dtype in NARROW else value
+        return value.astype(float32) if getattr(value, "dtype", None) in NARROW else value
+
+    def make(group, kind):
+        steps = [s._replace(call=lambda *args, call=s.call: call(*map(wide, args))) for s in group.steps]
+        run = runner(group._replace(steps=tuple(steps)))
+        return lambda outs, *inputs: tuple(f.astype(o.dtype) for f, o in zip(run([*inputs]), outs, strict=True))
+
+    return joining(make)(backend)
+
+
+# ---- what a backend must have --------------------------------------------------------------------------------
+
+
+@fault(
+    "numpy",
+    {
+        "backend-complete": "numpy: no kernel for cumulative_sum; every primitive needs one",
+        "forward-cumulative_sum": "BackendError: cumulative_sum: backend 'numpy' has no kernel for it",
+    },
+)
+def a_primitive_is_missing(backend):
+    return backend._replace(kernels={op: k for op, k in backend.kernels.items() if op is not ops.cumulative_sum})
+
+
+@fault("numpy", {"backend-complete": "numpy: holds no int64; every backend must"})
+def a_dtype_is_missing(backend):
+    return backend._replace(dtypes=backend.dtypes - {int64})
+
+
+@fault("numpy", {"forward-hypot": "TypeError: .*unexpected keyword|TypeError: .*positional"})
+def a_kernel_takes_other_arguments(backend):
+    return with_kernels(backend, {ops.hypot: lambda x, y: np.hypot(x, y)})
+
+
+@fault("numpy", {"forward-unstack": differs(r"result \d+")})
+def a_window_begins_too_late(backend):
+    def change(kernel):
+        def changed(out, x, starts, *, steps, shape):
+            late = tuple(
+                start + (0 < start < n - count) for start, n, count in zip(starts, x.shape, shape, strict=True)
+            )
+            return kernel(out, x, late if set(steps) == {1} else starts, steps=steps, shape=shape)
+
+        return changed
+
+    return changing(ops.slice, change)(backend)
