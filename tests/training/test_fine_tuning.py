@@ -223,7 +223,7 @@ def test_a_context_changes_when_it_is_named_and_a_line_says_what_is_lost(folder)
     with pytest.warns(RuntimeWarning, match=said):
         train("--from", "gpt2", "--set", "model.context_length=16", "--steps", 1, "--out", "run")
     assert load_checkpoint(folder / "run").model.config.context_length == 16
-    with pytest.warns(RuntimeWarning, match="becomes 16 tokens of 32, for good; a window"):
+    with pytest.warns(RuntimeWarning, match="becomes 16 tokens of 32, for good; `polyarr train --set window"):
         polyarr("import", "llama", "--out", "imported", "--context", 16)
 
 

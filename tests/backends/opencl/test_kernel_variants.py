@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import polyarr
-from tests.opencl_modules import opencl_modules
+from tests.helpers.opencl_modules import opencl_modules
 
 (table,) = opencl_modules("table")
 pytestmark = pytest.mark.polyarr_backend("opencl")
