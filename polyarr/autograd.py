@@ -27,6 +27,8 @@ from polyarr.core.record import Pair, check_gradient
 from polyarr.core.spec import Spec, described
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
 
+__all__ = ["checkpoint", "custom_vjp", "grad", "jvp", "stop_gradient", "value_and_grad", "vjp"]
+
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 Function = Callable[..., Any]

@@ -30,6 +30,11 @@ from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
 from polyarr.ops.validation import check_array, number, stands_for_array, whole
 
+__all__ = [
+    "FloatInfo", "arange", "asarray", "e", "empty", "eye", "finfo", "from_dlpack", "full", "iinfo", "inf", "linspace",
+    "meshgrid", "nan", "newaxis", "ones", "pi", "zeros",
+]  # fmt: skip
+
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
     """Return an array with the values of obj.

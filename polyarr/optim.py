@@ -15,6 +15,11 @@ from polyarr.core.number import Number, evaluate
 from polyarr.core.spec import FLOATS, float32, float64, told
 from polyarr.ops.validation import number, within
 
+__all__ = [
+    "SGD", "Adam", "AdamW", "LossScale", "Optimizer", "accumulate", "at_least_two_axes", "clip_by_global_norm",
+    "constant", "loss_scale", "warmup_cosine", "warmup_linear",
+]  # fmt: skip
+
 Schedule = Callable[[int], float]
 State = dict[str, Any]
 

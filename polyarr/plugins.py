@@ -54,6 +54,8 @@ from polyarr.loading import (
 )
 from polyarr.loading import PluginWarning as PluginWarning  # for warning filters
 
+__all__ = ["BackendSpec", "DeviceInfo", "PluginWarning", "hookimpl", "register_plugin", "unregister_plugin"]
+
 Row = TypeVar("Row")
 
 

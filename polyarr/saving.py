@@ -20,6 +20,8 @@ from polyarr.core.spec import DTYPES, Spec, described, told
 from polyarr.files import open_regular
 from polyarr.tensor_file import CODES, MAX_HEADER, MAX_TENSORS, TensorFile
 
+__all__ = ["load", "save"]
+
 try:
     import fcntl
 except ImportError:  # on Windows, where a folder cannot be locked
