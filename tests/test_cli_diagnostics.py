@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from polyarr import cli
 from polyarr.cli import doctor
 from polyarr.core.errors import ShapeError
-from polyarr.diagnosis import devices
+from polyarr.plugins.diagnosis import devices
 
 ROOT = Path(__file__).parents[1]
 
