@@ -34,11 +34,9 @@ LAYERS = {
     "polyarr.core.tape": 1,
     "polyarr.core.current": 1,
     "polyarr.core": 2,
-    "polyarr.tensor_file": 2,
     "polyarr.plugins": 3,
     "polyarr.ops": 3,
     "polyarr.autograd": 4,
-    "polyarr.autograd_arguments": 4,
     "polyarr.creation": 4,
     "polyarr.linalg": 5,
     "polyarr.saving": 5,
@@ -74,7 +72,7 @@ READERS = {
 }  # fmt: skip
 MAY_READ = {
     "polyarr.files": "the guarded reader itself",
-    "polyarr.saving": "temporary files that it makes, and folders that it locks",
+    "polyarr.saving.atomic": "temporary files that it makes, and folders that it locks",
     "polyarr.schema": "schemas of the package",
     "polyarr.text.library": "the sources of Python's standard library",
     "polyarr.text.corpus": "its own temporary file, by another descriptor",

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import autograd, plugins
+from polyarr import plugins
+from polyarr.autograd import transforms
 from polyarr.core import watch
 from polyarr.core.op import Op
 from polyarr.core.record import Pair
@@ -32,7 +33,7 @@ def layers():
 
 def assert_nobody_is_asked():
     assert [getattr(owner, name) for owner, name, _, _ in watch.REPLACED] == [row[2] for row in watch.REPLACED]
-    assert {(Op, "_run"), (Pair, "__call__"), (autograd, "_backward")} < {row[:2] for row in watch.REPLACED}
+    assert {(Op, "_run"), (Pair, "__call__"), (transforms, "_backward")} < {row[:2] for row in watch.REPLACED}
 
 
 def test_every_call_and_its_gradient_has_a_row(backend, layers):

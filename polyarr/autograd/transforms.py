@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from polyarr import ops, random, tree
-from polyarr.autograd_arguments import (
+from polyarr.autograd.arguments import (
     argument_numbers,
     carries_gradient,
     check_callable,
@@ -26,8 +26,6 @@ from polyarr.core.precision import get_matmul_precision, use_matmul_precision
 from polyarr.core.record import Pair, check_gradient
 from polyarr.core.spec import Spec, described
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
-
-__all__ = ["checkpoint", "custom_vjp", "grad", "jvp", "stop_gradient", "value_and_grad", "vjp"]
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
