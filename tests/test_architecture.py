@@ -10,7 +10,7 @@ import pytest
 
 import polyarr
 from polyarr.core.op import OPS
-from polyarr.ops import catalogue
+from polyarr.ops import catalogue, inner
 from polyarr.testing import SAMPLES
 
 PACKAGE = Path(polyarr.__file__).parent
@@ -318,7 +318,9 @@ def test_every_op_has_a_sample_and_a_gradient(op: polyarr.core.op.Op) -> None:
     assert op.body is not None or op.rules, "a primitive states its gradient"
 
 
-def test_op_names_are_unique() -> None:
+def test_every_op_is_listed_once() -> None:
+    """By name in ops/catalogue.py or ops/inner.py."""
+    assert sorted(catalogue.__all__ + inner.__all__) == sorted(op.name for op in OURS)
     assert len({op.name for op in OURS}) == len(OURS)
 
 

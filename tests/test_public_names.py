@@ -10,8 +10,8 @@ import polyarr as pa
 from polyarr.core.op import Op
 from tests.installing import ROOT, child
 
-MODULES = """autograd contents creation distributed inspection linalg models nn optim plugins profiling random saving
-testing text training tree""".split()
+MODULES = """autograd contents creation distributed inspection linalg models nn ops optim plugins profiling random
+saving testing text training tree""".split()
 PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
 DIRECTIVES = re.findall(r"^::: ([\w.]+)$(?:\n    options: {members: \[(.*)\]})?", PAGES, re.M)
 PLAIN = (bool, int, float, str, tuple, dict, list, type(None))
