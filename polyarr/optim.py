@@ -89,7 +89,7 @@ class LossScale:
             Dict of the float32 arrays "scale" and "steps".
         """
         numbers = zip(self.kept, (self.first, 0.0), strict=True)
-        return {name: ops.full(value, like, shape=(), dtype=float32) for name, value in numbers}
+        return {name: ops.fill(value, like, shape=(), dtype=float32) for name, value in numbers}
 
     def after(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
         """Return the state after a step.

@@ -56,3 +56,12 @@ def home_of(value: object) -> str:
     """Return the top-level package in which an object was made."""
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", type(value).__module__)
     return home.partition(".")[0]
+
+
+@pytest.mark.parametrize(("module", "old", "new"), [("ops", "full", "fill"), ("ops", "arange", "iota"),
+                                                     ("training", "evaluate", "evaluation_loss")])  # fmt: skip
+def test_an_old_name_warns(module, old, new):
+    home = importlib.import_module(f"polyarr.{module}")
+    with pytest.warns(DeprecationWarning, match=f"{old} is called {new} now"):
+        assert getattr(home, old) is getattr(home, new)
+    assert old not in dir(home)

@@ -4,13 +4,13 @@ import builtins
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.names import OURS
+from polyarr.core.names import OURS, renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, described
 from polyarr.ops import catalogue, inner
@@ -282,3 +282,9 @@ METHODS = {
 for _name, _method in METHODS.items():
     _give(Array, _name, _method)
 _give(Array, "__getattr__", _unknown)
+
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+
+    def __getattr__(name: str) -> Op:
+        return globals()[renamed(__name__, name, {"full": "fill", "arange": "iota"})]

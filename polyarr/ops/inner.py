@@ -7,7 +7,7 @@ Type checkers read inner.pyi instead, which `make stubs` writes.
 from polyarr.ops.convolution import (
     conv, conv_input_gradient, conv_product, conv_transpose, conv_weight_gradient, sum_windows, windows,
 )
-from polyarr.ops.create import arange, full
+from polyarr.ops.create import fill, iota
 from polyarr.ops.decompositions import cholesky, det, eigh, eigvalsh, inv, pinv, qr, slogdet, solve, svd, svdvals
 from polyarr.ops.elementwise import astype, astype_all, where
 from polyarr.ops.head import cross_entropy_and_gradient

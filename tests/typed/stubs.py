@@ -23,8 +23,8 @@ NOTE = "# Written by `make stubs` out of the ops, which are the place for change
 ARRAYS, INTS = "Sequence[Array]", "int | Sequence[int]"
 INPUTS = {  # that are not one array
     "arrays": ARRAYS, "params": ARRAYS, "grads": ARRAYS, "velocity": ARRAYS, "m": ARRAYS, "adamw.v": ARRAYS,
-    "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "arange.step": "float",
-    "full.value": "float", "key": "Array | int", "counter": "Array | int",
+    "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "iota.step": "float",
+    "fill.value": "float", "key": "Array | int", "counter": "Array | int",
     "starts": "Sequence[Array | int]", "rtol": "Array | float",
 }  # fmt: skip
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
