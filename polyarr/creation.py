@@ -23,12 +23,18 @@ from polyarr.core.spec import (
     described,
     float32,
     int64,
+    may_not_fit,
     promote,
     told,
 )
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
 from polyarr.ops.validation import check_array, number, stands_for_array, whole
+
+__all__ = [
+    "FloatInfo", "arange", "asarray", "e", "empty", "eye", "finfo", "from_dlpack", "full", "iinfo", "inf", "linspace",
+    "meshgrid", "nan", "newaxis", "ones", "pi", "zeros",
+]  # fmt: skip
 
 
 def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
@@ -222,9 +228,12 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
     if type(fill_value) not in NATURAL:
         value = asarray(fill_value, dtype=dtype, device=device)
         return ops.broadcast_to(value, shape=shape)
-    dtype = NATURAL[type(fill_value)] if dtype is None else dtype
+    dtype = NATURAL[type(fill_value)] if dtype is None else as_dtype(dtype)
+    check_size("full", Spec(shape, dtype))
+    if may_not_fit(type(fill_value), dtype):
+        check_number("full", "fill_value", fill_value, dtype)
     with use_backend(get_backend(device)):
-        return ops.full(fill_value, shape=shape, dtype=dtype)
+        return ops.fill(fill_value, shape=shape, dtype=dtype)
 
 
 def zeros(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
@@ -325,7 +334,7 @@ def arange(
     for end in (start, start + (size - 1) * step) if size else ():
         check_number("arange", "an element", end, dtype)
     with use_backend(get_backend(device)):
-        return ops.arange(start, step, size=size, dtype=dtype)
+        return ops.iota(start, step, size=size, dtype=dtype)
 
 
 def linspace(

@@ -23,6 +23,8 @@ from polyarr.core.spec import (
 )
 from polyarr.core.spec import bool as bool_
 
+__all__ = ["NamespaceInfo", "__array_namespace_info__", "can_cast", "isdtype", "result_type"]
+
 _GROUPS = {
     "bool": (bool_,),
     "signed integer": SIGNED,

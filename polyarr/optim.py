@@ -15,6 +15,11 @@ from polyarr.core.number import Number, evaluate
 from polyarr.core.spec import FLOATS, float32, float64, told
 from polyarr.ops.validation import number, within
 
+__all__ = [
+    "SGD", "Adam", "AdamW", "LossScale", "Optimizer", "accumulate", "at_least_two_axes", "clip_by_global_norm",
+    "constant", "loss_scale", "warmup_cosine", "warmup_linear",
+]  # fmt: skip
+
 Schedule = Callable[[int], float]
 State = dict[str, Any]
 
@@ -84,7 +89,7 @@ class LossScale:
             Dict of the float32 arrays "scale" and "steps".
         """
         numbers = zip(self.kept, (self.first, 0.0), strict=True)
-        return {name: ops.full(value, like, shape=(), dtype=float32) for name, value in numbers}
+        return {name: ops.fill(value, like, shape=(), dtype=float32) for name, value in numbers}
 
     def after(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
         """Return the state after a step.

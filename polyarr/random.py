@@ -16,6 +16,11 @@ from polyarr.ops.create import shape_of
 from polyarr.ops.shape import one_axis
 from polyarr.ops.validation import check_array, number, whole, within
 
+__all__ = [
+    "Generator", "bernoulli", "bits", "choice_from_logits", "drawing_from", "get_state", "normal", "permutation",
+    "randint", "restored", "seed", "set_state", "uniform",
+]  # fmt: skip
+
 TWO_PI = 2 * math.pi
 _MASK = 2**64 - 1
 _BITS = {float16: 11, bfloat16: 8}  # bits of precision below 1; more would round up to 1

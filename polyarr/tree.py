@@ -13,6 +13,8 @@ from typing import Any
 from polyarr.core.errors import NestingError
 from polyarr.core.spec import described
 
+__all__ = ["by_name", "children", "items", "leaves", "map", "rebuild", "unflatten"]
+
 
 def children(tree: Any) -> dict[Any, Any] | None:
     """Return the named children of a container, or None for a leaf.

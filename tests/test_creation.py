@@ -149,10 +149,10 @@ TOO_LARGE = {
     "where": (lambda: pa.where(small() > 1, small(), 200), "^where: y is 200"),
     "clip": (lambda: pa.clip(small(), max=1000), "^clip: max is 1000"),
     "set an item": (lambda: small().__setitem__(0, -129), "value is -129"),
-    "full": (lambda: pa.full(2, 256, dtype="uint8"), "^full: value is 256"),
-    "full of nan": (lambda: pa.full(2, float("nan"), dtype="int32"), "^full: value is nan; int32"),
-    "full_like": (lambda: pa.full_like(small(), 1 << 40), "^full: value is 1099511627776"),
-    "pad": (lambda: pa.ops.pad(small(), pad_width=1, constant_values=999), "^full: value is 999"),
+    "full": (lambda: pa.full(2, 256, dtype="uint8"), "^full: fill_value is 256"),
+    "full of nan": (lambda: pa.full(2, float("nan"), dtype="int32"), "^full: fill_value is nan; int32"),
+    "full_like": (lambda: pa.full_like(small(), 1 << 40), "^fill: value is 1099511627776"),
+    "pad": (lambda: pa.ops.pad(small(), pad_width=1, constant_values=999), "^fill: value is 999"),
     "arange": (lambda: pa.arange(300, dtype="int8"), "^arange: an element is 299; int8"),
     "arange below": (lambda: pa.arange(0, -2, -1, dtype="uint8"), "^arange: an element is -1; uint8"),
     "a float": (lambda: pa.ones(2) + 10**400, "^add: y is an int of 1329 bits; float32 holds"),
@@ -186,5 +186,5 @@ def test_arange_on_a_device_without_float64_is_rounded_once(backend, monkeypatch
     device = backend.home
     monkeypatch.setattr(device, "features", device.features._replace(fp64=False))
     monkeypatch.setattr(device, "plans", type(device.plans)(device))
-    found = pa.ops.arange(start, step, size=size, dtype=np.dtype("float32")).numpy()
+    found = pa.ops.iota(start, step, size=size, dtype=np.dtype("float32")).numpy()
     np.testing.assert_array_equal(found, (start + np.arange(size) * float(step)).astype(np.float32))

@@ -11,12 +11,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as library_load
 from safetensors.numpy import save_file
 
-from polyarr import files, tensor_file
+from polyarr import files
 from polyarr.cli import main
 from polyarr.contents import contents_of
 from polyarr.files import HeldFile, append_to, open_regular, read_regular
 from polyarr.models import GPTModel, save_pretrained
-from polyarr.tensor_file import TensorFile
+from polyarr.saving import tensor_file
+from polyarr.saving.tensor_file import TensorFile
 from polyarr.text import byte_tokenizer
 from polyarr.training import checkpoint
 from polyarr.training.checkpoint import thin_out

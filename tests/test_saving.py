@@ -12,7 +12,7 @@ from polyarr import nn, optim, tree
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import DTYPES
-from polyarr.saving import source_of, write_arrays
+from polyarr.saving.tensor_file import source_of, write_arrays
 
 safetensors = pytest.importorskip("safetensors.numpy")
 

@@ -75,8 +75,8 @@ KERNELS = {
     **{op: plain(getattr(np, op.name)) for op in SAME_NAME},
     ops.erf: plain(np.vectorize(math.erf, "d")), ops.cumulative_sum: summed(np.cumsum), ops.random_bits: random_bits,
     ops.pow: plain(lambda x, y: np.where(np.isinf(x) & (y == 0.5), np.abs(x), np.pow(x, y))),  # NumPy: sqrt(-inf)
-    ops.full: lambda out, value, like, *, shape, dtype: np.full(shape, value, dtype),
-    ops.arange: lambda out, start, step, like, *, size, dtype: (start + np.arange(size) * step).astype(dtype),
+    ops.fill: lambda out, value, like, *, shape, dtype: np.full(shape, value, dtype),
+    ops.iota: lambda out, start, step, like, *, size, dtype: (start + np.arange(size) * step).astype(dtype),
     ops.permute_dims: plain(np.transpose), ops.astype: lambda out, x, *, dtype: x.astype(dtype),
     ops.where: lambda out, c, x, y: np.where(c, np.asarray(x, out.dtype), np.asarray(y, out.dtype)),
     ops.concat: lambda out, arrays, *, axis: np.concatenate(arrays, axis),

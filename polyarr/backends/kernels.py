@@ -224,12 +224,12 @@ def cumulative_sum(lib: Library, out: Spec, x: Any, *, axis: int, dtype: np.dtyp
     return lib.cast(lib.cumulative_sum(lib.asarray(x, dtype=added), axis=axis, dtype=added), dtype)
 
 
-def full(lib: Library, out: Spec, value: Any, like: Any, *, shape: tuple, dtype: np.dtype) -> Any:
+def fill(lib: Library, out: Spec, value: Any, like: Any, *, shape: tuple, dtype: np.dtype) -> Any:
     """Return an array filled with a value."""
     return lib.full(shape, value, dtype=lib.native[dtype])
 
 
-def arange(lib: Library, out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype) -> Any:
+def iota(lib: Library, out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype) -> Any:
     """Return start + step * i, computed in float64 for floats, and modulo 2**64 for integers."""
     if dtype in FLOATS:
         return lib.cast(lib.arange(size, dtype=lib.native[float64]) * float(step) + float(start), dtype)
@@ -480,11 +480,11 @@ LINALG: dict[Op, tuple] = {  # op -> arguments of of_matrices from `fn` on
 # ---- the rest of the table ---------------------------------------------------------------------------------------
 
 COMPUTING = {
-    ops.nextafter: nextafter, ops.astype: astype, ops.cumulative_sum: cumulative_sum, ops.arange: arange,
+    ops.nextafter: nextafter, ops.astype: astype, ops.cumulative_sum: cumulative_sum, ops.iota: iota,
     ops.scatter_add: scatter_add, ops.random_bits: random_bits,
 }  # fmt: skip
 MOVING = {
-    ops.full: full, ops.where: where, ops.slice: slice_, ops.slice_update: slice_update, ops.take: take,
+    ops.fill: fill, ops.where: where, ops.slice: slice_, ops.slice_update: slice_update, ops.take: take,
     ops.scatter: scatter, ops.argsort: argsort,
     ops.reshape: lambda lib, out, x, *, shape: lib.reshape(x, shape),
     ops.permute_dims: lambda lib, out, x, *, axes: lib.permute_dims(x, axes),

@@ -6,7 +6,7 @@ from polyarr.cli.output import no_plugin_warnings, print_json, print_table
 from polyarr.core.backend import Backend
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
-from polyarr.diagnosis import BackendStatus, status
+from polyarr.plugins.diagnosis import BackendStatus, status
 
 
 @click.command()

@@ -3,8 +3,8 @@
 import click
 
 from polyarr.cli.output import print_json, print_table
-from polyarr.diagnosis import devices
 from polyarr.plugins import DeviceInfo
+from polyarr.plugins.diagnosis import devices
 
 
 @click.command()

@@ -25,11 +25,11 @@ from polyarr.core.announce import observers
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
-from polyarr.diagnosis import BackendStatus, caches, diagnose, failures, overrides, status, without_backend
 from polyarr.distributed import World, init
-from polyarr.hooks import Diagnosis
-from polyarr.loading import BUILT_IN, PluginFailure, reason_of
-from polyarr.plugins import lacks_library
+from polyarr.plugins.diagnosis import BackendStatus, caches, diagnose, failures, overrides, status, without_backend
+from polyarr.plugins.hooks import Diagnosis
+from polyarr.plugins.loading import BUILT_IN, PluginFailure, reason_of
+from polyarr.plugins.starting import lacks_library
 from polyarr.settings import NAMES, unknown
 from polyarr.training.ranks import all_gather
 

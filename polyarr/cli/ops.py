@@ -11,7 +11,7 @@ from polyarr.core.current import get_backend
 from polyarr.core.groups import NOT_OFFERED, groups, offer
 from polyarr.core.op import OPS, Op
 from polyarr.core.spec import KINDS, float32
-from polyarr.diagnosis import status
+from polyarr.plugins.diagnosis import status
 from polyarr.testing.tolerance import TABLE
 
 

@@ -17,7 +17,7 @@ from polyarr.core.current import get_backend
 from polyarr.distributed import World
 from polyarr.distributed.start import LAUNCHED
 from polyarr.extras import extra
-from polyarr.hooks import Diagnosis
+from polyarr.plugins.hooks import Diagnosis
 from polyarr.training.ranks import ALONE
 from polyarr.version import __version__
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from polyarr.cli.output import print_json
-from polyarr.saving import write_whole
+from polyarr.saving.atomic import write_whole
 from polyarr.text import Tokenizer, find_files, is_prepared, load_tokenizer, open_prepared, train_bpe
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.sources import FIELD, read_pieces

@@ -17,8 +17,8 @@ import numpy as np
 
 from polyarr.contents.statistics import has_statistics
 from polyarr.files import open_regular
+from polyarr.saving.tensor_file import Entry, TensorFile
 from polyarr.schema import in_one_line
-from polyarr.tensor_file import Entry, TensorFile
 
 BLOCK = 2**20  # numbers in memory at once
 Opened = Callable[[], AbstractContextManager[BinaryIO]]

@@ -1,7 +1,8 @@
 """Names of other libraries' functions, for the error on a name that polyarr does not have."""
 
 import difflib
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 
 # ours: what NumPy, PyTorch, JAX or MLX calls it
 _THEIRS = {
@@ -81,3 +82,21 @@ def unknown(name: str, known: Iterable[str]) -> str:
         return f"polyarr has no {name!r}: {name} is called {OURS[name]} here"
     close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1, cutoff=0.7)
     return f"polyarr has no {name!r}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def renamed(module: str, name: str, names: Mapping[str, str]) -> str:
+    """Return the new name of a module's attribute, with a DeprecationWarning.
+
+    Args:
+        module: Name of the module.
+        name: Attribute that the module does not have.
+        names: Old name -> new name.
+
+    Raises:
+        AttributeError: The attribute never had this name.
+    """
+    if name not in names:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    message = f"{module}.{name} is called {names[name]} now; the old name goes with version 1.0"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return names[name]

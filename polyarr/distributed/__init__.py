@@ -5,7 +5,8 @@ model = world.broadcast(model)
 loss, grads = world.mean(step(model, batch(seed, i, world.rank)))
 """
 
-from polyarr.distributed.sharding import Sharded as Sharded
-from polyarr.distributed.start import init as init
-from polyarr.distributed.world import OPS as OPS
-from polyarr.distributed.world import World as World
+from polyarr.distributed.sharding import Sharded
+from polyarr.distributed.start import init
+from polyarr.distributed.world import World
+
+__all__ = ["Sharded", "World", "init"]

@@ -102,7 +102,7 @@ class Sharded:
         own = flat[min(rank * count, a.size) : min((rank + 1) * count, a.size)]
         if own.size == count:
             return own
-        return ops.concat([own, ops.full(0.0, a, shape=(count - own.size,), dtype=a.dtype)])
+        return ops.concat([own, ops.fill(0.0, a, shape=(count - own.size,), dtype=a.dtype)])
 
 
 def _whole(flat: Array, like: Array) -> Array:

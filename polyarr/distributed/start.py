@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyarr import plugins
 from polyarr.core.current import chosen, get_backend, set_backend
 from polyarr.core.errors import BackendError
 from polyarr.distributed.devices import over_devices, shared_by
@@ -21,6 +20,7 @@ from polyarr.distributed.watch import watch
 from polyarr.distributed.witness import connect
 from polyarr.distributed.world import World
 from polyarr.extras import extra
+from polyarr.plugins.starting import set_family_default, shared
 
 # Environment variables of launchers: the first three give the number of processes, the others show a launcher.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK", "PMI_RANK", "PMI_FD")
@@ -131,6 +131,6 @@ def _check(mpi: Any) -> None:
 def _device(backend: str | None, local_rank: int, local_size: int) -> str:
     """Start the backend of this rank, make it the current one and the default of its family; return its name."""
     found = chosen() if backend is None else None
-    found = found or set_backend(plugins.shared(backend, local_rank, local_size))
-    plugins.set_family_default(found)
+    found = found or set_backend(shared(backend, local_rank, local_size))
+    set_family_default(found)
     return found.name

@@ -19,7 +19,8 @@ from polyarr.models.formats import WRITTEN, Format
 from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import Linear, LoRALinear
 from polyarr.nn.lora import replaced
-from polyarr.saving import Source, write_arrays, write_whole
+from polyarr.saving.atomic import write_whole
+from polyarr.saving.tensor_file import Source, write_arrays
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEFORE, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # prefix and suffixes of a layer's name

@@ -256,6 +256,6 @@ def mask_tokens(
     if keep is not None:
         is_target = ops.logical_and(is_target, keep)
     fate, other = random.uniform(tokens.shape), random.randint(0, vocab_size, tokens.shape, dtype=tokens.dtype)
-    changed = ops.where(fate < 0.8, ops.full(mask_token, tokens, shape=(), dtype=tokens.dtype), other)  # (B, T)
+    changed = ops.where(fate < 0.8, ops.fill(mask_token, tokens, shape=(), dtype=tokens.dtype), other)  # (B, T)
     changed = ops.where(ops.logical_and(is_target, fate < 0.9), changed, tokens)
-    return changed, ops.where(is_target, tokens, ops.full(IGNORED, tokens, shape=(), dtype=tokens.dtype))
+    return changed, ops.where(is_target, tokens, ops.fill(IGNORED, tokens, shape=(), dtype=tokens.dtype))

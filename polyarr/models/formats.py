@@ -146,7 +146,7 @@ def _with_qkv_bias(model: GPTModel) -> GPTModel:
     model.config = replace(model.config, qkv_bias=True)
     for block in model.blocks:
         weight = block.att.qkv.weight
-        block.att.qkv.bias = ops.full(0, weight, shape=weight.shape[:1], dtype=weight.dtype)
+        block.att.qkv.bias = ops.fill(0, weight, shape=weight.shape[:1], dtype=weight.dtype)
     return model
 
 

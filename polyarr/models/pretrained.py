@@ -21,8 +21,8 @@ from polyarr.models.families import new_model
 from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
 from polyarr.models.formats import WRITTEN, Format, format_of
 from polyarr.nn import merge_lora, shapes_only
-from polyarr.saving import Source, write_arrays, write_whole
-from polyarr.tensor_file import TensorFile
+from polyarr.saving.atomic import write_whole
+from polyarr.saving.tensor_file import Source, TensorFile, write_arrays
 
 DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are read
 _MAX_LISTED = 3  # names listed in an error

@@ -101,14 +101,14 @@ def occurrence_mask(tokens: Array, padding: Array | None, vocab_size: int) -> Ar
     """Return the mask (B, V) of the tokens that occur in each row of tokens (B, T)."""
     each = ops.ones_like(tokens, dtype=int32)  # (B, T)
     if padding is not None:
-        each = ops.astype(ops.arange(0, 1, tokens, size=tokens.shape[1], dtype=int32) >= padding[:, None], dtype=int32)
-    none = ops.full(0, tokens, shape=(tokens.shape[0], vocab_size), dtype=int32)
+        each = ops.astype(ops.iota(0, 1, tokens, size=tokens.shape[1], dtype=int32) >= padding[:, None], dtype=int32)
+    none = ops.fill(0, tokens, shape=(tokens.shape[0], vocab_size), dtype=int32)
     return ops.scatter_add_along_axis(none, tokens, each, axis=1) > 0
 
 
 def mark_occurred(occurred: Array, token: Array) -> Array:
     """Return the mask (B, V) of the tokens in each row after one more token (B,)."""
-    return occurred | (ops.arange(0, 1, occurred, size=occurred.shape[1], dtype=token.dtype) == token[:, None])
+    return occurred | (ops.iota(0, 1, occurred, size=occurred.shape[1], dtype=token.dtype) == token[:, None])
 
 
 def _tempered(logits: Array, temperature: Any) -> Array:

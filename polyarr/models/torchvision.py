@@ -17,7 +17,7 @@ from polyarr.models.folders import PICKLED
 from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors
 from polyarr.models.resnet import ResNetConfig, ResNetModel
 from polyarr.nn import shapes_only
-from polyarr.saving import Source, write_arrays
+from polyarr.saving.tensor_file import Source, write_arrays
 
 # torchvision's names of a layer's arrays, by polyarr's.
 _ARRAYS = {

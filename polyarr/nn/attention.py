@@ -33,7 +33,7 @@ class KeyValueCache(Module):
         if like is not None:
             check_array("KeyValueCache", "like", like)
         shape, dtype = (2, batch, n_heads, size, head_size), float32 if like is None else like.dtype
-        self.both = ops.full(0, like, shape=shape, dtype=dtype)  # (2, B, H, S, D)
+        self.both = ops.fill(0, like, shape=shape, dtype=dtype)  # (2, B, H, S, D)
 
     @property
     def k(self) -> Array:
@@ -74,14 +74,14 @@ class KeyValueCache(Module):
         Returns:
             bool array (T, S), or (B, 1, T, S) with padding.
         """
-        rows = ops.arange(0, 1, self.both, size=count, dtype=int32)[:, None] + position  # (T, 1)
-        before = ops.arange(0, 1, self.both, size=self.size, dtype=int32) <= rows  # (T, S)
+        rows = ops.iota(0, 1, self.both, size=count, dtype=int32)[:, None] + position  # (T, 1)
+        before = ops.iota(0, 1, self.both, size=self.size, dtype=int32) <= rows  # (T, S)
         return before if padding is None else before & unpadded(padding, self.size)
 
 
 def unpadded(padding: Array, size: int) -> Array:
     """Return which of `size` positions are behind the padding (B,) of their row, as a mask (B, 1, 1, S)."""
-    return ops.arange(0, 1, padding, size=size, dtype=padding.dtype) >= padding[:, None, None, None]
+    return ops.iota(0, 1, padding, size=size, dtype=padding.dtype) >= padding[:, None, None, None]
 
 
 class MultiHeadAttention(Module):

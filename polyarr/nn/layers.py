@@ -339,8 +339,8 @@ class PositionalEncoding(Module):
         if x.ndim < 2 or x.shape[-1] != self.emb_dim:
             raise ShapeError(f"PositionalEncoding: x is {x.spec}; it must be [..., T, {self.emb_dim}]")
         length, pairs = x.shape[-2], (self.emb_dim + 1) // 2
-        position = ops.arange(0, 1, x, size=length, dtype=float32)[:, None]  # (T, 1)
-        rate = ops.exp(ops.arange(0, -2 * math.log(10000) / self.emb_dim, x, size=pairs, dtype=float32))
+        position = ops.iota(0, 1, x, size=length, dtype=float32)[:, None]  # (T, 1)
+        rate = ops.exp(ops.iota(0, -2 * math.log(10000) / self.emb_dim, x, size=pairs, dtype=float32))
         angle = position * rate  # (T, C / 2)
         both = ops.stack([ops.sin(angle), ops.cos(angle)], axis=-1)  # (T, C / 2, 2)
         table = ops.reshape(both, shape=(length, 2 * pairs))[:, : self.emb_dim]  # (T, C)

@@ -87,7 +87,7 @@ class LoRALinear(Module):
         return ops.concat([*blocks, self._zeros(self.base.weight.shape[0] - at, width)], axis=0)
 
     def _zeros(self, *shape: int) -> Array:
-        return ops.full(0, self.b, shape=shape, dtype=self.b.dtype)
+        return ops.fill(0, self.b, shape=shape, dtype=self.b.dtype)
 
     @property
     def bias(self) -> Array | None:

@@ -40,7 +40,7 @@ def positions_of(like: Array, count: int, position: int, padding: Array | None =
 
     Positions within the padding are 0.
     """
-    at = ops.arange(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
+    at = ops.iota(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
     return at if padding is None else ops.maximum(at - ops.astype(padding, dtype=int32)[:, None, None], 0)
 
 
@@ -89,7 +89,7 @@ def turns(
         raise ValueError(f"turns: head_size is {head_size}, theta is {theta}; they must be above 0")
     dtype = float64 if like.dtype == float64 else float32
     pairs = head_size // 2
-    rate = ops.exp(ops.arange(0, -2 * math.log(theta) / head_size, like, size=pairs, dtype=dtype))  # (D / 2,)
+    rate = ops.exp(ops.iota(0, -2 * math.log(theta) / head_size, like, size=pairs, dtype=dtype))  # (D / 2,)
     if scaling is not None:
         rate = _scaled(rate, scaling)
     angle = ops.astype(positions_of(like, count, position, padding), dtype=dtype) * rate  # (T, D / 2)

@@ -4,77 +4,28 @@ import builtins
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.names import OURS
+from polyarr.core.names import OURS, renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, described
+from polyarr.ops import catalogue, inner
 from polyarr.ops.catalogue import *
-from polyarr.ops.catalogue import (
-    adamw as adamw,
-    adaptive_mean_pool as adaptive_mean_pool,
-    arange as arange,
-    argtopk as argtopk,
-    astype as astype,
-    astype_all as astype_all,
-    cholesky as cholesky,
-    concat as concat,
-    conv as conv,
-    conv_input_gradient as conv_input_gradient,
-    conv_product as conv_product,
-    conv_transpose as conv_transpose,
-    conv_weight_gradient as conv_weight_gradient,
-    cross_entropy_and_gradient as cross_entropy_and_gradient,
-    cumulative_sum as cumulative_sum,
-    det as det,
-    eigh as eigh,
-    eigvalsh as eigvalsh,
-    full as full,
-    interpolate as interpolate,
-    inv as inv,
-    matrix_product as matrix_product,
-    max_pool as max_pool,
-    mean_pool as mean_pool,
-    pinv as pinv,
-    qr as qr,
-    random_bits as random_bits,
-    repeat as repeat,
-    reshape as reshape,
-    sgd as sgd,
-    slice as slice,
-    slice_update as slice_update,
-    slogdet as slogdet,
-    solve as solve,
-    sum_windows as sum_windows,
-    svd as svd,
-    svdvals as svdvals,
-    vector_norm as vector_norm,
-    where as where,
-    windows as windows,
-)
-from polyarr.ops.create import (
-    empty_like as empty_like,
-    full_like as full_like,
-    ones_like as ones_like,
-    zeros_like as zeros_like,
-)
-from polyarr.ops.getitem import (
-    get_item as get_item,
-    nonzero as nonzero,
-    set_item as set_item,
-)
-from polyarr.ops.linalg import (
-    einsum as einsum,
-)
-from polyarr.ops.shape import (
-    broadcast_arrays as broadcast_arrays,
-    broadcast_shapes as broadcast_shapes,
-    one_axis,
-)
+from polyarr.ops.create import empty_like, full_like, ones_like, zeros_like
+from polyarr.ops.getitem import get_item, nonzero, set_item
+from polyarr.ops.inner import *
+from polyarr.ops.linalg import einsum
+from polyarr.ops.shape import broadcast_arrays, broadcast_shapes, one_axis
+
+__all__ = [
+    "broadcast_arrays", "broadcast_shapes", "einsum", "empty_like", "full_like", "get_item", "nonzero", "ones_like",
+    "set_item", "zeros_like",
+]  # fmt: skip
+__all__ += catalogue.__all__ + inner.__all__
 
 
 def _power(x: Any, y: Any) -> Any:
@@ -331,3 +282,9 @@ METHODS = {
 for _name, _method in METHODS.items():
     _give(Array, _name, _method)
 _give(Array, "__getattr__", _unknown)
+
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+
+    def __getattr__(name: str) -> Op:
+        return globals()[renamed(__name__, name, {"full": "fill", "arange": "iota"})]

@@ -11,7 +11,7 @@ import math
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
 from polyarr.core.spec import Spec, check_kind, told
-from polyarr.ops.create import full
+from polyarr.ops.create import fill
 from polyarr.ops.elementwise import add, like
 from polyarr.ops.joining import stack
 from polyarr.ops.linalg import matrix_product
@@ -109,7 +109,7 @@ def sum_windows(x, *, shape, stride=1, dilation=1):
     axes = len(shape)
     b, c, out, kernel = x.shape[0], x.shape[-1], x.shape[1 : 1 + axes], x.shape[1 + axes : -1]
     flat = reshape(x, shape=(b, *out, volume(kernel), c))
-    total, steps = full(0, x, shape=(b, *shape, c), dtype=x.dtype), (1, *stride, 1)
+    total, steps = fill(0, x, shape=(b, *shape, c), dtype=x.dtype), (1, *stride, 1)
     ones, window = (1,) * (axes + 3), (b, *out, c)
     for i, starts in enumerate(_starts(kernel, dilation)):
         part = slice(flat, starts=(*(0,) * (axes + 1), i, 0), steps=ones, shape=(b, *out, 1, c))

@@ -28,7 +28,7 @@ def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:
 
 
 @primitive(fits="value")
-def full(value, like=None, *, shape, dtype):
+def fill(value, like=None, *, shape, dtype):
     """Return an array that holds one value everywhere.
 
     Args:
@@ -45,15 +45,15 @@ def full(value, like=None, *, shape, dtype):
 
     Gradients: none
     """
-    check_kind("full", "value", value, "any")
+    check_kind("fill", "value", value, "any")
     if value.shape:
-        raise ShapeError(f"full: value is {value}; it must be a number, or an array without axes")
-    shape, dtype = shape_of("full", shape), as_dtype(dtype)
+        raise ShapeError(f"fill: value is {value}; it must be a number, or an array without axes")
+    shape, dtype = shape_of("fill", shape), as_dtype(dtype)
     return Spec(shape, dtype), {"shape": shape, "dtype": dtype}
 
 
 @primitive
-def arange(start, step, like=None, *, size, dtype):
+def iota(start, step, like=None, *, size, dtype):
     """Return start, start + step, start + 2 step and so on.
 
     Args:
@@ -73,12 +73,12 @@ def arange(start, step, like=None, *, size, dtype):
     """
     for name, given in (("start", start), ("step", step)):
         if type(given) is not Spec or not given.is_number:
-            raise TypeError(f"arange: {name} is {described(given)}; it must be a Python number")
-    return Spec(shape_of("arange", whole("arange", "size", size)), as_dtype(dtype)), {"dtype": as_dtype(dtype)}
+            raise TypeError(f"iota: {name} is {described(given)}; it must be a Python number")
+    return Spec(shape_of("iota", whole("iota", "size", size)), as_dtype(dtype)), {"dtype": as_dtype(dtype)}
 
 
-full.vjp(value=None, like=None)
-arange.vjp(start=None, step=None, like=None)
+fill.vjp(value=None, like=None)
+iota.vjp(start=None, step=None, like=None)
 
 
 def full_like(x: Array, fill_value: float, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
@@ -99,7 +99,7 @@ def full_like(x: Array, fill_value: float, *, dtype: Any = None, device: str | B
         Array([7., 7.], float32, 'numpy')
     """
     check_array("full_like", "x", x)
-    made = full(fill_value, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
+    made = fill(fill_value, x, shape=x.shape, dtype=x.dtype if dtype is None else dtype)
     return made if device is None else made.to(device)
 
 

@@ -7,7 +7,7 @@ from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind
-from polyarr.ops.create import arange
+from polyarr.ops.create import iota
 from polyarr.ops.elementwise import add, astype, divide, multiply, negative, subtract, where
 from polyarr.ops.functions import exp
 from polyarr.ops.linalg import matrix_product
@@ -197,7 +197,7 @@ def product(x, *more):
 
 def _diagonal_of(n: int, like):
     """Return a bool matrix, true on the diagonal."""
-    numbers = arange(0, 1, like, size=n, dtype="int64")
+    numbers = iota(0, 1, like, size=n, dtype="int64")
     return equal(reshape(numbers, shape=(n, 1)), numbers)
 
 

@@ -12,7 +12,7 @@ from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import FLOATS, Spec, as_dtype, broadcast, check_kind, dtype_name
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import full
+from polyarr.ops.create import fill
 from polyarr.ops.declare import elementwise
 from polyarr.ops.logic import equal, less, less_equal, not_equal
 
@@ -233,7 +233,7 @@ def imag(x):
 
     Gradients: none
     """
-    return full(0, x, shape=x.shape, dtype=x.dtype)
+    return fill(0, x, shape=x.shape, dtype=x.dtype)
 
 
 # fmt: off  the table is read by its columns
@@ -322,7 +322,7 @@ def nextafter(x, y):
 def array_like(x, other):
     """Return a Python number as an array on the backend of `other`, for ops of one input; anything else unchanged."""
     is_number = x.is_number if type(x) is Spec else isinstance(x, NUMBERS)
-    return full(x, other, shape=(), dtype=other.dtype) if is_number else x
+    return fill(x, other, shape=(), dtype=other.dtype) if is_number else x
 
 
 def _is_floating(x) -> bool:

@@ -12,7 +12,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.number import NUMBERS, IntNumber, evaluate
 from polyarr.core.spec import INTEGERS, Spec, broadcast, described, int64
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import arange, full
+from polyarr.ops.create import fill, iota
 from polyarr.ops.elementwise import add, astype, floor_divide, multiply, remainder, where
 from polyarr.ops.index import checked_positions, scatter, take
 from polyarr.ops.logic import not_equal
@@ -95,7 +95,7 @@ def _value(x: Array, value: Any, shape: tuple[int, ...]) -> Any:
         if not isinstance(number, NUMBERS):
             raise TypeError(f"x[key] = value: value is {described(value)}; {ARRAY} or a Python number")
         check_fits("x[key] = value", "value", number, x.dtype)
-        found = full(number, x, shape=(), dtype=x.dtype)
+        found = fill(number, x, shape=(), dtype=x.dtype)
     while len(found.shape) > len(shape) and found.shape[0] == 1:  # NumPy drops leading axes of length 1
         found = reshape(found, shape=found.shape[1:])
     try:
@@ -143,14 +143,14 @@ def true_positions(mask: Array) -> Array:
     """Return the flat positions of the true elements. Their number is read by the host, since a shape depends on it."""
     flat = reshape(mask, shape=(-1,))
     if not flat.size:
-        return full(0, flat, shape=(0,), dtype=int64)
+        return fill(0, flat, shape=(0,), dtype=int64)
     rank = cumulative_sum(astype(flat, dtype=int64), axis=0)
     count = int(rank[-1].numpy())
     # Each True element writes its position at its rank; the False ones write to an extra element at the end.
     where_to = where(flat, add(rank, -1), count)
-    positions = arange(0, 1, flat, size=flat.size, dtype=int64)
+    positions = iota(0, 1, flat, size=flat.size, dtype=int64)
     return slice(
-        scatter(full(0, flat, shape=(count + 1,), dtype=int64), where_to, positions, axis=0),
+        scatter(fill(0, flat, shape=(count + 1,), dtype=int64), where_to, positions, axis=0),
         starts=(0,),
         steps=(1,),
         shape=(count,),

@@ -6,7 +6,7 @@ from polyarr.core.array import spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed
 from polyarr.core.spec import NARROW, check_kind, float32
-from polyarr.ops.create import arange, full
+from polyarr.ops.create import fill, iota
 from polyarr.ops.elementwise import add, astype, divide, like, multiply, subtract, where
 from polyarr.ops.joining import concat
 from polyarr.ops.linalg import matrix_product
@@ -47,7 +47,7 @@ def cross_entropy_and_gradient(g, logits, targets, *, ignore_index=-100, label_s
         raise DtypeError(f"cross_entropy_and_gradient: {given}; g must be as the losses, logits must have two axes")
     wide, classes = like(logits, losses), logits.shape[1]
     counted, at = expand_dims(not_equal(targets, ignore_index), axis=1), expand_dims(targets, axis=1)
-    hit = astype(equal(at, arange(0, 1, logits, size=classes, dtype=targets.dtype)), dtype=wide.dtype)
+    hit = astype(equal(at, iota(0, 1, logits, size=classes, dtype=targets.dtype)), dtype=wide.dtype)
     due = add(multiply(hit, 1 - label_smoothing), label_smoothing / classes)
     slope = subtract(softmax(where(counted, wide, 0)), due)
     return losses, like(where(counted, multiply(slope, expand_dims(g, axis=1)), 0), logits)
@@ -108,7 +108,7 @@ def _forward(x, weight, targets, *, wanted, ignore_index, reduction, **settings)
     settings["ignore_index"] = ignore_index
     if reduction == "none":
         return linear_cross_entropy.body(x, weight, targets, reduction=reduction, **settings), None
-    ones = full(1.0, x, shape=(targets.size,), dtype=float32 if x.dtype in NARROW else x.dtype)
+    ones = fill(1.0, x, shape=(targets.size,), dtype=float32 if x.dtype in NARROW else x.dtype)
     losses, *slopes = _chunked_gradients(ones, x, weight, targets, wanted, **settings)
     loss, divisor = reduced(losses, _flat(targets), ignore_index, reduction)
     return loss, (*slopes, divisor)

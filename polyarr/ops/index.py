@@ -5,7 +5,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, broadcast, check_kind, int64
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import arange, full
+from polyarr.ops.create import fill, iota
 from polyarr.ops.elementwise import add, multiply
 from polyarr.ops.shape import broadcast_to, one_axis, reshape, slice
 from polyarr.ops.validation import whole
@@ -105,13 +105,13 @@ def _scattered(op: str, x: Spec, indices: Spec, updates: Spec, axis: int) -> tup
 
 take.vjp(
     x=lambda g, x_spec, indices, axis: scatter_add(
-        full(0, g, shape=x_spec.shape, dtype=g.dtype), indices, g, axis=axis
+        fill(0, g, shape=x_spec.shape, dtype=g.dtype), indices, g, axis=axis
     ),
     indices=None,
 )
 scatter.vjp(
     x=lambda g, indices, updates_spec, axis: scatter(
-        g, indices, full(0, g, shape=updates_spec.shape, dtype=g.dtype), axis=axis
+        g, indices, fill(0, g, shape=updates_spec.shape, dtype=g.dtype), axis=axis
     ),
     indices=None,
     updates=lambda g, indices, axis: take(g, indices, axis=axis),
@@ -203,13 +203,13 @@ def _flat_positions(op: str, x, indices, axis: int):
 
 def checked_positions(indices, n: int):
     """Return indices as numbers from 0 to n - 1, negative ones counted from the end; others fail as in take."""
-    return take(arange(0, 1, indices, size=n, dtype=int64), indices, axis=0)
+    return take(iota(0, 1, indices, size=n, dtype=int64), indices, axis=0)
 
 
 def _positions(like, axis: int):
     """Return 0, 1, 2, ... along axis, with length 1 along all other axes."""
     ndim, n = len(like.shape), like.shape[axis]
-    return reshape(arange(0, 1, like, size=n, dtype=int64), shape=tuple(n if i == axis else 1 for i in range(ndim)))
+    return reshape(iota(0, 1, like, size=n, dtype=int64), shape=tuple(n if i == axis else 1 for i in range(ndim)))
 
 
 # ---- ordering ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, described
-from polyarr.ops.create import full, shape_of
+from polyarr.ops.create import fill, shape_of
 from polyarr.ops.shape import broadcast_to, expand_dims, one_axis, reshape, slice, slice_update, squeeze
 from polyarr.ops.validation import whole, wholes
 
@@ -185,7 +185,7 @@ def pad(x, *, pad_width, constant_values=0):
     if len(pairs) != len(x.shape) or any(len(p) != 2 or builtins.min(p) < 0 for p in pairs):
         raise ShapeError(f"pad: x is {spec_of(x)}, pad_width is {pad_width}; it must be one (before, after) per axis")
     shape = tuple(before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True))
-    around = full(constant_values, x, shape=shape, dtype=x.dtype)
+    around = fill(constant_values, x, shape=shape, dtype=x.dtype)
     starts = tuple(before if n else 0 for n, (before, _) in zip(x.shape, pairs, strict=True))
     return slice_update(around, x, starts=starts, steps=(1,) * len(shape))
 

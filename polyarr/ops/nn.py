@@ -8,7 +8,7 @@ from polyarr.core.op import composed
 from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32, int8
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import full
+from polyarr.ops.create import fill
 from polyarr.ops.elementwise import add, astype, clip, divide, isfinite, like, multiply, square, subtract, where
 from polyarr.ops.functions import erf, exp, log, relu, rsqrt, silu, tanh
 from polyarr.ops.index import take, take_along_axis
@@ -545,7 +545,7 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
         scores = where(mask, scores, -math.inf)
     if causal:
         t, s = scores.shape[-2:]
-        seen = tril(full(True, scores, shape=(t, s), dtype=bool_), k=s - t)
+        seen = tril(fill(True, scores, shape=(t, s), dtype=bool_), k=s - t)
         scores = where(seen, scores, -math.inf)
     weights = _masked_softmax(scores)
     if dropout_rate:

@@ -8,7 +8,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
 from polyarr.core.spec import Spec, check_kind, int64, told
 from polyarr.ops.convolution import windows
-from polyarr.ops.create import arange, full
+from polyarr.ops.create import fill, iota
 from polyarr.ops.elementwise import add, astype, divide, floor_divide, maximum, minimum, multiply, subtract, where
 from polyarr.ops.index import take
 from polyarr.ops.joining import repeat
@@ -80,11 +80,11 @@ def max_pool(x, *, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
     each = reshape(found, shape=(b, *out, volume(kernel), c))
     first = argmax(each, axis=-2, keepdims=True)
     if any(map(any, more)):  # if all elements are -inf, choose the first of x, not of the padding
-        ones = padded(full(1, x, shape=(1, *x.shape[1:-1], 1), dtype=x.dtype), more)
+        ones = padded(fill(1, x, shape=(1, *x.shape[1:-1], 1), dtype=x.dtype), more)
         inside = windows(ones, kernel=kernel, stride=stride, dilation=dilation)
         real = argmax(reshape(inside, shape=(1, *out, volume(kernel), 1)), axis=-2, keepdims=True)
         first = where(equal(largest(each, axis=-2, keepdims=True), -math.inf), real, first)
-    places = reshape(arange(0, 1, x, size=volume(kernel), dtype=int64), shape=(-1, 1))
+    places = reshape(iota(0, 1, x, size=volume(kernel), dtype=int64), shape=(-1, 1))
     # A mask instead of a gather: its gradient needs no scatter.
     return sum(where(equal(places, first), each, 0), axis=-2)
 
@@ -130,7 +130,7 @@ def mean_pool(x, *, kernel, stride=None, padding=0, ceil_mode=False, count_inclu
     if divisor is not None or more == counted:
         return divide(total, volume(kernel) if divisor is None else divisor)
     lengths = tuple(n + before + after for n, (before, after) in zip(x.shape[1:-1], counted, strict=True))
-    ones = full(1, x, shape=(1, *lengths, 1), dtype=x.dtype)
+    ones = fill(1, x, shape=(1, *lengths, 1), dtype=x.dtype)
     rest = tuple((a - c, b - d) for (a, b), (c, d) in zip(more, counted, strict=True))
     return divide(total, sum(windows(padded(ones, rest), kernel=kernel, stride=stride), axis=axes))
 
@@ -175,9 +175,9 @@ def _means(x, axis: int, m: int):
     if n % m == 0:
         return mean(reshape(x, shape=(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :])), axis=axis + 1)
     longest = n // m + (1 if math.gcd(n, m) == n % m else 2)  # some windows start and end within an element of x
-    first = multiply(arange(0, 1, x, size=m, dtype=int64), n)
+    first = multiply(iota(0, 1, x, size=m, dtype=int64), n)
     start, end = floor_divide(first, m), floor_divide(add(first, n + m - 1), m)
-    place = add(expand_dims(start, axis=-1), arange(0, 1, x, size=longest, dtype=int64))
+    place = add(expand_dims(start, axis=-1), iota(0, 1, x, size=longest, dtype=int64))
     inside = _along(less(place, expand_dims(end, axis=-1)), x, axis)
     parts = take(x, minimum(place, n - 1), axis=axis)
     total = sum(where(inside, parts, 0), axis=axis + 1)
@@ -257,7 +257,7 @@ def _points(x, m: int, step: Fraction, first: Fraction):
     """Return the positions first + i * step, not below 0, as numerators and their common denominator `unit`."""
     unit = step.denominator * first.denominator
     start, by = first * unit, step * unit
-    return maximum(add(multiply(arange(0, 1, x, size=m, dtype=int64), int(by)), int(start)), 0), unit
+    return maximum(add(multiply(iota(0, 1, x, size=m, dtype=int64), int(by)), int(start)), 0), unit
 
 
 def _nearest(x, axis: int, m: int, step: Fraction):

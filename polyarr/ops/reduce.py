@@ -9,7 +9,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import full
+from polyarr.ops.create import fill
 from polyarr.ops.elementwise import add, astype, divide, isfinite, like, multiply, square, subtract, where
 from polyarr.ops.functions import exp, log, sqrt
 from polyarr.ops.joining import concat
@@ -304,7 +304,7 @@ def _prefix_products(x):
 
 def _one_like(x):
 
-    return full(1, x, shape=(1,), dtype=x.dtype)
+    return fill(1, x, shape=(1,), dtype=x.dtype)
 
 
 def _reversed_sum(g, axis: int):

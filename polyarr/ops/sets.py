@@ -9,7 +9,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import FLOATS, Spec, check_kind, described, int64, promote
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import NATURAL, full
+from polyarr.ops.create import NATURAL, fill
 from polyarr.ops.elementwise import add, astype, subtract, where
 from polyarr.ops.getitem import true_positions
 from polyarr.ops.index import argsort, scatter, take
@@ -61,7 +61,7 @@ def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | N
 def _position(ordered: Array, x: Array, after: bool) -> Array:
     """Return how many elements of `ordered` are less than each of x (or equal, if `after`): a search bit by bit."""
     n = ordered.shape[0]
-    found = full(0, x, shape=x.shape, dtype=int64)
+    found = fill(0, x, shape=x.shape, dtype=int64)
     for bit in reversed(range(n.bit_length())):
         tried = add(found, 1 << bit)
         reached = less_equal(tried, n)
@@ -103,7 +103,7 @@ def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
     x1, pool = _ordered_kind(x1), reshape(_ordered_kind(x2), shape=(-1,))
     n = pool.shape[0]
     if not n:
-        return full(invert, x1, shape=x1.shape, dtype=bool_)
+        return fill(invert, x1, shape=x1.shape, dtype=bool_)
     pool = take(pool, argsort(pool), axis=0)
     at = _position(pool, x1, False)
     nearest = take(pool, where(less(at, n), at, n - 1), axis=0)
@@ -121,7 +121,7 @@ def _promoted(op: str, x1: Any, x2: Any, kind: str) -> tuple[Array, Array]:
     dtype, like = promote(op, [spec_of(a) for a in given.values()]), next(iter(arrays.values()))
     for name in given.keys() - arrays.keys():
         check_fits(op, name, given[name], dtype)
-        given[name] = full(given[name], like, shape=(), dtype=dtype)
+        given[name] = fill(given[name], like, shape=(), dtype=dtype)
     x1, x2 = (a if a.dtype == dtype else astype(a, dtype=dtype) for a in given.values())
     return x1, x2
 
@@ -247,10 +247,10 @@ def unique_all(x: Array, /) -> UniqueAll:
 def _unique(op: str, x: Array) -> UniqueAll:
     flat, order, first = _groups(op, x)
     starts: Any = true_positions(first)
-    ends = concat([starts[1:], full(flat.shape[0], starts, shape=(min(starts.shape[0], 1),), dtype=int64)], axis=0)
+    ends = concat([starts[1:], fill(flat.shape[0], starts, shape=(min(starts.shape[0], 1),), dtype=int64)], axis=0)
     indices = take(order, starts, axis=0)
     group = subtract(cumulative_sum(astype(first, dtype=int64), axis=0), 1)  # per sorted element
-    inverse = scatter(full(0, order, shape=order.shape, dtype=int64), order, group, axis=0)
+    inverse = scatter(fill(0, order, shape=order.shape, dtype=int64), order, group, axis=0)
     return UniqueAll(take(flat, indices, axis=0), indices, reshape(inverse, shape=x.shape), subtract(ends, starts))
 
 
@@ -261,7 +261,7 @@ def _groups(op: str, x: Array) -> tuple[Array, Array, Array]:
     flat = reshape(x, shape=(-1,))
     order = argsort(_ordered_kind(flat))
     ordered = take(flat, order, axis=0)
-    one = full(True, flat, shape=(min(flat.shape[0], 1),), dtype=bool_)
+    one = fill(True, flat, shape=(min(flat.shape[0], 1),), dtype=bool_)
     return flat, order, concat([one, not_equal(ordered[1:], ordered[:-1])], axis=0)
 
 

@@ -10,7 +10,7 @@ from polyarr.core.errors import AxisError, ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, Spec, broadcast
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import arange, full, shape_of
+from polyarr.ops.create import fill, iota, shape_of
 from polyarr.ops.elementwise import where
 from polyarr.ops.logic import less_equal
 from polyarr.ops.validation import check_array, whole, wholes
@@ -347,13 +347,13 @@ permute_dims.vjp(x=lambda g, axes: permute_dims(g, axes=tuple(axes.index(i) for 
 broadcast_to.vjp(x=lambda g: g)
 slice.vjp(
     x=lambda g, x_spec, starts, steps: slice_update(
-        full(0, g, shape=x_spec.shape, dtype=g.dtype), g, starts=starts, steps=steps
+        fill(0, g, shape=x_spec.shape, dtype=g.dtype), g, starts=starts, steps=steps
     ),
     starts=None,
 )
 slice_update.vjp(
     x=lambda g, value_spec, starts, steps: slice_update(
-        g, full(0, g, shape=value_spec.shape, dtype=g.dtype), starts=starts, steps=steps
+        g, fill(0, g, shape=value_spec.shape, dtype=g.dtype), starts=starts, steps=steps
     ),
     value=lambda g, value_spec, starts, steps: slice(g, starts=starts, steps=steps, shape=value_spec.shape),
     starts=None,
@@ -419,8 +419,8 @@ def _below(op: str, x, k: int):
         raise ShapeError(f"{op}: x is {spec_of(x)}; it must have at least two axes")
     m, n = x.shape[-2:]
     k = builtins.max(-m, builtins.min(k, n))  # clamp: k may be too large for int64
-    rows = reshape(arange(k, 1, x, size=m, dtype="int64"), shape=(m, 1))
-    return less_equal(arange(0, 1, x, size=n, dtype="int64"), rows)
+    rows = reshape(iota(k, 1, x, size=m, dtype="int64"), shape=(m, 1))
+    return less_equal(iota(0, 1, x, size=n, dtype="int64"), rows)
 
 
 def broadcast_arrays(*arrays: Array) -> list[Array]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import Spec, told
-from polyarr.ops.create import full
+from polyarr.ops.create import fill
 from polyarr.ops.joining import pad
 from polyarr.ops.shape import slice
 from polyarr.ops.validation import wholes
@@ -135,7 +135,7 @@ def unpadded(x: Any, padding: Padding) -> Any:
         return x
     shape = [n - sum(p) for n, p in zip(x.shape[1:-1], padding, strict=True)]
     if 0 in shape:
-        return full(0, x, shape=(x.shape[0], *shape, x.shape[-1]), dtype=x.dtype)
+        return fill(0, x, shape=(x.shape[0], *shape, x.shape[-1]), dtype=x.dtype)
     starts = (0, *(before for before, _ in padding), 0)
     return slice(x, starts=starts, steps=(1,) * len(x.shape), shape=(x.shape[0], *shape, x.shape[-1]))
 

@@ -1,8 +1,8 @@
 """Functions of the array API standard that call ops: other ways to call one, and short compositions.
 
 polyarr.reshape is a function of this file; it calls the op polyarr.ops.reshape, for which backends have kernels. The
-same holds for astype, concat, cumulative_sum, repeat and where, whose functions take more than the op does, and for
-arange and full of creation.py. Every other public op is one object under both names.
+same holds for astype, concat, cumulative_sum, repeat and where, whose functions take what the op takes, and more. Every
+other public op is one object under both names.
 
 The parameter `copy` of the standard has little effect: a buffer never changes, so a copy cannot be told from the
 original.
@@ -17,7 +17,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.spec import NARROW, Spec, as_dtype, float32
 from polyarr.ops import elementwise, index, joining, reduce
 from polyarr.ops import shape as shapes
-from polyarr.ops.create import NATURAL, full
+from polyarr.ops.create import NATURAL, fill
 from polyarr.ops.elementwise import multiply, subtract
 from polyarr.ops.shape import one_axis
 from polyarr.ops.validation import check_array, check_fits, whole
@@ -106,7 +106,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
         kind = [k for k in NATURAL if k in given][-1]
         x, y = kind(x), kind(y)
         check_fits("where", "x", x, NATURAL[kind])
-        x = full(x, condition, shape=(), dtype=NATURAL[kind])
+        x = fill(x, condition, shape=(), dtype=NATURAL[kind])
     return elementwise.where(condition, x, y)
 
 
@@ -231,7 +231,7 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
     found = elementwise.astype(x, dtype=float32 if due in NARROW else due)
     reach = 1
     while reach < x.shape[at]:  # each step doubles the number of factors
-        ones = full(1, x, shape=_with_length(x, at, reach), dtype=found.dtype)
+        ones = fill(1, x, shape=_with_length(x, at, reach), dtype=found.dtype)
         found = multiply(found, joining.concat([ones, _part(found, at, 0, x.shape[at] - reach)], axis=at))
         reach *= 2
     found = found if found.dtype == due else elementwise.astype(found, dtype=due)
@@ -317,4 +317,4 @@ def _part(x: Array, axis: int, start: int, length: int) -> Array:
 def _prepended(number: int, x: Array, axis: int | None) -> Array:
     """Return x with one more element, a number, in front of it along axis."""
     at = one_axis("concat", x, 0 if axis is None else axis)
-    return joining.concat([full(number, x, shape=_with_length(x, at, 1), dtype=x.dtype), x], axis=at)
+    return joining.concat([fill(number, x, shape=_with_length(x, at, 1), dtype=x.dtype), x], axis=at)

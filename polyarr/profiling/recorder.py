@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from polyarr import autograd
+from polyarr.autograd import transforms
 from polyarr.capture.observed import step_call
 from polyarr.core import watch
 from polyarr.core.backend import Launch
@@ -152,4 +152,4 @@ def _walk(*args: Any, **kwargs: Any) -> Any:
         return _plain_walk(*args, **kwargs)
 
 
-_plain_walk = watch.replace_while_observed(autograd, "_backward", _walk)
+_plain_walk = watch.replace_while_observed(transforms, "_backward", _walk)

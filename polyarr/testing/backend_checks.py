@@ -26,10 +26,10 @@ from polyarr.core.groups import IN_PART, groups, lacking, offer
 from polyarr.core.op import OPS, Op
 from polyarr.core.spec import DTYPES, FLOATS, float32, float64, int32, int64, uint32
 from polyarr.core.spec import bool as bool_
-from polyarr.diagnosis import status
 from polyarr.models.generation import generate
 from polyarr.models.gpt import GPTModel
-from polyarr.plugins import THIS_PROCESS
+from polyarr.plugins.diagnosis import status
+from polyarr.plugins.starting import THIS_PROCESS
 from polyarr.testing import references
 from polyarr.testing.checks import reference
 from polyarr.testing.compare import CheckFailure, Lacking, bits, close, gradients_agree, values

@@ -22,9 +22,9 @@ from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, Spec
-from polyarr.diagnosis import status
 from polyarr.files import open_regular
-from polyarr.plugins import THIS_PROCESS
+from polyarr.plugins.diagnosis import status
+from polyarr.plugins.starting import THIS_PROCESS
 from polyarr.testing import state
 from polyarr.testing.checks import check, gradients_of
 from polyarr.testing.compare import CheckFailure, Lacking, bits

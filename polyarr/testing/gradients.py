@@ -30,7 +30,7 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import DtypeError, GradientError
 from polyarr.core.spec import DTYPES, FLOATS, Spec, float64, told
 from polyarr.creation import finfo
-from polyarr.diagnosis import overrides
+from polyarr.plugins.diagnosis import overrides
 from polyarr.testing.checks import reference
 from polyarr.testing.compare import CheckFailure, close, gradients_agree, values
 from polyarr.testing.strategies import Data

@@ -143,7 +143,7 @@ def _check_offsets(backend: Backend) -> None:
     x = from_numpy((np.arange(SIZE) % 113).astype(narrow), backend)
 
     def at_a_number(x: Array, n: int) -> Any:
-        return x[n], ops.take(x, ops.full(n, x, shape=(2,), dtype=np.dtype("int64")), axis=0)
+        return x[n], ops.take(x, ops.fill(n, x, shape=(2,), dtype=np.dtype("int64")), axis=0)
 
     def of_a_view(view: Array) -> Any:
         return view + view, view[1:]

@@ -18,8 +18,8 @@ import pytest
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
-from polyarr.diagnosis import status
 from polyarr.files import read_regular
+from polyarr.plugins.diagnosis import status
 from polyarr.testing import LEVELS, USUAL_LEVEL
 from polyarr.testing.report import Recorder, load
 

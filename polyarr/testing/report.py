@@ -27,8 +27,8 @@ from polyarr.core.errors import BackendError
 from polyarr.core.groups import groups, offer
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
-from polyarr.diagnosis import overrides, status
 from polyarr.plugins import PluginWarning
+from polyarr.plugins.diagnosis import overrides, status
 from polyarr.testing import LEVELS
 from polyarr.testing.causes import causes
 from polyarr.version import __version__

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.files import HeldFile, read_regular
-from polyarr.saving import alone_in, write_whole, written_whole
+from polyarr.saving.atomic import alone_in, write_whole, written_whole
 from polyarr.schema import in_one_line, parsed_json
 from polyarr.text.corpus import VALIDATION, Corpus, Counted, char_tokenizer_of, dtype_for, encoded, validation_start
 from polyarr.text.sources import FIELD, read_pieces

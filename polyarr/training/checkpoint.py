@@ -19,9 +19,9 @@ from polyarr.models.families import new_model
 from polyarr.models.folders import hint_of_others
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
-from polyarr.saving import Source, source_of, sync_folder, write_arrays
+from polyarr.saving.atomic import sync_folder
+from polyarr.saving.tensor_file import Source, TensorFile, source_of, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
-from polyarr.tensor_file import TensorFile
 from polyarr.text import Tokenizer, tokenizer_from_dict
 from polyarr.training.files import checkpoints, kept_steps, name_at, path_of
 from polyarr.training.ranks import ALONE, Content, broadcast_content

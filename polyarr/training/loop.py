@@ -16,7 +16,7 @@ from polyarr.core.precision import use_matmul_precision
 from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import loss_scale
-from polyarr.saving import alone_in, share
+from polyarr.saving.atomic import alone_in, share
 from polyarr.training.checkpoint import NotFiniteError, check, remove_ahead, remove_old, save_checkpoint, thin_out
 from polyarr.training.data import prefetched
 from polyarr.training.divergence import DivergenceError, explained
@@ -30,7 +30,7 @@ from polyarr.training.progress import silent
 from polyarr.training.ranks import all_max, on_root, split_step
 from polyarr.training.reporting import NoReports, Reports, reporting
 from polyarr.training.run import Run, checkpoint_of
-from polyarr.training.steps import Step, evaluate, step_of, summed_loss
+from polyarr.training.steps import Step, evaluation_loss, step_of, summed_loss
 
 READ_EVERY = 10  # steps between reads of the loss
 
@@ -192,7 +192,9 @@ def _evaluate_and_save(
     with use_matmul_precision(recipe.precision), run.world.alone():
         model = run.model.astype(recipe.dtype)
         _, windows = split_step(recipe, run.world.size)
-        value = evaluate(model, run.validation, 4 * windows, recipe.eval_windows, recipe.length, loss_in_all, run.world)
+        value = evaluation_loss(
+            model, run.validation, 4 * windows, recipe.eval_windows, recipe.length, loss_in_all, run.world
+        )
     if not math.isfinite(value):
         raise DivergenceError(f"the validation loss is {value} after step {run.step:,}", run.step)
     is_best = value < run.best

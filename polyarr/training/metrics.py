@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyarr.files import append_to, open_regular, read_regular
-from polyarr.saving import write_whole
+from polyarr.saving.atomic import write_whole
 from polyarr.training.files import METRICS
 
 Row = dict[str, Any]

@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 from polyarr.extras import extra
-from polyarr.saving import write_whole
+from polyarr.saving.atomic import write_whole
 
 Points = list[tuple[int, float]]
 

@@ -17,7 +17,7 @@ from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import settings_of
 from polyarr.models.pretrained import load_pretrained, save_pretrained
 from polyarr.nn import merge_lora
-from polyarr.saving import alone_in, write_whole
+from polyarr.saving.atomic import alone_in, write_whole
 from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
 from polyarr.text.special import special_tokens_of
 from polyarr.text.tokenizer import has_tokenizer

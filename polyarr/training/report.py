@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyarr.extras import extra
-from polyarr.saving import write_whole
+from polyarr.saving.atomic import write_whole
 from polyarr.training.checkpoint import read_info
 from polyarr.training.curves import Line, chart
 from polyarr.training.files import REPORT, newest, path_of

@@ -96,7 +96,7 @@ def summed_loss(model: LanguageModel, windows: Array) -> Array:
     return loss_of(model, windows, reduction="sum")
 
 
-def evaluate(
+def evaluation_loss(
     model: LanguageModel,
     tokens: Tokens,
     batch_size: int,
@@ -119,10 +119,10 @@ def evaluate(
     Examples:
         >>> import numpy as np
         >>> from polyarr.models import GPTModel
-        >>> from polyarr.training import evaluate
+        >>> from polyarr.training import evaluation_loss
         >>> sizes = {"vocab_size": 11, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
         >>> model = GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": False})
-        >>> round(evaluate(model, np.arange(11), batch_size=2), 0)  # about log(11)
+        >>> round(evaluation_loss(model, np.arange(11), batch_size=2), 0)  # about log(11)
         2.0
     """
     model, total, count = model.copy().eval(), None, 0

@@ -44,7 +44,7 @@ def test_each_use_in_the_child_says_so():
     )  # fmt: skip
     program = "pa.set_backend('opencl'); x = pa.ones((64, 64)); y = x @ x; y.numpy()\n"
     program += "held = threading.Event()\n"
-    program += "def hold():\n    with backend_lock, plugins._lock: held.set(); time.sleep(3600)\n"
+    program += "def hold():\n    with backend_lock, plugins.starting._lock: held.set(); time.sleep(3600)\n"
     program += "from polyarr.backends.opencl.devices import select\nbackend_lock = select().lock\n"
     program += "threading.Thread(target=hold, daemon=True).start(); held.wait()\n"
     program += "".join(f"in_child(lambda: {use})\n" for use in uses)
@@ -58,7 +58,7 @@ def test_each_use_in_the_child_says_so():
 
 def test_numpy_works_in_the_child():
     lines = lines_of(
-        "from polyarr import diagnosis\n"
+        "from polyarr.plugins import diagnosis\n"
         "running = [row.name for row in diagnosis.status(start=True) if row.state == 'running']\n"
         "with pa.use_backend(running[-1]): pa.ones(2)\n"
         "in_child(lambda: pa.ones(3, device='numpy').tolist() if pa.set_backend('numpy') else 0)\n"

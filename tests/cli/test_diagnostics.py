@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from polyarr import cli
 from polyarr.cli import doctor
 from polyarr.core.errors import ShapeError
-from polyarr.diagnosis import devices
+from polyarr.plugins.diagnosis import devices
 from tests.helpers.root import ROOT
 
 GOOD = """
@@ -204,7 +204,7 @@ def test_ops_says_how_each_op_runs(plugin):
     found = polyarr("ops", "--backend", "numpy", folder=folder)
     assert found.returncode == 0 and found.stderr == ""
     assert re.search(r"^exp +primitive +kernel +floating +function +16$", found.stdout, re.MULTILINE)
-    assert re.search(r"^full +primitive +kernel +float32 +exact +0$", found.stdout, re.MULTILINE)
+    assert re.search(r"^fill +primitive +kernel +float32 +exact +0$", found.stdout, re.MULTILINE)
     assert re.search(r"^logsumexp +composed +as other ops ", found.stdout, re.MULTILINE)
     assert "lacking" not in found.stdout
     rows = {row.pop("op"): row for row in json.loads(polyarr("ops", "--json", folder=folder).stdout)}

@@ -81,11 +81,12 @@ def test_a_public_name_is_the_op_or_a_function_that_takes_more() -> None:
     apart = {name for name, op in named.items() if getattr(pa, name) is not op}
     of_layouts = {"adaptive_mean_pool", "conv", "conv_transpose", "interpolate", "max_pool", "mean_pool"}
     assert apart == of_layouts | {
-        "arange", "astype", "concat", "cumulative_sum", "full", "repeat", "reshape", "where",
+        "astype", "concat", "cumulative_sum", "repeat", "reshape", "where",
     }  # fmt: skip
-    for name in apart - {"arange", "full"}:
-        own, function = (list(inspect.signature(f).parameters) for f in (named[name], getattr(pa, name)))
-        assert function[: len(own)] == own
+    for name in apart:
+        own, function = (inspect.signature(f).parameters for f in (named[name], getattr(pa, name)))
+        assert list(function)[: len(own)] == list(own)
+        assert [function[p].default for p in own] == [p.default for p in own.values()]
 
 
 def test_results_that_come_in_lists() -> None:

@@ -22,10 +22,11 @@ import numpy as np
 import polyarr as pa
 from polyarr import random, tree
 from polyarr.core.backend import Together
-from polyarr.distributed import OPS, Sharded, host
+from polyarr.distributed import Sharded, host
 from polyarr.distributed.devices import over_devices, shared_by
 from polyarr.distributed.host import HostTransport
 from polyarr.distributed.start import NAMED
+from polyarr.distributed.world import OPS
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.optim import SGD, AdamW, LossScale, warmup_cosine
 from polyarr.plugins import hookimpl, register_plugin

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.root import ROOT
 
-STEP = re.compile(r"^```python\n# (polyarr/\S+\.py)(?:, in (\w+))?: [^\n]*\n(.*?)^```", re.M | re.S)
+STEP = re.compile(r"^```python\n# (polyarr/\S+\.py)(?:, in (\w+|from .* \())?: [^\n]*\n(.*?)^```", re.M | re.S)
 
 KIT, OTHERS = "polyarr/testing/conformance.py", ("tests/ops/test_gradients.py", "tests/test_architecture.py")
 # All checks on NumPy; on OpenCL only two, because each has to compile.
@@ -27,17 +27,18 @@ def run(folder, *command):
 
 
 def follow(folder, steps):
-    """Insert each step's lines at the end of its file, or at the start of the table that it names."""
+    """Insert each step's lines at the end of its file, or at the start of the table or import that it names."""
     for file, table, lines in steps:
         text = (folder / file).read_text()
-        start = re.search(rf"^ *{table} = {{\n", text, re.M).end() if table else len(text)
+        opening = re.escape(table) if "import" in table else f"{table} = {{"
+        start = re.search(rf"^ *{opening}\n", text, re.M).end() if table else len(text)
         (folder / file).write_text(text[:start] + ("" if table else "\n\n") + lines + text[start:])
 
 
-def test_four_edits_are_an_op(tmp_path):
+def test_five_edits_are_an_op(tmp_path):
     pytest.importorskip("pyopencl")
     steps = STEP.findall((ROOT / "CONTRIBUTING.md").read_text())
-    assert len(steps) == 4
+    assert len(steps) == 5
     for part in ("polyarr", "tests/typed"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "tests/conftest.py", "tests/skips.py", *OTHERS):

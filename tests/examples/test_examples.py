@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import polyarr as pa
-from polyarr import diagnosis, ops, plugins
+from polyarr import ops, plugins
 from polyarr.backends.kernels import make_kernels
 from polyarr.cli import main
 from polyarr.core.backend import Backend
@@ -25,7 +25,7 @@ from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.groups import groups
 from polyarr.core.op import OPS
-from polyarr.plugins import PluginWarning, hookimpl
+from polyarr.plugins import PluginWarning, diagnosis, hookimpl
 from polyarr.testing import USUAL_LEVEL, Data, Sample, checks
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import Lacking

@@ -11,12 +11,12 @@ import warnings
 import pytest
 
 import polyarr as pa
-from polyarr import diagnosis, loading, ops, plugins
+from polyarr import ops, plugins
 from polyarr.backends import numpy as built_in
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
-from polyarr.plugins import PluginWarning, hookimpl
+from polyarr.plugins import PluginWarning, diagnosis, hookimpl, loading
 from tests.helpers.installing import child, install, installed, module_of
 from tests.helpers.installing import no_settings as no_settings  # a fixture of every test here
 
@@ -324,7 +324,7 @@ def test_an_error_recommends_no_backend_that_has_failed():
     with installed(sources), pytest.warns(PluginWarning, match="'fails'"):
         for name in ("first", "second"):
             plugins.register_plugin(offering(name, broken))
-        plugins._registry.loader.load("fails")
+        plugins.starting._registry.loader.load("fails")
         with pytest.raises(BackendError, match=r"; or use: numpy, opencl, second, untried$"):
             get_backend("first")
         with pytest.raises(BackendError, match=r"; or use: numpy, opencl, untried$"):

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyarr import diagnosis, loading, ops, plugins
+from polyarr import ops, plugins
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, set_backend, use_backend
 from polyarr.core.errors import BackendError
-from polyarr.hooks import Diagnosis
-from polyarr.plugins import BackendSpec, PluginWarning, hookimpl
+from polyarr.plugins import BackendSpec, PluginWarning, diagnosis, hookimpl, loading
+from polyarr.plugins.hooks import Diagnosis
 from tests.helpers.installing import child, install, installed, module_of
 from tests.helpers.installing import no_settings as no_settings  # a fixture of every test here
 from tests.helpers.root import ROOT
@@ -528,7 +528,7 @@ def test_settings_in_a_process_of_its_own(tmp_path):
 
     found = child(code, tmp_path, POLYARR_BACKEND="good", POLYARR_PLUGINS="good")
     assert (found.stdout.strip(), found.stderr) == ("good", "")
-    code += "; from polyarr.diagnosis import status; status()"
+    code += "; from polyarr.plugins.diagnosis import status; status()"
     found = child(code, tmp_path)
     assert found.stdout.strip() == "numpy" and found.stderr.count("PluginWarning") == 1
     found = child(code, tmp_path, POLYARR_STRICT_PLUGINS="1")

@@ -122,7 +122,7 @@ def counted_in_floats() -> None:
     """Run arange as on a device without float64."""
     device = polyarr.get_backend().upload.__self__
     with patch.object(device, "features", device.features._replace(fp64=False)):
-        ops.arange(0.5, 0.1, size=37, dtype=polyarr.float32)
+        ops.iota(0.5, 0.1, size=37, dtype=polyarr.float32)
 
 
 # ---- reductions and scans --------------------------------------------------------------------------------------

@@ -549,7 +549,7 @@ def test_other_projects_do_not_pay(run, tmp_path):
     (tmp_path / "test_others.py").write_text(
         "import sys\nfrom polyarr import plugins\n"
         "def test_first(): assert not {'hypothesis', 'jinja2', 'polyarr.testing.cases'} & set(sys.modules)\n"
-        "def test_second(): assert plugins._registry.loader._known is None"
+        "def test_second(): assert plugins.starting._registry.loader._known is None"
     )
     found = run(tmp_path, "pytest", *ALONE, "-p", "no:hypothesispytest", "test_others.py")
     assert found.returncode == 0, found.stdout

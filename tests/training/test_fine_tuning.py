@@ -17,7 +17,7 @@ from polyarr.text import Corpus, byte_tokenizer
 from polyarr.training import Recipe, load_checkpoint, new_run
 from polyarr.training.presets import read_recipe, to_toml
 from polyarr.training.pretrained import LORA_RATE, fine_tuning, load_model
-from polyarr.training.steps import evaluate
+from polyarr.training.steps import evaluation_loss
 
 LLAMA = {
     "vocab_size": 260, "context_length": 32, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
@@ -209,7 +209,7 @@ def test_a_window_is_of_training_and_leaves_the_models_context(folder, name, cap
     corpus = Corpus.of_files([folder / "a.txt"], saved.tokenizer)
     run = new_run(corpus, Recipe.from_dict(saved.info["recipe"]), 1, model=load_pretrained(name))
     assert [window.shape for window in run.windows(0)] == [(4, 17)]
-    due = evaluate(load_pretrained(name), corpus.validation, 4, 3, 16)
+    due = evaluation_loss(load_pretrained(name), corpus.validation, 4, 3, 16)
     assert saved.info["history"][-1]["val"] == pytest.approx(due, abs=1e-4)
     polyarr("export", "run", "--out", "out")
     model, theirs = load_pretrained("out"), load_pretrained(name)

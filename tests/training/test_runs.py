@@ -174,7 +174,7 @@ def test_left_overs_of_kept_checkpoints_are_removed(tmp_path):
 def losses(monkeypatch):
     """Make evaluations return these losses."""
     values = []
-    monkeypatch.setattr(loop, "evaluate", lambda *_: values.pop(0))
+    monkeypatch.setattr(loop, "evaluation_loss", lambda *_: values.pop(0))
     return values
 
 

@@ -13,7 +13,7 @@ import polyarr as pa
 from polyarr.text import Corpus, open_prepared, prepare, train_bpe
 from polyarr.training import (
     Recipe,
-    evaluate,
+    evaluation_loss,
     load_checkpoint,
     loop,
     new_run,
@@ -82,9 +82,9 @@ def test_evaluation_predicts_each_token_once():
 
 def test_evaluation_is_the_mean_over_all_tokens():
     run = new_run(TEXT, RECIPE, seed=1)
-    whole = evaluate(run.model, run.validation, 100)
+    whole = evaluation_loss(run.model, run.validation, 100)
     assert whole == pytest.approx(math.log(run.tokenizer.vocab_size), rel=0.05)
-    assert evaluate(run.model, run.validation, 3) == pytest.approx(whole, rel=1e-5)
+    assert evaluation_loss(run.model, run.validation, 3) == pytest.approx(whole, rel=1e-5)
     assert run.model.training
 
 
@@ -222,7 +222,7 @@ def test_prepared_tokens_that_change_during_a_run_end_it_with_their_name(tmp_pat
     prepare([tmp_path / "a.txt"], tmp_path / "data")
     run = new_run(open_prepared(tmp_path / "data"), RECIPE.changed(steps=4), seed=1)
     (path,) = (tmp_path / "data").glob("tokens-*.bin")
-    assert np.isfinite(evaluate(run.model, run.validation, 100))
+    assert np.isfinite(evaluation_loss(run.model, run.validation, 100))
     path.touch()  # equal tokens with another modification time are accepted
     run.check_unchanged()
     damage(path)

@@ -5,15 +5,17 @@ names of parameters: see PARAMETERS, in which a new name needs a line unless its
 """
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from polyarr import ops
 from polyarr.core.array import NUMBERS, Array
 from polyarr.core.op import Op
 from polyarr.core.spec import DTYPES, Spec
-from polyarr.ops import catalogue
+from polyarr.ops import catalogue, inner
 
 ROOT = Path(__file__).parents[2]
 NOTE = "# Written by `make stubs` out of the ops, which are the place for changes.\n"
@@ -21,8 +23,8 @@ NOTE = "# Written by `make stubs` out of the ops, which are the place for change
 ARRAYS, INTS = "Sequence[Array]", "int | Sequence[int]"
 INPUTS = {  # that are not one array
     "arrays": ARRAYS, "params": ARRAYS, "grads": ARRAYS, "velocity": ARRAYS, "m": ARRAYS, "adamw.v": ARRAYS,
-    "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "arange.step": "float",
-    "full.value": "float", "key": "Array | int", "counter": "Array | int",
+    "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "iota.step": "float",
+    "fill.value": "float", "key": "Array | int", "counter": "Array | int",
     "starts": "Sequence[Array | int]", "rtol": "Array | float",
 }  # fmt: skip
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
@@ -57,7 +59,8 @@ PLAIN = {  # the methods that are not an op and do not say it themselves
     "astype": "(self, dtype: DType) -> Array: ...", "tolist": "(self) -> Any: ...",
 }  # fmt: skip
 
-OPS_HEAD = '''"""Every op, as type checkers see it."""
+OPS_HEAD = '''"""The public ops, as type checkers see them."""
+# fmt: off
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -75,6 +78,14 @@ class _Op(Op, Generic[P, R]):
     def __call__(self, *args: P.args, **params: P.kwargs) -> R: ...
 
 def _op(face: Callable[P, R]) -> _Op[P, R]: ...
+'''
+INNER_HEAD = '''"""The ops of inner.py, as type checkers see them."""
+# fmt: off
+
+from collections.abc import Sequence
+
+from polyarr.core.array import Array
+from polyarr.ops.catalogue import DType, _op
 '''
 METHODS_HEAD = '''"""Methods that polyarr.ops gives to Array, for type checkers; no program meets this class."""
 
@@ -95,21 +106,20 @@ class Methods:
 def stubs() -> dict[Path, str]:
     """Return the text of every stub."""
     return {
-        ROOT / "polyarr/ops/catalogue.pyi": NOTE + OPS_HEAD + "".join(map(_function, _ops())) + _exports(),
+        ROOT / "polyarr/ops/catalogue.pyi": NOTE + OPS_HEAD + _functions(catalogue),
+        ROOT / "polyarr/ops/inner.pyi": NOTE + INNER_HEAD + _functions(inner),
         ROOT / "polyarr/core/methods.pyi": NOTE + METHODS_HEAD + "".join(_methods()),
     }
 
 
-def _ops() -> list[Op]:
-    return [op for op in vars(catalogue).values() if isinstance(op, Op)]
+def _functions(module: ModuleType) -> str:
+    exports = textwrap.fill(", ".join(f'"{name}"' for name in module.__all__), 118)
+    ops = [getattr(module, name) for name in module.__all__]
+    return "".join(f"\n{_function(op)}" for op in ops) + f"\n__all__ = [\n{exports}\n]\n"
 
 
 def _function(op: Op) -> str:
-    return f"\n@_op\ndef {op.name}({', '.join(_arguments(op))}) -> {RESULTS.get(op.name, 'Array')}: ...\n"
-
-
-def _exports() -> str:
-    return "\n__all__ = [\n" + "".join(f'    "{name}",\n' for name in sorted(catalogue.__all__)) + "]\n"
+    return f"@_op\ndef {op.name}({', '.join(_arguments(op))}) -> {RESULTS.get(op.name, 'Array')}: ..."
 
 
 # ---- the arguments of an op --------------------------------------------------------------------------------------

@@ -153,11 +153,11 @@ def where(out, condition, x, y):
     return torch.where(condition, _tensor(x, out), _tensor(y, out))
 
 
-def full(out, value, like, *, shape, dtype):
+def fill(out, value, like, *, shape, dtype):
     return torch.full(shape, value, dtype=TORCH[dtype])
 
 
-def arange(out, start, step, like, *, size, dtype):
+def iota(out, start, step, like, *, size, dtype):
     exact = torch.int64 if dtype.kind in "iub" else torch.float64
     return (torch.arange(size, dtype=exact) * step + start).to(TORCH[dtype])
 
@@ -299,7 +299,7 @@ _PRIMITIVES = {
     ops.broadcast_to: lambda out, x, *, shape: x.expand(shape),
     ops.astype: lambda out, x, *, dtype: x.to(TORCH[dtype]),
     ops.concat: lambda out, arrays, *, axis: torch.cat(arrays, axis),
-    ops.full: full, ops.arange: arange, ops.where: where, ops.nextafter: nextafter, ops.slice: slice_,
+    ops.fill: fill, ops.iota: iota, ops.where: where, ops.nextafter: nextafter, ops.slice: slice_,
     ops.slice_update: slice_update, ops.take: take, ops.scatter: scatter, ops.scatter_add: scatter_add,
     ops.argsort: argsort, ops.random_bits: None,
 }  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 
 from polyarr.core.backend import Backend
 from polyarr.core.spec import DTYPES, bfloat16, float32, float64
-from polyarr.plugins import forget, hookimpl
+from polyarr.plugins import hookimpl
+from polyarr.plugins.starting import forget
 
 _backends: dict[Any, Backend] = {}  # by Device, for the lifetime of the process
 

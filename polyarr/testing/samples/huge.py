@@ -71,8 +71,8 @@ HUGE[ops.argtopk] = HUGE[ops.topk] = only(
 # ---- making and moving ---------------------------------------------------------------------------------------------
 
 HUGE |= {
-    ops.full: only(((), {"shape": TALL})),
-    ops.arange: only(((), {"size": LINE[0]})),
+    ops.fill: only(((), {"shape": TALL})),
+    ops.iota: only(((), {"size": LINE[0]})),
     ops.random_bits: only(((), {"shape": LINE}), ((), {"shape": TALL})),
     ops.reshape: only(((TALL,), {"shape": FLAT}), ((BOX,), {"shape": (33, 35 * 1031)})),
     ops.permute_dims: only(

@@ -118,8 +118,8 @@ LARGE[ops.argtopk] = LARGE[ops.topk] = only(
 
 _SIX = (AXES,)
 LARGE |= {
-    ops.full: only(((), {"shape": ROWS}), ((), {"shape": AXES})),
-    ops.arange: only(((), {"size": LINE[0]})),
+    ops.fill: only(((), {"shape": ROWS}), ((), {"shape": AXES})),
+    ops.iota: only(((), {"size": LINE[0]})),
     ops.random_bits: only(((), {"shape": (300_001,)}), ((), {"shape": ROWS})),
     ops.reshape: only(((ROWS,), {"shape": (1031, 131)}), (_SIX, {"shape": (4, 9, 10)})),
     ops.permute_dims: only(((ROWS,), {"axes": (1, 0)}), (_SIX, {"axes": (5, 2, 0, 4, 1, 3)})),

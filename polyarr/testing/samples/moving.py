@@ -82,7 +82,7 @@ def _axis_moves(shape: tuple) -> SearchStrategy:
 
 
 _made = st.sampled_from((*SHAPES, 4)), st.sampled_from([d.name for d in DTYPES])
-SAMPLES[ops.full] = Entry(
+SAMPLES[ops.fill] = Entry(
     lambda dtype: st.tuples(*_made).flatmap(
         memoized(
             lambda made: samples(
@@ -94,7 +94,7 @@ SAMPLES[ops.full] = Entry(
     lambda value, like=None, *, shape, dtype: np.full(shape, value, "float64" if "float" in dtype else dtype),
     special="",
 )
-SAMPLES[ops.arange] = Entry(
+SAMPLES[ops.iota] = Entry(
     lambda dtype: st.tuples(
         st.sampled_from((0, 1, 31, 33, 1000)), st.sampled_from(("int64", "int32", "float32"))
     ).flatmap(

@@ -92,7 +92,7 @@ def _converted() -> Iterator[Sample]:
             yield Sample((Data((33,), source, "edges"),), {"dtype": target})
 
 
-EXTRA |= {ops.full: _made, ops.arange: _counted, ops.astype: _converted}
+EXTRA |= {ops.fill: _made, ops.iota: _counted, ops.astype: _converted}
 
 # ---- sums ----------------------------------------------------------------------------------------------------------
 

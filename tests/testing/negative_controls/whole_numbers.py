@@ -119,9 +119,9 @@ def whole_in_float(kernel):
     return changed
 
 
-wrapping("numpy", ops.full, "full: a value goes through a narrower number", {"numbers-full": differs()}, narrow_value)
-wrapping("numpy", ops.arange, "arange: one step is added after the other", {"numbers-arange": differs()}, stepped_up)
-wrapping("numpy", ops.arange, "arange: whole numbers go through float64", {"numbers-arange": differs()}, whole_in_float)
+wrapping("numpy", ops.fill, "fill: a value goes through a narrower number", {"numbers-fill": differs()}, narrow_value)
+wrapping("numpy", ops.iota, "iota: one step is added after the other", {"numbers-iota": differs()}, stepped_up)
+wrapping("numpy", ops.iota, "iota: whole numbers go through float64", {"numbers-iota": differs()}, whole_in_float)
 
 # ---- conversions -------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
-// arange: out[i] = start + i * step.
+// iota: out[i] = start + i * step.
 //
 // Arrays   out (size)
 // Launch   global: the number of work-items, a multiple of WG; each writes per_item consecutive elements
 // Params   T, ACC, STORE    dtype of out: see prelude.cl
 //          COUNTER          type of start, step and the arithmetic. Devices without double use float and the kernel
-//                           arange_of_floats: each value is a sum of two floats (value, rest)
+//                           iota_of_floats: each value is a sum of two floats (value, rest)
 //          WG               work-items per group
 #if !defined(T) || !defined(ACC) || !defined(STORE) || !defined(COUNTER) || !defined(WG)
 #error "create.cl needs T, ACC, STORE, COUNTER and WG"
@@ -23,14 +23,14 @@ static inline float float_at(float start, float start_rest, float step, float st
 }
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void arange_of_floats(__global T *restrict out, const float start, const float start_rest, const float step,
+void iota_of_floats(__global T *restrict out, const float start, const float start_rest, const float step,
                       const float step_rest, const long size, const long per_item) {
     const long first = (long)get_global_id(0) * per_item, stop = MIN(first + per_item, size);
     for (long i = first; i < stop; i++) STORE(out, i, (ACC)float_at(start, start_rest, step, step_rest, i));
 }
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void arange(__global T *restrict out, const COUNTER start, const COUNTER step, const long size, const long per_item) {
+void iota(__global T *restrict out, const COUNTER start, const COUNTER step, const long size, const long per_item) {
     const long first = (long)get_global_id(0) * per_item, stop = MIN(first + per_item, size);
     for (long i = first; i < stop; i++) STORE(out, i, (ACC)(start + (COUNTER)i * step));
 }

@@ -1,4 +1,4 @@
-"""Creation of arrays from scalars: full, arange."""
+"""Creation of arrays from scalars: fill, iota."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from polyarr.core.number import evaluate
 from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
 
 
-def full(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
+def fill(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
     """Return an array whose elements are all `value`."""
     return launch(device, out, value)
 
 
-def arange(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
+def iota(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
     """Return start + i * step for i < size. Floats are computed in float64, or as double-float32 without it."""
     plan, result = device.plans[_plan](dtype, size), device.empty(out)
     if dtype in FLOATS:
@@ -34,7 +34,7 @@ def _plan(device: Device, dtype: np.dtype, size: int) -> LaunchPlan:
     work, group, each = device.geometry.items(size)
     stored = {name: macro for name, macro in types(dtype).items() if name != "LOAD"}
     program = device.build("create", **stored, COUNTER=_counter(device, dtype), WG=group[0])
-    kernel = program.arange_of_floats if _counter(device, dtype) == "float" else program.arange
+    kernel = program.iota_of_floats if _counter(device, dtype) == "float" else program.iota
     return LaunchPlan(kernel, work, group, (size, each))
 
 

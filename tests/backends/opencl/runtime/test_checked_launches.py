@@ -66,7 +66,7 @@ def test_a_cotangent_of_another_dtype(device, x):
 
 def test_a_cotangent_that_autograd_lets_through(backend, monkeypatch):
     """The switch exists for this fault: the device's check catches it even without autograd's own."""
-    monkeypatch.setattr("polyarr.autograd_arguments.check_gradient", lambda *_: None)
+    monkeypatch.setattr("polyarr.autograd.arguments.check_gradient", lambda *_: None)
     kernels = table.checked_kernels(backend.home, {ops.softmax: backend.kernels[ops.softmax]})
     with pa.use_backend(backend._replace(kernels={**backend.kernels, **kernels})):
         value, pull = pa.vjp(ops.softmax, pa.ones((4, 6)))

@@ -5,12 +5,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from polyarr import plugins
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
-from polyarr.hooks import LEVELS, BackendSpec, DeviceInfo, Diagnosis, Override
-from polyarr.loading import Plugin, PluginFailure, plugin_title
+from polyarr.plugins import starting
+from polyarr.plugins.hooks import LEVELS, BackendSpec, DeviceInfo, Diagnosis, Override
+from polyarr.plugins.loading import Plugin, PluginFailure, plugin_title
 
 Row = TypeVar("Row")
 
@@ -32,16 +32,16 @@ class BackendStatus(NamedTuple):
 def failures() -> list[PluginFailure]:
     """Return all failures of plugins that were not resolved since."""
     return [
-        *plugins.load_all().failed,
-        *plugins.registry().failed_starts.values(),
-        *plugins.registry().failed_hooks.values(),
+        *starting.load_all().failed,
+        *starting.registry().failed_starts.values(),
+        *starting.registry().failed_hooks.values(),
     ]
 
 
 def status(start: bool = False) -> list[BackendStatus]:
     """Return every backend, and every plugin that failed to provide one; with `start`, start the backends."""
-    loader = plugins.load_all()
-    rows = [_status_of(name, offers, start) for name, offers in plugins.offers().items()]
+    loader = starting.load_all()
+    rows = [_status_of(name, offers, start) for name, offers in starting.offers().items()]
     for f in loader.failed:
         rows.append(BackendStatus(f.entry_point, f.distribution, f.entry_point, "failed", str(f), failure=f))
     return rows
@@ -52,31 +52,31 @@ def _status_of(name: str, offers: list[tuple[Plugin, BackendSpec]], start: bool)
     owner = plugin.distribution, plugin.entry_point
     row = BackendStatus(name, *owner, "registered", summary=spec.summary, install_hint=spec.install_hint)
     if len(offers) > 1:
-        return row._replace(state="failed", reason=plugins.ambiguous(name, [plugin for plugin, _ in offers]))
+        return row._replace(state="failed", reason=starting.ambiguous(name, [plugin for plugin, _ in offers]))
     if start:
         try:
             get_backend(name)
         except BackendError as error:
-            return row._replace(state="failed", reason=str(error), failure=plugins.registry().failed_starts.get(name))
-    for backend in plugins.registry().running.values():
+            return row._replace(state="failed", reason=str(error), failure=starting.registry().failed_starts.get(name))
+    for backend in starting.registry().running.values():
         if backend.family == name:
-            return row._replace(state="running", backend=plugins.registry().running.get(name, backend))
-    failure = plugins.registry().failed_starts.get(name)
+            return row._replace(state="running", backend=starting.registry().running.get(name, backend))
+    failure = starting.registry().failed_starts.get(name)
     return row._replace(state="failed", reason=str(failure), failure=failure) if failure else row
 
 
 def overrides() -> list[Override]:
     """Return all kernels that plugins replaced in the running backends."""
-    names = dict.fromkeys(backend.name for backend in plugins.registry().running.values())
-    return [row for name in names for row in plugins.registry().overrides[name]]
+    names = dict.fromkeys(backend.name for backend in starting.registry().running.values())
+    return [row for name in names for row in starting.registry().overrides[name]]
 
 
 def without_backend() -> list[str]:
     """Return one line for each plugin whose backend no plugin provides, so that it is never loaded."""
-    plugins.registry().loader.load()
-    names, lines = plugins.registry().loader.names, list[str]()
-    for source in plugins.registry().loader.sources:
-        if source.backend not in {"", source.entry_point, *names, *plugins.registry().failed_starts}:
+    starting.registry().loader.load()
+    names, lines = starting.registry().loader.names, list[str]()
+    for source in starting.registry().loader.sources:
+        if source.backend not in {"", source.entry_point, *names, *starting.registry().failed_starts}:
             who = plugin_title(source.distribution, source.entry_point)
             close = difflib.get_close_matches(source.backend, names, 1)
             hint = f"; did you mean '{close[0]}{source.entry_point[len(source.backend) :]}'?" if close else ""
@@ -121,6 +121,6 @@ def _gather(hook: str, stage: str, row_type: Callable[[Any], Row]) -> list[Row]:
     nothing: list[Row] = []
     return [
         row
-        for p in plugins.load_all().plugins
-        for row in plugins.ask_plugin(p, stage, functools.partial(rows_of, p), nothing)
+        for p in starting.load_all().plugins
+        for row in starting.ask_plugin(p, stage, functools.partial(rows_of, p), nothing)
     ]

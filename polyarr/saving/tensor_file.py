@@ -1,14 +1,18 @@
-"""Reading safetensors files: a validated header, and tensors that are read on demand."""
+"""safetensors files: a validated header, tensors that are read on demand, and writing."""
 
+import json
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from polyarr.core.spec import bfloat16
+from polyarr.core.array import Array
+from polyarr.core.spec import Spec, bfloat16
 from polyarr.files import HeldFile
+from polyarr.saving.atomic import written_whole
 from polyarr.schema import loaded_json
 
 CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
@@ -18,6 +22,7 @@ _FURTHER = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2
 MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
 MAX_TENSORS = 50_000  # per file; `polyarr inspect` shows this many in about 4 s
 _LARGEST = 2**63
+_CODE_OF = {np.dtype(dtype): code for code, dtype in CODES.items()}
 
 
 class Entry(NamedTuple):
@@ -111,3 +116,54 @@ def _entry(name: str, part: Any, base: int) -> Entry:
 
 def _are_sizes(found: Any) -> bool:
     return isinstance(found, list) and len(found) <= 64 and all(type(n) is int and 0 <= n < _LARGEST for n in found)
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+class Source(NamedTuple):
+    """Array to write, possibly elsewhere: its Spec, and a function that copies it to the host."""
+
+    spec: Spec
+    read: Callable[[], np.ndarray]
+
+    def data(self) -> memoryview:
+        """Return the bytes of the array, in row-major order."""
+        return np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data
+
+
+def source_of(a: Array | np.ndarray | Source) -> Source:
+    """Return the Source of an array."""
+    if isinstance(a, Source):
+        return a
+    return Source(a.spec, a.numpy) if isinstance(a, Array) else Source(Spec(a.shape, a.dtype), lambda: a)
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, Source], metadata: Mapping[str, str], first: Callable[[], None] | None = None
+) -> None:
+    """Replace a file atomically by a safetensors file of arrays; see `write_whole`.
+
+    The arrays are copied to the host and written one after the other, so that only one is in memory.
+
+    Raises:
+        OSError: The file cannot be written; with its path.
+        ValueError: There are more arrays, or longer metadata, than one file can hold.
+    """
+    if len(arrays) > MAX_TENSORS:
+        raise ValueError(f"{path}: {len(arrays):,} arrays; a file holds at most {MAX_TENSORS:,}")
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    # The order of the safetensors library, larger dtypes first, so that every array is aligned.
+    names, end = sorted(arrays, key=lambda name: (-arrays[name].spec.dtype.itemsize, name)), 0
+    for name in names:
+        spec = arrays[name].spec
+        start, end = end, end + spec.size * spec.dtype.itemsize
+        header[name] = {"dtype": _CODE_OF[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"{path}: names and metadata of {len(text):,} bytes; a file holds at most {MAX_HEADER:,}")
+    with written_whole(path, first) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(arrays[name].data())

@@ -1,14 +1,10 @@
-"""Trees of arrays in safetensors files, which other programs can read; files are replaced atomically."""
+"""Trees of arrays in safetensors files, which other programs can read."""
 
-import contextlib
-import errno
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +12,10 @@ from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, Spec, described, told
-from polyarr.files import open_regular
-from polyarr.tensor_file import CODES, MAX_HEADER, MAX_TENSORS, TensorFile
-
-try:
-    import fcntl
-except ImportError:  # on Windows, where a folder cannot be locked
-    fcntl = None  # type: ignore[assignment]
+from polyarr.core.spec import DTYPES, described, told
+from polyarr.saving.tensor_file import CODES, TensorFile, source_of, write_arrays
 
 _TREE = "polyarr.tree"  # metadata key of the tree as JSON, with arrays by name
-_CODE_OF = {np.dtype(dtype): code for code, dtype in CODES.items()}
 
 
 def save(path: str | os.PathLike[str], tree: Any) -> None:
@@ -167,145 +156,3 @@ def _host(file: TensorFile, name: str) -> np.ndarray:
             f"load: {file.file.path}: {name} is of {code}; polyarr has {', '.join(d.name for d in DTYPES)}"
         )
     return file.array(name)
-
-
-# ---- arrays in files ---------------------------------------------------------------------------------------------
-
-
-class Source(NamedTuple):
-    """Array to write, possibly elsewhere: its Spec, and a function that copies it to the host."""
-
-    spec: Spec
-    read: Callable[[], np.ndarray]
-
-    def data(self) -> memoryview:
-        """Return the bytes of the array, in row-major order."""
-        return np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data
-
-
-def source_of(a: Array | np.ndarray | Source) -> Source:
-    """Return the Source of an array."""
-    if isinstance(a, Source):
-        return a
-    return Source(a.spec, a.numpy) if isinstance(a, Array) else Source(Spec(a.shape, a.dtype), lambda: a)
-
-
-def write_arrays(
-    path: Path, arrays: Mapping[str, Source], metadata: Mapping[str, str], first: Callable[[], None] | None = None
-) -> None:
-    """Replace a file atomically by a safetensors file of arrays; see `write_whole`.
-
-    The arrays are copied to the host and written one after the other, so that only one is in memory.
-
-    Raises:
-        OSError: The file cannot be written; with its path.
-        ValueError: There are more arrays, or longer metadata, than one file can hold.
-    """
-    if len(arrays) > MAX_TENSORS:
-        raise ValueError(f"{path}: {len(arrays):,} arrays; a file holds at most {MAX_TENSORS:,}")
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    # The order of the safetensors library, larger dtypes first, so that every array is aligned.
-    names, end = sorted(arrays, key=lambda name: (-arrays[name].spec.dtype.itemsize, name)), 0
-    for name in names:
-        spec = arrays[name].spec
-        start, end = end, end + spec.size * spec.dtype.itemsize
-        header[name] = {"dtype": _CODE_OF[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER:
-        raise ValueError(f"{path}: names and metadata of {len(text):,} bytes; a file holds at most {MAX_HEADER:,}")
-    with written_whole(path, first) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            file.write(arrays[name].data())
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------
-
-
-def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None) -> None:
-    """Replace a file atomically: a crash at any moment leaves the old file or the new one.
-
-    Args:
-        path: File to replace.
-        data: New contents.
-        first: Called when the new file is complete and on disk, before it replaces the old one.
-
-    Raises:
-        OSError: The file cannot be written; with its path.
-    """
-    with written_whole(path, first) as file:
-        file.write(data)
-
-
-@contextlib.contextmanager
-def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
-    """Yield a file to write, which replaces `path` atomically at the end of the block unless it raises."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if first:
-            first()
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:  # that of a full disk has no path, other errors that of the temporary file
-        if error.filename in (None, str(temporary)):
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-        raise
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def share(path: Path, other: Path) -> None:
-    """Replace `other` atomically by a hard link to a file, or by a copy if the file system has no hard links."""
-    temporary = other.with_name(f".{other.name}.{os.getpid()}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        os.link(path, temporary)
-        temporary.replace(other)
-        sync_folder(other.parent)
-    except OSError:
-        with open_regular(path) as file, written_whole(other) as copy:
-            shutil.copyfileobj(file, copy)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk: without it, a replaced file may reappear after a crash."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path, work: str) -> Iterator[None]:
-    """Lock a folder against other processes that do the same kind of work; each would remove the files of the other.
-
-    The lock ends with the process, however it ends. A file system without locks is not locked.
-
-    Raises:
-        OSError: Another process works in the folder.
-    """
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            reason = f"another {work} writes here; wait until it ends, or give another folder"
-            raise OSError(errno.EBUSY, reason, str(folder)) from None
-        except OSError:
-            pass
-        yield
-    finally:
-        os.close(handle)

@@ -1,28 +1,4 @@
-"""Plugins: starting backends by name, and replacing kernels. core/current.py selects the current backend.
-
-A backend plugin is a module with one hook, named by an entry point of the group "polyarr":
-
-    from polyarr.plugins import hookimpl
-
-    @hookimpl
-    def polyarr_backends(register):
-        register("mirror", start, install_hint="pip install polyarr-mirror", api=2)
-
-    def start():                # or start(device="0"), which also serves "mirror:1"
-        return Backend("mirror", kernels, upload=..., download=...)
-
-A plugin may also replace kernels of any backend by a second hook, `polyarr_kernels(backend) -> {op: kernel}`. The name
-of its entry point determines when a plugin is loaded: see polyarr/loading.py.
-
-Hooks run when a plugin is loaded and when a backend starts, never per operation. Failures are recorded with
-distribution, entry point and exception (`diagnosis.failures()`), cause one warning, and affect nothing else.
-
-Environment variables:
-
-    POLYARR_BACKEND         name of the initial backend, instead of numpy
-    POLYARR_PLUGINS         entry points of the plugins to load, separated by commas; empty for none
-    POLYARR_STRICT_PLUGINS  1: raise errors of plugins instead of recording them
-"""
+"""Starting backends by name, replacing kernels, and plugins of this process. core/current.py selects the backend."""
 
 import contextlib
 import difflib
@@ -38,21 +14,19 @@ from polyarr.core.backend import Backend, Fused, family_of
 from polyarr.core.binding import outdated_backward
 from polyarr.core.current import find_with, forget_default, undecided
 from polyarr.core.errors import BackendError
-from polyarr.hooks import BackendSpec, Override
-from polyarr.hooks import DeviceInfo as DeviceInfo  # plugins import these from here
-from polyarr.hooks import hookimpl as hookimpl
-from polyarr.loading import (
+from polyarr.plugins.hooks import BackendSpec, Override
+from polyarr.plugins.loading import (
     THIS_PROCESS,
     Loader,
     Plugin,
     PluginFailure,
+    PluginWarning,
     is_made_from,
     is_strict,
     plugin_title,
     reason_of,
     report_if_slow,
 )
-from polyarr.loading import PluginWarning as PluginWarning  # for warning filters
 
 Row = TypeVar("Row")
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from polyarr import ops, random, tree
-from polyarr.autograd_arguments import (
+from polyarr.autograd.arguments import (
     argument_numbers,
     carries_gradient,
     check_callable,
@@ -559,7 +559,7 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
 
 def _zeros_of(spec: Spec | None, like: Array) -> Array | None:
     """Return the cotangent of a result that was not used."""
-    return None if spec is None else ops.full(0, like, shape=spec.shape, dtype=spec.dtype)
+    return None if spec is None else ops.fill(0, like, shape=spec.shape, dtype=spec.dtype)
 
 
 def _pull_body(pair: Pair, g: Any) -> list[Array | None]:

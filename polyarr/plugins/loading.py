@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pluggy
 
 from polyarr.core.errors import BackendError
-from polyarr.hooks import API, GROUP, BackendSpec, Hooks
+from polyarr.plugins.hooks import API, GROUP, BackendSpec, Hooks
 
 BUILT_IN = {"numpy": "polyarr.backends.numpy", "opencl": "polyarr.backends.opencl"}
 THIS_PROCESS = "this process"  # distribution of plugins added by register_plugin

@@ -1,0 +1,23 @@
+"""Ops that polyarr offers in another form (creation, ops.standard, linalg), and ops for layers and kernels.
+
+Type checkers read inner.pyi instead, which `make stubs` writes.
+"""
+# fmt: off
+
+from polyarr.ops.convolution import (
+    conv, conv_input_gradient, conv_product, conv_transpose, conv_weight_gradient, sum_windows, windows,
+)
+from polyarr.ops.create import fill, iota
+from polyarr.ops.decompositions import cholesky, det, eigh, eigvalsh, inv, pinv, qr, slogdet, solve, svd, svdvals
+from polyarr.ops.elementwise import astype, astype_all, where
+from polyarr.ops.head import cross_entropy_and_gradient
+from polyarr.ops.index import argtopk
+from polyarr.ops.joining import concat, repeat
+from polyarr.ops.linalg import matrix_product, vector_norm
+from polyarr.ops.optim import adamw, sgd
+from polyarr.ops.pool import adaptive_mean_pool, interpolate, max_pool, mean_pool
+from polyarr.ops.random import random_bits
+from polyarr.ops.reduce import cumulative_sum
+from polyarr.ops.shape import reshape, slice, slice_update
+
+__all__ = [name for name in dir() if name[0].isalpha()]  # neither dunders nor what pytest adds, beginning with @

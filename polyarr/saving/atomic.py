@@ -1,0 +1,104 @@
+"""Files that are replaced atomically, and folders in which one process works at a time."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from polyarr.files import open_regular
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where a folder cannot be locked
+    fcntl = None  # type: ignore[assignment]
+
+
+def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None) -> None:
+    """Replace a file atomically: a crash at any moment leaves the old file or the new one.
+
+    Args:
+        path: File to replace.
+        data: New contents.
+        first: Called when the new file is complete and on disk, before it replaces the old one.
+
+    Raises:
+        OSError: The file cannot be written; with its path.
+    """
+    with written_whole(path, first) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
+    """Yield a file to write, which replaces `path` atomically at the end of the block unless it raises."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if first:
+            first()
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:  # that of a full disk has no path, other errors that of the temporary file
+        if error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def share(path: Path, other: Path) -> None:
+    """Replace `other` atomically by a hard link to a file, or by a copy if the file system has no hard links."""
+    temporary = other.with_name(f".{other.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.link(path, temporary)
+        temporary.replace(other)
+        sync_folder(other.parent)
+    except OSError:
+        with open_regular(path) as file, written_whole(other) as copy:
+            shutil.copyfileobj(file, copy)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk: without it, a replaced file may reappear after a crash."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, work: str) -> Iterator[None]:
+    """Lock a folder against other processes that do the same kind of work; each would remove the files of the other.
+
+    The lock ends with the process, however it ends. A file system without locks is not locked.
+
+    Raises:
+        OSError: Another process works in the folder.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reason = f"another {work} writes here; wait until it ends, or give another folder"
+            raise OSError(errno.EBUSY, reason, str(folder)) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)

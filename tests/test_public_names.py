@@ -1,0 +1,68 @@
+"""The public names: what dir() and star-imports show, and that the reference has each of them."""
+
+import importlib
+import re
+from types import ModuleType
+
+import pytest
+
+import polyarr as pa
+from polyarr.core.op import Op
+from tests.helpers.installing import child
+from tests.helpers.root import ROOT
+
+MODULES = """autograd contents creation distributed inspection linalg models nn ops optim plugins profiling random
+saving testing text training tree""".split()
+PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+DIRECTIVES = re.findall(r"^::: ([\w.]+)$(?:\n    options: {members: \[(.*)\]})?", PAGES, re.M)
+PLAIN = (bool, int, float, str, tuple, dict, list, type(None))
+
+
+def test_dir_has_the_public_names_and_nothing_else():
+    """In a process of its own: other tests import internal modules."""
+    code = "import polyarr; print(*(name for name in dir(polyarr) if not name.startswith('__')))"
+    assert child(code).stdout.split() == sorted(pa.__all__)
+    assert len({*pa.__all__}) == len(pa.__all__)
+    assert {"__version__", "__array_namespace_info__", "__array_api_version__", "__all__"} <= {*dir(pa)}
+
+
+def test_every_public_name_is_in_the_reference():
+    shown = {id(value) for module, names in DIRECTIVES for value in members(importlib.import_module(module), names)}
+    missing = [
+        name for name in pa.__all__
+        if not (isinstance(value := getattr(pa, name), Op) or id(value) in shown or f"`polyarr.{name}`" in PAGES)
+    ]  # fmt: skip
+    assert missing == ["ops"]  # whose pages docs/reference.py generates
+
+
+def members(page: ModuleType, names: str) -> list[object]:
+    """Return what mkdocstrings shows of a module."""
+    own = [n for n, v in vars(page).items() if getattr(v, "__module__", page.__name__) == page.__name__]
+    chosen = names.split(", ") if names else getattr(page, "__all__", own)
+    return [page, *(getattr(page, name) for name in chosen)]
+
+
+@pytest.mark.parametrize("name", ["", *(f".{name}" for name in MODULES)])
+def test_a_star_import_carries_no_internals(name):
+    module, names = importlib.import_module(f"polyarr{name}"), {}
+    exec(f"from {module.__name__} import *", names)
+    del names["__builtins__"]
+    assert names.keys() == {*module.__all__}
+    assert [n for n in names if n.startswith("_") and n != "__array_namespace_info__"] == []
+    homes = {name: home_of(value) for name, value in names.items() if not isinstance(value, PLAIN)}
+    assert {n for n, home in homes.items() if home not in ("polyarr", "numpy")} <= {"hookimpl"}
+
+
+def home_of(value: object) -> str:
+    """Return the top-level package in which an object was made."""
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", type(value).__module__)
+    return home.partition(".")[0]
+
+
+@pytest.mark.parametrize(("module", "old", "new"), [("ops", "full", "fill"), ("ops", "arange", "iota"),
+                                                     ("training", "evaluate", "evaluation_loss")])  # fmt: skip
+def test_an_old_name_warns(module, old, new):
+    home = importlib.import_module(f"polyarr.{module}")
+    with pytest.warns(DeprecationWarning, match=f"{old} is called {new} now"):
+        assert getattr(home, old) is getattr(home, new)
+    assert old not in dir(home)
