@@ -1,5 +1,6 @@
 """Summaries of a profile: a row per op and per kernel, and how much of the time is explained."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
@@ -103,10 +104,17 @@ def _rows(calls: Iterable[Call], launches: dict[int, list[Timed]], inner: dict[i
 
 
 def _title(call: Call) -> str:
-    """Return the row name of a call; calls in a backward pass have rows of their own."""
-    if call.place:
-        return f"{call.name}, {PurePath(call.place).name}"
-    return f"{call.name} (gradient)" if call.part != "backward" and call.within("walk") else call.name
+    """Return the row name of a call: its op, and the part of the model and the line that a captured call came from.
+
+    Calls in a backward pass have rows of their own. Layers of the same structure, such as the blocks of a model, share.
+    """
+    step = call.step
+    is_gradient = call.within("walk") if step is None else step.is_gradient
+    name = f"{call.name} (gradient)" if is_gradient and call.part != "backward" else call.name
+    if step is None:
+        return name
+    module = re.sub(r"(?<![^.])\d+(?![^.])", "*", step.module)
+    return ", ".join(part for part in (name, module, PurePath(step.place).name) if part)
 
 
 def _by_call(launches: list[Timed]) -> dict[int, list[Timed]]:
