@@ -170,13 +170,13 @@ def report_launch(launch: Launch) -> None:
 
 def takes_programs(backend: Backend) -> bool:
     """Return whether captured functions may run whole: all observers allow it, and the backend reports its launches."""
-    return all(w.takes_programs for w in _observers) and _reported_kernels(backend) is not None
+    return all(w.takes_programs for w in _observers) and reported_kernels(backend) is not None
 
 
 # ---- launches of kernels -------------------------------------------------------------------------------------------
 
 
-def _reported_kernels(backend: Backend) -> Container[int] | None:
+def reported_kernels(backend: Backend) -> Container[int] | None:
     """Ask a backend to report its launches, and return the ids of the kernels it does so for; None if it cannot."""
     if backend.noting is None:
         return None
@@ -195,7 +195,7 @@ def with_launches(kernel_function: Callable, call: Call, backend: Backend, run: 
     `kernel_function`, if given.
     """
     run = run or kernel_function
-    if not any(w.needs_launches for w in _observers) or id(kernel_function) in (_reported_kernels(backend) or ()):
+    if not any(w.needs_launches for w in _observers) or id(kernel_function) in (reported_kernels(backend) or ()):
         return run
 
     def timed(*args: Any, **params: Any) -> Any:
