@@ -291,7 +291,7 @@ def _cells(row: Row, total: float, peaks: Mapping[str, float]) -> tuple[str, ...
         f"{row.launches:,}" if row.launches else "",
         f"{row.seconds * 1e3:,.2f}" if row.launches else "",
         _percent(row.seconds, total) if row.launches else "",
-        f"{row.host * 1e3:,.2f}" if row.calls else "",
+        f"{row.host * 1e3:,.2f}" if row.host else "",
         f"{row.nbytes * 1e-6:,.1f}" if row.nbytes else "",
         *(f"{rates[unit]:,.1f}" if rates.get(unit) else "" for unit in ("GB/s", "GFLOP/s")),
         f"{reached:.0%}" if reached else "",
