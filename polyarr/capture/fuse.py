@@ -186,8 +186,8 @@ def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
         takes, gives = groups.edges(members)
         constants[size] = tuple([program.specs[v] for v in gives])
         found = _part(program, members, takes, gives)
-        last = program.steps[members[-1]]
-        steps.append(Step(found, "group", fusion.make(found, kind), (size, *takes), {}, tuple(gives), last.place))
+        step = program.steps[members[-1]]._replace(op=found, part="group", call=fusion.make(found, kind))
+        steps.append(step._replace(takes=(size, *takes), params={}, gives=tuple(gives)))
         size += 1
     return program._replace(steps=tuple(steps), constants=constants, size=size)
 

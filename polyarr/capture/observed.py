@@ -38,7 +38,7 @@ def step_call(program: Program, step: Step, outer: Call | None) -> Call:
     """Return the call that a step of a program stands for; its time on the host is 0."""
     specs, out = _specs_and_out(program, step)
     call = Call(Named(step.name) if step.part == "group" else step.op, specs, step.params, outer and outer.backend)
-    call.outer, call.part, call.out, call.place = outer, step.part, out, step.place
+    call.outer, call.part, call.out, call.step = outer, step.part, out, step
     return call
 
 
@@ -56,7 +56,7 @@ def _call(program: Program, backend: Backend, step: Step, args: tuple) -> Any:
         return tuple(run(step.op, backend, list(args[1:])))
     specs, out = _specs_and_out(program, step)
     call = Call(step.op, specs, step.params, backend, "backward" if step.part == "backward" else "")
-    call.place = step.place
+    call.step = step
     with watch.calling(call) as found:
         watch.report_begin(call, step.part, out)
         return found(watch.with_launches(step.call, call, backend)(*args, **step.params))

@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from polyarr.capture.locations import Locations
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import CaptureContext
 from polyarr.core.errors import CaptureError
-from polyarr.core.number import FloatNumber, IntNumber, Number, caller_location, user_location
+from polyarr.core.number import FloatNumber, IntNumber, Number, user_location
 from polyarr.core.op import Op
 from polyarr.core.program import Program, Step, flat
 from polyarr.core.spec import Spec
@@ -74,7 +75,7 @@ class Trace:
         self.specs: dict[int, Spec] = {}
         self.numbers: dict[int, type] = {}
         self.is_open = True
-        self._new = itertools.count()
+        self._new, self._here = itertools.count(), Locations().here
         self._known: dict[int, tuple[Array, Any, TracedBuffer]] = {}  # by id: a handle, its buffer and its tracer
         self._same: dict[Any, int] = {}  # value numbers of constants by type and value
         self.backend = target._replace(
@@ -104,6 +105,7 @@ class Trace:
         for held in (self._known, self._same):
             held.clear()
         self.steps, self.counts, self.constants, self.specs, self.numbers = [], [], {}, {}, {}
+        self._here = Locations().here
 
     # ---- values ----------------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class Trace:
             found, takes = self._call(kernel, (out, *args), params)
             if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(takes)):
                 return self._constant_buffer(found, out)
-            step = Step(op, "kernel", kernel, takes, params, None, caller_location())
+            step = Step(op, "kernel", kernel, takes, params, None, *self._here())
             return self._append(step, self._results(found, out))
 
         return run
@@ -182,7 +184,7 @@ class Trace:
             if found is NotImplemented or type(found) is not tuple or len(found) != 2:
                 return found
             gives = self._results(found[0], out), self._saved(found[1])
-            return self._append(Step(op, "forward", forward, takes, params, None, caller_location()), gives)
+            return self._append(Step(op, "forward", forward, takes, params, None, *self._here()), gives)
 
         return run
 
@@ -192,7 +194,7 @@ class Trace:
             if type(found) not in (tuple, list) or len(found) != len(args):
                 return found
             gives = tuple(map(self._gradient, found, takes[2:]))
-            return self._append(Step(op, "backward", backward, takes, params, None, caller_location()), gives)
+            return self._append(Step(op, "backward", backward, takes, params, None, *self._here()), gives)
 
         return run
 
@@ -228,26 +230,26 @@ class Trace:
             raise CaptureError(_outlived(user_location()))
         now, takes = fn(*map(_concrete, numbers)), tuple(map(self._slot, numbers))
         if not gives:
-            self.counts.append(Step(None, "number", ScalarFunction(fn, None), takes, {}, None, caller_location()))
+            self.counts.append(Step(None, "number", ScalarFunction(fn, None), takes, {}, None, *self._here()))
             return None
         if isinstance(now, bool) or not isinstance(now, (int, float)):
             what = f"{user_location()}: {getattr(fn, '__name__', fn)} gave {type(now).__name__}"
             raise CaptureError(f"compile: {what}; what polyarr.evaluate calls must give an int or float")
         found = self.number(now)
         kind = self.numbers[found.slot]
-        self.counts.append(Step(None, "number", ScalarFunction(fn, kind), takes, {}, found.slot, caller_location()))
+        self.counts.append(Step(None, "number", ScalarFunction(fn, kind), takes, {}, found.slot, *self._here()))
         return found
 
     def _copy(self, leaf: Any) -> Any:
         if isinstance(leaf, Number):
             found = self.number(leaf.now)
-            self.counts.append(Step(None, COPY, _same, (leaf.slot,), {}, found.slot, caller_location()))
+            self.counts.append(Step(None, COPY, _same, (leaf.slot,), {}, found.slot, *self._here()))
             return found
         if type(leaf) is not Array:
             return leaf
         leaf = self._lift(leaf)
         held = self._buffer(leaf.buf.real, leaf.spec)
-        self.steps.append(Step(None, COPY, _same, (leaf.buf.slot,), {}, held.slot, caller_location()))
+        self.steps.append(Step(None, COPY, _same, (leaf.buf.slot,), {}, held.slot, *self._here()))
         return Array(self.backend, held, leaf.spec, leaf.node)
 
     # ---- refusals --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ _MAX_SAMPLE = 2**24  # bytes of a sample text
 @click.option("--sample", "samples", type=click.Path(dir_okay=False, path_type=Path), multiple=True,
               help="File with a generated text to show; may be repeated.")  # fmt: skip
 def command(folder: Path, samples: tuple[Path, ...]) -> None:
-    """Write report.html into the folder of a run: curves, evaluations, recipe, environment.
+    """Write report.html into the folder of a run: curves, evaluations, profile, recipe, environment.
 
     The page is self-contained: it needs no network and no other file. A run may be reported while it is training.
     """

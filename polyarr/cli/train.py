@@ -101,7 +101,7 @@ _positive = click.IntRange(min=1)
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option(
     "--profile", type=click.Path(dir_okay=False, path_type=Path),
-    help="Profile a few steps: print a table, and write a trace for ui.perfetto.dev.",
+    help="Profile some steps as they train: print a table, keep it for the report, and write a trace for Perfetto.",
 )
 @click.option(
     "--compile/--no-compile", "compiled", default=True, help="Compile the training step.  [default: compile]"

@@ -40,7 +40,9 @@ class Step(NamedTuple):
         params: Keyword parameters, all constant; including `wanted` of a "backward".
         gives: Value number of the result, or a tuple of them, nested as the result is; None for a result that is not
             used and may be anything. Of a "forward" it is (result, saved).
-        place: Line of the user's code, "file:line".
+        place: Line of the user's code, "file:line"; of a gradient, the line of the call that it is the gradient of.
+        module: Dotted path of the part of a model that made the call, such as "blocks.0.att"; "" if there is none.
+        is_gradient: Whether the step belongs to a backward pass.
     """
 
     op: Any
@@ -50,6 +52,8 @@ class Step(NamedTuple):
     params: dict[str, Any]
     gives: Any
     place: str
+    module: str = ""
+    is_gradient: bool = False
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from polyarr.core.array import Array, flatten, spec_of
 from polyarr.core.backend import Backend, Fused, Launch
 from polyarr.core.current import get_backend, wait
 from polyarr.core.op import Op
+from polyarr.core.program import Step
 from polyarr.core.record import Pair
 
 
@@ -28,7 +29,7 @@ class Call:
         part: What computes: "kernel"; "forward" or "backward" of a Fused kernel; "body" for the decomposition; "walk"
             for a backward pass over the tape; "captured" for a captured function, and "group" for a fused step of one;
             "" until it is known.
-        place: Line of the user's code, of a step of a captured function.
+        step: The step of a captured function that the call runs; None for all other calls.
         out: Spec of the result.
         error: Exception that the call raised, or None.
         outer: The enclosing call in the same thread, or None.
@@ -38,14 +39,14 @@ class Call:
     """
 
     __slots__ = (
-        "backend", "began", "ended", "error", "op", "out", "outer", "params", "part", "place", "specs", "thread",
+        "backend", "began", "ended", "error", "op", "out", "outer", "params", "part", "specs", "step", "thread",
     )  # fmt: skip
 
     def __init__(self, op: Any, specs: tuple, params: dict[str, Any], backend: Backend | None, part: str = "") -> None:
         self.op, self.specs, self.params, self.backend, self.part = op, specs, params, backend, part
         self.out: Any = None
         self.error: BaseException | None = None
-        self.place = ""
+        self.step: Step | None = None
         self.outer: Call | None = innermost()
         self.thread = threading.current_thread()
         self.began = self.ended = time.perf_counter()
@@ -169,13 +170,13 @@ def report_launch(launch: Launch) -> None:
 
 def takes_programs(backend: Backend) -> bool:
     """Return whether captured functions may run whole: all observers allow it, and the backend reports its launches."""
-    return all(w.takes_programs for w in _observers) and _reported_kernels(backend) is not None
+    return all(w.takes_programs for w in _observers) and reported_kernels(backend) is not None
 
 
 # ---- launches of kernels -------------------------------------------------------------------------------------------
 
 
-def _reported_kernels(backend: Backend) -> Container[int] | None:
+def reported_kernels(backend: Backend) -> Container[int] | None:
     """Ask a backend to report its launches, and return the ids of the kernels it does so for; None if it cannot."""
     if backend.noting is None:
         return None
@@ -194,7 +195,7 @@ def with_launches(kernel_function: Callable, call: Call, backend: Backend, run: 
     `kernel_function`, if given.
     """
     run = run or kernel_function
-    if not any(w.needs_launches for w in _observers) or id(kernel_function) in (_reported_kernels(backend) or ()):
+    if not any(w.needs_launches for w in _observers) or id(kernel_function) in (reported_kernels(backend) or ()):
         return run
 
     def timed(*args: Any, **params: Any) -> Any:

@@ -19,13 +19,29 @@ def trace_of(calls: list[Call], launches: list[Timed], blocks: list[Interval]) -
     events += [_named("thread_name", thread.name, HOST, i) for thread, i in threads.items()]
     events += [_named("process_name", f"device of {name}", i, 0) for name, i in devices.items()]
     for call in calls:
+        if call.step is not None and call.began == call.ended:  # recorded launches: only the device knows the time
+            continue
         span = _span(call.name, call.part or "failed", call.began - start, call.ended - call.began)
         events.append({**span, "pid": HOST, "tid": threads[call.thread], "args": _facts(call)})
     for launch in launches:
-        span = _span(launch.name, "device", launch.began - start, launch.seconds)
-        facts = {"work": list(launch.work), "group": list(launch.group or ()), "op": launch.call and launch.call.name}
-        events.append({**span, "pid": devices[_device(launch)], "tid": 0, "args": facts})
+        name = launch.call.name if launch.call and launch.call.step else launch.name
+        span = _span(name, "device", launch.began - start, launch.seconds)
+        events.append({**span, "pid": devices[_device(launch)], "tid": 0, "args": _launched(launch)})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _launched(launch: Timed) -> dict[str, Any]:
+    """Return the kernel, how it was launched, and the call that it belongs to, whose work may take several kernels."""
+    facts: dict[str, Any] = {"kernel": launch.name, "work": list(launch.work), "group": list(launch.group or ())}
+    if launch.call is None:
+        return facts
+    facts["op"] = launch.call.name
+    step = launch.call.step
+    if step is not None:
+        facts |= {"line": step.place, "module": step.module, "gradient": step.is_gradient}
+        if step.part == "group":
+            facts["fused"] = [", ".join(filter(None, (s.name, s.module, s.place))) for s in step.op.steps]
+    return facts | _facts(launch.call)
 
 
 def _device(launch: Timed) -> str:
@@ -45,6 +61,6 @@ def _facts(call: Call) -> dict[str, Any]:
     facts |= {name: str(value) for name, value in call.params.items()}
     if call.error is not None:
         facts["error"] = str(call.error)
-    elif call.part not in ("walk", "body"):
+    elif call.part not in ("walk", "body", "captured"):
         facts |= {"bytes": moved(call), "operations": operations(call)}
     return facts

@@ -11,6 +11,7 @@ from polyarr.autograd import transforms
 from polyarr.capture.observed import step_call
 from polyarr.core import watch
 from polyarr.core.backend import Launch
+from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.program import Program, Step
 from polyarr.core.watch import Call
@@ -18,7 +19,7 @@ from polyarr.profiling.memory import recording_makers
 from polyarr.profiling.perfetto import trace_of
 from polyarr.profiling.summary import Row, Timed, bodies, kernels, ops, table_of
 
-UNREAD = 4096  # launches whose times are queried later, when they have finished, so that the host does not wait
+UNREAD = 2**14  # launches whose times are queried later, when they have finished, so that the host does not wait
 
 
 class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context managers of the standard library
@@ -47,7 +48,7 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         self.blocks: list[tuple[float, float]] = []  # when they began and ended
         self._timed: list[Timed] = []
         self._step: tuple[Any, Any, Any] = (None, None, None)  # the last step launched, its outer call and its own
-        self._unread: list[tuple[Launch, Call | None]] = []
+        self._unread: list[tuple[Launch, Call | None, float]] = []
         self._open: list[tuple[contextlib.ExitStack, float]] = []
         self._lock = threading.RLock()
 
@@ -55,6 +56,8 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         with contextlib.ExitStack() as stack:
             stack.enter_context(recording_makers())
             stack.enter_context(watch.observing(self))
+            with contextlib.suppress(BackendError):  # whoever computes will raise it
+                watch.reported_kernels(get_backend())  # switches queues and compares clocks, before the block begins
             self._open.append((stack.pop_all(), time.perf_counter()))
         return self
 
@@ -62,17 +65,15 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         context, began = self._open.pop()
         context.close()
         with self._lock, contextlib.suppress(BackendError):
-            for launch, _ in self._unread[-1:]:
+            for launch, _, _ in self._unread[-1:]:
                 launch.times()  # waits for the device, which belongs to the block
         self.blocks.append((began, time.perf_counter()))
         self._read()
 
     def launched(self, launch: Launch, call: Call | None) -> None:
-        """Record a launch."""
+        """Record a launch, which the host has just queued. All else is done later, when nothing waits for it."""
         with self._lock:
-            if launch.step is not None:
-                call = self._call_of(launch.step, call)
-            self._unread.append((launch, call))
+            self._unread.append((launch, call, time.perf_counter()))
             if len(self._unread) >= 2 * UNREAD:
                 self._read(UNREAD)
 
@@ -93,10 +94,17 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         """Query the times of the first launches, which releases the driver's events."""
         with self._lock:
             read, self._unread[:count] = self._unread[:count], []
-            for launch, call in read:
+            for launch, call, queued in read:
+                if launch.step is not None:
+                    call = self._call_of(launch.step, call)
                 with contextlib.suppress(BackendError):  # a lost device has no times
-                    began, ended = launch.times()
-                    self._timed.append(Timed(launch.name, launch.work, launch.group, call, began, ended))
+                    times = launch.times()
+                    self._timed.append(Timed(launch.name, launch.work, launch.group, call, *times, queued))
+
+    def _recorded(self) -> tuple[list[Call], list[Timed]]:
+        """Return the calls and the launches. Reading the launches adds the calls of captured steps."""
+        self._read()
+        return self.calls, self._timed
 
     @property
     def launches(self) -> list[Timed]:
@@ -106,7 +114,7 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
 
     def ops(self) -> list[Row]:
         """Return a Row per op with a kernel, and per backward function of a Fused kernel, longest first."""
-        return ops(self.calls, self.launches)
+        return ops(*self._recorded())
 
     def kernels(self) -> list[Row]:
         """Return a Row per kernel and kind of copy that devices reported, longest first."""
@@ -114,7 +122,7 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
 
     def bodies(self) -> list[Row]:
         """Return a Row per op that ran its decomposition; the ops in it have rows of their own in `ops`."""
-        return bodies(self.calls, self.launches)
+        return bodies(*self._recorded())
 
     def table(self, peaks: bool = False) -> str:
         """Return all rows as text.
@@ -122,7 +130,7 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         Args:
             peaks: Whether to measure the devices' peak rates and show the share that was reached.
         """
-        return table_of(self.calls, self.launches, self.blocks, peaks)
+        return table_of(*self._recorded(), self.blocks, peaks)
 
     def __str__(self) -> str:
         return self.table()
@@ -136,7 +144,7 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         Raises:
             OSError: The file cannot be written.
         """
-        Path(file).write_text(json.dumps(trace_of(self.calls, self.launches, self.blocks)))
+        Path(file).write_text(json.dumps(trace_of(*self._recorded(), self.blocks)))
 
 
 class _Walk:

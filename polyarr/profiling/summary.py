@@ -1,7 +1,10 @@
 """Summaries of a profile: a row per op and per kernel, and how much of the time is explained."""
 
+import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -13,11 +16,11 @@ from polyarr.profiling.work import moved, operations
 LEAVES = ("kernel", "forward", "backward", "group")
 Interval = tuple[float, float]
 UNITS = "GFLOP/s", "GB/s"
-HEADERS = ("calls", "launches", "device ms", "share", "host ms", "MB", "GB/s", "GFLOP/s", "of peak")
+HEADERS = ("calls", "launches", "device ms", "share", "host ms", "MB", "GB/s", "GFLOP/s", "of peak", "kernels")
 
 
 class Timed(NamedTuple):
-    """A Launch with the call that made it, its start and its end."""
+    """A Launch with the call that made it, its start and end on the device, and when the host had queued it."""
 
     name: str
     work: tuple[int, ...]
@@ -25,6 +28,7 @@ class Timed(NamedTuple):
     call: Call | None
     began: float
     ended: float
+    queued: float = math.inf  # unknown
 
     @property
     def seconds(self) -> float:
@@ -44,6 +48,7 @@ class Row(NamedTuple):
         host: Seconds within the calls, without inner calls.
         nbytes: Bytes that must be read and written at least; 0 if unknown.
         operations: Floating-point operations of matrix products; 0 if unknown.
+        kernels: (name, seconds) of each kernel that the calls launched, longest first.
     """
 
     name: str
@@ -54,22 +59,26 @@ class Row(NamedTuple):
     host: float
     nbytes: int
     operations: float
+    kernels: tuple[tuple[str, float], ...] = ()
 
 
 def ops(calls: list[Call], launches: list[Timed]) -> list[Row]:
-    """Return a row per op that ran a kernel."""
-    mine = _by_call(launches)
-    return _rows((call for call in calls if call.part in LEAVES), mine, _inner(calls))
+    """Return a row per op that ran a kernel, and per kind of launch that no op made: together all launches."""
+    rows = _rows((call for call in calls if call.part in LEAVES), _by_call(launches), _inner(calls))
+    others = [launch for launch in launches if launch.call is None or launch.call.part not in LEAVES]
+    return sorted(rows + kernels(others), key=lambda row: (-row.seconds, -row.host))
 
 
 def bodies(calls: list[Call], launches: list[Timed]) -> list[Row]:
     """Return a row per op that ran its decomposition, with everything that ran in it."""
-    mine = _by_call(launches)
-    for call in calls:  # inner ones come first
-        if call.outer is not None and id(call) in mine:
-            mine[id(call.outer)] = mine[id(call.outer)] + mine[id(call)]
+    mine = defaultdict[int, list[Timed]](list)
+    for launch in launches:
+        call = launch.call
+        while call is not None:
+            mine[id(call)].append(launch)
+            call = call.outer
     rows = _rows((call for call in calls if call.part in ("body", "captured")), mine, _inner(calls))
-    return [row._replace(nbytes=0, operations=0.0) for row in rows]
+    return [row._replace(nbytes=0, operations=0.0, kernels=()) for row in rows]
 
 
 def kernels(launches: list[Timed]) -> list[Row]:
@@ -98,15 +107,31 @@ def _rows(calls: Iterable[Call], launches: dict[int, list[Timed]], inner: dict[i
         mine = [launch for call in group for launch in launches[id(call)]]
         host = sum(call.ended - call.began - inner[id(call)] for call in group)
         work = sum(map(moved, group)), sum(map(operations, group))
-        rows.append(Row(name, device, len(group), len(mine), sum(t.seconds for t in mine), host, *work))
+        seconds = sum(launch.seconds for launch in mine)
+        rows.append(Row(name, device, len(group), len(mine), seconds, host, *work, _kernels(mine)))
     return sorted(rows, key=lambda row: (-row.seconds, -row.host))
 
 
+def _kernels(launches: list[Timed]) -> tuple[tuple[str, float], ...]:
+    found = defaultdict[str, float](float)
+    for launch in launches:
+        if launch.work:
+            found[launch.name] += launch.seconds
+    return tuple(sorted(found.items(), key=lambda kernel: -kernel[1]))
+
+
 def _title(call: Call) -> str:
-    """Return the row name of a call; calls in a backward pass have rows of their own."""
-    if call.place:
-        return f"{call.name}, {PurePath(call.place).name}"
-    return f"{call.name} (gradient)" if call.part != "backward" and call.within("walk") else call.name
+    """Return the row name of a call: its op, and the part of the model and the line that a captured call came from.
+
+    Calls in a backward pass have rows of their own. Layers of the same structure, such as the blocks of a model, share.
+    """
+    step = call.step
+    is_gradient = call.within("walk") if step is None else step.is_gradient
+    name = f"{call.name} (gradient)" if is_gradient and call.part != "backward" else call.name
+    if step is None:
+        return name
+    module = re.sub(r"(?<![^.])\d+(?![^.])", "*", step.module)
+    return ", ".join(part for part in (name, module, PurePath(step.place).name) if part)
 
 
 def _by_call(launches: list[Timed]) -> dict[int, list[Timed]]:
@@ -130,16 +155,45 @@ def _device(call: Call | None) -> str:
     return call.backend.name if call is not None and call.backend is not None else ""
 
 
-# ---- how much of the time is explained -----------------------------------------------------------------------------
+# ---- where the time of the blocks went -----------------------------------------------------------------------------
 
 
-def shares(calls: list[Call], launches: list[Timed], blocks: list[Interval]) -> tuple[float, float, float]:
-    """Return the seconds of the blocks, those in which a device was busy, and the further ones within calls of ops."""
-    wall = _length(_joined(blocks))
+class Account(NamedTuple):
+    """Seconds of the profiled blocks: `wall` is the sum of all other fields.
+
+    Attributes:
+        wall: Duration of the blocks.
+        busy: A device was computing or copying.
+        gaps: No device was, though the next launch was queued: the latency of a launch on the device.
+        calling: No launch was queued, and the host was in a call of an op or of a captured function.
+        elsewhere: The rest: Python between the calls, or waiting for something else.
+    """
+
+    wall: float
+    busy: float
+    gaps: float
+    calling: float
+    elsewhere: float
+
+
+def account_of(calls: list[Call], launches: list[Timed], blocks: list[Interval]) -> Account:
+    """Return where the time of the blocks went."""
     busy = _clipped([(t.began, t.ended) for t in launches], blocks)
-    calling = _clipped([(c.began, c.ended) for c in calls if c.outer is None], blocks)
-    computing = _length(busy)
-    return wall, computing, _length(_joined([*busy, *calling])) - computing
+    gaps = _gaps(busy, launches)
+    calling = [(c.began, c.ended) for c in calls if c.outer is None]
+    # Each is what it adds to those before it.
+    added = [_length(_clipped(found, blocks)) for found in (busy, busy + gaps, busy + gaps + calling, blocks)]
+    return Account(added[-1], added[0], *(after - before for before, after in pairwise(added)))
+
+
+def _gaps(busy: list[Interval], launches: list[Timed]) -> list[Interval]:
+    """Return the intervals in which nothing ran and the next launch was queued, given those in which something ran."""
+    queued = dict[float, float]()
+    for launch in launches:
+        queued[launch.began] = min(launch.queued, queued.get(launch.began, math.inf))
+    ends = [-math.inf, *(ended for _, ended in busy)]
+    gaps = [(max(before, queued.get(began, math.inf)), began) for before, (began, _) in zip(ends, busy, strict=False)]
+    return [(began, ended) for began, ended in gaps if began < ended]
 
 
 def _clipped(intervals: list[Interval], blocks: list[Interval]) -> list[Interval]:
@@ -171,19 +225,30 @@ def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], m
     """Return the profile as text; with `measure_peaks`, also the share of the devices' peak rates."""
     if not blocks:
         return "nothing is profiled yet: with pa.profile() as p: ..., then print(p)"
-    wall, computing, calling = shares(calls, launches, blocks)
     devices = {_device(c): c.backend for c in calls if c.backend is not None}
     peaks = {name: backend.peaks() if measure_peaks else {} for name, backend in devices.items()}
-    lines = [
-        f"{wall * 1e3:,.1f} ms: {_percent(computing, wall)} a device computing, {_percent(calling, wall)} more in "
-        f"calls of ops, {_percent(wall - computing - calling, wall)} elsewhere"
-    ]
+    lines = _accounted(account_of(calls, launches, blocks), sum(launch.seconds for launch in launches))
     lines += [_introduced(backend, peaks[name]) for name, backend in devices.items()]
     sections = (("op", ops(calls, launches)), ("kernel", kernels(launches)), ("as a whole", bodies(calls, launches)))
     for title, rows in sections:
         if rows:
             lines += ["", *_aligned(title, rows, peaks)]
     return "\n".join(lines)
+
+
+def _accounted(account: Account, seconds: float) -> list[str]:
+    """Format where the time went. The launches are summed one by one: if they overlap, the sum is above the wall time.
+    """
+    wall = account.wall
+    parts = {
+        "kernels and copies": seconds,
+        "gaps between them": account.gaps,
+        "host, in calls of ops": account.calling,
+        "host, elsewhere": account.elsewhere,
+    }
+    rows = [*parts.items(), ("sum", sum(parts.values())), ("wall time", wall)]
+    cells = [("time", "ms", "share"), *((name, f"{part * 1e3:,.2f}", _percent(part, wall)) for name, part in rows)]
+    return [*_columns(cells), ""]
 
 
 def _introduced(backend: Backend, peaks: Mapping[str, float]) -> str:
@@ -200,12 +265,18 @@ def _aligned(title: str, rows: list[Row], peaks: dict[str, Mapping[str, float]])
         (f"{r.name} ({r.device})" if several and r.device else r.name, *_cells(r, total, peaks.get(r.device, {})))
         for r in rows
     ]
+    return _columns(cells)
+
+
+def _columns(cells: list[tuple[str, ...]]) -> list[str]:
+    """Format cells, the first line of which are headers: text to the left, numbers to the right."""
     kept = [column for column in zip(*cells, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in kept]
+    is_text = [i == 0 or column[0] == HEADERS[-1] for i, column in enumerate(kept)]
     return [
         "  ".join(
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+            text.ljust(width) if left else text.rjust(width)
+            for text, width, left in zip(line, widths, is_text, strict=True)
         ).rstrip()
         for line in zip(*kept, strict=True)
     ]
@@ -220,11 +291,16 @@ def _cells(row: Row, total: float, peaks: Mapping[str, float]) -> tuple[str, ...
         f"{row.launches:,}" if row.launches else "",
         f"{row.seconds * 1e3:,.2f}" if row.launches else "",
         _percent(row.seconds, total) if row.launches else "",
-        f"{row.host * 1e3:,.2f}" if row.calls else "",
+        f"{row.host * 1e3:,.2f}" if row.host else "",
         f"{row.nbytes * 1e-6:,.1f}" if row.nbytes else "",
         *(f"{rates[unit]:,.1f}" if rates.get(unit) else "" for unit in ("GB/s", "GFLOP/s")),
         f"{reached:.0%}" if reached else "",
+        ", ".join(_share_of(name, part, row) for name, part in row.kernels),
     )
+
+
+def _share_of(kernel: str, seconds: float, row: Row) -> str:
+    return kernel if len(row.kernels) == 1 or not row.seconds else f"{kernel} {seconds / row.seconds:.0%}"
 
 
 def _percent(part: float, whole: float) -> str:

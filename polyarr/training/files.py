@@ -7,6 +7,7 @@ CHECKPOINTS = (BEST, LAST)  # checkpoints that every run has
 CURVE = "loss.png"
 METRICS = "metrics.jsonl"
 REPORT = "report.html"
+PROFILE = "profile.txt"  # table of the steps that were profiled
 BOARD = "tensorboard"  # a folder
 _SUFFIX, _STEP = ".safetensors", "step-"
 RUN_FILES = (*(f"{name}{_SUFFIX}" for name in CHECKPOINTS), CURVE)
@@ -42,6 +43,6 @@ def newest(folder: Path) -> str:
 
 def remove_left_overs(folder: Path) -> None:
     """Remove the temporary files of a process that was killed while it wrote."""
-    for name in (*RUN_FILES, METRICS, REPORT, f"{_STEP}*{_SUFFIX}"):
+    for name in (*RUN_FILES, METRICS, REPORT, PROFILE, f"{_STEP}*{_SUFFIX}"):
         for path in folder.glob(f".{name}.*.tmp"):
             path.unlink(missing_ok=True)

@@ -20,11 +20,11 @@ from polyarr.saving.atomic import alone_in, share
 from polyarr.training.checkpoint import NotFiniteError, check, remove_ahead, remove_old, save_checkpoint, thin_out
 from polyarr.training.data import prefetched
 from polyarr.training.divergence import DivergenceError, explained
-from polyarr.training.files import BEST, CURVE, LAST, name_at, path_of, remove_left_overs
+from polyarr.training.files import BEST, CURVE, LAST, PROFILE, name_at, path_of, remove_left_overs
 from polyarr.training.interruption import interruption
 from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.plot import save_curves
-from polyarr.training.profiled import profiled_steps
+from polyarr.training.profiled import NoStepProfile, StepProfile, profiled_steps
 from polyarr.training.progress import echo as above_the_bar
 from polyarr.training.progress import silent
 from polyarr.training.ranks import all_max, on_root, split_step
@@ -71,8 +71,8 @@ def train(
         run: The run, from `new_run` or `resumed_run`. It is updated in place.
         folder: Folder of the run, which is created if it does not exist.
         echo: Function that prints a line; None: to standard output, above the progress bar.
-        profile: File for a trace of a few steps, which also prints a table; the steps run as all others. None:
-            no profile.
+        profile: File for a trace of a few steps, which run as all others; their table is printed, and kept in the
+            folder for the report of the run. None: no profile.
         compiled: Whether to compile the step and the evaluation, which is faster and gives the same bits. The arrays of
             the run's model and state are donated to the step.
         quiet: Whether to print no progress and no evaluations.
@@ -88,7 +88,8 @@ def train(
     tell = silent if run.world.rank else echo or above_the_bar
     with contextlib.ExitStack() as held:
         on_root(run.world, lambda: _enter(run, folder, held))
-        profiled = profiled_steps(None if run.world.rank else profile, run.recipe.steps - run.step, tell)
+        file = None if run.world.rank else profile
+        profiled = profiled_steps(file, folder, run.recipe.steps - run.step, tell)
         try:
             with contextlib.ExitStack() as reported:
                 opened = reporting(run, folder, tell, quiet, tensorboard)
@@ -105,6 +106,8 @@ def _enter(run: Run, folder: Path, held: contextlib.ExitStack) -> None:
     check(checkpoint_of(run, None))  # fail before training instead of at the first evaluation
     held.enter_context(alone_in(folder, "training"))
     remove_left_overs(folder)
+    if not run.step:
+        (folder / PROFILE).unlink(missing_ok=True)  # of a run which this one replaces
 
 
 def _finish(run: Run, folder: Path) -> None:
@@ -116,7 +119,11 @@ def _finish(run: Run, folder: Path) -> None:
 
 
 def _train(
-    run: Run, folder: Path, reports: Reports | NoReports, profiled: AbstractContextManager, compiled: bool
+    run: Run,
+    folder: Path,
+    reports: Reports | NoReports,
+    profiled: AbstractContextManager[StepProfile | NoStepProfile],
+    compiled: bool,
 ) -> None:
     recipe, world = run.recipe, run.world
     step, loss_in_all = step_of(recipe, world, wire=run.wire), summed_loss
@@ -125,12 +132,12 @@ def _train(
     evaluating = _Due(recipe.eval_every, recipe.eval_minutes, world)
     saving = _Due(recipe.save_every, recipe.save_minutes, world)
     ahead = prefetched(run.windows, run.step)
-    with interruption() as interrupted, profiled as before_step, ahead as windows, contextlib.ExitStack() as compiling:
+    with interruption() as interrupted, profiled as steps, ahead as windows, contextlib.ExitStack() as compiling:
         compiling.enter_context(world.alone())  # in the first step one rank may compile kernels that others have cached
         unread: list[tuple[Array, Array]] = []
         started = time.perf_counter()
         while run.step < recipe.steps and not run.is_stale and not (stopped := all_max(world, interrupted())):
-            before_step()
+            steps.before_step()
             unread.append(_one_step(run, step, windows()))
             compiling.close()
             evaluates = evaluating.is_due(run.step) or run.step == recipe.steps
@@ -141,6 +148,8 @@ def _train(
                 run.curve.append((run.step, mean))
                 thin_out(run.curve)
                 reports.steps(mean, norm)
+            if saves:
+                steps.pause()
             if evaluates:
                 _evaluate_and_save(run, mean, folder, reports, loss_in_all)
                 evaluating.done()

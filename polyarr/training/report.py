@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from polyarr.extras import extra
+from polyarr.files import read_regular
 from polyarr.saving.atomic import write_whole
 from polyarr.training.checkpoint import read_info
 from polyarr.training.curves import Line, chart
-from polyarr.training.files import REPORT, newest, path_of
+from polyarr.training.files import PROFILE, REPORT, newest, path_of
 from polyarr.training.metrics import Row, numbers, read_metrics
 from polyarr.training.progress import format_bytes, format_seconds
 from polyarr.training.run import perplexity
 from polyarr.version import __version__
 
 _EVALUATIONS = 500  # evaluations in the table: the last ones
+_MAX_PROFILE = 2**24  # bytes of the table
 _RATES: dict[str, tuple[str, Callable[[float], str]]] = {  # title and format of metrics that are averaged
     "tokens_per_second": ("tokens/s", "{:,.4g}".format),
     "tflops": ("TFLOP/s", "{:,.4g}".format),
@@ -26,7 +28,7 @@ _RATES: dict[str, tuple[str, Callable[[float], str]]] = {  # title and format of
 
 
 def write_report(folder: str | Path, samples: Sequence[str] = ()) -> Path:
-    """Write report.html into the folder of a run: its curves, evaluations, recipe, environment and sample texts.
+    """Write report.html into the folder of a run: its curves, evaluations, profile, recipe, environment and samples.
 
     Raises:
         OSError: There is no checkpoint, it cannot be read, or the page cannot be written.
@@ -42,13 +44,14 @@ def write_report(folder: str | Path, samples: Sequence[str] = ()) -> Path:
     except ValueError as error:
         raise ValueError(f"{checkpoint}: damaged checkpoint: {error}") from error
     path = folder / REPORT
-    page = rendered(info, read_metrics(folder, info["run"]), samples)
+    profile = read_regular(folder / PROFILE, _MAX_PROFILE).decode() if (folder / PROFILE).exists() else ""
+    page = rendered(info, read_metrics(folder, info["run"]), samples, profile)
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
 
 
-def rendered(info: Mapping[str, Any], rows: Sequence[Row], samples: Sequence[str] = ()) -> str:
-    """Return the HTML page of a run, from the info of its checkpoint and its metrics."""
+def rendered(info: Mapping[str, Any], rows: Sequence[Row], samples: Sequence[str] = (), profile: str = "") -> str:
+    """Return the HTML page of a run, from the info of its checkpoint, its metrics, and the table of its profile."""
     jinja2 = extra("jinja2")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -63,6 +66,7 @@ def rendered(info: Mapping[str, Any], rows: Sequence[Row], samples: Sequence[str
         recipe=list(_flat(info["recipe"])),
         places=_environment(info, rows),
         samples=samples,
+        profile=profile,
         polyarr=__version__,
     )
 

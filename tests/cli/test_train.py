@@ -327,7 +327,7 @@ def test_a_missing_library_says_what_to_install(trained, tmp_path, module):
     assert err.count("\n") == 1 and not (folder / "new").exists()
 
 
-@pytest.mark.parametrize(("steps", "profiled"), [(2, "steps 1 to 2 of"), (7, "steps 6 to 7 of")])
+@pytest.mark.parametrize(("steps", "profiled"), [(2, "steps 1 to 2 of"), (7, "steps 4 to 7 of")])
 def test_a_few_steps_are_profiled(trained, steps, profiled):
     """A table and a trace, and the same training as without profiling."""
     folder, out = trained[0], f"profiled{steps}"
@@ -338,6 +338,7 @@ def test_a_few_steps_are_profiled(trained, steps, profiled):
     spans = json.loads((folder / out / "trace.json").read_text())["traceEvents"]
     ran = {span["name"] for span in spans}
     assert ({"gradient", "adamw"} if steps == 2 else {"matrix_product", "sqrt"}) <= ran
+    assert (folder / out / "profile.txt").read_text() in printed
     if steps == 2:
         assert info(folder / out)["history"][-1]["val"] == info(folder / "run")["history"][-1]["val"]
 

@@ -1,6 +1,7 @@
 """polyarr.profile: the launches in a block, and their times."""
 
 import json
+import math
 import threading
 from importlib import import_module
 
@@ -14,7 +15,7 @@ from polyarr.core import watch
 from polyarr.core.op import Op
 from polyarr.core.record import Pair
 from polyarr.profiling.perfetto import trace_of
-from polyarr.profiling.summary import Timed, kernels, ops, shares
+from polyarr.profiling.summary import Account, Timed, account_of, kernels, ops
 from tests.helpers.opencl_modules import opencl_modules
 
 on_opencl = pytest.mark.polyarr_backend("opencl")
@@ -56,7 +57,7 @@ def test_every_call_and_its_gradient_has_a_row(backend, layers):
         call.part in ("kernel", "forward", "backward") for call in p.calls
     )
     assert all(row.seconds > 0 for row in rows.values() if row.launches)
-    assert str(p).splitlines()[0].endswith("elsewhere") and "layer_norm" in str(p)
+    assert str(p).splitlines()[4].startswith("host, elsewhere") and "layer_norm" in str(p)
 
 
 def test_a_compiled_function_is_seen_as_it_runs(backend):
@@ -84,6 +85,32 @@ def test_a_compiled_function_is_seen_as_it_runs(backend):
     assert backend.noting is None or [row.name for row in p.bodies()] == ["loss"]
     again = compiled(w, x, 4.0)  # not by the queue that noted times
     assert [np.array_equal(a.numpy(), b.numpy()) for a, b in zip(due, again, strict=True)] == [True, True]
+
+
+@on_opencl
+def test_a_fused_group_is_one_kernel_with_the_names_of_its_ops_and_its_line(tmp_path):
+    """Also if an argument is donated, which the run overwrites as it does without a profile."""
+
+    def fn(x, y):
+        return pa.exp(x) * 2.0 + y
+
+    compiled = pa.compile(fn, donate=("x",))
+    due = [compiled(pa.ones((4, 4)), 3.0).numpy() for _ in range(3)][-1]
+    x = pa.ones((4, 4))
+    memory = x.buf.memory.int_ptr
+    with pa.profile() as p:
+        found = compiled(x, 3.0)
+    assert found.buf.memory.int_ptr == memory
+    p.save(tmp_path / "trace.json")
+    assert np.array_equal(found.numpy(), due)
+    (row,) = p.ops()
+    assert row.name == f"exp+multiply+add, test_profile.py:{fn.__code__.co_firstlineno + 1}"
+    assert (row.calls, row.launches, row.nbytes, [name for name, _ in row.kernels]) == (1, 1, 128, ["fusion"])
+    (span,) = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e.get("cat") == "device"]
+    place = f"{__file__}:{fn.__code__.co_firstlineno + 1}"
+    assert span["name"] == "exp+multiply+add" and span["args"]["kernel"] == "fusion"
+    assert span["args"]["line"] == place and span["args"]["bytes"] == 128
+    assert span["args"]["fused"] == [f"{name}, {place}" for name in ("exp", "multiply", "add")]
 
 
 @on_opencl
@@ -123,7 +150,7 @@ def test_a_profile_of_nothing_says_so():
     assert str(p) == p.table(peaks=True) == "nothing is profiled yet: with pa.profile() as p: ..., then print(p)"
     with p:
         assert str(p).startswith("nothing is profiled yet")
-    assert str(p).startswith("0.")
+    assert str(p).startswith("time")
 
 
 def test_blocks_nest_repeat_and_end_with_errors(backend):
@@ -205,22 +232,39 @@ def test_operations_of_fused_kernels(backend):
     assert rows["linear backward"].nbytes == 4 * (15 + 12 + 20 + 12)
 
 
-def test_shares_add_up():
-    """Overlaps count once, and only inside the block."""
+def test_the_account_of_a_block_adds_up():
+    """Overlaps count once, and only inside the block; a gap begins when the next launch is queued."""
 
     def call(began, ended, outer=None):
         c = watch.Call(pa.exp, (), {}, None)
         c.began, c.ended, c.outer = began, ended, outer
         return c
 
-    def launch(began, ended):
-        return Timed("k", (1,), (1,), None, began, ended)
+    def launch(began, ended, queued=math.inf):
+        return Timed("k", (1,), (1,), None, began, ended, queued)
 
     first = call(1.0, 3.0)
     calls = [call(1.5, 2.0, first), first, call(9.0, 12.0)]
-    launches = [launch(2.0, 5.0), launch(4.0, 6.0), launch(20.0, 30.0)]
-    assert shares(calls, launches, [(0.0, 10.0)]) == (10.0, 4.0, 2.0)
-    assert shares([], [], []) == (0.0, 0.0, 0.0)
+    launches = [launch(2.0, 5.0, 1.75), launch(4.0, 6.0, 2.0), launch(20.0, 30.0)]
+    assert account_of(calls, launches, [(0.0, 10.0)]) == Account(10.0, 4.0, 0.25, 1.75, 4.0)
+    assert account_of([], [launch(8.0, 9.0, 2.0)], [(0.0, 4.0), (7.0, 10.0)]) == Account(7.0, 1.0, 3.0, 0.0, 3.0)
+    assert account_of([], [], []) == Account(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_the_table_adds_up_to_the_wall_time(backend):
+    """Whatever the clock said, and with launches that no op made."""
+    with pa.profile() as p:
+        pa.asarray(np.arange(4.0)).numpy()
+        compiled = pa.compile(lambda x: pa.exp(x) - 1.0)
+        for _ in range(3):
+            compiled(pa.ones(4))
+    account = account_of(p.calls, p.launches, p.blocks)
+    assert sum(account[1:]) == pytest.approx(account.wall) and min(account) >= 0
+    assert sum(row.seconds for row in p.ops()) == pytest.approx(sum(launch.seconds for launch in p.launches))
+    lines = [line.split("  ") for line in str(p).splitlines()[1:7]]
+    assert [line[0] for line in lines] == [
+        "kernels and copies", "gaps between them", "host, in calls of ops", "host, elsewhere", "sum", "wall time"
+    ]  # fmt: skip
 
 
 def test_the_work_of_a_kernel_is_known_where_it_is_all_of_its_op():
@@ -232,7 +276,11 @@ def test_the_work_of_a_kernel_is_known_where_it_is_all_of_its_op():
     assert [(r.name, r.nbytes) for r in kernels(alone)] == [("k", 32), ("copy", 8)]
     shared = [*alone, Timed("k", (4,), (1,), b, 2.0, 3.0), Timed("l", (4,), (1,), b, 3.0, 4.0)]
     assert {r.name: (r.launches, r.nbytes) for r in kernels(shared)} == {"k": (2, 0), "l": (1, 0), "copy": (1, 8)}
-    assert [(r.calls, r.launches, r.seconds, r.nbytes) for r in ops([a, b], shared)] == [(2, 3, 3.0, 64)]
+    rows = ops([a, b], shared)
+    assert [(r.name, r.calls, r.launches, r.seconds, r.nbytes) for r in rows] == [
+        ("exp", 2, 3, 3.0, 64), ("copy", 0, 1, 1.0, 8)
+    ]  # fmt: skip
+    assert rows[0].kernels == (("k", 2.0), ("l", 1.0))
 
 
 # ---- the trace -----------------------------------------------------------------------------------------------------

@@ -142,6 +142,19 @@ def test_runs_in_a_row_are_graphs(played):
     assert played.launches == 10, "and what is read in between changes nothing"
 
 
+def test_a_profile_launches_one_by_one_what_is_a_graph_otherwise(played):
+    """So that each launch has times; the bits are the same, and there are graphs again afterwards."""
+    compiled, args = pa.compile(step), arrays()
+    expected = bits(in_a_row(compiled, *args, 6))
+    launched = played.launches
+    with pa.profile() as p:
+        found = in_a_row(compiled, *args, 6)
+    assert bits(found) == expected and played.launches == launched == 4
+    (row,) = [row for row in p.ops() if row.name.startswith("layer_norm")]
+    assert row.calls == row.launches == 6
+    assert bits(in_a_row(compiled, *args, 6)) == expected and played.launches > launched
+
+
 def test_what_is_read_and_written_in_between_changes_nothing(played):
     rng = np.random.default_rng(1)
     compiled, (_, weight), xs = pa.compile(step), arrays(), rng.standard_normal((7, 5, 5), dtype=np.float32)
