@@ -111,7 +111,7 @@ def _cpu_shape(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool,
     """Plan work-items that take columns in turn, or a vector of columns at a time."""
     wide, each = (1 if p.y.along_k else 4) * vector_width(device), device.geometry.gemv_columns(p.n, p.y.along_k)
     macros = {"LANES": 1, "ROWS": 1, "WIDE": wide}
-    return LaunchShape("matmul_thin", macros, (1, 1, 1), (1 if p.y.along_k else wide) * each, (each,))
+    return LaunchShape("gemv", macros, (1, 1, 1), (1 if p.y.along_k else wide) * each, (each,))
 
 
 def _gpu_shape(
@@ -131,7 +131,7 @@ def _gpu_shape(
         **vector_types(dtype, vector), **vector_types(weight, vector, "Y_"), **_alignment_flags(p, vector, aligned),
     }  # fmt: skip
     span = lines * columns if p.y.along_k else lanes * vector
-    return LaunchShape("matmul_thin_gpu", macros, (lanes, lines, 1), span, more=(None,))
+    return LaunchShape("gemv_gpu", macros, (lanes, lines, 1), span, more=(None,))
 
 
 def _split_along_k(device: Device, p: Problem, vector: int, rows: int) -> tuple[int, int, int, int]:

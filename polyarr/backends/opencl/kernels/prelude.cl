@@ -355,7 +355,7 @@ DEFINE_JOIN(lanes_max, ACC, LANES, MAX)
 DEFINE_ROW_JOIN(row_sum, lanes_sum, ADD)
 DEFINE_ROW_JOIN(row_max, lanes_max, MAX)
 
-#if !defined(FLOATING) || FLOATING  // matmul_thin.cl takes integers too
+#if !defined(FLOATING) || FLOATING  // gemv.cl takes integers too
 static inline ACC row_largest(__global const T *restrict x, size_t columns, int me, __local ACC *lane) {
     ACC largest[WIDE];
     for (int w = 0; w < WIDE; w++) largest[w] = -INFINITY;

@@ -1,11 +1,11 @@
 // GEMV and skinny GEMM (few rows of x) on GPUs: out = activation(x @ y * scale + bias), for a batch; see
-// matmul_thin.cl. It is bound by the bandwidth of y, so a work-item issues AHEAD vector loads of y before it uses the
+// gemv.cl. It is bound by the bandwidth of y, so a work-item issues AHEAD vector loads of y before it uses the
 // first, and uses each for M rows.
 //
-// Arrays   those of matmul_thin.cl; scale (n) of ACC
+// Arrays   those of gemv.cl; scale (n) of ACC
 // Launch   local (LANES, LINES, 1), global (groups of columns * LANES, LINES, batch); a group computes LINES * COLUMNS
 //          columns if Y_ALONG_K, else LANES * VECTOR columns
-// Params   those of matmul_thin.cl except WIDE and ROWS
+// Params   those of gemv.cl except WIDE and ROWS
 //          M                      rows computed at once
 //          LANES, LINES, COLUMNS  with Y_ALONG_K, LANES work-items share COLUMNS columns (split along k), for each of
 //                                 LINES;
@@ -20,25 +20,25 @@
 //          BIAS_T, BIAS_LOAD      dtype of bias
 //          KEEPS                  1 for compensated summation: a work-item adds so many terms that digits would be lost
 #if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
-#error "matmul_thin_gpu.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
+#error "gemv_gpu.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
-#error "matmul_thin_gpu.cl needs BIAS, SAVE and ACTIVATION"
+#error "gemv_gpu.cl needs BIAS, SAVE and ACTIVATION"
 #endif
 #if !defined(LANES) || !defined(LINES) || !defined(COLUMNS) || !defined(M) || !defined(AHEAD) || !defined(KEEPS)
-#error "matmul_thin_gpu.cl needs LANES, LINES, COLUMNS, M, AHEAD and KEEPS"
+#error "gemv_gpu.cl needs LANES, LINES, COLUMNS, M, AHEAD and KEEPS"
 #endif
 #if !defined(VECTOR) || !defined(DTYPE) || !defined(RAW) || !defined(WORD)
-#error "matmul_thin_gpu.cl needs VECTOR, DTYPE, RAW and WORD"
+#error "gemv_gpu.cl needs VECTOR, DTYPE, RAW and WORD"
 #endif
 #if !defined(BY_WORD) || !defined(Y_BY_WORD)
-#error "matmul_thin_gpu.cl needs BY_WORD and Y_BY_WORD"
+#error "gemv_gpu.cl needs BY_WORD and Y_BY_WORD"
 #endif
 #if !defined(Y_T) || !defined(Y_DTYPE) || !defined(Y_RAW) || !defined(Y_WORD)
-#error "matmul_thin_gpu.cl needs Y_T, Y_DTYPE, Y_RAW and Y_WORD"
+#error "gemv_gpu.cl needs Y_T, Y_DTYPE, Y_RAW and Y_WORD"
 #endif
 #if !defined(SCALES) || !defined(BIAS_T) || !defined(BIAS_LOAD)
-#error "matmul_thin_gpu.cl needs SCALES, BIAS_T and BIAS_LOAD"
+#error "gemv_gpu.cl needs SCALES, BIAS_T and BIAS_LOAD"
 #endif
 
 #define GROUP (LANES * LINES)
