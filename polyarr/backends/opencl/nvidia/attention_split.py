@@ -46,18 +46,18 @@ def split(device: Device, call: Call, walks: int, terms: SplitTerms | None) -> N
     numbers, written, length = (walks, p.batch, p.inner, p.t, p.s), padded(terms.arrays), p.lengths[0]
     if p.terms == FLOAT16_TERMS:
         program = device.plans[_split_to_float16](length)
-        program.attention_peaks(work, group, *inputs, terms.amax, *numbers)
+        program.attention_amax(work, group, *inputs, terms.amax, *numbers)
         program.attention_divide(work, group, *inputs, terms.amax, *numbers, *written)
     else:
         device.plans[_split_to_bfloat16](length).attention_divide(work, group, *inputs, *numbers, *written)
 
 
 def _split_to_float16(device: Device, length: int) -> Any:
-    return device.build("attention_parts", KIND="f16", D=length)
+    return device.build("attention_split_float16", KIND="f16", D=length)
 
 
 def _split_to_bfloat16(device: Device, length: int) -> Any:
-    return device.build("attention_thirds", D=length)
+    return device.build("attention_split_bfloat16", D=length)
 
 
 def tensors(call: Call) -> list[Buffer]:

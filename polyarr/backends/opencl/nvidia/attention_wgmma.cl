@@ -23,7 +23,7 @@
 //          maps: the same with addresses, written by attention_maps (attention_delta in the backward pass)
 //          walks: bit 2 i is 1 if array i of q, k, v, dout has the inner leading axis, bit 2 i + 1 if it has the outer
 //          one
-//          peaks (4): amax of each operand, which attention_parts.cl finds; reset here; used with PARTS 2. With PARTS
+//          peaks (4): amax of each operand, which attention_split_float16.cl finds; reset here; used with PARTS 2. With PARTS
 //          above 1 the tensor maps are those of the terms
 // Launch   local 128. attention_maps: one work-group. attention_delta: 8 work-items per row of lse. The other kernels:
 //          one work-group per (64 rows, batch)

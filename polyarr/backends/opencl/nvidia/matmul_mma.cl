@@ -1,5 +1,5 @@
 // GEMM on the matrix units of NVIDIA GPUs from Ampere on (mma.sync): out = activation(x @ y + bias), for a batch of
-// matrices of 16-bit floats with float32 sums, or of float32 split into 2 float16 terms each (matmul_parts.cl).
+// matrices of 16-bit floats with float32 sums, or of float32 split into 2 float16 terms each (split_to_float16.cl).
 //
 // A work-group computes a tile of TILE_M x TILE_N, each warp a part of WARP_M x WARP_N. Pieces of x and y that are 32
 // long along k are copied asynchronously (cp.async) into a ring of STAGES in local memory while earlier ones are

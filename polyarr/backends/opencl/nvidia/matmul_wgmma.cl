@@ -1,6 +1,6 @@
 // GEMM on the matrix units of NVIDIA Hopper (wgmma, TMA): out = activation(x @ y + bias), for a batch of matrices of
-// 16-bit floats with float32 sums, or of float32 split into 2 float16 terms (matmul_parts.cl) or 3 bfloat16 terms
-// (matmul_thirds.cl) each, which are as exact as float32.
+// 16-bit floats with float32 sums, or of float32 split into 2 float16 terms (split_to_float16.cl) or 3 bfloat16 terms
+// (split_to_bfloat16.cl) each, which are as exact as float32.
 //
 // A work-group is three groups of four warps (warp specialization). One lane of the last group issues TMA loads of
 // tiles of x and y, 64 long along k, into a ring of STAGES in local memory. The other two groups multiply: either 64

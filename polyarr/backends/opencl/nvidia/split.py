@@ -89,17 +89,17 @@ def _side(
 
 
 def _split_to_float16(device: Device, vector: int) -> Callable[..., None]:
-    program = device.build("matmul_parts", KIND="f16", VECTOR=vector)
+    program = device.build("split_to_float16", KIND="f16", VECTOR=vector)
 
     def write(work: Any, memory: Any, amax: Any, to: Any, which: int, numbers: Any, pitch: int) -> None:
-        program.find_peak(work, GROUP, memory, amax, which, *numbers)
+        program.find_amax(work, GROUP, memory, amax, which, *numbers)
         program.divide(work, GROUP, memory, amax, to, which, *numbers, pitch)
 
     return write
 
 
 def _split_to_bfloat16(device: Device, vector: int) -> Callable[..., None]:
-    program = device.build("matmul_thirds", VECTOR=vector)
+    program = device.build("split_to_bfloat16", VECTOR=vector)
 
     def write(work: Any, memory: Any, words: Any, to: Any, which: int, numbers: Any, pitch: int) -> None:
         program.divide(work, GROUP, memory, words, to, *numbers, pitch)
@@ -147,17 +147,17 @@ def _split_side_by_side(
     if terms == BFLOAT16_TERMS:
         words = [device.empty(AMAX)] * 2
         device.commands.fill((8,), None, words[0].memory)
-        program = device.build("matmul_thirds", VECTOR=1)
+        program = device.build("split_to_bfloat16", VECTOR=1)
         to = words[0].memory, left, right
     else:
         words = [device.empty(Spec((2 + groups,), uint32)) if each is None else each for each in found]
-        program = device.build("matmul_parts", KIND="f16", VECTOR=1)
+        program = device.build("split_to_float16", KIND="f16", VECTOR=1)
         amax, lacking = (words[0].memory, words[-1].memory), [i for i, each in enumerate(found) if each is None]
         if lacking:
             first, last = new[lacking[0]], new[lacking[-1]]
             lengths = first.fours, last.fours if len(lacking) == 2 else 0
             both = (words[i].memory for i in (lacking[0], lacking[-1]))
-            program.find_peaks(work, (ITEMS,), first.memory, last.memory, *both, *lengths)
+            program.find_amax_of_two(work, (ITEMS,), first.memory, last.memory, *both, *lengths)
         to = *amax, words[0].size - 2, words[-1].size - 2, left, right
     program.divide_beside(work, (ITEMS,), x.memory, y.memory, *to, *numbers)
     return [*map(SplitOperand, written, words)]

@@ -4,14 +4,14 @@
 //
 // Arrays   x of float: matrix b begins at x_start + (b / inner) * outer_step + (b % inner) * inner_step; row_step
 //          between rows
-//          find_peak, divide: peaks (2): the amax of x and of y as bits of floats, 0 at first; `which` selects
+//          find_amax, divide: peaks (2): the amax of x and of y as bits of floats, 0 at first; `which` selects
 //          this operand's
 //          divide: parts (2, batch, rows, pitch): high terms, then low terms; pitch is a multiple of 8
-//          find_peaks, divide_beside: x and y (rows, columns), row-major, lengths in float4; there is no y if y_fours
+//          find_amax_of_two, divide_beside: x and y (rows, columns), row-major, lengths in float4; there is no y if y_fours
 //          is 0. x_parts, y_parts (rows, 2, columns): high and low terms side by side. x_peaks, y_peaks: two copies of
-//          the amax, then x_found, y_found words whose maximum it is, such as the amax of each group of find_peaks
-// Launch   find_peak, divide: global (float4 of columns, any number of rows, batch), local (64, 4, 1)
-//          find_peaks, divide_beside: global any multiple of 256, local 256
+//          the amax, then x_found, y_found words whose maximum it is, such as the amax of each group of find_amax_of_two
+// Launch   find_amax, divide: global (float4 of columns, any number of rows, batch), local (64, 4, 1)
+//          find_amax_of_two, divide_beside: global any multiple of 256, local 256
 // Params   KIND      f16
 //          VECTOR    1 if rows consist of aligned float4
 #include "ptx.cl"
@@ -23,7 +23,7 @@ static inline uint amax_bits(float4 v) {
 }
 
 __kernel __attribute__((reqd_work_group_size(64, 4, 1)))
-void find_peak(__global const float *x, __global volatile uint *peaks, const int which, const long x_start,
+void find_amax(__global const float *x, __global volatile uint *peaks, const int which, const long x_start,
                const long rows, const long columns, const long row_step, const long inner, const long inner_step,
                const long outer_step) {
     __local uint largest[256];
@@ -47,7 +47,7 @@ INLINE uint amax_of(__global const float4 *restrict x, uint fours) {
 }
 
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void find_peaks(__global const float4 *restrict x, __global const float4 *restrict y, __global uint *x_peaks,
+void find_amax_of_two(__global const float4 *restrict x, __global const float4 *restrict y, __global uint *x_peaks,
                 __global uint *y_peaks, const uint x_fours, const uint y_fours) {
     __local uint largest[256];
     const int me = get_local_id(0);

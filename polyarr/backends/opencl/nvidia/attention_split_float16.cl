@@ -2,17 +2,17 @@
 // The shift follows from the amax of the array: see ptx.cl.
 //
 // Arrays   q, k, v, g, walks: see attention_operands.cl
-//          peaks (4): the amax of each array, as the bits of a float; 0 before attention_peaks
+//          peaks (4): the amax of each array, as the bits of a float; 0 before attention_amax
 //          <name>_parts (distinct matrices, rows, 128): 64 columns of high terms, then 64 of low terms; 0 from column D
 //          on
-// Launch   attention_peaks, then attention_divide, both as in attention_operands.cl
+// Launch   attention_amax, then attention_divide, both as in attention_operands.cl
 // Params   KIND f16
 //          D    see attention_operands.cl
 #include "ptx.cl"
 #include "amax.cl"
 #include "attention_operands.cl"
 
-__kernel GROUP void attention_peaks(WHOLE, __global volatile uint *peaks, const int walks, const int batches,
+__kernel GROUP void attention_amax(WHOLE, __global volatile uint *peaks, const int walks, const int batches,
                                     const int inner, const int t, const int s) {
     __local uint largest;
     CHOOSE_ARRAY();
