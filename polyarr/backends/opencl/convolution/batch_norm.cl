@@ -11,7 +11,7 @@
 //          mean, variance (channels) of ACC; saved (2, channels) of ACC: mean and rstd
 //          factors (3, channels) of ACC: dx = factors[0] * g + factors[1] * (x - mean) + factors[2]
 //          gmean, gvariance (channels) of ACC: gradients of mean and variance, read if GIVEN
-//          peaks (3), used if PEAKS: the last word receives the amax of y (or dx), as the bits of a float; see amax.cl
+//          amax (3), used if AMAX: the last word receives the amax of y (or dx), as the bits of a float; see amax.cl
 // Launch   batch_norm_join, batch_norm_gradient_join: global (channels * JOINERS), local (JOINERS)
 //          all others: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
 // Params   those of spatial.cl
@@ -20,7 +20,7 @@
 //          WANTS_WEIGHT, WANTS_BIAS     1 to write dweight, dbias
 //          ACTIVATION, ACTIVATES        see prelude.cl; ACTIVATES is 0 if the activation is none
 //          GIVEN                        1 if mean and variance have gradients
-//          PEAKS                        1 to report the amax, with float32 only
+//          AMAX                        1 to report the amax, with float32 only
 #include "spatial.cl"
 #include "amax.cl"
 #if !defined(LANES) || !defined(SLICES) || !defined(JOINERS)
@@ -32,18 +32,18 @@
 #if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(GIVEN)
 #error "batch_norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and GIVEN"
 #endif
-#ifndef PEAKS
-#error "batch_norm.cl needs PEAKS"
+#ifndef AMAX
+#error "batch_norm.cl needs AMAX"
 #endif
 
-#if PEAKS
+#if AMAX
 #define AMAX_DECLARE __local uint largest[LANES * SLICES]; uint most = 0
 #define AMAX_UPDATE(v) EACH_CHANNEL most = MAX(most, finite_bits(v[c]))
 #define AMAX_REPORT() { \
         most = group_max(most, largest, get_local_id(1) * LANES + get_local_id(0), LANES * SLICES); \
-        if (get_local_id(0) + get_local_id(1) == 0) atomic_max(peaks + 2, most); \
+        if (get_local_id(0) + get_local_id(1) == 0) atomic_max(amax + 2, most); \
     }
-#define AMAX_CLEAR() if (get_global_id(0) == 0) peaks[2] = 0
+#define AMAX_CLEAR() if (get_global_id(0) == 0) amax[2] = 0
 #else
 #define AMAX_DECLARE
 #define AMAX_UPDATE(v)
@@ -113,7 +113,7 @@ INLINE ACC group_sum(__local ACC *shared, ACC v) {
 
 __kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
 void batch_norm_join(__global const ACC *restrict partials, __global ACC *restrict mean, __global ACC *restrict variance,
-                     __global ACC *restrict saved, __global uint *peaks, const ACC eps, const long rows,
+                     __global ACC *restrict saved, __global uint *amax, const ACC eps, const long rows,
                      const long channels, const long rows_each, const long parts) {
     __local ACC shared[JOINERS];
     AMAX_CLEAR();
@@ -136,7 +136,7 @@ void batch_norm_join(__global const ACC *restrict partials, __global ACC *restri
 
 __kernel GROUP_ATTRIBUTES void batch_norm(__global const T *restrict x, __global const T *restrict weight,
                                           __global const T *restrict bias, __global const ACC *restrict saved,
-                                          __global T *restrict y, __global volatile uint *peaks, const long rows,
+                                          __global T *restrict y, __global volatile uint *amax, const long rows,
                                           const long channels, const long rows_each) {
     AMAX_DECLARE;
     MY_ROWS;
@@ -214,7 +214,7 @@ __kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
 void batch_norm_gradient_join(__global const ACC *restrict partials, __global const T *restrict weight,
                               __global const ACC *restrict saved, __global const ACC *restrict gmean,
                               __global const ACC *restrict gvariance, __global T *restrict dweight,
-                              __global T *restrict dbias, __global ACC *restrict factors, __global uint *peaks,
+                              __global T *restrict dbias, __global ACC *restrict factors, __global uint *amax,
                               const long rows, const long channels, const long parts) {
     __local ACC shared[JOINERS];
     AMAX_CLEAR();
@@ -239,7 +239,7 @@ __kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g,
                                                    __global const T *restrict weight, __global const T *restrict bias,
                                                    __global const ACC *restrict saved,
                                                    __global const ACC *restrict factors, __global T *restrict dx,
-                                                   __global volatile uint *peaks, const long rows,
+                                                   __global volatile uint *amax, const long rows,
                                                    const long channels, const long rows_each) {
     AMAX_DECLARE;
     MY_ROWS;

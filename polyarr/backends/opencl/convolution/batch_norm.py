@@ -99,7 +99,7 @@ def _plan(
     parts, defines = -(-rows // each), {name: int(flag) for name, flag in zip_longest(FLAGS, flags, fillvalue=False)}
     defines |= {"ACTIVATION": activation or "none", "ACTIVATES": int(activation is not None), "FLOATING": 1}
     amax = dtype == float32 and device.vendor.uses_amax(device)
-    defines |= {"LANES": lanes, "SLICES": slices, "JOINERS": joiners, "PEAKS": int(amax)}
+    defines |= {"LANES": lanes, "SLICES": slices, "JOINERS": joiners, "AMAX": int(amax)}
     kernels = device.build("batch_norm", **macros, **defines).kernels
     work, group = (side * lanes, parts * slices), (lanes, slices)
     sums, places = (

@@ -2,7 +2,7 @@
 // The shift follows from the amax of the array: see ptx.cl.
 //
 // Arrays   q, k, v, g, walks: see attention_operands.cl
-//          peaks (4): the amax of each array, as the bits of a float; 0 before attention_amax
+//          amax (4): the amax of each array, as the bits of a float; 0 before attention_amax
 //          <name>_parts (distinct matrices, rows, 128): 64 columns of high terms, then 64 of low terms; 0 from column D
 //          on
 // Launch   attention_amax, then attention_divide, both as in attention_operands.cl
@@ -12,7 +12,7 @@
 #include "amax.cl"
 #include "attention_operands.cl"
 
-__kernel GROUP void attention_amax(WHOLE, __global volatile uint *peaks, const int walks, const int batches,
+__kernel GROUP void attention_amax(WHOLE, __global volatile uint *amax, const int walks, const int batches,
                                     const int inner, const int t, const int s) {
     __local uint largest;
     CHOOSE_ARRAY();
@@ -25,15 +25,15 @@ __kernel GROUP void attention_amax(WHOLE, __global volatile uint *peaks, const i
     barrier(CLK_LOCAL_MEM_FENCE);
     atomic_max(&largest, bits);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (get_local_id(0) == 0) atomic_max(peaks + which, largest);
+    if (get_local_id(0) == 0) atomic_max(amax + which, largest);
 }
 
-__kernel GROUP void attention_divide(WHOLE, __global const uint *peaks, const int walks, const int batches,
+__kernel GROUP void attention_divide(WHOLE, __global const uint *amax, const int walks, const int batches,
                                      const int inner, const int t, const int s, __global uint2 *q_parts,
                                      __global uint2 *k_parts, __global uint2 *v_parts, __global uint2 *g_parts) {
     CHOOSE_ARRAY();
     __global uint2 *parts = which == 0 ? q_parts : which == 1 ? k_parts : which == 2 ? v_parts : g_parts;
-    const float scale = power_of_2(shift_of(peaks[which]));
+    const float scale = power_of_2(shift_of(amax[which]));
     EACH_ROW {
         const float4 v = inside ? load_float4(x + lane * 4, at, row, high, wide) * scale : (float4)0;
         const uint2 upper = (uint2)(pack_pair(v.x, v.y), pack_pair(v.z, v.w));

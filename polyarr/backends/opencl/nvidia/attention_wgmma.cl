@@ -23,8 +23,8 @@
 //          maps: the same with addresses, written by attention_maps (attention_delta in the backward pass)
 //          walks: bit 2 i is 1 if array i of q, k, v, dout has the inner leading axis, bit 2 i + 1 if it has the outer
 //          one
-//          peaks (4): amax of each operand, which attention_split_float16.cl finds; reset here; used with PARTS 2. With PARTS
-//          above 1 the tensor maps are those of the terms
+//          amax (4): amax of each operand, which attention_split_float16.cl finds; reset here; used with PARTS 2. With
+//          PARTS above 1 the tensor maps are those of the terms
 // Launch   local 128. attention_maps: one work-group. attention_delta: 8 work-items per row of lse. The other kernels:
 //          one work-group per (64 rows, batch)
 // Params   T, KIND            the dtype, and its PTX name: bf16 or f16
@@ -59,7 +59,7 @@
 
 // Write the tensor maps with addresses; each of the four warps writes one. The fourth array is dout.
 #define MAPPED \
-    __global const ulong *plans, __global ulong *maps, __global uint *peaks, __global const T *q, const long q_start, \
+    __global const ulong *plans, __global ulong *maps, __global uint *amax, __global const T *q, const long q_start, \
         __global const T *k, const long k_start, __global const T *v, const long v_start, __global const T *g, \
         const long g_start
 INLINE void write_maps(MAPPED, const int me) {
@@ -69,9 +69,9 @@ INLINE void write_maps(MAPPED, const int me) {
                           : warp == 2 ? (ulong)(v + v_start)
                                       : (ulong)(g + g_start);
     map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
-    if (PARTS == 2 && me < 4) peaks[me] = 0;
+    if (PARTS == 2 && me < 4) amax[me] = 0;
 }
-#define WRITE_MAPS() write_maps(plans, maps, peaks, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
+#define WRITE_MAPS() write_maps(plans, maps, amax, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
 // The arrays that the maps point to. Kernels do not use these arguments, but memory planning derives lifetimes from
 // them.
 #define BEHIND_MAPS \
@@ -97,7 +97,7 @@ INLINE void scale_rows(float *p, float *rows) {
 
 // The inverse of the scale of array number `which`.
 #if PARTS == 2
-#define INVERSE_SCALE(which) power_of_2(-shift_of(peaks[which]))
+#define INVERSE_SCALE(which) power_of_2(-shift_of(amax[which]))
 #else
 #define INVERSE_SCALE(which) 1.0f
 #endif
@@ -205,7 +205,7 @@ __kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
     }
 
 __kernel GROUP void attention_forward(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *amax, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
     const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
     const uint threshold, const float kept) {
@@ -383,7 +383,7 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
     }
 
 __kernel GROUP void attention_backward_kv(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *amax, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dk, const long4 dk_at, __global T *dv, const long4 dv_at, const int batches, const int inner,
     const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept) {
@@ -486,7 +486,7 @@ __kernel GROUP void attention_backward_kv(
     }
 
 __kernel GROUP void attention_backward_q(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *peaks, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *amax, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dq, const long4 dq_at, const int batches, const int inner, const int t, const int s,
     const int causal, const float scale, STATE, const uint threshold, const float kept) {

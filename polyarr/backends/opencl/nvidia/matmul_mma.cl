@@ -16,7 +16,7 @@
 //          multiples of 16 bytes; bias (n) of T; out, saved (batch, m, n) of T, row-major; saved is the input of the
 //          activation
 //          sums (tiles * parts, TILE_M * TILE_N) of float: partial sums, used if SPLIT
-//          peaks (2): the amax of x and y as bits of floats, which determine the shifts; used if PARTS is 3
+//          amax (2): the amax of x and y as bits of floats, which determine the shifts; used if PARTS is 3
 //          Matrix b of x begins at (b / inner) * x_outer + (b % inner) * x_inner; with terms, x_outer leads from the
 //          high to the low term
 // Launch   matmul: global (tiles * ITEMS, parts), local (ITEMS, 1)
@@ -200,7 +200,7 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 
 #if PARTS == 3
 #define FIND_SCALES() \
-    const int shift = -shift_of(peaks[0]) - shift_of(peaks[1]); \
+    const int shift = -shift_of(amax[0]) - shift_of(amax[1]); \
     const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2)  // one factor could overflow
 #else
 #define FIND_SCALES() const float scale = 1, rest = 1
@@ -263,7 +263,7 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 #define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 #define ARGUMENTS \
     __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
-    __global T *saved, __global const uint *peaks, const long x_start, const long y_start, const Numbers a
+    __global T *saved, __global const uint *amax, const long x_start, const long y_start, const Numbers a
 #if WINDOWS
 __kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
 #else
@@ -333,7 +333,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 // Add the partial sums of a tile in a fixed order, and apply the epilogue: 16 rows of each warp.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void matmul_join(__global const float4 *sums, __global const T *bias, __global T *out, __global T *saved,
-                 __global const uint *peaks, const Numbers a) {
+                 __global const uint *amax, const Numbers a) {
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, i = get_group_id(1);
     Origin place;
     find_origin(&place, &a, get_group_id(0));

@@ -23,7 +23,7 @@
 //          multiples of 16 bytes; bias (n) of T; out, saved (batch, m, n) of T, row-major; saved is the input of the
 //          activation
 //          sums (groups, 128, COLUMNS) of float and flags (groups, 2), 0 before and after; used if SHARES
-//          x_told (word 0) and y_told (word 1): the amax that determines the shifts if WALKS is 3; not 0 if a number is
+//          x_amax (word 0) and y_amax (word 1): the amax that determines the shifts if WALKS is 3; not 0 if a number is
 //          not finite, if WALKS is 6
 //          maps: tensor maps of x, y, out and saved without addresses; own_maps (groups, 64) of ulong: workspace
 //          Matrix b of x is at index (b / inner, b % inner) of the outer axes of its tensor map if x_outer and x_inner
@@ -379,7 +379,7 @@ INLINE void multiply_numbers(const Numbers *a, __global const ushort *x, __globa
 #define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 #define ARGUMENTS \
     __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
-    __global T *saved, __global const uint *x_told, __global const uint *y_told, __global const ulong *maps, \
+    __global T *saved, __global const uint *x_amax, __global const uint *y_amax, __global const ulong *maps, \
     __global ulong *own_maps, __global uint *flags, const long x_start, const long y_start, const Numbers a
 #if IMAGES
 __kernel ATTRIBUTES void matmul_of_images(ARGUMENTS, __global const int4 *places, const Images images) {
@@ -391,7 +391,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     const int group = get_group_id(0);
     const uint local_at = local_address(memory);
 #if WALKS == 6
-    if (x_told[0] | y_told[1]) {
+    if (x_amax[0] | y_amax[1]) {
 #if IMAGES
         multiply_numbers(&images, places, a.m, a.n, a.k, x, y, bias, out, saved);
 #else
@@ -441,7 +441,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     float low[COLUMNS / 2];
 #endif
 #if WALKS == 3
-    const int shift = -shift_of(x_told[0]) - shift_of(y_told[1]);
+    const int shift = -shift_of(x_amax[0]) - shift_of(y_amax[1]);
     const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2);  // one factor could overflow
 #endif
     uint stage = 0, phase = 0, before = 0;

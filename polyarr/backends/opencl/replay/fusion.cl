@@ -19,8 +19,8 @@
 //          INDEX                       unsigned type that can count the elements
 //          WG, PER_ITEM                work-items per group, and (on GPUs) vectors per work-item
 //          VECTOR                      elements per vector; more than 1 as in elementwise.cl
-//          TELLS, TOLD                 TELLS 1 to report the amax of TOLD, a float32 value: after the outputs there is
-//                                      then an array peaks (3), whose last word, 0 before, receives the bits of the
+//          REPORTS, REPORTED           REPORTS 1 to report the amax of REPORTED, a float32 value: after the outputs
+//                                      there is an array amax (3), whose last word, 0 before, receives the bits of the
 //                                      amax
 //          those of expressions.cl     ACC is the arithmetic type of the ops that call functions
 #if !defined(PARAMETERS) || !defined(FUNCTIONS) || !defined(BASES) || !defined(LOADS) || !defined(LINKS)
@@ -32,8 +32,8 @@
 #if !defined(NDIM) || !defined(ARRAYS) || !defined(INDEX) || !defined(WG) || !defined(PER_ITEM) || !defined(VECTOR)
 #error "fusion.cl needs NDIM, ARRAYS, INDEX, WG, PER_ITEM and VECTOR"
 #endif
-#if !defined(TELLS) || !defined(TOLD)
-#error "fusion.cl needs TELLS and TOLD"
+#if !defined(REPORTS) || !defined(REPORTED)
+#error "fusion.cl needs REPORTS and REPORTED"
 #endif
 
 #include "functions.cl"
@@ -41,11 +41,11 @@
 #include "places.cl"
 #include "amax.cl"
 
-#if TELLS
-#define PEAKS __global volatile uint *peaks,
-#define AMAX_UPDATE most = MAX(most, finite_bits(TOLD));
+#if REPORTS
+#define AMAX __global volatile uint *amax,
+#define AMAX_UPDATE most = MAX(most, finite_bits(REPORTED));
 #else
-#define PEAKS
+#define AMAX
 #define AMAX_UPDATE
 #endif
 
@@ -68,9 +68,9 @@ typedef struct {
 FUNCTIONS
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void fusion(PARAMETERS PEAKS const Layout layout) {
+void fusion(PARAMETERS AMAX const Layout layout) {
     INDEX place[NDIM];
-#if TELLS
+#if REPORTS
     __local uint largest[WG];
     uint most = 0;
 #endif
@@ -121,8 +121,8 @@ void fusion(PARAMETERS PEAKS const Layout layout) {
         }
     }
 #endif
-#if TELLS  // reading first is cheaper than an atomic, which is rarely needed
+#if REPORTS  // reading first is cheaper than an atomic, which is rarely needed
     most = group_max(most, largest, get_local_id(0), WG);
-    if (get_local_id(0) == 0 && most > peaks[2]) atomic_max(peaks + 2, most);
+    if (get_local_id(0) == 0 && most > amax[2]) atomic_max(amax + 2, most);
 #endif
 }

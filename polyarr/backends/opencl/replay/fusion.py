@@ -83,8 +83,8 @@ class ElementGroup(Group):
             WG=group[0],
             PER_ITEM=geometry.per_item(vector),
             VECTOR=vector,
-            TELLS=int(self.amax_of is not None),
-            TOLD="none" if self.amax_of is None else self.statements.names[self.group.outputs[self.amax_of]],
+            REPORTS=int(self.amax_of is not None),
+            REPORTED="none" if self.amax_of is None else self.statements.names[self.group.outputs[self.amax_of]],
         ).fusion
         workspace, last = (None, ()) if self.amax_of is None else (AMAX, (None,))
         kernel.arguments = (*self.statements.arguments, *last, STRUCTURE)
