@@ -39,7 +39,8 @@ _FUNCTIONS = {
     # creation
     "pa.arange": "broadcasted_iota iota range",
     "pa.eye": "identity",
-    "10 ** pa.linspace(0, 1, 5)": "geomspace logspace",
+    "10 ** pa.linspace(0, 1, 5)": "logspace",
+    "2 * (32 / 2) ** pa.linspace(0, 1, 5)": "geomspace",
     "pa.meshgrid": "mgrid ogrid",
     "pa.meshgrid(*map(pa.arange, x.shape), indexing='ij')": "indices",
     "pa.tril(pa.ones((n, n)))": "tri",
@@ -72,7 +73,7 @@ _FUNCTIONS = {
     "pa.linalg.diagonal": "diag diagonal",
     "pa.ops.windows": "sliding_window_view unfold",
     # indexing, sets, sorting
-    "pa.take": "choose index_select",
+    "pa.take": "index_select",
     "pa.take_along_axis": "gather take_along_dim",
     "pa.where": "masked_fill putmask select",
     "pa.scatter": "index_copy put",
@@ -143,9 +144,10 @@ _FUNCTIONS = {
     "pa.max(x) - pa.min(x)": "ptp",
     "pa.sum(x * w) / pa.sum(w)": "average",
     "pa.mean(pa.sort(a)[(a.size - 1) // 2 : a.size // 2 + 1])": "median",
-    "pa.sort(a)[round(q * (a.size - 1))]": "percentile quantile",
-    "(pa.std(x), pa.mean(x))": "std_mean",
-    "(pa.var(x), pa.mean(x))": "var_mean",
+    "pa.sort(a)[round(q * (a.size - 1))]": "quantile",
+    "pa.sort(a)[round(q / 100 * (a.size - 1))]": "percentile",
+    "(pa.std(x, correction=1), pa.mean(x))": "std_mean",
+    "(pa.var(x, correction=1), pa.mean(x))": "var_mean",
     "pa.sum(pa.where(pa.isnan(x), 0, x))": "nansum",
     "pa.mean(x[~pa.isnan(x)])": "nanmean",
     "pa.max(x[~pa.isnan(x)])": "nanmax",
@@ -383,24 +385,27 @@ _COMPILE = {  # parameters
 }
 # Names without an equivalent, and what to do instead.
 _INSTEAD = {
-    "no_grad enable_grad inference_mode set_grad_enabled": "gradients are recorded only within pa.grad, pa.vjp, pa.jvp",
-    "zero_grad": "gradients are values that pa.grad returns, so nothing is reset",
-    "vmap pmap": "write the function for a batch; ops take leading axes and broadcast",
-    "scan fori_loop while_loop": "write a loop of Python; pa.compile unrolls it",
-    "cond": "use pa.where, or `if` on an argument that is constant",
-    "custom_jvp": "state a backward rule by pa.custom_vjp; pa.jvp uses it",
-    "Parameter register_parameter register_buffer add_module": "assign the array or Module to an attribute",
-    "ModuleList ModuleDict ParameterList ParameterDict": "use a list or dict of Modules or arrays as an attribute",
-    "contiguous is_contiguous pin_memory": "kernels take arrays of any layout, so leave it out",
-    "complex64 complex128 cfloat cdouble view_as_complex view_as_real": "there are no complex numbers",
-    "autocast": "compute the loss with model.astype(pa.bfloat16)",
-    "psum pmean all_sum all_reduce": "use world.all_reduce or world.mean, where world = pa.distributed.init()",
-    "make_jaxpr": "print programs() of the compiled function",
-    "disable_jit": "set POLYARR_COMPILE=0",
-    "fullgraph": "a function is always captured whole",
-    "dynamic shapeless": "numbers may change; each shape is captured once",
-    "mode options": "there is one mode, and POLYARR_CUDA_MEMORY=1 for CUDA graphs",
-    "param_groups": "leave parameters out of weight decay by decays=, and of training by model.freeze()",
+    "gradients are recorded only within pa.grad, pa.vjp, pa.jvp": "no_grad enable_grad inference_mode set_grad_enabled",
+    "gradients are values that pa.grad returns, so nothing is reset": "zero_grad",
+    "write the function for a batch; ops take leading axes and broadcast": "vmap pmap",
+    "write a loop of Python; pa.compile unrolls it": "scan fori_loop while_loop",
+    "use pa.where, or `if` on an argument that is constant": "cond",
+    "state a backward rule by pa.custom_vjp; pa.jvp uses it": "custom_jvp",
+    "assign the array or Module to an attribute": "Parameter register_parameter register_buffer add_module",
+    "use a list or dict of Modules or arrays as an attribute": "ModuleList ModuleDict ParameterList ParameterDict",
+    "kernels take arrays of any layout, so leave it out": "contiguous is_contiguous pin_memory",
+    "there are no complex numbers": "complex64 complex128 cfloat cdouble view_as_complex view_as_real",
+    "compute the loss with model.astype(pa.bfloat16)": "autocast",
+    "use world.all_reduce or world.mean, where world = pa.distributed.init()": "psum pmean all_sum all_reduce",
+    "print programs() of the compiled function": "make_jaxpr",
+    "set POLYARR_COMPILE=0": "disable_jit",
+    "leave parameters out of weight decay by decays=, and of training by model.freeze()": "param_groups",
+}
+_INSTEAD_IN_COMPILE = {
+    "a function is always captured whole": "fullgraph",
+    "numbers may change; each shape is captured once": "dynamic shapeless",
+    "there is one mode, and POLYARR_CUDA_MEMORY=1 for CUDA graphs": "mode options",
+    "a function runs on the backend of its arrays": "backend device",
 }
 _IN_LINALG = """cholesky cross det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet solve svd
 svdvals trace vector_norm"""
@@ -423,7 +428,7 @@ HINTS = {
     "Optimizer": _by_name(_OPTIMIZER),
     "compile": _by_name(_COMPILE),
 }
-INSTEAD = {name: text for names, text in _INSTEAD.items() for name in names.split()}
+_SENTENCES, _COMPILE_SENTENCES = _by_name(_INSTEAD), _by_name(_INSTEAD_IN_COMPILE)
 
 
 def hint(place: str, name: str) -> str:
@@ -432,7 +437,8 @@ def hint(place: str, name: str) -> str:
     if not code and place not in ("Module", "Optimizer", "compile"):
         public = getattr(sys.modules.get("polyarr"), "__all__", ())
         code = f"pa.{name}" if place != "polyarr" and name in public else HINTS["polyarr"].get(name)
-    return f"; write {code}" if code else f": {INSTEAD[name]}" if name in INSTEAD else ""
+    text = (_COMPILE_SENTENCES if place == "compile" else _SENTENCES).get(name)
+    return f"; write {code}" if code else f": {text}" if text else ""
 
 
 def unknown(place: str, name: str, known: Iterable[str]) -> str:
