@@ -12,7 +12,7 @@ from polyarr.core.current import get_backend, set_backend, synchronize, use_back
 from polyarr.core.errors import (
     BackendError, CaptureError, DeviceMemoryError, DtypeError, GradientError, MatrixError, NestingError, ShapeError,
 )
-from polyarr.core.names import unknown as _unknown
+from polyarr.core.names import answering as _answering
 from polyarr.core.number import evaluate
 from polyarr.core.precision import get_matmul_precision, set_matmul_precision, use_matmul_precision
 from polyarr.core.spec import (
@@ -60,6 +60,4 @@ def __dir__() -> list[str]:
 
 
 if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
-
-    def __getattr__(name: str) -> object:
-        raise AttributeError(_unknown(name, __all__))
+    __getattr__ = _answering(__name__, __all__)

@@ -5,11 +5,12 @@ run on every backend. polyarr.linalg.qr is a function of this file that calls th
 alike.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
+from polyarr.core.names import answering
 from polyarr.core.spec import float32, int64, told
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
@@ -453,3 +454,7 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
         return ops.roll(x, shift=-by, axis=axis)
 
     return turned(x1, 1) * turned(x2, 2) - turned(x1, 2) * turned(x2, 1)
+
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+    __getattr__ = answering(__name__, __all__)

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polyarr import ops, tree
 from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
+from polyarr.core.names import answer_attribute, answering
 from polyarr.core.number import Number, evaluate
 from polyarr.core.spec import FLOATS, float32, float64, told
 from polyarr.ops.validation import number, within
@@ -145,6 +146,9 @@ class Optimizer:
         ValueError: A number is out of range.
         TypeError: A setting has a wrong type.
     """
+
+    if not TYPE_CHECKING:  # to a type checker, every attribute would seem to be there
+        __getattr__ = answer_attribute("Optimizer")
 
     lr: float | Array | Schedule = 1e-3
     weight_decay: float = 0.0
@@ -546,3 +550,7 @@ def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple]) -> tuple
     if loss is None:
         raise ValueError("accumulate: got no batches; it needs at least one")
     return (loss, grads) if count == 1 else (loss / count, tree.map(lambda g: g / count, grads))
+
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+    __getattr__ = answering(__name__, __all__)

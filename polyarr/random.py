@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyarr import ops
 from polyarr.core.array import Array, number_of
+from polyarr.core.names import answering
 from polyarr.core.number import Number
 from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64, told
 from polyarr.ops.create import shape_of
@@ -367,3 +368,7 @@ def choice_from_logits(logits: Array) -> Array:
     unit = ((bits(logits.shape) >> 9).astype(float32) + 0.5) * 2.0**-23
     noise = -ops.log(-ops.log(unit))
     return ops.argmax(logits.astype(float32) + noise, axis=-1)
+
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+    __getattr__ = answering(__name__, __all__)

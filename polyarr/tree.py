@@ -8,9 +8,10 @@ them. Functions that walk a tree raise NestingError for one that contains itself
 import copy
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyarr.core.errors import NestingError
+from polyarr.core.names import answering
 from polyarr.core.spec import described
 
 __all__ = ["by_name", "children", "items", "leaves", "map", "rebuild", "unflatten"]
@@ -253,3 +254,7 @@ def map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
             at = ".".join(str(key) for key in min(differing, key=str)) if differing else "the order"
             raise ValueError(f"tree.map: the trees differ at {at}")
     return unflatten(tree, [fn(*(leaf for _, leaf in row)) for row in zip(*listed, strict=True)])
+
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+    __getattr__ = answering(__name__, __all__)

@@ -154,7 +154,7 @@ def test_what_contains_itself_or_is_too_deep_is_refused_in_one_line(
         (lambda t: ops.reshape(pa.ones(2), shape=t), pa.NestingError),
         (lambda t: pa.ones(2)[t], IndexError),
         (lambda t: pa.zeros(t), TypeError),
-        (lambda t: pa.zeros(2, dtype=t), pa.NestingError),
+        (lambda t: pa.zeros(2, dtype=t), pa.DtypeError),
     ],
 )
 def test_lists_that_contain_themselves_are_refused_everywhere(

@@ -18,6 +18,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import capturing, get_backend
 from polyarr.core.errors import BackendError, CaptureError
+from polyarr.core.names import hint
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.program import Program
 from polyarr.core.spec import told
@@ -208,6 +209,7 @@ def compile(
     constants: str | Iterable[str] = (),
     captures: Any = (),
     donate: str | Iterable[str] = (),
+    **others: Any,
 ) -> Any:
     """Compile a function of trees: capture it once per signature of its arguments, then run the program.
 
@@ -222,6 +224,7 @@ def compile(
             changed in place and returned, and may be arguments as well.
         donate: Names of arguments whose arrays the caller donates: their memory is freed after its last use, and using
             them afterwards raises CaptureError.
+        **others: None; an error names the parameter that does what one of another library does.
 
     Returns:
         Compiled: a function with the same arguments; without `fn`, a decorator.
@@ -241,6 +244,8 @@ def compile(
         >>> len(scale.programs())
         1
     """
+    for name in others:
+        raise TypeError(f"compile: there is no parameter {name!r}{hint('compile', name)}")
     options = {"constants": _names("constants", constants), "donate": _names("donate", donate)}
     if fn is None:
         return functools.partial(compile, captures=captures, **options)

@@ -1,87 +1,473 @@
-"""Names of other libraries' functions, for the error on a name that polyarr does not have."""
+"""Names of other libraries' functions, for the error on a name that polyarr does not have.
+
+A table says what to write here (pa is polyarr, x and y arrays) and what NumPy, PyTorch, JAX or MLX call it. A test
+executes every line; docs/coming-from.md shows the most important ones.
+"""
 
 import difflib
+import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
-# ours: what NumPy, PyTorch, JAX or MLX calls it
-_THEIRS = {
-    "Array": "Tensor ndarray",
-    "abs": "absolute fabs",
-    "acos": "arccos",
-    "acosh": "arccosh",
-    "adaptive_mean_pool": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
-    "asarray": "array as_tensor asanyarray ascontiguousarray from_numpy frombuffer tensor",
-    "asin": "arcsin",
-    "asinh": "arcsinh",
-    "atan": "arctan",
-    "atan2": "arctan2",
-    "atanh": "arctanh",
-    "bitwise_invert": "bitwise_not invert",
-    "bitwise_left_shift": "left_shift",
-    "bitwise_right_shift": "right_shift",
-    "bool": "bool_",
-    "clip": "clamp",
-    "conj": "conjugate",
-    "concat": "append cat concatenate hstack vstack",
-    "conv": "conv1d conv2d conv3d conv_general_dilated",
-    "conv_transpose": "conv_transpose1d conv_transpose2d conv_transpose3d",
-    "cumulative_prod": "cumprod",
-    "cumulative_sum": "cumsum",
-    "divide": "div true_divide",
-    "equal": "eq",
-    "expand_dims": "unsqueeze",
-    "eye": "identity",
-    "float16": "half",
-    "float64": "double",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "int16": "short",
-    "int64": "long",
-    "interpolate": "upsample resize",
-    "isin": "in1d",
-    "less": "lt",
-    "less_equal": "le",
-    "matmul": "bmm dot inner mm mv",
-    "max": "amax",
-    "max_pool": "max_pool1d max_pool2d max_pool3d",
-    "mean_pool": "avg_pool avg_pool1d avg_pool2d avg_pool3d",
-    "min": "amin",
-    "multiply": "mul",
-    "negative": "neg",
-    "not_equal": "ne",
-    "permute_dims": "permute swapaxes transpose",
-    "pow": "power",
-    "random.bernoulli": "bernoulli",
-    "random.normal": "normal randn",
-    "random.permutation": "randperm",
-    "random.randint": "randint",
-    "random.seed": "manual_seed",
-    "random.uniform": "rand uniform",
-    "remainder": "mod",
-    "repeat": "repeat_interleave",
-    "reshape": "flatten ravel view",
-    "round": "around rint",
-    "stop_gradient": "detach",
-    "subtract": "sub",
-    "synchronize": "block_until_ready",
-    "take": "index_select",
-    "take_along_axis": "gather take_along_dim",
-    "trunc": "fix",
-    "unique_values": "unique",
+_FUNCTIONS = {
+    # arrays and dtypes
+    "pa.Array": "Tensor ndarray",
+    "pa.asarray": """array as_tensor asanyarray asarray_chkfinite ascontiguousarray asfortranarray from_numpy frombuffer
+        fromiter scalar_tensor tensor""",
+    "pa.asarray(x, copy=True)": "clone copy",
+    "pa.bool": "bool_",
+    "pa.int8": "byte",
+    "pa.int16": "short",
+    "pa.int32": "int intc",
+    "pa.int64": "int_ intp long longlong",
+    "pa.uint8": "ubyte",
+    "pa.uint16": "ushort",
+    "pa.uint32": "uintc",
+    "pa.uint64": "uint uintp ulong ulonglong",
+    "pa.float16": "half",
+    "pa.float32": "float single",
+    "pa.float64": "double float_",
+    "pa.result_type": "common_type find_common_type min_scalar_type promote_types",
+    "pa.isdtype(x.dtype, 'real floating')": "is_floating_point isrealobj issubdtype",
+    "x.dtype": "dtype",
+    "x.ndim": "ndim",
+    "x.shape": "shape",
+    "x.size": "numel size",
+    "x.numpy()": "asnumpy device_get to_numpy",
+    "x.to('numpy')": "device_put",
+    # creation
+    "pa.arange": "broadcasted_iota iota range",
+    "pa.eye": "identity",
+    "10 ** pa.linspace(0, 1, 5)": "logspace",
+    "2 * (32 / 2) ** pa.linspace(0, 1, 5)": "geomspace",
+    "pa.meshgrid": "mgrid ogrid",
+    "pa.meshgrid(*map(pa.arange, x.shape), indexing='ij')": "indices",
+    "pa.tril(pa.ones((n, n)))": "tri",
+    "pa.eye(a.size) * a": "diag_embed diagflat",
+    "(i[..., None] == pa.arange(n)).astype(pa.float32)": "one_hot",
+    # shapes
+    "pa.concat": "append cat concatenate",
+    "pa.concat([x, y], axis=0)": "row_stack vstack",
+    "pa.concat([x, y], axis=1)": "hstack",
+    "pa.stack([a, b], axis=-1)": "column_stack dstack",
+    "pa.split": "array_split chunk tensor_split",
+    "pa.split(x, 3, axis=1)": "hsplit",
+    "pa.split(x, 2, axis=0)": "vsplit",
+    "pa.unstack": "unbind",
+    "pa.permute_dims": "permute transpose",
+    "x.swapaxes(0, 1)": "swapaxes swapdims",
+    "pa.matrix_transpose": "adjoint t",
+    "pa.moveaxis": "movedim rollaxis",
+    "pa.expand_dims": "unsqueeze",
+    "x if x.ndim else x[None]": "atleast_1d",
+    "x if x.ndim > 1 else x[None]": "atleast_2d",
+    "pa.reshape": "unflatten view",
+    "pa.reshape(x, -1)": "flatten ravel",
+    "pa.flip(x, axis=0)": "flipud",
+    "pa.flip(x, axis=1)": "fliplr",
+    "pa.flip(x.T, axis=0)": "rot90",
+    "pa.broadcast_to": "broadcast_in_dim expand",
+    "pa.broadcast_arrays": "broadcast_tensors",
+    "pa.repeat": "repeat_interleave",
+    "pa.linalg.diagonal": "diag diagonal",
+    "pa.ops.windows": "sliding_window_view unfold",
+    # indexing, sets, sorting
+    "pa.take": "index_select",
+    "pa.take_along_axis": "gather take_along_dim",
+    "pa.where": "masked_fill putmask select",
+    "pa.scatter": "index_copy put",
+    "pa.scatter_add": "index_add segment_sum",
+    "pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape))": "bincount",
+    "x[x > 0]": "compress extract masked_select",
+    "pa.stack(pa.nonzero(x), axis=-1)": "argwhere",
+    "pa.nonzero(pa.reshape(x, -1))[0]": "flatnonzero",
+    "pa.searchsorted": "bucketize digitize",
+    "pa.isin": "in1d",
+    "pa.unique_values": "unique",
+    "pa.unique_values(pa.concat([a, b]))": "union1d",
+    "pa.unique_values(a[pa.isin(a, b)])": "intersect1d",
+    "pa.unique_values(a[~pa.isin(a, b)])": "setdiff1d",
+    "pa.topk": "top_k",
+    "pa.topk(x, k=2)[1]": "argpartition",
+    "pa.sort": "msort partition",
+    # elementwise
+    "pa.abs": "absolute fabs",
+    "pa.acos": "arccos",
+    "pa.acosh": "arccosh",
+    "pa.asin": "arcsin",
+    "pa.asinh": "arcsinh",
+    "pa.atan": "arctan",
+    "pa.atan2": "arctan2",
+    "pa.atanh": "arctanh",
+    "pa.bitwise_invert": "bitwise_not invert",
+    "pa.bitwise_left_shift": "left_shift shift_left",
+    "pa.bitwise_right_shift": "right_shift shift_right_arithmetic",
+    "pa.clip": "clamp",
+    "pa.conj": "conjugate",
+    "pa.divide": "div true_divide",
+    "pa.equal": "eq",
+    "pa.greater": "gt",
+    "pa.greater_equal": "ge",
+    "pa.less": "lt",
+    "pa.less_equal": "le",
+    "pa.not_equal": "ne",
+    "pa.maximum": "fmax",
+    "pa.minimum": "fmin",
+    "pa.multiply": "mul",
+    "pa.negative": "neg",
+    "pa.pow": "float_power power",
+    "pa.remainder": "mod",
+    "pa.round": "around rint",
+    "pa.subtract": "sub",
+    "pa.trunc": "fix",
+    "(x // y, x % y)": "divmod",
+    "x - pa.trunc(x / y) * y": "fmod",
+    "x - pa.trunc(x)": "frac modf",
+    "2.0 ** x": "exp2",
+    "pa.sign(x) * pa.abs(x) ** (1 / 3)": "cbrt",
+    "x * (pa.pi / 180)": "deg2rad radians",
+    "x * (180 / pa.pi)": "degrees rad2deg",
+    "1 - pa.erf(x)": "erfc",
+    "x == pa.inf": "isposinf",
+    "x == -pa.inf": "isneginf",
+    "pa.where(x < 0, 0, pa.where(x == 0, y, 1))": "heaviside",
+    "pa.where(x == 0, 1, pa.sin(pa.pi * x) / (pa.pi * x))": "sinc",
+    "pa.where(pa.isnan(x), 0, x)": "nan_to_num",
+    "pa.abs(x - y) <= 1e-8 + 1e-5 * pa.abs(y)": "isclose",
+    "bool(pa.all(pa.abs(x - y) <= 1e-8 + 1e-5 * pa.abs(y)))": "allclose",
+    "x.shape == y.shape and bool(pa.all(x == y))": "array_equal",
+    "x + w * (y - x)": "lerp",
+    # reductions
+    "pa.max": "amax",
+    "pa.min": "amin",
+    "pa.max(x) - pa.min(x)": "ptp",
+    "pa.sum(x * w) / pa.sum(w)": "average",
+    "pa.mean(pa.sort(a)[(a.size - 1) // 2 : a.size // 2 + 1])": "median",
+    "pa.sort(a)[round(q * (a.size - 1))]": "quantile",
+    "pa.sort(a)[round(q / 100 * (a.size - 1))]": "percentile",
+    "(pa.std(x, correction=1), pa.mean(x))": "std_mean",
+    "(pa.var(x, correction=1), pa.mean(x))": "var_mean",
+    "pa.sum(pa.where(pa.isnan(x), 0, x))": "nansum",
+    "pa.mean(x[~pa.isnan(x)])": "nanmean",
+    "pa.max(x[~pa.isnan(x)])": "nanmax",
+    "pa.min(x[~pa.isnan(x)])": "nanmin",
+    "pa.std(x[~pa.isnan(x)])": "nanstd",
+    "pa.var(x[~pa.isnan(x)])": "nanvar",
+    "pa.cumulative_prod": "cumprod",
+    "pa.cumulative_sum": "cumsum",
+    "pa.diff": "ediff1d",
+    "pa.sum((a[1:] + a[:-1]) / 2)": "trapezoid trapz",
+    # products and linear algebra
+    "pa.matmul": "bmm chain_matmul dot inner mm multi_dot mv",
+    "pa.vecdot": "vdot",
+    "pa.outer": "ger",
+    "b + x @ m": "addmm addmv baddbmm",
+    "(x[:, None, :, None] * y[:, None, :]).reshape(x.shape[0] * y.shape[0], -1)": "kron",
+    "pa.linalg.vector_norm": "norm",
+    "pa.linalg.inv": "inverse",
+    "pa.linalg.pinv": "pinverse",
+    "pa.linalg.slogdet(m)[1]": "logdet",
+    # networks
+    "pa.adaptive_mean_pool": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+    "pa.attention": "dot_product_attention scaled_dot_product_attention",
+    "pa.conv": "conv1d conv2d conv3d conv_general conv_general_dilated convolve correlate",
+    "pa.conv_transpose": "conv_transpose1d conv_transpose2d conv_transpose3d",
+    "pa.interpolate": "resize upsample",
+    "pa.max_pool": "max_pool1d max_pool2d max_pool3d",
+    "pa.mean_pool": "avg_pool avg_pool1d avg_pool2d avg_pool3d",
+    "pa.sigmoid": "expit logistic",
+    "pa.silu": "swish",
+    "pa.softmax(-x)": "softmin",
+    "pa.logaddexp(x, 0)": "softplus",
+    "-pa.logaddexp(-x, 0)": "log_sigmoid logsigmoid",
+    "pa.log(w / (1 - w))": "logit",
+    "x / (1 + pa.abs(x))": "soft_sign softsign",
+    "x * pa.tanh(pa.logaddexp(x, 0))": "mish",
+    "pa.clip(x, min=0, max=6)": "relu6",
+    "pa.clip(x, min=-1, max=1)": "hard_tanh hardtanh",
+    "pa.clip(x + 3, min=0, max=6) / 6": "hard_sigmoid hardsigmoid",
+    "x * pa.clip(x + 3, min=0, max=6) / 6": "hard_silu hard_swish hardswish",
+    "pa.where(x > 0, x, pa.expm1(x))": "celu elu",
+    "pa.where(x > 0, x, 0.01 * x)": "leaky_relu",
+    "pa.where(x > 0, x, w * x)": "prelu",
+    "1.0507 * pa.where(x > 0, x, 1.67326 * pa.expm1(x))": "selu",
+    "x * pa.sigmoid(y)": "glu",
+    "x / pa.linalg.vector_norm(x, axis=-1, keepdims=True)": "normalize",
+    "pa.vecdot(x, y) / (pa.linalg.vector_norm(x, axis=-1) * pa.linalg.vector_norm(y, axis=-1))": "cosine_similarity",
+    "pa.cross_entropy": "nll_loss softmax_cross_entropy softmax_cross_entropy_with_integer_labels",
+    "pa.mse": "mse_loss squared_error",
+    "pa.mean(pa.abs(x - y))": "l1_loss",
+    "pa.mean(pa.logaddexp(x, 0) - x * w)": "binary_cross_entropy_with_logits sigmoid_binary_cross_entropy",
+    "-pa.mean(y * pa.log(w) + (1 - y) * pa.log(1 - w))": "binary_cross_entropy",
+    "pa.mean(pa.where(pa.abs(x - y) < 1, (x - y) ** 2 / 2, pa.abs(x - y) - 0.5))": "huber_loss smooth_l1_loss",
+    "pa.sum(pa.exp(y) * (y - x))": "kl_div",
+    # random numbers
+    "pa.random.bernoulli": "bernoulli",
+    "pa.random.choice_from_logits": "categorical multinomial",
+    "pa.random.Generator": "Generator PRNGKey default_rng",
+    "pa.random.get_state": "get_rng_state",
+    "pa.random.normal": "normal randn",
+    "pa.random.normal(x.shape)": "randn_like",
+    "pa.random.permutation": "randperm shuffle",
+    "pa.random.randint": "randint",
+    "pa.random.seed": "manual_seed seed",
+    "pa.random.set_state": "set_rng_state",
+    "pa.random.uniform": "rand uniform",
+    "pa.random.uniform(x.shape)": "rand_like",
+    # transforms, trees, devices
+    "pa.checkpoint": "remat",
+    "pa.compile": "jit",
+    "pa.custom_vjp": "custom_function custom_gradient",
+    "pa.evaluate": "pure_callback",
+    "pa.jvp": "jacfwd",
+    "pa.jvp(pa.grad(f), (x,), (y,))": "hessian hvp",
+    "pa.vjp": "jacobian jacrev",
+    "pa.stop_gradient": "detach",
+    "pa.tree": "pytree tree_util",
+    "pa.tree.leaves": "tree_flatten tree_leaves",
+    "pa.tree.map": "tree_map",
+    "pa.tree.unflatten": "tree_unflatten",
+    "pa.set_backend": "set_default_device",
+    "pa.use_backend": "default_device device",
+    "pa.synchronize": "async_eval block_until_ready eval",
+    "pa.get_matmul_precision": "get_float32_matmul_precision",
+    "pa.set_matmul_precision": "set_float32_matmul_precision",
+    "pa.use_matmul_precision": "default_matmul_precision",
+    "pa.memory_stats": "get_active_memory get_peak_memory memory_allocated max_memory_allocated",
+    "pa.load": "load_safetensors",
+    "pa.profile": "profiler",
+    "pa.save": "save_safetensors savez savez_compressed",
 }
-_IN_LINALG = """cholesky cross det diagonal eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet solve
-svd svdvals trace vector_norm""".split()
-OURS = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
-OURS |= {name: f"linalg.{name}" for name in _IN_LINALG} | {"norm": "linalg.vector_norm"}
+_ARRAY = {  # attributes and methods
+    "x.reshape(-1, 2)": "reshape_as resize unflatten view view_as",
+    "x.flatten()": "ravel",
+    "x.T": "H t",
+    "x.mT": "adjoint mH",
+    "x.ndim": "dim ndimension",
+    "x.size * x.dtype.itemsize": "nbytes",
+    "x.dtype.itemsize": "element_size itemsize",
+    "x.device": "devices get_device is_cuda",
+    "x.numpy().tobytes()": "tobytes tofile",
+    "x.to('numpy')": "cpu",
+    "x.to('opencl')": "cuda",
+    "x.astype(pa.bool)": "bool",
+    "x.astype(pa.uint8)": "byte",
+    "x.astype(pa.int16)": "short",
+    "x.astype(pa.int32)": "int",
+    "x.astype(pa.int64)": "long",
+    "x.astype(pa.float16)": "half",
+    "x.astype(pa.bfloat16)": "bfloat16",
+    "x.astype(pa.float32)": "float",
+    "x.astype(pa.float64)": "double",
+    "x.astype(y.dtype)": "type type_as",
+    "pa.stop_gradient(x)": "data detach",
+    "pa.grad(f)(x)": "backward grad grad_fn requires_grad requires_grad_ retain_grad",
+    "pa.synchronize()": "block_until_ready",
+    "pa.broadcast_to": "expand_as",
+    "x[i] = 0": "at index_copy_ index_fill_ scatter_",
+    "x[...] = y": "copy_",
+    "x[...] = 0": "fill fill_ zero_",
+    "x[x > 1] = 0": "masked_fill_",
+    "x += y": "add_",
+    "x -= y": "sub_",
+    "x *= y": "mul_",
+    "x /= y": "div_",
+    "x = pa.clip(x, min=0)": "clamp_ relu_",
+    "x = pa.random.normal(x.shape)": "normal_",
+    "x = pa.random.uniform(x.shape)": "uniform_",
+    "pa.scatter_add": "index_add_",
+    "pa.scatter_add_along_axis": "scatter_add_",
+    "pa.zeros(3, device=x.device)": "new_zeros",
+    "pa.ones(3, device=x.device)": "new_ones",
+    "pa.full(3, 0.5, device=x.device)": "new_full",
+    "pa.asarray([1, 2], device=x.device)": "new_tensor",
+}
+_NN = {
+    "pa": "functional",
+    "pa.nn.AdaptiveMeanPool": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d",
+    "pa.nn.BatchNorm": "BatchNorm1d BatchNorm2d BatchNorm3d",
+    "pa.nn.Conv2d": "Conv",
+    "pa.nn.ConvTranspose2d": "ConvTranspose",
+    "pa.nn.Dropout": "Dropout1d Dropout2d Dropout3d",
+    "pa.nn.Embedding": "Embed",
+    "pa.nn.InstanceNorm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d",
+    "pa.nn.Int8Linear": "QuantizedLinear",
+    "pa.nn.Linear": "Dense",
+    "pa.nn.MaxPool": "MaxPool1d MaxPool2d MaxPool3d",
+    "pa.nn.MeanPool": "AvgPool1d AvgPool2d AvgPool3d",
+    "pa.nn.MultiHeadAttention": "MultiHeadDotProductAttention MultiheadAttention",
+    "pa.nn.PositionalEncoding": "SinusoidalPositionalEncoding",
+    "pa.nn.TransformerBlock": "TransformerDecoderLayer TransformerEncoderLayer",
+    "pa.nn.quantised": "quantize",
+    "pa.nn.rotary": "RoPE",
+    "pa.nn.SiLU": "Swish",
+    "pa.interpolate": "Upsample",
+    "pa.cross_entropy": "CrossEntropyLoss NLLLoss",
+    "pa.mse": "MSELoss",
+    "pa.mean(pa.abs(x - y))": "L1Loss",
+    "pa.mean(pa.logaddexp(x, 0) - x * w)": "BCEWithLogitsLoss",
+    "pa.mean(pa.where(pa.abs(x - y) < 1, (x - y) ** 2 / 2, pa.abs(x - y) - 0.5))": "HuberLoss SmoothL1Loss",
+    "pa.sigmoid": "Sigmoid",
+    "pa.softmax": "Softmax",
+    "pa.log_softmax": "LogSoftmax",
+    "pa.tanh": "Tanh",
+    "pa.reshape": "Flatten",
+    "lambda x: x": "Identity",
+    "lambda x: pa.logaddexp(x, 0)": "Softplus",
+    "lambda x: pa.where(x > 0, x, 0.01 * x)": "LeakyReLU",
+    "lambda x: pa.where(x > 0, x, pa.expm1(x))": "ELU",
+}
+_MODULE = {  # methods of Modules
+    "model(x)": "forward",
+    "model.load_parameters(model.state_dict())": "load_state_dict load_weights update",
+    "model.modules()": "children named_children named_modules",
+    "model.named_parameters(only_trainable=True)": "trainable_parameters",
+    "model.freeze()": "requires_grad_",
+    "model.to('numpy')": "cpu",
+    "model.to('opencl')": "cuda",
+    "model.astype(pa.float16)": "half",
+    "model.astype(pa.bfloat16)": "bfloat16",
+    "model.astype(pa.float32)": "float",
+    "model.astype(pa.float64)": "double",
+    "pa.save(path, model.state_dict())": "save_weights",
+}
+_OPTIM = {
+    "pa.optim.Adam": "adam",
+    "pa.optim.AdamW": "adamw",
+    "pa.optim.LossScale": "GradScaler",
+    "pa.optim.SGD": "momentum sgd",
+    "pa.optim.accumulate": "MultiSteps",
+    "pa.optim.clip_by_global_norm": "clip_grad_norm clip_grad_norm_",
+    "pa.optim.constant": "ConstantLR constant_schedule",
+    "pa.optim.warmup_cosine": """CosineAnnealingLR OneCycleLR cosine_decay cosine_decay_schedule lr_scheduler
+        warmup_cosine_decay_schedule""",
+    "pa.optim.warmup_linear": "LinearLR linear_schedule",
+    "model, state = optimizer.update(grads, state, model)": "apply_updates",
+}
+_OPTIMIZER = {  # methods of optimizers
+    "model, state = optimizer.update(grads, state, model)": "apply_gradients step",
+    "state = optimizer.init(model)": "load_state_dict state state_dict",
+}
+_RANDOM = {
+    "pa.random.Generator": "PRNGKey Philox RandomState default_rng key",
+    "pa.random.choice_from_logits": "categorical multinomial",
+    "pa.random.drawing_from(pa.random.Generator(0))": "fold_in split",
+    "pa.random.get_state": "get_rng_state",
+    "pa.random.normal": "randn standard_normal",
+    "pa.random.permutation": "randperm shuffle",
+    "pa.random.randint": "integers random_integers",
+    "pa.random.seed": "manual_seed set_seed",
+    "pa.random.set_state": "set_rng_state",
+    "pa.random.uniform": "rand random random_sample ranf sample",
+    "x[pa.random.randint(0, x.shape[0], (5,))]": "choice",
+    "pa.exp(pa.random.normal((3,)))": "lognormal",
+    "-pa.log1p(-pa.random.uniform((3,)))": "exponential standard_exponential",
+    "-pa.log(-pa.log(pa.random.uniform((3,))))": "gumbel",
+}
+_LINALG = {
+    "pa.MatrixError": "LinAlgError",
+    "pa.linalg.diagonal": "diag",
+    "pa.linalg.matrix_transpose": "transpose",
+    "pa.linalg.solve": "cho_solve solve_triangular triangular_solve",
+    "pa.linalg.pinv(m) @ a": "lstsq",
+    "pa.linalg.svdvals(m)[0] / pa.linalg.svdvals(m)[-1]": "cond",
+}
+_TREE = {
+    "pa.tree.items": "flatten_with_path leaves_with_path map_with_path tree_flatten_with_path",
+    "pa.tree.leaves": "flatten tree_leaves",
+    "pa.tree.map": "map_structure multimap",
+}
+_COMPILE = {  # parameters
+    "constants = 'n'": "static_argnames static_argnums",
+    "donate = 'x'": "donate_argnames donate_argnums",
+    "captures = model": "inputs outputs",
+}
+# Names without an equivalent, and what to do instead.
+_INSTEAD = {
+    "gradients are recorded only within pa.grad, pa.vjp, pa.jvp": "no_grad enable_grad inference_mode set_grad_enabled",
+    "gradients are values that pa.grad returns, so nothing is reset": "zero_grad",
+    "write the function for a batch; ops take leading axes and broadcast": "vmap pmap",
+    "write a loop of Python; pa.compile unrolls it": "scan fori_loop while_loop",
+    "use pa.where, or `if` on an argument that is constant": "cond",
+    "state a backward rule by pa.custom_vjp; pa.jvp uses it": "custom_jvp",
+    "assign the array or Module to an attribute": "Parameter register_parameter register_buffer add_module",
+    "use a list or dict of Modules or arrays as an attribute": "ModuleList ModuleDict ParameterList ParameterDict",
+    "kernels take arrays of any layout, so leave it out": "contiguous is_contiguous pin_memory",
+    "there are no complex numbers": "complex64 complex128 cfloat cdouble view_as_complex view_as_real",
+    "compute the loss with model.astype(pa.bfloat16)": "autocast",
+    "use world.all_reduce or world.mean, where world = pa.distributed.init()": "psum pmean all_sum all_reduce",
+    "print programs() of the compiled function": "make_jaxpr",
+    "set POLYARR_COMPILE=0": "disable_jit",
+    "leave parameters out of weight decay by decays=, and of training by model.freeze()": "param_groups",
+}
+_INSTEAD_IN_COMPILE = {
+    "a function is always captured whole": "fullgraph",
+    "numbers may change; each shape is captured once": "dynamic shapeless",
+    "there is one mode, and POLYARR_CUDA_MEMORY=1 for CUDA graphs": "mode options",
+    "a function runs on the backend of its arrays": "backend device",
+}
+_IN_LINALG = """cholesky cross det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet solve svd
+svdvals trace vector_norm"""
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """Return the error message for a name that polyarr does not have."""
-    if name in OURS:
-        return f"polyarr has no {name!r}: {name} is called {OURS[name]} here"
-    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], n=1, cutoff=0.7)
-    return f"polyarr has no {name!r}" + (f"; did you mean {close[0]}?" if close else "")
+def _by_name(table: Mapping[str, str]) -> dict[str, str]:
+    return {theirs: ours for ours, names in table.items() for theirs in names.split()}
+
+
+# place -> their name -> what to write
+HINTS = {
+    "polyarr": {name: f"pa.linalg.{name}" for name in _IN_LINALG.split()} | _by_name(_FUNCTIONS),
+    "polyarr.nn": _by_name(_NN),
+    "polyarr.optim": _by_name(_OPTIM),
+    "polyarr.random": _by_name(_RANDOM),
+    "polyarr.linalg": _by_name(_LINALG),
+    "polyarr.tree": _by_name(_TREE),
+    "Array": _by_name(_ARRAY),
+    "Module": _by_name(_MODULE),
+    "Optimizer": _by_name(_OPTIMIZER),
+    "compile": _by_name(_COMPILE),
+}
+_SENTENCES, _COMPILE_SENTENCES = _by_name(_INSTEAD), _by_name(_INSTEAD_IN_COMPILE)
+
+
+def hint(place: str, name: str) -> str:
+    """Return what to do instead of using a name of another library, as the end of an error message, or ""."""
+    code = HINTS[place].get(name)
+    if not code and place not in ("Module", "Optimizer", "compile"):
+        public = getattr(sys.modules.get("polyarr"), "__all__", ())
+        code = f"pa.{name}" if place != "polyarr" and name in public else HINTS["polyarr"].get(name)
+    text = (_COMPILE_SENTENCES if place == "compile" else _SENTENCES).get(name)
+    return f"; write {code}" if code else f": {text}" if text else ""
+
+
+def unknown(place: str, name: str, known: Iterable[str]) -> str:
+    """Return the error message for a name that a module does not have."""
+    if found := hint(place, name):
+        return f"{place} has no {name!r}{found}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"{place} has no {name!r}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def answering(place: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
+    """Return the `__getattr__` of a module, which answers names that the module does not have."""
+
+    def answer(name: str) -> NoReturn:
+        raise AttributeError(unknown(place, name, known))
+
+    return answer
+
+
+def answer_attribute(place: str) -> Callable[[Any, str], NoReturn]:
+    """Return the `__getattr__` of a class, which answers names that its objects do not have."""
+
+    def answer(self: Any, name: str) -> NoReturn:
+        if not (found := hint(place, name)):
+            object.__getattribute__(self, name)  # Python's own error, which may be from inside a property
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{found}", name=name, obj=self)
+
+    answer.__name__, answer.__qualname__ = "__getattr__", f"{place}.__getattr__"
+    return answer
 
 
 def renamed(module: str, name: str, names: Mapping[str, str]) -> str:

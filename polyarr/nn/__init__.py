@@ -1,5 +1,8 @@
 """Layers: Modules are trees of arrays; calling one is a function of its arrays and inputs. Initializers, LoRA, int8."""
 
+from typing import TYPE_CHECKING
+
+from polyarr.core.names import answering
 from polyarr.nn.attention import KeyValueCache, MultiHeadAttention, TransformerBlock
 from polyarr.nn.convolution import (
     AdaptiveMeanPool,
@@ -78,3 +81,6 @@ __all__ = [
     "turns",
     "uniform",
 ]
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+    __getattr__ = answering(__name__, __all__)

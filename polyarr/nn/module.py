@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from polyarr import creation, ops, tree
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.names import answer_attribute
 from polyarr.core.spec import FLOATS, Spec, as_dtype, described
 
 _SETTINGS = {bool, int, float, str, type(None)}  # types that are never children
@@ -46,6 +47,9 @@ class Module:
     frozen = False
     is_state = False
     is_gradient = False
+
+    if not TYPE_CHECKING:  # to a type checker, every attribute would seem to be there
+        __getattr__ = answer_attribute("Module")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer; every Module defines its own."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.names import OURS, renamed
+from polyarr.core.names import answer_attribute, renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, described
 from polyarr.ops import catalogue, inner
@@ -243,14 +243,6 @@ def _assign(x: Array, key: Any, value: Any) -> None:
     x.rebind(found)
 
 
-def _unknown(x: Array, name: str) -> Any:
-    """Raise AttributeError, which names a function of polyarr that has this name or does this."""
-    ours = OURS.get(name, name)
-    is_function = "." in ours or callable(vars(sys.modules["polyarr"]).get(ours))
-    there = f"; there is polyarr.{ours}" if is_function and not name.startswith("_") else ""
-    raise AttributeError(f"'Array' object has no attribute {name!r}{there}", name=name, obj=x)
-
-
 METHODS = {
     "__getitem__": get_item,
     "__setitem__": _assign,
@@ -281,7 +273,7 @@ METHODS = {
 }
 for _name, _method in METHODS.items():
     _give(Array, _name, _method)
-_give(Array, "__getattr__", _unknown)
+_give(Array, "__getattr__", answer_attribute("Array"))
 
 
 if not TYPE_CHECKING:  # to a type checker, every name would seem to be there

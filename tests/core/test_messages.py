@@ -2,7 +2,6 @@
 
 import copy
 import math
-import operator
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import pytest
 
 import polyarr as pa
 from polyarr import plugins
-from polyarr.core import names
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import AxisError, BackendError, DtypeError, ShapeError
@@ -104,39 +102,6 @@ def test_a_call_that_does_not_fit_names_the_function_that_was_called() -> None:
             if re.search(r"<|\b_[a-z]", str(found.value)):
                 told.append(f"{name}: {found.value}")
     assert len(called) > 200 and told == []
-
-
-@pytest.mark.parametrize("theirs", names.OURS)
-def test_names_of_other_libraries_lead_to_ours(theirs: str) -> None:
-    ours = names.OURS[theirs]
-    assert operator.attrgetter(ours)(pa) is not None and not hasattr(pa, theirs)
-    with pytest.raises(AttributeError, match=f"^polyarr has no '{theirs}': {theirs} is called {ours} here$"):
-        getattr(pa, theirs)
-
-
-def test_other_names_lead_to_the_nearest() -> None:
-    with pytest.raises(AttributeError, match=r"^polyarr has no 'sofmax'; did you mean softmax\?$"):
-        pa.sofmax  # noqa: B018
-    with pytest.raises(AttributeError, match=r"^polyarr has no 'zzzzzz'$"):
-        pa.zzzzzz  # noqa: B018
-    with pytest.raises(ImportError, match="zzzzzz"):
-        from polyarr import zzzzzz  # noqa: F401
-    with pytest.raises(AttributeError, match=r"^polyarr has no 'volume'$"):  # "divide" would be no help
-        pa.volume  # noqa: B018
-    from polyarr import training  # a part that the package does not load by itself
-
-    assert training.__name__ == "polyarr.training"
-
-
-@pytest.mark.parametrize(
-    ("name", "there"),
-    [("cumsum", "cumulative_sum"), ("exp", "exp"), ("ravel", "reshape"), ("inverse", ""), ("inv", "linalg.inv")],
-)
-def test_what_is_no_method_leads_to_a_function(name: str, there: str) -> None:
-    end = f"; there is polyarr\\.{there}" if there else ""
-    with pytest.raises(AttributeError, match=f"^'Array' object has no attribute '{name}'{end}$"):
-        getattr(matrix(), name)
-    assert not hasattr(matrix(), "__array_interface__")
 
 
 # ---- arguments of a wrong kind -----------------------------------------------------------------------------------

@@ -179,7 +179,6 @@ OPERATORS = {
 
 def _methods() -> list[str]:
     given = {name: value for name, value in vars(Array).items() if _home(value).startswith("polyarr.ops")}
-    del given["__getattr__"]  # to type checkers, every name would seem to be there
     return [f"    @property\n    def {name}(self) -> Array: ...\n" if isinstance(value, property)
             else f"    def {name}{_method(name, value)}\n" for name, value in given.items()]  # fmt: skip
 

@@ -1,0 +1,157 @@
+"""Names of other libraries: what the error says to write instead runs, and computes the same."""
+
+import re
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.core import names
+from tests.installing import ROOT
+
+PLACES = {
+    "polyarr": pa, "polyarr.nn": pa.nn, "polyarr.optim": pa.optim, "polyarr.random": pa.random,
+    "polyarr.linalg": pa.linalg, "polyarr.tree": pa.tree, "Array": pa.Array, "Module": pa.nn.Module,
+    "Optimizer": pa.optim.Optimizer, "compile": pa.compile,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "theirs"), [(place, name) for place in PLACES for name in names.HINTS[place]])
+def test_names_of_other_libraries_lead_to_what_to_write(place: str, theirs: str) -> None:
+    code = names.HINTS[place][theirs]
+    assert not hasattr(PLACES[place], theirs)
+    assert names.hint(place, theirs) == f"; write {code}"
+    assert names.unknown(place, theirs, []) == f"{place} has no '{theirs}'; write {code}"
+
+
+@pytest.mark.parametrize("code", sorted({code for hints in names.HINTS.values() for code in hints.values()}))
+def test_what_to_write_instead_of_other_libraries_names_runs(code: str, on_numpy, tmp_path) -> None:
+    if "opencl" in code:
+        pytest.importorskip("pyopencl")
+    model, optimizer = pa.nn.Linear(3, 2), pa.optim.SGD(lr=0.1)
+    grads = pa.tree.map(pa.ones_like, model)
+    given = {
+        "pa": pa, "x": pa.asarray([[0.5, -1.0, 2.0], [3.0, 0.25, -0.5]]), "y": pa.ones((2, 3)),
+        "w": pa.full((2, 3), 0.5), "m": pa.eye(3) * 2, "a": pa.asarray([3.0, 1.0, 2.0]),
+        "b": pa.asarray([1.0, 2.0, 5.0]), "i": pa.asarray([0, 1]), "n": 4, "q": 0.5, "f": lambda x: pa.sum(x**2),
+        "model": model, "optimizer": optimizer, "grads": grads, "state": optimizer.init(model),
+        "path": tmp_path / "weights.safetensors",
+    }  # fmt: skip
+    exec(code, given)
+
+
+@pytest.mark.parametrize("name", ["allclose", "average", "cbrt", "deg2rad", "exp2", "fliplr", "flipud", "frac", "fmod",
+    "heaviside", "hstack", "isclose", "kron", "median", "nanmean", "nanstd", "nansum", "nan_to_num", "ptp", "rot90",
+    "sinc", "trapezoid", "vstack", "argwhere", "bincount", "union1d", "intersect1d", "setdiff1d", "tri"])  # fmt: skip
+def test_what_to_write_computes_what_numpy_does(name: str, on_numpy) -> None:
+    x, y = np.float32([[0.5, -1.0, 2.0], [3.0, 0.0, -0.5]]), np.float32([[2, 3, 4], [5, 6, 7]])
+    a, b, i = np.float32([3, 1, 2]), np.float32([1, 2, 5]), np.int64([0, 2, 2])
+    if name.startswith("nan"):
+        x[0, 1] = np.nan
+    calls = {
+        "hstack": ((x, y),), "vstack": ((x, y),), "median": (a,), "trapezoid": (a,), "bincount": (i, None, 4),
+        "union1d": (a, b), "intersect1d": (a, b), "setdiff1d": (a, b), "tri": (4,), "average": (x, None, y),
+    } | dict.fromkeys(["allclose", "fmod", "heaviside", "isclose", "kron"], (x, y))  # fmt: skip
+    expected = x - np.trunc(x) if name == "frac" else getattr(np, name)(*calls.get(name, (x,)))
+    given = {n: pa.asarray(v) for n, v in {"x": x, "y": y, "a": a, "b": b, "i": i, "w": y}.items()}
+    found = eval(names.HINTS["polyarr"][name], {"pa": pa, "n": 4, **given})
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_names_without_an_equivalent_say_what_to_do() -> None:
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'no_grad': gradients are recorded only within pa\.grad"):
+        pa.no_grad  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'ModuleList': use a list or dict of Modules"):
+        pa.nn.ModuleList  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^'Linear' object has no attribute 'zero_grad': gradients are values"):
+        pa.nn.Linear(2, 2).zero_grad()
+    with pytest.raises(AttributeError, match=r"^'SGD' object has no attribute 'step'; write model, state = optimizer"):
+        pa.optim.SGD(lr=0.1).step()
+    with pytest.raises(AttributeError, match=r"^polyarr.random has no 'split'; write pa.random.drawing_from"):
+        pa.random.split  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'relu'; write pa.relu$"):
+        pa.nn.relu  # noqa: B018
+
+
+def test_other_names_lead_to_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'sofmax'; did you mean softmax\?$"):
+        pa.sofmax  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'zzzzzz'$"):
+        pa.zzzzzz  # noqa: B018
+    with pytest.raises(ImportError, match="zzzzzz"):
+        from polyarr import zzzzzz  # noqa: F401
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'volume'$"):  # "divide" would be no help
+        pa.volume  # noqa: B018
+    from polyarr import training  # a part that the package does not load by itself
+
+    assert training.__name__ == "polyarr.training"
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [("cumsum", "pa.cumulative_sum"), ("exp", "pa.exp"), ("ravel", r"x\.flatten\(\)"), ("sideways", ""),
+     ("inv", "pa.linalg.inv")],
+)
+def test_what_is_no_method_leads_to_a_function(name: str, there: str) -> None:
+    end = f"; write {there}" if there else ""
+    with pytest.raises(AttributeError, match=f"^'Array' object has no attribute '{name}'{end}$"):
+        getattr(pa.ones((2, 3)), name)
+    assert not hasattr(pa.ones((2, 3)), "__array_interface__")
+
+
+def test_the_error_inside_a_property_is_shown() -> None:
+    class Broken(pa.nn.Module):
+        @property
+        def width(self) -> int:
+            return self.wieght.shape[0]
+
+    with pytest.raises(AttributeError, match=r"^'Broken' object has no attribute 'wieght'$"):
+        Broken().width  # noqa: B018
+
+
+def test_every_table_has_a_place() -> None:
+    assert PLACES.keys() == names.HINTS.keys()
+
+
+def test_parameters_of_compile_are_answered() -> None:
+    with pytest.raises(TypeError, match=r"^compile: there is no parameter 'static_argnames'; write constants = 'n'$"):
+        pa.compile(lambda x, n: x, static_argnames="n")
+    with pytest.raises(TypeError, match=r"^compile: there is no parameter 'fullgraph': a function is always captured"):
+        pa.compile(fullgraph=True)
+
+
+# ---- the page of equivalents ---------------------------------------------------------------------------------------
+
+PREFIXES = {
+    "np": "polyarr", "torch": "polyarr", "jnp": "polyarr", "jax": "polyarr", "mx": "polyarr", "F": "polyarr",
+    "nn": "polyarr.nn", "x": "Array", "model": "Module", "optax": "polyarr.optim", "optimizer": "Optimizer",
+}  # fmt: skip
+MODULES = {name: f"polyarr.{name}" for name in ("linalg", "random", "optim", "tree")} | {"amp": "polyarr.optim"}
+FOREIGN = re.compile(rf"\b({'|'.join(PREFIXES)})\.((?:\w+\.)*)(\w+)")
+# Names of modules, and those that mean something else elsewhere.
+NO_NAME = {"gradcheck", "check_grads", "CUDAGraph", "Function", "initialize", "init", "func", "dlpack", "trace", "at"}
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Return (place, their name, our cell) of docs/coming-from.md."""
+    found = []
+    for line in (ROOT / "docs" / "coming-from.md").read_text().splitlines():
+        *theirs, ours = line.strip("| ").split("|") if line.startswith("| ") else [""]
+        for prefix, inner, name in FOREIGN.findall(" ".join(re.findall(r"`[^`]+`", "|".join(theirs)))):
+            place = MODULES.get(inner.rstrip(".").rpartition(".")[2], PREFIXES[prefix])
+            found.append((place, name, ours))
+    return found
+
+
+@pytest.mark.parametrize(("place", "name", "ours"), rows())
+def test_the_page_of_equivalents_agrees_with_the_errors(place: str, name: str, ours: str) -> None:
+    if hasattr(PLACES[place], name) or name in NO_NAME:
+        return
+    code = names.HINTS[place].get(name) or names.hint(place, name)
+    written = re.findall(r"(?:pa|x|model|optimizer|world|programs|POLYARR_\w+)\b(?:\.\w+)*", code)
+    assert code and any(w in ours for w in written), f"{name}: the error says {code!r}, the page {ours}"
+
+
+def test_the_page_has_the_parameters_of_compile() -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+    assert [name for name in names.HINTS["compile"] if f"`{name}" not in page] == []
