@@ -46,11 +46,11 @@ types: venv
 # another's; each is one core's work, without more threads that wait for products.
 suite: export OPENBLAS_NUM_THREADS := 1
 suite: venv
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --skips $(SKIPS)/make-suite.json
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --reuse --skips $(SKIPS)/make-suite.json
 
 # Beside the tests, for it keeps one core busy only.
 sanitized: venv
-	$(BIN)/python tests/sanitize/run.py --if-installed
+	$(BIN)/python tests/sanitize/run.py --if-installed --reuse
 
 # What compares with transformers, where its environment is there; without it, nothing is downloaded for it.
 beside:
