@@ -129,6 +129,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for line in lines_of(r.longrepr[2] for r in skipped if "conformance.py" not in r.nodeid):
         terminalreporter.write_line(f"skipped {line}", yellow=True)
     if file := terminalreporter.config.getoption("skips"):
-        ran = sum(len(terminalreporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "xfailed"))
+        reuse = terminalreporter.config.pluginmanager.get_plugin("polyarr-reuse")
+        reused = reuse.reused if reuse else 0
+        ran = sum(len(terminalreporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "xfailed")) - reused
+        found = {"ran": ran, "reused": reused, "skipped": [r.longrepr[2] for r in skipped]}
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(json.dumps({"ran": ran, "skipped": [r.longrepr[2] for r in skipped]}))
+        Path(file).write_text(json.dumps(found))
