@@ -1,4 +1,5 @@
 # make demo: train a small GPT and let it write.  make test: every check.  Both work in a fresh clone.
+# make check: lint, types, and the tests of what has changed.
 PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INTEL := .venv-intel
@@ -6,7 +7,7 @@ BESIDE := .venv-transformers
 SKIPS := build/skips
 JOBS ?= 2
 
-.PHONY: venv demo docs stubs test types suite sanitized beside thorough test-intel test-mesa test-transformers sanitize bench clean
+.PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers sanitize bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,6 +33,11 @@ docs: venv
 stubs: venv
 	$(BIN)/python -m tests.typed.stubs
 
+check: export OPENBLAS_NUM_THREADS := 1
+check: types
+	$(BIN)/ruff check .
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --reuse tests/test_architecture.py $$($(BIN)/python -m tests.changed)
+
 test: venv
 	$(BIN)/ruff check .
 	rm -rf $(SKIPS)
@@ -46,11 +52,11 @@ types: venv
 # another's; each is one core's work, without more threads that wait for products.
 suite: export OPENBLAS_NUM_THREADS := 1
 suite: venv
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --skips $(SKIPS)/make-suite.json
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --reuse --skips $(SKIPS)/make-suite.json
 
 # Beside the tests, for it keeps one core busy only.
 sanitized: venv
-	$(BIN)/python tests/sanitize/run.py --if-installed
+	$(BIN)/python tests/sanitize/run.py --if-installed --reuse
 
 # What compares with transformers, where its environment is there; without it, nothing is downloaded for it.
 beside:
@@ -59,9 +65,10 @@ beside:
 # As tests/conftest.py has it.
 thorough test-intel: export POLYARR_CHECK_LAUNCHES := 1
 
-# The conformance kit with many more examples.
+# The conformance kit with many more examples, and its own tests; nothing is taken from the cache.
 thorough: venv
 	$(BIN)/pytest -q -n $(JOBS) --polyarr-thorough polyarr/testing/conformance.py
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal tests/testing
 
 # The conformance kit on Intel's OpenCL runtime, which takes 900 MB and so an environment of its own.
 test-intel: $(INTEL)/ready

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
+from tests.passed import BACKENDS, MARK, ROOT, Group, group_of
 from tests.skips import lines_of
 
 os.environ.setdefault("POLYARR_CHECK_LAUNCHES", "1")  # before any device starts
@@ -35,13 +36,72 @@ settings.register_profile("thorough", max_examples=200, **_common)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare --skips."""
+    """Declare --skips and --reuse."""
     parser.addoption("--skips", metavar="FILE", help="write why tests were skipped, for `python -m tests.skips`")
+    parser.addoption("--reuse", action="store_true", help="run no test again that passed here: see tests/passed.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the hypothesis profile."""
+    """Load the hypothesis profile, and reuse what passed if that is asked for."""
     settings.load_profile("thorough" if config.getoption("polyarr_thorough") else "fast")
+    config.addinivalue_line("markers", f"{MARK}: the tests depend on nothing but what their file imports")
+    if config.getoption("reuse"):
+        config.pluginmanager.register(Reuse(config), "polyarr-reuse")
+
+
+class Reuse:
+    """Passes tests without a run that passed before, and notes in the first process which tests pass."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.is_worker = config, hasattr(config, "workerinput")
+        self.passed: dict[tuple[str, str], set[str]] = {}  # by file and backend
+        self.reused = 0
+
+    def group(self, file: str, backend: str) -> Group:
+        """Return the group of tests of a file on a backend."""
+        names = ("level", "seed", "thorough", "few_shapes")
+        options = repr([self.config.getoption(f"polyarr_{name}") for name in names])
+        return group_of(ROOT / file, backend, options)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Note in each test's properties the group that it is in."""
+        for item in items:
+            is_case = item.path == ROOT / "polyarr" / "testing" / "conformance.py"
+            if is_case or item.get_closest_marker(MARK):
+                backend = item.callspec.params.get("polyarr_backend", "") if hasattr(item, "callspec") else ""
+                if backend in ("", *BACKENDS):
+                    item.user_properties.append((MARK, (str(item.path.relative_to(ROOT)), backend)))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Leave out the call of a test that passed before."""
+        where = dict(pyfuncitem.user_properties).get(MARK)
+        if where and pyfuncitem.nodeid in self.group(*where).passed:
+            pyfuncitem.user_properties.append(("reused", True))
+            return True
+        return None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note what passed in full: the kit gives an outcome of its own to what it could check only in part."""
+        facts = dict(report.user_properties)
+        if not self.is_worker and MARK in facts:
+            known = self.passed.setdefault(tuple(facts[MARK]), set())
+            if report.when == "call" and report.outcome == "passed" and "polyarr_outcome" not in facts:
+                known.add(report.nodeid)
+                self.reused += "reused" in facts
+            elif report.outcome == "failed":
+                known.discard(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what passed."""
+        for where, tests in self.passed.items():
+            if tests:
+                self.group(*where).add(tests)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print how many tests were not run."""
+        terminalreporter.write_line(f"{self.reused} of the tests that passed are from build/passed: not run again")
 
 
 def pytest_collection_finish() -> None:
@@ -69,6 +129,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for line in lines_of(r.longrepr[2] for r in skipped if "conformance.py" not in r.nodeid):
         terminalreporter.write_line(f"skipped {line}", yellow=True)
     if file := terminalreporter.config.getoption("skips"):
-        ran = sum(len(terminalreporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "xfailed"))
+        reuse = terminalreporter.config.pluginmanager.get_plugin("polyarr-reuse")
+        reused = reuse.reused if reuse else 0
+        ran = sum(len(terminalreporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "xfailed")) - reused
+        found = {"ran": ran, "reused": reused, "skipped": [r.longrepr[2] for r in skipped]}
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(json.dumps({"ran": ran, "skipped": [r.longrepr[2] for r in skipped]}))
+        Path(file).write_text(json.dumps(found))

@@ -67,12 +67,13 @@ def lines_of(reasons: Iterable[str], most: int = MOST) -> Iterator[str]:
 def page(runs: dict[str, dict], targets: str) -> Iterator[str]:
     """Return the summary.
 
-    `runs` maps names to what --skips wrote: the number of tests run, and the reasons of skips. `targets` are those of
-    the Makefile, which need not have all parts.
+    `runs` maps names to what --skips wrote: the number of tests run, how many passed in an earlier run instead, and the
+    reasons of skips. `targets` are those of the Makefile, which need not have all parts.
     """
     yield "What was not checked here"
     for name, run in runs.items():
-        yield f"\n{name}: {run['ran']:,} tests ran, {len(run['skipped']):,} were skipped"
+        reused = f"{run['reused']:,} passed in an earlier run, " if run.get("reused") else ""
+        yield f"\n{name}: {run['ran']:,} tests ran, {reused}{len(run['skipped']):,} were skipped"
         yield from lines_of(run["skipped"])
     parts = [(part, part.ran()) for part in PARTS if f"\n{part.target}:" in targets]
     yield "\nChecks of their own"

@@ -27,6 +27,8 @@ def test_the_page_says_what_ran(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/oclgrind")
     text = "\n".join(page({"make suite": {"ran": 1200, "skipped": ["no CPU"]}}, MAKEFILE))
     assert "\nmake suite: 1,200 tests ran, 1 were skipped\n     1  no CPU\n" in text
+    again = "\n".join(page({"make suite": {"ran": 200, "reused": 1000, "skipped": []}}, MAKEFILE))
+    assert "\nmake suite: 200 tests ran, 1,000 passed in an earlier run, 0 were skipped\n" in again
     assert "\n  ran      every OpenCL kernel under Oclgrind\n" in text
     assert re.search(r"\n  did not  the conformance kit on Intel's OpenCL: make test-intel", text)
     monkeypatch.setattr("shutil.which", lambda name: None)

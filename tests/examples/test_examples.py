@@ -103,11 +103,19 @@ def failing(backend, effort, cases=CASES):
     return found
 
 
-def test_an_example_passes_the_kit(name):
-    """The whole kit with fewer examples; the example's own tests run it in full."""
+@pytest.mark.parametrize("check", dict.fromkeys(case.check for case in CASES))
+def test_the_smallest_one_passes_the_kit(tmp_path, check):
+    """The whole kit with fewer examples; an example's own tests run it in full."""
+    with installed(EXAMPLES / BACKENDS["tiny"], into=tmp_path):
+        assert failing(get_backend("tiny"), Effort(examples=2), [c for c in CASES if c.check == check]) == {}
+
+
+@pytest.mark.parametrize("name", ["template", "torch"], indirect=True)
+@pytest.mark.parametrize("check", ["forward", "backward", "backend"])
+def test_an_example_passes_the_main_checks(name, check):
     file = EXAMPLES / BACKENDS[name] / "known_failures.toml"
     known = tomllib.loads(file.read_text())["failures"] if file.exists() else {}
-    found = failing(get_backend(name), Effort(examples=2))
+    found = failing(get_backend(name), Effort(examples=2), [c for c in CASES if c.check == check])
     assert {case: error for case, error in found.items() if case not in known} == {}
 
 

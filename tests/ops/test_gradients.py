@@ -11,6 +11,8 @@ from polyarr.core.backend import Backend
 from polyarr.core.op import OPS, Op
 from polyarr.testing import SAMPLES, checks
 
+pytestmark = pytest.mark.imports_only
+
 SMOOTH = [op for op in OPS if op in SAMPLES and SAMPLES[op].smooth]
 each = pytest.mark.parametrize("op", SMOOTH, ids=[op.name for op in SMOOTH])
 

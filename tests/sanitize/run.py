@@ -1,6 +1,6 @@
 """Run every OpenCL kernel under Oclgrind, which checks bounds, uninitialized values, data races and barriers.
 
-    python tests/sanitize/run.py [--if-installed] [--only TEXT] [--variant cpu|gpu] [--times]
+    python tests/sanitize/run.py [--if-installed] [--reuse] [--only TEXT] [--variant cpu|gpu] [--times]
 
 Oclgrind is an interpreter, so shapes are tiny. Allocations are exact, work is split into small pieces, and the GPU
 kernels run too. A planted race and a planted overrun must be reported; any other finding is an error, and so is a
@@ -18,6 +18,10 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.passed import Group, backend_files, dependencies, key_of
 
 OCLGRIND = (
     "oclgrind",
@@ -52,6 +56,7 @@ EXPECTED = {("planted_race", "planted.cl:5", "race"), ("planted_overrun", "plant
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--if-installed", action="store_true", help="succeed where oclgrind is not installed")
+    parser.add_argument("--reuse", action="store_true", help="succeed where this passed and nothing has changed since")
     parser.add_argument("--only", default="", help="only the cases whose name contains this")
     parser.add_argument("--variant", choices=("cpu", "gpu"), help="only the kernels for these devices")
     parser.add_argument("--times", action="store_true", help="print how long each case takes")
@@ -61,6 +66,10 @@ def main() -> int:
     if shutil.which(OCLGRIND[0]) is None:
         print(f"sanitize: {'skipped' if options.if_installed else 'cannot run'}: {MISSING}")
         return 0 if options.if_installed else 1
+    passed = known()
+    if options.reuse and "all" in passed.passed:
+        print(f"sanitize: no findings in an earlier run, and nothing has changed since: {passed.file}")
+        return 0
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         done = subprocess.run(
             [*OCLGRIND, "--log", log.name, sys.executable, *sys.argv], stderr=subprocess.PIPE, text=True, check=False
@@ -69,7 +78,16 @@ def main() -> int:
     sys.stderr.write(noise.sub("", done.stderr))
     if done.returncode not in (0, 1):
         print("sanitize: oclgrind gave up; --times shows after which case")
+    if done.returncode == 0 and not options.only and not options.variant:
+        passed.add(["all"])
     return done.returncode
+
+
+def known() -> Group:
+    """Return what passed with these kernels, launchers and cases under this Oclgrind."""
+    program = Path(shutil.which(OCLGRIND[0]) or "").stat()
+    files = dependencies(*Path(__file__).parent.glob("*.py")) | backend_files("opencl")
+    return Group("sanitize", key_of(files, program.st_size, program.st_mtime_ns))
 
 
 # ---- under Oclgrind --------------------------------------------------------------------------------------------

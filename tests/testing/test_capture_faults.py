@@ -15,6 +15,8 @@ from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import CheckFailure
 from tests.helpers.opencl_modules import opencl_modules
 
+pytestmark = pytest.mark.imports_only
+
 CASES = {case.name: case for case in cases() if case.check == "captured"}
 
 

@@ -10,6 +10,8 @@ from polyarr.testing import CheckFailure, Data, Sample
 from polyarr.testing import cases as drawing
 from polyarr.testing.cases import KINDS
 
+pytestmark = pytest.mark.imports_only
+
 
 def test_of_each_op_with_a_case_of_aliases_some_inputs_are_alike():
     """Otherwise the case would be skipped on every backend with a wrong reason."""

@@ -12,6 +12,8 @@ from polyarr.testing import CheckFailure, Data, Sample, checks
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import close
 
+pytestmark = pytest.mark.imports_only
+
 COMPUTE = (
     ops.add, ops.subtract, ops.multiply, ops.divide, ops.floor_divide, ops.remainder, ops.maximum, ops.negative,
     ops.abs, ops.sign, ops.floor, ops.log, ops.sqrt, ops.square, ops.less, ops.nextafter, ops.sum, ops.hypot,

@@ -39,6 +39,8 @@ from tests.testing.negative_controls import (  # they fill the table
 )
 from tests.testing.negative_controls.table import FAULTS, with_kernels
 
+pytestmark = pytest.mark.imports_only
+
 CASES = {case.name: case for case in cases()}
 NAMES = {op.name for op in pairs.PAIRS}
 OF_PAIRS = [c.name for c in CASES.values() if c.subject in NAMES and c.level not in ("huge", "endurance")]

@@ -19,6 +19,8 @@ from polyarr.testing.cases import cases
 from tests.testing.negative_controls.table import with_kernels
 from tests.testing.test_negative_controls import verdict
 
+pytestmark = pytest.mark.imports_only
+
 ALL = [getattr(ops, case.subject) for case in cases() if case.check == "forward"]
 OPS = [op for op in ALL if inspect.signature(op).parameters.keys() - set(op.inputs)]
 ANY = "any value gives the same result"
