@@ -62,7 +62,7 @@ class Alone:
         return float(loss)
 
 
-class Together:
+class Collectives:
     """The step of one of several ranks: a captured gradient, the mean over ranks, a captured update."""
 
     def __init__(self, recipe, model, world, wire):
@@ -162,7 +162,7 @@ def ways(world, with_mpi):
     from mpi4py import MPI
 
     backend, host = pa.get_backend(), HostTransport(world.link)
-    windows = backend._replace(together=backend.together and backend.together._replace(meeting=None))
+    windows = backend._replace(collectives=backend.collectives and backend.collectives._replace(rendezvous=None))
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     through = over_devices(world.link, windows, host, lambda nbytes: shared_by(MPI, local, nbytes))
     found = {transport.name: transport for transport in (world.transport, through, *([host] if with_mpi else []))}
@@ -190,7 +190,7 @@ def measure_steps(options, recipe, worlds, rows, found):
     steps = {"polyarr": lambda: Alone(recipe, fresh(options, recipe))}
     if world.size > 1:
         steps = {
-            f"polyarr, {w.transport.name}": lambda w=w: Together(recipe, fresh(options, recipe), w, options.wire)
+            f"polyarr, {w.transport.name}": lambda w=w: Collectives(recipe, fresh(options, recipe), w, options.wire)
             for w in worlds
         }
     if torch is not None:
@@ -199,7 +199,7 @@ def measure_steps(options, recipe, worlds, rows, found):
         step = make()
         losses, times = timed(world, step, batches, options.steps)
         found["steps"][f"{name}/{rows}"] = {"losses": losses, "seconds": times}
-        if type(step) is Together:
+        if type(step) is Collectives:
             for batch in batches * 2:
                 step.in_parts(batch)
             found["parts"][name] = {part: statistics.median(t[1:]) for part, t in step.parts.items()}

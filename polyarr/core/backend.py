@@ -121,38 +121,38 @@ class DLPack(NamedTuple):
 Reduce = Callable[[Sequence[Any], np.dtype, str], list[Any]]
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """A device-to-device collectives library (such as NCCL) and how to create a communicator with it.
 
     Attributes:
         place: Identifier of the device within its machine. Two ranks on one device cannot form a communicator.
         library: Name and version of the library; must be equal on all ranks.
         dtypes: dtypes that the library reduces.
-        ticket: () -> unique id of a new communicator. Rank 0 creates it and sends it to the other ranks.
+        unique_id: () -> unique id of a new communicator. Rank 0 creates it and sends it to the other ranks.
         join: (unique id, rank, size) -> Reduce: the all-reduce of the communicator. Returns when all ranks have joined.
     """
 
     place: str
     library: str
     dtypes: frozenset[np.dtype]
-    ticket: Callable[[], bytes]
+    unique_id: Callable[[], bytes]
     join: Callable[[bytes, int, int], Reduce]
 
 
-class Together(NamedTuple):
+class Collectives(NamedTuple):
     """All-reduce of buffers across processes.
 
     Attributes:
-        meeting: () -> Meeting. Raises BackendError with the reason if the library is not available. None: not
+        rendezvous: () -> Rendezvous. Raises BackendError with the reason if the library is not available. None: not
             supported.
-        windows: (shared memory of each rank as bytes, own rank, barrier) -> Reduce: the all-reduce of floating-point
+        shared_memory: (memory of each rank as bytes, own rank, barrier) -> Reduce: the all-reduce of floating-point
             buffers through host memory that all ranks of a host map. None: not supported.
         settle: Completes deferred all-reduces, so that no rank waits for this one. An all-reduce may be deferred until
             more work is enqueued.
     """
 
-    meeting: Callable[[], Meeting] | None = None
-    windows: Callable[[Sequence[np.ndarray], int, Callable[[], Any]], Reduce] | None = None
+    rendezvous: Callable[[], Rendezvous] | None = None
+    shared_memory: Callable[[Sequence[np.ndarray], int, Callable[[], Any]], Reduce] | None = None
     settle: Callable[[], None] = lambda: None
 
 
@@ -230,7 +230,7 @@ class Backend(NamedTuple):
     dlpack: DLPack | None = None
     replay: Callable[[Program, Run], Run] | None = None
     fusion: Fusion | None = None
-    together: Together | None = None
+    collectives: Collectives | None = None
 
     def meets(self, other: "Backend") -> bool:
         """Return whether arrays of the two backends may be inputs of one op."""

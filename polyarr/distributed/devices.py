@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.core.array import Array
-from polyarr.core.backend import Backend, Meeting, Reduce, Together
+from polyarr.core.backend import Backend, Collectives, Reduce, Rendezvous
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import FLOATS
 from polyarr.distributed.link import Link
@@ -60,22 +60,22 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
         host: Transport through host memory.
         share: (bytes) -> shared memory of each rank; None if the ranks run on several hosts.
     """
-    together = backend.together or Together()
-    link.settle = together.settle
-    meeting, offer = _offer(together)
+    collectives = backend.collectives or Collectives()
+    link.settle = collectives.settle
+    rendezvous, offer = _offer(collectives)
     offers = [json.loads(text) for text in link.texts(json.dumps(offer))]
     if any("why" in offer or "library" in offer for offer in offers):
         reduce, why = None, _why_not(offers)
         if not why:
-            reduce, why = _join(link, meeting)
+            reduce, why = _join(link, rendezvous)
         if not why:
-            return DeviceTransport(meeting.library, backend, meeting.dtypes, reduce, host)
+            return DeviceTransport(rendezvous.library, backend, rendezvous.dtypes, reduce, host)
         if link.rank == 0:
             warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)
     window = min(min(offer["window"] for offer in offers) // link.size // PAGE * PAGE, MAX_WINDOW_BYTES)
-    if together.windows is None or share is None or not window:
+    if collectives.shared_memory is None or share is None or not window:
         return host
-    reduce = together.windows(share(window), link.rank, partial(link.gather, b"."))
+    reduce = collectives.shared_memory(share(window), link.rank, partial(link.gather, b"."))
     return DeviceTransport("memory that all ranks see", backend, backend.dtypes & frozenset(FLOATS), reduce, host)
 
 
@@ -92,18 +92,19 @@ def shared_by(mpi: Any, local: Any, nbytes: int) -> list[np.ndarray]:
     return [memory[-memory.ctypes.data % PAGE :][:nbytes] for memory in found]
 
 
-def _offer(together: Together) -> tuple[Any, Offer]:
+def _offer(collectives: Collectives) -> tuple[Any, Offer]:
     """Return the collectives library of this rank, or None, and the description of it for the other ranks."""
     room = os.statvfs(SHARED) if os.path.isdir(SHARED) else None
-    window = room.f_bavail * room.f_frsize // 2 if room and together.windows else 0
+    window = room.f_bavail * room.f_frsize // 2 if room and collectives.shared_memory else 0
     offer: Offer = {"window": window}
-    if together.meeting is None:
+    if collectives.rendezvous is None:
         return None, offer
     try:
-        meeting = together.meeting()
+        rendezvous = collectives.rendezvous()
     except BackendError as error:
         return None, {**offer, "why": str(error)}
-    return meeting, {**offer, "library": meeting.library, "device": f"device {meeting.place} of {platform.node()}"}
+    place = f"device {rendezvous.place} of {platform.node()}"
+    return rendezvous, {**offer, "library": rendezvous.library, "device": place}
 
 
 def _why_not(offers: Sequence[Offer]) -> str:
@@ -117,17 +118,17 @@ def _why_not(offers: Sequence[Offer]) -> str:
     return f"{count} ranks are on {device}" if count > 1 else ""
 
 
-def _join(link: Link, meeting: Meeting) -> tuple[Any, str]:
+def _join(link: Link, rendezvous: Rendezvous) -> tuple[Any, str]:
     """Join the ranks to a communicator; return (all-reduce, "") or (None, reason)."""
-    ticket, why, reduce = "", "", None
+    unique_id, why, reduce = "", "", None
     try:
-        ticket = meeting.ticket().hex() if link.rank == 0 else ""
+        unique_id = rendezvous.unique_id().hex() if link.rank == 0 else ""
     except BackendError as error:
         why = str(error)
-    ticket = link.texts(ticket)[0]
-    if ticket:
+    unique_id = link.texts(unique_id)[0]
+    if unique_id:
         try:
-            reduce = meeting.join(bytes.fromhex(ticket), link.rank, link.size)
+            reduce = rendezvous.join(bytes.fromhex(unique_id), link.rank, link.size)
         except BackendError as error:
             why = str(error)
     reasons = [f"rank {rank}: {text}" for rank, text in enumerate(link.texts(why)) if text]

@@ -187,7 +187,7 @@ class MultiHeadAttention(Module):
         t = x.shape[1]
         q, k, v = self._projected(x, turned)  # (B, H, T, D), twice (B, K, T, D)
         if cache is not None:
-            cache.put(k, v, 0 if position is None else position, together=turned is None)
+            cache.put(k, v, 0 if position is None else position, collectives=turned is None)
         if cache is not None and position is not None:
             k, v, mask = cache.k, cache.v, cache.seen(t, position) if mask is None else mask  # (B, K, S, D), (T, S)
         causal = self.causal and position is None  # otherwise the mask is causal

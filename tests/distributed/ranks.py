@@ -21,7 +21,7 @@ import numpy as np
 
 import polyarr as pa
 from polyarr import random, tree
-from polyarr.core.backend import Together
+from polyarr.core.backend import Collectives
 from polyarr.distributed import Sharded, host
 from polyarr.distributed.devices import over_devices, shared_by
 from polyarr.distributed.host import HostTransport
@@ -342,8 +342,8 @@ class Toy:
 
     @staticmethod
     def start(device="0"):
-        together = Together(windows=lambda pieces, rank, wait: partial(Toy.reduce, pieces, rank, wait))
-        return pa.get_backend("numpy")._replace(name=f"toy:{device}", together=together, dlpack=None)
+        together = Collectives(shared_memory=lambda pieces, rank, wait: partial(Toy.reduce, pieces, rank, wait))
+        return pa.get_backend("numpy")._replace(name=f"toy:{device}", collectives=together, dlpack=None)
 
     @staticmethod
     def reduce(pieces, rank, wait, bufs, wire, op):

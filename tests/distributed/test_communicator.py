@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr.core.backend import Backend, Meeting, Together
+from polyarr.core.backend import Backend, Collectives, Rendezvous
 from polyarr.core.errors import BackendError
 from polyarr.distributed.devices import DeviceTransport, over_devices
 
@@ -62,9 +62,9 @@ def raising(message: str) -> Callable[..., Any]:
     return fails
 
 
-def meeting_of(rank: int, **changes: Any) -> Meeting:
+def meeting_of(rank: int, **changes: Any) -> Rendezvous:
     joined = lambda ticket, rank, size: lambda bufs, wire, op: [buf * size for buf in bufs]
-    drawn = Meeting(f"0000:{rank:02x}:00.0", "NCCL 22703", frozenset({np.dtype("float32")}), lambda: b"ab", joined)
+    drawn = Rendezvous(f"0000:{rank:02x}:00.0", "NCCL 22703", frozenset({np.dtype("float32")}), lambda: b"ab", joined)
     return drawn._replace(**changes)
 
 
@@ -75,7 +75,7 @@ def decided(
     talk, found = Talk(), [None] * RANKS
 
     def rank_of(rank: int) -> None:
-        own = backend._replace(together=Together(meetings[rank], windows))
+        own = backend._replace(collectives=Collectives(meetings[rank], windows))
         found[rank] = over_devices(PlayedLink(talk, rank), own, Host(), share)
 
     threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(RANKS)]

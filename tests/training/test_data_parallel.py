@@ -216,7 +216,7 @@ class Threads:
     """Ranks as threads that have a link to each other."""
 
     def __init__(self, size):
-        self.size, self.meeting, self.lines = size, threading.Barrier(size), [None] * size
+        self.size, self.rendezvous, self.lines = size, threading.Barrier(size), [None] * size
 
     def world(self, rank):
         return World(rank, self.size, rank, "numpy", ThreadLink(self, rank), None)
@@ -237,9 +237,9 @@ class ThreadLink(Link):
 
     def gather(self, line):
         self.threads.lines[self.rank] = line
-        self.threads.meeting.wait(10)
+        self.threads.rendezvous.wait(10)
         found = list(self.threads.lines)
-        self.threads.meeting.wait(10)
+        self.threads.rendezvous.wait(10)
         return found
 
     texts = gather

@@ -27,7 +27,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.copying.copy import download
     from polyarr.backends.opencl.devices import select
     from polyarr.backends.opencl.handle import handle_of
-    from polyarr.backends.opencl.ranks.collectives import together_of
+    from polyarr.backends.opencl.ranks.collectives import collectives_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
     from polyarr.backends.opencl.replay.replay import replay_of
     from polyarr.backends.opencl.runtime.noting import noting
@@ -59,7 +59,7 @@ def start(device: str | None = None) -> Backend:
             precisions=precisions(found),
             replay=replay_of(found),
             fusion=fusion_of(found),
-            together=together_of(found),
+            collectives=collectives_of(found),
         )
     return _backends[found]
 

@@ -12,11 +12,11 @@ from polyarr.backends.opencl.nvidia.nccl import KINDS, Communicator, Nccl, load
 from polyarr.backends.opencl.ranks.buckets import Buckets, Placement
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
-from polyarr.core.backend import Meeting, Reduce
+from polyarr.core.backend import Reduce, Rendezvous
 from polyarr.core.spec import float16, float32
 
 
-def communicator_of(device: Device) -> Callable[[], Meeting] | None:
+def communicator_of(device: Device) -> Callable[[], Rendezvous] | None:
     """Return how processes meet to reduce on their devices; None on devices that are not NVIDIA's."""
     return partial(_prepared, device) if device.features.nvidia else None
 
@@ -25,7 +25,7 @@ def _cuda_of(device: Device) -> Cuda:
     return device.pool.cuda if type(device.pool) is SharedPool else Cuda(device.context)
 
 
-def _prepared(device: Device) -> Meeting:
+def _prepared(device: Device) -> Rendezvous:
     """Load the library and the driver.
 
     Raises:
@@ -33,7 +33,7 @@ def _prepared(device: Device) -> Meeting:
     """
     nccl, cuda = Nccl(load()), _cuda_of(device)
     join = partial(_join, device, nccl, cuda)
-    return Meeting(cuda.place, f"NCCL {nccl.version}", frozenset(KINDS), nccl.unique_id, join)
+    return Rendezvous(cuda.place, f"NCCL {nccl.version}", frozenset(KINDS), nccl.unique_id, join)
 
 
 def _join(device: Device, nccl: Nccl, cuda: Cuda, unique_id: bytes, rank: int, size: int) -> Reduce:

@@ -4,9 +4,10 @@ from functools import partial
 
 from polyarr.backends.opencl.ranks.shared_memory import shared_memory_reduce
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.core.backend import Together
+from polyarr.core.backend import Collectives
 
 
-def together_of(device: Device) -> Together:
+def collectives_of(device: Device) -> Collectives:
     """Return the collectives of a device: its vendor's, if there are any, and shared memory of the host."""
-    return Together(device.vendor.communicator(device), partial(shared_memory_reduce, device), device.commands.settle)
+    shared_memory = partial(shared_memory_reduce, device)
+    return Collectives(device.vendor.communicator(device), shared_memory, device.commands.settle)

@@ -74,7 +74,7 @@ def meet(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(meeting, "load", lambda: library)
         monkeypatch.setattr(meeting, "Cuda", lambda context: played)
         found = meeting._prepared(device)
-        return SimpleNamespace(reduce=found.join(found.ticket(), 1, RANKS), found=found, cuda=played)
+        return SimpleNamespace(reduce=found.join(found.unique_id(), 1, RANKS), found=found, cuda=played)
 
     yield join
     device.synchronize()
@@ -143,7 +143,7 @@ def test_reductions_wait_for_what_is_computed_and_report_its_faults(meet: Any, b
     assert (backend.download(all_ranks.reduce([x.buf], pa.float32, "sum")[0]) == RANKS).all()
     all_ranks.reduce([pa.take(x, pa.asarray([300])).buf], pa.float32, "sum")
     with pytest.raises(IndexError, match="index 300 is out of range"):
-        backend.together.settle()
+        backend.collectives.settle()
     assert library.calls.count("ncclAllReduce") == 2  # no rank was left waiting
 
 

@@ -40,7 +40,7 @@ def reduce_of(backend: Backend, ranks: int, nbytes: int, dtype: np.dtype, beside
 
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(backend.home.geometry, "copies_beside", beside)
-        return backend.together.windows(windows, RANK, meet), met
+        return backend.collectives.shared_memory(windows, RANK, meet), met
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -79,7 +79,7 @@ def test_an_all_reduce_is_deferred_until_something_else_is_enqueued(backend: Bac
         (found,) = reduce([pa.full((7,), float(n)).buf], pa.float32, "sum")
         assert not met
         if n == 2:
-            backend.together.settle()
+            backend.collectives.settle()
             assert met
         kept.append(further(pa.Array(backend, found, pa.Spec((7,), pa.float32))))
         assert met
@@ -90,7 +90,7 @@ def test_faults_are_reported(backend: Backend) -> None:
     reduce, met = reduce_of(backend, 2, 1 << 16, pa.float32)
     reduce([pa.take(pa.ones(5), pa.asarray([5])).buf], pa.float32, "sum")
     with pytest.raises(IndexError, match="index 5 is out of range"):
-        backend.together.settle()
+        backend.collectives.settle()
     often = len(met)
     assert (backend.download(reduce([pa.ones(1).buf], pa.float32, "sum")[0]) == 2).all()
     assert len(met) == 2 * often  # no rank was left waiting
