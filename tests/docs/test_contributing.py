@@ -41,7 +41,7 @@ def test_five_edits_are_an_op(tmp_path):
     assert len(steps) == 5
     for part in ("polyarr", "tests/typed"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/skips.py", *OTHERS):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/passed.py", "tests/skips.py", *OTHERS):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     follow(tmp_path, steps)
