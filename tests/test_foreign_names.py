@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from tests.installing import ROOT
 
 import polyarr as pa
 from polyarr.core import names
+from tests.helpers.root import ROOT
 
 PLACES = {
     "polyarr": pa, "polyarr.nn": pa.nn, "polyarr.optim": pa.optim, "polyarr.random": pa.random,

@@ -46,7 +46,7 @@ def test_the_compiled_step_is_profiled_as_it_trains(backend, trained):
     assert rest[-1] == f"{folder.parent / 'trace.json'} is for ui.perfetto.dev"
     assert "summed_loss" not in said, "the evaluation after step 12 is no part of a step"
     assert LAYER in said or pa.linear not in backend.kernels
-    if backend.noting is not None:
+    if backend.observing is not None:
         assert "graded" not in said and next(line for line in rest if line.startswith("step ")).split()[1] == "10"
     spans = json.loads((folder.parent / "trace.json").read_text())["traceEvents"]
     modules = {span["args"]["module"] for span in spans if span.get("cat") == "device" and "module" in span["args"]}

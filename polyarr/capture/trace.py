@@ -85,7 +85,7 @@ class Trace:
             synchronize=self._refuse_to_read,
             transfer=self._refuse_to_move,
             guarded=None,
-            noting=None,
+            observing=None,
             dlpack=None,
             replay=None,
             home=target.name if target.home is None else target.home,

@@ -177,7 +177,7 @@ class Backend(NamedTuple):
             bytes and lies between canaries; the exit raises BackendError if a canary was overwritten. None: not
             supported.
         flushes: dtypes whose subnormal numbers kernels may flush to zero. The conformance kit then accepts zeros.
-        noting: (callback) -> context manager within which callback(Launch) is called for all work submitted to the
+        observing: (callback) -> context manager within which callback(Launch) is called for all work submitted to the
             device. Entering it returns the ids of the kernels, and of the functions of Fused kernels, whose launches
             are reported. None: the profiler times the calls of kernels instead.
         peaks: () -> measured peak rates of the device: "GB/s", "GFLOP/s" for float32 arithmetic, and the keys of
@@ -219,7 +219,7 @@ class Backend(NamedTuple):
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
     flushes: frozenset[np.dtype] = frozenset()
-    noting: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
+    observing: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
     peaks: Callable[[], Mapping[str, float]] = _no_peaks
     tuning: Tuning | None = None
     reads: Mapping[Any, tuple[str, ...]] = MappingProxyType({})

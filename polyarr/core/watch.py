@@ -92,7 +92,7 @@ _registered: tuple[Observer, ...] = ()  # once per active `observing` block
 _observers: tuple[Observer, ...] = ()  # the same without duplicates
 _lock = threading.RLock()
 _here = threading.local()
-_launch_reports: dict[int, tuple[Any, Any, Container[int]]] = {}  # by id of Backend.noting: it, its context, kernel ids
+_launch_reports: dict[int, tuple[Any, Any, Container[int]]] = {}  # by id of Backend.observing: it, context, kernels
 
 
 def innermost() -> Call | None:
@@ -178,13 +178,13 @@ def takes_programs(backend: Backend) -> bool:
 
 def reported_kernels(backend: Backend) -> Container[int] | None:
     """Ask a backend to report its launches, and return the ids of the kernels it does so for; None if it cannot."""
-    if backend.noting is None:
+    if backend.observing is None:
         return None
     with _lock:
-        key = id(backend.noting)
+        key = id(backend.observing)
         if key not in _launch_reports:
-            context = backend.noting(report_launch)
-            _launch_reports[key] = backend.noting, context, context.__enter__()
+            context = backend.observing(report_launch)
+            _launch_reports[key] = backend.observing, context, context.__enter__()
         return _launch_reports[key][2]
 
 

@@ -16,7 +16,7 @@ from polyarr.nn import (
     MultiHeadAttention,
     RMSNorm,
     RotaryScaling,
-    Turns,
+    RotaryTables,
     normal,
     turns,
 )
@@ -156,8 +156,9 @@ class LlamaBlock(Module):
         )
 
     def __call__(
-        self, x: Array, mask: Array | None, cache: KeyValueCache | None, position: int | None, rotary_tables: Turns
-    ) -> Array:
+        self, x: Array, mask: Array | None, cache: KeyValueCache | None, position: int | None,
+        rotary_tables: RotaryTables,
+    ) -> Array:  # fmt: skip
         """Return the output (B, T, C) of the block for x (B, T, C)."""
         x = x + self.att(self.norm1(x), mask, cache, position, rotary_tables)  # (B, T, C)
         return x + self.ff(self.norm2(x))  # (B, T, C)

@@ -34,7 +34,7 @@ from polyarr.nn.lora import LoRALinear, lora, merge_lora
 from polyarr.nn.module import Module
 from polyarr.nn.norms import BatchNorm, GroupNorm, InstanceNorm, Statistics, observing
 from polyarr.nn.quantised import Int8Linear, quantised
-from polyarr.nn.rotary import RotaryScaling, Turns, rotary, turns
+from polyarr.nn.rotary import RotaryScaling, RotaryTables, rotary, turns
 
 __all__ = [
     "GELU",
@@ -65,11 +65,11 @@ __all__ = [
     "RMSNorm",
     "ReLU",
     "RotaryScaling",
+    "RotaryTables",
     "Sequential",
     "SiLU",
     "Statistics",
     "TransformerBlock",
-    "Turns",
     "constant",
     "lora",
     "merge_lora",

@@ -7,7 +7,7 @@ from polyarr.core.spec import float32, int32
 from polyarr.nn.init import Initializer
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear
 from polyarr.nn.module import Module
-from polyarr.nn.rotary import Turns, rotary
+from polyarr.nn.rotary import RotaryTables, rotary
 from polyarr.ops.validation import check_array, whole, within
 
 
@@ -164,7 +164,7 @@ class MultiHeadAttention(Module):
         mask: Array | None = None,
         cache: KeyValueCache | None = None,
         position: int | None = None,
-        turned: Turns | None = None,
+        turned: RotaryTables | None = None,
     ) -> Array:
         """Return the output (B, T, C) for x (B, T, C).
 
@@ -187,13 +187,13 @@ class MultiHeadAttention(Module):
         t = x.shape[1]
         q, k, v = self._projected(x, turned)  # (B, H, T, D), twice (B, K, T, D)
         if cache is not None:
-            cache.put(k, v, 0 if position is None else position, collectives=turned is None)
+            cache.put(k, v, 0 if position is None else position, together=turned is None)
         if cache is not None and position is not None:
             k, v, mask = cache.k, cache.v, cache.seen(t, position) if mask is None else mask  # (B, K, S, D), (T, S)
         causal = self.causal and position is None  # otherwise the mask is causal
         return self.out(self._attended(q, k, v, mask, causal))
 
-    def _projected(self, x: Array, turned: Turns | None) -> tuple[Array, Array, Array]:
+    def _projected(self, x: Array, turned: RotaryTables | None) -> tuple[Array, Array, Array]:
         (b, t, _), heads, kv = x.shape, self.n_heads, self.n_kv_heads
         qkv = ops.reshape(self.qkv(x), shape=(b, t, heads + 2 * kv, self.head_size))
         if heads == kv and turned is None:

@@ -28,7 +28,7 @@ class RotaryScaling(NamedTuple):
     original_length: int
 
 
-class Turns(NamedTuple):
+class RotaryTables(NamedTuple):
     """Rotary tables: the cosines and sines of the angles of each position, (T, D / 2) or (B, T, D / 2)."""
 
     cos: Array
@@ -52,7 +52,7 @@ def turns(
     theta: float = 1e4,
     scaling: RotaryScaling | None = None,
     padding: Array | None = None,
-) -> Turns:
+) -> RotaryTables:
     """Return the rotary tables of `count` positions from a position on.
 
     Pair i of a position rotates by position * theta^(-2 i / head_size). The tables are float32 beside narrower floats:
@@ -68,7 +68,7 @@ def turns(
         padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
 
     Returns:
-        Turns (cos, sin).
+        RotaryTables (cos, sin).
 
     Raises:
         ValueError: head_size or theta is not above 0.
@@ -93,7 +93,7 @@ def turns(
     if scaling is not None:
         rate = _scaled(rate, scaling)
     angle = ops.astype(positions_of(like, count, position, padding), dtype=dtype) * rate  # (T, D / 2)
-    return Turns(ops.cos(angle), ops.sin(angle))
+    return RotaryTables(ops.cos(angle), ops.sin(angle))
 
 
 def _scaled(rate: Array, scaling: RotaryScaling) -> Array:
@@ -103,7 +103,7 @@ def _scaled(rate: Array, scaling: RotaryScaling) -> Array:
     return rate * (kept + (1 - kept) / factor)
 
 
-def rotary(x: Array, turned: Turns) -> Array:
+def rotary(x: Array, turned: RotaryTables) -> Array:
     """Return x with each pair of elements (i, i + D / 2) of each head rotated by angle i of its position.
 
     Args:

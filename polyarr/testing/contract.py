@@ -375,10 +375,10 @@ def _share_of_download(backend: Backend, work: Callable[[], Array]) -> float:
 # ---- launches ----------------------------------------------------------------------------------------------------
 
 
-def check_noting(backend: Backend, examples: int) -> None:
+def check_observing(backend: Backend, examples: int) -> None:
     """Check that the launch callback gets every launch, with times within the call, and none after its context."""
-    if backend.noting is None:
-        raise Lacking(f"{backend.name} reports no launches: Backend.noting is None")
+    if backend.observing is None:
+        raise Lacking(f"{backend.name} reports no launches: Backend.observing is None")
     x = polyarr.asarray(Data((33, 33)).numpy(), device=backend)
     calls = {op: functools.partial(op, *args) for op, args in _launching(x).items() if op in backend.kernels}
     for call in calls.values():
@@ -386,19 +386,19 @@ def check_noting(backend: Backend, examples: int) -> None:
     for op, call in calls.items():
         found: list[Launch] = []
         begun = time.perf_counter()
-        with use_backend(backend), backend.noting(found.append) as own:
+        with use_backend(backend), backend.observing(found.append) as own:
             result = call()
             backend.synchronize()
         over, count = time.perf_counter(), len(found)
         if id(backend.kernels[op]) in own and not found:
             raise CheckFailure(
-                f"{backend.name}: noting claims to report the kernel of {op.name}, and reported nothing"
+                f"{backend.name}: observing claims to report the kernel of {op.name}, and reported nothing"
             )
         for launch in found:
             _check_launch(backend, op, launch, begun, over)
         call().numpy()
         if len(found) > count:
-            raise CheckFailure(f"{backend.name}: noting goes on after its context ended")
+            raise CheckFailure(f"{backend.name}: observing goes on after its context ended")
         del result
 
 
@@ -418,7 +418,7 @@ def _check_launch(backend: Backend, op: Op, launch: Launch, begun: float, over: 
     start, end = launch.times()
     if not (begun - slack <= start <= end <= over + slack):
         raise CheckFailure(
-            f"{backend.name}: noting reports that {launch.name} of {op.name} ran from {start:.6f} to {end:.6f}; the "
+            f"{backend.name}: observing reports that {launch.name} of {op.name} ran from {start:.6f} to {end:.6f}; the "
             f"call took from {begun:.6f} to {over:.6f}"
         )
 
@@ -429,5 +429,5 @@ CHECKS: dict[str, tuple[str, Callable[[Backend, int], None]]] = {
     "sharing": ("core", check_sharing),
     "moves": ("core", check_moves),
     "waiting": ("core", check_waiting),
-    "noting": ("core", check_noting),
+    "observing": ("core", check_observing),
 }

@@ -77,8 +77,8 @@ def _kernels(op: Op, backend: Backend, sample: Sample) -> list[Kernel]:
         changed: Any = kernel._replace(forward=halves[0], backward=halves[1])
     else:
         changed = watched(kernel, True)
-    with use_backend(backend._replace(kernels={**backend.kernels, op: changed})) as noting:
-        args = sample.arrays(noting)
+    with use_backend(backend._replace(kernels={**backend.kernels, op: changed})) as observing:
+        args = sample.arrays(observing)
         op(*args, **sample.params)
         gradients_of(op, args, sample)
         found = noted[:2]

@@ -166,8 +166,8 @@ def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
             _check_saved(place, found[1], known)
         return found
 
-    with use_backend(backend._replace(kernels={**backend.kernels, op: pair._replace(forward=forward)})) as noting:
-        args = sample.arrays(noting)
+    with use_backend(backend._replace(kernels={**backend.kernels, op: pair._replace(forward=forward)})) as observing:
+        args = sample.arrays(observing)
         together = _values(place, gradients_of(op, args, sample))
         for paths in _subsets([path for path, a in tree.items(args) if _carries(a)]):
             found = _values(place, _asked_for(op, args, paths, sample))

@@ -62,7 +62,7 @@ def test_a_trace_has_a_line_per_call(backend, traced):
 def test_level_two_adds_launches_with_their_times(backend, traced):
     lines = traced("2")
     at = lines.index(f"multiply float32[2, 3], a Python float -> float32[2, 3]  [{backend.name}: kernel, 48 bytes]")
-    geometry = r" \(\d+,\) by \(\d+,\)" if backend.noting else ""
+    geometry = r" \(\d+,\) by \(\d+,\)" if backend.observing else ""
     assert re.fullmatch(rf"  \| \w+{geometry}, [\d,.]+ us", lines[at + 1])
 
 

@@ -62,20 +62,20 @@ def raising(message: str) -> Callable[..., Any]:
     return fails
 
 
-def meeting_of(rank: int, **changes: Any) -> Rendezvous:
-    joined = lambda ticket, rank, size: lambda bufs, wire, op: [buf * size for buf in bufs]
+def rendezvous_of(rank: int, **changes: Any) -> Rendezvous:
+    joined = lambda unique_id, rank, size: lambda bufs, wire, op: [buf * size for buf in bufs]
     drawn = Rendezvous(f"0000:{rank:02x}:00.0", "NCCL 22703", frozenset({np.dtype("float32")}), lambda: b"ab", joined)
     return drawn._replace(**changes)
 
 
 def decided(
-    backend: Backend, meetings: list[Any], windows: Any = None, share: Any = None
+    backend: Backend, offers: list[Any], windows: Any = None, share: Any = None
 ) -> tuple[list[Any], list[str]]:
-    """Return the transport each rank chose, and the warnings; a meeting of None means no device collectives."""
+    """Return the transport each rank chose, and the warnings; an offer of None means no device collectives."""
     talk, found = Talk(), [None] * RANKS
 
     def rank_of(rank: int) -> None:
-        own = backend._replace(collectives=Collectives(meetings[rank], windows))
+        own = backend._replace(collectives=Collectives(offers[rank], windows))
         found[rank] = over_devices(PlayedLink(talk, rank), own, Host(), share)
 
     threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(RANKS)]
@@ -89,7 +89,7 @@ def decided(
 
 
 def test_ranks_with_a_communicator_reduce_on_their_devices(backend: Backend) -> None:
-    found, warned = decided(backend, [lambda rank=rank: meeting_of(rank) for rank in range(RANKS)])
+    found, warned = decided(backend, [lambda rank=rank: rendezvous_of(rank) for rank in range(RANKS)])
     assert not warned and [type(t) for t in found] == [DeviceTransport] * RANKS and found[0].name == "NCCL 22703"
     x = pa.arange(4, dtype=pa.float32)
     for transport in found:
@@ -98,7 +98,7 @@ def test_ranks_with_a_communicator_reduce_on_their_devices(backend: Backend) -> 
 
 
 def test_what_devices_do_not_reduce_goes_through_the_host(backend: Backend) -> None:
-    found, _ = decided(backend, [lambda rank=rank: meeting_of(rank) for rank in range(RANKS)])
+    found, _ = decided(backend, [lambda rank=rank: rendezvous_of(rank) for rank in range(RANKS)])
     x, transport = pa.ones(3), found[0]
     assert transport.all_reduce([x], "max", x.dtype) == ("host", "max")
     assert transport.all_reduce([pa.arange(3)], "sum", np.dtype("int64")) == ("host", "sum")
@@ -116,21 +116,21 @@ def test_without_device_collectives_there_is_no_warning(backend: Backend) -> Non
     [
         (None, "rank 1: its backend knows no other way"),
         (raising("NCCL does not load: no such file"), "rank 1: NCCL does not load: no such file"),
-        (lambda: meeting_of(1, library="NCCL 21800"), "rank 0 has NCCL 22703, rank 1 NCCL 21800"),
-        (lambda: meeting_of(2), "2 ranks are on device 0000:02:00.0 of "),
-        (lambda: meeting_of(1, join=raising("NCCL: refused")), "rank 1: NCCL: refused"),
+        (lambda: rendezvous_of(1, library="NCCL 21800"), "rank 0 has NCCL 22703, rank 1 NCCL 21800"),
+        (lambda: rendezvous_of(2), "2 ranks are on device 0000:02:00.0 of "),
+        (lambda: rendezvous_of(1, join=raising("NCCL: refused")), "rank 1: NCCL: refused"),
     ],
 )
 def test_where_one_rank_cannot_all_go_through_the_host_and_one_says_why(backend: Backend, odd: Any, why: str) -> None:
-    found, warned = decided(backend, [lambda: meeting_of(0), odd, lambda: meeting_of(2)])
+    found, warned = decided(backend, [lambda: rendezvous_of(0), odd, lambda: rendezvous_of(2)])
     assert [type(t) for t in found] == [Host] * RANKS
     (line,) = warned
     assert line.startswith(f"distributed: sums go through the host's memory: {why}") and "\n" not in line
 
 
 def test_a_failed_unique_id_is_reported_to_all_ranks(backend: Backend) -> None:
-    first = lambda: meeting_of(0, ticket=raising("NCCL: no network"))
-    found, warned = decided(backend, [first, lambda: meeting_of(1), lambda: meeting_of(2)])
+    first = lambda: rendezvous_of(0, unique_id=raising("NCCL: no network"))
+    found, warned = decided(backend, [first, lambda: rendezvous_of(1), lambda: rendezvous_of(2)])
     assert [type(t) for t in found] == [Host] * RANKS and warned[0].endswith("rank 0: NCCL: no network")
 
 
@@ -142,8 +142,8 @@ def test_on_one_host_sums_go_through_memory_that_all_see(backend: Backend) -> No
         return lambda bufs, wire, op: bufs
 
     share = lambda nbytes: [f"{nbytes} bytes"]
-    for meetings, warns in (([None] * RANKS, 0), ([raising("NCCL does not load")] * RANKS, 1)):
-        found, warned = decided(backend, meetings, windows, share)
+    for offers, warns in (([None] * RANKS, 0), ([raising("NCCL does not load")] * RANKS, 1)):
+        found, warned = decided(backend, offers, windows, share)
         assert [t.name for t in found] == ["memory that all ranks see"] * RANKS and len(warned) == warns
     assert sorted(rank for _, rank in asked) == [0, 0, 1, 1, 2, 2] and len({str(w) for w, _ in asked}) == 1
     assert [type(t) for t in decided(backend, [None] * RANKS, windows, None)[0]] == [Host] * RANKS

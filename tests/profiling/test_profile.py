@@ -81,8 +81,8 @@ def test_a_compiled_function_is_seen_as_it_runs(backend):
     assert {"matrix_product", "multiply", "sum"} <= {*ran}
     assert pa.layer_norm not in backend.kernels or "layer_norm" in ran
     assert all(row.launches and row.calls for row in rows if row.name.endswith(where))
-    assert backend.noting is None or sum(row.launches for row in rows) == sum(row.launches for row in p.kernels())
-    assert backend.noting is None or [row.name for row in p.bodies()] == ["loss"]
+    assert backend.observing is None or sum(row.launches for row in rows) == sum(row.launches for row in p.kernels())
+    assert backend.observing is None or [row.name for row in p.bodies()] == ["loss"]
     again = compiled(w, x, 4.0)  # not by the queue that noted times
     assert [np.array_equal(a.numpy(), b.numpy()) for a, b in zip(due, again, strict=True)] == [True, True]
 
@@ -350,7 +350,7 @@ def test_planted_faults_of_a_trace_are_found():
 @on_opencl
 def test_the_queue_is_the_plain_one_before_and_after(backend):
     """A profiling queue is slower, so it is used only in a block."""
-    commands, noting = opencl_modules("commands", "noting")
+    commands, observing = opencl_modules("commands", "observing")
     device = import_module("polyarr.backends.opencl.runtime.device").Device
     queue, plain, allocate = backend.handle.queue, commands.Command.__call__, device._allocate
     x = pa.asarray([1.0, 2.0])
@@ -360,7 +360,7 @@ def test_the_queue_is_the_plain_one_before_and_after(backend):
         y = pa.exp(x)
         assert held.queue is not queue and commands.Command.__call__ is not plain
         raise ZeroDivisionError
-    assert held.queue is queue and commands.Command.__call__ is plain and noting._notes == {}
+    assert held.queue is queue and commands.Command.__call__ is plain and observing._notes == {}
     assert device._allocate is allocate
     assert np.allclose(y.numpy(), np.exp([1.0, 2.0]))
 

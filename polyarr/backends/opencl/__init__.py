@@ -30,7 +30,7 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.ranks.collectives import collectives_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
     from polyarr.backends.opencl.replay.replay import replay_of
-    from polyarr.backends.opencl.runtime.noting import noting
+    from polyarr.backends.opencl.runtime.observing import observing
     from polyarr.backends.opencl.table import READS, kernel_functions, make_kernels, precisions, unordered
     from polyarr.backends.opencl.tuning.speed import peaks_of
     from polyarr.backends.opencl.tuning.tune import tuning_of
@@ -49,7 +49,7 @@ def start(device: str | None = None) -> Backend:
             memory=found.memory,
             unordered=unordered(found),
             guarded=found.guarded,
-            noting=partial(noting, found, frozenset(map(id, kernel_functions(kernels)))),
+            observing=partial(observing, found, frozenset(map(id, kernel_functions(kernels)))),
             peaks=found.plans[peaks_of],
             tuning=tuning_of(found),
             handle=handle_of(found),

@@ -229,7 +229,7 @@ def _state(candidate: Found) -> list[tuple[str, str]]:
 def _ended(number: int) -> str:
     """Try a device in a probe process; return how its driver ended that process, or "". Then it is not used here."""
     with suppress(variants.NotTriedError):
-        if ended := variants.Apart(f"opencl:{number}").wrong(examine):
+        if ended := variants.ProbeProcess(f"opencl:{number}").wrong(examine):
             _problems[number] = ended
     return _problems.get(number, "")
 

@@ -47,7 +47,7 @@ def device():
 @pytest.mark.polyarr_backend("opencl")
 def test_many_results_at_once_are_as_one_by_one(device) -> None:
     outs = [Spec(shape, float32) for shape in ((3,), (0,), (), (2, 33), (1000,))]
-    rooms = [device.plans[import_module("polyarr.backends.opencl.runtime.device").room_of](out) for out in outs]
+    rooms = [device.plans[import_module("polyarr.backends.opencl.runtime.device").allocation_of](out) for out in outs]
     together, alone = device.fresh_all(outs, rooms), [device.empty(out) for out in outs]
     for a, b in zip(together, alone, strict=True):
         assert a[1:] == b[1:]

@@ -272,22 +272,22 @@ def noting(times=lambda began, ended: (began, ended), ends=True, tells=True):
             if ends:
                 notes.remove(note)
 
-        return backend._replace(kernels=kernels, noting=watched)
+        return backend._replace(kernels=kernels, observing=watched)
 
     return plant
 
 
-@fault("reporting", {"backend-noting": "numpy: noting claims to report the kernel of exp, and reported nothing"})
+@fault("reporting", {"backend-observing": "numpy: observing claims to report the kernel of exp, and reported nothing"})
 def launches_are_not_told_of(backend):
     return noting(tells=False)(backend)
 
 
-@fault("reporting", {"backend-noting": "numpy: noting reports that kernel of exp ran from .* to .*; the call took"})
+@fault("reporting", {"backend-observing": "numpy: observing reports that kernel of exp ran from .*; the call took"})
 def launches_have_times_of_another_clock(backend):
     return noting(times=lambda began, ended: (began + 100, ended + 100))(backend)
 
 
-@fault("reporting", {"backend-noting": "numpy: noting goes on after its context ended"})
+@fault("reporting", {"backend-observing": "numpy: observing goes on after its context ended"})
 def launches_are_told_of_for_ever(backend):
     return noting(ends=False)(backend)
 

@@ -10,7 +10,7 @@ import numpy as np
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.rows.rows import wide
 from polyarr.backends.opencl.runtime.commands import InPlace
-from polyarr.backends.opencl.runtime.device import Device, room_of
+from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import types, vector_types
@@ -112,7 +112,7 @@ def _scalars_kernel(device: Device, acc: np.dtype, *dtypes: np.dtype | None) -> 
 
 
 def _plan(device: Device, out: Specs, grads: tuple[np.dtype, ...], decoupled: bool, on_device: bool) -> Plan:
-    rooms = tuple(tuple(room_of(device, spec) for spec in specs) for specs in out)
+    rooms = tuple(tuple(allocation_of(device, spec) for spec in specs) for specs in out)
     by_dtypes: dict[Any, list[int]] = {}
     for i, (p, m, _) in enumerate(zip(*out, strict=True)):
         if p.size:

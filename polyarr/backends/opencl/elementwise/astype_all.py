@@ -6,7 +6,7 @@ import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise import elementwise
-from polyarr.backends.opencl.runtime.device import Device, room_of
+from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import STORED, types, vector_types
@@ -20,7 +20,7 @@ def astype_all(device: Device, out: tuple[Spec, ...], arrays: tuple[Buffer, ...]
     if not arrays or any(STORED[d][1] != "float" for d in (arrays[0].dtype, dtype)):
         return tuple([elementwise.astype(device, spec, x, dtype=dtype) for spec, x in zip(out, arrays, strict=True)])
     sources = [dense(device, x) for x in arrays]
-    results = device.fresh_all(out, [device.plans[room_of](spec) for spec in out])
+    results = device.fresh_all(out, [device.plans[allocation_of](spec) for spec in out])
     filled = [i for i, spec in enumerate(out) if spec.size]
     for first in range(0, len(filled), PLACES):
         members = filled[first : first + PLACES]

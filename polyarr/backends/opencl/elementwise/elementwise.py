@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.runtime.commands import InPlace
-from polyarr.backends.opencl.runtime.device import Device, room_of
+from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast_strides, collapse, lengthened, row_major, steps_of
 from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.backends.opencl.runtime.source import SCALARS, STRUCTURE
@@ -233,7 +233,7 @@ def _plan(
         kernel.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
     layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
     argument = to_argument(dtype, is_compared=out.dtype == bool_)
-    return Plan(kernel, work, group, layout.tobytes(), device.plans[room_of](out), argument)
+    return Plan(kernel, work, group, layout.tobytes(), device.plans[allocation_of](out), argument)
 
 
 def _in_place(

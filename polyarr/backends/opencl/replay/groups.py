@@ -7,7 +7,7 @@ import numpy as np
 
 from polyarr.backends.opencl.elementwise.elementwise import LAYOUT, PLACE
 from polyarr.backends.opencl.replay.statements import Statements
-from polyarr.backends.opencl.runtime.device import Device, room_of
+from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.number import evaluate
 from polyarr.core.program import Kind, Program, taken
@@ -41,7 +41,7 @@ class Group(ABC):
         self.device, self.group, self.kind = device, group, kind
         self.specs = [group.specs[v] for v in group.outputs]
         self.statements = Statements(group, kind.calls)
-        self._rooms = [device.plans[room_of](spec) for spec in self.specs]
+        self._rooms = [device.plans[allocation_of](spec) for spec in self.specs]
         self._arrays = [i for i, v in enumerate(group.inputs) if v in group.specs]
         self._plans: dict[Layouts, Plan | None] = {}
 

@@ -103,7 +103,7 @@ def _at_exit(device: "weakref.ref[Device]") -> None:
         alive.end()
 
 
-def room_of(device: "Device", out: Spec) -> tuple[int, tuple[int, ...]]:
+def allocation_of(device: "Device", out: Spec) -> tuple[int, tuple[int, ...]]:
     """Return the bytes and the strides of a row-major array; see Device.empty."""
     if out.dtype == float64 and not device.features.fp64:
         raise DtypeError(f"device {device.cl_device.name.strip()!r} has no float64; use float32")
@@ -197,10 +197,10 @@ class Device:
             DeviceMemoryError: There is not enough memory.
             DtypeError: The device lacks the dtype.
         """
-        return self.fresh(out, *self.plans[room_of](out))
+        return self.fresh(out, *self.plans[allocation_of](out))
 
     def fresh(self, out: Spec, nbytes: int, strides: tuple[int, ...]) -> Buffer:
-        """Return an uninitialized buffer with the bytes and strides of room_of."""
+        """Return an uninitialized buffer with the bytes and strides of allocation_of."""
         fields = self._allocate(nbytes), out.shape, out.dtype, strides, 0, self.faults.mine().origin, None
         return tuple.__new__(Buffer, fields)  # as Buffer(*fields), but more than twice as fast
 

@@ -96,7 +96,7 @@ class Verdicts:
     def __init__(self, device: Device) -> None:
         self._store = kept_on(device, ENTRY)
         self._found: dict[str, str] = {}
-        self.apart = Apart(device.name)
+        self.probe = ProbeProcess(device.name)
 
     def get(self, name: str, find: Callable[[], str]) -> str:
         """Return a known verdict, or find and store it."""
@@ -127,7 +127,7 @@ class Verdicts:
         return {name: reason for name, reason in {**self._read(), **self._found}.items() if reason}
 
 
-class Apart:
+class ProbeProcess:
     """A probe process, which runs what may fault or hang on a device. It starts when it is first needed."""
 
     def __init__(self, device: str) -> None:
@@ -227,7 +227,7 @@ def _is_sound(device: Device, variant: Variant) -> bool:
 def verdict(device: Device, variant: Variant) -> str:
     """Return what is wrong with a variant's own trial; empty if nothing is."""
     verdicts = device.plans[Verdicts]()
-    return verdicts.get(_key(variant.name, source_of(variant.stem)), lambda: verdicts.apart.wrong(variant.trial))
+    return verdicts.get(_key(variant.name, source_of(variant.stem)), lambda: verdicts.probe.wrong(variant.trial))
 
 
 def is_sound_program(device: Device, variant: Variant, macros: dict[str, Any], check: partial) -> bool:
@@ -238,7 +238,7 @@ def is_sound_program(device: Device, variant: Variant, macros: dict[str, Any], c
     """
 
     def find() -> str:
-        wrong = verdicts.apart.wrong(check.func, *check.args[1:])
+        wrong = verdicts.probe.wrong(check.func, *check.args[1:])
         return wrong and f"{' '.join(f'{k}={v}' for k, v in macros.items())}: {wrong}"
 
     text, verdicts = device.programs.text(variant.stem, macros), device.plans[Verdicts]()

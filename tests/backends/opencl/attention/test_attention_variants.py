@@ -91,7 +91,7 @@ def test_they_fail_their_trial_elsewhere() -> None:
     device = devices.select()
     if wgmma.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
-    assert "rror" in variants.Apart(device.name).wrong(wgmma.VARIANT.trial)
+    assert "rror" in variants.ProbeProcess(device.name).wrong(wgmma.VARIANT.trial)
 
 
 @on_opencl

@@ -280,7 +280,7 @@ def test_in_a_guarded_block_the_launchers_run_and_with_a_launch_callback_what_wa
     with backend.guarded():
         runs.run([x])
     assert runs.times == 1
-    with backend.noting(launches.append):
+    with backend.observing(launches.append):
         runs.run([x])
     assert [launch.name for launch in launches] == ["elementwise"] * 3
     assert [launch.step[1].op for launch in launches] == [ops.multiply, ops.tanh, ops.tanh]
@@ -560,7 +560,7 @@ def test_threads_replay_the_same_program(backend, write):
 
 def test_all_memory_that_launchers_allocate_is_reported(backend):
     device, told = backend.home, []
-    room = device.plans[import_module("polyarr.backends.opencl.runtime.device").room_of](X)
+    room = device.plans[import_module("polyarr.backends.opencl.runtime.device").allocation_of](X)
     with device.lock:
         device.commands.recording = SimpleNamespace(allocated=lambda memory, nbytes: told.append((memory, nbytes)))
         try:

@@ -30,8 +30,8 @@ class _Notes(NamedTuple):
 
 
 @contextmanager
-def noting(device: Device, own: Container[int], note: Callable[[Launch], None]) -> Iterator[Container[int]]:
-    """Call note for each command in this context; see Backend.noting."""
+def observing(device: Device, own: Container[int], note: Callable[[Launch], None]) -> Iterator[Container[int]]:
+    """Call note for each command in this context; see Backend.observing."""
     with device.commands.timed():
         offset = _offset(device)
         _change(lambda: _notes.update({device.commands: _Notes(note, offset)}))
