@@ -178,7 +178,7 @@ def _phase(
     met = window(weight, (n, *taps, c), (0, *(a.tap for a in phase), 0), (1, *(a.each for a in phase), 1))
     y = _transposed(device, met, groups)
     starts = [axis.start + before for axis, (before, _) in zip(phase, around, strict=True)]
-    kept, deep = _walks(g, out.shape[1:-1], taps, (1,) * len(taps), tuple(-axis.probe for axis in phase), groups)
+    kept, deep = _walks(g, out.shape[1:-1], taps, (1,) * len(taps), tuple(-axis.apart for axis in phase), groups)
     g = g._replace(offset=g.offset + sum(s * step for s, step in zip(starts, g.strides[1:-1], strict=True)))
     p = Problem(
         groups, groups, prod(out.shape[:-1]), c, y.shape[1], Operand(0, 1, 0, n // groups),

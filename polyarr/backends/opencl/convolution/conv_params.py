@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     @property
     def least(self) -> int:
         """The first output position that is read; it need not exist."""
-        return self.start - (self.taps - 1) * self.probe if self.taps else 0
+        return self.start - (self.taps - 1) * self.apart if self.taps else 0
 
     @property
     def most(self) -> int:

@@ -116,8 +116,8 @@ def weight_gradient(
 
 
 def _layer(cut: Cut, images: int, outputs: int, places: tuple[int, int]) -> Layer:
-    elements = tuple(Element((i * cut.probe, 0), i) for i in range(cut.count))
-    lengths = places[0] + (cut.count - 1) * cut.probe, places[1]
+    elements = tuple(Element((i * cut.apart, 0), i) for i in range(cut.count))
+    lengths = places[0] + (cut.count - 1) * cut.apart, places[1]
     return Layer(images, STEP, outputs, lengths, places, (1, 1), elements, cut.count)
 
 

@@ -117,7 +117,7 @@ def _implicit_gemm_phases(
         rows, columns = (Phase(0, 1, 0, 0, 1, 1, 0),) * (2 - len(phase)) + phase
         elements = tuple(
             conv_wgmma.Element(
-                (rows.start - u * rows.probe, columns.start - v * columns.probe),
+                (rows.start - u * rows.apart, columns.start - v * columns.apart),
                 (rows.tap + u * rows.each) * kernel[1] + columns.tap + v * columns.each,
             )
             for u in range(rows.taps) for v in range(columns.taps)

@@ -248,7 +248,7 @@ def _entries(layer: Layer, box: tuple[int, int, int], terms: int) -> tuple[list[
 
 def _place(layer: Layer, element: Element, terms: int, channel: int) -> Entry:
     """Return the coordinates of 64 channels of a kernel element in the tensor map of the images."""
-    (height, row), (width, column) = (divmod(a, s) for a, s in zip(element.probe, layer.stride, strict=True))
+    (height, row), (width, column) = (divmod(a, s) for a, s in zip(element.apart, layer.stride, strict=True))
     return column * terms * layer.wide + channel, width, row, height
 
 
@@ -387,13 +387,13 @@ def _compare(
 
 def _windows(layer: Layer, x: np.ndarray) -> np.ndarray:
     """Return the receptive fields of images as rows of a matrix (im2col)."""
-    most = max(abs(a) for element in layer.elements for a in element.probe) + max(layer.windows) * max(layer.stride)
+    most = max(abs(a) for element in layer.elements for a in element.apart) + max(layer.windows) * max(layer.stride)
     whole = np.pad(x, ((0, 0), (most, most), (most, most), (0, 0)))
     parts = []
     for element in layer.elements:
         rows, columns = (
             slice(most + a, most + a + n * s, s)
-            for a, n, s in zip(element.probe, layer.windows, layer.stride, strict=True)
+            for a, n, s in zip(element.apart, layer.windows, layer.stride, strict=True)
         )
         parts.append(whole[:, rows, columns])
     return np.stack(parts, 3).reshape(-1, len(parts) * layer.channels)
