@@ -26,6 +26,7 @@ MARK = "imports_only"
 BACKENDS = ("numpy", "opencl")
 # What may change a result, among the variables of the environment and the registered OpenCL drivers.
 VARIABLES = ("POLYARR_", "POCL_", "OCL_", "PYOPENCL_", "CL_", "OPENBLAS_", "OMP_", "NPY_")
+PLACES = ("PYOPENCL_HOME", "POCL_CACHE_DIR")  # of caches; libraries set them while tests run
 DRIVERS = Path(os.environ.get("OCL_ICD_VENDORS", "/etc/OpenCL/vendors"))
 LIBRARIES = ("/usr/lib", "/usr/lib/x86_64-linux-gnu", "/usr/local/lib")
 
@@ -83,7 +84,8 @@ def backend_files(backend: str, root: Path = ROOT) -> set[Path]:
 def environment() -> str:
     """Return what is installed here and set in the environment."""
     packages = sorted(f"{found.name} {found.version}" for found in distributions())
-    variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES))
+    settings = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES) and name not in PLACES}
+    variables = sorted(settings.items())
     tuned = user_config_path("polyarr") / "tuned.json"  # what `polyarr tune` wrote
     measured = tuned.read_text() if tuned.exists() else ""
     machine = platform.python_version(), platform.platform(), _processor()

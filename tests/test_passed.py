@@ -76,6 +76,16 @@ def test_a_key_changes_with_what_is_installed_and_set(root, monkeypatch):
     assert len(keys) == 5
 
 
+def test_a_key_is_the_same_whether_libraries_have_set_their_caches_places(root, monkeypatch):
+    """PyOpenCL sets one when it is imported: in workers, and later in the first process."""
+    keys = set()
+    for place in ("a", "b"):
+        monkeypatch.setenv("PYOPENCL_HOME", place)
+        passed.environment.cache_clear()
+        keys.add(passed.key_of([], root=root))
+    assert len(keys) == 1
+
+
 def test_the_cases_of_the_kit_depend_on_the_kernels_of_their_backend():
     kit = ROOT / "polyarr" / "testing" / "conformance.py"
     assert not [path for path in passed.dependencies(kit) if "opencl" in path.parts]
