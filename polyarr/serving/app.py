@@ -19,7 +19,7 @@ from polyarr.models.completion import Completion
 from polyarr.schema import in_one_line
 from polyarr.serving.access import Access, client_of
 from polyarr.serving.protocol import CompletionRequest, Events, Limits, RefusedError, whole
-from polyarr.serving.worker import Worker
+from polyarr.serving.worker import Slot, Worker
 
 CLIENT_TIMEOUT = 10.0  # seconds in which a client must have sent the body
 _log = logging.getLogger(__name__)
@@ -121,9 +121,9 @@ class Endpoint:
             body = await _body(Request(scope, receive), self.service.limits.body)
             with contextlib.ExitStack() as slot:
                 client = client_of((scope.get("client") or ("",))[0])
-                slot.enter_context(self.service.worker.slot(client, self.service.access.slots))
+                mine = slot.enter_context(self.service.worker.slot(client, self.service.access.slots))
                 async with asyncio.timeout(limit):
-                    await self.service.until_disconnect(self._write(body, reply, slot), receive)
+                    await self.service.until_disconnect(self._write(body, reply, slot, mine), receive)
         except ClientDisconnect:
             pass
         except TimeoutError:
@@ -135,10 +135,10 @@ class Endpoint:
             _log.error("a fault of the server: %s", type(error).__name__, exc_info=error)
             await reply.fail(RefusedError(500, f"this is a fault of the server: {type(error).__name__}"))
 
-    async def _write(self, body: bytes, reply: "Reply", slot: contextlib.ExitStack) -> None:
+    async def _write(self, body: bytes, reply: "Reply", slot: contextlib.ExitStack, mine: Slot) -> None:
         """Generate and send texts; the slot is freed before the last part is sent, so the client can ask again."""
         service = self.service
-        request = await service.worker.read(body, self.is_chat, service.model, service.limits)
+        request = await service.worker.read(body, self.is_chat, service.model, service.limits, mine)
         async with contextlib.aclosing(service.worker.write(request)) as parts:
             if not request.is_stream:
                 texts = await _joined(request, parts)

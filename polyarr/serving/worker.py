@@ -6,15 +6,26 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 
 from polyarr.models.completion import Part, Writer
 from polyarr.schema import in_one_line
 from polyarr.serving.protocol import CompletionRequest, Limits, RefusedError, read
-from polyarr.text.sandbox import SandboxedTokenizer
+from polyarr.text.sandbox import SandboxedTokenizer, abandoned
 
 _log = logging.getLogger(__name__)
+
+
+class Slot:
+    """A slot of a request.
+
+    Attributes:
+        job: The job that reads the request in a thread, or None before that.
+    """
+
+    job: Future | None = None
 
 
 class Worker:
@@ -39,8 +50,10 @@ class Worker:
         return self._clients.total()
 
     @contextlib.contextmanager
-    def slot(self, client: str = "", most: int | None = None) -> Iterator[None]:
+    def slot(self, client: str = "", most: int | None = None) -> Iterator[Slot]:
         """Reserve a slot for a request of a client, and free it when the block ends.
+
+        While a thread still reads the request, whose client may have left, the slot stays taken.
 
         Args:
             client: The client.
@@ -55,20 +68,39 @@ class Worker:
             text = f"{count} are here already; try again later"
             raise RefusedError(429, text, code="rate_limit_exceeded")
         self._clients[client] += 1
+        slot = Slot()
         try:
-            yield
+            yield slot
         finally:
-            self._clients[client] -= 1
-            self._clients += Counter()  # drops clients without slots
+            if slot.job is None or slot.job.done():
+                self._free(client)
+            else:
+                loop = asyncio.get_running_loop()
+                slot.job.add_done_callback(partial(self._free_later, loop, client))
 
-    async def read(self, body: bytes, is_chat: bool, model: str, limits: Limits) -> CompletionRequest:
+    def _free(self, client: str) -> None:
+        self._clients[client] -= 1
+        self._clients += Counter()  # drops clients without slots
+
+    def _free_later(self, loop: asyncio.AbstractEventLoop, client: str, _: Future) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(self._free, client)
+
+    async def read(self, body: bytes, is_chat: bool, model: str, limits: Limits, slot: Slot) -> CompletionRequest:
         """Return the request in a body, which a thread reads, because encoding a long text takes time.
+
+        If the caller is cancelled, what is not begun by then never is.
 
         Raises:
             RefusedError: The request cannot be answered.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, read, body, is_chat, model, self._tokenizer, limits)
+        is_left, context = threading.Event(), copy_context()
+        context.run(abandoned.set, is_left.is_set)
+        slot.job = self._readers.submit(context.run, read, body, is_chat, model, self._tokenizer, limits)
+        try:
+            return await asyncio.wrap_future(slot.job)
+        finally:
+            is_left.set()
 
     async def write(self, request: CompletionRequest) -> AsyncIterator[Part]:
         """Yield the parts of the texts of a request; closing the generator ends it after the current token.

@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -40,6 +41,14 @@ _ENVIRONMENT = {
 
 class SandboxError(ValueError):
     """Error for a worker that was stopped."""
+
+
+class AbandonedError(Exception):
+    """Nobody waits for the answer to a request any more, so it was not begun."""
+
+
+# Whether nobody waits for the answers to the requests of this context; asked when a request's turn comes.
+abandoned: ContextVar[Callable[[], bool]] = ContextVar("abandoned", default=lambda: False)
 
 
 class Limits(NamedTuple):
@@ -78,11 +87,14 @@ class Sandbox:
         Raises:
             ValueError: The method raised one.
             SandboxError: The worker was stopped.
+            AbandonedError: Nobody waits for the answer.
             OSError: No worker can be started.
         """
         with self._lock:
             if self._is_closed:
                 raise SandboxError(f"{self._what}: {_CLOSED}")
+            if abandoned.get()():
+                raise AbandonedError(f"{self._what}: nobody waits for the answer any more")
             if self._process.poll() is not None:
                 self._finalizer()
                 self._start()

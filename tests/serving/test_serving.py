@@ -26,8 +26,9 @@ from polyarr.models import completion as completion_module  # noqa: E402
 from polyarr.models.completion import Part  # noqa: E402
 from polyarr.serving import app as app_module  # noqa: E402
 from polyarr.serving import server as server_module  # noqa: E402
+from polyarr.serving import worker as worker_module  # noqa: E402
 from polyarr.serving.app import Service  # noqa: E402
-from polyarr.serving.protocol import MAX_ROWS, Limits  # noqa: E402
+from polyarr.serving.protocol import MAX_ROWS, Limits, RefusedError  # noqa: E402
 from polyarr.serving.server import Server, listen, server_of  # noqa: E402
 from polyarr.serving.worker import Worker  # noqa: E402
 from polyarr.text.sandbox import SandboxedTokenizer  # noqa: E402
@@ -553,6 +554,34 @@ def test_a_disconnect_frees_the_slot_and_the_thread(scripted, runner, is_stream)
         assert writer.begun == ["1", "3"]
 
     runner.run(scenario())
+
+
+def test_the_slot_of_a_client_that_left_is_taken_until_its_text_is_read(scripted, runner, monkeypatch):
+    """Otherwise a client that asks and leaves, again and again, makes all others wait; what is not begun never is."""
+    service, _ = scripted
+    begun, go = [], threading.Event()
+
+    def reads(body, *rest):
+        begun.append(body)
+        go.wait()
+        raise RefusedError(400, "read")
+
+    monkeypatch.setattr(worker_module, "read", reads)
+
+    async def scenario():
+        async with serving(service) as port:
+            for count in (1, 2):
+                _, closing = await asked(port, ASK)
+                await until(lambda: len(begun) == count)  # noqa: B023
+                closing.close()
+            reader, third = await asked(port, ASK)
+            assert b" 429 " in await reader.readline() and service.worker.requests == 2
+            third.close()
+            go.set()
+            await until(lambda: service.worker.requests == 0)
+
+    runner.run(scenario())
+    assert len(begun) == 2
 
 
 def test_slow_clients_are_disconnected(scripted, runner, monkeypatch):

@@ -1,5 +1,6 @@
 """Chat templates and tokenizers that come with a model are stopped if they use too much time or memory."""
 
+import contextvars
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,17 @@ def test_requests_behind_a_stopped_template_are_refused_with_it():
         for thread in threads:
             thread.join()
     assert len(said) == 6 and sum("stopped 3 times in a row" in line for line in said) == 3
+
+
+def test_a_request_whose_client_has_left_is_not_begun():
+    """It is no fault of the template, either."""
+    with SandboxedTokenizer(tokenizer_of("{{ messages[0].content }}"), SMALL) as found:
+        alone = contextvars.copy_context()
+        alone.run(sandbox_module.abandoned.set, lambda: True)
+        for ask in (partial(found.encode, "the"), partial(found.encode_messages, ASKED, 100)) * 2:
+            with pytest.raises(sandbox_module.AbandonedError, match="nobody waits for the answer any more"):
+                alone.run(ask)
+        assert found._strikes == 0 and found.encode_messages(ASKED, 100)
 
 
 def test_a_tokenizer_that_grows_a_prompt_is_stopped_and_others_are_answered():
