@@ -3,18 +3,23 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+BURST_SECONDS = 0.3
 
 
 @contextlib.contextmanager
 def interruption() -> Iterator[Callable[[], int]]:
     """Let Ctrl-C and SIGTERM stop a loop after its current step; a second one stops it at once.
 
+    Signals within BURST_SECONDS of the first one belong to it: a terminal and a supervisor may both send one.
+
     Yields:
         A function that returns the number of the signal that came, or 0.
     """
-    came: list[int] = []
+    came: list[tuple[int, float]] = []
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield lambda: 0
         return
@@ -24,13 +29,16 @@ def interruption() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
     def note(number: int, _: Any) -> None:
-        came.append(number)
-        restore()
+        # The handler stays: Python drops a signal, with a traceback, if its handler is gone when its turn comes.
+        came.append((number, time.monotonic()))
+        if len(came) > 1 and came[-1][1] - came[0][1] >= BURST_SECONDS:
+            restore()
+            signal.raise_signal(number)
 
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, note)
     try:
-        yield lambda: came[0] if came else 0
+        yield lambda: came[0][0] if came else 0
     finally:
         restore()

@@ -14,6 +14,7 @@ from polyarr.text import Corpus, open_prepared, prepare, train_bpe
 from polyarr.training import (
     Recipe,
     evaluation_loss,
+    interruption,
     load_checkpoint,
     loop,
     new_run,
@@ -259,6 +260,25 @@ def test_accumulation_equals_a_larger_batch():
     assert losses[1] == pytest.approx(expected, rel=1e-5) and losses[0] != losses[1]
 
 
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_burst_of_signals_saves_once(tmp_path, monkeypatch, number):
+    """As a terminal and a supervisor send them: the first one counts, and none is dropped with a traceback."""
+    step, other = loop._one_step, signal.SIGTERM if number == signal.SIGINT else signal.SIGINT
+
+    def interrupted(run, *args):
+        if run.step == 2:
+            for one in (number, other, number):
+                os.kill(os.getpid(), one)
+        return step(run, *args)
+
+    monkeypatch.setattr(interruption, "BURST_SECONDS", 1e9)
+    monkeypatch.setattr(loop, "_one_step", interrupted)
+    run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    assert run.stopped_by in (number, other) and run.step == 3
+    assert same(load_checkpoint(tmp_path, "last").model, run.model)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
     step, calls = loop._one_step, []
@@ -320,6 +340,7 @@ def test_a_second_interruption_while_saving_leaves_what_was_saved_before(tmp_pat
         os.kill(os.getpid(), signal.SIGINT)
         sync(number)
 
+    monkeypatch.setattr(interruption, "BURST_SECONDS", 0)
     monkeypatch.setattr(loop, "_one_step", interrupted)
     monkeypatch.setattr(os, "fsync", again)
     with pytest.raises(KeyboardInterrupt):
