@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from polyarr.cli.output import print_error
+from polyarr.cli.output import escaped, print_error
 from polyarr.cli.starting import loaded
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.core.current import get_backend
@@ -80,7 +80,7 @@ def command(
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         click.echo(
-            f"{name}: {model.num_parameters():,} parameters on {get_backend().name}, "
+            f"{escaped(name)}: {model.num_parameters():,} parameters on {get_backend().name}, "
             f"texts of up to {server.service.limits.tokens:,} {tokenizer.unit}"
             f"{'' if tokenizer.chat else ', no chat template'}\n"
             f"http://{shown}:{number}/v1; Ctrl-C stops"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from polyarr.cli.output import print_json
+from polyarr.cli.output import escaped, print_json
 from polyarr.saving.atomic import write_whole
 from polyarr.text import Tokenizer, find_files, is_prepared, load_tokenizer, open_prepared, train_bpe
 from polyarr.text.sandbox import SandboxedTokenizer
@@ -73,7 +73,7 @@ def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
 def _end(tokenizer: Tokenizer) -> str:
     if tokenizer.end is None:
         return "none ends a text"
-    return f"{tokenizer.end}, {tokenizer.token(tokenizer.end)}, ends a text"
+    return f"{tokenizer.end}, {escaped(tokenizer.token(tokenizer.end))}, ends a text"
 
 
 def _listed(tokenizer: Tokenizer, numbers: list[int]) -> str:

@@ -16,6 +16,7 @@ from polyarr.core.current import get_backend
 from polyarr.core.tuning import Kept, Tuning, Work
 from polyarr.extras import extra
 from polyarr.files import read_regular
+from polyarr.saving.atomic import write_whole
 from polyarr.training import PRESETS
 from polyarr.training.recipes import COMPUTED
 
@@ -186,7 +187,7 @@ def _as_row(row: Kept) -> tuple[str, ...]:
 
 def _export(tuning: Tuning, target: Path) -> None:
     entries = tuning.exported()
-    target.write_text(json.dumps({FILE_KEY: entries}, indent=1))
+    write_whole(target, json.dumps({FILE_KEY: entries}, indent=1).encode())
     click.echo(f"{len(entries)} entries in {target}")
 
 

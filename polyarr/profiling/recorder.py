@@ -18,6 +18,7 @@ from polyarr.core.watch import Call
 from polyarr.profiling.memory import recording_makers
 from polyarr.profiling.perfetto import trace_of
 from polyarr.profiling.summary import Row, Timed, bodies, kernels, ops, table_of
+from polyarr.saving.atomic import write_whole
 
 UNREAD = 2**14  # launches whose times are queried later, when they have finished, so that the host does not wait
 
@@ -144,7 +145,7 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         Raises:
             OSError: The file cannot be written.
         """
-        Path(file).write_text(json.dumps(trace_of(*self._recorded(), self.blocks)))
+        write_whole(Path(file), json.dumps(trace_of(*self._recorded(), self.blocks)).encode())
 
 
 class _Walk:

@@ -33,7 +33,13 @@ def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None
 
 @contextlib.contextmanager
 def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
-    """Yield a file to write, which replaces `path` atomically at the end of the block unless it raises."""
+    """Yield a file to write, which replaces `path` atomically at the end of the block unless it raises.
+
+    Raises:
+        OSError: The file cannot be written, or is a pipe or a device, which are not replaced.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a pipe or a device; name a file", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
