@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyarr.models.completion import Completion, Part
-from polyarr.schema import SchemaError, check_json, loaded_json
+from polyarr.schema import SchemaError, check_json, in_one_line, loaded_json
 from polyarr.text import start_of
 from polyarr.text.sandbox import SandboxedTokenizer
 
@@ -140,7 +140,11 @@ def read(body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, 
 
 def _checked(body: bytes, is_chat: bool) -> dict[str, Any]:
     try:
-        fields = _given(loaded_json(body))
+        fields = loaded_json(body)
+    except ValueError as error:
+        raise RefusedError(400, f"the body must be JSON: {in_one_line(error)}") from error
+    try:
+        fields = _given(fields)
         if isinstance(fields.get("messages") if isinstance(fields, dict) else None, list):
             fields["messages"] = [_message(message) for message in fields["messages"]]
         check_json(fields, SCHEMA, part="chat" if is_chat else "completion")

@@ -127,7 +127,12 @@ class SubwordTokenizer:
                 if self._drops_unknown:
                     refuse_unknown(self._dropped_characters(text), self)
             found = _call_library(self._tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
-        tokens = [np.array(encoding.ids, np.int32) for encoding in found]
+        tokens = [np.array(encoding.ids, np.int64) for encoding in found]
+        for numbers in tokens:
+            if numbers.size and numbers.max() >= self.vocab_size:  # a post-processor may add any number
+                beyond = f"tokenizer.json adds token {numbers.max()} to a text; there are {self.vocab_size}"
+                raise ValueError(f"encode: {beyond}")
+        tokens = [numbers.astype(np.int32) for numbers in tokens]
         if self._unknown is not None:
             for text, numbers in zip(texts, tokens, strict=True):
                 if (numbers == self._unknown).any():  # no post-processor adds this token, so it comes from the text

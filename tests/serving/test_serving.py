@@ -219,8 +219,8 @@ def test_the_slot_is_free_before_the_response_ends(client, is_stream):
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 BAD = {
-    "no JSON": (COMPLETION, b"{", 400, "Expecting property name"),
-    "nothing": (COMPLETION, b"", 400, "Expecting value"),
+    "no JSON": (COMPLETION, b"{", 400, "the body must be JSON: "),
+    "nothing": (COMPLETION, b"", 400, "the body must be JSON: "),
     "no object": (COMPLETION, [], 400, "[] was given; it must be an object"),
     "null": (COMPLETION, None, 400, "null was given; it must be an object"),
     "no UTF-8": (COMPLETION, b'{"model": "\xff"}', 400, "can't decode byte 0xff"),

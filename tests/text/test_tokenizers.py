@@ -177,6 +177,19 @@ def test_a_number_that_is_no_token_is_named(number):
             read([1, number])
 
 
+@pytest.mark.parametrize("number", [5000, 4_000_000_000])
+def test_a_token_that_a_file_adds_beyond_its_vocabulary_is_named(number):
+    described = json.loads(BPE.to_json())
+    parts = [{"SpecialToken": {"id": "<x>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    described["post_processor"] = {
+        "type": "TemplateProcessing", "single": parts, "pair": [],
+        "special_tokens": {"<x>": {"id": "<x>", "ids": [number], "tokens": ["<x>"]}},
+    }  # fmt: skip
+    wrong = SubwordTokenizer(json.dumps(described))
+    with pytest.raises(ValueError, match=rf"^encode: tokenizer.json adds token {number} to a text; there are 300$"):
+        wrong.encode("the")
+
+
 def test_a_vocabulary_holds_the_bytes():
     with pytest.raises(ValueError, match=r"^train_bpe: size is 256; it must be at least 257, for the bytes and "):
         train_bpe([TEXT], 256)
