@@ -25,6 +25,7 @@ from polyarr.text.sandbox_worker import MAX_SETUP, RequestHandler, read_frame, w
 from polyarr.text.subword import SubwordTokenizer
 from polyarr.text.tokenizer import Tokenizer
 
+POLL_SECONDS = 0.05  # how often a request that waits for its turn looks whether it is abandoned
 START_SECONDS = 120.0  # time limit for starting a worker
 # A template that was stopped STRIKES times in a row is not tried again for REST_SECONDS. One that has rendered before
 # gets PROVEN_STRIKES: then the messages are to blame, and those of other clients must not be refused for them.
@@ -49,6 +50,21 @@ class AbandonedError(Exception):
 
 # Whether nobody waits for the answers to the requests of this context; asked when a request's turn comes.
 abandoned: ContextVar[Callable[[], bool]] = ContextVar("abandoned", default=lambda: False)
+
+
+@contextlib.contextmanager
+def _turn(lock: Any, what: str) -> Iterator[None]:
+    """Hold a lock; a request that is abandoned while it waits leaves the queue."""
+    is_abandoned, refused = abandoned.get(), AbandonedError(f"{what}: nobody waits for the answer any more")
+    while not lock.acquire(timeout=POLL_SECONDS):
+        if is_abandoned():
+            raise refused
+    try:
+        if is_abandoned():
+            raise refused
+        yield
+    finally:
+        lock.release()
 
 
 class Limits(NamedTuple):
@@ -90,11 +106,9 @@ class Sandbox:
             AbandonedError: Nobody waits for the answer.
             OSError: No worker can be started.
         """
-        with self._lock:
+        with _turn(self._lock, self._what):
             if self._is_closed:
                 raise SandboxError(f"{self._what}: {_CLOSED}")
-            if abandoned.get()():
-                raise AbandonedError(f"{self._what}: nobody waits for the answer any more")
             if self._process.poll() is not None:
                 self._finalizer()
                 self._start()
@@ -211,7 +225,7 @@ class SandboxedTokenizer:
     def __init__(self, tokenizer: Tokenizer, limits: Limits | None = None, is_shared: bool = False) -> None:
         self._tokenizer, self._keys, self._closed = tokenizer, itertools.count(), []
         self._chat: Sandbox | None = None
-        self._turn, self._rests_until = threading.Lock(), 0.0
+        self._rendering, self._rests_until = threading.Lock(), 0.0
         self._strikes, self._strikes_allowed = 0, STRIKES
         if isinstance(tokenizer, SubwordTokenizer):
             described = {name: value for name, value in tokenizer.to_dict().items() if name != "chat"}
@@ -272,7 +286,7 @@ class SandboxedTokenizer:
 
     def _rendered(self, messages: Sequence[Mapping[str, str]], starts: str) -> tuple[str, str, str]:
         """Return a conversation as texts; a template that was stopped several times in a row is refused for a while."""
-        with self._turn:  # requests that wait here while a template is stopped are refused as well
+        with _turn(self._rendering, "chat template"):  # those that wait while it is stopped are refused, too
             if self._strikes >= self._strikes_allowed and time.monotonic() < self._rests_until:
                 text = f"chat template: it was stopped {self._strikes} times in a row"
                 raise SandboxError(f"{text}, and is tried again {REST_SECONDS:g} s later")
