@@ -131,7 +131,7 @@ def test_a_launch_without_an_event_that_is_refused_says_why(backend) -> None:
     device = devices.select(backend.name)
     program = device.build("create", T="float", ACC="float", STORE="store_float32", COUNTER="float", WG=64)
     with pytest.raises(launches.cl.Error, match=r"(?i)clEnqueueNDRangeKernel"):
-        launches.without_events()(device.queue, program.arange.cl_kernel, (64,), (1 << 30,))
+        launches.without_events()(device.queue, program.iota.cl_kernel, (64,), (1 << 30,))
 
 
 @on_opencl
