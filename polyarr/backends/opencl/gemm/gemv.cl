@@ -5,8 +5,7 @@
 //          of the activation; bias of T, with one stride for the rows and one for the columns of out
 //          Matrix b of x begins at x_start + (b / inner) * x_outer + (b % inner) * x_inner; likewise for y
 // Launch   local (1, 1, 1), global (groups of columns, 1, batch); a group computes columns_each columns if Y_ALONG_K,
-//          else
-//          WIDE columns
+//          else WIDE columns
 // Params   T, ACC, LOAD, STORE     the dtype: see prelude.cl
 //          FLOATING                1 if the dtype is floating-point
 //          X_ALONG_K, Y_ALONG_K    1 if the stride along k is 1; without Y_ALONG_K the stride along n should be 1

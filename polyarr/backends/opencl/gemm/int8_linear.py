@@ -62,8 +62,8 @@ def _as_wide(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
 def _cpu_plan(
     device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue
 ) -> LaunchPlan:
-    # With a single vector of sums, a CPU would wait for each addition before it starts the next.
     """Plan the GEMV kernel of a CPU."""
+    # With a single vector of sums, a CPU would wait for each addition before it starts the next.
     lanes, each = {"LANES": 1, "ROWS": 1, "WIDE": 4 * vector_width(device)}, device.geometry.gemv_columns(n, True)
     program = device.build("int8_linear", **macros_of(dtype, bias, epilogue), **lanes)
     return LaunchPlan(program.int8_linear, (1, -(-n // each)), (1, 1), (rows, n, depth, each))

@@ -180,7 +180,7 @@ class Device:
     # ---- programs --------------------------------------------------------------------------------------------
 
     def build(self, stem: str, **defines: Any) -> Program:
-        """Return the program of kernels/<stem>.cl with these macros, built once."""
+        """Return the program of <stem>.cl with these macros, built once."""
         return self.programs.get(stem, defines)
 
     @property

@@ -76,7 +76,7 @@ class ProgramCache:
         self._programs: dict[Any, Program] = {}
 
     def get(self, stem: str, defines: dict[str, Any]) -> Program:
-        """Return the program of kernels/<stem>.cl with these macros."""
+        """Return the program of <stem>.cl with these macros."""
         key = (stem, *defines.items())
         program = self._programs.get(key)
         if program is None:
