@@ -31,8 +31,13 @@ def test_the_docs_list_all_variants():
     assert as_table() in (DOCS / "kernels.md").read_text(), f"docs/kernels.md lacks:\n{as_table()}"
 
 
+def path_with(folder: Path) -> str:
+    """Return a PYTHONPATH in which `folder` comes first."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def run(code: str, **variables: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), **variables}
+    environment = {**os.environ, "PYTHONPATH": path_with(PACKAGE.parent), **variables}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
@@ -51,6 +56,6 @@ def test_the_backend_runs_without_the_vendors_folder(tmp_path):
     assert not (copy / "backends" / "opencl" / "nvidia").exists()
     chosen = "--few-shapes", "-k", f"({VENDORS_OPS}) and not large"
     kit = [sys.executable, "-m", "polyarr", "conformance", "opencl", *chosen]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": path_with(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     found = subprocess.run(kit, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0 and " passed" in found.stdout, found.stdout[-2000:] + found.stderr[-2000:]
