@@ -37,7 +37,7 @@ def set_matmul_precision(precision: str) -> None:
     Args:
         precision: One of
             "highest": IEEE 754 float32 arithmetic; the initial default.
-            "high": Split precision: each operand is a sum of 16-bit terms, multiplied on matrix units.
+            "high": Each operand is the sum of two bfloat16 terms at worst, multiplied on matrix units.
             "medium": Operands rounded to tf32 or bfloat16 at worst, accumulated in float32.
 
     Raises:

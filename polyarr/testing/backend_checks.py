@@ -288,11 +288,7 @@ def _spread(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 def _as_magnitude(word: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the bound of a product as the magnitude for which the class "reduction" has that tolerance."""
-    a, b = np.abs(a), np.abs(b)
-    terms, (relative, of_one, of_both) = a @ b, PRECISIONS[word]
-    across = a.sum(-1, keepdims=True) * b.max() + a.max() * b.sum(-2, keepdims=True)
-    beyond = relative * terms + of_one * across + of_both * a.shape[-1] * a.max() * b.max()
-    return terms + beyond / (TABLE["reduction"][float32] * polyarr.finfo(float32).eps)
+    return np.abs(a) @ np.abs(b) * (1 + PRECISIONS[word] / (TABLE["reduction"][float32] * polyarr.finfo(float32).eps))
 
 
 def check_large_copies(backend: Backend, examples: int) -> None:

@@ -10,17 +10,15 @@ import numpy as np
 import polyarr
 from polyarr import ops
 from polyarr.backends.opencl.attention import attention
-from polyarr.backends.opencl.convolution import batch_norm
 from polyarr.backends.opencl.copying.copy import in_whole_rows
 from polyarr.backends.opencl.elementwise.elementwise import EXPRESSIONS
 from polyarr.backends.opencl.gemm.product import Operand, Problem
 from polyarr.backends.opencl.nvidia import conv_pieces
-from polyarr.backends.opencl.nvidia.attention_split import allocate_terms, split, walks
+from polyarr.backends.opencl.nvidia.attention_split import split, walks
 from polyarr.backends.opencl.nvidia.graphs import chain
-from polyarr.backends.opencl.nvidia.split import BFLOAT16_TERMS, DenseOperand, split_product, split_side_by_side
+from polyarr.backends.opencl.nvidia.split import DenseOperand, split_product, split_side_by_side
 from polyarr.backends.opencl.rows import norm
 from polyarr.backends.opencl.tuning.measure import peak_rate
-from polyarr.core.spec import Spec
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
 BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.replace("copysign", "")}
@@ -290,36 +288,28 @@ def whole_rows(x: polyarr.Array) -> None:
     np.testing.assert_array_equal(polyarr.get_backend().download(copied), x.numpy())
 
 
-def thirds(x: polyarr.Array, y: polyarr.Array) -> None:
-    """Split both operands of a product into three bfloat16 terms each, as for Hopper."""
+def split_operands(x: polyarr.Array, y: polyarr.Array) -> None:
+    """Split both operands of a product into bfloat16 terms, as for Hopper."""
     (m, k), n, device = x.shape, y.shape[0], polyarr.get_backend().upload.__self__
     p = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(k, 1, 0, 0))
-    split_product(device, p, (True, True), BFLOAT16_TERMS)[1]((x.buf.memory, y.buf.memory), (0, 0))
+    for terms in (2, 3):
+        split_product(device, p, (True, True), terms)[1]((x.buf.memory, y.buf.memory), (0, 0))
 
 
-def thirds_of_attention(q: polyarr.Array, k: polyarr.Array) -> None:
-    """Split queries, and keys shared by several heads, into three bfloat16 terms each."""
+def split_operands_of_attention(q: polyarr.Array, k: polyarr.Array) -> None:
+    """Split queries, and keys shared by several heads, into bfloat16 terms."""
     device, y = polyarr.get_backend().upload.__self__, k.buf
-    call = attention._call(device, q.shape[:2], (q.buf, y, y, None), (q.buf,), 0, 0, True, 1.0, 0.0, "highest")
-    split(device, call, walks(call.problem), allocate_terms(device, call))
+    for precision in ("high", "highest"):
+        call = attention._call(device, q.shape[:2], (q.buf, y, y, None), (q.buf,), 0, 0, True, 1.0, 0.0, precision)
+        split(device, call, walks(call.problem))
 
 
-def thirds_beside(x: polyarr.Array, y: polyarr.Array) -> None:
-    """Split x into three bfloat16 terms next to each other in every row, and y into consecutive ones."""
+def split_rows(x: polyarr.Array, y: polyarr.Array) -> None:
+    """Split x into bfloat16 terms next to each other in every row, and y into consecutive ones."""
     device, fours = polyarr.get_backend().upload.__self__, y.size // 4
     first = DenseOperand("x", x.buf.memory, x.size // 4, x.shape[1] // 4)
-    wholes = first, DenseOperand("y", y.buf.memory, fours, fours)
-    split_side_by_side(device, wholes, BFLOAT16_TERMS, {})
-
-
-def told_batch_norm(x: polyarr.Array, g: polyarr.Array) -> None:
-    """Run batch norm with amax reports, as for operands that are scaled by their largest magnitude."""
-    device = polyarr.get_backend().upload.__self__
-    out = tuple(Spec(shape, x.dtype) for shape in (x.shape, x.shape[1:], x.shape[1:]))
-    with patch.object(device.vendor, "uses_amax", lambda _: True):
-        _, saved = batch_norm.batch_norm(device, out, x.buf, None, None, eps=0.1)
-        given = (g.buf, None, None), saved, x.buf, None, None
-        batch_norm.batch_norm_backward(device, *given, wanted=(True, False, False), eps=0.1)
+    for terms in (2, 3):
+        split_side_by_side(device, (first, DenseOperand("y", y.buf.memory, fours, fours)), terms, {})
 
 
 def pieces(x: polyarr.Array) -> None:
@@ -350,17 +340,16 @@ def convolutions() -> Iterator[Case]:
         layer = partial(ops.conv, groups=4, padding="same")
         yield Case(f"depthwise with {name}", layer, (array(*shape), array(4, *kernel, 1)), backward=True)
     yield Case("pieces of few channels", pieces, (array(2, 5, 6, 2),))
-    yield Case("batch norm that tells its peak", told_batch_norm, (array(7, 6), array(7, 6)))
     yield Case("windows", partial(ops.windows, kernel=2, stride=2), (x,))
     layer = partial(ops.conv, padding=1, activation="gelu")
     yield Case("conv with bias", layer, (x, array(3, 3, 3, 4), array(3)), backward=True)
 
 
 def products() -> Iterator[Case]:
-    yield Case("thirds", thirds, (array(5, 8), array(3, 8)))
-    yield Case("thirds of attention", thirds_of_attention, (array(2, 3, 5, 24), array(2, 1, 7, 24)))
-    yield Case("thirds beside each other", thirds_beside, (array(6, 8), array(2, 4)))
-    yield Case("thirds of odd rows", thirds, (array(5, 7), array(3, 7)))
+    yield Case("split operands", split_operands, (array(5, 8), array(3, 8)))
+    yield Case("split operands of attention", split_operands_of_attention, (array(2, 3, 5, 24), array(2, 1, 7, 24)))
+    yield Case("split rows", split_rows, (array(6, 8), array(2, 4)))
+    yield Case("split operands with odd rows", split_operands, (array(5, 7), array(3, 7)))
     for rows, columns in ((3, 7), (4, 8), (2, 1100)):  # the array ends with the last row
         x = array(rows, columns + 1, dtype="bfloat16")
         yield Case(f"whole rows {rows}x{columns}", lambda a: whole_rows(a), (x[:, 1:],))

@@ -174,10 +174,12 @@ OF_A_BATCH = r"with precision 'high': of a batch, (the result|d/d[xy])"
 
 
 @fault("telling", {"backend-precisions": differs(OF_A_BATCH, "float32")})
-def high_scales_a_batch_by_its_first_matrix(backend):
+def high_splits_the_first_matrix_of_a_batch_only(backend):
     def high(x, y):
-        scale = precisions.scaled(x[0] if x.ndim > 2 else x)
-        return precisions.of_halves(x, y, scale=lambda a: scale if a is x else precisions.scaled(a))
+        found = precisions.of_terms(x, y)
+        if x.ndim > 2:
+            found[1:] = precisions.short(x[1:]) @ (y[1:] if y.ndim > 2 else y)
+        return found
 
     return precisions.telling(backend, high=high)
 

@@ -16,7 +16,7 @@ from polyarr.backends.opencl.attention.attention_tiled import Call, Problem
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import EXPRESSIONS, launch
 from polyarr.backends.opencl.elementwise.random import state_of
-from polyarr.backends.opencl.gemm.product import BFLOAT16_TERMS, FLOAT16_TERMS
+from polyarr.backends.opencl.gemm.product import terms_of
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, is_aligned, row_major, view
@@ -115,15 +115,11 @@ def _call(
         q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
         tuple([at[i][8:] for i in range(len(found)) if i != 3]),
         all(map(is_aligned, (q, k, v, *rest))), scale > 0, rate > 0,
-        rate > 0 and bool(state.on_device), _terms(q.dtype, precision),
+        rate > 0 and bool(state.on_device), terms_of(q.dtype, precision),
     )  # fmt: skip
     kept = 1 / (1 - rate) if rate < 1 else 0.0
     numbers = inner, problem.t, problem.s, int(causal), scale, *state.arguments, round(rate * 2**24), kept
     return Call(problem, found, at, numbers)
-
-
-def _terms(dtype: np.dtype, precision: str) -> int:
-    return 1 if dtype != float32 else BFLOAT16_TERMS if precision == "highest" else FLOAT16_TERMS
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@
 //          mean, variance (channels) of ACC; saved (2, channels) of ACC: mean and rstd
 //          factors (3, channels) of ACC: dx = factors[0] * g + factors[1] * (x - mean) + factors[2]
 //          gmean, gvariance (channels) of ACC: gradients of mean and variance, read if GIVEN
-//          amax (3), used if AMAX: the last word receives the amax of y (or dx), as the bits of a float; see amax.cl
 // Launch   batch_norm_join, batch_norm_gradient_join: global (channels * JOINERS), local (JOINERS)
 //          all others: global (LANES * groups of blocks, SLICES * parts), local (LANES, SLICES)
 // Params   those of spatial.cl
@@ -20,9 +19,7 @@
 //          WANTS_WEIGHT, WANTS_BIAS     1 to write dweight, dbias
 //          ACTIVATION, ACTIVATES        see prelude.cl; ACTIVATES is 0 if the activation is none
 //          GIVEN                        1 if mean and variance have gradients
-//          AMAX                        1 to report the amax, with float32 only
 #include "spatial.cl"
-#include "amax.cl"
 #if !defined(LANES) || !defined(SLICES) || !defined(JOINERS)
 #error "batch_norm.cl needs LANES, SLICES and JOINERS"
 #endif
@@ -31,24 +28,6 @@
 #endif
 #if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(GIVEN)
 #error "batch_norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and GIVEN"
-#endif
-#ifndef AMAX
-#error "batch_norm.cl needs AMAX"
-#endif
-
-#if AMAX
-#define AMAX_DECLARE __local uint largest[LANES * SLICES]; uint most = 0
-#define AMAX_UPDATE(v) EACH_CHANNEL most = MAX(most, finite_bits(v[c]))
-#define AMAX_REPORT() { \
-        most = group_max(most, largest, get_local_id(1) * LANES + get_local_id(0), LANES * SLICES); \
-        if (get_local_id(0) + get_local_id(1) == 0) atomic_max(amax + 2, most); \
-    }
-#define AMAX_CLEAR() if (get_global_id(0) == 0) amax[2] = 0
-#else
-#define AMAX_DECLARE
-#define AMAX_UPDATE(v)
-#define AMAX_REPORT()
-#define AMAX_CLEAR()
 #endif
 
 // Reduce `sum` over the slices of the work-group; the result is in slice 0.
@@ -113,10 +92,9 @@ INLINE ACC group_sum(__local ACC *shared, ACC v) {
 
 __kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
 void batch_norm_join(__global const ACC *restrict partials, __global ACC *restrict mean, __global ACC *restrict variance,
-                     __global ACC *restrict saved, __global uint *amax, const ACC eps, const long rows,
+                     __global ACC *restrict saved, const ACC eps, const long rows,
                      const long channels, const long rows_each, const long parts) {
     __local ACC shared[JOINERS];
-    AMAX_CLEAR();
     const long channel = get_group_id(0);
     const ACC pivot = partials[channel];
     ACC sum = 0, squares = 0;
@@ -136,9 +114,8 @@ void batch_norm_join(__global const ACC *restrict partials, __global ACC *restri
 
 __kernel GROUP_ATTRIBUTES void batch_norm(__global const T *restrict x, __global const T *restrict weight,
                                           __global const T *restrict bias, __global const ACC *restrict saved,
-                                          __global T *restrict y, __global volatile uint *amax, const long rows,
+                                          __global T *restrict y, const long rows,
                                           const long channels, const long rows_each) {
-    AMAX_DECLARE;
     MY_ROWS;
     ACC mean[WIDE], scale[WIDE], shift[WIDE];
     EACH_CHANNEL scale[c] = 1, shift[c] = 0;
@@ -154,10 +131,8 @@ __kernel GROUP_ATTRIBUTES void batch_norm(__global const T *restrict x, __global
         ACC v[WIDE];
         LOAD_CHANNELS(x, row * channels + column, v);
         EACH_CHANNEL v[c] = ACTIVATE((v[c] - mean[c]) * scale[c] + shift[c]);
-        AMAX_UPDATE(v);
         STORE_CHANNELS(y, row * channels + column, v);
     }
-    AMAX_REPORT();
 }
 
 // THROUGH_ACTIVATION(v, u): multiply the gradient v by the slope of the activation at x = u.
@@ -214,10 +189,9 @@ __kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
 void batch_norm_gradient_join(__global const ACC *restrict partials, __global const T *restrict weight,
                               __global const ACC *restrict saved, __global const ACC *restrict gmean,
                               __global const ACC *restrict gvariance, __global T *restrict dweight,
-                              __global T *restrict dbias, __global ACC *restrict factors, __global uint *amax,
+                              __global T *restrict dbias, __global ACC *restrict factors,
                               const long rows, const long channels, const long parts) {
     __local ACC shared[JOINERS];
-    AMAX_CLEAR();
     const long channel = get_group_id(0);
     ACC sum = 0, products = 0;
     EACH_PART {
@@ -239,9 +213,8 @@ __kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g,
                                                    __global const T *restrict weight, __global const T *restrict bias,
                                                    __global const ACC *restrict saved,
                                                    __global const ACC *restrict factors, __global T *restrict dx,
-                                                   __global volatile uint *amax, const long rows,
+                                                   const long rows,
                                                    const long channels, const long rows_each) {
-    AMAX_DECLARE;
     MY_ROWS;
     ACC mean[WIDE], by_g[WIDE], by_x[WIDE], shift[WIDE];
     if (begin < end) EACH_CHANNEL {
@@ -257,8 +230,6 @@ __kernel GROUP_ATTRIBUTES void batch_norm_backward(__global const T *restrict g,
         LOAD_CHANNELS(x, row * channels + column, u);
         THROUGH_ACTIVATION(v, u);
         EACH_CHANNEL v[c] = by_g[c] * v[c] + by_x[c] * (u[c] - mean[c]) + shift[c];
-        AMAX_UPDATE(v);
         STORE_CHANNELS(dx, row * channels + column, v);
     }
-    AMAX_REPORT();
 }

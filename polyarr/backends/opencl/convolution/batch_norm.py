@@ -13,26 +13,20 @@ from polyarr.backends.opencl.rows.rows import alike, dense_or_none, wide
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, Shape, spec_of
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
-from polyarr.core.spec import Spec, float32, uint32
+from polyarr.core.spec import Spec
 
 GROUP, LANES, JOINERS = 256, 32, 64  # work-items of a GPU's group; side by side at most; per join of partial sums
 MIN_ROWS, MAX_ROWS = 64, 2048  # rows of a partial sum, per work-item that shares it
 PARTS_PER_UNIT = 4
-AMAX = Spec((3,), uint32)
 FLAGS = "HAS_WEIGHT", "HAS_BIAS", "WANTS_WEIGHT", "WANTS_BIAS", "GIVEN"
 
 
 class Launches(NamedTuple):
-    """The kernels for one shape: partial sums over rows, their join, and the elementwise pass.
-
-    Attributes:
-        amax: Whether the elementwise pass reports the amax of its result.
-    """
+    """The kernels for one shape: partial sums over rows, their join, and the elementwise pass."""
 
     sums: LaunchPlan
     join: LaunchPlan
     places: LaunchPlan
-    amax: bool
 
 
 def batch_norm(
@@ -47,10 +41,9 @@ def batch_norm(
     partials, saved = _partials(device, x, launches), device.empty(Spec((2, x.shape[-1]), wide(x.dtype)))
     y, mean, variance = (device.empty(spec) for spec in out)
     _run(launches.sums, x, partials)
-    amax = device.empty(AMAX) if launches.amax else None
-    _run(launches.join, partials, mean, variance, saved, amax, eps)
-    _run(launches.places, x, weight, bias, saved, y, amax)
-    return (y._replace(amax=amax), mean, variance), saved
+    _run(launches.join, partials, mean, variance, saved, eps)
+    _run(launches.places, x, weight, bias, saved, y)
+    return (y, mean, variance), saved
 
 
 def batch_norm_backward(
@@ -69,11 +62,11 @@ def batch_norm_backward(
     launches = device.plans[_plan](x.dtype, x.shape, "_gradient", flags, activation)
     partials, factors = _partials(device, x, launches), device.empty(Spec((3, x.shape[-1]), saved.dtype))
     dweight, dbias = (device.empty(Spec(row.shape, x.dtype)) if want else None for want in wanted[1:])
-    dx, amax = device.empty(spec_of(x)), device.empty(AMAX) if launches.amax else None
+    dx = device.empty(spec_of(x))
     _run(launches.sums, gy, x, weight, bias, saved, partials)
-    _run(launches.join, partials, weight, saved, gmean, gvariance, dweight, dbias, factors, amax)
-    _run(launches.places, gy, x, weight, bias, saved, factors, dx, amax)
-    return dx._replace(amax=amax), dweight, dbias
+    _run(launches.join, partials, weight, saved, gmean, gvariance, dweight, dbias, factors)
+    _run(launches.places, gy, x, weight, bias, saved, factors, dx)
+    return dx, dweight, dbias
 
 
 def _partials(device: Device, x: Buffer, launches: Launches) -> Buffer:
@@ -98,8 +91,7 @@ def _plan(
     each = min(max(-(-rows // max(1, wanted)), MIN_ROWS), MAX_ROWS * slices)
     parts, defines = -(-rows // each), {name: int(flag) for name, flag in zip_longest(FLAGS, flags, fillvalue=False)}
     defines |= {"ACTIVATION": activation or "none", "ACTIVATES": int(activation is not None), "FLOATING": 1}
-    amax = dtype == float32 and device.vendor.uses_amax(device)
-    defines |= {"LANES": lanes, "SLICES": slices, "JOINERS": joiners, "AMAX": int(amax)}
+    defines |= {"LANES": lanes, "SLICES": slices, "JOINERS": joiners}
     kernels = device.build("batch_norm", **macros, **defines).kernels
     work, group = (side * lanes, parts * slices), (lanes, slices)
     sums, places = (
@@ -108,7 +100,7 @@ def _plan(
     )
     numbers = (rows, count, parts) if which else (rows, count, each, parts)
     join = LaunchPlan(kernels[f"batch_norm{which}_join"], (count * joiners,), (joiners,), numbers)
-    return Launches(sums, join, places, amax)
+    return Launches(sums, join, places)
 
 
 def _shared(device: Device, blocks: int) -> tuple[int, int, int]:

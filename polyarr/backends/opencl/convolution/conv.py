@@ -13,7 +13,7 @@ from polyarr.backends.opencl.convolution.conv_params import ConvParams
 from polyarr.backends.opencl.convolution.spatial import Padding
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.gemm.linear import through_activation
-from polyarr.backends.opencl.gemm.product import PLAIN, Epilogue
+from polyarr.backends.opencl.gemm.product import PLAIN, Epilogue, terms_of
 from polyarr.backends.opencl.rows.rows import alike
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, Shape, spec_of, view
@@ -49,9 +49,10 @@ def conv(
     bias = None if bias is None else dense(device, bias)
     saves = activation not in (None, "relu")
     epilogue = Epilogue(bias is not None, activation or "none", saves, precision)
-    known = device.vendor.reported_amax(x=x)
+    known: dict[str, Any] = {}
     y, saved = convolved(device, out, x, weight, bias, ConvParams(stride, padding, dilation, groups), epilogue, known)
-    return y, (y if activation == "relu" else saved, device.vendor.saved_operands(device, known))
+    operands = device.vendor.saved_operands(device, known, terms_of(x.dtype, precision))
+    return y, (y if activation == "relu" else saved, operands)
 
 
 def conv_backward(
@@ -63,7 +64,6 @@ def conv_backward(
     before, operands = saved
     params, epilogue = ConvParams(stride, padding, dilation, groups), PLAIN._replace(precision=precision)
     known = device.vendor.restored_operands(operands)
-    known |= device.vendor.reported_amax(g=g) if activation is None else {}
     rows, dbias = through_activation(device, rows_of(device, g), before, bias if wanted[2] else None, activation)
     gz, dx, dweight = view(rows, g.shape, strides_of_rows(g.shape, rows.strides[0]), rows.offset), None, None
     if wanted[1]:

@@ -8,10 +8,15 @@ import numpy as np
 from polyarr.backends.opencl.runtime.commands import Kernel
 from polyarr.backends.opencl.runtime.layout import Shape, broadcast_strides, joined
 from polyarr.backends.opencl.runtime.program import Program, types
-from polyarr.core.spec import FLOATS, Spec
+from polyarr.core.spec import FLOATS, Spec, float32
 
-FLOAT16_TERMS, BFLOAT16_TERMS = 2, 3  # into which tensor cores' float32 operands are split
 Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out and saved; None for those that are absent
+
+
+
+def terms_of(dtype: np.dtype, precision: str) -> int:
+    """Return the number of 16-bit terms into which matrix units' operands of this dtype are split."""
+    return 1 if dtype != float32 else 3 if precision == "highest" else 2
 
 
 class Operand(NamedTuple):

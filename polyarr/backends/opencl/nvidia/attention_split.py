@@ -1,63 +1,39 @@
-"""Float32 operands of attention split into 2 float16 or 3 bfloat16 terms for matrix units; see split.py."""
+"""Float32 operands of attention split into bfloat16 terms for matrix units; see split.py."""
 
 import struct
 from collections.abc import Iterator
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from polyarr.backends.opencl.attention.attention_tiled import Call, Problem
-from polyarr.backends.opencl.nvidia.split import DTYPES, FLOAT16_TERMS
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
-from polyarr.core.spec import Spec, uint32
+from polyarr.core.spec import Spec, bfloat16
 
 ARRAYS, MASK = 4, 3  # q, k, v, dout; the index of the mask among the inputs
 COLUMNS = 64  # columns of one term in its row
 ITEMS, ROWS, GROUPS_PER_UNIT = 128, 8, 16  # of a work-group; rows that it takes at once; work-groups per unit
 
 
-class SplitTerms(NamedTuple):
-    """The split terms of q, k, v and dout, and, for two terms, the bits of their amax."""
-
-    amax: Any
-    arrays: list[Any]
-
-
-def allocate_terms(device: Device, call: Call) -> SplitTerms | None:
-    """Allocate the split terms of a call's arrays; None if they are multiplied as they are."""
-    terms = call.problem.terms
-    if terms == 1:
-        return None
-    shapes = ((*reversed(batch), rows, terms * COLUMNS) for batch, rows in batches(call.problem))
-    arrays = [device.empty(Spec(shape, DTYPES[terms])) for shape in shapes]
-    amax = device.empty(Spec((ARRAYS,), uint32)).memory if terms == FLOAT16_TERMS else None
-    return SplitTerms(amax, [x.memory for x in arrays])
-
-
-def split(device: Device, call: Call, walks: int, terms: SplitTerms | None) -> None:
-    """Write the split terms, if there are any. The amax words must be 0 before."""
-    if terms is None:
-        return
-    p, layouts = call.problem, padded([*call.at[:MASK], *call.at[MASK + 1 : len(call.inputs)]])
+def split(device: Device, call: Call, walks: int) -> list[Any]:
+    """Return the split terms of q, k, v and dout; none if they are multiplied as they are."""
+    p = call.problem
+    if p.terms == 1:
+        return []
+    shapes = ((*reversed(batch), rows, p.terms * COLUMNS) for batch, rows in batches(p))
+    terms = [device.empty(Spec(shape, bfloat16)).memory for shape in shapes]
+    layouts = padded([*call.at[:MASK], *call.at[MASK + 1 : len(call.inputs)]])
     inputs = [item for x, at in zip(tensors(call), layouts, strict=True) for item in (x.memory, at)]
     rows = max(n * prod(batch) for batch, n in batches(p))
     groups = min(-(-rows // ROWS), GROUPS_PER_UNIT * device.features.compute_units)
-    work, group = (groups * ITEMS, len(terms.arrays)), (ITEMS, 1)
-    numbers, written, length = (walks, p.batch, p.inner, p.t, p.s), padded(terms.arrays), p.lengths[0]
-    if p.terms == FLOAT16_TERMS:
-        program = device.plans[_split_to_float16](length)
-        program.attention_amax(work, group, *inputs, terms.amax, *numbers)
-        program.attention_divide(work, group, *inputs, terms.amax, *numbers, *written)
-    else:
-        device.plans[_split_to_bfloat16](length).attention_divide(work, group, *inputs, *numbers, *written)
+    work, group = (groups * ITEMS, len(terms)), (ITEMS, 1)
+    kernel, numbers = device.plans[_kernel](p.lengths[0], p.terms), (walks, p.batch, p.inner, p.t, p.s)
+    kernel(work, group, *inputs, *numbers, *padded(terms))
+    return terms
 
 
-def _split_to_float16(device: Device, length: int) -> Any:
-    return device.build("attention_split_float16", KIND="f16", D=length)
-
-
-def _split_to_bfloat16(device: Device, length: int) -> Any:
-    return device.build("attention_split_bfloat16", D=length)
+def _kernel(device: Device, length: int, terms: int) -> Any:
+    return device.build("attention_split", D=length, TERMS=terms).attention_split
 
 
 def tensors(call: Call) -> list[Buffer]:

@@ -1,21 +1,21 @@
 // Included by attention_wgmma.cl: loads tiles of the operands through TMA, and multiplies them with wgmma, for 16-bit
-// operands or for float32 split into 2 or 3 terms.
+// operands or for float32 split into 2 or 3 bfloat16 terms.
 //
 // A tile is 64 rows of D elements in local memory, stored in blocks of 64 columns: those of the high term first, then
 // those of the other terms. Scores are 64 x 64, in the registers of four warps: p[i] of a lane is at row ROW_OF(i) and
 // column COLUMN_OF(i), relative to the lane's first row and column.
 //
 // Params   D        length of the last axis, a multiple of 8 up to 128
-//          PARTS    terms per operand: 1; or 2 with KIND f16, or 3 with KIND bf16: see attention_wgmma.cl
-#if !defined(D) || !defined(PARTS)
-#error "attention_tiles.cl needs D and PARTS"
+//          TERMS    terms per operand: 1; or 2 or 3 with KIND bf16: see attention_wgmma.cl
+#if !defined(D) || !defined(TERMS)
+#error "attention_tiles.cl needs D and TERMS"
 #endif
 
 #define TILE 64
 #define BLOCKS ((D + 63) / 64)  // blocks of 64 columns
 #define BLOCK_BYTES (TILE * 128)
-#define PART_BYTES (BLOCKS * BLOCK_BYTES)
-#define TILE_BYTES (PARTS * PART_BYTES)
+#define TERM_BYTES (BLOCKS * BLOCK_BYTES)
+#define TILE_BYTES (TERMS * TERM_BYTES)
 #define SLICES ((D + 15) / 16)  // slices of 16 columns: the depth of one wgmma
 #define SCORES (TILE / 2)
 #define RESULTS (BLOCKS * 32)
@@ -29,7 +29,7 @@ INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks,
                       uint barrier) {
     inner *= walks >> 2 * which & 1;
     outer *= walks >> (2 * which + 1) & 1;
-    UNROLL for (int i = 0; i < PARTS * BLOCKS; i++)
+    UNROLL for (int i = 0; i < TERMS * BLOCKS; i++)
         tma_load(to + i * BLOCK_BYTES, maps + which * 16, i * 64, row, inner, outer, barrier);
 }
 
@@ -47,77 +47,69 @@ INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks,
             WGMMA_FROM_REGISTERS((sum) + 32 * block, weights[slice], \
                                  DESCRIPTOR_MN_MAJOR((tile) + block * BLOCK_BYTES + slice * 2048))
 
-#if PARTS == 2
-// LOW_PRODUCTS: low @ high + high @ low. HIGH_PRODUCTS: high @ high, added to p.
-#define LOW_PRODUCTS(p, own, other) \
-    PRODUCT_OF_TILES(p, (own) + PART_BYTES, other, 0); PRODUCT_OF_TILES(p, own, (other) + PART_BYTES, 1)
-#define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 1)
-#define SHRINK(sum) EACH_SCORE (sum)[i] /= LOW_SCALE
-#elif PARTS == 3
-#define HIGH_PRODUCTS(p, own, other) { \
-        PRODUCT_OF_TILES(p, (own) + 2 * PART_BYTES, other, 0); \
-        PRODUCT_OF_TILES(p, own, (other) + 2 * PART_BYTES, 1); \
-        PRODUCT_OF_TILES(p, (own) + PART_BYTES, (other) + PART_BYTES, 1); \
-        PRODUCT_OF_TILES(p, (own) + PART_BYTES, other, 1); \
-        PRODUCT_OF_TILES(p, own, (other) + PART_BYTES, 1); \
+// p = own tile @ other tile^T, of all terms, the smallest products first
+#if TERMS == 2
+#define PRODUCTS(p, own, other) { \
+        PRODUCT_OF_TILES(p, (own) + TERM_BYTES, other, 0); \
+        PRODUCT_OF_TILES(p, own, (other) + TERM_BYTES, 1); \
+        PRODUCT_OF_TILES(p, own, other, 1); \
+    }
+#elif TERMS == 3
+#define PRODUCTS(p, own, other) { \
+        PRODUCT_OF_TILES(p, (own) + 2 * TERM_BYTES, other, 0); \
+        PRODUCT_OF_TILES(p, own, (other) + 2 * TERM_BYTES, 1); \
+        PRODUCT_OF_TILES(p, (own) + TERM_BYTES, (other) + TERM_BYTES, 1); \
+        PRODUCT_OF_TILES(p, (own) + TERM_BYTES, other, 1); \
+        PRODUCT_OF_TILES(p, own, (other) + TERM_BYTES, 1); \
         PRODUCT_OF_TILES(p, own, other, 1); \
     }
 #else
-#define HIGH_PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 0)
+#define PRODUCTS(p, own, other) PRODUCT_OF_TILES(p, own, other, 0)
 #endif
 
-// sum += weights @ tile, where row r of the weights was divided by rows[r]. With one term the products may still be in
-// flight afterwards; with more they are done.
-#if PARTS == 2
-#define ADD_WEIGHTED(sum, weights, tile, rows) { \
+// sum += weights @ tile, of all terms. With one term the products may still be in flight afterwards; with more they are
+// done.
+#if TERMS == 2
+#define ADD_LOW_PRODUCTS(sum, weights, tile) \
+    ADD_PRODUCT(sum, weights[1], tile); \
+    ADD_PRODUCT(sum, weights[0], (tile) + TERM_BYTES)
+#elif TERMS == 3
+#define ADD_LOW_PRODUCTS(sum, weights, tile) \
+    ADD_PRODUCT(sum, weights[2], tile); \
+    ADD_PRODUCT(sum, weights[0], (tile) + 2 * TERM_BYTES); \
+    ADD_PRODUCT(sum, weights[1], (tile) + TERM_BYTES); \
+    ADD_PRODUCT(sum, weights[1], tile); \
+    ADD_PRODUCT(sum, weights[0], (tile) + TERM_BYTES)
+#endif
+#if TERMS > 1
+#define ADD_WEIGHTED(sum, weights, tile) { \
         float added[RESULTS]; \
         EACH_SCORE added[i] = 0; \
         WGMMA_FENCE(); \
-        ADD_PRODUCT(added, weights[1], tile); \
-        ADD_PRODUCT(added, weights[0], (tile) + PART_BYTES); \
-        WGMMA_COMMIT(); \
-        WGMMA_WAIT(0); \
-        SHRINK(added); \
-        WGMMA_FENCE(); \
-        ADD_PRODUCT(added, weights[0], tile); \
-        WGMMA_COMMIT(); \
-        WGMMA_WAIT(0); \
-        EACH_SCORE (sum)[i] = fma(added[i], (rows)[ROW_OF(i) / 8], (sum)[i]); \
-    }
-#elif PARTS == 3
-#define ADD_WEIGHTED(sum, weights, tile, rows) { \
-        float added[RESULTS]; \
-        EACH_SCORE added[i] = 0; \
-        WGMMA_FENCE(); \
-        ADD_PRODUCT(added, weights[2], tile); \
-        ADD_PRODUCT(added, weights[0], (tile) + 2 * PART_BYTES); \
-        ADD_PRODUCT(added, weights[1], (tile) + PART_BYTES); \
-        ADD_PRODUCT(added, weights[1], tile); \
-        ADD_PRODUCT(added, weights[0], (tile) + PART_BYTES); \
+        ADD_LOW_PRODUCTS(added, weights, tile); \
         ADD_PRODUCT(added, weights[0], tile); \
         WGMMA_COMMIT(); \
         WGMMA_WAIT(0); \
         EACH_SCORE (sum)[i] += added[i]; \
     }
 #else
-#define ADD_WEIGHTED(sum, weights, tile, rows) ADD_PRODUCT(sum, weights[0], tile)
+#define ADD_WEIGHTED(sum, weights, tile) ADD_PRODUCT(sum, weights[0], tile)
 #endif
 
 // Unpack two bfloat16 from a word.
 INLINE float2 upper_floats(uint pair) { return (float2)(as_float(pair << 16), as_float(pair & 0xffff0000u)); }
 
 // Round scores to 16-bit terms in registers, laid out as the left operand of wgmma.
-INLINE void pack(uint packed[PARTS][TILE / 16][4], const float *p) {
+INLINE void pack(uint packed[TERMS][TILE / 16][4], const float *p) {
     UNROLL for (int slice = 0; slice < TILE / 16; slice++)
         UNROLL for (int i = 0; i < 4; i++) {
             const float a = p[8 * slice + 2 * i], b = p[8 * slice + 2 * i + 1];
             packed[0][slice][i] = pack_pair(a, b);
-#if PARTS == 2
-            const float2 high = unpack_pair(packed[0][slice][i]);
-            packed[1][slice][i] = pack_pair(low_of(a, high.x), low_of(b, high.y));
-#elif PARTS == 3
+#if TERMS > 1
             const float2 high = upper_floats(packed[0][slice][i]), rest = (float2)(a - high.x, b - high.y);
             packed[1][slice][i] = pack_pair(rest.x, rest.y);
+#endif
+#if TERMS == 3
             const float2 middle = upper_floats(packed[1][slice][i]);
             packed[2][slice][i] = pack_pair(rest.x - middle.x, rest.y - middle.y);
 #endif

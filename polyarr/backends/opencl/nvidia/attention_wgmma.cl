@@ -1,15 +1,12 @@
 // Attention on the matrix units of NVIDIA Hopper (wgmma, TMA), forward and backward:
 // out = dropout(softmax(scale q k^T + mask)) v, for 16-bit floats with float32 sums, and for float32 split into 2 or 3
-// terms. The scores exist in registers only.
+// bfloat16 terms. The scores exist in registers only.
 //
 // A work-group is four warps. It owns 64 rows of q (or of k and v) and iterates over the other operand 64 rows at a
 // time, while TMA loads the next tiles. Of a 64 x 64 tile of scores a lane holds 2 rows x 16 columns: p[i] is at row
 // ROW_OF(i) and column COLUMN_OF(i), relative to the lane's first row and column.
 //
-// With PARTS 2, each operand is 2 float16 terms (see ptx.cl) with one power-of-two scale for each of q, k, v and dout.
-// Weights are scaled by 2^14; the gradients of scores get one power of two per row of a tile. With PARTS 3, each
-// operand is 3 bfloat16 terms (see split_bfloat16.cl); of the nine products of terms the six largest are added, the
-// smallest first.
+// Of the products of terms (see bfloat16_terms.cl) the three or six largest are added, the smallest first.
 //
 // Arrays   q, k, v, out, dout and the gradients (.., rows, D); mask (.., t, s)
 //          long4 <name>_at is the layout of an array: offset, strides of its two leading axes, stride of a row. The
@@ -23,14 +20,12 @@
 //          maps: the same with addresses, written by attention_maps (attention_delta in the backward pass)
 //          walks: bit 2 i is 1 if array i of q, k, v, dout has the inner leading axis, bit 2 i + 1 if it has the outer
 //          one
-//          amax (4): amax of each operand, which attention_split_float16.cl finds; reset here; used with PARTS 2. With
-//          PARTS above 1 the tensor maps are those of the terms
+//          With TERMS above 1 the tensor maps are those of the terms
 // Launch   local 128. attention_maps: one work-group. attention_delta: 8 work-items per row of lse. The other kernels:
 //          one work-group per (64 rows, batch)
 // Params   T, KIND            the dtype, and its PTX name: bf16 or f16
 //          D                  length of the last axes, a multiple of 8 up to 128
-//          PARTS              terms per operand: 1; or 2 with KIND f16, or 3 with KIND bf16: then T is float, D at most
-//                             64
+//          TERMS              terms per operand: 1; or 2 or 3 with KIND bf16: then T is float, D at most 64
 //          STAGES_FORWARD, STAGES_KEYS, STAGES_QUERIES    tiles of the streamed operands in local memory, per kernel
 //          MASK               0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
 //          DROPOUT            1 to drop weights
@@ -47,19 +42,18 @@
 #if !defined(STATE_ON_DEVICE) || !defined(GROUPS_FORWARD) || !defined(GROUPS_KEYS) || !defined(GROUPS_QUERIES)
 #error "attention_wgmma.cl needs STATE_ON_DEVICE, GROUPS_FORWARD, GROUPS_KEYS and GROUPS_QUERIES"
 #endif
-#if !defined(PARTS) || !defined(STAGES_FORWARD) || !defined(STAGES_KEYS) || !defined(STAGES_QUERIES)
-#error "attention_wgmma.cl needs PARTS, STAGES_FORWARD, STAGES_KEYS and STAGES_QUERIES"
+#if !defined(TERMS) || !defined(STAGES_FORWARD) || !defined(STAGES_KEYS) || !defined(STAGES_QUERIES)
+#error "attention_wgmma.cl needs TERMS, STAGES_FORWARD, STAGES_KEYS and STAGES_QUERIES"
 #endif
 
 #define STAGE_BYTES (2 * TILE_BYTES)
 #define ROW_BYTES (TILE * 4)  // of the lse or delta of a tile
 #define LOG2_E 1.4426950408889634f
-#define LOG2_WEIGHT_SCALE (PARTS == 2 ? 14 : 0)  // log2 of the scale of weights
 #define GROUP __attribute__((reqd_work_group_size(128, 1, 1)))
 
 // Write the tensor maps with addresses; each of the four warps writes one. The fourth array is dout.
 #define MAPPED \
-    __global const ulong *plans, __global ulong *maps, __global uint *amax, __global const T *q, const long q_start, \
+    __global const ulong *plans, __global ulong *maps, __global const T *q, const long q_start, \
         __global const T *k, const long k_start, __global const T *v, const long v_start, __global const T *g, \
         const long g_start
 INLINE void write_maps(MAPPED, const int me) {
@@ -69,38 +63,13 @@ INLINE void write_maps(MAPPED, const int me) {
                           : warp == 2 ? (ulong)(v + v_start)
                                       : (ulong)(g + g_start);
     map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
-    if (PARTS == 2 && me < 4) amax[me] = 0;
 }
-#define WRITE_MAPS() write_maps(plans, maps, amax, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
+#define WRITE_MAPS() write_maps(plans, maps, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
 // The arrays that the maps point to. Kernels do not use these arguments, but memory planning derives lifetimes from
 // them.
 #define BEHIND_MAPS \
     __global const void *behind_q, __global const void *behind_k, __global const void *behind_v, \
         __global const void *behind_g
-
-// Scale each row of a tile by a power of two so that its float16 terms keep their digits; rows[] are the inverse
-// scales.
-INLINE void scale_rows(float *p, float *rows) {
-    UNROLL for (int side = 0; side < 2; side++) {
-        rows[side] = 1;
-#if PARTS == 2
-        float largest = 0;
-        EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, fabs(p[i]));
-        largest = fmax(largest, shuffle_xor(largest, 1));
-        largest = fmax(largest, shuffle_xor(largest, 2));
-        const int shift = shift_of(as_uint(largest));
-        rows[side] = power_of_2(-shift);
-        EACH_SCORE if (ROW_OF(i) == 8 * side) p[i] *= power_of_2(shift);
-#endif
-    }
-}
-
-// The inverse of the scale of array number `which`.
-#if PARTS == 2
-#define INVERSE_SCALE(which) power_of_2(-shift_of(amax[which]))
-#else
-#define INVERSE_SCALE(which) 1.0f
-#endif
 
 // Hide the value of an address from the optimizer. Otherwise it hoists the addresses of all matrices out of the loop
 // and runs out of registers.
@@ -118,7 +87,7 @@ INLINE uint opaque(uint place) {
                 pairs[4 * j + lane % 4] = PAIR_OF(sum[4 * j + 2 * side] * factor[side], \
                                                   sum[4 * j + 2 * side + 1] * factor[side]); \
         }
-#if PARTS > 1
+#if TERMS > 1
 typedef float2 pair;
 #define PAIR_OF(a, b) (float2)(a, b)
 #else
@@ -144,19 +113,19 @@ INLINE int survives(const ulong index, const ulong4 dropout) {
 #if MASK == 2
 #define UNIT 1.0f
 #else
-#define UNIT (one_score * LOG2_E)
+#define UNIT (scale * LOG2_E)
 #endif
 #if MASK
 #define APPLY_MASK(p, query, key, turned) \
     EACH_SCORE { \
         const long q_at = (query) + (turned ? COLUMN_OF(i) : ROW_OF(i)), k_at = (key) + (turned ? ROW_OF(i) : COLUMN_OF(i)); \
-        if (q_at < t && k_at < s) p[i] = masked(p[i], MASK_LOAD(mask, q_at * mask_at.w + k_at * mask_step), one_score); \
+        if (q_at < t && k_at < s) p[i] = masked(p[i], MASK_LOAD(mask, q_at * mask_at.w + k_at * mask_step), scale); \
     }
-INLINE float masked(const float p, const float m, const float one_score) {
+INLINE float masked(const float p, const float m, const float scale) {
 #if MASK == 1
     return m != 0 ? p : -INFINITY;
 #else
-    return (p * one_score + m) * LOG2_E;
+    return (p * scale + m) * LOG2_E;
 #endif
 }
 #else
@@ -167,7 +136,7 @@ INLINE float masked(const float p, const float m, const float one_score) {
 
 // A stage holds a tile of each of two arrays. With APART each tile has its own barrier and is reloaded as soon as it
 // has been read: three terms leave local memory for one stage only.
-#define APART (PARTS == 3)
+#define APART (TERMS == 3)
 #define FULL(stage, second) (local_at + BARRIERS_AT + ((second) * APART * STAGES + (stage)) * 8)
 #define OWN_FULL (local_at + BARRIERS_AT + (1 + APART) * STAGES * 8)
 #define BARRIERS_BYTES (((1 + APART) * STAGES + 1) * 8)
@@ -205,7 +174,7 @@ __kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
     }
 
 __kernel GROUP void attention_forward(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *amax, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
     const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
     const uint threshold, const float kept) {
@@ -218,7 +187,6 @@ __kernel GROUP void attention_forward(
     const int ahead = causal ? s - t : s;  // query i attends to keys up to i + ahead; the longest rows come first
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
-    const float one_score = scale * INVERSE_SCALE(0) * INVERSE_SCALE(1);
     const uint local_at = local_address(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
@@ -240,14 +208,7 @@ __kernel GROUP void attention_forward(
         float p[SCORES];
         WAIT_FOR(0);
         WGMMA_FENCE();
-#if PARTS == 2
-        LOW_PRODUCTS(p, own, keys);
-        WGMMA_COMMIT();
-        WGMMA_WAIT(0);
-        SHRINK(p);
-        WGMMA_FENCE();
-#endif
-        HIGH_PRODUCTS(p, own, keys);
+        PRODUCTS(p, own, keys);
         WGMMA_COMMIT();
         WGMMA_WAIT(0);
         if (APART) LOAD_NEXT(0);
@@ -266,7 +227,7 @@ __kernel GROUP void attention_forward(
             const float shrink = exp2_approx(top[side] - base);
             float weights = 0;
             EACH_SCORE if (ROW_OF(i) == 8 * side)
-                weights += p[i] = exp2_approx(fma(p[i], UNIT, LOG2_WEIGHT_SCALE - base));
+                weights += p[i] = exp2_approx(fma(p[i], UNIT, -base));
             UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
             sum[side] = sum[side] * shrink + weights;
             top[side] = largest;
@@ -277,12 +238,11 @@ __kernel GROUP void attention_forward(
             p[i] = survives(index, dropout) ? p[i] : 0;
         }
 #endif
-        uint weights[PARTS][TILE / 16][4];
-        const float as_they_are[2] = {1, 1};
+        uint weights[TERMS][TILE / 16][4];
         pack(weights, p);
         if (APART) WAIT_FOR(1);
         WGMMA_FENCE();
-        ADD_WEIGHTED(results, weights, keys + TILE_BYTES, as_they_are);
+        ADD_WEIGHTED(results, weights, keys + TILE_BYTES);
         WGMMA_COMMIT();
         WGMMA_WAIT(0);
         LOAD_NEXT(1);
@@ -291,10 +251,10 @@ __kernel GROUP void attention_forward(
     UNROLL for (int side = 0; side < 2; side++) {
         float total = sum[side] + shuffle_xor(sum[side], 1);
         total += shuffle_xor(total, 2);
-        factor[side] = total == 0 ? 0 : kept / total * INVERSE_SCALE(2);
+        factor[side] = total == 0 ? 0 : kept / total;
         if (lane % 4 == 0)
             lse[(long)batch * blocks * TILE + row + 8 * side] =
-                total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total) - LOG2_WEIGHT_SCALE;
+                total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total);
     }
     STORE_ROWS(out, out_at, row, t, results, factor)
 }
@@ -317,7 +277,7 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
     if (batch < batches && row < t) {
         out += start_of(out_at, batch, inner) + row * out_at.w;
         dout += start_of(dout_at, batch, inner) + row * dout_at.w;
-#if PARTS > 1
+#if TERMS > 1
         for (int d = lane * 4; d < D; d += 32) {
             const float4 x = *(__global const float4 *)(out + d), y = *(__global const float4 *)(dout + d);
             sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
@@ -348,25 +308,12 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
         tile_load(local_at, maps, one, walks, first, in_outer, outer, OWN_FULL); \
         tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, OWN_FULL); \
     }
-#if PARTS == 2
-#define BOTH_LOW_PRODUCTS(p, dz, own, others) \
-    WGMMA_FENCE(); \
-    LOW_PRODUCTS(p, own, others); \
-    LOW_PRODUCTS(dz, (own) + TILE_BYTES, (others) + TILE_BYTES); \
-    WGMMA_COMMIT(); \
-    WGMMA_WAIT(0); \
-    SHRINK(p); \
-    SHRINK(dz)
-#else
-#define BOTH_LOW_PRODUCTS(p, dz, own, others)
-#endif
 #define PRODUCTS_OF_TILES(p, dz, own, others) \
-    BOTH_LOW_PRODUCTS(p, dz, own, others); \
     WGMMA_FENCE(); \
-    HIGH_PRODUCTS(p, own, others); \
+    PRODUCTS(p, own, others); \
     WGMMA_COMMIT(); \
     if (APART) WAIT_FOR(1); \
-    HIGH_PRODUCTS(dz, (own) + TILE_BYTES, (others) + TILE_BYTES); \
+    PRODUCTS(dz, (own) + TILE_BYTES, (others) + TILE_BYTES); \
     WGMMA_COMMIT(); \
     WGMMA_WAIT(1)
 
@@ -383,7 +330,7 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
     }
 
 __kernel GROUP void attention_backward_kv(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *amax, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dk, const long4 dk_at, __global T *dv, const long4 dv_at, const int batches, const int inner,
     const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept) {
@@ -396,7 +343,6 @@ __kernel GROUP void attention_backward_kv(
     const int ahead = causal ? s - t : s;  // queries from j - ahead on attend to key j
     const int from = MAX(first - ahead, 0) / TILE, tiles = MAX(padded / TILE - from, 0);
     const int row = first + warp * 16 + lane / 4;
-    const float one_score = scale * INVERSE_SCALE(0) * INVERSE_SCALE(1);
     const uint local_at = local_address(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
@@ -421,11 +367,11 @@ __kernel GROUP void attention_backward_kv(
             const float2 row_lse = local_load_2(rows + j * 32);
             UNROLL for (int i = 0; i < 4; i++)
                 p[4 * j + i] =
-                    exp2_approx(fma(p[4 * j + i], UNIT, LOG2_WEIGHT_SCALE - (i % 2 ? row_lse.y : row_lse.x)));
+                    exp2_approx(fma(p[4 * j + i], UNIT, -(i % 2 ? row_lse.y : row_lse.x)));
         }
         if (first + TILE - 1 > query + ahead)
             EACH_SCORE if (row + ROW_OF(i) > column + COLUMN_OF(i) + ahead) p[i] = 0;
-        uint weights[PARTS][TILE / 16][4], changes[PARTS][TILE / 16][4];
+        uint weights[TERMS][TILE / 16][4], changes[TERMS][TILE / 16][4];
 #if DROPOUT
         uint staying = 0;
         EACH_SCORE {
@@ -442,34 +388,28 @@ __kernel GROUP void attention_backward_kv(
 #if DROPOUT
         EACH_SCORE dz[i] = staying >> i & 1 ? dz[i] * kept : 0;
 #endif
-        const float one_change = INVERSE_SCALE(2) * INVERSE_SCALE(3), as_they_are[2] = {1, 1};
-        float change_rows[2];
         UNROLL for (int j = 0; j < SCORES / 4; j++) {
             const float2 row_delta = local_load_2(rows + ROW_BYTES + j * 32);
-            UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] * one_change - (i % 2 ? row_delta.y : row_delta.x);
+            UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] - (i % 2 ? row_delta.y : row_delta.x);
         }
 #if APART  // dk first, because the next tile of queries is waited for first
-        scale_rows(p, change_rows);
         pack(changes, p);
-        ADD_WEIGHTED(dks, changes, queries, change_rows);
+        ADD_WEIGHTED(dks, changes, queries);
         LOAD_NEXT(0);
-        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
+        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
 #else
         WGMMA_FENCE();
-        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES, as_they_are);
+        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
         WGMMA_COMMIT();
-        scale_rows(p, change_rows);
         pack(changes, p);
         WGMMA_FENCE();
-        ADD_WEIGHTED(dks, changes, queries, change_rows);
+        ADD_WEIGHTED(dks, changes, queries);
         WGMMA_COMMIT();
         WGMMA_WAIT(0);
 #endif
         LOAD_NEXT(1);
     }
-    const float dk_one = scale / (1 << LOG2_WEIGHT_SCALE) * INVERSE_SCALE(0);
-    const float dv_one = kept / (1 << LOG2_WEIGHT_SCALE) * INVERSE_SCALE(3);
-    const float dk_factor[2] = {dk_one, dk_one}, dv_factor[2] = {dv_one, dv_one};
+    const float dk_factor[2] = {scale, scale}, dv_factor[2] = {kept, kept};
     STORE_ROWS(dk, dk_at, row, s, dks, dk_factor)
     STORE_ROWS(dv, dv_at, row, s, dvs, dv_factor)
 }
@@ -486,7 +426,7 @@ __kernel GROUP void attention_backward_kv(
     }
 
 __kernel GROUP void attention_backward_q(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const uint *amax, __global const MASK_T *mask,
+    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const MASK_T *mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dq, const long4 dq_at, const int batches, const int inner, const int t, const int s,
     const int causal, const float scale, STATE, const uint threshold, const float kept) {
@@ -499,7 +439,6 @@ __kernel GROUP void attention_backward_q(
     const int ahead = causal ? s - t : s;
     const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
     const int row = first + warp * 16 + lane / 4;
-    const float one_score = scale * INVERSE_SCALE(0) * INVERSE_SCALE(1);
     const uint local_at = local_address(memory);
     mask += start_of(mask_at, batch, inner);
     if (me == 0) {
@@ -523,10 +462,10 @@ __kernel GROUP void attention_backward_q(
 #if APART  // v first, because the next tile of keys is loaded last
         WAIT_FOR(1);
         WGMMA_FENCE();
-        HIGH_PRODUCTS(dz, own + TILE_BYTES, keys + TILE_BYTES);
+        PRODUCTS(dz, own + TILE_BYTES, keys + TILE_BYTES);
         WGMMA_COMMIT();
         WAIT_FOR(0);
-        HIGH_PRODUCTS(p, own, keys);
+        PRODUCTS(p, own, keys);
         WGMMA_COMMIT();
         WGMMA_WAIT(0);
         LOAD_NEXT(1);
@@ -535,7 +474,7 @@ __kernel GROUP void attention_backward_q(
         PRODUCTS_OF_TILES(p, dz, own, keys);
 #endif
         APPLY_MASK(p, row, column, 0)
-        EACH_SCORE p[i] = exp2_approx(fma(p[i], UNIT, LOG2_WEIGHT_SCALE - row_lse[ROW_OF(i) / 8]));
+        EACH_SCORE p[i] = exp2_approx(fma(p[i], UNIT, -row_lse[ROW_OF(i) / 8]));
         if (tile * TILE + TILE > MIN(first + ahead + 1, s))
             EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = 0;
         WGMMA_WAIT(0);
@@ -545,19 +484,16 @@ __kernel GROUP void attention_backward_q(
             dz[i] = survives(index, dropout) ? dz[i] * kept : 0;
         }
 #endif
-        const float one_change = INVERSE_SCALE(2) * INVERSE_SCALE(3);
-        EACH_SCORE p[i] *= dz[i] * one_change - row_delta[ROW_OF(i) / 8];
-        uint changes[PARTS][TILE / 16][4];
-        float change_rows[2];
-        scale_rows(p, change_rows);
+        EACH_SCORE p[i] *= dz[i] - row_delta[ROW_OF(i) / 8];
+        uint changes[TERMS][TILE / 16][4];
         pack(changes, p);
         WGMMA_FENCE();
-        ADD_WEIGHTED(dqs, changes, keys, change_rows);
+        ADD_WEIGHTED(dqs, changes, keys);
         WGMMA_COMMIT();
         WGMMA_WAIT(0);
         LOAD_NEXT(0);
     }
-    const float dq_one = scale / (1 << LOG2_WEIGHT_SCALE) * INVERSE_SCALE(1), factor[2] = {dq_one, dq_one};
+    const float factor[2] = {scale, scale};
     STORE_ROWS(dq, dq_at, row, t, dqs, factor)
 }
 #endif

@@ -1,7 +1,7 @@
 """Attention on the matrix units of NVIDIA's Hopper (wgmma): which problems, its launches, and its checks.
 
-The operands are 16-bit floats, or float32 split into terms (see split.py): three bfloat16 terms, or two
-float16 terms if the caller accepts lower precision.
+The operands are 16-bit floats, or float32 split into bfloat16 terms (see split.py): three, or two if the caller accepts
+lower precision.
 """
 
 import struct
@@ -17,8 +17,6 @@ from polyarr.backends.opencl.attention.attention_tiled import Call, Problem, lay
 from polyarr.backends.opencl.nvidia.attention_split import (
     ARRAYS,
     COLUMNS,
-    SplitTerms,
-    allocate_terms,
     batches,
     padded,
     split,
@@ -27,8 +25,6 @@ from polyarr.backends.opencl.nvidia.attention_split import (
     walks,
 )
 from polyarr.backends.opencl.nvidia.product_check import RELATIVE
-from polyarr.backends.opencl.nvidia.split import BFLOAT16_TERMS, FLOAT16_TERMS
-from polyarr.backends.opencl.nvidia.split import DTYPES as TERM_DTYPES
 from polyarr.backends.opencl.nvidia.tensor_map import ALIGNMENT, LARGEST_STEP, WORDS, tensor_map
 from polyarr.backends.opencl.nvidia.wgmma import KINDS, WORKSPACE_FRACTION
 from polyarr.backends.opencl.runtime.device import Device
@@ -47,13 +43,13 @@ COLUMNS_AT_ONCE = 8  # stored by one instruction
 DTYPES = bfloat16, float16
 PASSES = {False: ("out",), True: ("dq", "dk", "dv")}  # the results of each pass
 ERROR = 2  # in roundings of the largest result; weights are rounded, too
-SPLIT_ERROR = {FLOAT16_TERMS: 2.0**-17, BFLOAT16_TERMS: 2.0**-19}  # relative to the largest result
+SPLIT_ERROR = {2: 2.0**-14, 3: 2.0**-19}  # by the number of terms, relative to the largest result
 
 # Work-groups per multiprocessor, and tiles of the other operand in flight, by terms and row length (up to 64 or 128).
 KERNELS = "FORWARD", "KEYS", "QUERIES"
 OCCUPANCY = {
     (1, 64): ((4, 3, 4), (2, 2, 2)), (1, 128): ((2, 2, 2), (2, 2, 2)),
-    (FLOAT16_TERMS, 64): ((4, 2, 3), (1, 2, 1)), (BFLOAT16_TERMS, 64): ((3, 2, 2), (1, 1, 1)),
+    (2, 64): ((4, 2, 3), (1, 2, 1)), (3, 64): ((3, 2, 2), (1, 1, 1)),
 }  # fmt: skip
 
 
@@ -67,10 +63,9 @@ class Plan(NamedTuple):
 
     def forward(self, device: Device, call: Call, out: Buffer) -> Buffer:
         """Write out, and return the base-2 log-sum-exp of each row, in rows of whole tiles."""
-        p, program, terms = call.problem, self.program, allocate_terms(device, call)
+        p, program, terms = call.problem, self.program, split(device, call, self.walks)
         lse = device.empty(Spec((p.batch, _padded(p.t)), float32))
         program.attention_maps((ITEMS,), (ITEMS,), *self._addressed(call, terms))
-        split(device, call, self.walks, terms)
         results = out.memory, call.at[4], lse.memory
         shared = self._shared(call, terms)
         program.attention_forward(_work(p, p.t), (ITEMS,), *shared, *results, p.batch, *call.numbers)
@@ -82,11 +77,10 @@ class Plan(NamedTuple):
     ) -> None:  # fmt: skip
         """Write the gradients of q, k and v, as far as they are wanted."""
         p, at, program, (dq, dk, dv) = call.problem, call.at, self.program, gradients
-        delta, terms = device.empty(Spec(lse.shape, float32)), allocate_terms(device, call)
+        delta, terms = device.empty(Spec(lse.shape, float32)), split(device, call, self.walks)
         inputs = call.inputs[4].memory, at[4], out.memory, at[5], delta.memory, p.batch, p.inner, p.t
         items = -(-lse.size * 8 // ITEMS) * ITEMS
         program.attention_delta((items,), (ITEMS,), *self._addressed(call, terms), *inputs)
-        split(device, call, self.walks, terms)
         shared = *self._shared(call, terms), lse.memory, delta.memory
         if any(wanted[1:3]):
             results = dk.memory, at[7], dv.memory, at[8]
@@ -94,18 +88,17 @@ class Plan(NamedTuple):
         if wanted[0]:
             program.attention_backward_q(_work(p, p.t), (ITEMS,), *shared, dq.memory, at[6], p.batch, *call.numbers)
 
-    def _addressed(self, call: Call, terms: SplitTerms | None) -> Iterator[Any]:
-        yield from (self.plans, self.maps, terms and terms.amax)
+    def _addressed(self, call: Call, terms: list[Any]) -> Iterator[Any]:
+        yield from (self.plans, self.maps)
         for behind in self._behind_maps(call, terms):
             yield from behind
 
-    def _behind_maps(self, call: Call, terms: SplitTerms | None) -> list[tuple[Any, int]]:
-        found = [(x.memory, x.offset) for x in tensors(call)] if terms is None else [(x, 0) for x in terms.arrays]
-        return padded(found)
+    def _behind_maps(self, call: Call, terms: list[Any]) -> list[tuple[Any, int]]:
+        return padded([(x, 0) for x in terms]) if terms else [(x.memory, x.offset) for x in tensors(call)]
 
-    def _shared(self, call: Call, terms: SplitTerms | None) -> tuple[Any, ...]:
+    def _shared(self, call: Call, terms: list[Any]) -> tuple[Any, ...]:
         mask, behind = call.inputs[3], (memory for memory, _ in self._behind_maps(call, terms))
-        return *behind, self.maps, self.walks, terms and terms.amax, mask.memory, call.at[3], mask.strides[-1]
+        return *behind, self.maps, self.walks, mask.memory, call.at[3], mask.strides[-1]
 
 
 def _work(p: Problem, rows: int) -> tuple[int]:
@@ -148,12 +141,12 @@ def plan(device: Device, p: Problem) -> Plan | None:
 def _macros(p: Problem) -> dict[str, Any]:
     held = zip(("GROUPS", "STAGES"), OCCUPANCY[p.terms, 64 if p.lengths[0] <= 64 else 128], strict=True)
     counts = {f"{what}_{kernel}": n for what, found in held for kernel, n in zip(KERNELS, found, strict=True)}
-    return {**p.macros, "KIND": KINDS[_stored(p)], "COLUMNS": TILE, "PARTS": p.terms, **counts}
+    return {**p.macros, "KIND": KINDS[_stored(p)], "COLUMNS": TILE, "TERMS": p.terms, **counts}
 
 
 def _stored(p: Problem) -> np.dtype:
     """Return the dtype of the matrix units' operands."""
-    return p.dtype if p.terms == 1 else TERM_DTYPES[p.terms]
+    return p.dtype if p.terms == 1 else bfloat16
 
 
 def _planned(device: Device, p: Problem) -> Plan:
@@ -270,8 +263,7 @@ def _trial(device: Device) -> None:
     """
     cases = (
         (bfloat16, 64, None, False, 1), (float16, 128, bool_, True, 1), (bfloat16, 40, float32, False, 1),
-        (float32, 64, None, False, FLOAT16_TERMS), (float32, 40, bool_, True, FLOAT16_TERMS),
-        (float32, 64, bool_, True, BFLOAT16_TERMS),
+        (float32, 64, None, False, 2), (float32, 40, bool_, True, 2), (float32, 64, bool_, True, 3),
     )  # fmt: skip
     for dtype, length, mask, dropout, terms in cases:
         for arrays in (3, 4):

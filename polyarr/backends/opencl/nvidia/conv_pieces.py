@@ -11,19 +11,10 @@ import numpy as np
 
 from polyarr.backends.opencl.convolution.spatial import Padding, channels, geometry
 from polyarr.backends.opencl.copying.copy import dense
-from polyarr.backends.opencl.gemm.product import Epilogue, blocks_in
+from polyarr.backends.opencl.gemm.product import Epilogue, blocks_in, terms_of
 from polyarr.backends.opencl.nvidia import conv_wgmma
 from polyarr.backends.opencl.nvidia.conv_wgmma import STEP, Element, Layer
-from polyarr.backends.opencl.nvidia.split import (
-    FLOAT16_TERMS,
-    FOUR,
-    DenseOperand,
-    SplitOperand,
-    SplitOperands,
-    reported_amax,
-    split_side_by_side,
-)
-from polyarr.backends.opencl.nvidia.wgmma import terms_of
+from polyarr.backends.opencl.nvidia.split import FOUR, DenseOperand, SplitOperand, SplitOperands, split_side_by_side
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, Shape, reshaped, view
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
@@ -89,7 +80,7 @@ def product(
     if not _accepts(device, out.dtype, x, layer, epilogue):
         return None
     result, saved = device.empty(out), device.empty(out) if epilogue.save else None
-    pieces = _pieces(device, x, cut, layer, stride, padding, terms_of(out.dtype, epilogue), known)
+    pieces = _pieces(device, x, cut, layer, stride, padding, terms_of(out.dtype, epilogue.precision), known)
     filters = gathered(device, _image(dense(device, weight)), cut, (cut.count, 1), (cut.rows, 1), (0, 0))
     conv_wgmma.run(device, layer, result, saved, pieces, filters, bias, epilogue, NAMES, known)
     return result, saved
@@ -108,7 +99,7 @@ def weight_gradient(
         return None
     n, row = out.shape[0], cut.rows * cut.row
     result = device.empty(Spec((n, cut.count * STEP), out.dtype))
-    pieces = _pieces(device, x, cut, layer, stride, padding, terms_of(out.dtype, epilogue), known)
+    pieces = _pieces(device, x, cut, layer, stride, padding, terms_of(out.dtype, epilogue.precision), known)
     conv_wgmma.run(device, layer, result, None, dense(device, g), pieces, None, epilogue, ("g", NAMES[0]), known)
     own = dense(device, view(result, (n, cut.count, row), (cut.count * STEP, STEP, 1), 0))
     found = view(own, (n, prod(out.shape[1:])), (cut.count * row, 1), 0)  # without the rows behind the kernel's last
@@ -122,10 +113,9 @@ def _layer(cut: Cut, images: int, outputs: int, places: tuple[int, int]) -> Laye
 
 
 def _accepts(device: Device, dtype: np.dtype, x: Buffer, layer: Layer, epilogue: Epilogue) -> bool:
-    """Return whether these kernels accept a layer. Three bfloat16 terms are excluded: zeros times an infinity are nan.
-    """
-    terms = terms_of(dtype, epilogue)
-    fits = terms == 1 or (terms == FLOAT16_TERMS and x.shape[-2] * x.shape[-1] % FOUR == 0)
+    """Return whether these kernels accept a layer. "highest" is excluded: padding times an infinity is nan."""
+    terms = terms_of(dtype, epilogue.precision)
+    fits = terms == 1 or (terms == 2 and x.shape[-2] * x.shape[-1] % FOUR == 0)
     return fits and conv_wgmma.accepts(device, dtype, (layer,), epilogue)
 
 
@@ -140,9 +130,9 @@ def _pieces(
     if NAMES[0] not in known:
         x = dense(device, x)
         whole = DenseOperand("x", x.memory, x.size // FOUR, x.shape[-2] * x.shape[-1] // FOUR)
-        (found,) = split_side_by_side(device, (whole,), terms, reported_amax(x=x))
+        (found,) = split_side_by_side(device, (whole,), terms, {})
         image = found.terms._replace(shape=_image(x).shape)
-        known[NAMES[0]] = SplitOperand(gathered(device, image, cut, *places, terms), found.words)
+        known[NAMES[0]] = SplitOperand(gathered(device, image, cut, *places, terms), found.flag)
     return known[NAMES[0]].terms
 
 
@@ -163,7 +153,7 @@ def _plan(
 ) -> tuple[LaunchPlan, bytes]:  # fmt: skip
     wide, macros = channels(device, dtype, out[-1])
     packed = geometry((*x[:-1], out[-1]), out, (1, 1), stride, tuple((pads, 0) for pads in before), (1, 1), wide)
-    macros |= {"PIECE": STEP, "ROW": cut.row, "ROWS": cut.rows, "CHANNELS": cut.channels, "PARTS": terms}
+    macros |= {"PIECE": STEP, "ROW": cut.row, "ROWS": cut.rows, "CHANNELS": cut.channels, "TERMS": terms}
     work = blocks_in(out[2] * out[3] // wide, GROUP) * GROUP, min(out[0] * out[1], MAX_ROWS)
     return LaunchPlan(device.build("conv_pieces", **macros, GROUP=GROUP).conv_pieces, work, (GROUP, 1), ()), packed
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.gemm.product import Arrays, Epilogue, Operand, Problem, blocks_in
+from polyarr.backends.opencl.gemm.product import Arrays, Epilogue, Operand, Problem, blocks_in, terms_of
 from polyarr.backends.opencl.nvidia.product_check import agree
-from polyarr.backends.opencl.nvidia.split import DTYPES, PASSES, DenseOperand, SplitOperands, split_side_by_side
+from polyarr.backends.opencl.nvidia.split import DenseOperand, SplitOperands, passes, split_side_by_side
 from polyarr.backends.opencl.nvidia.tensor_map import tensor_map
 from polyarr.backends.opencl.nvidia.wgmma import (
     KINDS,
@@ -28,13 +28,12 @@ from polyarr.backends.opencl.nvidia.wgmma import (
     Tile,
     choose,
     launch_of,
-    terms_of,
 )
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, Shape
 from polyarr.backends.opencl.runtime.variants import is_sound, is_sound_program
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import Spec, float32
+from polyarr.core.spec import Spec, bfloat16, float32
 
 PLACES = 64  # output positions of a tile, at most
 NO_GROUP = 2**30  # stands for the outputs of a group where there are no groups
@@ -140,7 +139,7 @@ def accepts(device: Device, dtype: np.dtype, layers: tuple[Layer, ...], epilogue
 def _accepts(device: Device, dtype: np.dtype, layers: tuple[Layer, ...], epilogue: Epilogue) -> bool:
     if dtype not in KINDS or not is_sound(device, VARIANT):
         return False
-    terms, operations, bytes_needed = terms_of(dtype, epilogue), 0, 0
+    terms, operations, bytes_needed = terms_of(dtype, epilogue.precision), 0, 0
     for layer in layers:
         outputs = {(True, True): ROWS, (False, False): ALIGNMENT // 2}.get((layer.sums, layer.groups > 1), STEP)
         if layer.channels % STEP or layer.each % outputs:
@@ -171,12 +170,12 @@ def run(
 
 
 def _plan(device: Device, dtype: np.dtype, layer: Layer, epilogue: Epilogue) -> Any:
-    terms = terms_of(dtype, epilogue)
+    terms = terms_of(dtype, epilogue.precision)
     p = _problem(layer)
     costs = TERMS_COSTS[terms]
     if layer.groups > 1 and not layer.sums:  # a tile is of one group
         costs = {tile: cost for tile, cost in costs.items() if layer.each % tile.COLUMNS == 0}
-    choice = choose(p._replace(k=PASSES[terms] * p.k), device.features.compute_units, costs)
+    choice = choose(p._replace(k=passes(terms) * p.k), device.features.compute_units, costs)
     macros = _macros(dtype, layer, choice, epilogue)
     check = partial(_check, device, dtype, macros, epilogue)
     return _launch(device, dtype, layer, choice, macros) if is_sound_program(device, VARIANT, macros, check) else None
@@ -190,34 +189,32 @@ def _problem(layer: Layer) -> Problem:
 
 
 def _macros(dtype: np.dtype, layer: Layer, choice: Choice, epilogue: Epilogue) -> dict[str, Any]:
-    terms, along = terms_of(dtype, epilogue), int(not layer.sums)
+    terms, along = terms_of(dtype, epilogue.precision), int(not layer.sums)
     flags = {"X_ALONG_K": along, "Y_ALONG_K": int(along and not layer.turned), "ALIGNED": 1}
-    kind = KINDS[DTYPES.get(terms, dtype)]
-    shares = {"SHARES": int(choice.shared > 0), "WALKS": PASSES[terms], "IMAGES": 1 + layer.sums}
-    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": kind, **flags, **shares}
+    shares = {"SHARES": int(choice.shared > 0), "TERMS": terms, "IMAGES": 1 + layer.sums}
+    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **flags, **shares}
 
 
 def _launch(device: Device, dtype: np.dtype, layer: Layer, choice: Choice, macros: dict[str, Any]) -> Any:
-    passes, p, box = macros["WALKS"], _problem(layer), tma_tile_of(layer)
-    terms = next(terms for terms, found in PASSES.items() if found == passes)
-    stored = DTYPES.get(terms, dtype)
+    terms, p, box = macros["TERMS"], _problem(layer), tma_tile_of(layer)
+    stored = bfloat16 if terms > 1 else dtype
     kernel = device.build("matmul_wgmma", **macros).matmul_of_images
     maps = device.upload(np.concatenate(_maps(stored, dtype, layer, box, choice.tile, terms))).memory
     entries, first = _entries(layer, box, terms)
     places = device.upload(np.array(entries, np.int32)).memory
     images = _structure(layer, box, first, terms)
     fours = _fours(layer)
-    multiply = launch_of(device, kernel, p, choice, passes, p.n, maps, places, images)
+    multiply = launch_of(device, kernel, p, choice, terms, p.n, maps, places, images)
 
     def launch(arrays: Arrays, names: tuple[str, str], known: SplitOperands) -> None:
         x, y, *others = arrays
-        amax = None, None
+        special = None, None
         if terms > 1:
             left, right = DenseOperand(names[0], x, *fours[0]), DenseOperand(names[1], y, *fours[1])
             found = split_side_by_side(device, (left, right), terms, known)
             x, y = (each.terms.memory for each in found)
-            amax = tuple(each.words.memory for each in found)
-        multiply((x, y, *others), amax, 0, 0)
+            special = tuple(each.flag.memory for each in found)
+        multiply((x, y, *others), special, 0, 0)
 
     return launch, Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
 
@@ -329,7 +326,7 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
     shapes = [(layer.images, *layer.windows, n), *shapes[:1], *shapes[2:]] if sums else shapes
     x, y, _ = arrays = [generator.standard_normal(shape).astype(dtype) for shape in shapes]
     _compare(device, macros, epilogue, layer, arrays)
-    if dtype == float32 and epilogue.precision == "highest":
+    if dtype == float32:
         x[0, 2, 3, 5], y[-1, 0, 7] = np.inf, np.nan
         _compare(device, macros, epilogue, layer, arrays)
 

@@ -110,12 +110,7 @@ INLINE void boxes_load(uint x_at, uint y_at, __global const ulong *maps, const I
 
 // ---- without matrix units ---------------------------------------------------------------------------------------
 
-#if WALKS == 6
-// Return a float32 from its three bfloat16 terms, `apart` elements apart. A non-finite number is its own high term.
-INLINE float join_terms(__global const ushort *part, long apart) {
-    return widen_bfloat16(part[0]) + (widen_bfloat16(part[apart]) + widen_bfloat16(part[2 * apart]));
-}
-
+#if TERMS > 1
 // Return one element of an image; 0 outside of it.
 INLINE float image_at(const Images *images, __global const ushort *image, long apart, int channel, int width, int row,
                       int height, int number) {

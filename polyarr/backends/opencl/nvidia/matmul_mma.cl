@@ -1,5 +1,5 @@
 // GEMM on the matrix units of NVIDIA GPUs from Ampere on (mma.sync): out = activation(x @ y + bias), for a batch of
-// matrices of 16-bit floats with float32 sums, or of float32 split into 2 float16 terms each (split_to_float16.cl).
+// matrices of 16-bit floats with float32 sums, or of float32 split into 2 bfloat16 terms each (split.cl).
 //
 // A work-group computes a tile of TILE_M x TILE_N, each warp a part of WARP_M x WARP_N. Pieces of x and y that are 32
 // long along k are copied asynchronously (cp.async) into a ring of STAGES in local memory while earlier ones are
@@ -9,14 +9,13 @@
 // In local memory a piece has rows of 64 bytes along k or, transposed, 32 rows along the positions. The 16-byte chunks
 // of a row are permuted by the row's number (swizzled), so that reads of eight rows have no bank conflicts.
 //
-// With PARTS 3, the steps along k run three times: low @ high, high @ low, high @ high. Matrix units round their sums
-// towards zero, so partial sums are added up in ordinary float32 every FOLD steps.
+// With 2 terms, the steps along k run three times: low @ high, high @ low, high @ high. Matrix units round their sums
+// towards zero, so partial sums are added up in ordinary float32 every FOLD steps. Infinities may become nan.
 //
 // Arrays   x (batch, m, k), y (batch, k, n) of T; one of the strides of their two last axes is 1, all others are
 //          multiples of 16 bytes; bias (n) of T; out, saved (batch, m, n) of T, row-major; saved is the input of the
 //          activation
 //          sums (tiles * parts, TILE_M * TILE_N) of float: partial sums, used if SPLIT
-//          amax (2): the amax of x and y as bits of floats, which determine the shifts; used if PARTS is 3
 //          Matrix b of x begins at (b / inner) * x_outer + (b % inner) * x_inner; with terms, x_outer leads from the
 //          high to the low term
 // Launch   matmul: global (tiles * ITEMS, parts), local (ITEMS, 1)
@@ -32,14 +31,14 @@
 //                                            contiguous along its columns; else 0. With 1 and 2, 16-byte chunks of the
 //                                            view are contiguous, and the kernel is called matmul_of_windows
 //          SPLIT                             1 if work-groups share tiles
-//          PARTS                             1; or 3 if x and y are float16 terms and out is float32
+//          TERMS                             1; or 2 if x and y are bfloat16 terms and out is float32
 #include "ptx.cl"
 #include "windows.cl"
 #if !defined(TILE_M) || !defined(TILE_N) || !defined(WARP_M) || !defined(WARP_N) || !defined(STAGES)
 #error "matmul_mma.cl needs TILE_M, TILE_N, WARP_M, WARP_N and STAGES"
 #endif
-#if !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(EVEN) || !defined(SPLIT) || !defined(PARTS)
-#error "matmul_mma.cl needs X_ALONG_K, Y_ALONG_K, EVEN, SPLIT and PARTS"
+#if !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(EVEN) || !defined(SPLIT) || !defined(TERMS)
+#error "matmul_mma.cl needs X_ALONG_K, Y_ALONG_K, EVEN, SPLIT and TERMS"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(WINDOWS)
 #error "matmul_mma.cl needs BIAS, SAVE, ACTIVATION and WINDOWS"
@@ -62,8 +61,9 @@
 #error "matmul_mma.cl: STAGES is 2, 3 or 4"
 #endif
 #define FOLD 8  // steps after which sums are added up outside of the matrix units
-#if PARTS == 3
-#define INPUT half
+#define PASSES (TERMS * (TERMS + 1) / 2)
+#if TERMS > 1
+#define INPUT ushort
 #else
 #define INPUT T
 #endif
@@ -176,7 +176,7 @@ INLINE void find_origin(Origin *place, const Numbers *a, long tile) {
 INLINE void write_two(__global T *target, const Numbers *a, long matrix, long row, long column, float v, float w) {
     if (row >= a->m || column >= a->n) return;
     const size_t i = ((size_t)matrix * a->m + row) * a->n + column;
-#if PARTS == 1 && EVEN
+#if TERMS == 1 && EVEN
     *(__global uint *)(target + i) = pack_pair(v, w);
 #else
     STORE(target, i, v);
@@ -186,10 +186,10 @@ INLINE void write_two(__global T *target, const Numbers *a, long matrix, long ro
 
 // Apply the epilogue to two neighbors in each of two rows that lie 8 apart, and write them.
 INLINE void write_four(__global T *out, __global T *saved, __global const T *bias, const Numbers *a, long matrix,
-                       long row, long column, const float *sums, float scale, float rest) {
+                       long row, long column, const float *sums) {
     float v[4];
     UNROLL for (int i = 0; i < 4; i++) {
-        v[i] = PARTS == 3 ? sums[i] * scale * rest : sums[i];
+        v[i] = sums[i];
         if (BIAS && column + i % 2 < a->n) v[i] += LOAD(bias, column + i % 2);
     }
     UNROLL for (int i = 0; i < 4; i += 2) {
@@ -197,14 +197,6 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
         write_two(out, a, matrix, row + i * 4, column, ACTIVATE(v[i]), ACTIVATE(v[i + 1]));
     }
 }
-
-#if PARTS == 3
-#define FIND_SCALES() \
-    const int shift = -shift_of(amax[0]) - shift_of(amax[1]); \
-    const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2)  // one factor could overflow
-#else
-#define FIND_SCALES() const float scale = 1, rest = 1
-#endif
 
 // ---- the kernels ------------------------------------------------------------------------------------------------
 
@@ -226,9 +218,9 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
         const int next = step, slot = next % STAGES; \
         if (next < to) { \
             const uint at = local_at + slot * STAGE_BYTES; \
-            const long k0 = (long)(PARTS == 3 ? next % each : next) * STEP; \
-            const long x_low = PARTS == 3 && next < each ? a.x_outer : 0; \
-            const long y_low = PARTS == 3 && next / each == 1 ? a.y_outer : 0; \
+            const long k0 = (long)(TERMS > 1 ? next % each : next) * STEP; \
+            const long x_low = TERMS > 1 && next < each ? a.x_outer : 0; \
+            const long y_low = TERMS > 1 && next / each == 1 ? a.y_outer : 0; \
             LOAD_X(at, x + x_low); \
             LOAD_Y(at + X_BYTES, y + y_low); \
         } \
@@ -263,7 +255,7 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 #define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 #define ARGUMENTS \
     __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
-    __global T *saved, __global const uint *amax, const long x_start, const long y_start, const Numbers a
+    __global T *saved, const long x_start, const long y_start, const Numbers a
 #if WINDOWS
 __kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
 #else
@@ -273,12 +265,12 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
     const uint local_at = local_address(memory), warp_row = warp % WARPS_M * WARP_M;
     const uint warp_column = warp / WARPS_M * WARP_N;
-    const int each = (int)((a.k + STEP - 1) / STEP), steps = PARTS * each;
+    const int each = (int)((a.k + STEP - 1) / STEP), steps = PASSES * each;
     const int from = (int)((long)steps * get_group_id(1) / a.parts), to = (int)((long)steps * (get_group_id(1) + 1) / a.parts);
     Origin place;
     find_origin(&place, &a, get_group_id(0));
-    x += x_start + (PARTS == 3 ? 0 : place.matrix / a.inner * a.x_outer) + place.matrix % a.inner * a.x_inner;
-    y += y_start + (PARTS == 3 ? 0 : place.matrix / a.inner * a.y_outer) + place.matrix % a.inner * a.y_inner;
+    x += x_start + (TERMS > 1 ? 0 : place.matrix / a.inner * a.x_outer) + place.matrix % a.inner * a.x_inner;
+    y += y_start + (TERMS > 1 ? 0 : place.matrix / a.inner * a.y_outer) + place.matrix % a.inner * a.y_inner;
 #if WINDOWS
     long kept[(WINDOWS == 1 ? TILE_M : TILE_N) * STEP / 8 / ITEMS];
     if (WINDOWS == 1) find_view_offsets(kept, &windows.kept, X_ALONG_K, TILE_M, place.row, a.m, me);
@@ -287,7 +279,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 
     float sum[HIGH][WIDE][4];
     EACH_SUM sum[i][j][c] = 0;
-#if PARTS == 3
+#if TERMS > 1
     float total[HIGH][WIDE][4];
     EACH_SUM total[i][j][c] = 0;
 #endif
@@ -302,17 +294,16 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
         AWAIT_STEP();
         LOAD_FRAGMENTS(0, step + 1, 0);
         MMA(1);
-#if PARTS == 3
-        if ((step - from) % FOLD == FOLD - 1 || step == to - 1 || step == 2 * each - 1) {
-            const float weight = step < 2 * each ? 1 / 2048.0f : 1;
+#if TERMS > 1
+        if ((step - from) % FOLD == FOLD - 1 || step == to - 1) {
             EACH_SUM {
-                total[i][j][c] = sum[i][j][c] * weight + total[i][j][c];
+                total[i][j][c] += sum[i][j][c];
                 sum[i][j][c] = 0;
             }
         }
 #endif
     }
-#if PARTS == 3
+#if TERMS > 1
     EACH_SUM sum[i][j][c] = total[i][j][c];
 #endif
 #if SPLIT
@@ -321,11 +312,10 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
         UNROLL for (int j = 0; j < WIDE; j++)
             sums[(i * WIDE + j) * ITEMS] = (float4)(sum[i][j][0], sum[i][j][1], sum[i][j][2], sum[i][j][3]);
 #else
-    FIND_SCALES();
     UNROLL for (int i = 0; i < HIGH; i++)
         UNROLL for (int j = 0; j < WIDE; j++)
             write_four(out, saved, bias, &a, place.matrix, place.row + warp_row + i * 16 + lane / 4,
-                       place.column + warp_column + j * 8 + lane % 4 * 2, sum[i][j], scale, rest);
+                       place.column + warp_column + j * 8 + lane % 4 * 2, sum[i][j]);
 #endif
 }
 
@@ -333,18 +323,17 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 // Add the partial sums of a tile in a fixed order, and apply the epilogue: 16 rows of each warp.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void matmul_join(__global const float4 *sums, __global const T *bias, __global T *out, __global T *saved,
-                 __global const uint *amax, const Numbers a) {
+                 const Numbers a) {
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, i = get_group_id(1);
     Origin place;
     find_origin(&place, &a, get_group_id(0));
-    FIND_SCALES();
     sums += (size_t)get_group_id(0) * a.parts * (TILE_M * TILE_N / 4) + i * WIDE * ITEMS + me;
     UNROLL for (int j = 0; j < WIDE; j++) {
         float4 sum = 0;
         for (int part = 0; part < a.parts; part++) sum += sums[part * (TILE_M * TILE_N / 4) + j * ITEMS];
         const float v[4] = {sum.x, sum.y, sum.z, sum.w};
         write_four(out, saved, bias, &a, place.matrix, place.row + warp % WARPS_M * WARP_M + i * 16 + lane / 4,
-                   place.column + warp / WARPS_M * WARP_N + j * 8 + lane % 4 * 2, v, scale, rest);
+                   place.column + warp / WARPS_M * WARP_N + j * 8 + lane % 4 * 2, v);
     }
 }
 #endif

@@ -1,6 +1,6 @@
 // GEMM on the matrix units of NVIDIA Hopper (wgmma, TMA): out = activation(x @ y + bias), for a batch of matrices of
-// 16-bit floats with float32 sums, or of float32 split into 2 float16 terms (split_to_float16.cl) or 3 bfloat16 terms
-// (split_to_bfloat16.cl) each, which are as exact as float32.
+// 16-bit floats with float32 sums, or of float32 split into 2 or 3 bfloat16 terms each (split.cl). Three are as exact as
+// float32.
 //
 // A work-group is three groups of four warps (warp specialization). One lane of the last group issues TMA loads of
 // tiles of x and y, 64 long along k, into a ring of STAGES in local memory. The other two groups multiply: either 64
@@ -15,16 +15,14 @@
 // With terms, every stretch of FOLD steps along k is walked WALKS times, smallest products first, so that operands are
 // reread from the cache. 2 terms: low @ high, high @ low, high @ high. 3 terms: the six largest products; the others
 // are 2^-24 of a product. Matrix units round their sums towards zero, so sums are added up in ordinary float32 after
-// each stretch, and for 2 terms also after the products with low terms. With TOGETHER (2 terms), each step loads both
-// terms of x and y and computes all three products, so every tile is loaded once; its three accumulators need narrow
-// tiles.
+// each stretch. With TOGETHER (2 terms), each step loads both terms of x and y and computes all three products, so every
+// tile is loaded once.
 //
 // Arrays   x (batch, m, k), y (batch, k, n) of T; one of the strides of their two last axes is 1, all others are
 //          multiples of 16 bytes; bias (n) of T; out, saved (batch, m, n) of T, row-major; saved is the input of the
 //          activation
 //          sums (groups, 128, COLUMNS) of float and flags (groups, 2), 0 before and after; used if SHARES
-//          x_amax (word 0) and y_amax (word 1): the amax that determines the shifts if WALKS is 3; not 0 if a number is
-//          not finite, if WALKS is 6
+//          x_special, y_special (1): not 0 if a number of x or y is infinite or nan; read if TERMS > 1
 //          maps: tensor maps of x, y, out and saved without addresses; own_maps (groups, 64) of ulong: workspace
 //          Matrix b of x is at index (b / inner, b % inner) of the outer axes of its tensor map if x_outer and x_inner
 //          are 1, at 0 if they are 0 (broadcast); with terms, the outermost axis is that of the terms
@@ -32,24 +30,27 @@
 // Params   T, LOAD, STORE, KIND    the dtype: see prelude.cl; KIND is its PTX name
 //          COLUMNS, STAGES         as above
 //          BUFFERS                 8 KB buffers for results that leave, 1 or 2
-//          TURNS                   1 as above; COLUMNS is at most 192, SHARES 0 and WALKS 1
+//          TURNS                   1 as above; COLUMNS is at most 192, SHARES 0 and TERMS 1
 //          X_ALONG_K, Y_ALONG_K    1 if the operand is contiguous along k
 //          ALIGNED                 1 if rows of out begin at multiples of 16 bytes
 //          BIAS, SAVE, ACTIVATION  1 to add bias, to write saved; none, relu, silu, gelu or gelu_tanh
 //          SHARES                  1 if there are tiles that are split along k
 //          IMAGES                  0; or, if ALIGNED, 1 or 2 for convolutions: see images.cl
-//          TOGETHER                1 as above; WALKS is 3 and COLUMNS at most 128
-//          WALKS                   1; or 3 or 6 if x and y are 2 float16 or 3 bfloat16 terms, and out is float32
+//          TOGETHER                1 as above; TERMS is 2
+//          TERMS                   1; or 2 or 3 if x and y are split, and out is float32
 #include "ptx.cl"
 #include "wgmma.cl"
+#include "bfloat16_terms.cl"
 #include "images.cl"
 #if !defined(STAGES) || !defined(BUFFERS) || !defined(TURNS) || !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(ALIGNED) || \
     !defined(TOGETHER)
 #error "matmul_wgmma.cl needs STAGES, BUFFERS, TURNS, X_ALONG_K, Y_ALONG_K, ALIGNED and TOGETHER"
 #endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(WALKS) || !defined(IMAGES)
-#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES, WALKS and IMAGES"
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SHARES) || !defined(TERMS) || !defined(IMAGES)
+#error "matmul_wgmma.cl needs BIAS, SAVE, ACTIVATION, SHARES, TERMS and IMAGES"
 #endif
+
+#define WALKS (TERMS * (TERMS + 1) / 2)
 
 #define HALVES 2  // groups of four warps that multiply
 #define BLOCKS (TURNS ? 2 : 1)  // blocks of 64 rows that each of them computes at once
@@ -59,13 +60,13 @@
 #define X_BYTES (ROWS * 128)
 #define PART_BYTES (X_BYTES + COLUMNS * 128)  // of one term of x and of y
 #define STAGE_BYTES ((1 + TOGETHER) * PART_BYTES)
-#if WALKS > 1
+#if TERMS > 1
 #define INPUT ushort
 #define CHUNK 32
 #define FOLD 4  // steps of a stretch
 // The terms of x and y that each walk multiplies, four bits per walk from the lowest on; 0 is the high term.
-#define X_PARTS (WALKS == 3 ? 0x001 : 0x001012)
-#define Y_PARTS (WALKS == 3 ? 0x010 : 0x010210)
+#define X_PARTS (TERMS == 2 ? 0x001 : 0x001012)
+#define Y_PARTS (TERMS == 2 ? 0x010 : 0x010210)
 #define PART_OF(walk, parts) ((parts) >> 4 * (walk) & 15)
 #else
 #define INPUT T
@@ -147,7 +148,7 @@ INLINE int next_piece(const Numbers *a, Walk *walk, Piece *piece) {
     return 1;
 }
 
-#define WALKED (WALKS > 1 && !TOGETHER)
+#define WALKED (TERMS > 1 && !TOGETHER)
 #if WALKED
 // The stretch of a step: its first step along k, its length, and the step's number among those of all its walks.
 typedef struct {
@@ -233,7 +234,7 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
     while (next_piece(a, &walk, &piece)) {
         const int outer = piece.matrix / a->inner, inner = piece.matrix % a->inner;
         const int x_inner = inner * a->x_inner, y_inner = inner * a->y_inner;
-#if WALKS == 1
+#if TERMS == 1
         const int x_outer = outer * a->x_outer, y_outer = outer * a->y_outer;
 #endif
         for (int step = piece.from; step < piece.to; step++) {
@@ -243,7 +244,7 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
 #if TOGETHER
             parts_load(at, maps, &piece, step * STEP, x_inner, 0, y_inner, 0, full);
             parts_load(at + PART_BYTES, maps, &piece, step * STEP, x_inner, 1, y_inner, 1, full);
-#elif WALKS > 1
+#elif TERMS > 1
             const int2 where = walk_at(a, step);
             const int x_part = PART_OF(where.x, X_PARTS), y_part = PART_OF(where.x, Y_PARTS);
             parts_load(at, maps, &piece, where.y * STEP, x_inner, x_part, y_inner, y_part, full);
@@ -289,7 +290,7 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
 // Write a chunk of sums to a swizzled buffer, from which TMA stores it. For each block of 8 columns a lane holds two
 // neighbors in row lane / 4 of its warp's 16, and two in the row 8 further.
 INLINE void stage_chunk(uint chunk_at, const float *v, int warp, int lane) {
-#if WALKS > 1
+#if TERMS > 1
     const uint row = (warp % 4) * 16 + lane / 4;
     UNROLL for (int j = 0; j < CHUNK / 8; j++) {
         const uint to = chunk_at + row * 128 + (((uint)(2 * j + lane % 4 / 2) ^ (row % 8)) << 4) + lane % 2 * 8;
@@ -340,12 +341,7 @@ INLINE void write_chunk(__global ushort *out, uint chunk_at, const Numbers *a, c
 
 // ---- without matrix units ---------------------------------------------------------------------------------------
 
-#if WALKS == 6 && !IMAGES
-// Return a float32 from its three bfloat16 terms, `apart` elements apart. A non-finite number is its own high term.
-INLINE float join_terms(__global const ushort *part, long apart) {
-    return widen_bfloat16(part[0]) + (widen_bfloat16(part[apart]) + widen_bfloat16(part[2 * apart]));
-}
-
+#if TERMS > 1 && !IMAGES
 // Compute the product in plain float32 arithmetic. Slow fallback for non-finite operands: split into terms, an infinity
 // would be multiplied by terms that are 0, which gives nan.
 INLINE void multiply_numbers(const Numbers *a, __global const ushort *x, __global const ushort *y, __global const T *bias,
@@ -379,7 +375,7 @@ INLINE void multiply_numbers(const Numbers *a, __global const ushort *x, __globa
 #define ATTRIBUTES __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 #define ARGUMENTS \
     __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
-    __global T *saved, __global const uint *x_amax, __global const uint *y_amax, __global const ulong *maps, \
+    __global T *saved, __global const uint *x_special, __global const uint *y_special, __global const ulong *maps, \
     __global ulong *own_maps, __global uint *flags, const long x_start, const long y_start, const Numbers a
 #if IMAGES
 __kernel ATTRIBUTES void matmul_of_images(ARGUMENTS, __global const int4 *places, const Images images) {
@@ -390,8 +386,8 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, side = me / 128, in_half = me % 128;
     const int group = get_group_id(0);
     const uint local_at = local_address(memory);
-#if WALKS == 6
-    if (x_amax[0] | y_amax[1]) {
+#if TERMS > 1
+    if (*x_special | *y_special) {
 #if IMAGES
         multiply_numbers(&images, places, a.m, a.n, a.k, x, y, bias, out, saved);
 #else
@@ -433,16 +429,9 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     const uint first = in_half == 0;
     const uint x_at = local_at + (TURNS ? 0 : side * 8192), y_at = local_at + X_BYTES;
     float sum[BLOCKS * COLUMNS / 2];
-#if WALKS > 1
+#if TERMS > 1
     float total[COLUMNS / 2];
     uint adds;
-#endif
-#if TOGETHER
-    float low[COLUMNS / 2];
-#endif
-#if WALKS == 3
-    const int shift = -shift_of(x_amax[0]) - shift_of(y_amax[1]);
-    const float scale = power_of_2(shift / 2), rest = power_of_2(shift - shift / 2);  // one factor could overflow
 #endif
     uint stage = 0, phase = 0, before = 0;
     int buffer = 0;
@@ -467,12 +456,12 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
         }
         mbarrier_wait(local_at + TURN_AT + side * 8, ((turn - 1) / 2 + side + 1) % 2);
 #endif
-#if WALKS > 1
+#if TERMS > 1
         UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = 0;
         adds = 0;
 #endif
         for (int step = piece.from; step < piece.to; step++) {
-#if WALKS == 1
+#if TERMS == 1
             const uint adds = step > piece.from;
 #endif
             mbarrier_wait(local_at + FULL_AT + stage * 8, phase);
@@ -483,9 +472,9 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
                 const ulong left = X_MATRIX(x_at + from, part), right = Y_MATRIX(y_at + from, part);
                 const ulong left_low = X_MATRIX(x_at + from + PART_BYTES, part);
                 const ulong right_low = Y_MATRIX(y_at + from + PART_BYTES, part);
-                WGMMA(low, left_low, right, add, X_TRANSPOSED, Y_TRANSPOSED);
-                WGMMA(low, left, right_low, 1, X_TRANSPOSED, Y_TRANSPOSED);
-                WGMMA(sum, left, right, add, X_TRANSPOSED, Y_TRANSPOSED);
+                WGMMA(sum, left_low, right, add, X_TRANSPOSED, Y_TRANSPOSED);
+                WGMMA(sum, left, right_low, 1, X_TRANSPOSED, Y_TRANSPOSED);
+                WGMMA(sum, left, right, 1, X_TRANSPOSED, Y_TRANSPOSED);
             }
 #else
             UNROLL for (int part = 0; part < STEP / 16; part++) {
@@ -497,24 +486,19 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
             }
 #endif
             WGMMA_COMMIT();
+#if TERMS > 1
 #if TOGETHER
-            adds = !((step - piece.from) % FOLD == FOLD - 1 || step == piece.to - 1);
-            if (adds) {
-                WGMMA_WAIT(1);
-            } else {
-                WGMMA_WAIT(0);
-                UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] += low[i] * (1 / LOW_SCALE) + sum[i];
-            }
-#elif WALKS > 1
+            const int is_last = (step - piece.from) % FOLD == FOLD - 1;
+#else
             const Stretch s = stretch_of(&a, step);
-            const int is_low = WALKS == 3 && s.at < 2 * s.length;
-            adds = !(s.at == (is_low ? 2 : WALKS) * s.length - 1 || step == piece.to - 1);
+            const int is_last = s.at == WALKS * s.length - 1;
+#endif
+            adds = !(is_last || step == piece.to - 1);
             if (adds) {
                 WGMMA_WAIT(1);
             } else {
-                const float weight = is_low ? 1 / LOW_SCALE : 1;
                 WGMMA_WAIT(0);
-                UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] = sum[i] * weight + total[i];
+                UNROLL for (int i = 0; i < COLUMNS / 2; i++) total[i] += sum[i];
             }
 #else
             WGMMA_WAIT(1);
@@ -529,7 +513,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #endif
         WGMMA_WAIT(0);
         mbarrier_arrive(local_at + EMPTY_AT + before * 8, first);
-#if WALKS > 1
+#if TERMS > 1
         UNROLL for (int i = 0; i < COLUMNS / 2; i++) sum[i] = total[i];
 #endif
 #if SHARES
@@ -548,9 +532,6 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
             const int column = piece.column + q * CHUNK % COLUMNS;
             float v[CHUNK / 2];
             UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = sum[q * (CHUNK / 2) + i];
-#if WALKS == 3
-            UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = v[i] * scale * rest;
-#endif
 #if BIAS
             // Each lane loads the bias of some columns; shuffles pass it to the lanes that hold sums of these columns.
             float b[CHUNK / 32];

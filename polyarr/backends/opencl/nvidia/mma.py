@@ -1,7 +1,7 @@
 """Products on the matrix units of NVIDIA GPUs from Ampere on, one warp per instruction (wgmma.py has Hopper's).
 
-The operands are 16-bit floats, or float32 split into float16 terms where the precision allows it (see split.py). The
-instructions that Hopper shares with older GPUs are in ptx.cl.
+The operands are 16-bit floats, or float32 split into two bfloat16 terms where the precision allows it (see split.py).
+The instructions that Hopper shares with older GPUs are in ptx.cl.
 """
 
 from collections.abc import Iterator
@@ -21,18 +21,19 @@ from polyarr.backends.opencl.gemm.product import (
     Problem,
     blocks_in,
     kernel_of,
+    terms_of,
 )
 from polyarr.backends.opencl.nvidia.product_check import check
-from polyarr.backends.opencl.nvidia.split import MAX_MATRICES, split_product
+from polyarr.backends.opencl.nvidia.split import MAX_MATRICES, passes, split_product
 from polyarr.backends.opencl.nvidia.tensor_map import to_copy
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 
-KINDS = {bfloat16: "bf16", float16: "f16", float32: "f16"}
+KINDS = {bfloat16: "bf16", float16: "f16", float32: "bf16"}
 STEP, LANES = 32, 32  # elements of k per step; work-items of a warp
 PIECE = 8  # elements per 16-byte load
-SPLIT_PASSES = 3  # passes along k for float32 in two terms
+MAX_TERMS = 2  # of float32; three are not worth it without Hopper's instructions
 MIN_COPY_SIZE = 256  # rows, columns and cube root of operations from which on a copy pays off
 MIN_SPLIT_SIZE = 1024  # cube root of operations from which on splitting float32 pays off
 CHECKED_SPLIT_K = 3  # work-groups that share a tile in a check
@@ -71,21 +72,21 @@ class Choice(NamedTuple):
     parts: int
 
 
-def choose(p: Problem, units: int, passes: int = 1) -> Choice:
+def choose(p: Problem, units: int, terms: int = 1) -> Choice:
     """Return the fastest tile on this number of multiprocessors."""
-    costs = COSTS if passes == 1 else SPLIT_COSTS
-    return min(_choices(p, passes, costs), key=lambda found: _time(p, found, units, passes, costs[found.tile]))
+    costs, steps = COSTS if terms == 1 else SPLIT_COSTS, passes(terms) * blocks_in(p.k, STEP)
+    return min(_choices(steps, costs), key=lambda found: _time(p, found, units, steps, costs[found.tile]))
 
 
-def _choices(p: Problem, passes: int, costs: dict[Tile, float]) -> Iterator[Choice]:
+def _choices(steps: int, costs: dict[Tile, float]) -> Iterator[Choice]:
     for tile in costs:
         for parts in SPLIT_K_WAYS:
-            if parts == 1 or passes * blocks_in(p.k, STEP) >= parts * MIN_STEPS_PER_GROUP:
+            if parts == 1 or steps >= parts * MIN_STEPS_PER_GROUP:
                 yield Choice(tile, parts)
 
 
-def _time(p: Problem, found: Choice, units: int, passes: int, cost: float) -> float:
-    tiles, steps = _tiles(p, found.tile), passes * blocks_in(p.k, STEP)
+def _time(p: Problem, found: Choice, units: int, steps: int, cost: float) -> float:
+    tiles = _tiles(p, found.tile)
     area = found.tile.TILE_M * found.tile.TILE_N / 128**2
     joining = JOINING + EACH_PART * area * tiles * found.parts if found.parts > 1 else 0
     return blocks_in(tiles * found.parts, units) * (steps / found.parts + EDGE) * cost + joining
@@ -102,8 +103,9 @@ def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
     """Plan a product; None if these kernels do not accept it or fail their check on this device."""
-    is_split = dtype == float32 and epilogue.precision != "highest"
-    if not (is_split or dtype in (bfloat16, float16)) or p.k == 0:
+    terms = terms_of(dtype, epilogue.precision)
+    is_split = terms > 1
+    if terms > MAX_TERMS or dtype not in KINDS or p.k == 0:
         return None
     if p.im2col and not (all(aligned) and _accepts_im2col(p, is_split)):
         return None
@@ -115,7 +117,7 @@ def plan(
         return copies if worth and is_sound(device, VARIANT) else None
     if not is_sound(device, VARIANT):
         return None
-    choice = choose(p, device.features.compute_units, SPLIT_PASSES if is_split else 1)
+    choice = choose(p, device.features.compute_units, terms)
     macros = _macros(dtype, p, choice, epilogue)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
         return None
@@ -133,8 +135,8 @@ def _accepts_im2col(p: Problem, is_split: bool) -> bool:
 
 
 def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue) -> dict[str, Any]:
-    passes = SPLIT_PASSES if dtype == float32 else 1
-    flags = {"EVEN": int(p.n % 2 == 0), "SPLIT": int(choice.parts > 1), "PARTS": passes}
+    terms = terms_of(dtype, epilogue.precision)
+    flags = {"EVEN": int(p.n % 2 == 0), "SPLIT": int(choice.parts > 1), "TERMS": terms}
     return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **p.macros, **flags}
 
 
@@ -142,8 +144,8 @@ def _launch(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], choice: Choice, macros: dict[str, Any]
 ) -> Plan:
     program, split = device.build("matmul_mma", **macros), None
-    if macros["PARTS"] > 1:
-        p, split = split_product(device, p, aligned)
+    if macros["TERMS"] > 1:
+        p, split = split_product(device, p, aligned, macros["TERMS"])
     tile, parts, tiles = choice.tile, choice.parts, _tiles(p, choice.tile)
     counts = p.m, p.n, p.k, blocks_in(p.m, tile.TILE_M), blocks_in(p.n, tile.TILE_N), BAND, parts, p.inner
     steps = p.x.step, p.x.outer, p.x.inner, p.y.step, p.y.outer, p.y.inner
@@ -153,13 +155,12 @@ def _launch(
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         x, y, bias, sums, out, saved = arrays
-        amax = None
         if split:
-            x, y, amax = split((x, y), (x_start, y_start))
+            x, y, _ = split((x, y), (x_start, y_start))
             x_start = y_start = 0
-        kernel(work, group, x, y, bias, sums, out, saved, amax, x_start, y_start, structure, *im2col)
+        kernel(work, group, x, y, bias, sums, out, saved, x_start, y_start, structure, *im2col)
         if parts > 1:
-            program.matmul_join(join_work, group, sums, bias, out, saved, amax, structure)
+            program.matmul_join(join_work, group, sums, bias, out, saved, structure)
 
     return Plan(launch, Spec((tiles * parts, tile.TILE_M, tile.TILE_N), float32) if parts > 1 else None)
 
@@ -180,7 +181,7 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
         return _launch(device, dtype, _as_im2col(p, macros["WINDOWS"]), (True, True), choice, macros)
 
     along = macros["X_ALONG_K"], macros["Y_ALONG_K"]
-    check(device, dtype, along, 264 if macros["EVEN"] else 259, epilogue, plan_of)
+    check(device, dtype, along, 264 if macros["EVEN"] else 259, epilogue, plan_of, special=False)
 
 
 def _as_im2col(p: Problem, im2col: int) -> Problem:
@@ -209,8 +210,8 @@ def _trial(device: Device) -> None:
         epilogue = Epilogue(True, "relu", True, "high")
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
         flags = {"KIND": KINDS[dtype], **along, "EVEN": even, "SPLIT": split, "WINDOWS": 0}
-        parts = {"PARTS": SPLIT_PASSES if dtype == float32 else 1}
-        _check(device, dtype, {**epilogue.macros(dtype), **asdict(tile), **flags, **parts}, epilogue)
+        flags["TERMS"] = terms_of(dtype, epilogue.precision)
+        _check(device, dtype, {**epilogue.macros(dtype), **asdict(tile), **flags}, epilogue)
 
 
 VARIANT = Variant(

@@ -5,8 +5,7 @@ from math import erf, pi, sqrt
 
 import numpy as np
 
-from polyarr.backends.opencl.gemm.product import Epilogue, Operand, Plan, Problem
-from polyarr.backends.opencl.nvidia.split import error_bound
+from polyarr.backends.opencl.gemm.product import Epilogue, Operand, Plan, Problem, terms_of
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import whole_row
 from polyarr.core.errors import BackendError
@@ -14,7 +13,7 @@ from polyarr.core.spec import Spec, bfloat16, float16, float32, float64
 
 RELATIVE = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-22}  # relative error of a rounded result
 SUMMING = 2.0**-18  # error of a sum, relative to the sum of magnitudes
-SUMMING_THIRDS = 2.0**-22  # likewise of three bfloat16 terms: a missing product of terms exceeds it
+SUMMING_TERMS = {2: 2.0**-16, 3: 2.0**-22}  # likewise of so many terms: a missing product of terms exceeds it
 SMALLEST = 2.0**-24  # absolute error that is always allowed
 ACTIVATIONS = {
     "none": lambda v: v,
@@ -27,11 +26,11 @@ ACTIVATIONS = {
 
 def check(
     device: Device, dtype: np.dtype, along: tuple[int, int], n: int, epilogue: Epilogue,
-    plan_of: Callable[[Problem], Plan],
+    plan_of: Callable[[Problem], Plan], special: bool = True,
 ) -> None:  # fmt: skip
     """Multiply matrices with n columns, contiguous along k as `along` says, and compare with NumPy.
 
-    Products of float32 precision are also checked with an infinity and a nan.
+    With `special`, split products are also checked with an infinity and a nan.
 
     Raises:
         BackendError: A result is wrong, or memory outside the result was written.
@@ -40,7 +39,7 @@ def check(
     generator = np.random.default_rng(0)
     x, y, bias = (generator.standard_normal(s).astype(dtype) for s in ((batch, m, k), (batch, k, n), (n,)))
     _compare(device, along, epilogue, plan_of, (x, y, bias))
-    if dtype == float32 and epilogue.precision == "highest":
+    if special and dtype == float32:
         x[0, 3, 5], y[1, 7, 9] = np.inf, np.nan
         _compare(device, along, epilogue, plan_of, (x, y, bias))
 
@@ -76,9 +75,8 @@ def agree(
     dtype = x.dtype
     x, y = x.astype(float64), y.astype(float64)
     expected = x @ y + (bias.astype(float64) if epilogue.bias else 0)
-    summing = SUMMING_THIRDS if dtype == float32 else SUMMING
-    is_split = dtype == float32 and epilogue.precision != "highest"
-    most = (error_bound(x, y) if is_split else summing * (np.abs(x) @ np.abs(y))) + SMALLEST
+    summing = SUMMING_TERMS.get(terms_of(dtype, epilogue.precision), SUMMING)
+    most = summing * (np.abs(x) @ np.abs(y)) + SMALLEST
     for name, found, wanted in (
         ("result", after, ACTIVATIONS[epilogue.activation](expected)), ("saved result", before, expected),
     ):  # fmt: skip

@@ -38,17 +38,11 @@ class Nvidia(Vendor):
     def communicator(self, device: Any) -> Any:
         return deferred_reduce.communicator_of(device)
 
-    def reported_amax(self, **arrays: Any) -> dict[str, Any]:
-        return split.reported_amax(**arrays)
-
-    def saved_operands(self, device: Any, known: dict[str, Any]) -> tuple[Any, ...]:
-        return split.saved_operands(device, known)
+    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> tuple[Any, ...]:
+        return split.saved_operands(device, known, terms)
 
     def restored_operands(self, saved: tuple[Any, ...]) -> dict[str, Any]:
         return split.restored_operands(saved)
-
-    def uses_amax(self, device: Any) -> bool:
-        return split.uses_amax(device)
 
 
 VENDOR = Nvidia()

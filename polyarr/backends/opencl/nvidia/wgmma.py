@@ -1,7 +1,7 @@
 """Products on the matrix units of NVIDIA's Hopper (wgmma): which ones, with which tiles, and their checks.
 
-The operands are 16-bit floats, or float32 split into terms (see split.py): three bfloat16 terms, as exact as float32
-arithmetic, or two float16 terms where the precision allows it.
+The operands are 16-bit floats, or float32 split into bfloat16 terms (see split.py): three, as exact as float32
+arithmetic, or two where the precision allows it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,17 +19,10 @@ from polyarr.backends.opencl.gemm.product import (
     Plan,
     Problem,
     blocks_in,
+    terms_of,
 )
 from polyarr.backends.opencl.nvidia.product_check import check
-from polyarr.backends.opencl.nvidia.split import (
-    BFLOAT16_TERMS,
-    DTYPES,
-    FLOAT16_TERMS,
-    MAX_MATRICES,
-    PASSES,
-    split_bytes,
-    split_product,
-)
+from polyarr.backends.opencl.nvidia.split import MAX_MATRICES, passes, split_bytes, split_product
 from polyarr.backends.opencl.nvidia.tensor_map import ALIGNMENT, WORDS, tensor_map, to_copy
 from polyarr.backends.opencl.runtime.commands import Kernel
 from polyarr.backends.opencl.runtime.device import Device
@@ -37,7 +30,7 @@ from polyarr.backends.opencl.runtime.layout import whole_row
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 
-KINDS = {bfloat16: "bf16", float16: "f16", float32: "f16"}
+KINDS = {bfloat16: "bf16", float16: "f16", float32: "bf16"}
 ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile; of k per step; work-items; warp groups that multiply
 MAPS = 4  # x, y, out, saved
 MAX_CACHED_BYTES = 2**24  # bytes of x that stay in the L2 cache while columns of y pass
@@ -45,7 +38,7 @@ MAX_CACHED_BYTES = 2**24  # bytes of x that stay in the L2 cache while columns o
 # two tiles, and of joining a column of a shared tile.
 EDGE, SHARING, UNEVEN, JOINING = 2.5, 2000, 2500, 3.2
 MIN_COPY_SIZE = 512  # rows, columns and cube root of operations from which on a copy pays off
-MIN_SPLIT_SIZE = {FLOAT16_TERMS: 1400, BFLOAT16_TERMS: 1200}  # likewise of splitting float32 into this many terms
+MIN_SPLIT_SIZE = {2: 1400, 3: 1200}  # likewise of splitting float32 into this many terms
 WORKSPACE_FRACTION = 16  # split operands may take this fraction of the device's memory (1 / 16)
 MIN_STEPS_PER_GROUP = 8  # steps of k that are worth a work-group
 SHARED = 1.04  # relative cost of products of shared tiles
@@ -77,11 +70,11 @@ class Choice(NamedTuple):
     raster: int
 
 
-# Split products keep two sets of sums in registers, or three where all products of a step run together.
+# Split products keep two sets of sums in registers.
 TERMS_COSTS = {
     1: COSTS,
-    FLOAT16_TERMS: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 120, Tile(64, 4, 2, TOGETHER=1): 66},
-    BFLOAT16_TERMS: {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100},
+    2: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 120, Tile(64, 4, 2, TOGETHER=1): 66},
+    3: {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100},
 }
 
 
@@ -136,7 +129,7 @@ def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
     """Plan a product; None if these kernels do not accept it or fail their check on this device."""
-    terms = terms_of(dtype, epilogue)
+    terms = terms_of(dtype, epilogue.precision)
     if dtype not in KINDS or p.im2col or p.k == 0 or not is_sound(device, VARIANT):
         return None
     operations, copies = p.batch * p.m * p.n * p.k, to_copy(p, aligned)
@@ -146,7 +139,7 @@ def plan(
             return None
         if split_bytes(p, terms) > device.features.global_memory // WORKSPACE_FRACTION:
             return None
-        with_im2col = p._replace(k=PASSES[terms] * blocks_in(p.k, STEP) * STEP)
+        with_im2col = p._replace(k=passes(terms) * blocks_in(p.k, STEP) * STEP)
         choice = choose(with_im2col, device.features.compute_units, TERMS_COSTS[terms])
     elif any(copies):
         return copies if min(p.m, p.n) >= MIN_COPY_SIZE and operations >= MIN_COPY_SIZE**3 else None
@@ -158,56 +151,49 @@ def plan(
     return _launch(device, dtype, p, aligned, choice, macros, pitch)
 
 
-def terms_of(dtype: np.dtype, epilogue: Epilogue) -> int:
-    """Return the number of 16-bit terms into which elements of this dtype are split."""
-    return 1 if dtype != float32 else BFLOAT16_TERMS if epilogue.precision == "highest" else FLOAT16_TERMS
-
-
 def _macros(dtype: np.dtype, p: Problem, choice: Choice, epilogue: Epilogue, pitch: int) -> dict[str, Any]:
-    along, terms = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}, terms_of(dtype, epilogue)
-    kind = KINDS[DTYPES.get(terms, dtype)]
+    along = {"X_ALONG_K": int(p.x.along_k), "Y_ALONG_K": int(p.y.along_k)}
     flags = {"ALIGNED": int(pitch * dtype.itemsize % ALIGNMENT == 0), "SHARES": int(choice.shared > 0)}
-    flags |= {"WALKS": PASSES[terms], "IMAGES": 0}
-    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": kind, **along, **flags}
+    flags |= {"TERMS": terms_of(dtype, epilogue.precision), "IMAGES": 0}
+    return {**epilogue.macros(dtype), **asdict(choice.tile), "KIND": KINDS[dtype], **along, **flags}
 
 
 def _launch(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], choice: Choice, macros: dict[str, Any],
     pitch: int,
 ) -> Plan:  # fmt: skip
-    kernel, passes, split = device.build("matmul_wgmma", **macros).matmul, macros["WALKS"], None
-    terms = next(terms for terms, found in PASSES.items() if found == passes)
+    kernel, terms, split = device.build("matmul_wgmma", **macros).matmul, macros["TERMS"], None
     if terms > 1:
         p, split = split_product(device, p, aligned, terms)
     maps = device.upload(np.concatenate(_maps(dtype, p, choice.tile, pitch, terms))).memory
-    multiply = launch_of(device, kernel, p, choice, passes, pitch, maps)
+    multiply = launch_of(device, kernel, p, choice, terms, pitch, maps)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         x, y, *others = arrays
-        amax = None
+        special = None
         if split:
-            x, y, amax = split((x, y), (x_start, y_start))
+            x, y, special = split((x, y), (x_start, y_start))
             x_start = y_start = 0
-        multiply((x, y, *others), (amax, amax), x_start, y_start)
+        multiply((x, y, *others), (special, special), x_start, y_start)
 
     sums = Spec((choice.groups, ROWS, choice.tile.COLUMNS), float32) if choice.shared else None
     return Plan(launch, sums, 0 if pitch == p.n else pitch)
 
 
 def launch_of(
-    device: Device, kernel: Kernel, p: Problem, choice: Choice, passes: int, pitch: int, maps: Any, *further: Any
+    device: Device, kernel: Kernel, p: Problem, choice: Choice, terms: int, pitch: int, maps: Any, *further: Any
 ) -> Callable[[Arrays, tuple[Any, Any], int, int], None]:
-    """Return the launcher of a kernel; it takes the arrays, the amax words of x and y, and their offsets."""
+    """Return the launcher of a kernel; it takes the arrays, the flags of x and y (see split.py), and their offsets."""
     own_maps, words = device.plans[_scratch]()
     tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
     flags = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
-    steps, in_all = (1 if choice.tile.TOGETHER else passes) * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
+    steps, in_all = (1 if choice.tile.TOGETHER else passes(terms)) * blocks_in(p.k, STEP), tiles[0] * tiles[1] * p.batch
     numbers = (p.m, p.n, p.k, pitch, steps, *tiles, in_all, choice.shared, choice.raster, p.inner, *flags)
     structure = np.array(numbers, np.int32).tobytes()  # one argument costs less than many
     work, group = (choice.groups * ITEMS,), (ITEMS,)
 
-    def launch(arrays: Arrays, amax: tuple[Any, Any], x_start: int, y_start: int) -> None:
-        kernel(work, group, *arrays, *amax, maps, own_maps, words, x_start, y_start, structure, *further)
+    def launch(arrays: Arrays, special: tuple[Any, Any], x_start: int, y_start: int) -> None:
+        kernel(work, group, *arrays, *special, maps, own_maps, words, x_start, y_start, structure, *further)
 
     return launch
 
@@ -226,7 +212,7 @@ def _maps(dtype: np.dtype, p: Problem, tile: Tile, pitch: int, terms: int = 1) -
     each = dtype.itemsize
     row = each * whole_row(pitch, each)  # rows that are written without the map may have any pitch
     out = tensor_map(dtype, (p.n, p.m, p.batch), (row, row * p.m), (128 // each, 64, 1))
-    stored, outer = DTYPES.get(terms, dtype), terms if terms > 1 else p.batch // p.inner
+    stored, outer = (bfloat16, terms) if terms > 1 else (dtype, p.batch // p.inner)
     return [
         _operand_map(stored, p, p.x, p.m, outer, ROWS), _operand_map(stored, p, p.y, p.n, outer, tile.COLUMNS), out, out
     ]  # fmt: skip
@@ -268,7 +254,7 @@ def _trial(device: Device) -> None:
         BackendError: A program does not build or computes a wrong result.
     """
     large, wide, middle, small, in_turn = COSTS
-    (first, _, together), (_, second, _) = TERMS_COSTS[FLOAT16_TERMS], TERMS_COSTS[BFLOAT16_TERMS]
+    (first, _, together), (_, second, _) = TERMS_COSTS[2], TERMS_COSTS[3]
     cases = (
         (bfloat16, 1, 1, 0, large, 1, "highest"), (bfloat16, 1, 0, 1, wide, 1, "highest"),
         (float16, 0, 0, 1, middle, 1, "highest"), (float16, 0, 1, 0, small, 0, "highest"),
@@ -278,10 +264,9 @@ def _trial(device: Device) -> None:
     )  # fmt: skip
     for dtype, x_along_k, y_along_k, shares, tile, aligned, precision in cases:
         epilogue = Epilogue(True, "relu", True, precision)
-        terms = terms_of(dtype, epilogue)
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
-        flags = {"KIND": KINDS[DTYPES.get(terms, dtype)], **along, "ALIGNED": aligned, "SHARES": shares}
-        flags |= {"WALKS": PASSES[terms], "IMAGES": 0}
+        flags = {"KIND": KINDS[dtype], **along, "ALIGNED": aligned, "SHARES": shares}
+        flags |= {"TERMS": terms_of(dtype, precision), "IMAGES": 0}
         macros = {**epilogue.macros(dtype), **asdict(tile), **flags}
         _check(device, dtype, macros, epilogue)
 

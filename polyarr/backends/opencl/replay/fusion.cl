@@ -19,9 +19,6 @@
 //          INDEX                       unsigned type that can count the elements
 //          WG, PER_ITEM                work-items per group, and (on GPUs) vectors per work-item
 //          VECTOR                      elements per vector; more than 1 as in elementwise.cl
-//          REPORTS, REPORTED           REPORTS 1 to report the amax of REPORTED, a float32 value: after the outputs
-//                                      there is an array amax (3), whose last word, 0 before, receives the bits of the
-//                                      amax
 //          those of expressions.cl     ACC is the arithmetic type of the ops that call functions
 #if !defined(PARAMETERS) || !defined(FUNCTIONS) || !defined(BASES) || !defined(LOADS) || !defined(LINKS)
 #error "fusion.cl needs PARAMETERS, FUNCTIONS, BASES, LOADS and LINKS"
@@ -32,22 +29,10 @@
 #if !defined(NDIM) || !defined(ARRAYS) || !defined(INDEX) || !defined(WG) || !defined(PER_ITEM) || !defined(VECTOR)
 #error "fusion.cl needs NDIM, ARRAYS, INDEX, WG, PER_ITEM and VECTOR"
 #endif
-#if !defined(REPORTS) || !defined(REPORTED)
-#error "fusion.cl needs REPORTS and REPORTED"
-#endif
 
 #include "functions.cl"
 #include "expressions.cl"
 #include "places.cl"
-#include "amax.cl"
-
-#if REPORTS
-#define AMAX __global volatile uint *amax,
-#define AMAX_UPDATE most = MAX(most, finite_bits(REPORTED));
-#else
-#define AMAX
-#define AMAX_UPDATE
-#endif
 
 // Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
 #pragma OPENCL FP_CONTRACT OFF
@@ -68,12 +53,8 @@ typedef struct {
 FUNCTIONS
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void fusion(PARAMETERS AMAX const Layout layout) {
+void fusion(PARAMETERS const Layout layout) {
     INDEX place[NDIM];
-#if REPORTS
-    __local uint largest[WG];
-    uint most = 0;
-#endif
     const float one = layout.block != 0;
 #if WG == 1
     const long start = (long)get_group_id(0) * layout.block, stop = MIN(start + layout.block, layout.size);
@@ -84,7 +65,6 @@ void fusion(PARAMETERS AMAX const Layout layout) {
         WIDELY for (long j = 0; j < run; j++) {
             LOADS(j)
             LINKS
-            AMAX_UPDATE
             STORES(j)
         }
     }
@@ -104,7 +84,6 @@ void fusion(PARAMETERS AMAX const Layout layout) {
                 EACH_OF_VECTOR {
                     PICK
                     LINKS
-                    AMAX_UPDATE
                     PUT
                 }
                 WRITES
@@ -115,14 +94,9 @@ void fusion(PARAMETERS AMAX const Layout layout) {
                 for (int j = 0; j < count; j++) {
                     LOADS(j)
                     LINKS
-                    AMAX_UPDATE
                     STORES(j)
                 }
         }
     }
-#endif
-#if REPORTS  // reading first is cheaper than an atomic, which is rarely needed
-    most = group_max(most, largest, get_local_id(0), WG);
-    if (get_local_id(0) == 0 && most > amax[2]) atomic_max(amax + 2, most);
 #endif
 }

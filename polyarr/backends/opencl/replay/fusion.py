@@ -8,7 +8,7 @@ import numpy as np
 from polyarr.backends.opencl.elementwise.elementwise import STEPS, others_of, usual, vector_of
 from polyarr.backends.opencl.replay.fusion_rows import SerialRows, kind_of_reduction
 from polyarr.backends.opencl.replay.fusion_rows_gpu import CooperativeRows
-from polyarr.backends.opencl.replay.groups import AMAX, Group, Layouts, Plan
+from polyarr.backends.opencl.replay.groups import Group, Layouts, Plan
 from polyarr.backends.opencl.replay.statements import dtype_of, expression_of
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device
@@ -52,12 +52,6 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
 class ElementGroup(Group):
     """A group of elementwise steps: see fusion.cl."""
 
-    def reporting(self, output: int | None) -> "ElementGroup":
-        """Return a group that also reports the amax of a float32 output; of none if `output` is None."""
-        group = ElementGroup(self.device, self.group, self.kind)
-        group.amax_of = output
-        return group
-
     def plan(self, layouts: Layouts) -> Plan | None:
         """Plan a launch, as Group does."""
         (shape, size), geometry = (self.specs[0].shape, self.specs[0].size), self.device.geometry
@@ -83,13 +77,10 @@ class ElementGroup(Group):
             WG=group[0],
             PER_ITEM=geometry.per_item(vector),
             VECTOR=vector,
-            REPORTS=int(self.amax_of is not None),
-            REPORTED="none" if self.amax_of is None else self.statements.names[self.group.outputs[self.amax_of]],
         ).fusion
-        workspace, last = (None, ()) if self.amax_of is None else (AMAX, (None,))
-        kernel.arguments = (*self.statements.arguments, *last, STRUCTURE)
+        kernel.arguments = (*self.statements.arguments, STRUCTURE)
         kernel.in_place = self._in_place(lengths, arrays)
-        return Plan(kernel, work, group, layout.tobytes(), workspace)
+        return Plan(kernel, work, group, layout.tobytes())
 
     def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:
         """Return the inputs that the result may overwrite; with several results, one may be written before all is read.

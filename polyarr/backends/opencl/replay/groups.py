@@ -11,9 +11,8 @@ from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.number import evaluate
 from polyarr.core.program import Kind, Program, taken
-from polyarr.core.spec import Spec, uint32
+from polyarr.core.spec import Spec
 
-AMAX = Spec((3,), uint32)  # of a result whose amax is reported
 ARGUMENTS = 1024  # bytes of arguments that OpenCL guarantees for a kernel
 Layouts = tuple[tuple[Any, ...], ...]  # shape, dtype and strides of each array, and whatever else its plan depends on
 
@@ -29,13 +28,7 @@ class Plan(NamedTuple):
 
 
 class Group(ABC):
-    """Several steps fused into one kernel, which is built for each combination of layouts.
-
-    Attributes:
-        amax_of: The output whose amax the kernel leaves in its workspace, as batch_norm.cl does; mostly None.
-    """
-
-    amax_of: int | None = None
+    """Several steps fused into one kernel, which is built for each combination of layouts."""
 
     def __init__(self, device: Device, group: Program, kind: Kind) -> None:
         self.device, self.group, self.kind = device, group, kind
@@ -71,11 +64,7 @@ class Group(ABC):
         numbers = [evaluate(n.argument, values[n.value]) for n in self.statements.numbers]
         results = device.fresh_all(self.specs, self._rooms)
         places = [part for b in arrays for part in b[PLACE]] + [r.memory for r in results]
-        workspace = None if plan.workspace is None else device.empty(plan.workspace)
-        places += [] if workspace is None else [workspace.memory]
-        if self.amax_of is not None:
-            device.fill_zero(workspace)
-            results[self.amax_of] = results[self.amax_of]._replace(amax=workspace)
+        places += [] if plan.workspace is None else [device.empty(plan.workspace).memory]
         plan.kernel(plan.work, plan.group, *numbers, *places, plan.layout)
         return tuple(results)
 

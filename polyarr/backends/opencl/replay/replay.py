@@ -20,7 +20,6 @@ from polyarr.backends.opencl.copying.copy import duplicate
 from polyarr.backends.opencl.replay.early_casts import split_casts
 from polyarr.backends.opencl.replay.memory_plan import Block, MemorySharing, Slot, Uses, blocks_of, slots_for
 from polyarr.backends.opencl.replay.recording import Formula, MemoryRef, Offset, Recording, settled
-from polyarr.backends.opencl.replay.report_amax import with_reported_amax
 from polyarr.backends.opencl.replay.residual_norms import fuse_residual_adds
 from polyarr.backends.opencl.replay.widening import remove_widening_casts
 from polyarr.backends.opencl.runtime.checking import check_inputs, is_checked
@@ -41,7 +40,7 @@ class Replay:
 
     def __init__(self, device: Device, program: Program, run: Run) -> None:
         self._device, self._run = device, run
-        program = with_reported_amax(device, remove_widening_casts(fuse_residual_adds(device, program)))
+        program = remove_widening_casts(fuse_residual_adds(device, program))
         self._program = program = split_casts(program) if device.commands.is_marked else program
         self._recorded: dict[Any, RecordedRun] = {}
         self._failures = 0
@@ -151,7 +150,7 @@ class FirstRun:
             if self.input_places[i] is None:
                 self._values[slot] = self.recording.number(slot, value)
             else:
-                self._values[slot] = self._begun(i, value) if value.offset and i not in exact else _without_amax(value)
+                self._values[slot] = self._begun(i, value) if value.offset and i not in exact else value
         inputs.clear()
 
     def _place_of(self, value: Any) -> MemoryRef | None:
@@ -161,7 +160,7 @@ class FirstRun:
         """Return an input with a tracer as its offset."""
         offset = self.recording.offset(i, buf)
         self.begins.append((i, offset.slot))
-        return buf._replace(offset=offset, amax=None)
+        return buf._replace(offset=offset)
 
     def run(self) -> list[Any]:
         """Return the outputs' values, possibly with Numbers in them."""
@@ -463,11 +462,6 @@ class _Marked:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _without_amax(buf: Buffer) -> Buffer:
-    """Return a buffer without amax, which another run may not bring."""
-    return buf._replace(amax=None) if buf.amax is not None else buf
 
 
 def _with_offset(value: Any) -> Any:

@@ -201,7 +201,7 @@ class Device:
 
     def fresh(self, out: Spec, nbytes: int, strides: tuple[int, ...]) -> Buffer:
         """Return an uninitialized buffer with the bytes and strides of allocation_of."""
-        fields = self._allocate(nbytes), out.shape, out.dtype, strides, 0, self.faults.mine().origin, None
+        fields = self._allocate(nbytes), out.shape, out.dtype, strides, 0, self.faults.mine().origin
         return tuple.__new__(Buffer, fields)  # as Buffer(*fields), but more than twice as fast
 
     def fresh_all(self, outs: Sequence[Spec], rooms: Sequence[tuple[int, tuple[int, ...]]]) -> list[Buffer]:
@@ -209,7 +209,7 @@ class Device:
         memories = self.allocate([nbytes for nbytes, _ in rooms])
         origin, new = self.faults.mine().origin, tuple.__new__
         return [
-            new(Buffer, (memory, out.shape, out.dtype, room[1], 0, origin, None))
+            new(Buffer, (memory, out.shape, out.dtype, room[1], 0, origin))
             for memory, out, room in zip(memories, outs, rooms, strict=True)
         ]
 

@@ -26,7 +26,6 @@ class Buffer(NamedTuple):
 
     Attributes:
         origin: The thread that made it, for faults.
-        amax: The largest magnitude, as reported by the kernel that wrote it, for split precision; None for views.
     """
 
     memory: Any
@@ -35,7 +34,6 @@ class Buffer(NamedTuple):
     strides: Strides
     offset: int = 0
     origin: Origin | None = None
-    amax: Any = None
 
     @property
     def ndim(self) -> int:
@@ -175,7 +173,7 @@ def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides |
 def view(buf: Buffer, shape: Shape, strides: Strides, offset: int) -> Buffer:
     """Return another view of the memory of a buffer."""
     # as Buffer(...), but twice as fast
-    return tuple.__new__(Buffer, (buf.memory, shape, buf.dtype, strides, offset, buf.origin, None))
+    return tuple.__new__(Buffer, (buf.memory, shape, buf.dtype, strides, offset, buf.origin))
 
 
 def reshaped(buf: Buffer, shape: Shape) -> Buffer:

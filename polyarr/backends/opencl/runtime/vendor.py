@@ -43,21 +43,13 @@ class Vendor:
         """Return how processes meet to reduce on their devices; None if only the host's memory connects them."""
         return None
 
-    def reported_amax(self, **arrays: Any) -> dict[str, Any]:
-        """Return the operands of a convolution whose amax was reported, by their names."""
-        return {}
-
-    def saved_operands(self, device: Any, known: dict[str, Any]) -> tuple[Any, ...]:
+    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> tuple[Any, ...]:
         """Return what a convolution saves of its operands for backward."""
         return ()
 
     def restored_operands(self, saved: tuple[Any, ...]) -> dict[str, Any]:
         """Return the operands that a convolution saved."""
         return {}
-
-    def uses_amax(self, device: Any) -> bool:
-        """Return whether kernels should report the amax of what they write, for split-precision products."""
-        return False
 
 
 @cache

@@ -18,8 +18,8 @@ from tests.helpers.opencl_modules import opencl_modules
 attention_decode, conv, copy, devices, fusion, fusion_rows_gpu = opencl_modules(
     "attention_decode", "conv", "copy", "devices", "fusion", "fusion_rows_gpu"
 )
-device_module, geometry, replay, report_amax, table, gemv, topk = opencl_modules(
-    "device", "geometry", "replay", "report_amax", "table", "gemv", "topk"
+device_module, geometry, replay, table, gemv, topk = opencl_modules(
+    "device", "geometry", "replay", "table", "gemv", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
@@ -367,31 +367,3 @@ def test_the_kit_sees_it(gpu, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(Exception, match="have other bits than the ops"):
         JOINED(gpu, Effort())
-
-
-@pytest.mark.parametrize("shape", [(3, 5, 7, 4), (1, 2, 3, 5), (2, 1, 40, 33)])
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_a_fused_group_reports_amax_to_a_convolution(backend, as_gpu, monkeypatch, kind, shape) -> None:
-    """The amax of finite elements; reporting it does not change any result."""
-    home, seen = as_gpu if kind == "gpu" else pa.get_backend(), []
-    device = home.upload.__self__
-    monkeypatch.setattr(device.vendor, "uses_amax", lambda _: True)
-    monkeypatch.setattr(report_amax, "_is_split", lambda step: step.op is ops.conv and step.part == "forward")
-    real = device.vendor.reported_amax
-    monkeypatch.setattr(device.vendor, "reported_amax", lambda **arrays: seen.append(real(**arrays)) or {})
-    x, y = normal(*shape), 100 * normal(*shape, seed=1)
-    x[0, 0, 0, :3] = np.inf, -np.inf, np.nan
-    y[-1, -1, -1, -1] = -1e5
-
-    def fn(x, y, w):
-        total = ops.relu(x) + y
-        return ops.conv(total, w), total * 2
-
-    with use_backend(home):
-        given = [pa.asarray(a) for a in (x, y, normal(2, 1, 1, shape[-1]))]
-        compiled = pa.compile(fn)
-        assert bits(compiled(*given)) == bits(fn(*given)) == bits(compiled(*given))
-    (told,) = (known["x"].words for known in seen if known)
-    total = np.where(x < 0, 0, x) + y
-    expected = np.abs(total[np.isfinite(total)]).max().view(np.uint32)
-    assert device.read_words(told.memory, 3).view(np.uint32)[2] == expected
