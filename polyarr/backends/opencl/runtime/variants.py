@@ -195,7 +195,7 @@ class ProbeProcess:
         with ExitStack() as undone:
             self._complaints = undone.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "polyarr.backends.opencl.trial", self._device],
+                [sys.executable, "-P", "-m", "polyarr.backends.opencl.trial", self._device],
                 env={**os.environ, "PYTHONPATH": path, "PYOPENCL_NO_CACHE": "1"}, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True,  # Ctrl-C must not reach it
             )  # fmt: skip

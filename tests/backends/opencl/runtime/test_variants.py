@@ -107,6 +107,14 @@ def test_one_process_tries_one_thing_after_the_other_and_another_follows_when_it
     assert apart.wrong(str, Ends(3)) == "the process that tried it ended with 3"
 
 
+@on_opencl
+def test_the_probe_process_runs_this_package_wherever_it_starts(device, monkeypatch, tmp_path) -> None:
+    (tmp_path / "polyarr").mkdir()
+    (tmp_path / "polyarr" / "__init__.py").write_text("raise SystemExit('another polyarr')")
+    monkeypatch.chdir(tmp_path)
+    assert variants.ProbeProcess(device.name).wrong(str) == ""
+
+
 def faults(device) -> None:
     """Simulate a driver that crashes in a kernel."""
     device.download(copy.in_whole_rows(device, device.upload(np.zeros((3, 7), bfloat16))))
